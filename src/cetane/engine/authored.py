@@ -1,0 +1,61 @@
+"""Runs a plan on the authored torch modules in fp32: the port before it is lowered."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from cetane.engine.backend import Array, Arrays
+from cetane.engine.engine import Engine
+from cetane.engine.host import Tables
+from cetane.families.base import Weights
+from cetane.families.shard import Shard
+from cetane.plan import Planner
+
+
+class AuthoredProgram:
+    def __init__(self, modules: dict[str, Shard], states: list[str]) -> None:
+        self.modules, self.states = modules, states
+
+    def make_state(self) -> dict[str, torch.Tensor]:
+        module = next(iter(self.modules.values()))
+        return {name: torch.zeros_like(module.get_buffer(name)) for name in self.states}
+
+    @torch.inference_mode()
+    def call(self, function: str, inputs: Arrays, state: dict[str, torch.Tensor]) -> Arrays:
+        module = self.modules[function]
+        for name, tensor in state.items():
+            setattr(module, name, tensor)
+        results = module(*(torch.from_numpy(inputs[item.name]) for item in module.inputs))
+        return {
+            item.name: result.numpy()
+            for item, result in zip(module.outputs, results, strict=True)
+        }
+
+
+class AuthoredBackend:
+    """Authored modules with weights loaded, one module per function."""
+
+    name = "authored"
+    dtype: type[np.floating[Any]] = np.float32
+
+    def __init__(self, planner: Planner, weights: Weights) -> None:
+        self.planner, self.weights = planner, weights
+
+    def open(self, shard: str) -> AuthoredProgram:
+        for block in self.planner.members[shard]:
+            block.load(self.weights)
+        modes = self.planner.recipe.tokens.by_mode()
+        modules = {mode: self.planner.module(shard, tokens) for mode, tokens in modes.items()}
+        states = [s.name for spec in self.planner.specs(shard)
+                  for s in self.planner.contract.states(spec)]  # fmt: skip
+        return AuthoredProgram(dict(modules), states)
+
+
+def authored_engine(planner: Planner, weights: Weights) -> Engine:
+    """An engine on the authored modules of a plan."""
+    model = planner.model
+    embedding: Array = weights.read(model.embedding).float().numpy()
+    context = planner.recipe.cache.context
+    rotary = {name: table.cos_sin(context).numpy() for name, table in model.rotary.items()}
+    return Engine(planner.plan(), AuthoredBackend(planner, weights), Tables(embedding, rotary))

@@ -1,0 +1,61 @@
+"""Choosing the next token from logits."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cetane.engine.backend import Array
+from cetane.errors import CetaneError
+
+
+@dataclass
+class Sampler:
+    """Greedy at temperature 0, else sampling from the truncated distribution.
+
+    Filters apply in the order of transformers: temperature, top-k, top-p, min-p.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    random: np.random.Generator = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, value, low, high in (
+            ("temperature", self.temperature, 0.0, float("inf")),
+            ("top-k", self.top_k, 0, float("inf")),
+            ("top-p", self.top_p, 0.0, 1.0),
+            ("min-p", self.min_p, 0.0, 1.0),
+        ):
+            if not low <= value <= high:
+                raise CetaneError(f"{name} = {value}: must be between {low} and {high}")
+        self.random = np.random.default_rng(self.seed)
+
+    def __call__(self, logits: Array) -> int:
+        """The next token for logits `(V,)`."""
+        if self.temperature == 0:
+            return int(np.argmax(logits))
+        probabilities = self.probabilities(logits)
+        return int(self.random.choice(len(probabilities), p=probabilities))
+
+    def probabilities(self, logits: Array) -> Array:
+        """The distribution that a token is drawn from, float64 `(V,)`."""
+        scores = logits.astype(np.float64) / self.temperature
+        if 0 < self.top_k < len(scores):
+            scores[scores < np.partition(scores, -self.top_k)[-self.top_k]] = -np.inf
+        if self.top_p < 1:
+            order = np.argsort(-scores, kind="stable")
+            before = np.cumsum(softmax(scores[order])) - softmax(scores[order])
+            scores[order[1:][before[1:] >= self.top_p]] = -np.inf
+        if self.min_p > 0:
+            probabilities = softmax(scores)
+            scores[probabilities < self.min_p * probabilities.max()] = -np.inf
+        return softmax(scores)
+
+
+def softmax(scores: Array) -> Array:
+    """Softmax over the last axis, in the precision of `scores`."""
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)  # type: ignore[no-any-return]

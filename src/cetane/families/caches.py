@@ -1,0 +1,209 @@
+"""Cache contracts: who owns the key/value cache and how it is written.
+
+A shard stacks the keys of its layers into one tensor `(L, KV, D, S)`, and the values likewise:
+few inputs, slots last (aligned rows for the ANE, a multiple of 32 for states). A layer calls
+`extend(k, v)` with its new columns `(1, KV, D, T)` and gets what it may attend to.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from cetane.families.flow import (
+    FromCache,
+    Input,
+    Output,
+    Position,
+    State,
+    ToCache,
+    WriteMask,
+)
+
+ContractName = Literal["readonly", "blend", "shift", "stateful"]
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """A group of layers with equal caches inside one shard."""
+
+    shard: str
+    group: str
+    layers: int
+    heads: int
+    dim: int
+    slots: int
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return (self.layers, self.heads, self.dim, self.slots)
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """Graph name and manifest name of keys and of values."""
+        for part in ("k", "v"):
+            yield f"{self.group}_{part}", f"{self.shard}.{self.group}_{part}"
+
+
+class Cache(ABC):
+    """One cache group while one function of one shard is traced or run."""
+
+    contract: ClassVar[ContractName]
+    pads: ClassVar[bool]
+    """Whether a call may carry fewer tokens than its width, the rest being padding."""
+
+    def __init__(self, spec: CacheSpec, tensors: dict[str, Tensor], tokens: int) -> None:
+        self.spec, self.tensors, self.tokens = spec, tensors, tokens
+        self.k = tensors[f"{spec.group}_k"]
+        self.v = tensors[f"{spec.group}_v"]
+        self.written: list[tuple[Tensor, Tensor]] = []
+
+    @staticmethod
+    def visible(slots: int, tokens: int) -> int:
+        """How many keys a token's mask row covers."""
+        return slots
+
+    @classmethod
+    def inputs(cls, spec: CacheSpec, tokens: int) -> list[Input]:
+        return [
+            Input(name=name, shape=spec.shape, source=FromCache(name=buffer))
+            for name, buffer in spec.names()
+        ]
+
+    @classmethod
+    def outputs(cls, spec: CacheSpec, tokens: int) -> list[Output]:
+        return [
+            Output(
+                name=f"{name}_out", shape=spec.shape, sink=ToCache(name=buffer, write="replace")
+            )
+            for name, buffer in spec.names()
+        ]
+
+    @classmethod
+    def states(cls, spec: CacheSpec) -> list[State]:
+        return []
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store a layer's new columns; return all keys and values the layer may attend to."""
+        layer = len(self.written)
+        k, v = self.write(layer, self.k, k), self.write(layer, self.v, v)
+        self.written.append((k, v))
+        return k, v
+
+    @abstractmethod
+    def write(self, layer: int, cache: Tensor, new: Tensor) -> Tensor:
+        """The layer's slots with `new` among them."""
+
+    def results(self) -> dict[str, Tensor]:
+        """The graph outputs that carry the cache back to its owner."""
+        k, v = zip(*self.written, strict=True)
+        return {f"{self.spec.group}_k_out": torch.cat(k), f"{self.spec.group}_v_out": torch.cat(v)}
+
+
+class ReadOnly(Cache):
+    """The graph reads the past, concatenates the new columns and returns only those.
+
+    The host writes them, so a refused draft leaves nothing to roll back. Apple's own rule for
+    the ANE (coreai-models, neural_engine_rules.md); FluidInference/mobius #78 measured it clean.
+    """
+
+    contract = "readonly"
+    pads = True
+
+    @staticmethod
+    def visible(slots: int, tokens: int) -> int:
+        return slots + tokens
+
+    @classmethod
+    def outputs(cls, spec: CacheSpec, tokens: int) -> list[Output]:
+        return [
+            Output(
+                name=f"{name}_out",
+                shape=(*spec.shape[:3], tokens),
+                sink=ToCache(name=buffer, write="append"),
+            )
+            for name, buffer in spec.names()
+        ]
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        layer = len(self.written)
+        self.written.append((k, v))
+        return self.write(layer, self.k, k), self.write(layer, self.v, v)
+
+    def write(self, layer: int, cache: Tensor, new: Tensor) -> Tensor:
+        return torch.cat([cache.narrow(0, layer, 1), new], dim=-1)
+
+
+class Blend(Cache):
+    """`cache * (1 - m) + new @ m` with a one-hot write mask: a scatter without a scatter op."""
+
+    contract = "blend"
+    pads = True
+
+    def __init__(self, spec: CacheSpec, tensors: dict[str, Tensor], tokens: int) -> None:
+        super().__init__(spec, tensors, tokens)
+        self.mask = tensors[f"{spec.group}_write"]
+        self.keep = 1 - self.mask.sum(2, keepdim=True)
+
+    @classmethod
+    def inputs(cls, spec: CacheSpec, tokens: int) -> list[Input]:
+        write = Input(
+            name=f"{spec.group}_write",
+            shape=(1, 1, tokens, spec.slots),
+            source=WriteMask(group=spec.group),
+        )
+        return [*super().inputs(spec, tokens), write]
+
+    def write(self, layer: int, cache: Tensor, new: Tensor) -> Tensor:
+        return cache.narrow(0, layer, 1) * self.keep + new @ self.mask
+
+
+class Shift(Cache):
+    """Drops the oldest columns and appends the new ones on the right: a sliding window."""
+
+    contract = "shift"
+    pads = False
+
+    def write(self, layer: int, cache: Tensor, new: Tensor) -> Tensor:
+        kept = cache.narrow(0, layer, 1)[..., self.tokens :]
+        return torch.cat([kept, new], dim=-1)
+
+
+class Stateful(Cache):
+    """`slice_update` on two MLStates, keys and values: more states or other forms fail on the ANE
+    (coremltools #2553, #2631; CoreML-LLM MLSTATE_PATTERN)."""
+
+    contract = "stateful"
+    pads = True
+
+    def __init__(self, spec: CacheSpec, tensors: dict[str, Tensor], tokens: int) -> None:
+        super().__init__(spec, tensors, tokens)
+        self.start = tensors[f"{spec.group}_position"]
+
+    @classmethod
+    def inputs(cls, spec: CacheSpec, tokens: int) -> list[Input]:
+        source = Position(group=spec.group)
+        return [Input(name=f"{spec.group}_position", shape=(1,), dtype="int32", source=source)]
+
+    @classmethod
+    def outputs(cls, spec: CacheSpec, tokens: int) -> list[Output]:
+        return []
+
+    @classmethod
+    def states(cls, spec: CacheSpec) -> list[State]:
+        return [State(name=name, shape=spec.shape) for name, _ in spec.names()]
+
+    def write(self, layer: int, cache: Tensor, new: Tensor) -> Tensor:
+        start, tokens = self.start, new.shape[-1]
+        cache[layer : layer + 1, :, :, start : start + tokens] = new
+        return cache[layer : layer + 1]
+
+    def results(self) -> dict[str, Tensor]:
+        return {}
+
+
+CONTRACTS: dict[ContractName, type[Cache]] = {
+    cache.contract: cache for cache in (ReadOnly, Blend, Shift, Stateful)
+}

@@ -1,0 +1,126 @@
+"""What travels into and out of a shard, by name: the closed vocabulary of plan and manifest.
+
+A family only names what its blocks read and write. The host can supply embedding rows, rotary
+tables, masks, write masks and positions; everything else comes from another shard or from a cache.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Dtype = Literal["fp16", "int32"]
+Shape = tuple[int, ...]
+
+
+class Data(BaseModel):
+    """Base of everything that is written to TOML or JSON: immutable, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Embedding(Data):
+    """Rows of the embedding table, `(1, C, 1, T)`."""
+
+    host: Literal["embedding"] = "embedding"
+
+
+class Rotary(Data):
+    """Cosines or sines of the call's positions, `(1, 1, D, T)`, from a named table."""
+
+    host: Literal["rotary"] = "rotary"
+    table: str
+    part: Literal["cos", "sin"]
+
+
+class Mask(Data):
+    """Additive mask `(1, 1, T, slots)` over the slots of a cache group; `window` in tokens."""
+
+    host: Literal["mask"] = "mask"
+    group: str
+    window: int | None = None
+
+
+class WriteMask(Data):
+    """One-hot rows `(1, 1, T, S)`: the slot of a cache group that each token goes to."""
+
+    host: Literal["write_mask"] = "write_mask"
+    group: str
+
+
+class Position(Data):
+    """First slot that this call writes in a cache group, int32 `(1,)`."""
+
+    host: Literal["position"] = "position"
+    group: str
+
+
+class FromTensor(Data):
+    """A named tensor that an earlier shard wrote."""
+
+    host: Literal["tensor"] = "tensor"
+    name: str
+
+
+class FromCache(Data):
+    """A cache buffer that the host owns."""
+
+    host: Literal["cache"] = "cache"
+    name: str
+
+
+Source = Annotated[
+    Embedding | Rotary | Mask | WriteMask | Position | FromTensor | FromCache,
+    Field(discriminator="host"),
+]
+
+
+class ToTensor(Data):
+    """A named tensor for a later shard."""
+
+    host: Literal["tensor"] = "tensor"
+    name: str
+
+
+class ToCache(Data):
+    """A cache buffer: `append` writes the call's columns at its slots, `replace` swaps it."""
+
+    host: Literal["cache"] = "cache"
+    name: str
+    write: Literal["append", "replace"]
+
+
+class ToLogits(Data):
+    """Logits `(1, stop - start, 1, T)` of a slice of the vocabulary."""
+
+    host: Literal["logits"] = "logits"
+    start: int
+    stop: int
+
+
+Sink = Annotated[ToTensor | ToCache | ToLogits, Field(discriminator="host")]
+
+
+class Input(Data):
+    """One input of a function; with flexible shapes, `shape` is the default one."""
+
+    name: str
+    shape: Shape
+    dtype: Dtype = "fp16"
+    source: Source
+
+
+class Output(Data):
+    """One output of a function."""
+
+    name: str
+    shape: Shape
+    dtype: Dtype = "fp16"
+    sink: Sink
+
+
+class State(Data):
+    """An MLState of a shard, kept between calls by Core ML itself."""
+
+    name: str
+    shape: Shape
+    dtype: Dtype = "fp16"

@@ -1,0 +1,126 @@
+"""What the families share: the few primitives that a transformer needs in ANE form.
+
+Hidden tensors are `(1, C, 1, T)` (or `(1, C, T, 1)`, the seeds' order): channels second, as the
+Neural Engine stores them. Both have the same memory order, so every view below ends in T and
+serves both.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from cetane.errors import CetaneError
+
+Order = Literal["c1t", "ct1"]
+
+
+def hidden_shape(order: Order, channels: int, tokens: int) -> tuple[int, int, int, int]:
+    """Shape of a hidden tensor: `(1, C, 1, T)` for `c1t`, `(1, C, T, 1)` for `ct1`."""
+    return (1, channels, 1, tokens) if order == "c1t" else (1, channels, tokens, 1)
+
+
+MASKED = -4e4
+"""Additive mask value: finite and inside fp16 (Apple's rule; -inf is mishandled on the ANE)."""
+
+
+@torch.library.custom_op("cetane::layer_norm", mutates_args=())
+def layer_norm(x: Tensor, axis: int, eps: float) -> Tensor:
+    """Normalise `x` over one axis, any axis: Core ML's `layer_norm` can, torch's cannot.
+
+    A custom op so that tracing keeps it whole and lowering emits the one fused Core ML op.
+    """
+    mean = x.mean(axis, keepdim=True)
+    variance = (x - mean).square().mean(axis, keepdim=True)
+    return (x - mean) * torch.rsqrt(variance + eps)
+
+
+@layer_norm.register_fake
+def _(x: Tensor, axis: int, eps: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+class Projection(nn.Module):
+    """A linear layer as a 1x1 convolution, the form that every ANE compiler keeps on the ANE.
+
+    `kind` is what compression rules call this weight (`attention`, `mlp`, `head`).
+    """
+
+    def __init__(self, inputs: int, outputs: int, kind: str, bias: bool = False) -> None:
+        super().__init__()
+        self.kind = kind
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, 1, 1), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.conv2d(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Query heads, key/value heads, their width, and the factor on their scores."""
+
+    query: int
+    kv: int
+    dim: int
+    scale: float
+    order: Order = "c1t"
+
+    def split(self, x: Tensor, heads: int) -> Tensor:
+        """Channels of a hidden tensor -> `(1, heads, D, T)`."""
+        return x.reshape(1, heads, self.dim, -1)
+
+    def merge(self, x: Tensor) -> Tensor:
+        """`(1, H, D, T)` -> a hidden tensor."""
+        return x.reshape(hidden_shape(self.order, self.query * self.dim, -1))
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over `axis`, as LayerNorm of [x, -x]: its mean is zero, so its variance
+    is the mean square, and the square never leaves the fused op, where fp16 would overflow."""
+
+    def __init__(self, size: int, eps: float, axis: int = 1) -> None:
+        super().__init__()
+        self.size, self.eps, self.axis = size, eps, axis
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = layer_norm(torch.cat([x, -x], self.axis), self.axis, self.eps)
+        gain = self.weight.reshape([self.size if axis == self.axis else 1 for axis in range(4)])
+        return normed.narrow(self.axis, 0, self.size) * gain
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": nn.functional.silu,
+    "gelu": nn.functional.gelu,
+    "gelu_pytorch_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
+    "relu": nn.functional.relu,
+}
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The function that a config calls `hidden_act`."""
+    if name not in ACTIVATIONS:
+        raise CetaneError(f"unknown hidden_act {name!r}; known: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, dim: int) -> Tensor:
+    """Rotary embedding, half-split pairs. `x (1, heads, D, T)`, `cos`, `sin (1, 1, D, T)`."""
+    half = dim // 2
+    first, second = x.narrow(2, 0, half), x.narrow(2, half, half)
+    return x * cos + torch.cat([-second, first], dim=2) * sin
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: Heads) -> Tensor:
+    """Grouped-query attention; the query heads of one KV head are rows of one matrix product.
+
+    `q (1, H, D, T)`, `k`, `v (1, KV, D, S)`, additive `mask (1, 1, G*T, S)` -> `(1, H, D, T)`.
+    """
+    kv, groups, dim = heads.kv, heads.query // heads.kv, heads.dim
+    rows = q.reshape(kv, groups, dim, -1).transpose(2, 3).reshape(1, kv, -1, dim)
+    probabilities = torch.softmax(rows @ k * heads.scale + mask, dim=-1)
+    mixed = probabilities @ v.transpose(2, 3)
+    return mixed.reshape(kv, groups, -1, dim).transpose(2, 3).reshape(1, heads.query, dim, -1)

@@ -1,0 +1,138 @@
+"""Recipes: what to build, as data. TOML in, a validated frozen object out."""
+
+import difflib
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from cetane.compress import Selection
+from cetane.errors import CetaneError
+from cetane.families.caches import ContractName
+from cetane.families.flow import Data
+from cetane.families.layers import Order
+
+Mode = Literal["decode", "verify", "prefill"]
+
+
+class Layout(Data):
+    """Which blocks go into which shard."""
+
+    kind: Literal["per-block", "chunks", "single"] = "chunks"
+    chunks: int = Field(default=4, ge=1)
+    """How many shards the layers are cut into; only read by `chunks`."""
+
+
+class Cache(Data):
+    """The key/value cache: its contract, and its slots (a multiple of 32)."""
+
+    contract: ContractName = "readonly"
+    context: int = Field(default=512, ge=32)
+
+    @field_validator("context")
+    @classmethod
+    def aligned(cls, context: int) -> int:
+        if context % 32:
+            raise ValueError("context must be a multiple of 32 (ANE row alignment, coremltools #2631)")
+        return context
+
+
+class Tokens(Data):
+    """Tokens per call: one static function each. Decode is always 1."""
+
+    verify: int | None = Field(default=4, ge=2, le=64)
+    prefill: int | None = Field(default=64, ge=2, le=1024)
+    shapes: Literal["static", "range"] = "static"
+    """`range` makes one function with a RangeDim; the ANE runs it at its default shape only
+    (coremltools #2370)."""
+
+    def by_mode(self) -> dict[Mode, int]:
+        modes: dict[Mode, int | None] = {
+            "decode": 1,
+            "verify": self.verify,
+            "prefill": self.prefill,
+        }
+        return {mode: tokens for mode, tokens in modes.items() if tokens is not None}
+
+
+class Head(Data):
+    """The output projection, in `slices` of the vocabulary."""
+
+    slices: int = Field(default=1, ge=1)
+
+
+class Target(Data):
+    """What the programs are compiled for. Multifunction packages need iOS 18."""
+
+    deployment: Literal["iOS18", "iOS26"] = "iOS18"
+
+
+class Recipe(Data):
+    """Everything that decides how a checkpoint becomes a bundle."""
+
+    name: str
+    description: str = ""
+    tensor_layout: Order = "c1t"
+    layout: Layout = Layout()
+    cache: Cache = Cache()
+    tokens: Tokens = Tokens()
+    head: Head = Head()
+    compression: Selection = Selection()
+    target: Target = Target()
+
+    @model_validator(mode="after")
+    def consistent(self) -> "Recipe":
+        widest = max(self.tokens.by_mode().values())
+        if widest > self.cache.context:
+            raise ValueError(
+                f"a call of {widest} tokens does not fit a context of {self.cache.context}"
+            )
+        return self
+
+
+def shipped() -> dict[str, Path]:
+    """The recipes that come with cetane, by name."""
+    folder = Path(str(resources.files("cetane"))) / "recipes"
+    if not folder.is_dir():  # a source checkout keeps them at the top
+        folder = Path(__file__).parents[2] / "recipes"
+    return {path.stem: path for path in sorted(folder.glob("**/*.toml"))}
+
+
+def load_recipe(source: str) -> Recipe:
+    """A recipe from a TOML file, or one of those that come with cetane, by name."""
+    known = shipped()
+    path = Path(source) if source.endswith(".toml") else known.get(source)
+    if path is None or not path.is_file():
+        raise CetaneError(f"no recipe {source!r}; known: {', '.join(known)}, or a path to a .toml")
+    try:
+        content = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CetaneError(f"{path}: not TOML: {error}") from error
+    return parse_recipe({"name": path.stem} | content, str(path))
+
+
+def parse_recipe(content: dict[str, Any], where: str) -> Recipe:
+    """Validate a recipe; a CetaneError names the key and, for an unknown one, the alternatives."""
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            options = fields_at(first["loc"][:-1])
+            close = difflib.get_close_matches(str(first["loc"][-1]), options, n=1)
+            guess = f"did you mean {close[0]!r}? " if close else ""
+            reason = f"unknown key; {guess}known: {', '.join(options)}"
+        else:
+            reason = first["msg"].removeprefix("Value error, ")
+        raise CetaneError(f"{where}: {key + ': ' if key else ''}{reason}") from error
+
+
+def fields_at(location: tuple[int | str, ...]) -> list[str]:
+    """The keys that a table of the recipe may have."""
+    model: Any = Recipe
+    for part in location:
+        model = model.model_fields[part].annotation
+    return list(model.model_fields)
