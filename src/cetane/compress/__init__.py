@@ -1,1 +1,18 @@
+"""Compression formats as encode/decode pairs on arrays, and the rules that choose between them."""
 
+from cetane.compress.encoded import Affine, Dense, Encoded, Palettized
+from cetane.compress.formats import Format, Fp16, Int8, Palette, parse_format
+from cetane.compress.select import Selection
+
+__all__ = [
+    "Affine",
+    "Dense",
+    "Encoded",
+    "Format",
+    "Fp16",
+    "Int8",
+    "Palette",
+    "Palettized",
+    "Selection",
+    "parse_format",
+]

@@ -1,0 +1,59 @@
+"""What `encode` returns: the constants that ship, and the weights Core ML makes of them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Half = npt.NDArray[np.float16]
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """A plain fp16 constant."""
+
+    weight: Half
+
+    def decode(self) -> Half:
+        """The weight itself, fp16."""
+        return self.weight
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """The inputs of `constexpr_blockwise_shift_scale`, without offset.
+
+    `data` is int8 with the weight's shape (O, I, ...); `scale` is fp16 of the same rank, with
+    shape (O, 1, ...) for one scale an output channel or (1, 1, ...) for one in all.
+    """
+
+    data: npt.NDArray[np.int8]
+    scale: Half
+
+    def decode(self) -> Half:
+        """`data · scale`, fp16 of shape (O, I, ...), rounded once."""
+        product = self.data.astype(np.float32) * self.scale.astype(np.float32)
+        return product.astype(np.float16)
+
+
+@dataclass(frozen=True, eq=False)
+class Palettized:
+    """The inputs of `constexpr_lut_to_dense`, with one look-up table a group of output channels.
+
+    `indices` is uint8 with the weight's shape (O, I, ...) and values below 2**bits, not packed;
+    `lut` is fp16 with shape (groups, 1, ..., 2**bits, 1), where groups divides O.
+    """
+
+    indices: npt.NDArray[np.uint8]
+    lut: Half
+    bits: int
+
+    def decode(self) -> Half:
+        """The entry each index points to, fp16 of shape (O, I, ...); exact."""
+        groups = self.lut.shape[0]
+        lut = self.lut.reshape(groups, -1)
+        weight = np.take_along_axis(lut, self.indices.reshape(groups, -1), axis=1)
+        return weight.reshape(self.indices.shape)
+
+
+Encoded = Dense | Affine | Palettized

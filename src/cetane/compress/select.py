@@ -1,0 +1,67 @@
+"""Which weight gets which compression format."""
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from cetane.compress.formats import Format, parse_format
+from cetane.errors import CetaneError
+
+
+def _known_format(name: str) -> str:
+    try:
+        return parse_format(name).name
+    except CetaneError as error:
+        raise ValueError(str(error)) from error  # pydantic adds where in the recipe it stands
+
+
+FormatName = Annotated[str, AfterValidator(_known_format)]
+
+
+class Selection(BaseModel):
+    """A recipe's `[compression]` table: from general to particular, and the last match wins.
+
+    `default` applies to every weight, `types` to the weights of one kind ("attention", "head"),
+    and `names` to the weights whose canonical name matches a case-sensitive glob pattern
+    ("model.layers.0.*"), in the order of the file.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    default: FormatName = "fp16"
+    types: dict[str, FormatName] = Field(default_factory=dict)
+    names: dict[str, FormatName] = Field(default_factory=dict)
+
+    def format_for(self, name: str, kind: str) -> Format:
+        """The format of the weight with this canonical name and kind."""
+        chosen = self.types.get(kind, self.default)
+        for pattern, format_name in self.names.items():
+            if fnmatchcase(name, pattern):
+                chosen = format_name
+        return parse_format(chosen)
+
+    def check(self, kinds: Mapping[str, str]) -> None:
+        """Raises CetaneError for a type or name pattern that no weight of the model has.
+
+        `kinds` maps the canonical name of each of the model's weights to its kind.
+        """
+        known_kinds = sorted(set(kinds.values()))
+        for kind in self.types:
+            if kind not in known_kinds:
+                raise CetaneError(
+                    f"compression.types: no weight is of type {kind!r}",
+                    f"the model has {', '.join(known_kinds)}",
+                )
+        for pattern in self.names:
+            if not any(fnmatchcase(name, pattern) for name in kinds):
+                raise CetaneError(
+                    f"compression.names: {pattern!r} matches no weight", _closest(pattern, kinds)
+                )
+
+
+def _closest(pattern: str, names: Iterable[str]) -> str:
+    matches = get_close_matches(pattern, names, n=3, cutoff=0)
+    return f"the closest names are {', '.join(matches)}"
