@@ -3,7 +3,7 @@
 Reads shapes from modules on torch's meta device, never weights.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
@@ -225,10 +225,8 @@ class Planner:
 
     def plan(self) -> Plan:
         """The whole plan."""
-        modes = self.recipe.tokens.by_mode()
-        flexible = self.recipe.tokens.shapes == "range"
-        names: Mapping[str, int] = {"main": 1} if flexible else modes
-        shards = tuple(self._shard(name, blocks, names) for name, blocks in self.members.items())
+        modes, widths = self.recipe.tokens.by_mode(), self.function_widths()
+        shards = tuple(self._shard(name, blocks) for name, blocks in self.members.items())
         groups = [self.model.groups[layer.group] for layer in self.model.layers if layer.group]
         slot = sum(2 * 2 * group.heads * group.dim for group in groups)
         return Plan(
@@ -246,7 +244,7 @@ class Planner:
                 mode: ModePlan(
                     tokens=tokens,
                     steps=tuple(
-                        Step(shard=name, function="main" if flexible else mode)
+                        Step(shard=name, function="main" if "main" in widths else mode)
                         for name in self.members
                     ),
                 )
@@ -254,14 +252,23 @@ class Planner:
             },
         )
 
-    def _shard(self, name: str, blocks: Sequence[Block], names: Mapping[str, int]) -> ShardPlan:
+    def function_widths(self) -> dict[str, int]:
+        """Tokens per call of every function of a shard, by its name: one per mode, or one `main`
+        that a flexible shape makes fit all modes."""
+        modes = self.recipe.tokens.by_mode()
+        return {"main": 1} if self.recipe.tokens.shapes == "range" else dict(modes)
+
+    def _shard(self, name: str, blocks: Sequence[Block]) -> ShardPlan:
         kinds = {isinstance(block, Head) for block in blocks}
         return ShardPlan(
             name=name,
             kind="model" if len(kinds) == 2 else "head" if kinds == {True} else "layers",
             blocks=tuple(block.name for block in blocks),
             weight_bytes=sum(self._weight_bytes(block) for block in blocks),
-            functions=tuple(self.function(name, fn, tokens) for fn, tokens in names.items()),
+            functions=tuple(
+                self.function(name, function, tokens)
+                for function, tokens in self.function_widths().items()
+            ),
             states=tuple(s for spec in self.specs(name) for s in self.contract.states(spec)),
         )
 

@@ -133,7 +133,7 @@ class ReadOnly(Cache):
         return self.write(layer, self.k, k), self.write(layer, self.v, v)
 
     def write(self, layer: int, cache: Tensor, new: Tensor) -> Tensor:
-        return torch.cat([cache.narrow(0, layer, 1), new], dim=-1)
+        return torch.cat([cache[layer : layer + 1], new], dim=-1)
 
 
 class Blend(Cache):
@@ -157,7 +157,7 @@ class Blend(Cache):
         return [*super().inputs(spec, tokens), write]
 
     def write(self, layer: int, cache: Tensor, new: Tensor) -> Tensor:
-        return cache.narrow(0, layer, 1) * self.keep + new @ self.mask
+        return cache[layer : layer + 1] * self.keep + new @ self.mask
 
 
 class Shift(Cache):
@@ -167,8 +167,7 @@ class Shift(Cache):
     pads = False
 
     def write(self, layer: int, cache: Tensor, new: Tensor) -> Tensor:
-        kept = cache.narrow(0, layer, 1)[..., self.tokens :]
-        return torch.cat([kept, new], dim=-1)
+        return torch.cat([cache[layer : layer + 1, :, :, self.tokens :], new], dim=-1)
 
 
 class Stateful(Cache):

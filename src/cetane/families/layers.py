@@ -89,7 +89,8 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         normed = layer_norm(torch.cat([x, -x], self.axis), self.axis, self.eps)
         gain = self.weight.reshape([self.size if axis == self.axis else 1 for axis in range(4)])
-        return normed.narrow(self.axis, 0, self.size) * gain
+        half = (slice(None),) * self.axis + (slice(0, self.size),)
+        return normed[half] * gain
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -110,7 +111,7 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, dim: int) -> Tensor:
     """Rotary embedding, half-split pairs. `x (1, heads, D, T)`, `cos`, `sin (1, 1, D, T)`."""
     half = dim // 2
-    first, second = x.narrow(2, 0, half), x.narrow(2, half, half)
+    first, second = x[:, :, :half], x[:, :, half:]
     return x * cos + torch.cat([-second, first], dim=2) * sin
 
 

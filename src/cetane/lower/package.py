@@ -1,0 +1,31 @@
+"""The `.mlpackage` on disk: made byte-identical for equal programs."""
+
+import json
+import uuid
+from pathlib import Path
+
+from cetane.quiet import import_coremltools
+
+MODEL = Path("Data/com.apple.CoreML/model.mlmodel")
+NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "com.apple.CoreML")
+
+
+def normalize(package: Path) -> None:
+    """Rewrite a package in place so that equal programs give equal bytes.
+
+    coremltools names the items of a package by random ids and serialises protobuf maps in any
+    order; both are fixed here, so that hashes can tell whether two builds are the same.
+    """
+    ct = import_coremltools()
+    spec = ct.utils.load_spec(str(package))
+    (package / MODEL).write_bytes(spec.SerializeToString(deterministic=True))
+    manifest = package / "Manifest.json"
+    content = json.loads(manifest.read_text())
+    renamed = {
+        old: str(uuid.uuid5(NAMESPACE, item["path"]))
+        for old, item in content["itemInfoEntries"].items()
+    }
+    entries = {renamed[old]: item for old, item in content["itemInfoEntries"].items()}
+    content["itemInfoEntries"] = entries
+    content["rootModelIdentifier"] = renamed[content["rootModelIdentifier"]]
+    manifest.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
