@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from cetane.bundle import Tables
 from cetane.engine.backend import Array, Arrays
 from cetane.engine.engine import Engine
-from cetane.engine.host import Tables
 from cetane.families.base import Weights
 from cetane.families.shard import Shard
 from cetane.plan import Planner

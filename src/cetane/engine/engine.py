@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from cetane.bundle import Tables
 from cetane.engine.backend import Array, Arrays, Backend, Program
-from cetane.engine.host import EMPTY, Call, Tables, host_input
+from cetane.engine.host import EMPTY, Call, host_input
 from cetane.errors import CetaneError
 from cetane.families.caches import CONTRACTS
 from cetane.families.flow import FromCache, FromTensor, ToCache, ToLogits, ToTensor

@@ -4,20 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cetane.bundle import Tables
 from cetane.engine.backend import Array
 from cetane.families.flow import Embedding, Input, Mask, Position, Rotary, WriteMask
 from cetane.families.layers import MASKED
 
 EMPTY = -1
 """Position of a slot that holds nothing."""
-
-
-@dataclass(frozen=True)
-class Tables:
-    """Host tables: `embedding (V, C)` fp16, `rotary[name] (2, context, D)` fp32; memory-mapped."""
-
-    embedding: Array
-    rotary: dict[str, Array]
 
 
 @dataclass(frozen=True)

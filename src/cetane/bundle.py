@@ -1,0 +1,247 @@
+"""The folder that ships: manifest, shards, embedding, rotary tables, tokenizer, gate results.
+
+A bundle is written under `NAME.partial` and renamed when its manifest is complete. Reading one
+trusts nothing: every file is inside the folder, listed, and has the size and hash it should.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from cetane.checkpoint import Tokenizer
+from cetane.errors import CetaneError
+from cetane.families.flow import Data
+from cetane.plan import Plan
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+GATES = "gates"
+EMBEDDING = "embedding.npy"
+TOKENIZER = "tokenizer"
+PRODUCERS = ("cetane", "coremltools", "torch", "transformers")
+
+
+class FileRecord(Data):
+    """What a file must be."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Host tables: `embedding (V, C)` fp16, `rotary[name] (2, context, D)` fp32; memory-mapped."""
+
+    embedding: np.ndarray[Any, Any]
+    rotary: dict[str, np.ndarray[Any, Any]]
+
+
+class Manifest(Data):
+    """Everything a runtime needs to know. Paths are relative to the bundle."""
+
+    schema_version: int = SCHEMA
+    producer: dict[str, str]
+    source: str
+    """The checkpoint as it was named; gates compare with it unless told otherwise."""
+    plan: Plan
+    files: dict[str, FileRecord]
+
+
+def shard_path(name: str) -> str:
+    return f"shards/{name}.mlpackage"
+
+
+def rotary_path(table: str) -> str:
+    return f"rotary-{table}.npy"
+
+
+def producers() -> dict[str, str]:
+    """Versions of what makes a bundle."""
+    return {name: version(name) for name in PRODUCERS}
+
+
+class Bundle:
+    """A bundle on disk. Opening checks the manifest; `verify` checks every file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.is_dir():
+            raise CetaneError(f"{path}: no such bundle", "cetane port MODEL makes one")
+        file = path / MANIFEST
+        if not file.is_file():
+            hint = "run the same cetane port again, it goes on where it stopped"
+            raise CetaneError(f"{path}: no {MANIFEST}, not a complete bundle", hint)
+        self.manifest = self._read_manifest(file)
+
+    def _read_manifest(self, file: Path) -> Manifest:
+        try:
+            content = json.loads(file.read_bytes())
+            if content["schema_version"] != SCHEMA:
+                raise CetaneError(
+                    f"{file}: schema {content['schema_version']}, this cetane reads {SCHEMA}",
+                    "port the model again",
+                )
+            manifest = Manifest.model_validate(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise CetaneError(f"{file}: {where}: {first['msg']}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise CetaneError(f"{file}: not a manifest: {error}") from error
+        for name in manifest.files:
+            self.file(name)
+        return manifest
+
+    @property
+    def plan(self) -> Plan:
+        return self.manifest.plan
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of the manifest: the identity of the bundle, since it lists every file's hash."""
+        return sha256(self.path / MANIFEST)
+
+    def file(self, name: str) -> Path:
+        """A path inside the bundle; CetaneError for any that is not."""
+        parts = PurePosixPath(name)
+        path = self.path / parts
+        root = self.path.resolve()
+        if parts.is_absolute() or ".." in parts.parts or not path.resolve().is_relative_to(root):
+            raise CetaneError(f"{self.path}: the manifest points outside the bundle: {name}")
+        return path
+
+    def verify(self) -> None:
+        """CetaneError if a file is missing, changed, or present but not listed."""
+        for name, record in self.manifest.files.items():
+            path = self.file(name)
+            if not path.is_file():
+                raise CetaneError(f"{self.path}: {name} is missing")
+            if path.stat().st_size != record.bytes or sha256(path) != record.sha256:
+                raise CetaneError(
+                    f"{self.path}: {name} is not the file that was built (its hash differs)",
+                    "port the model again, or get the bundle again",
+                )
+        unknown = {name for name in relative_files(self.path)} - set(self.manifest.files)
+        if unknown:
+            raise CetaneError(f"{self.path}: {min(unknown)} is not in the manifest")
+
+    def shard(self, name: str) -> Path:
+        """The package of a shard."""
+        return self.file(shard_path(name))
+
+    def tables(self) -> Tables:
+        """The host's tables, memory-mapped; CetaneError if one has not the shape of the plan."""
+        plan = self.plan
+        embedding = self._array(EMBEDDING)
+        if embedding.shape != (plan.vocab, plan.hidden):
+            raise CetaneError(f"{self.path}: {EMBEDDING} has shape {embedding.shape}")
+        rotary = {name: self._array(rotary_path(name)) for name in plan.rotary}
+        for name, table in rotary.items():
+            if table.ndim != 3 or table.shape[:2] != (2, plan.recipe.cache.context):
+                raise CetaneError(f"{self.path}: {rotary_path(name)} has shape {table.shape}")
+        return Tables(embedding, rotary)
+
+    def _array(self, name: str) -> np.ndarray[Any, Any]:
+        try:
+            array = np.load(self.file(name), mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise CetaneError(f"{self.path}: {name}: {error}") from error
+        return array  # type: ignore[no-any-return]
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.load(self.file(TOKENIZER))
+
+    def write_gate(self, name: str, result: dict[str, Any]) -> None:
+        """Store a gate's result, tied to this bundle by its digest."""
+        folder = self.path / GATES
+        folder.mkdir(exist_ok=True)
+        write_json(folder / f"{name}.json", {"bundle": self.digest} | result)
+
+    def gates(self) -> dict[str, dict[str, Any]]:
+        """Stored gate results by gate name; those of another build are left out."""
+        results = {}
+        for path in sorted((self.path / GATES).glob("*.json")):
+            try:
+                result = json.loads(path.read_bytes())
+            except ValueError as error:
+                raise CetaneError(f"{path}: not a gate result: {error}") from error
+            if isinstance(result, dict) and result.get("bundle") == self.digest:
+                results[path.stem] = result
+        return results
+
+
+def relative_files(root: Path) -> Iterator[str]:
+    """Files of a bundle that its manifest lists: all but itself and the gates' results."""
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root)
+        if path.is_file() and name.parts[0] != GATES and name.as_posix() != MANIFEST:
+            yield name.as_posix()
+
+
+def records(root: Path, folder: Path) -> dict[str, FileRecord]:
+    """What the files under `folder`, or `folder` itself as a file, are now; by path from `root`."""
+    files = [folder] if folder.is_file() else sorted(p for p in folder.rglob("*") if p.is_file())
+    return {
+        path.relative_to(root).as_posix(): FileRecord(
+            bytes=path.stat().st_size, sha256=sha256(path)
+        )
+        for path in files
+    }
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON under a temporary name, then rename: a reader sees all of it or nothing."""
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path that takes the place of `path` when the block ends well."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    remove(temporary)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        remove(temporary)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn a full disk or a refused write into a CetaneError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            hint = "free some space and run the same command again: it resumes"
+            raise CetaneError(f"disk full while writing {path}", hint) from error
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EDQUOT):
+            raise CetaneError(f"cannot write {path}: {error.strerror}") from error
+        raise

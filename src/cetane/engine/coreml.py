@@ -1,0 +1,67 @@
+"""Runs a bundle with Core ML itself, on macOS, through coremltools' public API."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cetane.bundle import Bundle, replacing, sha256
+from cetane.checkpoint.cache import cache_dir
+from cetane.engine.backend import Arrays
+from cetane.errors import CetaneError
+from cetane.quiet import import_coremltools
+
+
+class CoreMLProgram:
+    """A compiled shard; every function is a model of its own and shares the shard's state."""
+
+    def __init__(self, path: Path, functions: list[str], stateful: bool) -> None:
+        ct = import_coremltools()
+        self.stateful = stateful
+        self.models = {
+            name: ct.models.CompiledMLModel(
+                str(path),
+                compute_units=ct.ComputeUnit.CPU_AND_NE,
+                function_name=name if len(functions) > 1 else None,
+            )
+            for name in functions
+        }
+
+    def make_state(self) -> Any:
+        return next(iter(self.models.values())).make_state() if self.stateful else None
+
+    def call(self, function: str, inputs: Arrays, state: Any) -> Arrays:
+        outputs: Arrays = self.models[function].predict(inputs, state)
+        return outputs
+
+
+class CoreMLBackend:
+    """Compiles each shard once, then keeps the result in the cache under the package's hash."""
+
+    name = "coreml"
+    dtype: type[np.floating[Any]] = np.float16
+
+    def __init__(self, bundle: Bundle) -> None:
+        ct = import_coremltools()
+        if ct.utils._macos_version() < (15, 0):
+            raise CetaneError(
+                "the coreml backend needs macOS 15 or later", "--backend portable runs anywhere"
+            )
+        self.bundle = bundle
+
+    def open(self, shard: str) -> CoreMLProgram:
+        plan = self.bundle.plan.by_name[shard]
+        functions = [function.name for function in plan.functions]
+        return CoreMLProgram(self.compiled(shard), functions, bool(plan.states))
+
+    def compiled(self, shard: str) -> Path:
+        """The `.mlmodelc` of a shard."""
+        ct = import_coremltools()
+        package = self.bundle.shard(shard)
+        identity = sha256(package / "Data/com.apple.CoreML/model.mlmodel")[:16]
+        target = cache_dir() / "compiled" / f"{self.bundle.digest[:16]}-{identity}.mlmodelc"
+        if not target.is_dir():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(target) as temporary:
+                ct.models.utils.compile_model(str(package), str(temporary))
+        return target

@@ -1,0 +1,60 @@
+"""Runs the finished `.mlpackage` files on any machine, through our own MIL executors."""
+
+from typing import Any
+
+import numpy as np
+
+from cetane.bundle import Bundle
+from cetane.engine.backend import Arrays
+from cetane.mil import Executable, Precision, Program, load
+from cetane.mil.fast import FastProgram, unsupported
+
+
+class ReferenceProgram:
+    """Every op by the exact reference; functions compile on first use."""
+
+    def __init__(self, program: Program, precision: Precision) -> None:
+        self.program, self.precision = program, precision
+        self.compiled: dict[str, Executable] = {}
+
+    def function(self, name: str) -> Executable:
+        if name not in self.compiled:
+            self.compiled[name] = self.program.functions[name].compile(self.precision)
+        return self.compiled[name]
+
+    def make_state(self) -> Any:
+        return self.function(self.program.default).make_state()
+
+    def call(self, function: str, inputs: Arrays, state: Any) -> Arrays:
+        return self.function(function)(inputs, state)
+
+
+class FastGraph:
+    """Whole functions as compiled graphs."""
+
+    def __init__(self, program: Program) -> None:
+        self.default = program.default
+        self.program = FastProgram(program)
+
+    def make_state(self) -> Any:
+        return self.program.function(self.default).make_state()
+
+    def call(self, function: str, inputs: Arrays, state: Any) -> Arrays:
+        return self.program.function(function)(inputs, state)
+
+
+class PortableBackend:
+    """fp32 runs compiled graphs, and the reference where a program has an op they lack; fp16 runs
+    the reference, which rounds every result as an fp16 machine would."""
+
+    name = "portable"
+
+    def __init__(self, bundle: Bundle, precision: Precision = "fp32") -> None:
+        self.bundle, self.precision = bundle, precision
+        self.dtype: type[np.floating[Any]] = np.float32 if precision == "fp32" else np.float16
+
+    def open(self, shard: str) -> ReferenceProgram | FastGraph:
+        program = load(self.bundle.shard(shard))
+        if self.precision == "fp16" or any(unsupported(f) for f in program.functions.values()):
+            return ReferenceProgram(program, self.precision)
+        return FastGraph(program)
