@@ -1,0 +1,90 @@
+"""What every checkpoint offers, whatever its files look like."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cetane.checkpoint.files import read_exactly
+from cetane.errors import CetaneError
+
+if TYPE_CHECKING:
+    import torch
+
+    from cetane.checkpoint.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor's bytes are. The range has been checked against the size of the file."""
+
+    file: Path
+    offset: int  # bytes from the start of the file
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: str  # as the file names it: F32, F16, BF16, Q4_1 ...
+
+    def read(self) -> bytearray:
+        return read_exactly(self.file, self.offset, self.nbytes)
+
+
+class Checkpoint(ABC):
+    """A model's config, tokenizer and tensors. Only headers are read until a tensor is asked for.
+
+    `source` is what was opened; `config` is the content of Hugging Face's config.json.
+    """
+
+    def __init__(
+        self, source: str, config: dict[str, Any], tensors: Mapping[str, StoredTensor]
+    ) -> None:
+        self.source = source
+        self.config = config
+        self._tensors = tensors
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def names(self) -> list[str]:
+        """The tensors' Hugging Face names, sorted."""
+        return sorted(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape `read` returns; CetaneError when there is no such tensor."""
+        return self._stored(name).shape
+
+    def dtype(self, name: str) -> str:
+        """The number format as the file names it: F32, F16, BF16, or a GGUF type such as Q4_1."""
+        return self._stored(name).dtype
+
+    @abstractmethod
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor, in memory of its own; CetaneError when it is missing or cannot be read.
+
+        Safetensors give the stored dtype; GGUF tensors are dequantised to float32.
+        """
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """CetaneError, on access only, when the checkpoint has none that can be used."""
+        return self._load_tokenizer()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) over headers, file sizes and modification times: a key for caches."""
+        return self._fingerprint()
+
+    @abstractmethod
+    def _load_tokenizer(self) -> Tokenizer: ...
+
+    @abstractmethod
+    def _fingerprint(self) -> str: ...
+
+    def _stored(self, name: str) -> StoredTensor:
+        try:
+            return self._tensors[name]
+        except KeyError:
+            raise CetaneError(f"{self.source} has no tensor {name!r}") from None

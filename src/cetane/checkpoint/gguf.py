@@ -1,0 +1,138 @@
+"""Checkpoints in one GGUF file, read as if they were Hugging Face's."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+
+from cetane.checkpoint.checkpoint import Checkpoint, StoredTensor
+from cetane.checkpoint.files import file_identity
+from cetane.checkpoint.gguf_architectures import ARCHITECTURES, Architecture
+from cetane.checkpoint.gguf_config import build_config
+from cetane.checkpoint.gguf_file import GGUFFile, read_gguf
+from cetane.checkpoint.gguf_tokenizer import load_gguf_tokenizer
+from cetane.checkpoint.tokenizer import Tokenizer
+from cetane.errors import CetaneError
+
+if TYPE_CHECKING:
+    import torch
+
+_CHUNK = 1 << 22  # weights dequantised at a time; bounds the scratch memory
+_NOT_WEIGHTS = {"rope_freqs.weight"}  # part of the config
+
+
+class GGUFCheckpoint(Checkpoint):
+    """One GGUF file of a llama, qwen2, qwen3 or gemma3 (text) model."""
+
+    def __init__(self, file: GGUFFile, architecture: Architecture) -> None:
+        config = build_config(file, architecture)
+        super().__init__(str(file.path), config, _rename(file, architecture, config))
+        self._file = file
+        self._architecture = architecture
+
+    @classmethod
+    def open(cls, path: Path) -> GGUFCheckpoint:
+        """Read the header of `path`. CetaneError when it is broken or cannot be read faithfully."""
+        file = read_gguf(path)
+        name = file.metadata.get("general.architecture")
+        if not isinstance(name, str) or name not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
+            raise CetaneError(f"{path} holds a model of architecture {name!r}; known are: {known}")
+        parts = file.metadata.get("split.count", 1)
+        if type(parts) is not int or parts > 1:
+            raise CetaneError(
+                f"{path} is one part of a split model",
+                "join the parts with llama-gguf-split --merge",
+            )
+        return cls(file, ARCHITECTURES[name])
+
+    def read(self, name: str) -> torch.Tensor:
+        values = _dequantize(self._stored(name))
+        if self._architecture.interleaved_rope:
+            if ".q_proj." in name:
+                values = _split_halves(values, self.config["num_attention_heads"])
+            elif ".k_proj." in name:
+                values = _split_halves(values, self.config["num_key_value_heads"])
+        if self._architecture.norms_plus_one and name.endswith("norm.weight"):
+            values -= 1
+        import torch  # here, so that opening a checkpoint does not load it
+
+        return torch.from_numpy(values)
+
+    def _load_tokenizer(self) -> Tokenizer:
+        return load_gguf_tokenizer(self._file)
+
+    def _fingerprint(self) -> str:
+        identity = file_identity(self._file.path) + self._file.digest
+        return hashlib.sha256(identity.encode()).hexdigest()
+
+
+def _rename(
+    file: GGUFFile, architecture: Architecture, config: dict[str, int]
+) -> dict[str, StoredTensor]:
+    """The tensors by Hugging Face name; CetaneError unless they are exactly the model's."""
+    names = architecture.tensor_names(config["num_hidden_layers"])
+    for name in file.tensors:
+        if name not in names and name not in _NOT_WEIGHTS:
+            raise CetaneError(
+                f"{file.path} has tensor {name!r}, which {architecture.model_type} models do not"
+            )
+    for name in names:
+        if name.endswith(".weight") and name not in file.tensors and name != "output.weight":
+            raise CetaneError(f"{file.path} lacks tensor {name!r}", "convert or download it again")
+    tensors = {
+        names[name]: tensor for name, tensor in file.tensors.items() if name not in _NOT_WEIGHTS
+    }
+    for name, tensor in tensors.items():
+        if not _can_dequantize(tensor.dtype):
+            raise CetaneError(f"{file.path}: tensor {name!r} is {tensor.dtype}, which is not read")
+        if ".q_proj." in name or ".k_proj." in name:
+            heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
+            if tensor.shape[0] != heads * config["head_dim"]:
+                raise CetaneError(
+                    f"{file.path}: tensor {name!r} has shape {tensor.shape}, "
+                    f"not {heads} heads of {config['head_dim']}"
+                )
+    return tensors
+
+
+@cache
+def _can_dequantize(dtype: str) -> bool:
+    kind = GGMLQuantizationType[dtype]
+    try:
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _dequantize(stored: StoredTensor) -> np.ndarray:
+    """The tensor as float32, at the cost of its stored bytes, the result and a little scratch."""
+    kind = GGMLQuantizationType[stored.dtype]
+    data = np.frombuffer(stored.read(), np.uint8)
+    if stored.dtype == "F32":
+        return data.view(np.float32).reshape(stored.shape)
+    columns = stored.shape[-1]
+    values = np.empty((math.prod(stored.shape) // columns, columns), np.float32)
+    rows = data.reshape(len(values), -1)
+    step = max(1, _CHUNK // columns)
+    for start in range(0, len(rows), step):
+        values[start : start + step] = dequantize(rows[start : start + step], kind)
+    return values.reshape(stored.shape)
+
+
+def _split_halves(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Undo llama.cpp's order of q and k rows.
+
+    It rotates neighbours (0, 1), (2, 3) ... of each head where Hugging Face rotates the first half
+    against the second.
+    """
+    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)

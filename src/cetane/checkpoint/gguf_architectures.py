@@ -1,0 +1,75 @@
+"""How llama.cpp's converter renames and rearranges each architecture, as data.
+
+Source: llama.cpp's convert_hf_to_gguf.py and gguf-py's tensor_mapping.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_TOP = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_QK_NORMS = {
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+}
+_GEMMA_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One value of `general.architecture`."""
+
+    model_type: str  # Hugging Face's
+    model_class: str
+    layer: dict[str, str]  # GGUF's name of a layer's module -> Hugging Face's
+    interleaved_rope: bool = False  # rows of q and k are reordered for llama.cpp's rotary form
+    norms_plus_one: bool = False  # norms are stored as 1 + weight
+
+    def tensor_names(self, layers: int) -> dict[str, str]:
+        """GGUF's name of every weight and bias a model of `layers` layers may have -> ours."""
+        modules = dict(_TOP)
+        for i in range(layers):
+            modules |= {
+                f"blk.{i}.{theirs}": f"model.layers.{i}.{ours}"
+                for theirs, ours in self.layer.items()
+            }
+        weights = {f"{theirs}.weight": f"{ours}.weight" for theirs, ours in modules.items()}
+        biases = {
+            f"{theirs}.bias": f"{ours}.bias"
+            for theirs, ours in modules.items()
+            if ours.endswith(("q_proj", "k_proj", "v_proj", "o_proj"))
+        }
+        return weights | biases
+
+
+ARCHITECTURES = {
+    # Mistral is "llama" to llama.cpp; its modules and its config are the same.
+    "llama": Architecture("llama", "LlamaForCausalLM", _LAYER, interleaved_rope=True),
+    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _LAYER),
+    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _LAYER | _QK_NORMS),
+    "gemma3": Architecture(
+        "gemma3_text",
+        "Gemma3ForCausalLM",
+        _LAYER | _QK_NORMS | _GEMMA_NORMS,
+        norms_plus_one=True,
+    ),
+}

@@ -1,0 +1,270 @@
+"""A tokenizer from GGUF metadata, built directly; the slow part is kept in the cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from cetane.checkpoint.cache import cache_dir, write_cache
+from cetane.checkpoint.gguf_file import GGUFFile
+from cetane.checkpoint.tokenizer import Tokenizer
+from cetane.errors import CetaneError
+
+_CONVERTER_VERSION = 1  # part of the cache key: raise it when a conversion changes
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type
+
+# Ends of a turn that files often leave out of their metadata, as llama.cpp lists them.
+_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True)
+class _PreTokenizer:
+    """What one value of `tokenizer.ggml.pre` stands for (llama.cpp's llama-vocab.cpp)."""
+
+    splits: tuple[str, ...]  # applied one after the other; each match becomes a piece
+    nfc: bool = False
+    ignore_merges: bool = False  # a piece that is a token is not taken apart
+    add_bos: bool = False
+
+
+_PRE_TOKENIZERS = (
+    dict.fromkeys(("gpt-2", "default"), _PreTokenizer((_GPT2,)))
+    | dict.fromkeys(("smollm", "starcoder", "refact"), _PreTokenizer((r"\p{N}", _GPT2)))
+    | dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3"),
+        _PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True),
+    )
+    | {
+        "qwen2": _PreTokenizer((_QWEN2,), nfc=True),
+        "deepseek-r1-qwen": _PreTokenizer((_QWEN2,)),
+        "tekken": _PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
+    }
+)
+
+
+def load_gguf_tokenizer(file: GGUFFile) -> Tokenizer:
+    """The tokenizer that `file` describes; CetaneError when there is none, or an unknown one."""
+    vocabulary = _Vocabulary(file)
+    architecture = file.metadata["general.architecture"]
+    entry = f"{architecture}-{_CONVERTER_VERSION}-{file.tokenizer_digest}"
+    path = cache_dir() / "tokenizers" / entry / "tokenizer.json"
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception:  # absent or corrupt; the library raises nothing more specific
+        backend = vocabulary.build()
+        write_cache(path, backend.to_str())
+    return Tokenizer(
+        backend,
+        special_tokens=vocabulary.special_tokens(),
+        eos_ids=vocabulary.eos_ids(),
+        chat_template=vocabulary.get("tokenizer.chat_template", str),
+    )
+
+
+class _Vocabulary:
+    """The metadata under `tokenizer.`, checked on access."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file = file
+        self.kind = self.get("tokenizer.ggml.model", str)
+        if self.kind not in ("gpt2", "llama"):
+            raise self.bad(f"tokenizer model {self.kind!r} is not one of gpt2, llama")
+        tokens = self.get("tokenizer.ggml.tokens", list)
+        if not tokens:
+            raise self.bad("it has no tokenizer.ggml.tokens")
+        self.tokens: list[str] = tokens
+        self.types = self.numbers("tokenizer.ggml.token_type", default=_NORMAL)
+
+    def bad(self, why: str) -> CetaneError:
+        return CetaneError(f"{self.file.path} has no usable tokenizer: {why}")
+
+    def get(self, key: str, kind: type) -> Any:
+        """The value of `key`, or None when the file has none."""
+        value = self.file.metadata.get(key)
+        if value is not None and type(value) is not kind:
+            raise self.bad(f"{key} is a {type(value).__name__}, not a {kind.__name__}")
+        return value
+
+    def numbers(self, key: str, default: float | None = None) -> list[Any]:
+        """One number for each token."""
+        values = self.get(key, np.ndarray)
+        if values is None:
+            if default is None:
+                raise self.bad(f"it has no {key}")
+            return [default] * len(self.tokens)
+        if len(values) != len(self.tokens):
+            raise self.bad(f"{key} has {len(values)} entries for {len(self.tokens)} tokens")
+        result: list[Any] = values.tolist()
+        return result
+
+    def token_id(self, role: str) -> int | None:
+        """The id in `tokenizer.ggml.<role>_token_id`, or llama.cpp's default for SentencePiece."""
+        token_id = self.get(f"tokenizer.ggml.{role}_token_id", int)
+        if token_id is None and self.kind == "llama":
+            token_id = {"unknown": 0, "bos": 1, "eos": 2}.get(role)
+        if token_id is None:
+            return None
+        if not 0 <= token_id < len(self.tokens):
+            raise self.bad(f"{role}_token_id {token_id} is not below {len(self.tokens)}")
+        return int(token_id)
+
+    def special_tokens(self) -> dict[str, str]:
+        roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+        ids = {name: self.token_id(role) for name, role in roles.items()}
+        return {f"{name}_token": self.tokens[i] for name, i in ids.items() if i is not None}
+
+    def eos_ids(self) -> tuple[int, ...]:
+        declared = [self.token_id(role) for role in ("eos", "eot", "eom")]
+        by_name = [
+            i
+            for i, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
+            if kind in (_CONTROL, _USER_DEFINED) and token in _END_OF_TURN
+        ]
+        return tuple(dict.fromkeys(i for i in declared + by_name if i is not None))
+
+    def build(self) -> tokenizers.Tokenizer:
+        try:
+            if self.kind == "gpt2":
+                backend, added_bos = self._byte_level()
+            else:
+                backend, added_bos = self._sentencepiece(), True
+            self._add_special(backend)
+            self._add_bos_and_eos(backend, added_bos)
+        except CetaneError:
+            raise
+        except Exception as error:  # the library raises nothing more specific
+            raise self.bad(str(error)) from error
+        return backend
+
+    def ids(self, tokens: list[str]) -> dict[str, int]:
+        ids = {token: i for i, token in enumerate(tokens)}
+        if len(ids) != len(tokens):
+            raise self.bad("a token appears twice")
+        return ids
+
+    def _byte_level(self) -> tuple[tokenizers.Tokenizer, bool]:
+        name = self.get("tokenizer.ggml.pre", str)
+        rule = _PRE_TOKENIZERS.get(name)
+        if rule is None:
+            known = ", ".join(sorted(_PRE_TOKENIZERS))
+            raise self.bad(f"pre-tokenizer {name!r} is not known; known are: {known}")
+        merges = self.get("tokenizer.ggml.merges", list)
+        if merges is None:
+            raise self.bad("it has no tokenizer.ggml.merges")
+        pairs = []
+        for merge in merges:
+            space = merge.find(" ", 1)  # a token may itself begin with a space
+            if space < 0:
+                raise self.bad(f"its merge {merge!r} is not two tokens")
+            pairs.append((merge[:space], merge[space + 1 :]))
+        backend = tokenizers.Tokenizer(
+            models.BPE(self.ids(self.tokens), pairs, ignore_merges=rule.ignore_merges)
+        )
+        if rule.nfc:
+            backend.normalizer = normalizers.NFC()
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                *(pre_tokenizers.Split(Regex(split), "isolated") for split in rule.splits),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        backend.decoder = decoders.ByteLevel()
+        return backend, rule.add_bos
+
+    def _sentencepiece(self) -> tokenizers.Tokenizer:
+        tokens = self.tokens
+        gemma = self.file.metadata["general.architecture"].startswith("gemma")
+        if gemma:
+            # The converter wrote runs of "▁" as spaces, and Gemma's scores do not give the order
+            # of its merges; the order of its tokens does.
+            tokens = ["▁" * len(t) if t.isspace() and set(t) == {" "} else t for t in tokens]
+            ranks: list[float] = [-i for i in range(len(tokens))]
+        else:
+            ranks = self.numbers("tokenizer.ggml.scores")
+        ids = self.ids(tokens)
+        unknown = self.token_id("unknown")
+        assert unknown is not None  # SentencePiece has a default
+        backend = tokenizers.Tokenizer(
+            models.BPE(
+                ids,
+                _merges(ids, ranks, self.types),
+                unk_token=tokens[unknown],
+                fuse_unk=True,
+                byte_fallback=True,
+            )
+        )
+        prefix = self.get("tokenizer.ggml.add_space_prefix", bool)
+        prefix = True if prefix is None else prefix
+        to_underline = normalizers.Replace(" ", "▁")
+        to_space = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        if prefix:
+            backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), to_underline])
+            backend.decoder = decoders.Sequence([*to_space, decoders.Strip(" ", 1, 0)])
+        else:
+            backend.normalizer = to_underline
+            backend.decoder = decoders.Sequence(to_space)
+        return backend
+
+    def _add_special(self, backend: tokenizers.Tokenizer) -> None:
+        """Make control and user-defined tokens match as a whole, before anything is split."""
+        by_role = set(self.special_tokens().values())
+        special, plain = [], []
+        for token, kind in zip(self.tokens, self.types, strict=True):
+            if kind in (_CONTROL, _UNKNOWN) or token in by_role:
+                special.append(AddedToken(token, normalized=False, special=True))
+            elif kind == _USER_DEFINED and backend.token_to_id(token) is not None:
+                plain.append(AddedToken(token, normalized=False, special=False))
+        backend.add_special_tokens(special)
+        backend.add_tokens(plain)
+
+    def _add_bos_and_eos(self, backend: tokenizers.Tokenizer, bos_by_default: bool) -> None:
+        add_bos = self.get("tokenizer.ggml.add_bos_token", bool)
+        wanted = {
+            "bos": bos_by_default if add_bos is None else add_bos,
+            "eos": self.get("tokenizer.ggml.add_eos_token", bool),
+        }
+        ids = {role: self.token_id(role) for role, want in wanted.items() if want}
+        present = {role: i for role, i in ids.items() if i is not None}
+        if present:
+            names = {role: self.tokens[i] for role, i in present.items()}
+            template = [names.get("bos"), "$A", names.get("eos")]
+            backend.post_processor = processors.TemplateProcessing(
+                single=[part for part in template if part is not None],
+                special_tokens=[(names[role], i) for role, i in present.items()],
+            )
+
+
+def _merges(ids: dict[str, int], ranks: list[float], types: list[int]) -> list[tuple[str, str]]:
+    """Every way to make a token of two others, best rank first.
+
+    SentencePiece merges whichever pair makes the best-scored token; a BPE model wants that as a
+    list of pairs. Ties go to the longer left part, as in transformers' converters.
+    """
+    found = []
+    for token, i in ids.items():
+        if types[i] not in (_NORMAL, _USER_DEFINED):
+            continue
+        rank = ranks[i]
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in ids and right in ids:
+                found.append((rank, cut, len(token) - cut, left, right))
+    found.sort(key=lambda merge: merge[:3], reverse=True)
+    return [(left, right) for *_, left, right in found]

@@ -1,0 +1,71 @@
+"""Open whatever names a checkpoint: a folder, a file, or a model on the Hugging Face hub."""
+
+import re
+from pathlib import Path
+
+from cetane.checkpoint.checkpoint import Checkpoint
+from cetane.checkpoint.gguf import GGUFCheckpoint
+from cetane.checkpoint.gguf_file import MAGIC
+from cetane.checkpoint.safetensors import SafetensorsCheckpoint, refuse_pickle
+from cetane.errors import CetaneError
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_WEIGHT_FILE = re.compile(r".*\.(gguf|safetensors|bin|pth?|ckpt|pkl)", re.IGNORECASE)
+
+
+def open_checkpoint(source: str | Path) -> Checkpoint:
+    """Open a folder, a .safetensors or .gguf file, or a hub id such as "org/name".
+
+    An existing path wins over a hub id. Reads headers only: neither torch nor any weight is loaded.
+    CetaneError when there is nothing there, or it is broken, unsupported or unsafe.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return SafetensorsCheckpoint.open(path)
+    if path.is_file():
+        return _open_file(path)
+    name = str(source)
+    if _HUB_ID.fullmatch(name) and not _WEIGHT_FILE.fullmatch(name):
+        return SafetensorsCheckpoint.open(_download(name), source=name)
+    raise CetaneError(
+        f"no such file or folder: {name}", "give a folder, a .gguf file, or a hub id like org/name"
+    )
+
+
+def _open_file(path: Path) -> Checkpoint:
+    refuse_pickle([path])
+    if path.suffix == ".safetensors":
+        return SafetensorsCheckpoint.open(path.parent, weights=path)
+    if path.suffix == ".gguf" or _starts_with(path, MAGIC):
+        return GGUFCheckpoint.open(path)
+    raise CetaneError(
+        f"{path} is neither a GGUF nor a safetensors file", "give the model's folder or .gguf file"
+    )
+
+
+def _starts_with(path: Path, magic: bytes) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(magic)) == magic
+    except OSError as error:
+        raise CetaneError(f"cannot read {path}: {error}") from error
+
+
+def _download(repo_id: str) -> Path:
+    """The local folder of a hub model. A download that was cut off is taken up where it stopped."""
+    # Imported here: a local checkpoint should not pay for the hub's client.
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = snapshot_download(
+            repo_id,
+            allow_patterns=["*.json", "*.safetensors", "*.jinja"],
+            ignore_patterns=["*/*", "consolidated*"],  # other exports of the same weights
+        )
+    except Exception as error:  # whatever the network, the hub or its HTTP client may raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CetaneError(
+            f"cannot get {repo_id} from the Hugging Face hub, and no such path exists: {reason}",
+            "check the name, the network and, for gated models, `hf auth login`",
+        ) from error
+    return Path(folder)

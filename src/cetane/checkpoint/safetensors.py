@@ -1,0 +1,199 @@
+"""Checkpoints in Hugging Face's form: config.json, safetensors, tokenizer.json."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cetane.checkpoint.checkpoint import Checkpoint, StoredTensor
+from cetane.checkpoint.files import file_identity, read_exactly, read_json
+from cetane.checkpoint.tokenizer import TOKENIZER_FILES, Tokenizer
+from cetane.errors import CetaneError
+
+if TYPE_CHECKING:
+    import torch
+
+# safetensors' dtype -> torch's name and bytes per element
+DTYPES = {
+    "F64": ("float64", 8),
+    "F32": ("float32", 4),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "I64": ("int64", 8),
+    "I32": ("int32", 4),
+    "I16": ("int16", 2),
+    "I8": ("int8", 1),
+    "U8": ("uint8", 1),
+    "BOOL": ("bool", 1),
+}
+_MAX_HEADER = 100_000_000  # bytes; the format's own limit
+_PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
+_INDEX = "model.safetensors.index.json"
+
+
+class SafetensorsCheckpoint(Checkpoint):
+    """A folder as `save_pretrained` writes it."""
+
+    def __init__(self, source: str, folder: Path, tensors: dict[str, StoredTensor]) -> None:
+        super().__init__(source, read_json(folder / "config.json"), tensors)
+        self._folder = folder
+
+    @classmethod
+    def open(
+        cls, folder: Path, weights: Path | None = None, source: str | None = None
+    ) -> SafetensorsCheckpoint:
+        """Open `folder`, or only the file `weights` in it. CetaneError names the file at fault."""
+        if not (folder / "config.json").is_file():
+            ggufs = sorted(folder.glob("*.gguf"))
+            hint = f"open {ggufs[0]} itself" if ggufs else "give the folder that holds config.json"
+            raise CetaneError(f"{folder} has no config.json", hint)
+        tensors = _read_shards(folder) if weights is None else read_header(weights)
+        return cls(source or str(weights or folder), folder, tensors)
+
+    def read(self, name: str) -> torch.Tensor:
+        stored = self._stored(name)
+        import torch  # here, so that opening a checkpoint does not load it
+
+        dtype = getattr(torch, DTYPES[stored.dtype][0])
+        if stored.nbytes == 0:
+            return torch.empty(stored.shape, dtype=dtype)
+        return torch.frombuffer(stored.read(), dtype=dtype).reshape(stored.shape)
+
+    def _load_tokenizer(self) -> Tokenizer:
+        return Tokenizer.load(self._folder)
+
+    def _fingerprint(self) -> str:
+        shards = sorted({tensor.file for tensor in self._tensors.values()})
+        others = [self._folder / name for name in ("config.json", *TOKENIZER_FILES)]
+        digest = hashlib.sha256()
+        for path in (*shards, *(path for path in others if path.is_file())):
+            digest.update(file_identity(path).encode())
+        for name in self.names():
+            tensor = self._tensors[name]
+            digest.update(f"{name} {tensor.file.name} {tensor.offset} {tensor.nbytes} ".encode())
+            digest.update(f"{tensor.shape} {tensor.dtype}\n".encode())
+        return digest.hexdigest()
+
+
+def refuse_pickle(paths: Iterable[Path]) -> None:
+    """CetaneError when any of `paths` is a format that runs code when it is loaded."""
+    for path in paths:
+        if path.suffix.lower() in _PICKLE_SUFFIXES:
+            raise CetaneError(
+                f"{path} is a pickle, and pickle executes code when it is loaded",
+                "convert it to safetensors",
+            )
+
+
+def _read_shards(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of the folder's one file or of the shards its index names."""
+    # The order of preference is transformers'.
+    if (folder / "model.safetensors").is_file():
+        return read_header(folder / "model.safetensors")
+    if (folder / _INDEX).is_file():
+        return _read_index(folder / _INDEX)
+    files = sorted(folder.glob("*.safetensors"))
+    if len(files) == 1:
+        return read_header(files[0])
+    if files:
+        raise CetaneError(
+            f"{folder} has {len(files)} safetensors files but no {_INDEX}",
+            "give the path of the one to open",
+        )
+    refuse_pickle(sorted(folder.iterdir()))
+    raise CetaneError(f"{folder} has no safetensors file", "a checkpoint needs model.safetensors")
+
+
+def _read_index(index: Path) -> dict[str, StoredTensor]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CetaneError(f"{index} has no weight_map")
+    if not all(isinstance(file, str) for file in weight_map.values()):
+        raise CetaneError(f"{index} has a weight_map that does not map names to files")
+    tensors: dict[str, StoredTensor] = {}
+    for file in dict.fromkeys(weight_map.values()):
+        shard = _shard_path(index, file)
+        for name, tensor in read_header(shard).items():
+            if name in tensors:
+                other = tensors[name].file.name
+                raise CetaneError(f"{index.parent} holds tensor {name!r} in {other} and {file}")
+            tensors[name] = tensor
+    for name, file in weight_map.items():
+        if name not in tensors or tensors[name].file.name != file:
+            raise CetaneError(f"{index} places tensor {name!r} in {file}, which does not hold it")
+    return tensors
+
+
+def _shard_path(index: Path, file: str) -> Path:
+    # An index is foreign data: it must not name anything outside its own folder.
+    if Path(file).name != file or "\\" in file:
+        raise CetaneError(f"{index} names a shard outside its folder: {file!r}")
+    if not file.endswith(".safetensors"):
+        raise CetaneError(f"{index} names a shard that is no safetensors file: {file!r}")
+    shard = index.parent / file
+    if not shard.is_file():
+        raise CetaneError(f"{index} names {file}, which is missing", "download the rest")
+    return shard
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one safetensors file; CetaneError unless its header describes it exactly."""
+
+    def bad(why: str) -> CetaneError:
+        return CetaneError(f"{path} is not a valid safetensors file: {why}", "download it again")
+
+    size = path.stat().st_size
+    length = int.from_bytes(read_exactly(path, 0, 8), "little") if size >= 8 else size
+    if length > min(size - 8, _MAX_HEADER):
+        raise bad(f"its header does not fit in its {size} bytes")
+    try:
+        header = json.loads(read_exactly(path, 8, length), object_pairs_hook=_without_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise bad(f"its header is not valid JSON ({error})") from error
+    if not isinstance(header, dict):
+        raise bad("its header is not a JSON object")
+    header.pop("__metadata__", None)
+
+    start = 8 + length
+    tensors: dict[str, StoredTensor] = {}
+    for name, entry in header.items():
+        try:
+            dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        except (KeyError, TypeError, ValueError):
+            raise bad(f"tensor {name!r} lacks a dtype, shape or data_offsets") from None
+        if not isinstance(dtype, str) or dtype not in DTYPES:
+            raise bad(f"tensor {name!r} has unsupported dtype {dtype!r}")
+        if not isinstance(shape, list) or not all(_is_count(n) for n in (*shape, begin, end)):
+            raise bad(f"tensor {name!r} has a malformed shape or offset")
+        if end - begin != math.prod(shape) * DTYPES[dtype][1]:
+            raise bad(f"tensor {name!r} of shape {shape} in {dtype} has {end - begin} bytes")
+        if start + end > size:
+            raise bad(f"tensor {name!r} ends {start + end - size} bytes after the end of the file")
+        tensors[name] = StoredTensor(path, start + begin, end - begin, tuple(shape), dtype)
+
+    # The format allows neither holes nor overlaps.
+    position = start
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
+        if tensor.offset != position:
+            raise bad(f"tensor {name!r} overlaps another or leaves a hole before it")
+        position += tensor.nbytes
+    if position != size:
+        raise bad(f"{size - position} bytes after the last tensor belong to none")
+    return tensors
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a name appears twice")
+    return result

@@ -1,0 +1,185 @@
+"""The text side of a checkpoint: ids, special tokens, stop tokens, chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from cetane.checkpoint.chat_template import render
+from cetane.checkpoint.files import read_json_if_present, read_text
+from cetane.errors import CetaneError
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A `tokenizers.Tokenizer` with what its model's files say about using it."""
+
+    backend: tokenizers.Tokenizer
+    special_tokens: dict[str, str]  # text by role: bos_token, eos_token, unk_token, pad_token
+    eos_ids: tuple[int, ...]  # every token that ends a generation
+    chat_template: str | None
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """Read tokenizer.json and, where present, the files beside it.
+
+        CetaneError when there is no tokenizer.json, or a file is malformed.
+        """
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise CetaneError(
+                f"{folder} has no tokenizer.json",
+                "load the tokenizer with transformers and save_pretrained it there",
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing more specific
+            raise CetaneError(f"{path} is not a valid tokenizer: {error}") from error
+        backend.no_truncation()
+        backend.no_padding()
+
+        config = read_json_if_present(folder / "special_tokens_map.json")
+        config |= read_json_if_present(folder / "tokenizer_config.json")
+        special = {role: text for role in _ROLES if (text := _text_of(config.get(role)))}
+        # As transformers does: what the config calls special is special.
+        known = {token.content for token in backend.get_added_tokens_decoder().values()}
+        backend.add_special_tokens([text for text in special.values() if text not in known])
+        return cls(
+            backend,
+            special,
+            _eos_ids(folder, backend, special.get("eos_token")),
+            _chat_template(folder, config.get("chat_template")),
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write files for `load` and transformers' AutoTokenizer; the same bytes each time."""
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            **self.special_tokens,
+        }
+        (folder / "tokenizer.json").write_text(self.backend.to_str(), encoding="utf-8")
+        _write_json(folder / "tokenizer_config.json", config)
+        _write_json(folder / "generation_config.json", {"eos_token_id": list(self.eos_ids)})
+        if self.chat_template is not None:
+            (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, with the special tokens (such as BOS) that the model expects around it."""
+        return self._encode(text, add_special_tokens=True)
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of `ids`; bytes that are no valid UTF-8 become U+FFFD."""
+        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def chat(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> list[int]:
+        """Ids of a conversation. A message has a "role" and a "content".
+
+        CetaneError when the model has no chat template or its template refuses the messages.
+        """
+        if self.chat_template is None:
+            raise CetaneError("this model has no chat template", "encode plain text instead")
+        prompt = render(self.chat_template, messages, add_generation_prompt, self.special_tokens)
+        # The template has written the special tokens itself.
+        return self._encode(prompt, add_special_tokens=False)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self.chat_template is not None
+
+    @property
+    def bos_id(self) -> int | None:
+        bos = self.special_tokens.get("bos_token")
+        return None if bos is None else self.backend.token_to_id(bos)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens with an id, added ones included; the model's embedding may be taller."""
+        return self.backend.get_vocab_size()
+
+    def stream(self) -> TextStream:
+        """A decoder for tokens that come one by one."""
+        return TextStream(self)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        try:
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except (TypeError, UnicodeError) as error:
+            raise CetaneError("the text to encode is not valid Unicode") from error
+
+
+@dataclass
+class TextStream:
+    """Decodes a generation as it grows, special tokens left out.
+
+    The library's own DecodeStream raises on bytes that are no valid UTF-8, which a model may emit.
+    """
+
+    tokenizer: Tokenizer
+    _ids: list[int] = field(default_factory=list)  # the tail: enough to decode the next piece
+    _emitted: int = 0  # ids of the tail whose text has been given out
+
+    def push(self, token_id: int) -> str:
+        """The text that `token_id` completes: "" while a character is still in parts."""
+        self._ids.append(token_id)
+        text = self.tokenizer.decode(self._ids)
+        before = self.tokenizer.decode(self._ids[: self._emitted])
+        if len(text) <= len(before) or text.endswith("\N{REPLACEMENT CHARACTER}"):
+            return ""
+        # What was just emitted stays as context: a token's text can depend on the one before it.
+        self._ids = self._ids[self._emitted :]
+        self._emitted = len(self._ids)
+        return text[len(before) :]
+
+
+def _text_of(token: Any) -> str | None:
+    """A special token is given as its text or as a serialised AddedToken."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, eos: str | None) -> tuple[int, ...]:
+    """The stop tokens: generation_config.json's, else config.json's; and the tokenizer's own."""
+    config = read_json_if_present(folder / "config.json")
+    for candidate in (
+        read_json_if_present(folder / "generation_config.json"),
+        config,
+        config.get("text_config"),
+    ):
+        declared = candidate.get("eos_token_id") if isinstance(candidate, dict) else None
+        if declared is not None:
+            break
+    ids = declared if isinstance(declared, list) else [declared]
+    if eos is not None:
+        ids = [*ids, backend.token_to_id(eos)]
+    return tuple(dict.fromkeys(i for i in ids if type(i) is int))
+
+
+def _chat_template(folder: Path, configured: Any) -> str | None:
+    """chat_template.jinja, else the config's template (the one named "default" of several)."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return read_text(path)
+    if isinstance(configured, list):
+        named = [entry for entry in configured if isinstance(entry, dict)]
+        configured = next((e.get("template") for e in named if e.get("name") == "default"), None)
+    return configured if isinstance(configured, str) else None
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,270 @@
+"""GGUF files against the transformers models they were written from."""
+
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Kind
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from cetane.checkpoint import open_checkpoint
+from cetane.errors import CetaneError
+
+ALL = ["llama", "llama-tied", "llama-bias", "qwen2", "qwen2-yarn", "qwen3", "gemma3"]
+
+
+@pytest.mark.parametrize("variant", ALL)
+def test_tensors_and_config_rebuild_the_model(
+    variant: str, tmp_path: Path, tiny_model: Any, write_gguf: Any
+) -> None:
+    model = tiny_model(variant)
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf", variant, model))
+
+    expected = model.state_dict()
+    tied = checkpoint.config["tie_word_embeddings"]
+    assert tied == model.config.tie_word_embeddings
+    assert checkpoint.names() == sorted(set(expected) - ({"lm_head.weight"} if tied else set()))
+    for name in checkpoint.names():
+        tensor = checkpoint.read(name)
+        assert tensor.dtype == torch.float32 and checkpoint.dtype(name) == "F32"
+        assert tuple(tensor.shape) == checkpoint.shape(name)
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-6)
+
+    # The config is right when a model made from it computes the same, past any sliding window.
+    config = transformers.AutoConfig.for_model(**checkpoint.config)
+    rebuilt = transformers.AutoModelForCausalLM.from_config(config).eval()
+    weights = {name: checkpoint.read(name) for name in checkpoint.names()}
+    assert set(rebuilt.load_state_dict(weights, strict=False)[0]) <= {"lm_head.weight"}
+    ids = torch.arange(40)[None] % 64
+    with torch.no_grad():
+        torch.testing.assert_close(rebuilt(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("variant", ["llama", "gemma3"])
+def test_config_agrees_with_transformers_own_gguf_reader(
+    variant: str, tmp_path: Path, tiny_model: Any, write_gguf: Any
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf", variant, tiny_model(variant))
+    config = open_checkpoint(path).config
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path, gguf_file="m.gguf").to_dict()
+    different = {"architectures", "rope_parameters", "vocab_size"}  # compared by their effect above
+    different |= {"attention_bias", "query_pre_attn_scalar"}  # theirs are the class's defaults
+    for field in config.keys() - different:
+        assert config[field] == theirs[field], field
+
+
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_1, Kind.Q5_0])
+def test_quantised_tensors(
+    kind: Kind, tmp_path: Path, tiny_model: Any, write_gguf: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cetane.checkpoint.gguf._CHUNK", 100)  # three rows of 32 at a time
+    model = tiny_model("qwen3")
+    # 48 columns do not divide into blocks of 32
+    monkeypatch.setattr(model.config, "intermediate_size", 64)
+    for layer in model.model.layers:
+        layer.mlp.down_proj.weight.data = torch.randn(32, 64)
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf", "qwen3", model, quantization=kind))
+    for name, weight in model.state_dict().items():
+        if weight.ndim == 2:
+            packed = gguf.quants.quantize(weight.numpy(), kind)
+            expected = gguf.quants.dequantize(packed, kind)
+            assert checkpoint.dtype(name) == kind.name
+            np.testing.assert_array_equal(checkpoint.read(name).numpy(), expected)
+
+
+def test_llama3_rope_scaling_is_recovered(tmp_path: Path, tiny_model: Any, write_gguf: Any) -> None:
+    def with_factors(factors: np.ndarray) -> Callable[[gguf.GGUFWriter], None]:
+        factors = factors.astype(np.float32)
+        return lambda writer: writer.add_tensor("rope_freqs.weight", factors)
+
+    scaling = {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    # llama.cpp stores by how much each frequency is divided; transformers knows the quotients.
+    config = transformers.LlamaConfig(head_dim=8, rope_parameters=scaling)
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    factors = 5e5 ** -(np.arange(0, 8, 2) / 8) / scaled.numpy()
+    assert 1 < factors[2] < 32  # one of the four lies between the two regimes
+
+    model = tiny_model("llama")
+    path = write_gguf(tmp_path / "m.gguf", "llama", model, extra=with_factors(factors))
+    checkpoint = open_checkpoint(path)
+    recovered = checkpoint.config["rope_parameters"]
+    assert recovered == scaling | {"factor": pytest.approx(32.0, rel=1e-5)}
+    assert "rope_freqs.weight" not in checkpoint
+
+    # Any other scaling would be silently wrong, so it is refused.
+    for wrong in (factors * [1, 1, 1.1, 1], np.arange(4), np.zeros(4), np.full(4, np.nan)):
+        path = write_gguf(tmp_path / "m.gguf", "llama", model, extra=with_factors(wrong))
+        with pytest.raises(CetaneError, match=r"rope_freqs\.weight"):
+            open_checkpoint(path)
+
+
+def refused(path: Path, match: str) -> None:
+    with pytest.raises(CetaneError, match=match) as caught:
+        open_checkpoint(path)
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+
+
+@pytest.fixture
+def good(tmp_path: Path, tiny_model: Any, write_gguf: Any) -> Path:
+    return write_gguf(tmp_path / "m.gguf", "llama", tiny_model("llama"))
+
+
+def test_truncated_anywhere(good: Path) -> None:
+    data = good.read_bytes()
+    for size in [0, 3, 4, 7, 8, 23, *range(24, 2000, 37), len(data) // 2, len(data) - 1]:
+        good.write_bytes(data[:size])
+        refused(good, "ends inside|more than it can hold|runs past|after the end|cannot read")
+
+
+def test_damaged_header_never_escapes_as_another_error(good: Path) -> None:
+    data = good.read_bytes()
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        damaged = bytearray(data)
+        for position in rng.integers(0, 2200, size=rng.integers(1, 4)):
+            damaged[position] = rng.integers(256)
+        good.write_bytes(damaged)
+        try:
+            checkpoint = open_checkpoint(good)
+            for name in checkpoint.names()[:3]:
+                checkpoint.read(name)
+        except CetaneError as error:
+            assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("offset", "form", "value", "match"),
+    [
+        (0, "4s", b"GGML", "does not start with GGUF"),
+        (4, "<I", 1, "version 1"),
+        (4, ">I", 3, "little-endian"),
+        (8, "<Q", 1 << 62, "more than it can hold"),  # tensors
+        (16, "<Q", 1 << 62, "more than it can hold"),  # metadata
+        (24, "<Q", 1 << 62, "runs past its end"),  # the first key's length
+    ],
+)
+def test_bad_header_fields(good: Path, offset: int, form: str, value: Any, match: str) -> None:
+    data = bytearray(good.read_bytes())
+    struct.pack_into(form, data, offset, value)
+    good.write_bytes(data)
+    refused(good, match)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "match"),
+    [
+        ("rank", 9, "9 dimensions"),
+        ("rows", 1 << 40, "after the end of the file"),
+        ("rows", 0, "impossible"),
+        ("type", 999, "unknown type 999"),
+        ("type", 4, "unknown type 4"),  # removed from the format
+        ("type", int(Kind.I32), "is I32, which is not read"),
+        ("offset", 1 << 40, "after the end of the file"),
+        ("offset", 1, "not aligned"),
+    ],
+)
+def test_bad_tensor_fields(good: Path, field: str, value: int, match: str) -> None:
+    data = bytearray(good.read_bytes())
+    rank_at = data.index(b"token_embd.weight") + len(b"token_embd.weight")
+    at = {"rank": 0, "rows": 12, "type": 20, "offset": 24}[field]
+    struct.pack_into("<Q" if field in ("rows", "offset") else "<I", data, rank_at + at, value)
+    good.write_bytes(data)
+    refused(good, match)
+
+
+@pytest.mark.parametrize(
+    ("extra", "match"),
+    [
+        (lambda w: w.add_uint32("split.count", 3), "one part of a split model"),
+        (lambda w: w.add_key_length(7), "odd width"),
+        (lambda w: w.add_rope_dimension_count(4), "rotates only part"),
+        (lambda w: w.add_value_length(4), "different widths"),
+        (lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), "'longrope'"),
+        (lambda w: w.add_string("general.alignment", "32"), r"general\.alignment"),
+        (
+            lambda w: w.add_tensor("blk.0.ffn_up.bias", np.zeros(48, np.float32)),
+            "which llama models do not",
+        ),
+        (
+            lambda w: w.add_tensor("blk.0.ffn_gate_inp.weight", np.zeros((4, 32), np.float32)),
+            "which llama models do not",
+        ),
+    ],
+)
+def test_what_cannot_be_read_faithfully_is_refused(
+    extra: Callable[[gguf.GGUFWriter], None],
+    match: str,
+    tmp_path: Path,
+    tiny_model: Any,
+    write_gguf: Any,
+) -> None:
+    refused(write_gguf(tmp_path / "m.gguf", "llama", tiny_model("llama"), extra=extra), match)
+
+
+def test_missing_tensor(tmp_path: Path, tiny_model: Any, write_gguf: Any) -> None:
+    skip = "model.layers.1.self_attn.o_proj.weight"
+    path = write_gguf(tmp_path / "m.gguf", "llama", tiny_model("llama"), skip=skip)
+    refused(path, r"lacks tensor 'blk\.1\.attn_output\.weight'")
+
+
+def test_missing_and_mistyped_metadata(good: Path) -> None:
+    data = good.read_bytes()
+    good.write_bytes(data.replace(b"llama.block_count", b"llama.block_clown"))
+    refused(good, r"llama\.block_count is missing")
+    at = data.index(b"llama.block_count") + len(b"llama.block_count")
+    good.write_bytes(data[:at] + struct.pack("<If", 6, 2.0) + data[at + 8 :])  # a float
+    refused(good, "not a positive integer")
+    good.write_bytes(data[:at] + struct.pack("<II", 4, 1 << 31) + data[at + 8 :])
+    refused(good, "2147483648 layers")
+
+
+def test_unknown_architecture(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "bloom")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    refused(tmp_path / "m.gguf", "'bloom'; known are: llama, qwen2, qwen3, gemma3")
+
+
+def test_unknown_tensor_name_and_file_cut_after_opening(good: Path) -> None:
+    checkpoint = open_checkpoint(good)
+    assert "model.norm.weight" in checkpoint and "blk.0.attn_q.weight" not in checkpoint
+    for ask in (checkpoint.read, checkpoint.shape, checkpoint.dtype):
+        with pytest.raises(CetaneError, match="no tensor 'nope'"):
+            ask("nope")
+    good.write_bytes(good.read_bytes()[:3000])
+    with pytest.raises(CetaneError, match="became shorter"):
+        checkpoint.read("lm_head.weight")
+
+
+def test_fingerprint_follows_the_file(good: Path) -> None:
+    first = open_checkpoint(good).fingerprint
+    assert first == open_checkpoint(good).fingerprint and len(first) == 64
+    data = bytearray(good.read_bytes())
+    data[-1] ^= 1
+    good.write_bytes(data)
+    assert open_checkpoint(good).fingerprint != first
+
+
+def test_opening_loads_neither_torch_nor_transformers(good: Path) -> None:
+    code = (
+        "import sys; from cetane.checkpoint import open_checkpoint\n"
+        f"open_checkpoint({str(good)!r}).fingerprint\n"
+        "assert not {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,346 @@
+"""Tokenizers in GGUF metadata against the ones they were written from."""
+
+import json
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from gguf import TokenType
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Backend
+from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX as QWEN2
+
+from cetane.checkpoint import Tokenizer
+from cetane.checkpoint.gguf_file import read_gguf
+from cetane.checkpoint.gguf_tokenizer import load_gguf_tokenizer
+from cetane.errors import CetaneError
+
+CORPUS = [
+    "def f(x):\n    return x ** 2  # the square\n\n\n",
+    "It's 1234567 and 3.14; we'LL see, don't we?",
+    "日本語のテキスト and naïve café, 'quoted' «text»",
+    "emoji 😀👩‍👩‍👧‍👦 ½ ② ٣٤ ǅungla",
+]
+TEXTS = [
+    *CORPUS,
+    "",
+    " ",
+    "   leading and trailing \t \n ",
+    "a 1 b 22 c333 4444",
+    "<|im_start|>user\nhi<think>there<|im_end|>",
+    "e\u0301 \u00a0nbsp\u2003em",
+    "HELLO'S World's",
+]
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+LLAMA3 = QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|")
+
+
+def split_on(regex: str) -> Any:
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(regex), behavior="isolated"), byte_level]
+    )
+
+
+# What the models' own tokenizer.json files say.
+PUBLISHED: dict[str, Callable[[], Any]] = {
+    "gpt-2": lambda: pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "smollm": lambda: pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    ),
+    "qwen2": lambda: split_on(QWEN2),
+    "llama-bpe": lambda: split_on(LLAMA3),
+}
+
+
+def byte_level_backend(pre: str) -> Backend:
+    backend = Backend(models.BPE(ignore_merges=pre == "llama-bpe"))
+    backend.pre_tokenizer = PUBLISHED[pre]()
+    backend.decoder = decoders.ByteLevel()
+    if pre == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    trainer = trainers.BpeTrainer(
+        vocab_size=700,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS * 3, trainer)
+    backend.add_tokens([AddedToken("<think>", normalized=False, special=False)])
+    return backend
+
+
+Extra = Callable[[gguf.GGUFWriter], None]
+
+
+def write(path: Path, architecture: str, kind: str, *extras: Extra) -> Path:
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_tokenizer_model(kind)
+    for extra in extras:
+        extra(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+def load(path: Path) -> Tokenizer:
+    return load_gguf_tokenizer(read_gguf(path))
+
+
+def byte_level_gguf(path: Path, backend: Backend, pre: str | None, *extras: Extra) -> Path:
+    state = json.loads(backend.to_str())
+    tokens = sorted(backend.get_vocab(), key=backend.token_to_id)
+    types = [TokenType.NORMAL] * len(tokens)
+    for token in SPECIAL:
+        types[tokens.index(token)] = TokenType.CONTROL
+    types[tokens.index("<think>")] = TokenType.USER_DEFINED
+
+    def metadata(writer: gguf.GGUFWriter) -> None:
+        if pre is not None:
+            writer.add_tokenizer_pre(pre)
+        writer.add_token_list(tokens)
+        writer.add_token_types(types)
+        writer.add_token_merges([" ".join(pair) for pair in state["model"]["merges"]])
+        writer.add_bos_token_id(0)
+        writer.add_eos_token_id(2)
+
+    return write(path, "llama", "gpt2", metadata, *extras)
+
+
+@pytest.mark.parametrize("pre", PUBLISHED)
+def test_byte_level(pre: str, tmp_path: Path) -> None:
+    backend = byte_level_backend(pre)
+    tokenizer = load(byte_level_gguf(tmp_path / "m.gguf", backend, pre))
+    bos = [0] if pre == "llama-bpe" else []  # llama.cpp's default for it
+    for text in TEXTS:
+        ids = backend.encode(text).ids
+        assert tokenizer.encode(text) == bos + ids
+        assert tokenizer.decode(ids) == backend.decode(ids)
+    assert tokenizer.vocab_size == backend.get_vocab_size()
+    assert tokenizer.bos_id == 0 and tokenizer.eos_ids == (2,)
+
+
+def test_flags_template_and_stop_tokens(tmp_path: Path) -> None:
+    def extra(writer: gguf.GGUFWriter) -> None:
+        writer.add_add_bos_token(True)
+        writer.add_add_eos_token(True)
+        writer.add_eot_token_id(1)
+        writer.add_chat_template("{{ bos_token }}{{ messages[0].content }}<|im_end|>")
+
+    backend = byte_level_backend("gpt-2")
+    tokenizer = load(byte_level_gguf(tmp_path / "m.gguf", backend, "gpt-2", extra))
+    ids = backend.encode("it's").ids
+    assert tokenizer.encode("it's") == [0, *ids, 2]
+    assert tokenizer.chat([{"role": "user", "content": "it's"}]) == [0, *ids, 2]
+    assert tokenizer.eos_ids == (2, 1)
+
+
+PIECES = [
+    *("<unk>", "<s>", "</s>"),
+    *(f"<0x{i:02X}>" for i in range(256)),
+    *("▁", "h", "e", "l", "o", "w", "r", "d", "é"),
+    *("he", "ll", "hell", "lo", "llo", "hello", "▁he", "▁hello", "wo", "▁w", "▁wo", "or", "ld"),
+    *("rld", "world", "▁world", "el", "ello", "▁h"),
+]
+
+
+def sentencepiece_gguf(
+    path: Path, architecture: str = "llama", tokens: list[str] = PIECES, *extras: Extra
+) -> Path:
+    kinds = dict.fromkeys(("<s>", "</s>", "<end_of_turn>"), TokenType.CONTROL)
+    kinds |= {"<unk>": TokenType.UNKNOWN}
+    kinds |= dict.fromkeys(("  ", "   "), TokenType.USER_DEFINED)
+    kinds |= {token: TokenType.BYTE for token in tokens if token.startswith("<0x")}
+    types = [kinds.get(token, TokenType.NORMAL) for token in tokens]
+
+    def metadata(writer: gguf.GGUFWriter) -> None:
+        writer.add_token_list(tokens)
+        # With ties, and not in the order of the ids.
+        writer.add_token_scores([-float((i * 7) % 11) for i in range(len(tokens))])
+        writer.add_token_types(types)
+
+    return write(path, architecture, "llama", metadata, *extras)
+
+
+SPM_TEXTS = [
+    *("hello world", "hello  world", "hellohello", "Hé! 日", "world\nhello", "", "helloworldorld"),
+    *("wor ld", "o", "</s>hello"),
+]
+
+
+def test_sentencepiece_matches_transformers(tmp_path: Path) -> None:
+    path = sentencepiece_gguf(tmp_path / "m.gguf")
+    architecture, description, _ = get_gguf_tokenizer(str(path))
+    theirs, _ = convert_gguf_tokenizer(architecture, description)
+    tokenizer = load(path)
+    for text in SPM_TEXTS[:-1]:
+        ids = tokenizer.encode(text)
+        assert ids == [1, *theirs.encode(text, add_special_tokens=False).ids]
+        assert tokenizer.decode(ids) == theirs.decode(ids) == text
+    assert (tokenizer.bos_id, tokenizer.eos_ids) == (1, (2,))
+    # SentencePiece's and llama.cpp's dummy space: always one more, also after a special token.
+    space, hello = PIECES.index("▁"), PIECES.index("▁hello")
+    assert tokenizer.encode(" hello") == [1, space, hello]
+    assert tokenizer.encode("</s>hello") == [1, 2, hello]
+
+
+def test_sentencepiece_without_dummy_space(tmp_path: Path) -> None:
+    def extra(writer: gguf.GGUFWriter) -> None:
+        writer.add_add_space_prefix(False)
+        writer.add_add_bos_token(False)
+
+    tokenizer = load(sentencepiece_gguf(tmp_path / "m.gguf", "llama", PIECES, extra))
+    assert tokenizer.encode("hello") == [PIECES.index("hello")]
+    assert tokenizer.decode(tokenizer.encode(" hello")) == " hello"
+
+
+def test_gemma_matches_transformers(tmp_path: Path) -> None:
+    tokens = [*PIECES, "  ", "   ", "<end_of_turn>"]
+
+    def extra(writer: gguf.GGUFWriter) -> None:
+        writer.add_add_space_prefix(False)
+        writer.add_unk_token_id(0)
+
+    path = sentencepiece_gguf(tmp_path / "m.gguf", "gemma3", tokens, extra)
+    architecture, description, _ = get_gguf_tokenizer(str(path))
+    theirs, _ = convert_gguf_tokenizer(architecture, description)
+    tokenizer = load(path)
+    for text in [*SPM_TEXTS, "hello   world", "    o", "<end_of_turn>"]:
+        ids = tokenizer.encode(text)
+        assert ids == [1, *theirs.encode(text, add_special_tokens=False).ids]
+    assert tokenizer.eos_ids == (2, tokens.index("<end_of_turn>"))
+    assert tokenizer.encode("   o")[1:] == [tokens.index("   "), tokens.index("o")]
+
+
+def test_saved_tokenizer_reads_the_same(tmp_path: Path) -> None:
+    for path in (
+        sentencepiece_gguf(tmp_path / "s.gguf"),
+        byte_level_gguf(tmp_path / "b.gguf", byte_level_backend("qwen2"), "qwen2"),
+    ):
+        tokenizer = load(path)
+        tokenizer.save(tmp_path / path.stem)
+        again = Tokenizer.load(tmp_path / path.stem)
+        for text in TEXTS + SPM_TEXTS:
+            assert again.encode(text) == tokenizer.encode(text)
+        assert (again.bos_id, again.eos_ids) == (tokenizer.bos_id, tokenizer.eos_ids)
+
+
+def test_cache(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = sentencepiece_gguf(tmp_path / "m.gguf")
+    first = load(path)
+    (entry,) = own_cache.glob("tokenizers/*/*")
+    assert entry.name == "tokenizer.json"  # and no temporary file beside it
+    good = entry.read_bytes()
+
+    for corrupt in (b"", good[: len(good) // 2], b"[]"):
+        entry.write_bytes(corrupt)
+        assert load(path).encode("hello") == first.encode("hello")
+        assert entry.read_bytes() == good
+
+    # Other metadata has an entry of its own.
+    load(sentencepiece_gguf(tmp_path / "n.gguf", "llama", [*PIECES, "x"]))
+    assert len(list(own_cache.glob("tokenizers/*"))) == 2
+
+    # A cached tokenizer is not built again, and a cache that cannot be written is no error.
+    monkeypatch.setattr("cetane.checkpoint.gguf_tokenizer._Vocabulary.build", None)
+    assert load(path).encode("hello") == first.encode("hello")
+    monkeypatch.undo()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "file"))
+    assert load(path).encode("hello") == first.encode("hello")
+
+
+def good_tokens(writer: gguf.GGUFWriter) -> None:
+    writer.add_token_list(["a", "b", "ab"])
+    writer.add_tokenizer_pre("gpt-2")
+
+
+def good_bpe(writer: gguf.GGUFWriter) -> None:
+    good_tokens(writer)
+    writer.add_token_merges(["a b"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "extras", "match"),
+    [
+        ("bert", [], "'bert' is not one of gpt2, llama"),
+        ("gpt2", [], r"no tokenizer\.ggml\.tokens"),
+        ("gpt2", [lambda w: w.add_token_list(["a"])], "pre-tokenizer None is not known"),
+        (
+            "gpt2",
+            [lambda w: w.add_token_list(["a"]), lambda w: w.add_tokenizer_pre("new")],
+            "pre-tokenizer 'new' is not known; known are: deepseek-r1-qwen, default, ",
+        ),
+        ("gpt2", [good_tokens], r"no tokenizer\.ggml\.merges"),
+        ("gpt2", [good_tokens, lambda w: w.add_token_merges(["a z"])], "out of vocabulary"),
+        ("gpt2", [good_tokens, lambda w: w.add_token_merges(["ab"])], "'ab' is not two tokens"),
+        ("gpt2", [good_tokens, lambda w: w.add_token_types([1])], "1 entries for 3 tokens"),
+        ("gpt2", [good_bpe, lambda w: w.add_eos_token_id(3)], "eos_token_id 3 is not below 3"),
+        ("gpt2", [good_bpe, lambda w: w.add_bool("tokenizer.chat_template", True)], "not a str"),
+        ("llama", [good_tokens], r"no tokenizer\.ggml\.scores"),
+        ("llama", [lambda w: w.add_token_list(["a", "b", "a"])], r"tokenizer\.ggml\.scores"),
+        (
+            "llama",
+            [
+                lambda w: w.add_token_list(["a", "b", "a"]),
+                lambda w: w.add_token_scores([0.0, 0.0, 0.0]),
+            ],
+            "appears twice",
+        ),
+        (
+            "llama",
+            [lambda w: w.add_token_list(["a"]), lambda w: w.add_token_scores([0.0])],
+            "bos_token_id 1 is not below 1",
+        ),
+        ("llama", [lambda w: w.add_array("tokenizer.ggml.tokens", [1, 2])], "not a list"),
+        (
+            "llama",
+            [good_tokens, lambda w: w.add_array("tokenizer.ggml.scores", ["x", "y", "z"])],
+            "not a ndarray",
+        ),
+    ],
+)
+def test_bad_metadata(kind: str, extras: list[Extra], match: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", "llama", kind, *extras)
+    with pytest.raises(CetaneError, match=match) as caught:
+        load(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_damaged_metadata_never_escapes_as_another_error(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    for path in (
+        sentencepiece_gguf(tmp_path / "s.gguf"),
+        byte_level_gguf(tmp_path / "b.gguf", byte_level_backend("qwen2"), "qwen2"),
+    ):
+        data = path.read_bytes()
+        for _ in range(100):
+            damaged = bytearray(data)
+            for _ in range(rng.randint(1, 4)):
+                damaged[rng.randrange(24, len(data))] = rng.choice((0, 1, 65, 255))
+            path.write_bytes(damaged)
+            with suppress(CetaneError):
+                load(path).encode("hello world")
+
+
+def test_merges_follow_scores_by_hand(tmp_path: Path) -> None:
+    """ "abc" is a+bc or ab+c, whichever of "ab" and "bc" scores better."""
+    tokens = ["<unk>", "<s>", "</s>", "a", "b", "c", "ab", "bc"]
+    for better, expected in (("ab", [6, 5]), ("bc", [3, 7])):
+        extras: list[Extra] = [
+            lambda w: w.add_token_list(tokens),
+            lambda w, better=better: w.add_token_scores([-float(t != better) for t in tokens]),
+            lambda w: w.add_add_space_prefix(False),
+            lambda w: w.add_add_bos_token(False),
+        ]
+        path = write(tmp_path / f"{better}.gguf", "llama", "llama", *extras)
+        assert load(path).encode("abc") == expected

@@ -1,0 +1,75 @@
+"""What a source string is taken for."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from cetane.checkpoint import open_checkpoint
+from cetane.errors import CetaneError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text('{"model_type": "llama"}')
+    save_file({"a": torch.ones(2)}, tmp_path / "m" / "model.safetensors")
+    return tmp_path / "m"
+
+
+@pytest.fixture
+def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A hub that has one model; the list holds what was asked of it."""
+    asked = []
+
+    def snapshot_download(repo_id: str, **patterns: Any) -> str:
+        asked.append(repo_id)
+        assert "*.bin" not in patterns["allow_patterns"]
+        if repo_id != "org/model-1.5":
+            raise OSError(f"{repo_id} was not found\nwith details\non more lines")
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    return asked
+
+
+def test_hub_id(hub: list[str]) -> None:
+    checkpoint = open_checkpoint("org/model-1.5")
+    assert checkpoint.source == "org/model-1.5" and checkpoint.names() == ["a"]
+
+
+def test_hub_failure_is_one_line(hub: list[str]) -> None:
+    with pytest.raises(CetaneError, match="org/other was not found") as caught:
+        open_checkpoint("org/other")
+    assert "\n" not in str(caught.value)
+
+
+def test_existing_path_wins(hub: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    shutil.copytree(folder, "org/model-1.5")
+    assert open_checkpoint("org/model-1.5").read("a").tolist() == [1, 1]
+    assert not hub
+
+
+@pytest.mark.parametrize("source", ["nope", "a/b/c", "/no/such", "org/m.gguf", "org/m.bin", "../x"])
+def test_no_such_path(source: str, hub: list[str]) -> None:
+    with pytest.raises(CetaneError, match=f"no such file or folder: {source}"):
+        open_checkpoint(source)
+    assert not hub
+
+
+def test_gguf_is_known_by_name_or_content(tmp_path: Path) -> None:
+    (tmp_path / "blob").write_bytes(b"GGUF")
+    (tmp_path / "m.gguf").write_bytes(b"\0" * 30)
+    (tmp_path / "notes.txt").write_text("hello")
+    for name, match in (
+        ("blob", "not a valid GGUF"),
+        ("m.gguf", "does not start with GGUF"),
+        ("notes.txt", "neither a GGUF nor a safetensors"),
+    ):
+        with pytest.raises(CetaneError, match=match):
+            open_checkpoint(tmp_path / name)

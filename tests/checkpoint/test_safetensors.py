@@ -1,0 +1,242 @@
+"""Safetensors folders against what the safetensors package wrote."""
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from cetane.checkpoint import open_checkpoint
+from cetane.checkpoint.safetensors import DTYPES
+from cetane.errors import CetaneError
+
+
+def folder_with(path: Path, *files: dict[str, torch.Tensor]) -> Path:
+    """A checkpoint folder: one file, or an index and a shard for each of `files`."""
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text('{"model_type": "llama", "text_config": {"a": 1}}')
+    if len(files) == 1:
+        save_file(files[0], path / "model.safetensors")
+        return path
+    weight_map = {}
+    for i, tensors in enumerate(files):
+        save_file(tensors, path / f"part-{i}.safetensors")
+        weight_map |= dict.fromkeys(tensors, f"part-{i}.safetensors")
+    write_index(path, weight_map)
+    return path
+
+
+def write_index(folder: Path, weight_map: Any) -> None:
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+
+
+def write_raw(folder: Path, header: Any, data: bytes = b"") -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path = folder_with(folder, {}) / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def refused(source: Path, match: str) -> None:
+    with pytest.raises(CetaneError, match=match) as caught:
+        open_checkpoint(source)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_dtype_and_shape(tmp_path: Path) -> None:
+    tensors = {
+        name: torch.tensor([[0, 1, 2], [3, 4, 5]]).to(getattr(torch, torch_name))
+        for name, (torch_name, _) in DTYPES.items()
+    }
+    tensors |= {"scalar": torch.tensor(3.0), "empty": torch.zeros(0, 4, dtype=torch.bfloat16)}
+    checkpoint = open_checkpoint(folder_with(tmp_path / "m", tensors))
+    assert checkpoint.names() == sorted(tensors)
+    for name, expected in tensors.items():
+        tensor = checkpoint.read(name)
+        assert tensor.dtype == expected.dtype
+        assert tuple(tensor.shape) == checkpoint.shape(name) == tuple(expected.shape)
+        assert torch.equal(tensor.float(), expected.float())
+        assert name in checkpoint
+    assert checkpoint.dtype("BF16") == "BF16"
+    assert checkpoint.config == {"model_type": "llama", "text_config": {"a": 1}}
+
+
+def test_folder_written_by_transformers(tmp_path: Path, tiny_model: Any) -> None:
+    model = tiny_model("qwen3").to(torch.bfloat16)
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    checkpoint = open_checkpoint(tmp_path)
+    expected = model.state_dict()
+    assert checkpoint.names() == sorted(expected)
+    for name, tensor in expected.items():
+        assert torch.equal(checkpoint.read(name), tensor)
+    assert checkpoint.config["hidden_size"] == model.config.hidden_size
+
+
+def test_a_read_tensor_is_the_callers_own(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(folder_with(tmp_path / "m", {"w": torch.ones(4)}))
+    checkpoint.read("w").zero_()
+    assert checkpoint.read("w").sum() == 4
+
+
+def test_shards_and_single_files(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "m", {"a": torch.ones(2)}, {"b": torch.zeros(3)})
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.names() == ["a", "b"] and checkpoint.read("b").tolist() == [0, 0, 0]
+    assert checkpoint.source == str(folder)
+    # A file's own path opens only that file.
+    assert open_checkpoint(folder / "part-1.safetensors").names() == ["b"]
+    # Without an index, several files are ambiguous and one is not.
+    (folder / "model.safetensors.index.json").unlink()
+    refused(folder, "2 safetensors files but no")
+    (folder / "part-1.safetensors").unlink()
+    assert open_checkpoint(folder).names() == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "match"),
+    [
+        ({"a": "../part-0.safetensors"}, "outside its folder"),
+        ({"a": "/etc/passwd"}, "outside its folder"),
+        ({"a": "x\\part-0.safetensors"}, "outside its folder"),
+        ({"a": "part-9.safetensors"}, r"names part-9\.safetensors, which is missing"),
+        ({"a": "part-0.bin"}, "no safetensors file"),
+        ({"a": "part-0.safetensors", "c": "part-1.safetensors"}, "'c' in part-1"),
+        ({"a": "part-1.safetensors"}, "'a' in part-1"),
+        ({"a": 1}, "does not map names to files"),
+        ({}, "no weight_map"),
+        ([], "no weight_map"),
+    ],
+)
+def test_bad_index(weight_map: Any, match: str, tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "m", {"a": torch.ones(2)}, {"b": torch.zeros(3)})
+    write_index(folder, weight_map)
+    refused(folder, match)
+
+
+def test_a_tensor_in_two_shards(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "m", {"a": torch.ones(2)}, {"a": torch.ones(2)})
+    write_index(folder, {"a": "part-0.safetensors", "b": "part-1.safetensors"})
+    refused(folder, r"tensor 'a' in part-0\.safetensors and part-1\.safetensors")
+
+
+def entry(begin: Any, end: Any, shape: Any = (2,), dtype: Any = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    ("header", "match"),
+    [
+        ({"a": entry(0, 8)}, "8 bytes after the last tensor"),
+        ({"a": entry(0, 8), "b": entry(4, 12), "c": entry(12, 16, [1])}, "overlaps"),
+        ({"a": entry(0, 8), "b": entry(12, 16, [1])}, "'b' overlaps another or leaves a hole"),
+        ({"a": entry(0, 8), "b": entry(8, 24, [4])}, "'b' ends 8 bytes after the end"),
+        ({"a": entry(0, 16)}, r"'a' of shape \[2\] in F32 has 16 bytes"),
+        ({"a": entry(8, 0)}, "has -8 bytes"),
+        ({"a": entry(0, 16, [-4])}, "malformed"),
+        ({"a": entry(0, 16, 4)}, "malformed"),
+        ({"a": entry(0.0, 16, [4])}, "malformed"),
+        ({"a": entry(0, 16, [4], "F12")}, "unsupported dtype 'F12'"),
+        ({"a": entry(0, 16, [4], ["F32"])}, "unsupported dtype"),
+        ({"a": {"dtype": "F32"}}, "lacks a dtype, shape or data_offsets"),
+        ({"a": None}, "lacks a dtype, shape or data_offsets"),
+        ([], "not a JSON object"),
+        (b'{"a": 1, "a": 1}', "appears twice"),
+        (b"{", "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+    ],
+)
+def test_bad_header(header: Any, match: str, tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "m", header, bytes(16))
+    refused(path.parent, match)
+    refused(path, r"model\.safetensors")
+
+
+def test_truncated_anywhere(tmp_path: Path) -> None:
+    path = folder_with(tmp_path / "m", {"a": torch.ones(8)}) / "model.safetensors"
+    data = path.read_bytes()
+    for size in range(len(data)):
+        path.write_bytes(data[:size])
+        refused(path, "not a valid safetensors file")
+    path.write_bytes(struct.pack("<Q", 1 << 63) + data[8:])
+    refused(path, "does not fit")
+
+
+def test_file_cut_after_opening(tmp_path: Path) -> None:
+    path = folder_with(tmp_path / "m", {"a": torch.ones(8)}) / "model.safetensors"
+    checkpoint = open_checkpoint(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CetaneError, match="became shorter"):
+        checkpoint.read("a")
+    path.unlink()
+    with pytest.raises(CetaneError, match="cannot read"):
+        checkpoint.read("a")
+    with pytest.raises(CetaneError, match="no tensor 'b'"):
+        checkpoint.read("b")
+
+
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth", "x.ckpt", "x.PKL"]
+)
+def test_pickles_are_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).write_bytes(b"\x80\x04.")
+    for source in (tmp_path, tmp_path / name):
+        with pytest.raises(CetaneError, match="pickle executes code") as caught:
+            open_checkpoint(source)
+        assert caught.value.hint == "convert it to safetensors"
+
+
+def test_bad_folders(tmp_path: Path) -> None:
+    refused(tmp_path, r"no config\.json")
+    (tmp_path / "a.gguf").touch()
+    refused(tmp_path, r"a\.gguf itself")
+    (tmp_path / "config.json").write_text("{}")
+    refused(tmp_path, "no safetensors file")
+    for text in ("[]", "{", "\udc80"):
+        save_file({}, tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_bytes(text.encode(errors="surrogateescape"))
+        refused(tmp_path, r"config\.json")
+
+
+def test_no_tokenizer_is_an_error_on_access_only(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(folder_with(tmp_path / "m", {"a": torch.ones(1)}))
+    with pytest.raises(CetaneError, match=r"no tokenizer\.json"):
+        _ = checkpoint.tokenizer
+
+
+def test_fingerprint_follows_the_files(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "m", {"a": torch.ones(2)})
+
+    def fingerprint() -> str:
+        return open_checkpoint(folder).fingerprint
+
+    seen = {fingerprint(), fingerprint()}
+    assert len(seen) == 1
+    for change in (
+        lambda: save_file({"a": torch.zeros(2)}, folder / "model.safetensors"),
+        lambda: (folder / "config.json").write_text('{"model_type": "qwen2"}'),
+        lambda: (folder / "generation_config.json").write_text("{}"),
+    ):
+        change()
+        assert fingerprint() not in seen
+        seen.add(fingerprint())
+    moved = folder.rename(tmp_path / "elsewhere")
+    assert open_checkpoint(moved).fingerprint in seen
+
+
+def test_opening_loads_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "m", {"a": torch.ones(2)})
+    code = (
+        "import sys; from cetane.checkpoint import open_checkpoint\n"
+        f"open_checkpoint({str(folder)!r}).fingerprint\n"
+        "assert not {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,203 @@
+"""The tokenizer against transformers on the same files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from cetane.checkpoint import Tokenizer
+from cetane.errors import CetaneError
+
+TEMPLATE = """
+{%- if messages[0]['role'] == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}
+{{ bos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'skip' %}{% continue %}{% endif %}
+<|im_start|>{{ message['role'] }}
+{% generation %}{{ message['content'] | tojson }}{% endgeneration %}<|im_end|>
+{% endfor %}
+{% if add_generation_prompt %}
+<|im_start|>assistant
+{% endif %}
+{{ strftime_now('%Y') | length }}"""
+SPECIAL = ["<s>", "<|im_start|>", "<|im_end|>", "<pad>"]
+TEXTS = [
+    "Hello, world!",
+    "  two  spaces\n\n\ttab ",
+    "naïve 日本語 😀👩‍👩‍👧",
+    "<|im_start|>user\n1234<|im_end|>",
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level tokenizer that adds BOS, as a model's folder holds it."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(["hello world, the world of words"] * 3, trainer)
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    backend.enable_truncation(3)  # as some published files have it; transformers ignores it
+    path = tmp_path_factory.mktemp("tokenizer")
+    backend.save(str(path / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": {"content": "<s>", "__type": "AddedToken"},
+        "eos_token": "<|im_end|>",
+        "pad_token": "<pad>",
+        "chat_template": "{{ 'from the config' }}",
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    (path / "chat_template.jinja").write_text(TEMPLATE)
+    (path / "generation_config.json").write_text('{"eos_token_id": [3, 2]}')
+    return path
+
+
+@pytest.fixture(scope="module")
+def theirs(folder: Path) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.load(folder)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_encode_and_decode(text: str, tokenizer: Tokenizer, theirs: Any) -> None:
+    ids = tokenizer.encode(text)
+    assert ids == theirs(text).input_ids and ids[0] == 0
+    for skip in (True, False):
+        expected = theirs.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+        assert tokenizer.decode(ids, skip_special_tokens=skip) == expected
+
+
+def test_attributes(tokenizer: Tokenizer) -> None:
+    assert tokenizer.bos_id == 0
+    assert tokenizer.eos_ids == (3, 2)  # generation_config's list holds the tokenizer's own
+    assert tokenizer.vocab_size == len(tokenizer.backend.get_vocab())
+    assert tokenizer.has_chat_template
+
+
+MESSAGES = [
+    {"role": "system", "content": 'Be "brief" & <kind>.'},
+    {"role": "skip", "content": ""},
+    {"role": "user", "content": "héllo\n"},
+]
+
+
+@pytest.mark.parametrize("generate", [True, False])
+def test_chat(generate: bool, tokenizer: Tokenizer, theirs: Any) -> None:
+    expected = theirs.apply_chat_template(
+        MESSAGES, add_generation_prompt=generate, return_dict=False
+    )
+    assert tokenizer.chat(MESSAGES, add_generation_prompt=generate) == expected
+
+
+def test_chat_errors(folder: Path, tmp_path: Path, tokenizer: Tokenizer) -> None:
+    with pytest.raises(CetaneError, match="no tools here"):
+        tokenizer.chat([{"role": "tool", "content": ""}])
+    with pytest.raises(CetaneError, match="does not accept"):
+        tokenizer.chat([])
+    with pytest.raises(CetaneError, match="does not accept"):
+        tokenizer.chat([{"role": "user"}])
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    plain = Tokenizer.load(tmp_path)
+    assert not plain.has_chat_template and plain.bos_id is None and plain.eos_ids == ()
+    with pytest.raises(CetaneError, match="no chat template"):
+        plain.chat(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{% if %}", "{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ 1 / 0 }}"],
+)
+def test_broken_and_hostile_templates(template: str, tokenizer: Tokenizer) -> None:
+    bad = Tokenizer(tokenizer.backend, {}, (), template)
+    with pytest.raises(CetaneError, match="chat template") as caught:
+        bad.chat(MESSAGES)
+    assert "\n" not in str(caught.value)
+
+
+def test_save_and_load(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path / "a")
+    again = Tokenizer.load(tmp_path / "a")
+    again.save(tmp_path / "b")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "a")
+    assert theirs.bos_token_id == again.bos_id and theirs.eos_token == "<|im_end|>"
+    for text in TEXTS:
+        assert again.encode(text) == tokenizer.encode(text) == theirs(text).input_ids
+    assert again.eos_ids == tokenizer.eos_ids
+    assert again.chat(MESSAGES) == tokenizer.chat(MESSAGES)
+    assert theirs.apply_chat_template(MESSAGES, return_dict=False) == again.chat(MESSAGES, False)
+    files = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert [(tmp_path / "a" / f).read_bytes() for f in files] == [
+        (tmp_path / "b" / f).read_bytes() for f in files
+    ]
+
+
+def test_eos_ids_from_other_files(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": {"content": "<|im_end|>"}}')
+    assert Tokenizer.load(tmp_path).eos_ids == (2,)
+    (tmp_path / "config.json").write_text('{"text_config": {"eos_token_id": [7, 8]}}')
+    assert Tokenizer.load(tmp_path).eos_ids == (7, 8, 2)
+    (tmp_path / "config.json").write_text('{"eos_token_id": 9}')
+    assert Tokenizer.load(tmp_path).eos_ids == (9, 2)
+
+
+def test_template_from_the_config(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    for value, expected in (
+        ("one", "one"),
+        ([{"name": "rag", "template": "x"}, {"name": "default", "template": "two"}], "two"),
+        ([1], None),
+        (7, None),
+    ):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
+        assert Tokenizer.load(tmp_path).chat_template == expected
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"model": 1}'])
+def test_malformed_files(content: str, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(CetaneError, match="not a valid tokenizer"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / "generation_config.json").write_text("[]")
+    with pytest.raises(CetaneError, match=r"generation_config\.json"):
+        Tokenizer.load(tmp_path)
+
+
+def test_text_that_is_no_unicode(tokenizer: Tokenizer) -> None:
+    with pytest.raises(CetaneError, match="not valid Unicode"):
+        tokenizer.encode("a\ud800")
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "x" * 50 + "é" * 9])
+def test_stream_gives_whole_characters(text: str, tokenizer: Tokenizer) -> None:
+    stream = tokenizer.stream()
+    pieces = [stream.push(i) for i in tokenizer.encode(text)]
+    assert "".join(pieces) == tokenizer.decode(tokenizer.encode(text))
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_stream_survives_invalid_bytes(tokenizer: Tokenizer) -> None:
+    alphabet = tokenizer.backend.get_vocab()
+    half = [alphabet[c] for c in "ðŁ"]  # the first half of an emoji
+    ids = [*half, *tokenizer.encode("ok"), *half, *tokenizer.encode("é")]
+    stream = tokenizer.stream()
+    assert "".join(stream.push(i) for i in ids) == tokenizer.decode(ids)
