@@ -5,6 +5,7 @@ Reads shapes from modules on torch's meta device, never weights.
 
 from collections.abc import Sequence
 from functools import cached_property
+from math import prod
 from typing import Any, Literal, Protocol
 
 from cetane.errors import CetaneError
@@ -87,6 +88,8 @@ class Plan(Data):
     layers: int
     embedding_bytes: int
     weight_bytes: int
+    fewest_bits: int
+    """Bits of the most compressed weight."""
     kv_bytes: dict[int, int]
     """Key/value cache of the whole model, by context length."""
     rotary: tuple[str, ...]
@@ -123,11 +126,10 @@ class Planner:
         if layout.kind == "per-block":
             shards: dict[str, tuple[Block, ...]] = {layer.name: (layer,) for layer in layers}
         else:
-            if layout.chunks > len(layers):
-                raise CetaneError(
-                    f"layout.chunks = {layout.chunks}: the model has only {len(layers)} layers"
-                )
-            bounds = [len(layers) * i // layout.chunks for i in range(layout.chunks + 1)]
+            count = layout.chunks or min(4, len(layers))
+            if count > len(layers):
+                raise CetaneError(f"layout.chunks = {count}: the model has {len(layers)} layers")
+            bounds = [len(layers) * i // count for i in range(count + 1)]
             shards = {
                 f"chunk-{i:02}": layers[start:stop]
                 for i, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False))
@@ -141,6 +143,12 @@ class Planner:
             for _, weight in block.weights():
                 if weight.name not in self.checkpoint:
                     raise CetaneError(f"{self.checkpoint.source}: no tensor {weight.name}")
+                stored = prod(self.checkpoint.shape(weight.name))
+                if stored != weight.elements and not isinstance(block, Head):
+                    raise CetaneError(
+                        f"{self.checkpoint.source}: {weight.name} has shape "
+                        f"{self.checkpoint.shape(weight.name)}, the config says {weight.shape}"
+                    )
                 if weight.kind:
                     kinds[weight.name] = weight.kind
                     selected = self.recipe.compression.format_for(weight.name, weight.kind)
@@ -227,6 +235,12 @@ class Planner:
         """The whole plan."""
         modes, widths = self.recipe.tokens.by_mode(), self.function_widths()
         shards = tuple(self._shard(name, blocks) for name, blocks in self.members.items())
+        bits = [
+            self.recipe.compression.format_for(weight.name, weight.kind).bits
+            for block in (*self.model.layers, *self.heads)
+            for _, weight in block.weights()
+            if weight.kind
+        ]
         groups = [self.model.groups[layer.group] for layer in self.model.layers if layer.group]
         slot = sum(2 * 2 * group.heads * group.dim for group in groups)
         return Plan(
@@ -237,6 +251,7 @@ class Planner:
             layers=len(self.model.layers),
             embedding_bytes=2 * self.model.vocab * self.model.hidden,
             weight_bytes=sum(shard.weight_bytes for shard in shards),
+            fewest_bits=min(bits),
             kv_bytes={context: slot * context for context in CONTEXTS},
             rotary=tuple(self.model.rotary),
             shards=shards,

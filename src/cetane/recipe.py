@@ -21,8 +21,14 @@ class Layout(Data):
     """Which blocks go into which shard."""
 
     kind: Literal["per-block", "chunks", "single"] = "chunks"
-    chunks: int = Field(default=4, ge=1)
-    """How many shards the layers are cut into; only read by `chunks`."""
+    chunks: int | None = Field(default=None, ge=1)
+    """How many shards the layers are cut into; 4, or one a layer, when it is not said."""
+
+    @model_validator(mode="after")
+    def consistent(self) -> "Layout":
+        if self.chunks is not None and self.kind != "chunks":
+            raise ValueError(f"chunks = {self.chunks} has no meaning for the layout {self.kind!r}")
+        return self
 
 
 class Cache(Data):

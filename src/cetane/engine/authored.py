@@ -17,8 +17,8 @@ class AuthoredProgram:
     def __init__(self, modules: dict[str, Shard], states: list[str]) -> None:
         self.modules, self.states = modules, states
 
-    def make_state(self) -> dict[str, torch.Tensor]:
-        module = next(iter(self.modules.values()))
+    def make_state(self, function: str) -> dict[str, torch.Tensor]:
+        module = self.modules[function]
         return {name: torch.zeros_like(module.get_buffer(name)) for name in self.states}
 
     @torch.inference_mode()

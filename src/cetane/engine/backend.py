@@ -12,8 +12,8 @@ Arrays = dict[str, Array]
 class Program(Protocol):
     """One opened shard."""
 
-    def make_state(self) -> Any:
-        """Fresh MLStates of the shard, shared by its functions; None when it has none."""
+    def make_state(self, function: str) -> Any:
+        """Fresh MLStates, made by one function and shared by all of the shard."""
 
     def call(self, function: str, inputs: Arrays, state: Any) -> Arrays:
         """Run a function. Floating arrays are of the backend's `dtype`, in both directions."""

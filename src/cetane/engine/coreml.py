@@ -27,8 +27,8 @@ class CoreMLProgram:
             for name in functions
         }
 
-    def make_state(self) -> Any:
-        return next(iter(self.models.values())).make_state() if self.stateful else None
+    def make_state(self, function: str) -> Any:
+        return self.models[function].make_state() if self.stateful else None
 
     def call(self, function: str, inputs: Arrays, state: Any) -> Arrays:
         outputs: Arrays = self.models[function].predict(inputs, state)

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ from cetane.plan import Function, Plan
 from cetane.recipe import Mode
 
 Wanted = Literal["none", "last", "all"]
+Watch = Callable[[str, str, Array, int], None]
 
 
 class Engine:
@@ -28,7 +29,7 @@ class Engine:
         self.plan, self.backend, self.tables = plan, backend, tables
         self.modes = {mode: step for mode, step in plan.modes.items() if not modes or mode in modes}
         self.seconds: dict[str, float] = defaultdict(float)
-        """Time spent by shard, and by `host`."""
+        """Time spent by shard, in opening shards (`load`), and by the host (`host`)."""
         self._programs: dict[str, Program] = {}
         self._functions = {
             (shard.name, function.name): function
@@ -39,7 +40,9 @@ class Engine:
     def program(self, shard: str) -> Program:
         """The opened shard."""
         if shard not in self._programs:
+            started = time.perf_counter()
             self._programs[shard] = self.backend.open(shard)
+            self.seconds["load"] += time.perf_counter() - started
         return self._programs[shard]
 
     def function(self, shard: str, name: str) -> Function:
@@ -69,6 +72,8 @@ class Session:
             if isinstance(item.source, FromCache)
         }
         self.states: dict[str, Any] = {}
+        self.watch: Watch | None = None
+        """Called with shard, output name, value and valid tokens of every output: for gates."""
 
     def feed(self, tokens: Sequence[int], wanted: Wanted = "last") -> Array | None:
         """Run tokens through the model and remember them.
@@ -141,6 +146,8 @@ class Session:
                     inputs[item.name] = hosted[item.name]
             for name, value in self.run(step.shard, step.function, inputs).items():
                 sink = sinks[name]
+                if self.watch is not None:
+                    self.watch(step.shard, name, value, len(tokens))
                 if isinstance(sink, ToTensor):
                     self.tensors[sink.name] = value
                 elif isinstance(sink, ToCache):
@@ -172,7 +179,7 @@ class Session:
         """Call a function of a shard, on the clock."""
         program = self.engine.program(shard)
         if shard not in self.states:
-            self.states[shard] = program.make_state()
+            self.states[shard] = program.make_state(function)
         started = time.perf_counter()
         outputs = program.call(function, inputs, self.states[shard])
         self.engine.seconds[shard] += time.perf_counter() - started

@@ -6,8 +6,9 @@ import numpy as np
 
 from cetane.bundle import Bundle
 from cetane.engine.backend import Arrays
-from cetane.mil import Executable, Precision, Program, load
+from cetane.mil import Executable, Program, load
 from cetane.mil.fast import FastProgram, unsupported
+from cetane.mil.program import Precision
 
 
 class ReferenceProgram:
@@ -22,8 +23,8 @@ class ReferenceProgram:
             self.compiled[name] = self.program.functions[name].compile(self.precision)
         return self.compiled[name]
 
-    def make_state(self) -> Any:
-        return self.function(self.program.default).make_state()
+    def make_state(self, function: str) -> Any:
+        return self.function(function).make_state()
 
     def call(self, function: str, inputs: Arrays, state: Any) -> Arrays:
         return self.function(function)(inputs, state)
@@ -33,11 +34,10 @@ class FastGraph:
     """Whole functions as compiled graphs."""
 
     def __init__(self, program: Program) -> None:
-        self.default = program.default
         self.program = FastProgram(program)
 
-    def make_state(self) -> Any:
-        return self.program.function(self.default).make_state()
+    def make_state(self, function: str) -> Any:
+        return self.program.function(function).make_state()
 
     def call(self, function: str, inputs: Arrays, state: Any) -> Arrays:
         return self.program.function(function)(inputs, state)

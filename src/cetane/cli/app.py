@@ -1,0 +1,19 @@
+"""The commands, by name."""
+
+import typer
+
+from cetane.cli import build, info, inspect, plan, port, run, validate
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Port language models to Apple's Neural Engine from any machine.",
+)
+app.command()(inspect.inspect)
+app.command()(plan.plan)
+app.command()(port.port)
+app.command()(build.build)
+app.command()(validate.validate)
+app.command()(run.run)
+app.command()(info.info)

@@ -1,0 +1,41 @@
+"""cetane build: checkpoint to bundle."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cetane.build import build as build_bundle
+from cetane.bundle import Bundle
+from cetane.checkpoint import open_checkpoint
+from cetane.cli.output import Json, Model, RecipeName, console, print_json, progress
+from cetane.recipe import load_recipe
+
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Where the bundle goes.", show_default="NAME")
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace another bundle at that place.")]
+
+
+def build(
+    model: Model,
+    output: Output = None,
+    recipe: RecipeName = "default",
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Build a bundle, without gates. Run again after an interruption: it resumes."""
+    bundle = make(model, output, recipe, force)
+    if json:
+        print_json({"bundle": str(bundle.path), "digest": bundle.digest})
+    else:
+        console.print(f"built {bundle.path}")
+
+
+def make(model: str, output: Path | None, recipe: str, force: bool) -> Bundle:
+    """Build with a progress bar."""
+    chosen = load_recipe(recipe)
+    checkpoint = open_checkpoint(model)
+    target = output or Path(f"{Path(model).stem}-{chosen.name}")
+    with progress("build") as update:
+        return build_bundle(checkpoint, chosen, target, update, force)

@@ -1,0 +1,47 @@
+"""cetane plan: what a build would make."""
+
+from typing import Any
+
+from cetane.checkpoint import open_checkpoint
+from cetane.cli.output import Json, Model, RecipeName, console, megabytes, print_json, table
+from cetane.families.flow import Input, Output, State
+from cetane.plan import Plan, Planner
+from cetane.recipe import load_recipe
+
+
+def plan(model: Model, recipe: RecipeName = "default", json: Json = False) -> None:
+    """Show shards, functions, inputs, outputs, states and bytes, without reading weights."""
+    resolved = Planner(open_checkpoint(model), load_recipe(recipe)).plan()
+    if json:
+        print_json(resolved.model_dump(mode="json"))
+    else:
+        show(resolved)
+
+
+def show(plan: Plan) -> None:
+    """Print a plan; shards with equal functions share a row of the second table."""
+    recipe = plan.recipe
+    console.print(
+        f"[bold]{plan.architecture}[/], {plan.layers} layers, recipe {recipe.name}: "
+        f"{recipe.cache.contract} cache of {recipe.cache.context} slots, "
+        f"weights {megabytes(plan.weight_bytes)}, embedding {megabytes(plan.embedding_bytes)}"
+    )
+    rows = [
+        [s.name, s.kind, len(s.blocks), megabytes(s.weight_bytes),
+         ", ".join(f"{f.name} (T={f.tokens})" for f in s.functions)]
+        for s in plan.shards
+    ]  # fmt: skip
+    table("shards", ["name", "kind", "blocks", "weights", "functions"], rows)
+    kinds = {shard.kind: shard for shard in reversed(plan.shards)}
+    for kind, shard in reversed(kinds.items()):
+        function = shard.functions[0]
+        ports = [["in", *port(item)] for item in function.inputs]
+        ports += [["out", *port(item)] for item in function.outputs]
+        ports += [["state", *port(state)] for state in shard.states]
+        table(f"{shard.name}/{function.name} ({kind})", ["", "name", "shape", "dtype"], ports)
+    contexts = [[context, megabytes(size)] for context, size in plan.kv_bytes.items()]
+    table("key/value cache", ["context", "bytes"], contexts)
+
+
+def port(item: Input | Output | State) -> list[Any]:
+    return [item.name, "x".join(map(str, item.shape)), item.dtype]

@@ -1,0 +1,134 @@
+"""cetane run: text from a bundle."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cetane.bundle import Bundle
+from cetane.cli.output import Json, console, errors, print_json, table
+from cetane.engine.engine import Engine, Session
+from cetane.engine.generate import generate, open_engine
+from cetane.engine.sampling import Sampler
+from cetane.errors import CetaneError
+
+
+def run(
+    bundle: Annotated[Path, typer.Argument(help="A bundle.")],
+    prompt: Annotated[str | None, typer.Argument(help="What to ask.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Hold a conversation.")] = False,
+    prompt_ids: Annotated[
+        str | None, typer.Option(help="Token ids, separated by commas, in place of a text.")
+    ] = None,
+    max_new: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="0 keeps all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="1 keeps all.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="0 keeps all.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    backend: Annotated[str, typer.Option(help="auto, portable or coreml.")] = "auto",
+    profile: Annotated[bool, typer.Option("--profile", help="Print where time went.")] = False,
+    json: Json = False,
+) -> None:
+    """Generate text from a bundle's Core ML packages, on any machine."""
+    sampler = Sampler(temperature, top_k, top_p, min_p, seed)
+    opened = Bundle(bundle)
+    opened.verify()
+    if sum([chat, prompt is not None, prompt_ids is not None]) != 1:
+        raise CetaneError("give one of: a prompt, --prompt-ids, or --chat")
+    engine = open_engine(opened, backend)
+    if chat:
+        converse(opened, engine, sampler, max_new)
+    else:
+        ids = parse_ids(prompt_ids) if prompt_ids else ask(opened, [message("user", prompt or "")])
+        answer = Answer(opened, engine.session(), sampler, max_new, quiet=json)
+        answer.give(ids)
+        if json:
+            print_json(answer.summary() | ({"profile": dict(engine.seconds)} if profile else {}))
+            return
+    if profile:
+        rows = [[name, seconds] for name, seconds in engine.seconds.items()]
+        table("profile", ["where", "seconds"], rows)
+
+
+class Answer:
+    """Generates one answer and prints it as it comes."""
+
+    def __init__(
+        self, bundle: Bundle, session: Session, sampler: Sampler, max_new: int, quiet: bool
+    ) -> None:
+        self.bundle, self.session, self.sampler = bundle, session, sampler
+        self.max_new, self.quiet = max_new, quiet
+        self.prompt: list[int] = []
+        self.tokens: list[int] = []
+        self.text = ""
+        self.seconds = {"first_token": 0.0, "rest": 0.0}
+
+    def give(self, ids: list[int]) -> str:
+        tokenizer = self.bundle.tokenizer
+        self.prompt, started = ids, time.perf_counter()
+        stream = tokenizer.stream()
+        for token in generate(
+            self.session, ids, self.sampler, self.max_new, tokenizer.eos_ids
+        ):
+            if not self.tokens:
+                self.seconds["first_token"] = time.perf_counter() - started
+                started = time.perf_counter()
+            self.tokens.append(token)
+            self.show(stream.push(token))
+        self.seconds["rest"] = time.perf_counter() - started
+        if not self.quiet:
+            print()
+        return self.text
+
+    def show(self, text: str) -> None:
+        self.text += text
+        if not self.quiet:
+            print(text, end="", flush=True)
+
+    def summary(self) -> dict[str, object]:
+        rate = (len(self.tokens) - 1) / self.seconds["rest"] if len(self.tokens) > 1 else None
+        return {
+            "text": self.text,
+            "tokens": self.tokens,
+            "prompt_tokens": len(self.prompt),
+            "seconds_to_first_token": self.seconds["first_token"],
+            "tokens_per_second": rate,
+        }
+
+
+def message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def ask(bundle: Bundle, messages: list[dict[str, str]]) -> list[int]:
+    """Token ids of a conversation, or of its text when the model has no chat template."""
+    tokenizer = bundle.tokenizer
+    if tokenizer.has_chat_template:
+        return tokenizer.chat(messages)
+    return tokenizer.encode("\n".join(item["content"] for item in messages))
+
+
+def converse(bundle: Bundle, engine: Engine, sampler: Sampler, max_new: int) -> None:
+    """A conversation on the terminal; what is already in the cache is not run again."""
+    messages: list[dict[str, str]] = []
+    session, held = engine.session(), []
+    errors.print("[dim]an empty line ends the conversation[/]")
+    while question := console.input("[bold]> [/]").strip():
+        messages.append(message("user", question))
+        ids = ask(bundle, messages)
+        shared = held == ids[: len(held)]
+        if not shared:
+            session, held = engine.session(), []
+        answer = Answer(bundle, session, sampler, max_new, quiet=False)
+        messages.append(message("assistant", answer.give(ids[len(held) :])))
+        held = [*ids, *answer.tokens][: session.position]
+
+
+def parse_ids(text: str) -> list[int]:
+    """`1,2,3` as token ids."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise CetaneError(f"--prompt-ids {text!r}: not numbers separated by commas") from error

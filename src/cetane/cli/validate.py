@@ -1,0 +1,72 @@
+"""cetane validate: the gates of a finished bundle."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cetane.bundle import Bundle
+from cetane.checkpoint import Checkpoint, open_checkpoint
+from cetane.cli.output import Json, console, print_json, progress, table
+from cetane.gates.golden import GoldenResult, golden
+from cetane.gates.quality import perplexity, read_tokens
+
+BundlePath = Annotated[Path, typer.Argument(help="A bundle.")]
+
+
+def validate(
+    bundle: BundlePath,
+    model: Annotated[
+        str | None, typer.Option(help="The checkpoint, if it is not where the build found it.")
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option("--perplexity", help="Measure perplexity on a text file instead."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="How many tokens of the text.")] = 20_000,
+    json: Json = False,
+) -> None:
+    """Compare a bundle with the Hugging Face model. Exit code 1 when a gate is red."""
+    opened = Bundle(bundle)
+    opened.verify()
+    checkpoint = open_checkpoint(model or opened.manifest.source)
+    if text is None:
+        result = check(opened, checkpoint, json)
+        if json:
+            print_json({"golden": result.model_dump(mode="json")})
+        raise typer.Exit(0 if result.passed else 1)
+    ids = read_tokens(opened.tokenizer, text, tokens)
+    with progress("perplexity") as update:
+        quality = perplexity(opened, checkpoint, ids, update)
+    opened.write_gate("perplexity", quality.model_dump(mode="json") | {"text": text.name})
+    if json:
+        print_json({"perplexity": quality.model_dump(mode="json")})
+    else:
+        rows: list[list[Any]] = [[k, v] for k, v in quality.model_dump().items()]
+        table("perplexity", ["what", "value"], rows)
+
+
+def check(bundle: Bundle, checkpoint: Checkpoint, json: bool) -> GoldenResult:
+    """Run the golden gate, store its result in the bundle, and print it."""
+    with progress("golden") as update:
+        result = golden(bundle, checkpoint, update)
+    bundle.write_gate("golden", result.model_dump(mode="json"))
+    if not json:
+        show(result)
+    return result
+
+
+def show(result: GoldenResult) -> None:
+    """Print the golden gate: every check, then the figures behind them."""
+    table(
+        "golden gate",
+        ["check", "value", "limit", "verdict"],
+        [[c.name, c.value, c.limit, "pass" if c.passed else "FAIL"] for c in result.checks],
+    )
+    table(
+        "hidden states",
+        ["shard", "mode", "cosine", "worst token", "PSNR dB"],
+        [[s.shard, s.mode, s.cosine, s.cosine_min, s.psnr] for s in result.shards],
+    )
+    verdict = "[bold green]pass[/]" if result.passed else "[bold red]FAIL[/]"
+    console.print(f"golden gate: {verdict}")

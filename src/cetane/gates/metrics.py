@@ -1,0 +1,43 @@
+"""How far two tensors, or two distributions, are apart. One row per token, float64 inside."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[Any]
+
+
+def cosine(a: Rows, b: Rows) -> Rows:
+    """Cosine of each row of `a (n, C)` with the row of `b`; 0 where one of them is zero."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    return np.divide((a * b).sum(axis=1), norms, out=np.zeros(len(a)), where=norms > 0)
+
+
+def psnr(a: Rows, b: Rows) -> Rows:
+    """Peak signal to noise of each row of `a` against `b`, in dB; the peak is the row's of `b`."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    noise = np.square(a - b).mean(axis=1)
+    peak = np.square(b).max(axis=1)
+    with np.errstate(divide="ignore"):
+        return 10 * np.log10(np.divide(peak, noise, out=np.full(len(a), np.inf), where=noise > 0))
+
+
+def log_softmax(logits: Rows) -> Rows:
+    """Log probabilities over the last axis."""
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))  # type: ignore[no-any-return]
+
+
+def divergence(logits: Rows, reference: Rows) -> Rows:
+    """KL(reference || logits) of each row, in nats."""
+    p, q = log_softmax(reference), log_softmax(logits)
+    return (np.exp(p) * (p - q)).sum(axis=1)  # type: ignore[no-any-return]
+
+
+def contains_top(logits: Rows, reference: Rows, k: int) -> Rows:
+    """Whether the reference's best token is among the `k` best of each row."""
+    best = reference.argmax(axis=1)[:, None]
+    scores = np.take_along_axis(logits, best, axis=1)
+    return (logits > scores).sum(axis=1) < k  # type: ignore[no-any-return]

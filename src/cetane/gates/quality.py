@@ -1,0 +1,77 @@
+"""Perplexity of a bundle on a text, beside the Hugging Face model's on the same tokens."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from cetane.bundle import Bundle
+from cetane.checkpoint import Checkpoint, Tokenizer
+from cetane.engine.engine import Engine
+from cetane.engine.portable import PortableBackend
+from cetane.errors import CetaneError
+from cetane.families.flow import Data
+from cetane.gates import metrics
+from cetane.gates.reference import Reference
+from cetane.recipe import Mode
+
+Progress = Callable[[str, int, int], None]
+
+
+class Quality(Data):
+    """Perplexities over the predicted tokens, and how the predictions agree."""
+
+    tokens: int
+    perplexity: float
+    reference_perplexity: float
+    ratio: float
+    kl: float
+    top1: float
+
+
+def read_tokens(tokenizer: Tokenizer, path: Path, limit: int) -> list[int]:
+    """The first `limit` tokens of a text file; CetaneError when it has fewer than two."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CetaneError(f"cannot read {path}: {error}") from error
+    tokens = tokenizer.encode(text)[:limit]
+    if len(tokens) < 2:
+        raise CetaneError(f"{path}: a text of at least two tokens is needed")
+    return tokens
+
+
+def perplexity(
+    bundle: Bundle, checkpoint: Checkpoint, tokens: list[int], progress: Progress
+) -> Quality:
+    """Perplexity in windows of the whole context, each predicted from its own start."""
+    context = bundle.plan.recipe.cache.context
+    windows = [tokens[i : i + context] for i in range(0, len(tokens), context)]
+    windows = [window for window in windows if len(window) > 1]
+    widest: Mode = max(bundle.plan.modes, key=lambda mode: bundle.plan.modes[mode].tokens)
+    engine = Engine(
+        bundle.plan, PortableBackend(bundle), bundle.tables(), list({widest: 0, "decode": 0})
+    )
+    reference = Reference(checkpoint)
+    losses, reference_losses, kl, top1 = [], [], [], []
+    for index, window in enumerate(windows):
+        progress(f"{len(window)} tokens", index, len(windows))
+        ours = engine.session().feed(window, "all")
+        assert ours is not None
+        theirs = reference.run(window).logits[:-1]
+        ours, targets = ours[:-1], np.asarray(window[1:])[:, None]
+        losses.append(-np.take_along_axis(metrics.log_softmax(ours), targets, 1))
+        reference_losses.append(-np.take_along_axis(metrics.log_softmax(theirs), targets, 1))
+        kl.append(metrics.divergence(ours, theirs))
+        top1.append(metrics.contains_top(ours, theirs, 1))
+    progress("done", len(windows), len(windows))
+    found = float(np.exp(np.concatenate(losses).mean()))
+    truth = float(np.exp(np.concatenate(reference_losses).mean()))
+    return Quality(
+        tokens=sum(len(window) - 1 for window in windows),
+        perplexity=found,
+        reference_perplexity=truth,
+        ratio=found / truth,
+        kl=float(np.concatenate(kl).mean()),
+        top1=float(np.concatenate(top1).mean()),
+    )

@@ -1,0 +1,229 @@
+"""Turn ops into closures: constants are computed once, values freed after their last use."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from cetane.errors import CetaneError
+from cetane.mil.ops import OPS
+from cetane.mil.ops.registry import Form, OpFunction
+from cetane.mil.program import Block, Constant, Function, Op, Value
+from cetane.mil.storage import from_numpy, to_dtype
+
+Environment = dict[str, Any]  # tensors and state cells by name
+Known = dict[str, Any]  # tensors and strings that are the same in every run
+Watch = Callable[[str, Tensor], None]
+
+# These must happen at their place in every run, whatever their inputs are.
+_NEVER_FOLDED = {"read_state", "write_state", "cond", "while_loop"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One bound op: computes its outputs from an environment, then frees what nobody needs."""
+
+    compute: Callable[[Environment, Watch | None], tuple[Tensor, ...]]
+    outputs: tuple[str, ...]
+    frees: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CompiledBlock:
+    steps: tuple[Step, ...]
+    outputs: tuple[str, ...]
+    known: Known  # outputs that do not depend on any input
+
+    def run(self, environment: Environment, watch: Watch | None) -> list[Tensor]:
+        """Values of the block's outputs. The environment is used up."""
+        for step in self.steps:
+            for name, value in zip(step.outputs, step.compute(environment, watch), strict=True):
+                environment[name] = value
+                if watch is not None:
+                    watch(name, value)
+            for name in step.frees:
+                environment.pop(name, None)
+        values = environment | self.known
+        return [values[name] for name in self.outputs]
+
+
+def compile_function(function: Function, rounds: bool) -> CompiledBlock:
+    """Bind every op of a function; `rounds` keeps fp16 results to float16 values.
+
+    Raises CetaneError if the table lacks ops that the function uses, listing each kind.
+    """
+    missing: dict[str, str] = {}
+    for op in _all_ops(function.block):
+        if op.kind != "const" and op.kind not in OPS:
+            missing.setdefault(op.kind, op.name)
+    if missing:
+        places = ", ".join(f"{kind} (first: {name})" for kind, name in sorted(missing.items()))
+        raise CetaneError(f"function {function.name} uses ops that cannot run here: {places}")
+    return _Binder(function.name, rounds).block(function.block, {})
+
+
+@contextmanager
+def _failures_at(where: str) -> Iterator[None]:
+    """Name the op that failed. What its kernel raises depends on what is wrong with its input."""
+    try:
+        yield
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise CetaneError(f"{where}: {reason} ({type(error).__name__})") from error
+
+
+def _all_ops(block: Block) -> Iterator[Op]:
+    for op in block.ops:
+        yield op
+        for inner in op.blocks:
+            yield from _all_ops(inner)
+
+
+class _Binder:
+    def __init__(self, function: str, rounds: bool) -> None:
+        self._function = function
+        self._rounds = rounds
+
+    def block(self, block: Block, outer: Known) -> CompiledBlock:
+        """`outer` are the known values around the block, which its ops may use too."""
+        known = dict(outer)
+        steps = []
+        for op, frees in zip(block.ops, _last_uses(block), strict=True):
+            outputs = tuple(value.name for value in op.outputs)
+            if op.kind == "const":
+                known.update(self._const(op))
+            else:
+                compute = self._bind(op, known)
+                if op.kind not in _NEVER_FOLDED and all(name in known for name in op.references()):
+                    known.update(zip(outputs, compute({}, None), strict=True))
+                else:
+                    steps.append(Step(compute, outputs, frees))
+            for name in frees:
+                known.pop(name, None)
+        results = {name: known[name] for name in block.outputs if name in known}
+        return CompiledBlock(tuple(steps), block.outputs, results)
+
+    def _const(self, op: Op) -> Known:
+        with _failures_at(f"function {self._function}, const {op.name}"):
+            (constant,), (output,) = op.inputs["val"], op.outputs
+            if not isinstance(constant, Constant):
+                raise ValueError("its value is not a literal")
+            return {output.name: self._constant(constant)}
+
+    def _bind(self, op: Op, known: Known) -> Callable[..., tuple[Tensor, ...]]:
+        """A closure that computes the op's outputs, rounded to their declared types."""
+        implementation = OPS[op.kind]
+        where = f"function {self._function}, {op.kind} {op.name}"
+        with _failures_at(where):
+            fixed, dynamic = self._arguments(op, implementation, known, where)
+        bodies = [self.block(block, known) for block in op.blocks]
+        body_inputs = [[value.name for value in block.inputs] for block in op.blocks]
+
+        def compute(environment: Environment, watch: Watch | None) -> tuple[Tensor, ...]:
+            arguments = dict(fixed)
+            if bodies:
+                arguments["blocks"] = [
+                    _callable(body, names, environment, watch)
+                    for body, names in zip(bodies, body_inputs, strict=True)
+                ]
+            with _failures_at(where):
+                for parameter, fetch in dynamic.items():
+                    arguments[parameter] = fetch(environment)
+                result = implementation.call(**arguments)
+                results = (result,) if isinstance(result, Tensor) else result or ()
+                return tuple(
+                    self._settle(value, output, where)
+                    for value, output in zip(results, op.outputs, strict=True)
+                )
+
+        return compute
+
+    def _arguments(
+        self, op: Op, implementation: OpFunction, known: Known, where: str
+    ) -> tuple[dict[str, Any], dict[str, Callable[[Environment], Any]]]:
+        """Arguments known now, and functions that fetch the others from an environment."""
+        fixed: dict[str, Any] = {}
+        dynamic: dict[str, Callable[[Environment], Any]] = {}
+        for parameter, given in op.inputs.items():
+            if parameter in implementation.ignored:
+                continue
+            if parameter not in implementation.parameters:
+                raise CetaneError(f"{where}: input {parameter!r} is not supported")
+            form = implementation.parameters[parameter]
+            items = [
+                self._constant(item)
+                if isinstance(item, Constant)
+                else known.get(item, _Later(item))
+                for item in given
+            ]
+            if any(isinstance(item, _Later) for item in items):
+                dynamic[parameter] = _fetcher(form, items)
+            else:
+                fixed[parameter] = _shaped(form, items)
+        absent = implementation.required - fixed.keys() - dynamic.keys()
+        if absent:
+            raise CetaneError(f"{where}: input {', '.join(sorted(absent))} is missing")
+        return fixed, dynamic
+
+    def _constant(self, constant: Constant) -> Tensor | str:
+        if constant.type.dtype == "string":
+            return str(constant.numpy())
+        return from_numpy(constant.numpy(), constant.type.dtype)
+
+    def _settle(self, value: Tensor, output: Value, where: str) -> Tensor:
+        """`value` as the program declares it: its dtype, rounded, and a shape that fits."""
+        if output.type is None:
+            raise CetaneError(f"{where}: its result {output.name} is not a tensor")
+        if not output.type.accepts(tuple(value.shape)):
+            raise CetaneError(
+                f"{where}: computed the shape {tuple(value.shape)}, but the program declares "
+                f"{output.name} as {output.type}"
+            )
+        return to_dtype(value, output.type.dtype, self._rounds)
+
+
+@dataclass(frozen=True)
+class _Later:
+    """The name of a value that is computed in each run."""
+
+    name: str
+
+
+def _fetcher(form: Form, items: list[Any]) -> Callable[[Environment], Any]:
+    def fetch(environment: Environment) -> Any:
+        found = [environment[i.name] if isinstance(i, _Later) else i for i in items]
+        return _shaped(form, found)
+
+    return fetch
+
+
+def _shaped(form: Form, items: list[Any]) -> Any:
+    """An argument in the form that the op's function takes it."""
+    if form == "tensors":
+        return items
+    (item,) = items
+    return item.tolist() if form == "plain" and isinstance(item, Tensor) else item
+
+
+def _callable(
+    body: CompiledBlock, names: list[str], environment: Environment, watch: Watch | None
+) -> Callable[[list[Tensor]], list[Tensor]]:
+    def run(values: list[Tensor]) -> list[Tensor]:
+        return body.run({**environment, **dict(zip(names, values, strict=True))}, watch)
+
+    return run
+
+
+def _last_uses(block: Block) -> list[tuple[str, ...]]:
+    """For each op, the names defined in the block that nothing needs after it."""
+    needed = set(block.outputs)
+    defined = {value.name for value in block.inputs}
+    defined.update(value.name for op in block.ops for value in op.outputs)
+    frees = []
+    for op in reversed(block.ops):
+        names = {*op.references(), *(value.name for value in op.outputs)}
+        frees.append(tuple(sorted((names & defined) - needed)))
+        needed |= names
+    return frees[::-1]

@@ -1,0 +1,57 @@
+"""Weight files: a 64-byte header, then per tensor a 64-byte record and its data.
+
+The layout is that of MILBlob, the storage library inside coremltools. The file is memory-mapped, so
+that loading a package reads no weights.
+"""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from cetane.errors import CetaneError
+from cetane.mil.dtypes import Array, byte_count, from_bytes
+
+_RECORD = struct.Struct("<IIQQ")  # sentinel, dtype, size in bytes, offset of the data
+_SENTINEL = 0xDEADBEEF
+_DTYPES = {
+    1: "fp16",
+    2: "fp32",
+    3: "uint8",
+    4: "int8",
+    6: "int16",
+    7: "uint16",
+    8: "int4",
+    9: "uint1",
+    10: "uint2",
+    11: "uint4",
+    12: "uint3",
+    13: "uint6",
+    14: "int32",
+    15: "uint32",
+}
+
+
+class BlobFile:
+    """One weight file. `read` gives the tensor whose record is at a byte offset."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._bytes = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, "u1")
+
+    def read(self, offset: int, dtype: str, shape: tuple[int, ...]) -> Array:
+        """The tensor at `offset`; CetaneError unless the file holds just that type and size."""
+        where = f"{self.path} at byte {offset}"
+        record = self._bytes[offset : offset + _RECORD.size]
+        if record.size < _RECORD.size:
+            raise CetaneError(f"{where}: the file ends before the tensor's record")
+        sentinel, code, size, start = _RECORD.unpack(record.tobytes())
+        if sentinel != _SENTINEL:
+            raise CetaneError(f"{where}: there is no tensor record here")
+        if _DTYPES.get(code) != dtype or size != byte_count(dtype, shape):
+            found = _DTYPES.get(code, f"type {code}")
+            raise CetaneError(f"{where}: expected {dtype} {shape}, found {found} in {size} bytes")
+        data = self._bytes[start : start + size]
+        if data.size < size:
+            raise CetaneError(f"{where}: the file ends before the tensor's data")
+        return from_bytes(data, dtype, shape)

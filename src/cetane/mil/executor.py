@@ -1,0 +1,122 @@
+"""Run a function on torch, op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from cetane.errors import CetaneError
+from cetane.mil.bind import CompiledBlock, Environment, Watch, compile_function
+from cetane.mil.dtypes import NUMPY
+from cetane.mil.ops.registry import StateCell
+from cetane.mil.program import Function, Precision, TensorType
+from cetane.mil.storage import STORAGE, from_numpy, to_dtype
+
+
+@dataclass
+class State:
+    """The states of a function between calls, by name: float32 or integer torch tensors."""
+
+    tensors: dict[str, Tensor]
+
+    def copy(self) -> State:
+        """An independent copy, to return to later."""
+        return State({name: tensor.clone() for name, tensor in self.tensors.items()})
+
+
+class Executable:
+    """A function with its constants decoded and its ops bound. See `Function.compile`."""
+
+    def __init__(self, function: Function, precision: Precision) -> None:
+        if precision not in ("fp32", "fp16"):
+            raise CetaneError(f'precision {precision!r} is not known: it is "fp32" or "fp16"')
+        self.function = function
+        self.precision = precision
+        self._rounds = precision == "fp16"
+        with torch.no_grad():
+            self._body: CompiledBlock = compile_function(function, self._rounds)
+
+    def make_state(self) -> State:
+        """The function's states, all zeros."""
+        tensors = {}
+        for name, type_ in self.function.states.items():
+            if type_.static_shape is None:
+                raise CetaneError(f"state {name} has no fixed shape: {type_}")
+            tensors[name] = torch.zeros(type_.static_shape, dtype=STORAGE[type_.dtype])
+        return State(tensors)
+
+    def __call__(
+        self,
+        inputs: Mapping[str, npt.NDArray[Any]],
+        state: State | None = None,
+        watch: Watch | None = None,
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Run once: arrays by input name in, arrays by output name out; `state` is updated.
+
+        Float inputs may be of any float type and are rounded to the declared one; float outputs
+        are float32, or in "fp16" precision float16 where the program says so. `watch` is called
+        with the name and value of every intermediate result. Raises CetaneError that names the
+        input that does not fit, or the op that fails.
+        """
+        with torch.no_grad():
+            environment: Environment = self._states(state)
+            environment.update(self._inputs(inputs))
+            results = self._body.run(environment, watch)
+            types = self.function.outputs
+            return {
+                name: self._output(value, types[name])
+                for name, value in zip(types, results, strict=True)
+            }
+
+    def _states(self, state: State | None) -> Environment:
+        expected = self.function.states
+        tensors = {} if state is None else state.tensors
+        if tensors.keys() != expected.keys():
+            raise CetaneError(
+                f"function {self.function.name} has the states {_names(expected)}, "
+                f"got {_names(tensors)}",
+                hint="make_state() makes them",
+            )
+        for name, type_ in expected.items():
+            if not type_.accepts(tuple(tensors[name].shape)):
+                raise CetaneError(
+                    f"state {name}: expected {type_}, got shape {tuple(tensors[name].shape)}"
+                )
+        return {name: StateCell(tensors, name) for name in tensors}
+
+    def _inputs(self, inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, Tensor]:
+        expected = self.function.inputs
+        if inputs.keys() != expected.keys():
+            raise CetaneError(
+                f"function {self.function.name} has the inputs {_names(expected)}, "
+                f"got {_names(inputs)}"
+            )
+        return {name: self._input(name, inputs[name], expected[name]) for name in inputs}
+
+    def _input(self, name: str, array: npt.NDArray[Any], type_: TensorType) -> Tensor:
+        array = np.asarray(array)
+        kinds = _kind(array.dtype), _kind(np.dtype(NUMPY[type_.dtype]))
+        if kinds[0] != kinds[1] or not type_.accepts(array.shape):
+            raise CetaneError(f"input {name}: expected {type_}, got {array.dtype} {array.shape}")
+        tensor = to_dtype(from_numpy(array, type_.dtype), type_.dtype, self._rounds)
+        if kinds[0] == "int" and not np.array_equal(tensor.numpy(), array):
+            raise CetaneError(f"input {name}: has values that do not fit {type_.dtype}")
+        return tensor
+
+    def _output(self, value: Tensor, type_: TensorType) -> npt.NDArray[Any]:
+        unrounded = type_.dtype == "fp16" and not self._rounds
+        return np.array(value.numpy(), np.float32 if unrounded else NUMPY[type_.dtype])
+
+
+def _kind(dtype: np.dtype[Any]) -> str:
+    return {"f": "float", "i": "int", "u": "int", "b": "bool"}.get(dtype.kind, str(dtype))
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

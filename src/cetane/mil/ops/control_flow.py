@@ -1,0 +1,19 @@
+"""Branches and loops. A body takes and returns lists of tensors."""
+
+from torch import Tensor
+
+from cetane.mil.ops.registry import Bodies, Tensors, op
+
+
+@op("cond")
+def cond(pred: bool, blocks: Bodies) -> tuple[Tensor, ...]:
+    when_true, when_false = blocks
+    return tuple((when_true if pred else when_false)([]))
+
+
+@op("while_loop")
+def while_loop(loop_vars: Tensors, blocks: Bodies) -> tuple[Tensor, ...]:
+    condition, body = blocks
+    while condition(loop_vars)[0]:
+        loop_vars = body(loop_vars)
+    return tuple(loop_vars)

@@ -1,0 +1,136 @@
+"""Element by element, with broadcasting."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from cetane.mil.ops.registry import op
+from cetane.mil.storage import STORAGE
+
+_UNARY: dict[str, Callable[[Tensor], Tensor]] = {
+    "abs": torch.abs,
+    "acos": torch.acos,
+    "asin": torch.asin,
+    "atan": torch.atan,
+    "atanh": torch.atanh,
+    "ceil": torch.ceil,
+    "cos": torch.cos,
+    "cosh": torch.cosh,
+    "erf": torch.erf,
+    "exp": torch.exp,
+    "exp2": torch.exp2,
+    "floor": torch.floor,
+    "logical_not": torch.logical_not,
+    "round": torch.round,  # halves go to the even neighbour
+    "sign": torch.sign,
+    "sin": torch.sin,
+    "sinh": torch.sinh,
+    "sqrt": torch.sqrt,
+    "square": torch.square,
+    "tan": torch.tan,
+    "tanh": torch.tanh,
+}
+
+_BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add": torch.add,
+    "equal": torch.eq,
+    "floor_div": torch.floor_divide,
+    "greater": torch.gt,
+    "greater_equal": torch.ge,
+    "less": torch.lt,
+    "less_equal": torch.le,
+    "logical_and": torch.logical_and,
+    "logical_or": torch.logical_or,
+    "logical_xor": torch.logical_xor,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "mod": torch.remainder,  # the sign is the divisor's
+    "mul": torch.mul,
+    "not_equal": torch.ne,
+    "pow": torch.pow,
+    "real_div": torch.true_divide,
+    "sub": torch.sub,
+}
+
+
+def _unary(kind: str, function: Callable[[Tensor], Tensor]) -> None:
+    @op(kind)
+    def apply(x: Tensor) -> Tensor:
+        return function(x)
+
+
+def _binary(kind: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    @op(kind)
+    def apply(x: Tensor, y: Tensor) -> Tensor:
+        return function(x, y)
+
+
+for _kind, _one in _UNARY.items():
+    _unary(_kind, _one)
+for _kind, _two in _BINARY.items():
+    _binary(_kind, _two)
+
+
+@op("inverse")
+def inverse(x: Tensor, epsilon: float = 1e-4) -> Tensor:
+    return 1 / (x + epsilon)
+
+
+@op("log")
+def log(x: Tensor, epsilon: float = 1e-45) -> Tensor:
+    return torch.log(x + epsilon)
+
+
+@op("rsqrt")
+def rsqrt(x: Tensor, epsilon: float = 1e-12) -> Tensor:
+    return 1 / torch.sqrt(x + epsilon)
+
+
+@op("clip")
+def clip(x: Tensor, alpha: float, beta: float) -> Tensor:
+    return x.clamp(alpha, beta)
+
+
+@op("threshold")
+def threshold(x: Tensor, alpha: float) -> Tensor:
+    return x.clamp(min=alpha)
+
+
+@op("cast")
+def cast(x: Tensor, dtype: str) -> Tensor:
+    return x.to(STORAGE[dtype])
+
+
+@op("quantize")
+def quantize(
+    input: Tensor,
+    scale: Tensor,
+    output_dtype: str,
+    zero_point: Tensor | None = None,
+    axis: int | None = None,
+) -> Tensor:
+    steps = torch.round(input / along_axis(scale, input, axis))
+    if zero_point is not None:
+        steps = steps + along_axis(zero_point, input, axis)
+    limits = torch.iinfo(STORAGE[output_dtype])
+    return steps.clamp(limits.min, limits.max).to(STORAGE[output_dtype])
+
+
+@op("dequantize")
+def dequantize(
+    input: Tensor, scale: Tensor, zero_point: Tensor | None = None, axis: int | None = None
+) -> Tensor:
+    steps = input.to(scale.dtype)
+    if zero_point is not None:
+        steps = steps - along_axis(zero_point, input, axis)
+    return steps * along_axis(scale, input, axis)
+
+
+def along_axis(vector: Tensor, x: Tensor, axis: int | None) -> Tensor:
+    """Shape a vector so that it broadcasts along one axis of `x`; a scalar stays as it is."""
+    if axis is None or vector.ndim == 0:
+        return vector
+    shape = [1] * x.ndim
+    shape[axis] = -1
+    return vector.reshape(shape)

@@ -1,0 +1,62 @@
+"""The `.mlpackage` folder: where its specification and its weights are."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cetane.errors import CetaneError
+from cetane.quiet import import_coremltools
+
+
+class Package:
+    """An `.mlpackage`. `spec` is the parsed Model message, `file` finds a weight file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._spec_path = _root_model(path)
+        self.spec = _parse(self._spec_path)
+
+    def file(self, name: str) -> Path:
+        """The file that `name` ("@model_path/weights/weight.bin") means. It must be inside."""
+        file = self._spec_path.parent / name.removeprefix("@model_path/")
+        return _inside(self.path, file, "weight file")
+
+
+def _root_model(path: Path) -> Path:
+    """The specification that the manifest names as the root model."""
+    manifest = path / "Manifest.json"
+    if not manifest.is_file():
+        raise CetaneError(
+            f"{path} is not a Core ML package: it has no Manifest.json",
+            hint="an .mlpackage is a folder" if path.is_file() else None,
+        )
+    try:
+        content = json.loads(manifest.read_text())
+        entry = content["itemInfoEntries"][content["rootModelIdentifier"]]["path"]
+        return _inside(path, path / "Data" / entry, "model specification")
+    except (ValueError, KeyError, TypeError) as error:
+        raise CetaneError(f"{manifest} is not a package manifest: {error!r}") from None
+
+
+def _inside(package: Path, file: Path, what: str) -> Path:
+    if not file.resolve().is_relative_to(package.resolve()):
+        raise CetaneError(f"{package}: the {what} {file} is outside the package")
+    if not file.is_file():
+        raise CetaneError(f"{package}: the {what} {file.relative_to(package)} is missing")
+    return file
+
+
+def _parse(file: Path) -> Any:
+    import_coremltools()
+    from coremltools.proto import Model_pb2
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    spec = Model_pb2.Model()
+    try:
+        spec.ParseFromString(file.read_bytes())
+    except DecodeError:
+        raise CetaneError(f"{file} is not a Core ML specification: it cannot be parsed") from None
+    if spec.WhichOneof("Type") != "mlProgram":
+        kind = spec.WhichOneof("Type") or "empty"
+        raise CetaneError(f"{file} holds no ML program (its type is {kind})")
+    return spec

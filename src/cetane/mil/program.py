@@ -1,0 +1,154 @@
+"""A loaded program: what a package says, and nothing that is computed from it.
+
+A `Function` is a flat list of ops in execution order. An op's inputs are names of earlier values or
+constants; constants stay on disk until they are asked for, and stay compressed: decoding a palette
+is an op (`constexpr_*`) like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from cetane.mil.dtypes import Array
+
+if TYPE_CHECKING:
+    from cetane.mil.executor import Executable
+
+Precision = Literal["fp32", "fp16"]
+
+
+@dataclass(frozen=True)
+class Range:
+    """The sizes a flexible dimension may take; no `upper` means unbounded."""
+
+    lower: int = 0
+    upper: int | None = None
+
+    def __contains__(self, size: int) -> bool:
+        return self.lower <= size and (self.upper is None or size <= self.upper)
+
+    def __str__(self) -> str:
+        return f"{self.lower}..{'' if self.upper is None else self.upper}"
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Shape and dtype ("fp16", "fp32", "int32", "bool", "uint4", ...) of a value.
+
+    A dimension that is known only at run time is a `Range`. For the flexible inputs of a function,
+    `default` is the shape the package was made for, and `enumerated` lists the allowed shapes if
+    only some are.
+    """
+
+    shape: tuple[int | Range, ...]
+    dtype: str
+    default: tuple[int, ...] | None = None
+    enumerated: tuple[tuple[int, ...], ...] = ()
+
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of this shape fits."""
+        if self.enumerated:
+            return shape in self.enumerated
+        return len(shape) == len(self.shape) and all(
+            size in allowed if isinstance(allowed, Range) else size == allowed
+            for size, allowed in zip(shape, self.shape, strict=True)
+        )
+
+    @property
+    def static_shape(self) -> tuple[int, ...] | None:
+        """The shape, if no dimension is flexible."""
+        sizes = tuple(size for size in self.shape if isinstance(size, int))
+        return sizes if len(sizes) == len(self.shape) else None
+
+    def __str__(self) -> str:
+        if self.enumerated:
+            return f"{self.dtype} {' or '.join(map(str, self.enumerated))}"
+        return f"{self.dtype} ({', '.join(map(str, self.shape))})"
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A literal of the program. `numpy()` reads it: memory-mapped where the file allows, one
+    element per byte for narrower integers, a 0-d array of str for a string."""
+
+    type: TensorType
+    numpy: Callable[[], Array] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A named result; `type` is None for a list or a dictionary."""
+
+    name: str
+    type: TensorType | None
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation. Each input holds one argument, or several for a variadic one (`values` of
+    `concat`); an argument is the name of a value or a constant. A `const` op has one input, `val`.
+    """
+
+    kind: str
+    name: str
+    inputs: dict[str, tuple[str | Constant, ...]]
+    outputs: tuple[Value, ...]
+    blocks: tuple[Block, ...] = ()
+
+    def references(self) -> Iterator[str]:
+        """Names of the values that the op, or a block inside it, reads from outside."""
+        for arguments in self.inputs.values():
+            yield from (a for a in arguments if isinstance(a, str))
+        for block in self.blocks:
+            defined = {value.name for value in block.inputs}
+            for op in block.ops:
+                yield from (name for name in op.references() if name not in defined)
+                defined.update(value.name for value in op.outputs)
+            yield from (name for name in block.outputs if name not in defined)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A list of ops with named inputs and outputs: the body of a function, a branch or a loop."""
+
+    inputs: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Function:
+    """One entry point of a program, with the names, shapes and dtypes that a caller sees."""
+
+    name: str
+    inputs: dict[str, TensorType]
+    outputs: dict[str, TensorType]
+    states: dict[str, TensorType]
+    block: Block = field(repr=False)
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        return self.block.ops
+
+    def compile(self, precision: Precision = "fp32") -> Executable:
+        """Decode the constants and bind the ops, ready to run.
+
+        "fp32" rounds nothing. "fp16" rounds the result of every op that the program types as fp16,
+        after computing it in float32: a machine with fp16 storage and fp32 accumulation.
+        Raises CetaneError that lists every kind of op that has no implementation.
+        """
+        from cetane.mil.executor import Executable
+
+        return Executable(self, precision)
+
+
+@dataclass(frozen=True)
+class Program:
+    """The functions of one package; `default` is the one that runs if none is named."""
+
+    path: Path
+    functions: dict[str, Function]
+    default: str

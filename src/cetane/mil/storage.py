@@ -1,0 +1,54 @@
+"""How a running program holds its values: the torch type of each MIL dtype, and the way in and out.
+
+Floats are float32 whatever their MIL dtype; "fp16" precision keeps them to values that float16 can
+represent. torch has few kernels for unsigned integers, so those take the next wider signed type.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cetane.mil.dtypes import Array
+
+STORAGE: dict[str, torch.dtype] = {
+    "bool": torch.bool,
+    "fp16": torch.float32,
+    "fp32": torch.float32,
+    "int4": torch.int8,
+    "int8": torch.int8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "uint1": torch.uint8,
+    "uint2": torch.uint8,
+    "uint3": torch.uint8,
+    "uint4": torch.uint8,
+    "uint6": torch.uint8,
+    "uint8": torch.uint8,
+    "uint16": torch.int32,
+    "uint32": torch.int64,
+    "uint64": torch.int64,
+}
+
+_HELD_AS = {
+    torch.bool: np.bool_,
+    torch.float32: np.float32,
+    torch.int8: np.int8,
+    torch.int16: np.int16,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+    torch.uint8: np.uint8,
+}
+
+
+def from_numpy(array: Array, dtype: str) -> Tensor:
+    """A tensor with a copy of the array's values, in the storage type of a MIL dtype."""
+    return torch.from_numpy(np.array(array, _HELD_AS[STORAGE[dtype]], order="C"))
+
+
+def to_dtype(x: Tensor, dtype: str, rounds: bool) -> Tensor:
+    """`x` in the storage type of a MIL dtype; fp16 values rounded if `rounds` (nearest, ties to
+    even, overflow to infinity)."""
+    if rounds and dtype == "fp16":
+        return x.half().float()
+    return x.to(STORAGE[dtype])

@@ -1,0 +1,160 @@
+"""Packages that are not what they should be are refused in one line that says why."""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from coremltools.converters.mil import Builder as mb
+from coremltools.proto import Model_pb2
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cetane.errors import CetaneError
+from cetane.mil import load
+
+SPEC = "Data/com.apple.CoreML/model.mlmodel"
+WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"
+TABLE = np.arange(12, dtype=np.float16)
+
+
+@pytest.fixture(scope="module")
+def good(build: Callable[..., Path]) -> Path:
+    def body(x: Any) -> Any:
+        pieces = mb.split(x=mb.add(x=x, y=TABLE), split_sizes=[4, 8], axis=0)
+        return mb.concat(values=[mb.softmax(x=piece) for piece in pieces], axis=0)
+
+    return build({"x": ((12,), "fp16")}, body)
+
+
+@pytest.fixture
+def package(good: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(good, tmp_path / "copy.mlpackage"))
+
+
+def edit_spec(package: Path, edit: Callable[[Any], None]) -> None:
+    spec = Model_pb2.Model()
+    spec.ParseFromString((package / SPEC).read_bytes())
+    edit(spec)
+    (package / SPEC).write_bytes(spec.SerializeToString())
+
+
+def first(spec: Any, kind: str) -> Any:
+    (function,) = spec.mlProgram.functions.values()
+    (body,) = function.block_specializations.values()
+    return next(op for op in body.operations if op.type == kind)
+
+
+def weight(spec: Any) -> Any:
+    (function,) = spec.mlProgram.functions.values()
+    (body,) = function.block_specializations.values()
+    values = (op.attributes["val"] for op in body.operations if op.type == "const")
+    return next(v for v in values if v.WhichOneof("value") == "blobFileValue").blobFileValue
+
+
+def refuses(package: Path, message: str) -> None:
+    with pytest.raises(CetaneError, match=message) as error:
+        load(package).functions["main"].compile()
+    assert "\n" not in str(error.value)
+
+
+def test_not_a_package(tmp_path: Path) -> None:
+    refuses(tmp_path / "absent", "is not a Core ML package")
+    (tmp_path / "file").write_text("")
+    refuses(tmp_path / "file", "an .mlpackage is a folder")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"itemInfoEntries": {}}'])
+def test_broken_manifest(package: Path, text: str) -> None:
+    (package / "Manifest.json").write_text(text)
+    refuses(package, "is not a package manifest")
+
+
+def test_manifest_that_points_outside(package: Path) -> None:
+    manifest = json.loads((package / "Manifest.json").read_text())
+    manifest["itemInfoEntries"][manifest["rootModelIdentifier"]]["path"] = "../../elsewhere"
+    (package / "Manifest.json").write_text(json.dumps(manifest))
+    refuses(package, "the model specification .* is outside the package")
+
+
+def test_spec_that_is_not_a_protobuf(package: Path) -> None:
+    (package / SPEC).write_bytes(b"\xff" * 10)
+    refuses(package, "cannot be parsed")
+
+
+def test_other_model_type(package: Path) -> None:
+    edit_spec(package, lambda spec: spec.neuralNetwork.SetInParent())
+    refuses(package, "holds no ML program .its type is neuralNetwork")
+
+
+def test_no_functions(package: Path) -> None:
+    edit_spec(package, lambda spec: spec.mlProgram.functions.clear())
+    refuses(package, "without functions")
+
+
+def test_missing_weights(package: Path) -> None:
+    (package / WEIGHTS).unlink()
+    refuses(package, "the weight file .*weight.bin is missing")
+
+
+def test_weights_outside_the_package(package: Path) -> None:
+    def edit(spec: Any) -> None:
+        weight(spec).fileName = "@model_path/../../../other.mlpackage/secret.bin"
+
+    edit_spec(package, edit)
+    refuses(package, "the weight file .* is outside the package")
+
+
+def test_link_out_of_the_package(package: Path, tmp_path: Path) -> None:
+    (package / WEIGHTS).rename(tmp_path / "moved.bin")
+    (package / WEIGHTS).symlink_to(tmp_path / "moved.bin")
+    refuses(package, "is outside the package")
+
+
+@pytest.mark.parametrize("length", [0, 64, 80, 140])
+def test_truncated_weights(package: Path, length: int) -> None:
+    (package / WEIGHTS).write_bytes((package / WEIGHTS).read_bytes()[:length])
+    refuses(package, r"weight.bin at byte 64: the file ends before")
+
+
+def test_weights_without_a_record(package: Path) -> None:
+    (package / WEIGHTS).write_bytes(b"\0" * 256)
+    refuses(package, "there is no tensor record here")
+
+
+def test_weights_of_another_type(package: Path) -> None:
+    data = bytearray((package / WEIGHTS).read_bytes())
+    data[68] = 3  # the dtype in the record: uint8
+    (package / WEIGHTS).write_bytes(data)
+    refuses(package, r"expected fp16 \(12,\), found uint8 in 24 bytes")
+
+
+def test_unknown_parameter(package: Path) -> None:
+    def edit(spec: Any) -> None:
+        op = first(spec, "softmax")
+        op.inputs["temperature"].CopyFrom(op.inputs["axis"])
+
+    edit_spec(package, edit)
+    refuses(package, "softmax softmax_0: input 'temperature' is not supported")
+
+
+def test_missing_parameter(package: Path) -> None:
+    edit_spec(package, lambda spec: first(spec, "add").inputs.pop("y"))
+    refuses(package, "add add_0: input y is missing")
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_no_damage_escapes_as_another_error(good: Path, package: Path, data: st.DataObject) -> None:
+    spec = bytearray((good / SPEC).read_bytes())
+    position = data.draw(st.integers(0, len(spec) - 1))
+    spec[position] = data.draw(st.integers(0, 255))
+    (package / SPEC).write_bytes(spec)
+    with contextlib.suppress(CetaneError):
+        program = load(package)
+        run = next(iter(program.functions.values())).compile()
+        run({"x": TABLE})
