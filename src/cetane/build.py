@@ -140,9 +140,7 @@ def done_record(partial: Path, name: str) -> Path:
 def finish(partial: Path, name: str) -> None:
     """Record the hashes of a finished part."""
     made = records(partial, partial / name)
-    write_json(
-        done_record(partial, name), {path: r.model_dump() for path, r in made.items()}
-    )
+    write_json(done_record(partial, name), {path: r.model_dump() for path, r in made.items()})
 
 
 def finished(partial: Path, name: str) -> bool:

@@ -158,7 +158,7 @@ class Bundle:
             array = np.load(self.file(name), mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
             raise CetaneError(f"{self.path}: {name}: {error}") from error
-        return array  # type: ignore[no-any-return]
+        return array
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -5,6 +5,7 @@ Reads shapes from modules on torch's meta device, never weights.
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 from math import prod
 from typing import Any, Literal, Protocol
 
@@ -132,7 +133,7 @@ class Planner:
             bounds = [len(layers) * i // count for i in range(count + 1)]
             shards = {
                 f"chunk-{i:02}": layers[start:stop]
-                for i, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False))
+                for i, (start, stop) in enumerate(pairwise(bounds))
             }
         return shards | {head.name: (head,) for head in heads}
 
@@ -271,7 +272,11 @@ class Planner:
         """Tokens per call of every function of a shard, by its name: one per mode, or one `main`
         that a flexible shape makes fit all modes."""
         modes = self.recipe.tokens.by_mode()
-        return {"main": 1} if self.recipe.tokens.shapes == "range" else dict(modes)
+        return (
+            {"main": 1}
+            if self.recipe.tokens.shapes == "range"
+            else {str(m): t for m, t in modes.items()}
+        )
 
     def _shard(self, name: str, blocks: Sequence[Block]) -> ShardPlan:
         kinds = {isinstance(block, Head) for block in blocks}

@@ -41,7 +41,9 @@ class Cache(Data):
     @classmethod
     def aligned(cls, context: int) -> int:
         if context % 32:
-            raise ValueError("context must be a multiple of 32 (ANE row alignment, coremltools #2631)")
+            raise ValueError(
+                "context must be a multiple of 32 (ANE row alignment, coremltools #2631)"
+            )
         return context
 
 

@@ -69,9 +69,7 @@ class Answer:
         tokenizer = self.bundle.tokenizer
         self.prompt, started = ids, time.perf_counter()
         stream = tokenizer.stream()
-        for token in generate(
-            self.session, ids, self.sampler, self.max_new, tokenizer.eos_ids
-        ):
+        for token in generate(self.session, ids, self.sampler, self.max_new, tokenizer.eos_ids):
             if not self.tokens:
                 self.seconds["first_token"] = time.perf_counter() - started
                 started = time.perf_counter()
@@ -113,7 +111,8 @@ def ask(bundle: Bundle, messages: list[dict[str, str]]) -> list[int]:
 def converse(bundle: Bundle, engine: Engine, sampler: Sampler, max_new: int) -> None:
     """A conversation on the terminal; what is already in the cache is not run again."""
     messages: list[dict[str, str]] = []
-    session, held = engine.session(), []
+    session = engine.session()
+    held: list[int] = []
     errors.print("[dim]an empty line ends the conversation[/]")
     while question := console.input("[bold]> [/]").strip():
         messages.append(message("user", question))

@@ -28,8 +28,7 @@ class AuthoredProgram:
             setattr(module, name, tensor)
         results = module(*(torch.from_numpy(inputs[item.name]) for item in module.inputs))
         return {
-            item.name: result.numpy()
-            for item, result in zip(module.outputs, results, strict=True)
+            item.name: result.numpy() for item, result in zip(module.outputs, results, strict=True)
         }
 
 
@@ -46,10 +45,10 @@ class AuthoredBackend:
         for block in self.planner.members[shard]:
             block.load(self.weights)
         modes = self.planner.recipe.tokens.by_mode()
-        modules = {mode: self.planner.module(shard, tokens) for mode, tokens in modes.items()}
+        modules = {str(mode): self.planner.module(shard, tokens) for mode, tokens in modes.items()}
         states = [s.name for spec in self.planner.specs(shard)
                   for s in self.planner.contract.states(spec)]  # fmt: skip
-        return AuthoredProgram(dict(modules), states)
+        return AuthoredProgram(modules, states)
 
 
 def authored_engine(planner: Planner, weights: Weights) -> Engine:

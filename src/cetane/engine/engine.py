@@ -116,7 +116,9 @@ class Session:
                 return mode
         fitting = [mode for width, mode in widths if width <= tokens]
         if not fitting:
-            raise CetaneError(f"no function takes {tokens} tokens; widths: {[w for w, _ in widths]}")
+            raise CetaneError(
+                f"no function takes {tokens} tokens; widths: {[w for w, _ in widths]}"
+            )
         return fitting[-1]
 
     def call(self, mode: Mode, tokens: Array, logits: bool = True) -> Array | None:

@@ -50,7 +50,7 @@ def host_input(item: Input, call: Call, tables: Tables, dtype: type) -> Array:
             seen &= distance < source.window
         return np.where(seen, 0, MASKED).astype(dtype)[None, None]
     if isinstance(source, WriteMask):
-        write = np.zeros((call.width, len(call.slots)), dtype)
+        write: Array = np.zeros((call.width, len(call.slots)), dtype)
         write[np.arange(valid), call.start + np.arange(valid)] = 1
         return write[None, None]
     assert isinstance(source, Position)

@@ -58,4 +58,4 @@ class Sampler:
 def softmax(scores: Array) -> Array:
     """Softmax over the last axis, in the precision of `scores`."""
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)  # type: ignore[no-any-return]
+    return weights / weights.sum(axis=-1, keepdims=True)

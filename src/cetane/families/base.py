@@ -90,7 +90,9 @@ class Block(nn.Module):
 def check_finite(name: str, tensor: Tensor) -> None:
     """CetaneError for weights that no port can be right with."""
     if not bool(torch.isfinite(tensor).all()):
-        raise CetaneError(f"{name}: holds NaN or infinity", "the checkpoint is damaged: get it again")
+        raise CetaneError(
+            f"{name}: holds NaN or infinity", "the checkpoint is damaged: get it again"
+        )
     largest = float(tensor.abs().max()) if tensor.numel() else 0.0
     if largest > 65504:
         raise CetaneError(f"{name}: largest value {largest:.3g} is beyond fp16 (65504)")
@@ -168,5 +170,3 @@ class Model:
                 )
                 for index, start in enumerate(range(0, self.vocab, step))
             ]  # fmt: skip
-
-

@@ -8,7 +8,7 @@ few inputs, slots last (aligned rows for the ANE, a multiple of 32 for states). 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -75,9 +75,7 @@ class Cache(ABC):
     @classmethod
     def outputs(cls, spec: CacheSpec, tokens: int) -> list[Output]:
         return [
-            Output(
-                name=f"{name}_out", shape=spec.shape, sink=ToCache(name=buffer, write="replace")
-            )
+            Output(name=f"{name}_out", shape=spec.shape, sink=ToCache(name=buffer, write="replace"))
             for name, buffer in spec.names()
         ]
 

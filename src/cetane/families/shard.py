@@ -28,6 +28,7 @@ class Shard(nn.Module):
     ) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
+        self.order = tuple(blocks)
         self.cache, self.specs, self.tokens = CONTRACTS[contract], specs, tokens
         self.inputs, self.outputs = inputs, outputs
         self.repeats = {
@@ -47,7 +48,7 @@ class Shard(nn.Module):
             flow[name] = torch.cat([flow[name]] * repeats, dim=2)
         caches = {spec.group: self.cache(spec, flow, self.tokens) for spec in self.specs}
         heads = []
-        for block in self.blocks:
+        for block in self.order:
             block(flow, caches[block.group].extend if block.group else None)
             if "logits" in block.writes:
                 heads.append(flow["logits"])

@@ -89,9 +89,7 @@ def convert(
 
     function = planner.function(shard, name, tokens)
     module = planner.module(shard, tokens).eval()
-    examples = tuple(
-        torch.zeros(item.shape, dtype=TORCH[item.dtype]) for item in function.inputs
-    )
+    examples = tuple(torch.zeros(item.shape, dtype=TORCH[item.dtype]) for item in function.inputs)
     pipeline = ct.PassPipeline()
     # Equal weights stay apart until the encodings are placed; joining functions merges them.
     pipeline.remove_passes({"common::const_deduplication"})
@@ -103,8 +101,7 @@ def convert(
             traced,
             inputs=inputs(planner, shard, function, ct),
             outputs=[
-                ct.TensorType(name=item.name, dtype=NUMPY[item.dtype])
-                for item in function.outputs
+                ct.TensorType(name=item.name, dtype=NUMPY[item.dtype]) for item in function.outputs
             ],
             states=[
                 ct.StateType(ct.TensorType(shape=state.shape, dtype=np.float16), name=state.name)
