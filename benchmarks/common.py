@@ -1,0 +1,65 @@
+"""What the benchmarks share: arguments, bundles, the text, and how results are printed."""
+
+import argparse
+import json
+import pkgutil
+import platform
+import pydoc
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from cetane.build import build
+from cetane.bundle import Bundle
+from cetane.checkpoint import Checkpoint
+from cetane.recipe import Recipe
+
+WORK = Path("build/bench")
+console = Console(stderr=False)
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """A parser with what every benchmark takes."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("model", help="a Hugging Face folder, a GGUF file, or a hub id")
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    return parser
+
+
+def bundle_of(checkpoint: Checkpoint, recipe: Recipe) -> Bundle:
+    """A bundle under build/bench, built if it is not there."""
+    WORK.mkdir(parents=True, exist_ok=True)
+
+    def progress(what: str, done: int, total: int) -> None:
+        print(f"build {recipe.name}: {what} ({done}/{total})", file=sys.stderr)
+
+    return build(checkpoint, recipe, WORK / recipe.name, progress)
+
+
+def standard_library_text() -> Path:
+    """Documentation of Python's standard library as plain text: the same on every machine that
+    runs the same Python."""
+    path = WORK / f"stdlib-{platform.python_version()}.txt"
+    if not path.exists():
+        WORK.mkdir(parents=True, exist_ok=True)
+        names = ("argparse", "collections", "datetime", "functools", "itertools", "json", "logging")
+        known = {module.name for module in pkgutil.iter_modules()} | set(sys.builtin_module_names)
+        text = "\n".join(pydoc.plain(pydoc.render_doc(name)) for name in names if name in known)
+        path.write_text(text, encoding="utf-8")
+    return path
+
+
+def report(title: str, columns: list[str], rows: list[list[Any]], result: dict[str, Any],
+           as_json: bool) -> None:  # fmt: skip
+    """Print a table, and with --json the result as the last line."""
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row))
+    console.print(table)
+    if as_json:
+        print(json.dumps(result))
