@@ -44,8 +44,8 @@ class AuthoredBackend:
     def open(self, shard: str) -> AuthoredProgram:
         for block in self.planner.members[shard]:
             block.load(self.weights)
-        modes = self.planner.recipe.tokens.by_mode()
-        modules = {str(mode): self.planner.module(shard, tokens) for mode, tokens in modes.items()}
+        widths = self.planner.function_widths()
+        modules = {name: self.planner.module(shard, tokens) for name, tokens in widths.items()}
         states = [s.name for spec in self.planner.specs(shard)
                   for s in self.planner.contract.states(spec)]  # fmt: skip
         return AuthoredProgram(modules, states)

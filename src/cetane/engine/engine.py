@@ -175,14 +175,17 @@ class Session:
             after[positions] = positions
         sees_past = self.contract.contract == "readonly"
         keys = np.concatenate([self.slots, padded]) if sees_past else after
-        return Call(tokens, positions, width, after, keys, self.position)
+        order = self.plan.recipe.tensor_layout
+        return Call(tokens, positions, width, after, keys, self.position, order)
 
     def run(self, shard: str, function: str, inputs: Arrays) -> Arrays:
         """Call a function of a shard, on the clock."""
         program = self.engine.program(shard)
+        started = time.perf_counter()
         if shard not in self.states:
             self.states[shard] = program.make_state(function)
-        started = time.perf_counter()
+            self.engine.seconds["load"] += time.perf_counter() - started
+            started = time.perf_counter()
         outputs = program.call(function, inputs, self.states[shard])
         self.engine.seconds[shard] += time.perf_counter() - started
         return outputs

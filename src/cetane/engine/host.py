@@ -7,7 +7,7 @@ import numpy as np
 from cetane.bundle import Tables
 from cetane.engine.backend import Array
 from cetane.families.flow import Embedding, Input, Mask, Position, Rotary, WriteMask
-from cetane.families.layers import MASKED
+from cetane.families.layers import MASKED, Order, hidden_shape
 
 EMPTY = -1
 """Position of a slot that holds nothing."""
@@ -26,6 +26,7 @@ class Call:
     slots: Array
     keys: Array
     start: int
+    order: Order
 
 
 def host_input(item: Input, call: Call, tables: Tables, dtype: type) -> Array:
@@ -35,7 +36,7 @@ def host_input(item: Input, call: Call, tables: Tables, dtype: type) -> Array:
     if isinstance(source, Embedding):
         rows = np.zeros((tables.embedding.shape[1], call.width), dtype)
         rows[:, :valid] = tables.embedding[call.tokens].T
-        return rows.reshape(rows_shape(item, call.width))
+        return rows.reshape(hidden_shape(call.order, len(rows), call.width))
     if isinstance(source, Rotary):
         table = tables.rotary[source.table][0 if source.part == "cos" else 1]
         rows = np.zeros((table.shape[1], call.width), dtype)
@@ -55,10 +56,3 @@ def host_input(item: Input, call: Call, tables: Tables, dtype: type) -> Array:
         return write[None, None]
     assert isinstance(source, Position)
     return np.array([call.start], np.int32)
-
-
-def rows_shape(item: Input, width: int) -> tuple[int, ...]:
-    """The shape of a hidden input for a call of `width` tokens, in the plan's tensor layout."""
-    channels, tokens = item.shape[1], item.shape[2:]
-    last = tokens[0] == 1 and (tokens[1] != 1 or width == 1)
-    return (1, channels, 1, width) if last else (1, channels, width, 1)
