@@ -55,6 +55,8 @@ class Manifest(Data):
     producer: dict[str, str]
     source: str
     """The checkpoint as it was named; gates compare with it unless told otherwise."""
+    fingerprint: str
+    """The checkpoint's content, as far as headers, sizes and dates tell."""
     plan: Plan
     files: dict[str, FileRecord]
 

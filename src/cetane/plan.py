@@ -6,7 +6,6 @@ Reads shapes from modules on torch's meta device, never weights.
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
-from math import prod
 from typing import Any, Literal, Protocol
 
 from cetane.errors import CetaneError
@@ -140,21 +139,26 @@ class Planner:
     def _check_tensors(self) -> None:
         """Every weight is in the checkpoint, fits its format, and every rule matches something."""
         kinds: dict[str, str] = {}
+        table = (self.model.vocab, self.model.hidden)
+        self._check_shape(self.model.embedding, table)
         for block in (*self.model.layers, *self.heads):
             for _, weight in block.weights():
-                if weight.name not in self.checkpoint:
-                    raise CetaneError(f"{self.checkpoint.source}: no tensor {weight.name}")
-                stored = prod(self.checkpoint.shape(weight.name))
-                if stored != weight.elements and not isinstance(block, Head):
-                    raise CetaneError(
-                        f"{self.checkpoint.source}: {weight.name} has shape "
-                        f"{self.checkpoint.shape(weight.name)}, the config says {weight.shape}"
-                    )
+                sliced = isinstance(block, Head) and weight.kind
+                self._check_shape(weight.name, table if sliced else weight.stored_shape)
                 if weight.kind:
                     kinds[weight.name] = weight.kind
                     selected = self.recipe.compression.format_for(weight.name, weight.kind)
                     selected.check(weight.shape, weight.name)
         self.recipe.compression.check(kinds)
+
+    def _check_shape(self, name: str, wanted: Shape) -> None:
+        if name not in self.checkpoint:
+            raise CetaneError(f"{self.checkpoint.source}: no tensor {name}")
+        stored = tuple(self.checkpoint.shape(name))
+        if stored != wanted:
+            raise CetaneError(
+                f"{self.checkpoint.source}: {name} has shape {stored}, the config says {wanted}"
+            )
 
     def specs(self, shard: str) -> list[CacheSpec]:
         """The cache groups of a shard."""

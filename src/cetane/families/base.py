@@ -35,6 +35,11 @@ class Weight:
     def elements(self) -> int:
         return torch.Size(self.shape).numel()
 
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Its shape in a checkpoint, where a 1x1 convolution is a matrix."""
+        return self.shape[:2]
+
 
 class Block(nn.Module):
     """The smallest piece that a shard can hold.
@@ -73,14 +78,13 @@ class Block(nn.Module):
         for path, weight in self.weights():
             tensor = self.pick(source.read(weight.name)).float()
             check_finite(weight.name, tensor)
-            parameter = self.get_parameter(path)
-            try:
-                parameter.data.copy_(tensor.reshape(parameter.shape))
-            except RuntimeError as error:
+            if tuple(tensor.shape) != weight.stored_shape:
                 raise CetaneError(
                     f"{weight.name}: shape {tuple(tensor.shape)} does not fit the config, "
-                    f"which needs {tuple(parameter.shape)}"
-                ) from error
+                    f"which needs {weight.stored_shape}"
+                )
+            parameter = self.get_parameter(path)
+            parameter.data.copy_(tensor.reshape(parameter.shape))
 
     def pick(self, tensor: Tensor) -> Tensor:
         """The part of a checkpoint tensor that this block holds."""

@@ -165,7 +165,7 @@ class Shift(Cache):
     pads = False
 
     def write(self, layer: int, cache: Tensor, new: Tensor) -> Tensor:
-        return torch.cat([cache[layer : layer + 1, :, :, self.tokens :], new], dim=-1)
+        return torch.cat([cache[layer : layer + 1, :, :, new.shape[-1] :], new], dim=-1)
 
 
 class Stateful(Cache):

@@ -21,8 +21,8 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = heads
         hidden, inner = config.hidden_size, heads.query * heads.dim
-        qkv_bias = config.model_type == "qwen2" or getattr(config, "attention_bias", False)
-        out_bias = config.model_type != "qwen2" and getattr(config, "attention_bias", False)
+        out_bias = config.model_type in ("llama", "qwen3") and config.attention_bias
+        qkv_bias = config.model_type == "qwen2" or out_bias
         self.q_proj = Projection(hidden, inner, "attention", qkv_bias)
         self.k_proj = Projection(hidden, heads.kv * heads.dim, "attention", qkv_bias)
         self.v_proj = Projection(hidden, heads.kv * heads.dim, "attention", qkv_bias)
@@ -45,7 +45,7 @@ class MLP(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         hidden, inner = config.hidden_size, config.intermediate_size
-        bias = getattr(config, "mlp_bias", False)
+        bias = config.model_type == "llama" and config.mlp_bias
         self.gate_proj = Projection(hidden, inner, "mlp", bias)
         self.up_proj = Projection(hidden, inner, "mlp", bias)
         self.down_proj = Projection(inner, hidden, "mlp", bias)
@@ -108,7 +108,8 @@ def author(config: Any, order: Order) -> Model:
 
 def layer_windows(config: Any) -> list[int | None]:
     """The attention window of every layer in tokens, None for full attention."""
-    window = getattr(config, "sliding_window", None)
-    default = "full_attention" if window is None else "sliding_attention"
-    kinds = getattr(config, "layer_types", None) or [default] * config.num_hidden_layers
-    return [window if kind == "sliding_attention" else None for kind in kinds]
+    if config.model_type in ("llama", "mistral"):
+        window = config.sliding_window if config.model_type == "mistral" else None
+        return [window] * config.num_hidden_layers
+    kinds = config.layer_types
+    return [config.sliding_window if kind == "sliding_attention" else None for kind in kinds]

@@ -38,4 +38,6 @@ def rotary_table(config: Any, dim: int) -> RotaryTable:
         exponents = torch.arange(0, dim, 2, dtype=torch.float) / dim
         return RotaryTable(1.0 / parameters["rope_theta"] ** exponents)
     frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    if 2 * frequencies.numel() != dim:
+        raise CetaneError(f"rotary embedding of a part of each head ({kind}) is not supported")
     return RotaryTable(frequencies, scale)
