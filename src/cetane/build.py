@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -33,9 +34,6 @@ from cetane.recipe import Recipe
 Progress = Callable[[str, int, int], None]
 """Called with what is being made, how many parts are done, and how many there are."""
 
-KEY = ".build.json"
-DONE = ".done"
-
 
 def build(
     checkpoint: Checkpoint, recipe: Recipe, target: Path, progress: Progress, force: bool = False
@@ -45,37 +43,86 @@ def build(
     Raises CetaneError when `target` holds something else, unless `force`.
     """
     planner = Planner(checkpoint, recipe)
-    key = build_key(checkpoint, recipe)
+    partial = Partial(target)
     if target.exists():
         if not force:
             return existing(target, recipe, checkpoint)
-        remove(target)
-    partial = target.with_name(target.name + ".partial")
-    with disk_errors(partial):
-        start(partial, key)
+        if not (target / MANIFEST).is_file():
+            raise CetaneError(f"{target} is not a bundle, so --force does not replace it")
+    with disk_errors(partial.bundle):
+        partial.start(build_key(checkpoint, recipe))
         jobs = parts(planner, checkpoint)
         for done, (name, make) in enumerate(jobs.items()):
             progress(name, done, len(jobs))
-            if not finished(partial, name):
-                with replacing(partial / name) as temporary:
+            if not partial.has(name):
+                with replacing(partial.bundle / name) as temporary:
                     make(temporary)
-                finish(partial, name)
+                partial.record(name)
         progress("manifest", len(jobs), len(jobs))
         manifest = Manifest(
-            producer=producers(), source=checkpoint.source, plan=planner.plan(),
-            files=files(partial),
+            producer=producers(), source=checkpoint.source, fingerprint=checkpoint.fingerprint,
+            plan=planner.plan(), files=partial.files(),
         )  # fmt: skip
-        remove(partial / DONE)
-        remove(partial / KEY)
-        write_json(partial / MANIFEST, manifest.model_dump(mode="json"))
-        partial.rename(target)
+        write_json(partial.bundle / MANIFEST, manifest.model_dump(mode="json"))
+        remove(target)
+        partial.bundle.rename(target)
+        remove(partial.root)
     return Bundle(target)
+
+
+class Partial:
+    """An unfinished bundle: what is done in `NAME.partial/bundle`, and a record of every part."""
+
+    def __init__(self, target: Path) -> None:
+        self.root = target.with_name(target.name + ".partial")
+        self.bundle = self.root / "bundle"
+        self.done = self.root / "done"
+        self.key = self.root / "key.json"
+
+    def start(self, key: str) -> None:
+        """Keep what an interrupted build of the same key left, else start anew."""
+        if not self.key.is_file() or read_json(self.key) != key:
+            remove(self.root)
+        for folder in (self.bundle / "shards", self.done):
+            folder.mkdir(parents=True, exist_ok=True)
+        for leftover in (*self.bundle.glob(".*"), *self.bundle.glob("shards/.*")):
+            remove(leftover)
+        write_json(self.key, key)
+
+    def record(self, name: str) -> None:
+        """Note that a part is finished, with the hashes of its files."""
+        made = records(self.bundle, self.bundle / name)
+        content = {path: record.model_dump() for path, record in made.items()}
+        write_json(self._note(name), content)
+
+    def has(self, name: str) -> bool:
+        """Whether a part is there, whole and as recorded."""
+        note = self._note(name)
+        if not note.is_file() or not (self.bundle / name).exists():
+            return False
+        return records(self.bundle, self.bundle / name) == self._recorded(note)
+
+    def files(self) -> dict[str, FileRecord]:
+        """The records of all parts."""
+        notes = sorted(self.done.glob("*.json"))
+        return {path: r for note in notes for path, r in self._recorded(note).items()}
+
+    def _note(self, name: str) -> Path:
+        return self.done / (name.replace("/", "-") + ".json")
+
+    @staticmethod
+    def _recorded(note: Path) -> dict[str, FileRecord]:
+        return {path: FileRecord(**record) for path, record in read_json(note).items()}
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_bytes())
 
 
 def existing(target: Path, recipe: Recipe, checkpoint: Checkpoint) -> Bundle:
     """A finished bundle of the same recipe and checkpoint; CetaneError if it is another."""
     bundle = Bundle(target)
-    if bundle.plan.recipe != recipe or bundle.manifest.source != checkpoint.source:
+    if bundle.plan.recipe != recipe or bundle.manifest.fingerprint != checkpoint.fingerprint:
         raise CetaneError(
             f"{target} is a bundle of another checkpoint or recipe", "--force replaces it"
         )
@@ -87,18 +134,6 @@ def build_key(checkpoint: Checkpoint, recipe: Recipe) -> str:
     """What a partial build is a build of."""
     content = [checkpoint.fingerprint, recipe.model_dump(mode="json"), producers()]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def start(partial: Path, key: str) -> None:
-    """Prepare the folder: keep what an interrupted build of the same key left, else start anew."""
-    record = partial / KEY
-    if not record.is_file() or json.loads(record.read_bytes()) != {"key": key}:
-        remove(partial)
-    for folder in (partial / "shards", partial / DONE):
-        folder.mkdir(parents=True, exist_ok=True)
-    for leftover in (partial / "shards").glob(".*"):
-        remove(leftover)
-    write_json(record, {"key": key})
 
 
 def parts(planner: Planner, checkpoint: Checkpoint) -> dict[str, Callable[[Path], None]]:
@@ -131,30 +166,3 @@ def parts(planner: Planner, checkpoint: Checkpoint) -> dict[str, Callable[[Path]
         | {rotary_path(table): rotary(table) for table in planner.model.rotary}
         | {shard_path(name): shard(name) for name in planner.members}
     )
-
-
-def done_record(partial: Path, name: str) -> Path:
-    return partial / DONE / (name.replace("/", "-") + ".json")
-
-
-def finish(partial: Path, name: str) -> None:
-    """Record the hashes of a finished part."""
-    made = records(partial, partial / name)
-    write_json(done_record(partial, name), {path: r.model_dump() for path, r in made.items()})
-
-
-def finished(partial: Path, name: str) -> bool:
-    """Whether a part is there, whole and as recorded."""
-    record = done_record(partial, name)
-    if not record.is_file():
-        return False
-    expected = {path: FileRecord(**r) for path, r in json.loads(record.read_bytes()).items()}
-    return records(partial, partial / name) == expected if (partial / name).exists() else False
-
-
-def files(partial: Path) -> dict[str, FileRecord]:
-    """The records of all parts, from what was recorded when each was finished."""
-    made = {}
-    for record in sorted((partial / DONE).glob("*.json")):
-        made.update({p: FileRecord(**r) for p, r in json.loads(record.read_bytes()).items()})
-    return made
