@@ -48,7 +48,7 @@ def table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
     result = Table(title=title, title_justify="left", title_style="bold")
     for index, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
-        result.add_column(name, justify="right" if numeric else "left")
+        result.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         result.add_row(*(escape(f"{v:.5g}" if isinstance(v, float) else str(v)) for v in row))
     console.print(result)

@@ -28,10 +28,10 @@ def show(plan: Plan) -> None:
     )
     rows = [
         [s.name, s.kind, len(s.blocks), megabytes(s.weight_bytes),
-         ", ".join(f"{f.name} (T={f.tokens})" for f in s.functions)]
+         " ".join(f"{f.name}:{f.tokens}" for f in s.functions)]
         for s in plan.shards
     ]  # fmt: skip
-    table("shards", ["name", "kind", "blocks", "weights", "functions"], rows)
+    table("shards", ["name", "kind", "blocks", "weights", "functions:T"], rows)
     kinds = {shard.kind: shard for shard in reversed(plan.shards)}
     for kind, shard in reversed(kinds.items()):
         function = shard.functions[0]
@@ -39,7 +39,7 @@ def show(plan: Plan) -> None:
         ports += [["out", *port(item)] for item in function.outputs]
         ports += [["state", *port(state)] for state in shard.states]
         table(f"{shard.name}/{function.name} ({kind})", ["", "name", "shape", "dtype"], ports)
-    contexts = [[context, megabytes(size)] for context, size in plan.kv_bytes.items()]
+    contexts = [[context, megabytes(size)] for context, size in sorted(plan.kv_bytes.items())]
     table("key/value cache", ["context", "bytes"], contexts)
 
 
