@@ -84,8 +84,9 @@ class Session:
         ids = np.asarray(tokens, dtype=np.int64)
         if not len(ids):
             raise CetaneError("no tokens to run")
-        if ids.min() < 0 or ids.max() >= self.plan.vocab:
-            raise CetaneError(f"token {ids.max()} is not in the vocabulary of {self.plan.vocab}")
+        unknown = ids[(ids < 0) | (ids >= self.plan.vocab)]
+        if len(unknown):
+            raise CetaneError(f"token {unknown[0]} is not in the vocabulary of {self.plan.vocab}")
         if self.position + len(ids) > self.context:
             raise CetaneError(
                 f"{len(ids)} tokens after {self.position} do not fit a context of {self.context}",

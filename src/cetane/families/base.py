@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar, Protocol
 
 import torch
@@ -162,15 +163,14 @@ class Model:
     max_context: int
 
     def heads(self, slices: int) -> list[Head]:
-        """The output projection in equal slices of the vocabulary (the last may be shorter)."""
+        """The output projection in `slices` parts of the vocabulary, cut at multiples of 32 rows
+        (so that palettes' groups fit) where it is large enough."""
         if slices > self.vocab:
             raise CetaneError(f"head.slices = {slices}: the vocabulary has only {self.vocab} rows")
-        step = -(-self.vocab // slices)
+        unit = 32 if self.vocab >= 32 * slices else 1
+        cuts = [self.vocab * i // slices // unit * unit for i in range(slices)] + [self.vocab]
         with torch.device("meta"):
             return [
-                Head(
-                    index, start, min(start + step, self.vocab),
-                    self.hidden, self.eps, self.norm, self.output,
-                )
-                for index, start in enumerate(range(0, self.vocab, step))
-            ]  # fmt: skip
+                Head(index, start, stop, self.hidden, self.eps, self.norm, self.output)
+                for index, (start, stop) in enumerate(pairwise(cuts))
+            ]

@@ -1,0 +1,180 @@
+"""Tiny random models, in memory and on disk, for every test that needs a checkpoint."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from cetane.build import build
+from cetane.bundle import Bundle
+from cetane.checkpoint import open_checkpoint
+from cetane.recipe import Recipe, parse_recipe
+
+TINY = {
+    "vocab_size": 288,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": None,
+}
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+torch.set_num_threads(1)  # faster for models this small
+
+
+def build_model(model_type: str = "llama", **config: Any) -> transformers.PreTrainedModel:
+    """A random fp32 model in which norms and biases are not at their defaults either."""
+    torch.manual_seed(0)
+    settings = transformers.AutoConfig.for_model(model_type, **(TINY | config))
+    model = transformers.AutoModelForCausalLM.from_config(
+        settings, attn_implementation="eager", dtype=torch.float32
+    ).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn_like(parameter) * 0.1
+    return model
+
+
+class InMemoryCheckpoint:
+    """A transformers model as the checkpoint that its files would be."""
+
+    def __init__(self, model: transformers.PreTrainedModel) -> None:
+        self.source = f"a tiny {model.config.model_type}"
+        self.config: dict[str, Any] = model.config.to_dict()
+        self.tensors = dict(model.state_dict())
+        if model.config.tie_word_embeddings:
+            del self.tensors["lm_head.weight"]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def names(self) -> list[str]:
+        return sorted(self.tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.tensors[name].shape)
+
+    def read(self, name: str) -> torch.Tensor:
+        return self.tensors[name].clone()
+
+
+def build_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """A byte-level BPE with exactly the tiny model's vocabulary; token 0 ends a text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=TINY["vocab_size"],
+        special_tokens=["<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    text = "The rating of how readily a fuel ignites is its cetane number. user: assistant: "
+    tokenizer.train_from_iterator([text] * 4, trainer)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<eos>", chat_template=CHAT_TEMPLATE
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Callable[..., transformers.PreTrainedModel]:
+    """`tiny_model(model_type, **config)`: a random model; `config` changes `TINY`."""
+    return build_model
+
+
+@pytest.fixture(scope="session")
+def in_memory() -> type[InMemoryCheckpoint]:
+    """`in_memory(model)`: its checkpoint, without files."""
+    return InMemoryCheckpoint
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face folder of a 2-layer llama: config, safetensors, tokenizer, chat template."""
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    tokenizer = build_tokenizer()
+    assert len(tokenizer) == TINY["vocab_size"]
+    build_model("llama").save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "readonly": {"layout": {"kind": "chunks", "chunks": 1}, "head": {"slices": 2}, "verify": None},
+    "blend": {"layout": {"kind": "per-block"}, "tensor_layout": "ct1", "verify": None},
+    "shift": {"layout": {"kind": "single"}, "prefill": None},
+    "stateful": {"layout": {"kind": "single"}, "tensor_layout": "ct1", "head": {"slices": 2}},
+    "readonly-range": {"layout": {"kind": "single"}, "tensor_layout": "ct1"},
+    "blend-range": {"layout": {"kind": "chunks", "chunks": 1}},
+    "shift-range": {"layout": {"kind": "single"}, "tensor_layout": "ct1"},
+    "stateful-range": {"layout": {"kind": "chunks", "chunks": 2}},
+}
+"""Every cache contract, static and flexible, each with another layout."""
+
+
+def tiny_recipe(
+    contract: str = "readonly",
+    shapes: str = "static",
+    verify: int | None = 3,
+    prefill: int | None = 8,
+    context: int = 64,
+    **others: Any,
+) -> Recipe:
+    """A recipe for the tiny model, small in every way that is not said."""
+    return parse_recipe(
+        {
+            "name": "tiny",
+            "cache": {"contract": contract, "context": context},
+            "tokens": {"verify": verify, "prefill": prefill, "shapes": shapes},
+        }
+        | others,
+        "tiny",
+    )
+
+
+@pytest.fixture(scope="session")
+def recipe() -> Callable[..., Recipe]:
+    """`recipe(contract, ...)`: a recipe for the tiny model."""
+    return tiny_recipe
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(
+    tiny_checkpoint_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Bundle]:
+    """`tiny_bundle(contract, ...)`: a bundle of the tiny folder, built once: copy it to change it.
+
+    Takes what `recipe` takes.
+    """
+    made: dict[str, Bundle] = {}
+    checkpoint = open_checkpoint(tiny_checkpoint_folder)
+
+    def bundle(**options: Any) -> Bundle:
+        wanted = tiny_recipe(**options)
+        key = wanted.model_dump_json()
+        if key not in made:
+            target = tmp_path_factory.mktemp("bundles") / "tiny"
+            made[key] = build(checkpoint, wanted, target, lambda *_: None)
+        return made[key]
+
+    return bundle
+
+
+@pytest.fixture(scope="session", params=VARIANTS)
+def variant(request: pytest.FixtureRequest, tiny_bundle: Callable[..., Bundle]) -> Bundle:
+    """A bundle of the tiny folder with fp16 weights, for each of `VARIANTS`."""
+    contract, _, shapes = request.param.partition("-")
+    return tiny_bundle(contract=contract, shapes=shapes or "static", **VARIANTS[request.param])

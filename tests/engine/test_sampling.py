@@ -1,0 +1,128 @@
+"""Sampling against transformers' logits processors."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from cetane.engine.sampling import Sampler, softmax
+from cetane.errors import CetaneError
+
+logits = st.builds(
+    lambda seed, size, scale: np.float32(np.random.default_rng(seed).normal(size=size) * scale),
+    seed=st.integers(0, 10**6),
+    size=st.integers(1, 200),
+    scale=st.sampled_from([0.1, 1.0, 10.0]),
+)
+chances = st.floats(0.01, 0.99)
+
+
+def expected(scores: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float):
+    """What transformers draws from; its `generate` applies the same processors in this order."""
+    processors = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
+    if top_k:
+        processors.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        processors.append(TopPLogitsWarper(top_p))
+    if min_p:
+        processors.append(MinPLogitsWarper(min_p))
+    rows = torch.from_numpy(scores).double()[None]
+    return torch.softmax(processors(torch.zeros(1, 1, dtype=torch.long), rows), -1)[0].numpy()
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    logits,
+    st.floats(0.1, 5.0),
+    st.just(0) | st.integers(1, 250),
+    st.just(1.0) | chances,
+    st.just(0.0) | chances,
+)
+def test_distribution(
+    scores: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    ours = Sampler(temperature, top_k, top_p, min_p).probabilities(scores)
+    theirs = expected(scores, temperature, top_k, top_p, min_p)
+    assert np.array_equal(ours > 0, theirs > 0)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_filters_by_hand() -> None:
+    scores = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
+    kept = {
+        "top_k": (Sampler(1.0, top_k=2), [0, 4, 0, 3]),
+        "top_p": (Sampler(1.0, top_p=0.75), [0, 4, 2, 3]),
+        "min_p": (Sampler(1.0, min_p=0.6), [0, 4, 0, 3]),
+        "none": (Sampler(1.0), [1, 4, 2, 3]),
+        "one at least": (Sampler(1.0, top_p=0.0), [0, 1, 0, 0]),
+        "the likeliest": (Sampler(1.0, min_p=1.0), [0, 1, 0, 0]),
+    }
+    for name, (sampler, weights) in kept.items():
+        wanted = np.array(weights) / sum(weights)
+        np.testing.assert_allclose(sampler.probabilities(scores), wanted, atol=1e-6, err_msg=name)
+
+
+def test_probabilities_leave_the_logits_alone() -> None:
+    scores = np.arange(5, dtype=np.float64)
+    Sampler(1.0, top_k=1).probabilities(scores)
+    assert scores.tolist() == [0, 1, 2, 3, 4]
+
+
+@given(logits)
+def test_greedy(scores: np.ndarray) -> None:
+    assert Sampler()(scores) == scores.tolist().index(max(scores.tolist()))
+
+
+def test_top_k_of_one_is_greedy_at_any_temperature() -> None:
+    scores = np.random.default_rng(0).normal(size=50).astype(np.float32)
+    sampler = Sampler(5.0, top_k=1, seed=0)
+    assert {sampler(scores) for _ in range(20)} == {int(scores.argmax())}
+
+
+def test_frequencies() -> None:
+    scores = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
+    sampler = Sampler(temperature=1.0, seed=0)
+    counts = np.bincount([sampler(scores) for _ in range(4000)], minlength=4) / 4000
+    np.testing.assert_allclose(counts, [0.1, 0.4, 0.2, 0.3], atol=0.03)
+
+
+def test_seeds() -> None:
+    scores = np.zeros(1000, np.float32)
+
+    def draw(seed: int | None) -> list[int]:
+        sampler = Sampler(1.0, seed=seed)
+        return [sampler(scores) for _ in range(8)]
+
+    assert draw(3) == draw(3)
+    assert draw(3) != draw(4)
+    assert draw(None) != draw(None)
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ({"temperature": -0.1}, "temperature = -0.1"),
+        ({"temperature": float("nan")}, "temperature = nan"),
+        ({"top_k": -1}, "top-k = -1"),
+        ({"top_p": -0.1}, "top-p = -0.1"),
+        ({"top_p": 1.1}, "top-p = 1.1"),
+        ({"min_p": -0.1}, "min-p = -0.1"),
+        ({"min_p": 1.5}, "min-p = 1.5"),
+    ],
+    ids=str,
+)
+def test_bad_values(option: dict[str, float], named: str) -> None:
+    with pytest.raises(CetaneError, match=f"{named}: must be between"):
+        Sampler(**option)
+
+
+def test_softmax_of_large_scores() -> None:
+    np.testing.assert_allclose(softmax(np.array([1e4, 1e4, -1e4])), [0.5, 0.5, 0])

@@ -1,0 +1,199 @@
+"""Loading blocks, and every config and weight that no port can be right with."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.conftest import InMemoryCheckpoint, build_model
+
+from cetane.errors import CetaneError
+from cetane.families import author, families
+from cetane.plan import Planner
+from cetane.recipe import parse_recipe
+
+GAIN = "model.layers.1.input_layernorm.weight"
+QUERY = "model.layers.1.self_attn.q_proj.weight"
+BIAS = "model.layers.1.self_attn.q_proj.bias"
+NAMES = (GAIN, QUERY, BIAS)
+RECIPE = parse_recipe({"name": "test", "cache": {"context": 64}}, "test")
+
+
+@pytest.fixture
+def checkpoint() -> InMemoryCheckpoint:
+    return InMemoryCheckpoint(build_model("llama", attention_bias=True))
+
+
+def test_load_takes_every_parameter_by_its_canonical_name(checkpoint) -> None:
+    block = author(checkpoint.config).layers[1]
+    assert all(parameter.is_meta for parameter in block.parameters())
+    block.load(checkpoint)
+    expected = {
+        name.removeprefix("model.layers.1."): tensor
+        for name, tensor in checkpoint.tensors.items()
+        if ".layers.1." in name
+    }
+    loaded = dict(block.named_parameters())
+    assert loaded.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(loaded[name].flatten(), tensor.flatten()), name
+
+
+def test_kinds_of_weights(checkpoint) -> None:
+    model = author(checkpoint.config)
+    kinds = {
+        weight.name.removeprefix("model.layers.0."): weight.kind
+        for block in (model.layers[0], *model.heads(1))
+        for _, weight in block.weights()
+    }
+    attention = [f"self_attn.{part}_proj" for part in "qkvo"]
+    expected = {f"{name}.weight": "attention" for name in attention}
+    expected |= {f"{name}.bias": None for name in attention}
+    expected |= {f"mlp.{name}_proj.weight": "mlp" for name in ("gate", "up", "down")}
+    expected |= {f"{name}_layernorm.weight": None for name in ("input", "post_attention")}
+    assert kinds == expected | {"model.norm.weight": None, "lm_head.weight": "head"}
+
+
+@pytest.mark.parametrize(
+    ("slices", "bounds"),
+    [
+        (1, [(0, 288)]),
+        (2, [(0, 128), (128, 288)]),
+        (5, [(0, 32), (32, 96), (96, 160), (160, 224), (224, 288)]),
+        (100, [(288 * i // 100, 288 * (i + 1) // 100) for i in range(100)]),
+        (288, [(i, i + 1) for i in range(288)]),
+    ],
+)
+def test_head_slices(checkpoint, slices: int, bounds: list[tuple[int, int]]) -> None:
+    heads = author(checkpoint.config).heads(slices)
+    assert [(head.start, head.stop) for head in heads] == bounds
+    heads[-1].load(checkpoint)
+    start, stop = bounds[-1]
+    rows = checkpoint.tensors["lm_head.weight"][start:stop]
+    assert torch.equal(heads[-1].lm_head.weight[..., 0, 0], rows)
+
+
+def test_more_slices_than_rows(checkpoint) -> None:
+    with pytest.raises(CetaneError, match=r"head.slices = 289: the vocabulary has only 288 rows"):
+        author(checkpoint.config).heads(289)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_that_are_not_finite(checkpoint, name: str, value: float) -> None:
+    checkpoint.tensors[name].view(-1)[-1] = value
+    with pytest.raises(CetaneError, match=f"{name}: holds NaN or infinity"):
+        author(checkpoint.config).layers[1].load(checkpoint)
+
+
+@pytest.mark.parametrize("value", [65505.0, -1e5])
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_beyond_fp16(checkpoint, name: str, value: float) -> None:
+    checkpoint.tensors[name].view(-1)[0] = value
+    with pytest.raises(CetaneError, match=f"{name}: .* beyond fp16"):
+        author(checkpoint.config).layers[1].load(checkpoint)
+
+
+def test_the_largest_fp16_value_loads(checkpoint) -> None:
+    checkpoint.tensors[QUERY][0, 0] = 65504.0
+    block = author(checkpoint.config).layers[1]
+    block.load(checkpoint)
+    assert block.get_parameter("self_attn.q_proj.weight").max() == 65504.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_number_formats_become_fp32(checkpoint, dtype: torch.dtype) -> None:
+    checkpoint.tensors[QUERY] = checkpoint.tensors[QUERY].to(dtype)
+    block = author(checkpoint.config).layers[1]
+    block.load(checkpoint)
+    loaded = block.get_parameter("self_attn.q_proj.weight")[..., 0, 0]
+    assert loaded.dtype == torch.float32
+    assert torch.equal(loaded, checkpoint.tensors[QUERY].float())
+
+
+HEAD, NORM, TABLE = "lm_head.weight", "model.norm.weight", "model.embed_tokens.weight"
+KEY, DOWN = "model.layers.0.self_attn.k_proj.weight", "model.layers.0.mlp.down_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        (GAIN, (63,)),
+        (GAIN, (64, 1)),
+        (BIAS, (65,)),
+        (QUERY, (64, 65)),
+        (KEY, (64, 32)),  # transposed: as many values as there should be
+        (DOWN, (96, 64)),
+        (HEAD, (287, 64)),
+        (HEAD, (320, 64)),
+        (HEAD, (64, 288)),
+        (NORM, (32,)),
+        (TABLE, (288, 63)),
+    ],
+)
+def test_wrong_shapes(checkpoint, name: str, shape: tuple[int, ...]) -> None:
+    checkpoint.tensors[name] = torch.zeros(shape)
+    with pytest.raises(CetaneError, match="a tiny llama: ") as error:
+        Planner(checkpoint, RECIPE)
+    assert f"{name} has shape {shape}, the config says" in str(error.value)
+
+
+def test_a_shape_that_differs_from_what_the_headers_say(checkpoint) -> None:
+    checkpoint.tensors[QUERY] = torch.zeros(32, 128)
+    with pytest.raises(CetaneError, match=rf"{QUERY}: shape \(32, 128\) .* needs \(64, 64\)"):
+        author(checkpoint.config).layers[1].load(checkpoint)
+
+
+@pytest.mark.parametrize("name", [*NAMES, KEY, DOWN, HEAD, NORM, TABLE])
+def test_missing_tensors(checkpoint, name: str) -> None:
+    del checkpoint.tensors[name]
+    with pytest.raises(CetaneError, match=f"^a tiny llama: no tensor {name}$"):
+        Planner(checkpoint, RECIPE)
+
+
+@pytest.mark.parametrize("kind", [None, "gpt2", "", "LLAMA", ["llama"], 7])
+def test_unknown_architectures(kind: Any) -> None:
+    with pytest.raises(
+        CetaneError, match=r"unknown architecture .*known: .*llama, mistral"
+    ) as error:
+        author({"model_type": kind})
+    assert repr(kind) in str(error.value)
+    assert error.value.hint
+
+
+def test_known_architectures() -> None:
+    assert {"llama", "mistral", "qwen2", "qwen3"} <= families().keys()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers = -1"),
+        ({"vocab_size": 0}, "vocab_size = 0"),
+        ({"intermediate_size": 0}, "intermediate_size = 0"),
+        ({"head_dim": 0}, "head_dim = 0"),
+        ({"head_dim": -4}, "head_dim = -4"),
+        ({"head_dim": 7}, "head_dim"),
+        ({"num_attention_heads": 0}, "not valid"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads = 0"),
+        ({"num_key_value_heads": 3}, "4 is no multiple of num_key_value_heads = 3"),
+        ({"max_position_embeddings": None}, "max_position_embeddings"),
+        ({"hidden_size": "64"}, "hidden_size"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"hidden_size": 63}, "63"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings"),
+        ({"rope_parameters": [1]}, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "factor"),
+        ({"rope_parameters": {"rope_type": "nonsense"}}, "nonsense"),
+        ({"hidden_act": "mish"}, "mish"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window = 0"),
+        ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types"),
+    ],
+    ids=str,
+)
+def test_invalid_configs(checkpoint, change: dict[str, Any], named: str) -> None:
+    with pytest.raises(CetaneError) as error:
+        author(checkpoint.config | change)
+    assert named in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,112 @@
+"""The four contracts: their ports, and what they do to a cache, by hand in numpy."""
+
+import numpy as np
+import pytest
+import torch
+
+from cetane.families.caches import CONTRACTS, CacheSpec
+from cetane.families.flow import FromCache, Position, ToCache, WriteMask
+
+SPEC = CacheSpec("chunk-01", "kv", layers=2, heads=3, dim=4, slots=8)
+SHAPE = (2, 3, 4, 8)
+TOKENS, START = 3, 2
+
+
+def random(*shape: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+PAST = {part: random(*SHAPE, seed=seed) for seed, part in enumerate("kv")}
+NEW = {part: random(2, 3, 4, TOKENS, seed=seed + 9) for seed, part in enumerate("kv")}
+
+
+@pytest.mark.parametrize(
+    ("contract", "inputs", "outputs", "states", "visible", "pads"),
+    [
+        ("readonly", {"kv_k": SHAPE, "kv_v": SHAPE}, (2, 3, 4, 5), 0, 13, True),
+        ("blend", {"kv_k": SHAPE, "kv_v": SHAPE, "kv_write": (1, 1, 5, 8)}, SHAPE, 0, 8, True),
+        ("shift", {"kv_k": SHAPE, "kv_v": SHAPE}, SHAPE, 0, 8, False),
+        ("stateful", {"kv_position": (1,)}, None, 2, 8, True),
+    ],
+)
+def test_ports(contract, inputs, outputs, states, visible, pads) -> None:
+    cache = CONTRACTS[contract]
+    assert {item.name: item.shape for item in cache.inputs(SPEC, 5)} == inputs
+    expected = {} if outputs is None else {"kv_k_out": outputs, "kv_v_out": outputs}
+    assert {item.name: item.shape for item in cache.outputs(SPEC, 5)} == expected
+    found = [(state.name, state.shape, state.dtype) for state in cache.states(SPEC)]
+    assert found == [("kv_k", SHAPE, "fp16"), ("kv_v", SHAPE, "fp16")][:states]
+    assert cache.visible(8, 5) == visible
+    assert cache.pads == pads
+
+
+@pytest.mark.parametrize("contract", ["readonly", "blend", "shift"])
+def test_caches_that_the_host_carries_are_named_by_shard(contract: str) -> None:
+    cache = CONTRACTS[contract]
+    names = ["chunk-01.kv_k", "chunk-01.kv_v"]
+    read = [i.source.name for i in cache.inputs(SPEC, 5) if isinstance(i.source, FromCache)]
+    write = "append" if contract == "readonly" else "replace"
+    assert read == names
+    assert [o.sink for o in cache.outputs(SPEC, 5)] == [ToCache(name=n, write=write) for n in names]
+
+
+def test_the_host_says_where_to_write() -> None:
+    blend, stateful = CONTRACTS["blend"].inputs(SPEC, 5), CONTRACTS["stateful"].inputs(SPEC, 5)
+    assert blend[-1].source == WriteMask(group="kv")
+    assert (stateful[0].source, stateful[0].dtype) == (Position(group="kv"), "int32")
+
+
+def run(contract: str, **extra: torch.Tensor):
+    """Extend both layers by NEW: what each may attend to, the results, and the tensors after."""
+    tensors = {f"kv_{part}": torch.tensor(past) for part, past in PAST.items()} | extra
+    cache = CONTRACTS[contract](SPEC, tensors, TOKENS)
+    seen = [
+        cache.extend(*(torch.tensor(NEW[part][layer : layer + 1]) for part in "kv"))
+        for layer in range(2)
+    ]
+    keys, values = (torch.cat(parts).numpy() for parts in zip(*seen, strict=True))
+    results = {name: tensor.numpy() for name, tensor in cache.results().items()}
+    return {"k": keys, "v": values}, results, tensors
+
+
+def updated(part: str) -> np.ndarray:
+    after = PAST[part].copy()
+    after[..., START : START + TOKENS] = NEW[part]
+    return after
+
+
+@pytest.mark.parametrize("part", ["k", "v"])
+class TestSemantics:
+    def test_readonly(self, part: str) -> None:
+        seen, results, tensors = run("readonly")
+        assert np.array_equal(seen[part], np.concatenate([PAST[part], NEW[part]], axis=-1))
+        assert np.array_equal(results[f"kv_{part}_out"], NEW[part])
+        assert np.array_equal(tensors[f"kv_{part}"], PAST[part])
+
+    def test_blend(self, part: str) -> None:
+        write = torch.zeros(1, 1, TOKENS, 8)
+        write[0, 0, range(TOKENS), range(START, START + TOKENS)] = 1
+        seen, results, tensors = run("blend", kv_write=write)
+        assert np.array_equal(seen[part], updated(part))
+        assert np.array_equal(results[f"kv_{part}_out"], updated(part))
+        assert np.array_equal(tensors[f"kv_{part}"], PAST[part])
+
+    def test_blend_leaves_out_what_has_no_slot(self, part: str) -> None:
+        write = torch.zeros(1, 1, TOKENS, 8)
+        write[0, 0, 0, 5] = 1  # two columns of padding
+        seen, _, _ = run("blend", kv_write=write)
+        expected = PAST[part].copy()
+        expected[..., 5] = NEW[part][..., 0]
+        assert np.array_equal(seen[part], expected)
+
+    def test_shift(self, part: str) -> None:
+        expected = np.concatenate([PAST[part][..., TOKENS:], NEW[part]], axis=-1)
+        seen, results, _ = run("shift")
+        assert np.array_equal(seen[part], expected)
+        assert np.array_equal(results[f"kv_{part}_out"], expected)
+
+    def test_stateful(self, part: str) -> None:
+        seen, results, tensors = run("stateful", kv_position=torch.tensor([START]))
+        assert np.array_equal(seen[part], updated(part))
+        assert np.array_equal(tensors[f"kv_{part}"], updated(part))
+        assert results == {}

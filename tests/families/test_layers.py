@@ -1,0 +1,128 @@
+"""The shared primitives against transformers' and torch's own."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb, repeat_kv
+
+from cetane.errors import CetaneError
+from cetane.families.layers import (
+    ACTIVATIONS,
+    MASKED,
+    Heads,
+    Projection,
+    RMSNorm,
+    activation,
+    attend,
+    hidden_shape,
+    layer_norm,
+    rotate,
+)
+
+small = settings(max_examples=30, deadline=None, derandomize=True)
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 300.0, 6e4])
+@pytest.mark.parametrize("eps", [1e-6, 1e-5, 0.5])
+@pytest.mark.parametrize("axis", [1, 2])
+def test_rms_norm(scale: float, eps: float, axis: int) -> None:
+    x, gain = random(2, 8, 6, 5) * scale, random(8 if axis == 1 else 6, seed=1)
+    ours, theirs = RMSNorm(len(gain), eps, axis), LlamaRMSNorm(len(gain), eps)
+    ours.weight.data, theirs.weight.data = gain, gain
+    expected = theirs(x.movedim(axis, -1)).movedim(-1, axis)
+    torch.testing.assert_close(ours(x), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_rms_norm_does_not_subtract_the_mean() -> None:
+    norm = RMSNorm(4, 0.0)
+    norm.weight.data = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    x = torch.full((1, 4, 1, 1), 7.0)
+    assert norm(x).flatten().tolist() == pytest.approx([1, 2, 3, 4])
+
+
+def test_layer_norm_is_torchs() -> None:
+    x = random(1, 3, 8, 5) * 10 + 3
+    expected = nn.functional.layer_norm(x.movedim(2, -1), (8,), eps=1e-5).movedim(-1, 2)
+    torch.testing.assert_close(layer_norm(x, 2, 1e-5), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("order", ["c1t", "ct1"])
+def test_projection_is_a_linear_layer(bias: bool, order: str) -> None:
+    linear, projection = nn.Linear(12, 7, bias=bias), Projection(12, 7, "mlp", bias)
+    projection.weight.data = linear.weight.data[..., None, None]
+    if bias:
+        projection.bias.data = linear.bias.data
+    x = random(5, 12)
+    out = projection(x.T.reshape(hidden_shape(order, 12, 5)))
+    assert out.shape == hidden_shape(order, 7, 5)
+    torch.testing.assert_close(out.reshape(7, 5).T, linear(x))
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations(name: str) -> None:
+    x = torch.linspace(-8, 8, 101)
+    torch.testing.assert_close(activation(name)(x), ACT2FN[name](x))
+
+
+def test_unknown_activation_names_the_known() -> None:
+    with pytest.raises(CetaneError, match="unknown hidden_act 'mish'; known: silu, gelu"):
+        activation("mish")
+
+
+@pytest.mark.parametrize(("order", "shape"), [("c1t", (1, 6, 1, 5)), ("ct1", (1, 6, 5, 1))])
+def test_heads_split_and_merge(order: str, shape: tuple[int, ...]) -> None:
+    heads, x = Heads(3, 1, 2, 1.0, order), random(*shape)
+    split = heads.split(x, 3)
+    assert split.shape == (1, 3, 2, 5)
+    assert torch.equal(split[0, 1, 0], x.reshape(6, 5)[2])  # head 1 starts at channel 2
+    assert torch.equal(heads.merge(split), x)
+
+
+@small
+@given(st.integers(1, 4), st.integers(1, 12), st.integers(1, 6), st.integers(0, 99))
+def test_rotate(heads: int, half: int, tokens: int, seed: int) -> None:
+    q = random(1, heads, tokens, 2 * half, seed=seed)
+    angles = random(tokens, half, seed=seed + 1) * 10
+    cos, sin = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
+    expected, _ = apply_rotary_pos_emb(q, q, cos[None], sin[None])
+    result = rotate(q.mT, cos.T[None, None], sin.T[None, None], 2 * half)
+    torch.testing.assert_close(result.mT, expected)
+
+
+@small
+@given(
+    st.integers(1, 3),
+    st.sampled_from([1, 2, 3, 4, 8]),
+    st.sampled_from([6, 10, 16]),
+    st.integers(1, 5),
+    st.integers(1, 9),
+    st.integers(0, 99),
+)
+def test_attend(kv: int, groups: int, dim: int, tokens: int, keys: int, seed: int) -> None:
+    q = random(1, kv * groups, tokens, dim, seed=seed)
+    k, v = random(1, kv, keys, dim, seed=seed + 1), random(1, kv, keys, dim, seed=seed + 2)
+    seen = random(tokens, keys, seed=seed + 3) > 0
+    seen[:, 0] = True
+    expected = nn.functional.scaled_dot_product_attention(
+        q, repeat_kv(k, groups), repeat_kv(v, groups), attn_mask=seen, scale=0.3
+    )
+    mask = torch.where(seen, 0.0, MASKED).repeat(groups, 1)[None, None]
+    result = attend(q.mT, k.mT, v.mT, mask, Heads(kv * groups, kv, dim, 0.3))
+    torch.testing.assert_close(result.mT, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_masked_keys_weigh_nothing_and_fit_fp16() -> None:
+    assert torch.isfinite(torch.tensor(MASKED, dtype=torch.float16))
+    one, other = random(1, 1, 4, 3), random(1, 1, 4, 3, seed=1)
+    mask = torch.tensor([0.0, 0.0, MASKED])[None, None, None]
+    heads, q = Heads(1, 1, 4, 1.0), random(1, 1, 4, 1, seed=2)
+    changed = torch.cat([one[..., :2], other[..., 2:] * 1e3], -1)
+    assert torch.equal(attend(q, one, one, mask, heads), attend(q, changed, changed, mask, heads))

@@ -1,0 +1,258 @@
+"""The bar of the project: an authored model equals transformers in fp32, at every position.
+
+Every model is run with every cache contract, in one-token steps, in steps of 4, by prefill, and in
+uneven pieces; sequences fill the context, pass the windows and the prefill length.
+"""
+
+from functools import cache
+from itertools import accumulate, pairwise, product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.conftest import InMemoryCheckpoint, build_model
+
+from cetane.engine.authored import authored_engine
+from cetane.engine.engine import Engine
+from cetane.families.caches import CONTRACTS
+from cetane.plan import Planner
+from cetane.recipe import Recipe, parse_recipe
+
+TOLERANCE = 1e-4
+CONTEXT = 32
+FEEDS = {
+    "prefill": [32],
+    "steps": [1] * 32,
+    "steps of 4": [4] * 8,
+    "uneven": [5, 1, 11, 2, 4, 3, 6],
+}
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default", "rope_theta": 5e3},
+    "linear": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "tied": ("llama", {"tie_word_embeddings": True}),
+    "1 to 1": ("llama", {"num_key_value_heads": 4}),
+    "3 to 1": ("llama", {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2}),
+    "4 to 1": ("llama", {"num_key_value_heads": 1}),
+    "8 to 1": ("llama", {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 8}),
+    "attention bias": ("llama", {"attention_bias": True}),
+    "mlp bias": ("llama", {"mlp_bias": True, "attention_bias": True}),
+    "linear": ("llama", {"rope_parameters": ROPES["linear"]}),
+    "llama3": ("llama", {"rope_parameters": ROPES["llama3"]}),
+    "yarn": ("llama", {"rope_parameters": ROPES["yarn"]}),
+    **{f"head of {d}": ("llama", {"head_dim": d}) for d in (6, 10, 12, 20, 24)},
+    "head unsaid": ("llama", {"head_dim": None}),
+    **{act: ("llama", {"hidden_act": act}) for act in ("gelu", "gelu_pytorch_tanh", "relu")},
+    "eps": ("llama", {"rms_norm_eps": 0.1}),
+    "one layer": ("llama", {"num_hidden_layers": 1}),
+    "five layers": ("llama", {"num_hidden_layers": 5}),
+    "odd sizes": ("llama", {"vocab_size": 101, "intermediate_size": 37, "hidden_size": 36}),
+    "a window that llama ignores": ("llama", {"sliding_window": 5}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    **{f"mistral, window {w}": ("mistral", {"sliding_window": w}) for w in (1, 7, 31, 40)},
+    "biases that mistral ignores": ("mistral", {"attention_bias": True, "mlp_bias": True}),
+    "qwen2": ("qwen2", {}),
+    "qwen2, tied": ("qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "qwen2, unused window": ("qwen2", {"sliding_window": 5, "use_sliding_window": False}),
+    "qwen2, upper layers windowed": (
+        "qwen2",
+        {
+            "sliding_window": 6,
+            "use_sliding_window": True,
+            "max_window_layers": 1,
+            "num_hidden_layers": 3,
+        },
+    ),
+    "qwen3": ("qwen3", {}),
+    "qwen3, bias": ("qwen3", {"attention_bias": True, "head_dim": 24}),
+    "qwen3, windowed": (
+        "qwen3",
+        {
+            "sliding_window": 5,
+            "use_sliding_window": True,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+}
+
+
+def recipe(
+    contract: str = "readonly",
+    kind: str = "single",
+    order: str = "c1t",
+    slices: int = 1,
+    **tokens: Any,
+) -> Recipe:
+    content = {
+        "name": "test",
+        "tensor_layout": order,
+        "layout": {"kind": kind},
+        "cache": {"contract": contract, "context": CONTEXT},
+        "tokens": {"verify": 4, "prefill": 8} | tokens,
+        "head": {"slices": slices},
+    }
+    return parse_recipe(content, "test")
+
+
+def tokens(vocab: int) -> list[int]:
+    return np.random.default_rng(0).integers(0, vocab, CONTEXT).tolist()
+
+
+@torch.inference_mode()
+def truth(model: Any) -> np.ndarray:
+    """Logits of transformers' eager attention for the whole sequence at once."""
+    return model(torch.tensor([tokens(model.config.vocab_size)])).logits[0].numpy()
+
+
+def worst(engine: Engine, expected: np.ndarray, pieces: list[int]) -> float:
+    """Largest logit error at any position when the sequence is fed in `pieces`."""
+    ids, session = tokens(engine.plan.vocab), engine.session()
+    logits = [
+        session.feed(ids[start:stop], "all")
+        for start, stop in pairwise(accumulate(pieces, initial=0))
+    ]
+    return float(np.abs(np.concatenate(logits) - expected).max())
+
+
+def assert_parity(
+    model: Any, recipe: Recipe, feeds: dict[str, list[int]], config: dict[str, Any] | None = None
+) -> None:
+    checkpoint = InMemoryCheckpoint(model)
+    checkpoint.config = config or checkpoint.config
+    engine, expected = authored_engine(Planner(checkpoint, recipe), checkpoint), truth(model)
+    assert np.abs(expected).max() > 0.1  # an error of 1e-4 means something
+    errors = {name: worst(engine, expected, pieces) for name, pieces in feeds.items()}
+    assert max(errors.values()) <= TOLERANCE, errors
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name: str, contract: str) -> None:
+    kind, config = MODELS[name]
+    assert_parity(build_model(kind, **config), recipe(contract, "chunks", slices=3), FEEDS)
+
+
+@cache
+def windowed() -> Any:
+    return build_model("mistral", sliding_window=7, num_hidden_layers=5)
+
+
+@pytest.mark.parametrize(
+    ("contract", "kind", "order", "slices"),
+    product(CONTRACTS, ("single", "chunks", "per-block"), ("c1t", "ct1"), (1, 3, 5)),
+)
+def test_recipes(contract: str, kind: str, order: str, slices: int) -> None:
+    feeds = {name: FEEDS[name] for name in ("prefill", "uneven")}
+    assert_parity(windowed(), recipe(contract, kind, order, slices), feeds)
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize(
+    ("verify", "prefill", "shapes"),
+    [(None, None, "static"), (None, 32, "static"), (3, None, "static"), (4, 8, "range")],
+)
+def test_functions(contract: str, verify: int | None, prefill: int | None, shapes: str) -> None:
+    """Some functions left out, a prefill as wide as the context, and one function for all."""
+    made = recipe(contract, "chunks", verify=verify, prefill=prefill, shapes=shapes)
+    assert_parity(windowed(), made, FEEDS)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    """A model type and a small config of it; all sizes, ratios and options at once."""
+    kind = draw(st.sampled_from(["llama", "mistral", "qwen2", "qwen3"]))
+    kv, ratio = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 4, 8]))
+    layers = draw(st.integers(1, 3))
+    rope = draw(st.sampled_from(list(ROPES.values())))
+    config: dict[str, Any] = {
+        "num_hidden_layers": layers,
+        "num_attention_heads": kv * ratio,
+        "num_key_value_heads": kv,
+        "head_dim": draw(st.sampled_from([2, 6, 8, 10, 12, 16, 20, 24])),
+        "hidden_size": kv * ratio * draw(st.sampled_from([8, 10, 12])),
+        "intermediate_size": draw(st.integers(1, 80)),
+        "vocab_size": draw(st.integers(10, 300)),
+        "tie_word_embeddings": draw(st.booleans()),
+        "hidden_act": draw(st.sampled_from(["silu", "gelu", "gelu_pytorch_tanh", "relu"])),
+        "rope_parameters": rope | {"rope_theta": draw(st.sampled_from([100.0, 1e4, 1e6]))},
+    }
+    if kind != "llama":
+        config["sliding_window"] = draw(st.none() | st.integers(1, 40))
+    if kind in ("qwen2", "qwen3"):
+        config["use_sliding_window"] = config["sliding_window"] is not None
+        config["max_window_layers"] = draw(st.integers(0, layers))
+    if kind in ("llama", "qwen3"):
+        config["attention_bias"] = draw(st.booleans())
+    if kind == "llama":
+        config["mlp_bias"] = draw(st.booleans())
+    return kind, config
+
+
+recipes = st.builds(
+    recipe,
+    contract=st.sampled_from(list(CONTRACTS)),
+    kind=st.sampled_from(["single", "chunks", "per-block"]),
+    order=st.sampled_from(["c1t", "ct1"]),
+    slices=st.integers(1, 10),
+    verify=st.none() | st.integers(2, 6),
+    prefill=st.none() | st.integers(2, 32),
+)
+cuts = st.sets(st.integers(1, CONTEXT - 1)).map(
+    lambda at: [stop - start for start, stop in pairwise([0, *sorted(at), CONTEXT])]
+)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(configs(), recipes, cuts)
+def test_anything(config: tuple[str, dict[str, Any]], recipe: Recipe, pieces: list[int]) -> None:
+    assert_parity(build_model(config[0], **config[1]), recipe, {"pieces": pieces})
+
+
+@pytest.mark.parametrize("name", ["linear", "llama3", "yarn"])
+def test_configs_as_they_were_written_before_rope_parameters(name: str) -> None:
+    rope = dict(ROPES[name])
+    model = build_model("llama", rope_parameters=rope)
+    config = model.config.to_dict()
+    del config["rope_parameters"]
+    config |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
+    assert_parity(model, recipe(), {"prefill": FEEDS["prefill"]}, config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "off"),
+    [
+        ("mistral", {"sliding_window": 7}, {"sliding_window": None}),
+        (
+            "qwen2",
+            {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1},
+            {"use_sliding_window": False, "sliding_window": None, "layer_types": None},
+        ),
+        ("llama", {"rope_parameters": ROPES["yarn"]}, {"rope_parameters": ROPES["default"]}),
+    ],
+)
+def test_parity_sees_an_option_that_is_not_ported(
+    kind: str, option: dict[str, Any], off: dict[str, Any]
+) -> None:
+    model = build_model(kind, **option)
+    wrong = model.config.to_dict() | off
+    with pytest.raises(AssertionError, match="prefill"):
+        assert_parity(model, recipe(), {"prefill": FEEDS["prefill"]}, wrong)

@@ -1,0 +1,85 @@
+"""Rotary tables against transformers' rotary embedding modules."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from cetane.errors import CetaneError
+from cetane.families.rotary import rotary_table
+
+POSITIONS = 300
+
+
+def config(dim: int = 16, **rope: Any) -> Any:
+    return transformers.AutoConfig.for_model(
+        "llama",
+        hidden_size=64,
+        num_attention_heads=4,
+        head_dim=dim,
+        max_position_embeddings=POSITIONS,
+        rope_parameters={"rope_theta": 1e4} | rope,
+    )
+
+
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "default"},
+        {"rope_type": "default", "rope_theta": 5e5},
+        {"rope_type": "linear", "factor": 4.0},
+        LLAMA3,
+        LLAMA3 | {"rope_theta": 5e5, "low_freq_factor": 2.0},
+        YARN,
+        YARN | {"beta_fast": 16.0, "beta_slow": 2.0},
+        YARN | {"mscale": 0.7, "mscale_all_dim": 0.5},
+        YARN | {"attention_factor": 1.5},
+        YARN | {"truncate": False},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dim", [2, 6, 10, 16, 64])
+def test_tables(rope: dict[str, Any], dim: int) -> None:
+    settings = config(dim, **rope)
+    expected = LlamaRotaryEmbedding(settings)(torch.zeros(1), torch.arange(POSITIONS)[None])
+    table = rotary_table(settings, dim).cos_sin(POSITIONS)
+    assert table.shape == (2, POSITIONS, dim)
+    assert table.dtype == torch.float32
+    torch.testing.assert_close(table, torch.cat(expected), rtol=0, atol=1e-6)
+
+
+def test_a_table_by_hand() -> None:
+    table = rotary_table(config(4, rope_type="default", rope_theta=100.0), 4).cos_sin(3)
+    angles = torch.tensor([2.0, 0.2, 2.0, 0.2])  # position 2, frequencies 1 and 100 ** -1/2
+    torch.testing.assert_close(table[:, 2], torch.stack([angles.cos(), angles.sin()]))
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "factor": 2.0},
+        {"rope_type": "longrope", "factor": 2.0, "short_factor": [1] * 8, "long_factor": [2] * 8},
+    ],
+)
+def test_frequencies_that_depend_on_the_length_are_refused(rope: dict[str, Any]) -> None:
+    message = f"rope type '{rope['rope_type']}' is not supported; known: default, linear, llama3"
+    with pytest.raises(CetaneError, match=message):
+        rotary_table(config(**rope), 16)
+
+
+def test_partial_rotary_is_refused() -> None:
+    settings = config(rope_type="linear", factor=2.0, partial_rotary_factor=0.5)
+    with pytest.raises(CetaneError, match="a part of each head"):
+        rotary_table(settings, 16)
