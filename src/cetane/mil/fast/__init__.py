@@ -1,0 +1,15 @@
+"""Run a Core ML program fast, on onnxruntime.
+
+    program = FastProgram(load("model.mlpackage"))
+    decode = program.function("decode")
+    state = decode.make_state()
+    outputs = decode({"hidden": hidden, ...}, state)
+
+Calls mean the same as those of the reference, `Function.compile("fp32")`, which runs what this
+cannot: `unsupported` lists the ops that a function would need.
+"""
+
+from cetane.mil.fast.lower import unsupported
+from cetane.mil.fast.program import FastFunction, FastProgram, State
+
+__all__ = ["FastFunction", "FastProgram", "State", "unsupported"]

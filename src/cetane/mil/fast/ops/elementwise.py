@@ -1,0 +1,179 @@
+"""Element by element, with broadcasting."""
+
+import numpy as np
+from onnx import TensorProto
+
+from cetane.mil.fast.graph import Graph, Tensor
+from cetane.mil.fast.registry import lowers
+
+# MIL ops that are one ONNX op with the same inputs in the same order.
+_UNARY = {
+    "abs": "Abs",
+    "acos": "Acos",
+    "asin": "Asin",
+    "atan": "Atan",
+    "atanh": "Atanh",
+    "ceil": "Ceil",
+    "cos": "Cos",
+    "cosh": "Cosh",
+    "erf": "Erf",
+    "exp": "Exp",
+    "floor": "Floor",
+    "logical_not": "Not",
+    "round": "Round",
+    "sign": "Sign",
+    "sin": "Sin",
+    "sinh": "Sinh",
+    "sqrt": "Sqrt",
+    "tan": "Tan",
+    "tanh": "Tanh",
+}
+_BINARY = {
+    "add": "Add",
+    "equal": "Equal",
+    "greater": "Greater",
+    "greater_equal": "GreaterOrEqual",
+    "less": "Less",
+    "less_equal": "LessOrEqual",
+    "logical_and": "And",
+    "logical_or": "Or",
+    "logical_xor": "Xor",
+    "maximum": "Max",
+    "minimum": "Min",
+    "mul": "Mul",
+    "pow": "Pow",
+    "sub": "Sub",
+}
+# `cast` goes through these types, so that values wrap around as they do in MIL.
+_INTEGERS = {
+    "int8": TensorProto.INT8,
+    "int16": TensorProto.INT16,
+    "uint8": TensorProto.UINT8,
+    "uint16": TensorProto.UINT16,
+}
+
+
+def _unary(kind: str, onnx_kind: str) -> None:
+    @lowers(kind)
+    def lower(g: Graph, x: Tensor) -> str:
+        return g(onnx_kind, x)
+
+
+def _binary(kind: str, onnx_kind: str) -> None:
+    @lowers(kind)
+    def lower(g: Graph, x: Tensor, y: Tensor) -> str:
+        return g(onnx_kind, x, y)
+
+
+for _kind, _onnx_kind in _UNARY.items():
+    _unary(_kind, _onnx_kind)
+for _kind, _onnx_kind in _BINARY.items():
+    _binary(_kind, _onnx_kind)
+
+
+@lowers("not_equal")
+def not_equal(g: Graph, x: Tensor, y: Tensor) -> str:
+    return g("Not", g("Equal", x, y))
+
+
+@lowers("square")
+def square(g: Graph, x: Tensor) -> str:
+    return g("Mul", x, x)
+
+
+@lowers("exp2")
+def exp2(g: Graph, x: Tensor) -> str:
+    return g("Pow", g.floats(2), x)
+
+
+@lowers("real_div")
+def real_div(g: Graph, x: Tensor, y: Tensor) -> str:
+    if x.is_float:
+        return g("Div", x, y)
+    return g.cast(g("Div", g.cast(x, "fp32"), g.cast(y, "fp32")), x.dtype)
+
+
+@lowers("floor_div")
+def floor_div(g: Graph, x: Tensor, y: Tensor) -> str:
+    if x.is_float:
+        return g("Floor", g("Div", x, y))
+    return g("Div", g("Sub", x, g("Mod", x, y)), y)
+
+
+@lowers("mod")
+def mod(g: Graph, x: Tensor, y: Tensor) -> str:
+    """The sign is the divisor's."""
+    if not x.is_float:
+        return g("Mod", x, y)
+    rest = g("Mod", x, y, fmod=1)
+    opposite = g("Less", g("Mul", rest, y), g.floats(0))
+    return g("Where", opposite, g("Add", rest, y), rest)
+
+
+@lowers("inverse")
+def inverse(g: Graph, x: Tensor, epsilon: float = 1e-4) -> str:
+    return g("Reciprocal", g("Add", x, g.floats(epsilon)))
+
+
+@lowers("log")
+def log(g: Graph, x: Tensor, epsilon: float = 1e-45) -> str:
+    return g("Log", g("Add", x, g.floats(epsilon)))
+
+
+@lowers("rsqrt")
+def rsqrt(g: Graph, x: Tensor, epsilon: float = 1e-12) -> str:
+    return g("Reciprocal", g("Sqrt", g("Add", x, g.floats(epsilon))))
+
+
+@lowers("clip")
+def clip(g: Graph, x: Tensor, alpha: float, beta: float) -> str:
+    return g("Clip", x, g.like(alpha, x), g.like(beta, x))
+
+
+@lowers("threshold")
+def threshold(g: Graph, x: Tensor, alpha: float) -> str:
+    return g("Max", x, g.like(alpha, x))
+
+
+@lowers("cast")
+def cast(g: Graph, x: Tensor, dtype: str) -> str:
+    if dtype in _INTEGERS:
+        return g.cast(g("Cast", x, to=_INTEGERS[dtype]), dtype)
+    return g.cast(x, dtype)
+
+
+@lowers("quantize")
+def quantize(
+    g: Graph,
+    input: Tensor,
+    scale: Tensor,
+    output_dtype: str,
+    zero_point: Tensor | None = None,
+    axis: int | None = None,
+) -> str:
+    steps = g("Round", g("Div", input, _along(g, scale, input, axis)))
+    if zero_point is not None:
+        steps = g("Add", steps, g.cast(_along(g, zero_point, input, axis), "fp32"))
+    limits = np.iinfo(output_dtype)
+    return g.cast(g("Clip", steps, g.floats(limits.min), g.floats(limits.max)), output_dtype)
+
+
+@lowers("dequantize")
+def dequantize(
+    g: Graph,
+    input: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None = None,
+    axis: int | None = None,
+) -> str:
+    steps = input.name
+    if zero_point is not None:
+        steps = g("Sub", steps, _along(g, zero_point, input, axis))
+    return g("Mul", g.cast(steps, "fp32"), _along(g, scale, input, axis))
+
+
+def _along(g: Graph, vector: Tensor, x: Tensor, axis: int | None) -> str:
+    """A vector shaped to broadcast along one axis of `x`; a scalar stays as it is."""
+    if axis is None or vector.rank == 0:
+        return vector.name
+    return g("Reshape", vector, g.ints([-1] + [1] * (x.rank - 1 - axis % x.rank)))

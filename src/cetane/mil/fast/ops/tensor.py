@@ -1,0 +1,55 @@
+"""Tensors made from parameters, or selected by conditions."""
+
+from cetane.mil.fast.graph import Graph, Tensor
+from cetane.mil.fast.registry import Ints, lowers
+
+
+@lowers("fill")
+def fill(g: Graph, shape: Ints, value: Tensor | None = None) -> str:
+    return g("Expand", g.floats(0) if value is None else value, g.indices(shape))
+
+
+@lowers("fill_like")
+def fill_like(g: Graph, ref_tensor: Tensor, value: Tensor | None = None) -> str:
+    return g("Expand", g.floats(0) if value is None else value, g("Shape", ref_tensor))
+
+
+@lowers("range_1d")
+def range_1d(g: Graph, start: Tensor, end: Tensor, step: Tensor) -> str:
+    return g("Range", start, end, step)
+
+
+@lowers("one_hot")
+def one_hot(
+    g: Graph,
+    indices: Tensor,
+    one_hot_vector_size: int,
+    axis: int = -1,
+    on_value: Tensor | None = None,
+    off_value: Tensor | None = None,
+) -> str:
+    axis %= indices.rank + 1
+    size, after = one_hot_vector_size, indices.rank - axis
+    classes = g("Reshape", g.indices(list(range(size))), g.ints([size] + [1] * after))
+    hit = g("Equal", g("Unsqueeze", g.indices(indices), g.ints([axis])), classes)
+    on, off = on_value or indices, off_value or indices
+    return g("Where", hit, on_value or g.like(1, off), off_value or g.like(0, on))
+
+
+@lowers("band_part")
+def band_part(g: Graph, x: Tensor, lower: int = -1, upper: int = -1) -> str:
+    """Zero outside the band; a negative bound keeps its whole triangle."""
+    y: Tensor | str = x
+    if lower >= 0:
+        y = g("Trilu", y, g.ints(-lower), upper=1)
+    return g("Trilu", y, g.ints(upper), upper=0) if upper >= 0 else g("Identity", y)
+
+
+@lowers("non_zero")
+def non_zero(g: Graph, x: Tensor) -> str:
+    return g.cast(g("Transpose", g("NonZero", x), perm=[1, 0]), "int32")
+
+
+@lowers("select")
+def select(g: Graph, cond: Tensor, a: Tensor, b: Tensor) -> str:
+    return g("Where", cond, a, b)

@@ -1,0 +1,59 @@
+"""Every lowering against numpy: the cases of the reference's ops, run by onnxruntime."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cetane.errors import CetaneError
+from cetane.mil import load
+from cetane.mil.fast import FastProgram
+from cetane.mil.fast.ops import LOWERINGS
+
+spec = importlib.util.spec_from_file_location(
+    "reference_cases", Path(__file__).parents[1] / "test_ops.py"
+)
+assert spec is not None and spec.loader is not None
+reference = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(reference)
+
+
+def lacks(case: Any) -> bool:
+    """Whether this use of an op is left to the reference executor."""
+    return (
+        case.op not in LOWERINGS
+        or case.params.get("mode") == "div"
+        or ("dilations" in case.params and "same" in case.params["pad_type"])
+        or (case.op == "gather" and "batch_dims" in case.params)
+        or (case.op == "slice_update" and "squeeze_mask" in case.params)
+    )
+
+
+def load_fast(path: Path) -> Any:
+    """A program as the cases use it, with its function compiled for onnxruntime."""
+    main = FastProgram(load(path)).function("main")
+    return SimpleNamespace(functions={"main": SimpleNamespace(compile=lambda _: main)})
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "load", load_fast)
+
+
+@pytest.mark.parametrize("case", [c for c in reference.CASES if not lacks(c)], ids=str)
+def test_lowering(case: Any, build: Callable[..., Any]) -> None:
+    reference.test_op(case, build)
+
+
+@pytest.mark.parametrize("case", [c for c in reference.CASES if lacks(c)], ids=str)
+def test_what_has_no_lowering_says_so(case: Any, build: Callable[..., Any]) -> None:
+    with pytest.raises(CetaneError, match=case.op):
+        reference.test_op(case, build)
+
+
+def test_every_lowering_has_a_case() -> None:
+    # rms_norm is no op of MIL: see test_fusion.
+    assert set(LOWERINGS) - {"rms_norm"} <= {case.op for case in reference.CASES}
