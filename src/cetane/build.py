@@ -81,7 +81,7 @@ class Partial:
 
     def start(self, key: str) -> None:
         """Keep what an interrupted build of the same key left, else start anew."""
-        if not self.key.is_file() or read_json(self.key) != key:
+        if read_json(self.key) != key:
             remove(self.root)
         for folder in (self.bundle / "shards", self.done):
             folder.mkdir(parents=True, exist_ok=True)
@@ -91,32 +91,32 @@ class Partial:
 
     def record(self, name: str) -> None:
         """Note that a part is finished, with the hashes of its files."""
-        made = records(self.bundle, self.bundle / name)
-        content = {path: record.model_dump() for path, record in made.items()}
-        write_json(self._note(name), content)
+        write_json(self._note(name), dumped(records(self.bundle, self.bundle / name)))
 
     def has(self, name: str) -> bool:
         """Whether a part is there, whole and as recorded."""
-        note = self._note(name)
-        if not note.is_file() or not (self.bundle / name).exists():
-            return False
-        return records(self.bundle, self.bundle / name) == self._recorded(note)
+        made = records(self.bundle, self.bundle / name)
+        return bool(made) and read_json(self._note(name)) == dumped(made)
 
     def files(self) -> dict[str, FileRecord]:
         """The records of all parts."""
-        notes = sorted(self.done.glob("*.json"))
-        return {path: r for note in notes for path, r in self._recorded(note).items()}
+        notes = [read_json(path) for path in sorted(self.done.glob("*.json"))]
+        return {path: FileRecord(**record) for note in notes for path, record in note.items()}
 
     def _note(self, name: str) -> Path:
         return self.done / (name.replace("/", "-") + ".json")
 
-    @staticmethod
-    def _recorded(note: Path) -> dict[str, FileRecord]:
-        return {path: FileRecord(**record) for path, record in read_json(note).items()}
+
+def dumped(made: dict[str, FileRecord]) -> dict[str, Any]:
+    return {path: record.model_dump() for path, record in made.items()}
 
 
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_bytes())
+    """A record of ours; None when there is none, or a crash left something else."""
+    try:
+        return json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def existing(target: Path, recipe: Recipe, checkpoint: Checkpoint) -> Bundle:

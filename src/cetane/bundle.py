@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ GATES = "gates"
 EMBEDDING = "embedding.npy"
 TOKENIZER = "tokenizer"
 PRODUCERS = ("cetane", "coremltools", "torch", "transformers")
+FULL = (os.strerror(errno.ENOSPC), "[MIL FileWriter]", "filesystem error: cannot copy")
+"""What coremltools says on a full disk: it loses the error number, in shutil and in C++."""
 
 
 class FileRecord(Data):
@@ -100,8 +103,8 @@ class Bundle:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise CetaneError(f"{file}: {where}: {first['msg']}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise CetaneError(f"{file}: not a manifest: {error}") from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CetaneError(f"{file}: not a manifest: {error!r}") from error
         for name in manifest.files:
             self.file(name)
         return manifest
@@ -157,10 +160,9 @@ class Bundle:
 
     def _array(self, name: str) -> np.ndarray[Any, Any]:
         try:
-            array = np.load(self.file(name), mmap_mode="r", allow_pickle=False)
+            return np.lib.format.open_memmap(self.file(name), mode="r")
         except (OSError, ValueError) as error:
             raise CetaneError(f"{self.path}: {name}: {error}") from error
-        return array
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -222,6 +224,8 @@ def replacing(path: Path) -> Iterator[Path]:
     remove(temporary)
     try:
         yield temporary
+        if temporary.is_dir():  # a folder does not replace one that holds something
+            remove(path)
         os.replace(temporary, path)
     finally:
         remove(temporary)
@@ -240,10 +244,11 @@ def disk_errors(path: Path) -> Iterator[None]:
     """Turn a full disk or a refused write into a CetaneError."""
     try:
         yield
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            hint = "free some space and run the same command again: it resumes"
-            raise CetaneError(f"disk full while writing {path}", hint) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EDQUOT):
+    except (OSError, RuntimeError) as error:
+        code = error.errno if isinstance(error, OSError) else None
+        if code == errno.ENOSPC or any(text in str(error) for text in FULL):
+            hint = f"free some space there and in {tempfile.gettempdir()}, then run it again"
+            raise CetaneError(f"disk full while writing {path}", f"{hint}: it resumes") from error
+        if isinstance(error, OSError) and code in (errno.EACCES, errno.EROFS, errno.EDQUOT):
             raise CetaneError(f"cannot write {path}: {error.strerror}") from error
         raise

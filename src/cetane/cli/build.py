@@ -29,13 +29,14 @@ def build(
     if json:
         print_json({"bundle": str(bundle.path), "digest": bundle.digest})
     else:
-        console.print(f"built {bundle.path}")
+        console.print(f"built {bundle.path}", markup=False, soft_wrap=True)
 
 
 def make(model: str, output: Path | None, recipe: str, force: bool) -> Bundle:
     """Build with a progress bar."""
     chosen = load_recipe(recipe)
     checkpoint = open_checkpoint(model)
-    target = output or Path(f"{Path(model).stem}-{chosen.name}")
+    name = Path(model).resolve().name.removesuffix(".gguf").removesuffix(".safetensors")
+    target = output or Path(f"{name}-{chosen.name}")
     with progress("build") as update:
         return build_bundle(checkpoint, chosen, target, update, force)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from rich.markup import escape
+
 from cetane.checkpoint import open_checkpoint
 from cetane.cli.output import Json, Model, RecipeName, console, megabytes, print_json, table
 from cetane.families.flow import Input, Output, State
@@ -22,7 +24,7 @@ def show(plan: Plan) -> None:
     """Print a plan; shards with equal functions share a row of the second table."""
     recipe = plan.recipe
     console.print(
-        f"[bold]{plan.architecture}[/], {plan.layers} layers, recipe {recipe.name}: "
+        f"[bold]{plan.architecture}[/], {plan.layers} layers, recipe {escape(recipe.name)}: "
         f"{recipe.cache.contract} cache of {recipe.cache.context} slots, "
         f"weights {megabytes(plan.weight_bytes)}, embedding {megabytes(plan.embedding_bytes)}"
     )

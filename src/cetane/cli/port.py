@@ -25,5 +25,5 @@ def port(
         gates = {"golden": result.model_dump(mode="json")}
         print_json({"bundle": str(bundle.path), "digest": bundle.digest, "gates": gates})
     elif result.passed:
-        console.print(f"next: cetane run {bundle.path} --chat")
+        console.print(f"next: cetane run {bundle.path} --chat", markup=False, soft_wrap=True)
     raise typer.Exit(0 if result.passed else 1)

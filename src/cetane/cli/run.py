@@ -37,11 +37,16 @@ def run(
     opened.verify()
     if sum([chat, prompt is not None, prompt_ids is not None]) != 1:
         raise CetaneError("give one of: a prompt, --prompt-ids, or --chat")
+    if chat and json:
+        raise CetaneError("--json is for one answer, not for --chat")
     engine = open_engine(opened, backend)
     if chat:
         converse(opened, engine, sampler, max_new)
     else:
-        ids = parse_ids(prompt_ids) if prompt_ids else ask(opened, [message("user", prompt or "")])
+        if prompt_ids is None:
+            ids = ask(opened, [message("user", prompt or "")])
+        else:
+            ids = parse_ids(prompt_ids)
         answer = Answer(opened, engine.session(), sampler, max_new, quiet=json)
         answer.give(ids)
         if json:
@@ -114,7 +119,7 @@ def converse(bundle: Bundle, engine: Engine, sampler: Sampler, max_new: int) -> 
     session = engine.session()
     held: list[int] = []
     errors.print("[dim]an empty line ends the conversation[/]")
-    while question := console.input("[bold]> [/]").strip():
+    while question := ask_user():
         messages.append(message("user", question))
         ids = ask(bundle, messages)
         shared = held == ids[: len(held)]
@@ -123,6 +128,15 @@ def converse(bundle: Bundle, engine: Engine, sampler: Sampler, max_new: int) -> 
         answer = Answer(bundle, session, sampler, max_new, quiet=False)
         messages.append(message("assistant", answer.give(ids[len(held) :])))
         held = [*ids, *answer.tokens][: session.position]
+
+
+def ask_user() -> str:
+    """A line from the terminal; empty at its end."""
+    try:
+        return console.input("[bold]> [/]").strip()
+    except EOFError:
+        print()
+        return ""
 
 
 def parse_ids(text: str) -> list[int]:

@@ -1,11 +1,12 @@
 """Runs a bundle with Core ML itself, on macOS, through coremltools' public API."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cetane.bundle import Bundle, replacing, sha256
+from cetane.bundle import Bundle, replacing
 from cetane.checkpoint.cache import cache_dir
 from cetane.engine.backend import Arrays
 from cetane.errors import CetaneError
@@ -36,7 +37,7 @@ class CoreMLProgram:
 
 
 class CoreMLBackend:
-    """Compiles each shard once, then keeps the result in the cache under the package's hash."""
+    """Compiles each shard once, then keeps the result in the cache under the bundle's digest."""
 
     name = "coreml"
     dtype: type[np.floating[Any]] = np.float16
@@ -58,10 +59,9 @@ class CoreMLBackend:
         """The `.mlmodelc` of a shard."""
         ct = import_coremltools()
         package = self.bundle.shard(shard)
-        identity = sha256(package / "Data/com.apple.CoreML/model.mlmodel")[:16]
-        target = cache_dir() / "compiled" / f"{self.bundle.digest[:16]}-{identity}.mlmodelc"
+        target = cache_dir() / "compiled" / f"{self.bundle.digest[:16]}-{shard}.mlmodelc"
         if not target.is_dir():
             target.parent.mkdir(parents=True, exist_ok=True)
             with replacing(target) as temporary:
-                ct.models.utils.compile_model(str(package), str(temporary))
+                shutil.move(ct.models.utils.compile_model(str(package)), temporary)
         return target

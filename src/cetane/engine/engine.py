@@ -12,7 +12,7 @@ from cetane.engine.backend import Array, Arrays, Backend, Program
 from cetane.engine.host import EMPTY, Call, host_input
 from cetane.errors import CetaneError
 from cetane.families.caches import CONTRACTS
-from cetane.families.flow import FromCache, FromTensor, ToCache, ToLogits, ToTensor
+from cetane.families.flow import FromCache, FromTensor, ToCache, ToTensor
 from cetane.plan import Function, Plan
 from cetane.recipe import Mode
 
@@ -81,12 +81,12 @@ class Session:
         Returns logits fp32: `(V,)` of the last token, `(len(tokens), V)` of all, or None.
         Raises CetaneError when the context is full or a token is not in the vocabulary.
         """
-        ids = np.asarray(tokens, dtype=np.int64)
-        if not len(ids):
+        if not len(tokens):
             raise CetaneError("no tokens to run")
-        unknown = ids[(ids < 0) | (ids >= self.plan.vocab)]
-        if len(unknown):
+        unknown = [token for token in tokens if not 0 <= token < self.plan.vocab]
+        if unknown:
             raise CetaneError(f"token {unknown[0]} is not in the vocabulary of {self.plan.vocab}")
+        ids = np.asarray(tokens, dtype=np.int64)
         if self.position + len(ids) > self.context:
             raise CetaneError(
                 f"{len(ids)} tokens after {self.position} do not fit a context of {self.context}",
@@ -133,7 +133,7 @@ class Session:
         for step in self.engine.modes[mode].steps:
             function = self.engine.function(step.shard, step.function)
             sinks = {item.name: item.sink for item in function.outputs}
-            if not logits and all(isinstance(sink, ToLogits) for sink in sinks.values()):
+            if not logits and self.plan.by_name[step.shard].kind == "head":
                 continue
             inputs: Arrays = {}
             for item in function.inputs:

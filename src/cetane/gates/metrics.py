@@ -9,16 +9,18 @@ Rows = npt.NDArray[Any]
 
 
 def cosine(a: Rows, b: Rows) -> Rows:
-    """Cosine of each row of `a (n, C)` with the row of `b`; 0 where one of them is zero."""
+    """Cosine of each row of `a (n, C)` with the row of `b`; 0 where one is zero or not finite."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    return np.divide((a * b).sum(axis=1), norms, out=np.zeros(len(a)), where=norms > 0)
+    usable = (norms > 0) & np.isfinite(norms)
+    with np.errstate(invalid="ignore"):
+        return np.divide((a * b).sum(axis=1), norms, out=np.zeros(len(a)), where=usable)
 
 
 def psnr(a: Rows, b: Rows) -> Rows:
     """Peak signal to noise of each row of `a` against `b`, in dB; the peak is the row's of `b`."""
     a, b = a.astype(np.float64), b.astype(np.float64)
-    noise = np.square(a - b).mean(axis=1)
+    noise = np.nan_to_num(np.square(a - b).mean(axis=1), nan=np.inf, posinf=np.inf)
     peak = np.square(b).max(axis=1)
     with np.errstate(divide="ignore"):
         return 10 * np.log10(np.divide(peak, noise, out=np.full(len(a), np.inf), where=noise > 0))
@@ -37,7 +39,7 @@ def divergence(logits: Rows, reference: Rows) -> Rows:
 
 
 def contains_top(logits: Rows, reference: Rows, k: int) -> Rows:
-    """Whether the reference's best token is among the `k` best of each row."""
+    """Whether the reference's best token is among the `k` best of each row; not if it is NaN."""
     best = reference.argmax(axis=1)[:, None]
     scores = np.take_along_axis(logits, best, axis=1)
-    return (logits > scores).sum(axis=1) < k
+    return (~(logits <= scores)).sum(axis=1) < k

@@ -28,4 +28,5 @@ def normalize(package: Path) -> None:
     entries = {renamed[old]: item for old, item in content["itemInfoEntries"].items()}
     content["itemInfoEntries"] = entries
     content["rootModelIdentifier"] = renamed[content["rootModelIdentifier"]]
-    manifest.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    # The form that coremltools itself writes: it rewrites the manifest of every package it opens.
+    manifest.write_text(json.dumps(content, indent=4, sort_keys=True) + "\n")

@@ -1,0 +1,83 @@
+"""The command line in this process, and what it works on."""
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cetane.bundle import Bundle
+from cetane.cli import main
+
+RECIPE = """
+description = "The tiny model's."
+[layout]
+kind = "single"
+[cache]
+context = 64
+[tokens]
+prefill = 8
+{verify}
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one JSON document on standard output."""
+        assert self.code in (0, 1), self.err
+        assert self.out.count("\n") == 1
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> str:
+        """The one line that says what is wrong, of a command that ended with 2."""
+        assert self.code == 2
+        assert "Traceback" not in self.err
+        (line,) = [line for line in self.err.splitlines() if line.startswith("error: ")]
+        return line.removeprefix("error: ")
+
+
+Cetane = Callable[..., Result]
+
+
+@pytest.fixture
+def cetane(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cetane:
+    """`cetane("run", bundle, ..., stdin="")`: run a command."""
+
+    def run(*arguments: object, stdin: str = "") -> Result:
+        monkeypatch.setattr(sys, "argv", ["cetane", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return Result(int(ended.value.code or 0), out, err)
+
+    return run
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path) -> Path:
+    """A recipe that fits the tiny model."""
+    file = tmp_path / "tiny.toml"
+    file.write_text(RECIPE.format(verify="verify = 3"))
+    return file
+
+
+@pytest.fixture
+def ported(tiny_bundle: Callable[..., Bundle]) -> Bundle:
+    """A finished bundle of the tiny folder."""
+    return tiny_bundle(contract="stateful", layout={"kind": "single"}, tensor_layout="ct1",
+                       head={"slices": 2})  # fmt: skip

@@ -1,0 +1,254 @@
+"""What the commands do, as a user sees it."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from cetane.bundle import Bundle
+
+from .conftest import Cetane
+
+QUESTION = "What ignites?"
+
+
+@pytest.fixture
+def gated(ported: Bundle, tmp_path: Path) -> Bundle:
+    """A copy whose gates may be written."""
+    return Bundle(shutil.copytree(ported.path, tmp_path / "gated"))
+
+
+@pytest.fixture(scope="module")
+def continues(tiny_checkpoint_folder: Path) -> Callable[[list[int], int], list[int]]:
+    """transformers' greedy continuation, with weights as fp16 holds them."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tiny_checkpoint_folder, dtype=torch.float32
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.half())
+
+    def run(prompt: list[int], length: int) -> list[int]:
+        tokens = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt)),
+            do_sample=False,
+            max_new_tokens=length,
+            eos_token_id=0,
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()
+        return tokens[: tokens.index(0)] if 0 in tokens else tokens
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_checkpoint_folder: Path) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(tiny_checkpoint_folder)
+
+
+def chat_ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_inspect(cetane: Cetane, tiny_checkpoint_folder: Path) -> None:
+    weights = load_file(tiny_checkpoint_folder / "model.safetensors")
+    found = cetane("inspect", tiny_checkpoint_folder, "--json").json
+    assert found["tensors"] == {name: list(tensor.shape) for name, tensor in weights.items()}
+    assert found["parameters"] == sum(tensor.numel() for tensor in weights.values())
+    assert found["dtypes"] == {"F32": len(weights)}
+    assert found["model_type"] == "llama"
+    assert found["supported"] is True
+    assert found["tokenizer_vocabulary"] == 288
+    shown = cetane("inspect", tiny_checkpoint_folder)
+    assert shown.code == 0
+    assert "lm_head.weight" in shown.out
+
+
+def test_inspect_a_file(cetane: Cetane, tiny_checkpoint_folder: Path) -> None:
+    file = tiny_checkpoint_folder / "model.safetensors"
+    assert cetane("inspect", file, "--json").json["source"] == str(file)
+
+
+def test_plan(cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path) -> None:
+    found = cetane("plan", tiny_checkpoint_folder, "-r", recipe_file, "--json").json
+    (shard,) = found["shards"]
+    assert {f["name"]: f["tokens"] for f in shard["functions"]} == {
+        "decode": 1, "verify": 3, "prefill": 8,
+    }  # fmt: skip
+    assert found["recipe"]["name"] == "tiny"
+    shown = cetane("plan", tiny_checkpoint_folder, "-r", recipe_file)
+    assert shown.code == 0
+    assert "logits_0" in shown.out
+
+
+def test_port(
+    cetane: Cetane,
+    tiny_checkpoint_folder: Path,
+    recipe_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Plan, build and gates; a second time, what is there is used; a red gate is exit code 1."""
+    monkeypatch.chdir(tmp_path)
+    port = ("port", tiny_checkpoint_folder, "-r", recipe_file)
+    first = cetane(*port, "--json")
+    target = tmp_path / f"{tiny_checkpoint_folder.name}-tiny"
+    assert first.code == 0
+    assert Path(first.json["bundle"]).resolve() == target
+    bundle = Bundle(target)
+    bundle.verify()
+    assert first.json["digest"] == bundle.digest
+    assert first.json["gates"]["golden"]["passed"] is True
+    assert bundle.gates()["golden"]["passed"] is True
+    assert "build: shards/model.mlpackage (3/4)" in first.err
+
+    again = cetane(*port)
+    assert again.code == 0
+    assert "golden gate: pass" in again.out
+    assert f"next: cetane run {target.name} --chat" in again.out
+    assert Bundle(target).digest == bundle.digest
+
+    monkeypatch.setattr(
+        "cetane.gates.golden.thresholds",
+        lambda _: {"hidden_cosine": 1, "kl": 0, "top1": 2, "top5": 1, "greedy": 1},
+    )
+    red = cetane(*port, "--json")
+    assert red.code == 1
+    assert red.json["gates"]["golden"]["passed"] is False
+    assert "golden gate: FAIL" in cetane(*port).out
+
+
+def test_build(
+    cetane: Cetane, tiny_checkpoint_folder: Path, ported: Bundle, tmp_path: Path
+) -> None:
+    """Of a finished bundle: nothing is made, and it is reported."""
+    recipe = ported.plan.recipe
+    file = tmp_path / "tiny.toml"
+    file.write_text(
+        f"""
+        tensor_layout = "{recipe.tensor_layout}"
+        layout = {{ kind = "single" }}
+        cache = {{ contract = "stateful", context = {recipe.cache.context} }}
+        tokens = {{ verify = 3, prefill = 8 }}
+        head = {{ slices = 2 }}
+        """
+    )
+    build = ("build", tiny_checkpoint_folder, "-r", file, "-o", ported.path)
+    assert cetane(*build, "--json").json == {"bundle": str(ported.path), "digest": ported.digest}
+    assert cetane(*build).out == f"built {ported.path}\n"
+
+
+def test_validate(cetane: Cetane, gated: Bundle, tmp_path: Path) -> None:
+    green = cetane("validate", gated.path, "--json")
+    assert green.code == 0
+    assert green.json["golden"]["passed"] is True
+    assert gated.gates().keys() == {"golden"}
+
+    source = Path(gated.manifest.source)
+    other = shutil.copytree(source, tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    weights["model.layers.0.self_attn.o_proj.weight"] *= -1
+    save_file(weights, other / "model.safetensors")
+    red = cetane("validate", gated.path, "--model", other, "--json")
+    assert red.code == 1
+    assert red.json["golden"]["passed"] is False
+    assert gated.gates()["golden"]["passed"] is False
+
+
+def test_validate_perplexity(cetane: Cetane, gated: Bundle, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The cetane number of a fuel. " * 5)
+    found = cetane("validate", gated.path, "--perplexity", text, "--tokens", 40, "--json")
+    assert found.code == 0
+    assert found.json["perplexity"]["tokens"] == 39
+    assert found.json["perplexity"]["ratio"] == pytest.approx(1, abs=1e-3)
+    assert gated.gates()["perplexity"]["text"] == "text.txt"
+
+
+def test_info(cetane: Cetane, gated: Bundle) -> None:
+    before = cetane("info", gated.path, "--json").json
+    assert before["digest"] == gated.digest
+    assert before["manifest"] == json.loads((gated.path / "manifest.json").read_text())
+    assert before["gates"] == {}
+    gated.write_gate("golden", {"passed": False})
+    gated.write_gate("perplexity", {"perplexity": 7.25})
+    assert cetane("info", gated.path, "--json").json["gates"].keys() == {"golden", "perplexity"}
+    shown = cetane("info", gated.path)
+    assert shown.code == 0
+    assert "FAIL" in shown.out
+    assert "7.25" in shown.out
+
+
+def test_run_prompt_ids(cetane: Cetane, ported: Bundle, tokenizer: Any, continues: Any) -> None:
+    prompt = [7, 250, 31, 99, 4, 180, 66, 12, 5]
+    expected = continues(prompt, 10)
+    text = tokenizer.decode(expected)
+    run = ("run", ported.path, "--prompt-ids", ",".join(map(str, prompt)), "--max-new", 10)
+    found = cetane(*run, "--json").json
+    assert found["tokens"] == expected
+    assert found["text"] == text
+    assert found["prompt_tokens"] == len(prompt)
+    assert found["seconds_to_first_token"] > 0
+    assert cetane(*run).out == text + "\n"
+
+
+def test_run_a_question(cetane: Cetane, ported: Bundle, tokenizer: Any, continues: Any) -> None:
+    """By the model's own chat template."""
+    expected = continues(chat_ids(tokenizer, [{"role": "user", "content": QUESTION}]), 10)
+    found = cetane("run", ported.path, QUESTION, "--max-new", 10, "--json").json
+    assert found["tokens"] == expected
+
+
+def test_run_profile(cetane: Cetane, ported: Bundle) -> None:
+    run = ("run", ported.path, QUESTION, "--max-new", 3, "--profile")
+    profile = cetane(*run, "--json").json["profile"]
+    assert profile.keys() == {"load", "model", "host"}
+    assert all(seconds > 0 for seconds in profile.values())
+    assert "model" in cetane(*run).out
+
+
+def test_run_seeded(cetane: Cetane, ported: Bundle) -> None:
+    run = ("run", ported.path, QUESTION, "--max-new", 20, "--temperature", 2, "--json")
+    first, again, other = (cetane(*run, "--seed", seed).json["tokens"] for seed in (1, 1, 2))
+    assert first == again != other
+
+
+@pytest.mark.parametrize("end", ["\n", ""], ids=["an empty line", "the end of input"])
+def test_run_chat(end: str, cetane: Cetane, ported: Bundle, tokenizer: Any, continues: Any) -> None:
+    """Every answer is what the model says to the conversation so far."""
+    messages: list[dict[str, str]] = []
+    answers = []
+    for question in ("Hi", "Fuel?"):
+        messages.append({"role": "user", "content": question})
+        answers.append(tokenizer.decode(continues(chat_ids(tokenizer, messages), 5)))
+        messages.append({"role": "assistant", "content": answers[-1]})
+    found = cetane("run", ported.path, "--chat", "--max-new", 5, stdin=f"Hi\nFuel?\n{end}")
+    assert found.code == 0
+    assert found.out.rstrip() == "".join(f"> {answer}\n" for answer in answers) + ">"
+
+
+def test_the_command_itself(tiny_checkpoint_folder: Path, tmp_path: Path) -> None:
+    """As installed: exit codes, and nothing but the answer on standard output."""
+    command = [sys.executable, "-c", "from cetane.cli import main; main()"]
+    good = subprocess.run(
+        [*command, "inspect", str(tiny_checkpoint_folder), "--json"], capture_output=True, text=True
+    )
+    assert good.returncode == 0
+    assert json.loads(good.stdout)["supported"] is True
+    bad = subprocess.run(
+        [*command, "inspect", str(tmp_path / "nothing")], capture_output=True, text=True
+    )
+    assert bad.returncode == 2
+    assert bad.stdout == ""
+    assert bad.stderr.startswith("error: no such file or folder")
+    assert bad.stderr.count("\n") == 2

@@ -1,0 +1,326 @@
+"""Whatever is wrong: exit code 2, one line that says what, no traceback, nothing on stdout."""
+
+import errno
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import cetane.build
+from cetane.bundle import Bundle
+
+from .conftest import Cetane
+
+
+@pytest.fixture
+def folder(tiny_checkpoint_folder: Path, tmp_path: Path) -> Path:
+    """A checkpoint to damage."""
+    return shutil.copytree(tiny_checkpoint_folder, tmp_path / "model")
+
+
+@pytest.fixture
+def copied(ported: Bundle, tmp_path: Path) -> Path:
+    """A bundle to damage."""
+    return shutil.copytree(ported.path, tmp_path / "bundle")
+
+
+def refused(cetane: Cetane, *arguments: object, stdin: str = "") -> str:
+    result = cetane(*arguments, stdin=stdin)
+    assert result.out == ""
+    return result.error
+
+
+def edit(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+@pytest.mark.parametrize("command", ["inspect", "plan", "build", "port"])
+@pytest.mark.parametrize("name", ["nothing", "nothing.gguf", "[bold]no[/red]thing", "a/b/c"])
+def test_no_such_checkpoint(cetane: Cetane, tmp_path: Path, command: str, name: str) -> None:
+    assert refused(cetane, command, tmp_path / name) == (
+        f"no such file or folder: {tmp_path / name}"
+    )
+
+
+def truncate(folder: Path) -> Path:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    return folder
+
+
+def cut_header(folder: Path) -> Path:
+    (folder / "model.safetensors").write_bytes(b"\x10\0\0")
+    return folder
+
+
+def truncated_gguf(folder: Path) -> Path:
+    path = folder / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.add_tensor("output_norm.weight", np.ones(64, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    path.write_bytes(path.read_bytes()[:-64])
+    return path
+
+
+def pickle_folder(folder: Path) -> Path:
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+    return folder
+
+
+def pickle_file(folder: Path) -> Path:
+    torch.save({}, folder / "weights.pt")
+    return folder / "weights.pt"
+
+
+def no_config(folder: Path) -> Path:
+    (folder / "config.json").unlink()
+    return folder
+
+
+def broken_config(folder: Path) -> Path:
+    (folder / "config.json").write_text("{")
+    return folder
+
+
+def unknown_architecture(folder: Path) -> Path:
+    edit(folder / "config.json", model_type="mamba", architectures=["MambaForCausalLM"])
+    return folder
+
+
+def other_sizes(folder: Path) -> Path:
+    edit(folder / "config.json", intermediate_size=100)
+    return folder
+
+
+def other_activation(folder: Path) -> Path:
+    edit(folder / "config.json", hidden_act="swiglu")
+    return folder
+
+
+def more_layers(folder: Path) -> Path:
+    edit(folder / "config.json", num_hidden_layers=3)
+    return folder
+
+
+@pytest.mark.parametrize("command", ["plan", "build", "port"])
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (truncate, "model.safetensors"),
+        (cut_header, "model.safetensors"),
+        (truncated_gguf, "model.gguf"),
+        (pickle_folder, "pytorch_model.bin is a pickle"),
+        (pickle_file, "weights.pt is a pickle"),
+        (no_config, "has no config.json"),
+        (broken_config, "config.json is not valid JSON"),
+        (unknown_architecture, "unknown architecture 'mamba'; known: "),
+        (other_sizes, "mlp."),
+        (other_activation, "unknown hidden_act 'swiglu'"),
+        (more_layers, "no tensor model.layers.2."),
+    ],
+)
+def test_a_bad_checkpoint(
+    cetane: Cetane,
+    folder: Path,
+    recipe_file: Path,
+    tmp_path: Path,
+    command: str,
+    damage: Callable[[Path], Path],
+    message: str,
+) -> None:
+    output = () if command == "plan" else ("-o", tmp_path / "out")
+    model = damage(folder)
+    found = cetane(command, model, "-r", recipe_file, *output)
+    assert message in found.error
+    assert found.out == ""
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[cache]\ncontekst = 64", "cache.contekst: unknown key; did you mean 'context'? known:"),
+        ("colour = 1", "colour: unknown key; known: name, description"),
+        ("[cache]\ncontext = 65", "cache.context: context must be a multiple of 32"),
+        ("[cache]\ncontext = 'x'", "cache.context: "),
+        ("[cache]\ncontract = 'none'", "cache.contract: "),
+        ("[cache]\ncontext = 512", "cache.context = 512"),
+        ("[tokens]\nprefill = 600", "600"),
+        ("[compression]\ndefault = 'int5'", "compression.default: "),
+        ("[compression]\ntypes = { moe = 'fp16' }", "no weight is of type 'moe'"),
+        ("[compression]\nnames = { 'x*' = 'fp16' }", "'x*' matches no weight"),
+        ("[layout]\nkind = 'chunks'\nchunks = 3", "the model has 2 layers"),
+        ("name = [1", "not TOML"),
+        ("'[bold' = 1", "[bold: unknown key"),
+    ],
+)
+def test_a_bad_recipe(
+    cetane: Cetane, tiny_checkpoint_folder: Path, tmp_path: Path, content: str, message: str
+) -> None:
+    file = tmp_path / "bad.toml"
+    context = "" if "context" in content or "=" not in content else "\n[cache]\ncontext = 64"
+    small = "" if "[cache]" in content else context
+    tokens = "" if "[tokens]" in content else "\n[tokens]\nprefill = 8\n"
+    file.write_text(content + small + tokens)
+    assert message in refused(cetane, "plan", tiny_checkpoint_folder, "-r", file)
+
+
+@pytest.mark.parametrize("name", ["nonesuch", "nonesuch.toml"])
+def test_no_such_recipe(cetane: Cetane, tiny_checkpoint_folder: Path, name: str) -> None:
+    message = refused(cetane, "plan", tiny_checkpoint_folder, "-r", name)
+    assert message.startswith(f"no recipe '{name}'; known: default")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite(
+    cetane: Cetane, folder: Path, recipe_file: Path, tmp_path: Path, value: float
+) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][3, 4] = value
+    save_file(weights, folder / "model.safetensors")
+    message = refused(cetane, "build", folder, "-r", recipe_file, "-o", tmp_path / "out")
+    assert message == "model.layers.1.mlp.up_proj.weight: holds NaN or infinity"
+
+
+def test_disk_full(
+    cetane: Cetane,
+    tiny_checkpoint_folder: Path,
+    recipe_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(cetane_build, "lower_shard", full)
+    message = refused(
+        cetane, "port", tiny_checkpoint_folder, "-r", recipe_file, "-o", tmp_path / "out"
+    )
+    assert message.startswith("disk full while writing ")
+
+
+cetane_build = cetane.build
+"""The module; `cetane` is a fixture here."""
+
+
+def tamper(path: Path) -> None:
+    file = path / "shards/model.mlpackage/Data/com.apple.CoreML/weights/weight.bin"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def point_outside(path: Path) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    files = manifest["files"] | {"../../etc/passwd": {"bytes": 1, "sha256": ""}}
+    edit(path / "manifest.json", files=files)
+
+
+def unfinished(path: Path) -> None:
+    (path / "manifest.json").unlink()
+
+
+@pytest.mark.parametrize("command", ["info", "validate", "run"])
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (tamper, "weight.bin is not the file that was built"),
+        (point_outside, "the manifest points outside the bundle: ../../etc/passwd"),
+        (unfinished, "no manifest.json, not a complete bundle"),
+        (shutil.rmtree, "no such bundle"),
+        (lambda path: edit(path / "manifest.json", schema_version=99), "schema 99"),
+        (lambda path: (path / "manifest.json").write_text("{"), "not a manifest"),
+        (lambda path: (path / "extra").touch(), "extra is not in the manifest"),
+    ],
+)
+def test_a_bad_bundle(
+    cetane: Cetane, copied: Path, command: str, damage: Callable[[Path], Any], message: str
+) -> None:
+    damage(copied)
+    question = ["Hi"] if command == "run" else []
+    assert message in refused(cetane, command, copied, *question)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give one of: a prompt, --prompt-ids, or --chat"),
+        (("Hi", "--chat"), "give one of"),
+        (("Hi", "--prompt-ids", "1"), "give one of"),
+        (("--chat", "--json"), "--json is for one answer"),
+        (("--prompt-ids", ""), "--prompt-ids '': not numbers"),
+        (("--prompt-ids", "1,x"), "--prompt-ids '1,x': not numbers"),
+        (("--prompt-ids", "1,,2"), "--prompt-ids '1,,2': not numbers"),
+        (("--prompt-ids", "1,288"), "token 288 is not in the vocabulary of 288"),
+        (("--prompt-ids", "-1,5"), "token -1 is not in the vocabulary"),
+        (("--prompt-ids", "9" * 30), "is not in the vocabulary"),
+        (("--prompt-ids", ",".join(["5"] * 65)), "do not fit a context of 64"),
+        (("Hi", "--backend", "gpu"), "unknown backend 'gpu'"),
+        (("Hi", "--temperature", "-1"), "temperature = -1.0: must be between"),
+        (("Hi", "--temperature", "nan"), "temperature = nan: must be"),
+        (("Hi", "--top-p", "2"), "top-p = 2.0: must be between"),
+        (("Hi", "--top-k", "-3"), "top-k = -3: must be between"),
+    ],
+)
+def test_a_bad_run(
+    cetane: Cetane, ported: Bundle, arguments: tuple[str, ...], message: str
+) -> None:
+    assert message in refused(cetane, "run", ported.path, *arguments)
+
+
+def test_coreml_on_another_machine(
+    cetane: Cetane, ported: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coremltools.utils._macos_version", lambda: ())
+    message = refused(cetane, "run", ported.path, "Hi", "--backend", "coreml")
+    assert message.startswith("the coreml backend needs macOS 15")
+
+
+def test_a_text_that_is_not_there(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
+    message = refused(cetane, "validate", ported.path, "--perplexity", tmp_path / "no.txt")
+    assert "no.txt" in message
+
+
+def test_a_checkpoint_that_moved(cetane: Cetane, copied: Path, tmp_path: Path) -> None:
+    gone = str(tmp_path / "moved")
+    edit(copied / "manifest.json", source=gone)
+    assert refused(cetane, "validate", copied) == f"no such file or folder: {gone}"
+
+
+def test_another_bundle_in_the_way(
+    cetane: Cetane, tiny_checkpoint_folder: Path, copied: Path, recipe_file: Path
+) -> None:
+    before = (copied / "manifest.json").read_bytes()
+    message = refused(cetane, "build", tiny_checkpoint_folder, "-r", recipe_file, "-o", copied)
+    assert "is a bundle of another checkpoint or recipe" in message
+    assert (copied / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("fly",),
+        ("run",),
+        ("inspect", "a", "b"),
+        ("plan", "x", "--nope"),
+        ("run", "x", "--max-new", "0"),
+    ],
+)
+def test_wrong_use(cetane: Cetane, arguments: tuple[str, ...]) -> None:
+    result = cetane(*arguments)
+    assert result.code == 2
+    assert result.out == ""
+    assert "Usage: cetane" in result.err
+    assert "Traceback" not in result.err
