@@ -276,8 +276,11 @@ def test_a_record_that_was_damaged_is_not_trusted(
 def test_a_finished_bundle_is_kept(
     undisturbed: Bundle, checkpoint: Checkpoint, small: Recipe, shards: list[str]
 ) -> None:
+    leftover = undisturbed.path.with_name(undisturbed.path.name + ".partial")
+    (leftover / "done").mkdir(parents=True)
     assert build(checkpoint, small, undisturbed.path, silent).digest == undisturbed.digest
     assert shards == []
+    assert not leftover.exists()
 
 
 def test_a_finished_bundle_that_was_damaged_is_refused(

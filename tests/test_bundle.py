@@ -101,8 +101,19 @@ def test_a_symlink_that_leads_outside(path: Path, name: str) -> None:
         Bundle(path)
 
 
+def test_a_step_that_calls_nothing(path: Path) -> None:
+    edit(path, lambda c: c["plan"]["modes"]["decode"]["steps"][0].update(function="missing"))
+    with pytest.raises(CetaneError, match="/missing: no such function"):
+        Bundle(path)
+
+
 def test_a_shard_name_that_points_outside(path: Path) -> None:
-    edit(path, lambda content: content["plan"]["shards"][0].update(name="../../outside"))
+    def rename(content: Any) -> None:
+        content["plan"]["shards"][0].update(name="../../outside")
+        for mode in content["plan"]["modes"].values():
+            mode["steps"][0].update(shard="../../outside")
+
+    edit(path, rename)
     bundle = Bundle(path)
     with pytest.raises(CetaneError, match="points outside the bundle"):
         bundle.shard(bundle.plan.shards[0].name)

@@ -127,6 +127,7 @@ def existing(target: Path, recipe: Recipe, checkpoint: Checkpoint) -> Bundle:
             f"{target} is a bundle of another checkpoint or recipe", "--force replaces it"
         )
     bundle.verify()
+    remove(Partial(target).root)  # left by a kill between the last two steps of a build
     return bundle
 
 

@@ -8,6 +8,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, Protocol
 
+from pydantic import model_validator
+
 from cetane.errors import CetaneError
 from cetane.families import author
 from cetane.families.base import Block, Head, Model
@@ -95,6 +97,16 @@ class Plan(Data):
     rotary: tuple[str, ...]
     shards: tuple[ShardPlan, ...]
     modes: dict[Mode, ModePlan]
+
+    @model_validator(mode="after")
+    def consistent(self) -> "Plan":
+        """Every step calls a function that there is: plans are also read from manifests."""
+        known = {(shard.name, f.name) for shard in self.shards for f in shard.functions}
+        for mode, steps in self.modes.items():
+            for step in steps.steps:
+                if (step.shard, step.function) not in known:
+                    raise ValueError(f"{mode} calls {step.shard}/{step.function}: no such function")
+        return self
 
     @cached_property
     def by_name(self) -> dict[str, ShardPlan]:

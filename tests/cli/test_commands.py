@@ -14,6 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from cetane.bundle import Bundle
+from cetane.cli.output import print_json
 
 from .conftest import Cetane
 
@@ -252,3 +253,8 @@ def test_the_command_itself(tiny_checkpoint_folder: Path, tmp_path: Path) -> Non
     assert bad.stdout == ""
     assert bad.stderr.startswith("error: no such file or folder")
     assert bad.stderr.count("\n") == 2
+
+
+def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"kl": [float("nan"), float("inf"), 1.5]})
+    assert capsys.readouterr().out == '{"kl": [null, null, 1.5]}\n'

@@ -1,6 +1,7 @@
 """What commands print: tables and progress for people, one JSON document with `--json`."""
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -22,8 +23,16 @@ RecipeName = Annotated[
 
 
 def print_json(content: Any) -> None:
-    """One JSON document on one line."""
-    print(json.dumps(content))
+    """One JSON document on one line; what JSON has no number for (a NaN) is null."""
+    print(json.dumps(finite(content), allow_nan=False))
+
+
+def finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 @contextmanager
