@@ -60,9 +60,12 @@ def build(
                 partial.record(name)
         progress("manifest", len(jobs), len(jobs))
         manifest = Manifest(
-            producer=producers(), source=checkpoint.source, fingerprint=checkpoint.fingerprint,
-            plan=planner.plan(), files=partial.files(),
-        )  # fmt: skip
+            producer=producers(),
+            source=location(checkpoint.source),
+            fingerprint=checkpoint.fingerprint,
+            plan=planner.plan(),
+            files=partial.files(),
+        )
         write_json(partial.bundle / MANIFEST, manifest.model_dump(mode="json"))
         remove(target)
         partial.bundle.rename(target)
@@ -81,7 +84,7 @@ class Partial:
 
     def start(self, key: str) -> None:
         """Keep what an interrupted build of the same key left, else start anew."""
-        if read_json(self.key) != key:
+        if read_note(self.key) != key:
             remove(self.root)
         for folder in (self.bundle / "shards", self.done):
             folder.mkdir(parents=True, exist_ok=True)
@@ -96,11 +99,11 @@ class Partial:
     def has(self, name: str) -> bool:
         """Whether a part is there, whole and as recorded."""
         made = records(self.bundle, self.bundle / name)
-        return bool(made) and read_json(self._note(name)) == dumped(made)
+        return bool(made) and read_note(self._note(name)) == dumped(made)
 
     def files(self) -> dict[str, FileRecord]:
         """The records of all parts."""
-        notes = [read_json(path) for path in sorted(self.done.glob("*.json"))]
+        notes = [read_note(path) for path in sorted(self.done.glob("*.json"))]
         return {path: FileRecord(**record) for note in notes for path, record in note.items()}
 
     def _note(self, name: str) -> Path:
@@ -111,12 +114,17 @@ def dumped(made: dict[str, FileRecord]) -> dict[str, Any]:
     return {path: record.model_dump() for path, record in made.items()}
 
 
-def read_json(path: Path) -> Any:
+def read_note(path: Path) -> Any:
     """A record of ours; None when there is none, or a crash left something else."""
     try:
         return json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
         return None
+
+
+def location(source: str) -> str:
+    """A local checkpoint's full path, so that gates find it from anywhere; a hub id as it is."""
+    return str(Path(source).resolve()) if Path(source).exists() else source
 
 
 def existing(target: Path, recipe: Recipe, checkpoint: Checkpoint) -> Bundle:

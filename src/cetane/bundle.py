@@ -122,8 +122,8 @@ class Bundle:
         """A path inside the bundle; CetaneError for any that is not."""
         parts = PurePosixPath(name)
         path = self.path / parts
-        root = self.path.resolve()
-        if parts.is_absolute() or ".." in parts.parts or not path.resolve().is_relative_to(root):
+        odd = parts.is_absolute() or ".." in parts.parts or "\0" in name
+        if odd or not path.resolve().is_relative_to(self.path.resolve()):
             raise CetaneError(f"{self.path}: the manifest points outside the bundle: {name}")
         return path
 
@@ -170,14 +170,15 @@ class Bundle:
 
     def write_gate(self, name: str, result: dict[str, Any]) -> None:
         """Store a gate's result, tied to this bundle by its digest."""
-        folder = self.path / GATES
-        folder.mkdir(exist_ok=True)
-        write_json(folder / f"{name}.json", {"bundle": self.digest} | result)
+        folder = self.file(GATES)
+        with disk_errors(folder):
+            folder.mkdir(exist_ok=True)
+            write_json(folder / f"{name}.json", {"bundle": self.digest} | result)
 
     def gates(self) -> dict[str, dict[str, Any]]:
         """Stored gate results by gate name; those of another build are left out."""
         results = {}
-        for path in sorted((self.path / GATES).glob("*.json")):
+        for path in sorted(self.file(GATES).glob("*.json")):
             try:
                 result = json.loads(path.read_bytes())
             except ValueError as error:

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, Protocol
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from cetane.errors import CetaneError
 from cetane.families import author
@@ -17,6 +17,7 @@ from cetane.families.caches import CONTRACTS, CacheSpec
 from cetane.families.flow import (
     Data,
     Embedding,
+    FromCache,
     FromTensor,
     Input,
     Mask,
@@ -32,7 +33,7 @@ from cetane.families.shard import Shard
 from cetane.recipe import Mode, Recipe
 
 CONTEXTS = (512, 1024, 2048, 4096, 8192)
-"""Context lengths for which a plan states the cache's size."""
+"""Context lengths for which a plan states the cache's size, beside the recipe's own."""
 
 
 class Source(Protocol):
@@ -43,6 +44,7 @@ class Source(Protocol):
     @property
     def config(self) -> dict[str, Any]: ...
     def __contains__(self, name: str) -> bool: ...
+    def names(self) -> list[str]: ...
     def shape(self, name: str) -> tuple[int, ...]: ...
 
 
@@ -76,7 +78,7 @@ class Step(Data):
 class ModePlan(Data):
     """How many tokens a mode takes at a time, and its calls in order."""
 
-    tokens: int
+    tokens: int = Field(ge=1)
     steps: tuple[Step, ...]
 
 
@@ -90,8 +92,8 @@ class Plan(Data):
     layers: int
     embedding_bytes: int
     weight_bytes: int
-    fewest_bits: int
-    """Bits of the most compressed weight."""
+    mean_bits: float
+    """Bits per weight, scales and palettes not counted."""
     kv_bytes: dict[int, int]
     """Key/value cache of the whole model, by context length."""
     rotary: tuple[str, ...]
@@ -100,12 +102,34 @@ class Plan(Data):
 
     @model_validator(mode="after")
     def consistent(self) -> "Plan":
-        """Every step calls a function that there is: plans are also read from manifests."""
-        known = {(shard.name, f.name) for shard in self.shards for f in shard.functions}
+        """What an engine relies on; plans are also read from manifests, which may be hostile."""
+        if self.modes.get("decode", None) is None or self.modes["decode"].tokens != 1:
+            raise ValueError("no decode mode of one token")
+        functions = {(s.name, f.name): f for s in self.shards for f in s.functions}
         for mode, steps in self.modes.items():
+            written: set[str] = set()
+            rows = 0
             for step in steps.steps:
-                if (step.shard, step.function) not in known:
+                if (step.shard, step.function) not in functions:
                     raise ValueError(f"{mode} calls {step.shard}/{step.function}: no such function")
+                function = functions[step.shard, step.function]
+                caches = {i.source.name for i in function.inputs if isinstance(i.source, FromCache)}
+                for item in function.inputs:
+                    if isinstance(item.source, FromTensor) and item.source.name not in written:
+                        raise ValueError(f"{mode}: nothing writes {item.name} of {step.shard}")
+                    if isinstance(item.source, Rotary) and item.source.table not in self.rotary:
+                        raise ValueError(f"{mode}: no rotary table {item.source.table}")
+                for output in function.outputs:
+                    if isinstance(output.sink, ToTensor):
+                        written.add(output.sink.name)
+                    elif isinstance(output.sink, ToLogits):
+                        if output.sink.start != rows or output.sink.stop <= rows:
+                            raise ValueError(f"{mode}: logits do not cover the vocabulary in order")
+                        rows = output.sink.stop
+                    elif output.sink.name not in caches:
+                        raise ValueError(f"{mode}: {step.shard} writes a cache it does not read")
+            if rows != self.vocab:
+                raise ValueError(f"{mode}: {rows} logits for a vocabulary of {self.vocab}")
         return self
 
     @cached_property
@@ -118,6 +142,12 @@ class Planner:
 
     def __init__(self, checkpoint: Source, recipe: Recipe) -> None:
         self.checkpoint, self.recipe = checkpoint, recipe
+        layers, tensors = checkpoint.config.get("num_hidden_layers"), len(checkpoint.names())
+        if isinstance(layers, int) and layers > tensors:  # before a module is made for each
+            raise CetaneError(
+                f"{checkpoint.source}: the config says {layers} layers, "
+                f"but there are only {tensors} tensors"
+            )
         self.model: Model = author(checkpoint.config, recipe.tensor_layout)
         if recipe.cache.context > self.model.max_context:
             raise CetaneError(
@@ -222,7 +252,7 @@ class Planner:
         hidden = hidden_shape(self.model.order, self.model.hidden, tokens)
         if name in made:
             return Input(name=name, shape=hidden, source=FromTensor(name=name))
-        source = self.model.host[name].source
+        source = self.model.host[name]
         shape: Shape
         if isinstance(source, Embedding):
             shape = hidden
@@ -243,7 +273,6 @@ class Planner:
             self.recipe.cache.contract,
             self.specs(shard),
             self.model.groups,
-            tokens,
             function.inputs,
             function.outputs,
         )
@@ -252,12 +281,14 @@ class Planner:
         """The whole plan."""
         modes, widths = self.recipe.tokens.by_mode(), self.function_widths()
         shards = tuple(self._shard(name, blocks) for name, blocks in self.members.items())
-        bits = [
-            self.recipe.compression.format_for(weight.name, weight.kind).bits
-            for block in (*self.model.layers, *self.heads)
-            for _, weight in block.weights()
-            if weight.kind
-        ]
+        sizes, bits = [], []
+        for block in (*self.model.layers, *self.heads):
+            for _, weight in block.weights():
+                if weight.kind:
+                    chosen = self.recipe.compression.format_for(weight.name, weight.kind)
+                    sizes.append(weight.elements)
+                    bits.append(weight.elements * chosen.bits)
+        contexts = {c for c in CONTEXTS if c <= self.model.max_context}
         groups = [self.model.groups[layer.group] for layer in self.model.layers if layer.group]
         slot = sum(2 * 2 * group.heads * group.dim for group in groups)
         return Plan(
@@ -268,8 +299,11 @@ class Planner:
             layers=len(self.model.layers),
             embedding_bytes=2 * self.model.vocab * self.model.hidden,
             weight_bytes=sum(shard.weight_bytes for shard in shards),
-            fewest_bits=min(bits),
-            kv_bytes={context: slot * context for context in CONTEXTS},
+            mean_bits=sum(bits) / sum(sizes),
+            kv_bytes={
+                context: slot * context
+                for context in sorted(contexts | {self.recipe.cache.context})
+            },
             rotary=tuple(self.model.rotary),
             shards=shards,
             modes={

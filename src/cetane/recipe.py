@@ -4,9 +4,9 @@ import difflib
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from cetane.compress import Selection
 from cetane.errors import CetaneError
@@ -47,16 +47,21 @@ class Cache(Data):
         return context
 
 
-class Tokens(Data):
-    """Tokens per call: one static function each. Decode is always 1."""
+Width = Annotated[int | None, BeforeValidator(lambda value: None if value == 0 else value)]
+"""Tokens of a call; 0 leaves the function out, since TOML has no null."""
 
-    verify: int | None = Field(default=4, ge=2, le=64)
-    prefill: int | None = Field(default=64, ge=2, le=1024)
+
+class Tokens(Data):
+    """Tokens per call: one static function each. Decode is always 1; 0 leaves one out."""
+
+    verify: Width = Field(default=4, ge=2, le=64)
+    prefill: Width = Field(default=64, ge=2, le=1024)
     shapes: Literal["static", "range"] = "static"
     """`range` makes one function with a RangeDim; the ANE runs it at its default shape only
     (coremltools #2370)."""
 
     def by_mode(self) -> dict[Mode, int]:
+        """Tokens per call of the modes that there are."""
         modes: dict[Mode, int | None] = {
             "decode": 1,
             "verify": self.verify,

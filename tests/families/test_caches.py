@@ -59,7 +59,7 @@ def test_the_host_says_where_to_write() -> None:
 def run(contract: str, **extra: torch.Tensor):
     """Extend both layers by NEW: what each may attend to, the results, and the tensors after."""
     tensors = {f"kv_{part}": torch.tensor(past) for part, past in PAST.items()} | extra
-    cache = CONTRACTS[contract](SPEC, tensors, TOKENS)
+    cache = CONTRACTS[contract](SPEC, tensors)
     seen = [
         cache.extend(*(torch.tensor(NEW[part][layer : layer + 1]) for part in "kv"))
         for layer in range(2)

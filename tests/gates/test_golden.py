@@ -92,11 +92,11 @@ def test_logit_figures_by_hand(
 
 
 def with_bits(plan: Plan, bits: int) -> Plan:
-    return plan.model_copy(update={"fewest_bits": bits})
+    return plan.model_copy(update={"mean_bits": bits})
 
 
 def test_thresholds_are_chosen_by_bits(good: Bundle) -> None:
-    """By the most compressed weight, and no format is held to a stricter limit than it has."""
+    """Rounded down to a row of the table, and fewer bits are never held to more."""
     by_bits = {bits: thresholds(with_bits(good.plan, bits)) for bits in (1, 2, 3, 4, 6, 8, 16)}
     assert by_bits[1] == by_bits[2] == by_bits[3]
     distinct = [by_bits[bits] for bits in (1, 4, 6, 8, 16)]
@@ -108,7 +108,9 @@ def test_thresholds_are_chosen_by_bits(good: Bundle) -> None:
 
 
 GOOD_SHARD = ShardScore(shard="s", mode="decode", cosine=1, cosine_min=1, psnr=90)
-GOOD_LOGITS = LogitScore(mode="decode", cosine_min=1, psnr=90, kl=0, kl_max=0, top1=1, top5=1)
+GOOD_LOGITS = LogitScore(
+    mode="decode", cosine=1, cosine_min=1, psnr=90, kl=0, kl_max=0, top1=1, top5=1
+)
 
 
 @pytest.mark.parametrize(
@@ -116,9 +118,11 @@ GOOD_LOGITS = LogitScore(mode="decode", cosine_min=1, psnr=90, kl=0, kl_max=0, t
     [
         ({}, {}, (1.0, 1.0), []),
         ({}, {}, (), []),
-        ({"cosine": 0.9998}, {}, (), ["hidden cosine (s, decode)"]),
+        ({"cosine": 0.9998}, {}, (), ["hidden cosine (s)"]),
         ({}, {"kl": 0.0021}, (), ["KL (decode)"]),
         ({}, {"kl": float("nan")}, (), ["KL (decode)"]),
+        ({}, {"cosine": 0.9998}, (), ["logit cosine (decode)"]),
+        ({}, {"psnr": 49.0}, (), ["logit PSNR dB (decode)"]),
         ({}, {"top1": 0.96}, (), ["top-1 agreement (decode)"]),
         ({}, {"top5": 0.99}, (), ["top-5 containment (decode)"]),
         ({}, {}, (1.0, 0.99), ["greedy tokens (worst prompt)"]),

@@ -39,6 +39,9 @@ class HalfWeights:
     def __contains__(self, name: str) -> bool:
         return name in self.checkpoint
 
+    def names(self) -> list[str]:
+        return self.checkpoint.names()
+
     def read(self, name: str) -> torch.Tensor:
         return self.checkpoint.read(name).half()
 

@@ -7,7 +7,7 @@ import typer
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
-from cetane.cli.output import Json, console, print_json, progress, table
+from cetane.cli.output import Json, console, errors, print_json, progress, table
 from cetane.gates.golden import GoldenResult, golden
 from cetane.gates.quality import perplexity, read_tokens
 
@@ -23,13 +23,17 @@ def validate(
         Path | None,
         typer.Option("--perplexity", help="Measure perplexity on a text file instead."),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="How many tokens of the text.")] = 20_000,
+    tokens: Annotated[int, typer.Option(min=2, help="How many tokens of the text.")] = 20_000,
     json: Json = False,
 ) -> None:
     """Compare a bundle with the Hugging Face model. Exit code 1 when a gate is red."""
     opened = Bundle(bundle)
     opened.verify()
     checkpoint = open_checkpoint(model or opened.manifest.source)
+    if checkpoint.fingerprint != opened.manifest.fingerprint:
+        errors.print(
+            f"{checkpoint.source} is not the file that {bundle} was made from", markup=False
+        )
     if text is None:
         result = check(opened, checkpoint, json)
         if json:
@@ -38,21 +42,22 @@ def validate(
     ids = read_tokens(opened.tokenizer, text, tokens)
     with progress("perplexity") as update:
         quality = perplexity(opened, checkpoint, ids, update)
-    opened.write_gate("perplexity", quality.model_dump(mode="json") | {"text": text.name})
     if json:
         print_json({"perplexity": quality.model_dump(mode="json")})
     else:
         rows: list[list[Any]] = [[k, v] for k, v in quality.model_dump().items()]
         table("perplexity", ["what", "value"], rows)
+    opened.write_gate("perplexity", quality.model_dump(mode="json") | {"text": text.name})
+    raise typer.Exit(0 if quality.passed else 1)
 
 
 def check(bundle: Bundle, checkpoint: Checkpoint, json: bool) -> GoldenResult:
     """Run the golden gate, store its result in the bundle, and print it."""
     with progress("golden") as update:
         result = golden(bundle, checkpoint, update)
-    bundle.write_gate("golden", result.model_dump(mode="json"))
     if not json:
         show(result)
+    bundle.write_gate("golden", result.model_dump(mode="json"))
     return result
 
 

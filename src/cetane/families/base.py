@@ -138,13 +138,6 @@ class CacheGroup:
 
 
 @dataclass(frozen=True)
-class HostInput:
-    """A tensor that the host supplies."""
-
-    source: Source
-
-
-@dataclass(frozen=True)
 class Model:
     """A checkpoint's architecture in ANE form; blocks live on torch's meta device until loaded."""
 
@@ -157,7 +150,8 @@ class Model:
     norm: str
     output: str
     """Canonical name of the output projection; the embedding's when they are tied."""
-    host: dict[str, HostInput]
+    host: dict[str, Source]
+    """What the host supplies, by the name that blocks read it under."""
     groups: dict[str, CacheGroup]
     rotary: dict[str, RotaryTable]
     max_context: int

@@ -54,8 +54,8 @@ class Cache(ABC):
     pads: ClassVar[bool]
     """Whether a call may carry fewer tokens than its width, the rest being padding."""
 
-    def __init__(self, spec: CacheSpec, tensors: dict[str, Tensor], tokens: int) -> None:
-        self.spec, self.tensors, self.tokens = spec, tensors, tokens
+    def __init__(self, spec: CacheSpec, tensors: dict[str, Tensor]) -> None:
+        self.spec = spec
         self.k = tensors[f"{spec.group}_k"]
         self.v = tensors[f"{spec.group}_v"]
         self.written: list[tuple[Tensor, Tensor]] = []
@@ -140,8 +140,8 @@ class Blend(Cache):
     contract = "blend"
     pads = True
 
-    def __init__(self, spec: CacheSpec, tensors: dict[str, Tensor], tokens: int) -> None:
-        super().__init__(spec, tensors, tokens)
+    def __init__(self, spec: CacheSpec, tensors: dict[str, Tensor]) -> None:
+        super().__init__(spec, tensors)
         self.mask = tensors[f"{spec.group}_write"]
         self.keep = 1 - self.mask.sum(2, keepdim=True)
 
@@ -175,8 +175,8 @@ class Stateful(Cache):
     contract = "stateful"
     pads = True
 
-    def __init__(self, spec: CacheSpec, tensors: dict[str, Tensor], tokens: int) -> None:
-        super().__init__(spec, tensors, tokens)
+    def __init__(self, spec: CacheSpec, tensors: dict[str, Tensor]) -> None:
+        super().__init__(spec, tensors)
         self.start = tensors[f"{spec.group}_position"]
 
     @classmethod

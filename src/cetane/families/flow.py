@@ -4,12 +4,21 @@ A family only names what its blocks read and write. The host can supply embeddin
 tables, masks, write masks and positions; everything else comes from another shard or from a cache.
 """
 
+from math import prod
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+
+def allocatable(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Refuse a shape that no machine should be asked to allocate."""
+    if prod(shape) > 2**32:
+        raise ValueError(f"a tensor of shape {shape} is too large")
+    return shape
+
 
 Dtype = Literal["fp16", "int32"]
-Shape = tuple[int, ...]
+Shape = Annotated[tuple[Annotated[int, Field(ge=1)], ...], AfterValidator(allocatable)]
 
 
 class Data(BaseModel):

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cetane.families.base import Block, CacheGroup, Extend, Flow, HostInput, Model
-from cetane.families.flow import Embedding, Mask, Rotary
+from cetane.families.base import Block, CacheGroup, Extend, Flow, Model
+from cetane.families.flow import Embedding, Mask, Rotary, Source
 from cetane.families.layers import Heads, Order, Projection, RMSNorm, activation, attend, rotate
 from cetane.families.rotary import rotary_table
 
@@ -85,6 +85,12 @@ def author(config: Any, order: Order) -> Model:
             Layer(config, heads, index, masks[window]) for index, window in enumerate(windows)
         )
     norm, table = "model.norm.weight", "model.embed_tokens.weight"
+    host: dict[str, Source] = {
+        "hidden": Embedding(),
+        "rope_cos": Rotary(table="default", part="cos"),
+        "rope_sin": Rotary(table="default", part="sin"),
+    }
+    host |= {name: Mask(group="kv", window=window) for window, name in masks.items()}
     return Model(
         order=order,
         hidden=config.hidden_size,
@@ -94,12 +100,7 @@ def author(config: Any, order: Order) -> Model:
         embedding=table,
         norm=norm,
         output=table if config.tie_word_embeddings else "lm_head.weight",
-        host={
-            "hidden": HostInput(Embedding()),
-            "rope_cos": HostInput(Rotary(table="default", part="cos")),
-            "rope_sin": HostInput(Rotary(table="default", part="sin")),
-        }
-        | {name: HostInput(Mask(group="kv", window=window)) for window, name in masks.items()},
+        host=host,
         groups={"kv": CacheGroup(heads.query, heads.kv, dim)},
         rotary={"default": rotary_table(config, dim)},
         max_context=config.max_position_embeddings,

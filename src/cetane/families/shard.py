@@ -22,14 +22,13 @@ class Shard(nn.Module):
         contract: ContractName,
         specs: Sequence[CacheSpec],
         groups: dict[str, CacheGroup],
-        tokens: int,
         inputs: Sequence[Input],
         outputs: Sequence[Output],
     ) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
         self.order = tuple(blocks)
-        self.cache, self.specs, self.tokens = CONTRACTS[contract], specs, tokens
+        self.cache, self.specs = CONTRACTS[contract], specs
         self.inputs, self.outputs = inputs, outputs
         self.repeats = {
             i.name: groups[i.source.group].query // groups[i.source.group].heads
@@ -46,7 +45,7 @@ class Shard(nn.Module):
         for name, repeats in self.repeats.items():
             # One mask row per query head of a key/value head, made once for all layers.
             flow[name] = torch.cat([flow[name]] * repeats, dim=2)
-        caches = {spec.group: self.cache(spec, flow, self.tokens) for spec in self.specs}
+        caches = {spec.group: self.cache(spec, flow) for spec in self.specs}
         heads = []
         for block in self.order:
             block(flow, caches[block.group].extend if block.group else None)

@@ -1,10 +1,10 @@
 """Perplexity of a bundle on a text, beside the Hugging Face model's on the same tokens."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from cetane.build import Progress
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, Tokenizer
 from cetane.engine.engine import Engine
@@ -12,19 +12,23 @@ from cetane.engine.portable import PortableBackend
 from cetane.errors import CetaneError
 from cetane.families.flow import Data
 from cetane.gates import metrics
+from cetane.gates.golden import thresholds
 from cetane.gates.reference import Reference
 from cetane.recipe import Mode
-
-Progress = Callable[[str, int, int], None]
 
 
 class Quality(Data):
     """Perplexities over the predicted tokens, and how the predictions agree."""
 
+    passed: bool
+    fingerprint: str
+    """Of the checkpoint that was compared with."""
     tokens: int
     perplexity: float
     reference_perplexity: float
     ratio: float
+    limit: float
+    """The most that the ratio may be."""
     kl: float
     top1: float
 
@@ -67,11 +71,15 @@ def perplexity(
     progress("done", len(windows), len(windows))
     found = float(np.exp(np.concatenate(losses).mean()))
     truth = float(np.exp(np.concatenate(reference_losses).mean()))
+    limit = thresholds(bundle.plan)["perplexity_ratio"]
     return Quality(
+        passed=found / truth <= limit,
+        fingerprint=checkpoint.fingerprint,
         tokens=sum(len(window) - 1 for window in windows),
         perplexity=found,
         reference_perplexity=truth,
         ratio=found / truth,
+        limit=limit,
         kl=float(np.concatenate(kl).mean()),
         top1=float(np.concatenate(top1).mean()),
     )

@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from cetane.checkpoint import Checkpoint
+from cetane.engine.backend import Array
 from cetane.errors import CetaneError
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
