@@ -84,7 +84,7 @@ def test_a_file_that_is_not_listed(path: Path, name: str) -> None:
         Bundle(path).verify()
 
 
-@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "shards/../../outside"])
+@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "shards/../../outside", "a\0b"])
 def test_a_manifest_that_points_outside(path: Path, name: str) -> None:
     (path.parent / "outside").write_bytes(b"")
     edit(path, lambda content: content["files"].update({name: {"bytes": 0, "sha256": ""}}))
@@ -203,6 +203,16 @@ def test_a_pickled_table_is_never_loaded(path: Path) -> None:
     with pytest.raises(CetaneError):
         Bundle(path).tables()
     assert not (path / "pwned").exists()
+
+
+def test_gates_that_lead_outside(path: Path) -> None:
+    (path.parent / "elsewhere").mkdir()
+    os.symlink(path.parent / "elsewhere", path / "gates")
+    bundle = Bundle(path)
+    for act in (bundle.gates, lambda: bundle.write_gate("golden", {})):
+        with pytest.raises(CetaneError, match="outside the bundle"):
+            act()
+    assert list((path.parent / "elsewhere").iterdir()) == []
 
 
 def test_gate_results(path: Path) -> None:

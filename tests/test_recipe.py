@@ -155,6 +155,12 @@ def test_a_file(tmp_path: Path) -> None:
     assert load_recipe(str(path)) == parse_recipe({"name": "mine", "cache": {"context": 1024}}, "")
 
 
+def test_a_file_may_leave_functions_out(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text("[tokens]\nverify = 0\nprefill = false\n")
+    assert load_recipe(str(file)).tokens.by_mode() == {"decode": 1}
+
+
 def test_a_file_may_name_itself(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('name = "yours"')

@@ -242,7 +242,7 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk or a refused write into a CetaneError."""
+    """Turn a full disk, and whatever else the file system refuses, into a CetaneError."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -250,6 +250,6 @@ def disk_errors(path: Path) -> Iterator[None]:
         if code == errno.ENOSPC or any(text in str(error) for text in FULL):
             hint = f"free some space there and in {tempfile.gettempdir()}, then run it again"
             raise CetaneError(f"disk full while writing {path}", f"{hint}: it resumes") from error
-        if isinstance(error, OSError) and code in (errno.EACCES, errno.EROFS, errno.EDQUOT):
-            raise CetaneError(f"cannot write {path}: {error.strerror}") from error
+        if isinstance(error, OSError):
+            raise CetaneError(f"cannot write {path}: {error}") from error
         raise

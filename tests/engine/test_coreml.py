@@ -48,7 +48,7 @@ class Proxy:
         assert asset is None
         program = load(Path(path))
         self.units, self.name = units, function
-        self.function = program.functions[function or program.default]
+        self.function = program.functions[function or "main"]
         self.run = self.function.compile("fp16")
         self.states: list[State] = []
         self.dtypes: set[np.dtype[Any]] = set()

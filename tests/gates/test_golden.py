@@ -10,7 +10,15 @@ import transformers
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
-from cetane.gates.golden import GoldenResult, LogitScore, ShardScore, golden, judge, thresholds
+from cetane.gates.golden import (
+    GoldenResult,
+    LogitScore,
+    ShardScore,
+    answer,
+    golden,
+    judge,
+    thresholds,
+)
 from cetane.plan import Plan
 
 
@@ -66,6 +74,10 @@ def test_probes_go_past_the_prefill_length(good: Bundle, result: GoldenResult) -
         assert widest + 1 < len(tokens) <= good.plan.recipe.cache.context
         assert len(tokens) % widest
         assert not set(tokens) & set(good.tokenizer.eos_ids)
+
+
+def test_prompts_beyond_the_context_are_cut(good: Bundle) -> None:
+    assert [len(tokens) for tokens in answer(good, [[5, 6] * 100, [7]], 12)] == [12, 12]
 
 
 def test_logit_figures_by_hand(

@@ -41,12 +41,24 @@ def test_perplexity(
     assert found.ratio == pytest.approx(found.perplexity / found.reference_perplexity)
     assert 0 <= found.kl < 1e-4
     assert found.top1 > 0.95
+    assert found.passed
+    assert found.fingerprint == checkpoint.fingerprint
 
 
 def test_perplexity_of_a_wrong_port(bad: Bundle, checkpoint: Checkpoint) -> None:
     found = run(bad, checkpoint, TOKENS)
     assert found.kl > 0.01
     assert abs(found.ratio - 1) > 1e-3
+
+
+def test_perplexity_has_a_limit(
+    good: Bundle, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"perplexity_ratio": 0.5}
+    monkeypatch.setattr("cetane.gates.quality.thresholds", lambda plan: limits)
+    found = run(good, checkpoint, TOKENS)
+    assert not found.passed
+    assert found.limit == 0.5
 
 
 def test_a_last_window_of_one_token_predicts_nothing(good: Bundle, checkpoint: Checkpoint) -> None:

@@ -32,7 +32,6 @@ def test_interface(build: Build) -> None:
         lambda x, n: (mb.add(x=x, y=x, name="twice"), mb.cast(x=n, dtype="fp32", name="real")),
     )
     program = load(path)
-    assert program.default == "main"
     function = program.functions["main"]
     assert function.inputs == {"x": TensorType((2, 3), "fp16"), "n": TensorType((1,), "int32")}
     assert function.outputs == {
@@ -105,7 +104,6 @@ def test_multifunction_with_shared_weights(tmp_path: Path) -> None:
     ct.utils.save_multifunction(description, str(path))
 
     program = load(path)
-    assert program.default == "decode"
     assert set(program.functions) == {"decode", "prefill"}
     for name, tokens in (("decode", 1), ("prefill", 4)):
         function = program.functions[name]

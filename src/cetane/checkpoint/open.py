@@ -1,6 +1,7 @@
 """Open whatever names a checkpoint: a folder, a file, or a model on the Hugging Face hub."""
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from cetane.checkpoint.checkpoint import Checkpoint
@@ -19,7 +20,10 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
     An existing path wins over a hub id. Reads headers only: neither torch nor any weight is loaded.
     CetaneError when there is nothing there, or it is broken, unsupported or unsafe.
     """
-    path = Path(source).expanduser()
+    try:
+        path = Path(source).expanduser()
+    except RuntimeError:  # `~name` of nobody: a file may be called that
+        path = Path(source)
     if path.is_dir():
         return SafetensorsCheckpoint.open(path)
     if path.is_file():
@@ -68,4 +72,15 @@ def _download(repo_id: str) -> Path:
             f"cannot get {repo_id} from the Hugging Face hub, and no such path exists: {reason}",
             "check the name, the network and, for gated models, `hf auth login`",
         ) from error
+    if not any(Path(folder).glob("*.safetensors")):
+        refuse_pickle(Path(repo_id, name) for name in _names_in(repo_id))
     return Path(folder)
+
+
+def _names_in(repo_id: str) -> list[str]:
+    """The files of a hub model, as far as the hub tells: only to say better what is wrong."""
+    from huggingface_hub import list_repo_files
+
+    with suppress(Exception):
+        return sorted(list_repo_files(repo_id))
+    return []

@@ -137,14 +137,23 @@ class TextStream:
     def push(self, token_id: int) -> str:
         """The text that `token_id` completes: "" while a character is still in parts."""
         self._ids.append(token_id)
-        text = self.tokenizer.decode(self._ids)
-        before = self.tokenizer.decode(self._ids[: self._emitted])
-        if len(text) <= len(before) or text.endswith("\N{REPLACEMENT CHARACTER}"):
+        text = self._waiting()
+        if not text or text.endswith("\N{REPLACEMENT CHARACTER}"):
             return ""
         # What was just emitted stays as context: a token's text can depend on the one before it.
         self._ids = self._ids[self._emitted :]
         self._emitted = len(self._ids)
-        return text[len(before) :]
+        return text
+
+    def finish(self) -> str:
+        """What `push` still holds back, decoded as it is: the end of a generation."""
+        text = self._waiting()
+        self._emitted = len(self._ids)
+        return text
+
+    def _waiting(self) -> str:
+        before = self.tokenizer.decode(self._ids[: self._emitted])
+        return self.tokenizer.decode(self._ids)[len(before) :]
 
 
 def _text_of(token: Any) -> str | None:

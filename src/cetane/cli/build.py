@@ -9,6 +9,7 @@ from cetane.build import build as build_bundle
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
 from cetane.cli.output import Json, Model, RecipeName, console, print_json, progress
+from cetane.errors import CetaneError
 from cetane.recipe import load_recipe
 
 Output = Annotated[
@@ -34,6 +35,8 @@ def build(
 
 def make(model: str, output: Path | None, recipe: str, force: bool) -> Bundle:
     """Build with a progress bar."""
+    if output is not None and output.name in ("", ".."):  # it is renamed to, so it needs a name
+        raise CetaneError(f"--output {output}: does not end with a name for the bundle")
     chosen = load_recipe(recipe)
     checkpoint = open_checkpoint(model)
     name = Path(model).resolve().name.removesuffix(".gguf").removesuffix(".safetensors")

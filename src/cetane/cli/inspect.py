@@ -21,7 +21,7 @@ def inspect(model: Model, json: Json = False) -> None:
     content = {
         "source": checkpoint.source,
         "model_type": kind,
-        "supported": kind in families(),
+        "supported": isinstance(kind, str) and kind in families(),
         "parameters": sum(prod(checkpoint.shape(name)) for name in names),
         "dtypes": dict(Counter(checkpoint.dtype(name) for name in names)),
         "tokenizer_vocabulary": vocabulary,

@@ -28,6 +28,7 @@ def print_json(content: Any) -> None:
 
 
 def finite(content: Any) -> Any:
+    """`content` with None in place of every float that is not finite."""
     if isinstance(content, dict):
         return {key: finite(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
@@ -64,4 +65,5 @@ def table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
 
 
 def megabytes(count: int) -> str:
+    """A number of bytes for people."""
     return f"{count / 1e6:.1f} MB"

@@ -46,4 +46,5 @@ def show(plan: Plan) -> None:
 
 
 def port(item: Input | Output | State) -> list[Any]:
+    """Name, shape and dtype: a row of the table."""
     return [item.name, "x".join(map(str, item.shape)), item.dtype]

@@ -71,6 +71,7 @@ class Answer:
         self.seconds = {"first_token": 0.0, "rest": 0.0}
 
     def give(self, ids: list[int]) -> str:
+        """Run `ids`, print what the model says after them, and return it."""
         tokenizer = self.bundle.tokenizer
         self.prompt, started = ids, time.perf_counter()
         stream = tokenizer.stream()
@@ -80,17 +81,20 @@ class Answer:
                 started = time.perf_counter()
             self.tokens.append(token)
             self.show(stream.push(token))
+        self.show(stream.finish())
         self.seconds["rest"] = time.perf_counter() - started
         if not self.quiet:
             print()
         return self.text
 
     def show(self, text: str) -> None:
+        """Add a piece of the answer."""
         self.text += text
         if not self.quiet:
             print(text, end="", flush=True)
 
     def summary(self) -> dict[str, object]:
+        """The answer and its cost, for `--json`."""
         rate = (len(self.tokens) - 1) / self.seconds["rest"] if len(self.tokens) > 1 else None
         return {
             "text": self.text,
@@ -102,6 +106,7 @@ class Answer:
 
 
 def message(role: str, content: str) -> dict[str, str]:
+    """A turn of a conversation."""
     return {"role": role, "content": content}
 
 
@@ -120,8 +125,19 @@ def converse(bundle: Bundle, engine: Engine, sampler: Sampler, max_new: int) -> 
     held: list[int] = []
     errors.print("[dim]an empty line ends the conversation[/]")
     while question := ask_user():
-        messages.append(message("user", question))
-        ids = ask(bundle, messages)
+        asked = message("user", question)
+        ids = ask(bundle, [*messages, asked])
+        if len(ids) > session.context:
+            ids = ask(bundle, [asked])
+            if len(ids) > session.context:
+                errors.print(
+                    f"the question has {len(ids)} tokens, the context holds {session.context}",
+                    soft_wrap=True,
+                )
+                continue
+            errors.print("the context is full: the conversation starts anew", soft_wrap=True)
+            messages, session, held = [], engine.session(), []
+        messages.append(asked)
         shared = held == ids[: len(held)]
         if not shared:
             session, held = engine.session(), []

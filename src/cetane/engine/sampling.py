@@ -28,6 +28,7 @@ class Sampler:
             ("top-k", self.top_k, 0, float("inf")),
             ("top-p", self.top_p, 0.0, 1.0),
             ("min-p", self.min_p, 0.0, 1.0),
+            ("seed", self.seed or 0, 0, float("inf")),
         ):
             if not low <= value <= high:
                 raise CetaneError(f"{name} = {value}: must be between {low} and {high}")
@@ -36,13 +37,17 @@ class Sampler:
     def __call__(self, logits: Array) -> int:
         """The next token for logits `(V,)`."""
         if self.temperature == 0:
+            check(logits)
             return int(np.argmax(logits))
         probabilities = self.probabilities(logits)
         return int(self.random.choice(len(probabilities), p=probabilities))
 
     def probabilities(self, logits: Array) -> Array:
         """The distribution that a token is drawn from, float64 `(V,)`."""
-        scores = logits.astype(np.float64) / self.temperature
+        check(logits)
+        scores = logits.astype(np.float64)
+        with np.errstate(over="ignore"):  # at a tiny temperature: minus infinity is right
+            scores = (scores - scores.max()) / self.temperature
         if 0 < self.top_k < len(scores):
             scores[scores < np.partition(scores, -self.top_k)[-self.top_k]] = -np.inf
         if self.top_p < 1:
@@ -53,6 +58,13 @@ class Sampler:
             probabilities = softmax(scores)
             scores[probabilities < self.min_p * probabilities.max()] = -np.inf
         return softmax(scores)
+
+
+def check(logits: Array) -> None:
+    """CetaneError for logits from which nothing can be chosen."""
+    highest = logits.max()  # NaN if any is
+    if not np.isfinite(highest):
+        raise CetaneError(f"the logits hold {'NaN' if np.isnan(highest) else 'infinity'}")
 
 
 def softmax(scores: Array) -> Array:

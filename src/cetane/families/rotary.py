@@ -34,10 +34,20 @@ def rotary_table(config: Any, dim: int) -> RotaryTable:
     kind = parameters.get("rope_type", "default")
     if kind not in STATIC:
         raise CetaneError(f"rope type {kind!r} is not supported; known: {', '.join(STATIC)}")
+    # transformers lets other values pass, and fails or computes NaN later.
+    invalid = f"config.json of a {config.model_type} model is not valid"
+    theta = parameters.get("rope_theta")
+    if not isinstance(theta, int | float) or not 0 < theta < torch.finfo(torch.float).max:
+        raise CetaneError(f"{invalid}: rope_theta = {theta!r}, not a positive number")
     if kind == "default":
         exponents = torch.arange(0, dim, 2, dtype=torch.float) / dim
-        return RotaryTable(1.0 / parameters["rope_theta"] ** exponents)
-    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+        return RotaryTable(1.0 / theta**exponents)
+    try:
+        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise CetaneError(f"{invalid}: rope parameters of type {kind}: {error}") from error
+    if not frequencies.isfinite().all():
+        raise CetaneError(f"{invalid}: rope parameters of type {kind} give infinite frequencies")
     if 2 * frequencies.numel() != dim:
         raise CetaneError(f"rotary embedding of a part of each head ({kind}) is not supported")
     return RotaryTable(frequencies, scale)

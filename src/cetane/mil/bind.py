@@ -9,16 +9,13 @@ from torch import Tensor
 
 from cetane.errors import CetaneError
 from cetane.mil.ops import OPS
-from cetane.mil.ops.registry import Form, OpFunction
+from cetane.mil.ops.registry import NEVER_FOLDED, Form, OpFunction
 from cetane.mil.program import Block, Constant, Function, Op, Value
 from cetane.mil.storage import from_numpy, to_dtype
 
 Environment = dict[str, Any]  # tensors and state cells by name
 Known = dict[str, Any]  # tensors and strings that are the same in every run
 Watch = Callable[[str, Tensor], None]
-
-# These must happen at their place in every run, whatever their inputs are.
-_NEVER_FOLDED = {"read_state", "write_state", "cond", "while_loop"}
 
 
 @dataclass(frozen=True)
@@ -32,6 +29,8 @@ class Step:
 
 @dataclass(frozen=True)
 class CompiledBlock:
+    """A block with every op bound, ready to run in an environment."""
+
     steps: tuple[Step, ...]
     outputs: tuple[str, ...]
     known: Known  # outputs that do not depend on any input
@@ -96,7 +95,7 @@ class _Binder:
                 known.update(self._const(op))
             else:
                 compute = self._bind(op, known)
-                if op.kind not in _NEVER_FOLDED and all(name in known for name in op.references()):
+                if op.kind not in NEVER_FOLDED and all(name in known for name in op.references()):
                     known.update(zip(outputs, compute({}, None), strict=True))
                 else:
                     steps.append(Step(compute, outputs, frees))

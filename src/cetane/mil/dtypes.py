@@ -61,6 +61,11 @@ def from_bytes(data: npt.NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) 
     return elements.reshape(shape)
 
 
+def kind(dtype: np.dtype[Any]) -> str:
+    """What a numpy type holds, whatever its width: "float", "int", "bool", else its own name."""
+    return {"f": "float", "i": "int", "u": "int", "b": "bool"}.get(dtype.kind, str(dtype))
+
+
 def byte_count(dtype: str, shape: tuple[int, ...]) -> int:
     """How many bytes a tensor takes as Core ML stores it."""
     count = int(np.prod(shape))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from cetane.errors import CetaneError
 from cetane.mil.bind import CompiledBlock, Environment, Watch, compile_function
-from cetane.mil.dtypes import NUMPY
+from cetane.mil.dtypes import NUMPY, kind
 from cetane.mil.ops.registry import StateCell
-from cetane.mil.program import Function, Precision, TensorType
+from cetane.mil.program import Function, Precision, TensorType, listed
 from cetane.mil.storage import STORAGE, from_numpy, to_dtype
 
 
@@ -79,8 +79,8 @@ class Executable:
         tensors = {} if state is None else state.tensors
         if tensors.keys() != expected.keys():
             raise CetaneError(
-                f"function {self.function.name} has the states {_names(expected)}, "
-                f"got {_names(tensors)}",
+                f"function {self.function.name} has the states {listed(expected)}, "
+                f"got {listed(tensors)}",
                 hint="make_state() makes them",
             )
         for name, type_ in expected.items():
@@ -94,14 +94,14 @@ class Executable:
         expected = self.function.inputs
         if inputs.keys() != expected.keys():
             raise CetaneError(
-                f"function {self.function.name} has the inputs {_names(expected)}, "
-                f"got {_names(inputs)}"
+                f"function {self.function.name} has the inputs {listed(expected)}, "
+                f"got {listed(inputs)}"
             )
         return {name: self._input(name, inputs[name], expected[name]) for name in inputs}
 
     def _input(self, name: str, array: npt.NDArray[Any], type_: TensorType) -> Tensor:
         array = np.asarray(array)
-        kinds = _kind(array.dtype), _kind(np.dtype(NUMPY[type_.dtype]))
+        kinds = kind(array.dtype), kind(np.dtype(NUMPY[type_.dtype]))
         if kinds[0] != kinds[1] or not type_.accepts(array.shape):
             raise CetaneError(f"input {name}: expected {type_}, got {array.dtype} {array.shape}")
         tensor = to_dtype(from_numpy(array, type_.dtype), type_.dtype, self._rounds)
@@ -112,11 +112,3 @@ class Executable:
     def _output(self, value: Tensor, type_: TensorType) -> npt.NDArray[Any]:
         unrounded = type_.dtype == "fp16" and not self._rounds
         return np.array(value.numpy(), np.float32 if unrounded else NUMPY[type_.dtype])
-
-
-def _kind(dtype: np.dtype[Any]) -> str:
-    return {"f": "float", "i": "int", "u": "int", "b": "bool"}.get(dtype.kind, str(dtype))
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names)) or "none"

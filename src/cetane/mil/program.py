@@ -7,7 +7,7 @@ is an op (`constexpr_*`) like any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -147,8 +147,12 @@ class Function:
 
 @dataclass(frozen=True)
 class Program:
-    """The functions of one package; `default` is the one that runs if none is named."""
+    """The functions of one package."""
 
     path: Path
     functions: dict[str, Function]
-    default: str
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names as a message gives them."""
+    return ", ".join(sorted(names)) or "none"

@@ -58,7 +58,7 @@ def load(path: str | Path) -> Program:
         raise CetaneError(f"{path}: its specification is damaged: {error}") from error
     if not functions:
         raise CetaneError(f"{path} holds an ML program without functions")
-    return Program(package.path, functions, description.defaultFunctionName or "main")
+    return Program(package.path, functions)
 
 
 class _Reader:

@@ -11,9 +11,8 @@ import numpy as np
 from cetane.mil.blob import BlobFile
 from cetane.mil.dtypes import Array
 from cetane.mil.ops import OPS
+from cetane.mil.ops.registry import NEVER_FOLDED
 from cetane.mil.program import Block, Constant, Function, Op, TensorType
-
-_NEVER_CONSTANT = {"read_state", "write_state", "cond", "while_loop"}
 
 
 class Constants:
@@ -26,7 +25,7 @@ class Constants:
     def __init__(self, ops: tuple[Op, ...]) -> None:
         self._producers: dict[str, Op] = {}
         for op in ops:
-            foldable = op.kind == "const" or (op.kind in OPS and op.kind not in _NEVER_CONSTANT)
+            foldable = op.kind == "const" or (op.kind in OPS and op.kind not in NEVER_FOLDED)
             if foldable and all(name in self._producers for name in op.references()):
                 self._producers.update({value.name: op for value in op.outputs})
 

@@ -59,6 +59,8 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Node:
+    """An ONNX node: op type, names of its inputs and results, attributes sorted by name."""
+
     kind: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,11 +10,11 @@ import numpy as np
 import onnxruntime as ort
 
 from cetane.errors import CetaneError
-from cetane.mil.dtypes import NUMPY, Array
+from cetane.mil.dtypes import NUMPY, Array, kind
 from cetane.mil.fast.graph import Graph, held
 from cetane.mil.fast.lower import lower
 from cetane.mil.fast.model import alike, differing_literals, model
-from cetane.mil.program import Function, Program, TensorType
+from cetane.mil.program import Function, Program, TensorType, listed
 
 
 @dataclass
@@ -49,7 +49,7 @@ class FastProgram:
         if name not in self.program.functions:
             raise CetaneError(
                 f"{self.program.path} has no function {name!r}",
-                hint=f"its functions are {_names(self.program.functions)}",
+                hint=f"its functions are {listed(self.program.functions)}",
             )
         if name not in self._functions:
             session = self._session(name)
@@ -150,8 +150,8 @@ class FastFunction:
         expected = self.function.inputs
         if inputs.keys() != expected.keys():
             raise CetaneError(
-                f"function {self.function.name} has the inputs {_names(expected)}, "
-                f"got {_names(inputs)}"
+                f"function {self.function.name} has the inputs {listed(expected)}, "
+                f"got {listed(inputs)}"
             )
         arrays = {name: _accepted(name, inputs[name], type_) for name, type_ in expected.items()}
         feeds = {name: arrays[name] for name in self._whole} | self._constants
@@ -163,8 +163,8 @@ class FastFunction:
         expected = self.function.states
         if arrays.keys() != expected.keys():
             raise CetaneError(
-                f"function {self.function.name} has the states {_names(expected)}, "
-                f"got {_names(arrays)}",
+                f"function {self.function.name} has the states {listed(expected)}, "
+                f"got {listed(arrays)}",
                 hint="make_state() makes them",
             )
         for name, type_ in expected.items():
@@ -175,7 +175,7 @@ class FastFunction:
 def _accepted(name: str, array: Array, type_: TensorType) -> Array:
     """An input in the form that the session takes."""
     array = np.asarray(array)
-    if _kind(array.dtype) != _kind(np.dtype(NUMPY[type_.dtype])) or not type_.accepts(array.shape):
+    if kind(array.dtype) != kind(np.dtype(NUMPY[type_.dtype])) or not type_.accepts(array.shape):
         raise CetaneError(f"input {name}: expected {type_}, got {array.dtype} {array.shape}")
     converted = held(array, type_.dtype)
     if converted.dtype.kind == "i" and not np.array_equal(converted, array):
@@ -186,11 +186,3 @@ def _accepted(name: str, array: Array, type_: TensorType) -> Array:
 def _declared(array: Array, type_: TensorType) -> Array:
     dtype = np.float32 if array.dtype.kind == "f" else NUMPY[type_.dtype]
     return array.astype(dtype, copy=False)
-
-
-def _kind(dtype: np.dtype[np.generic]) -> str:
-    return {"f": "float", "i": "int", "u": "int", "b": "bool"}.get(dtype.kind, str(dtype))
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names)) or "none"

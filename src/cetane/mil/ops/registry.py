@@ -48,6 +48,9 @@ F = TypeVar("F", bound=Callable[..., Result])
 
 OPS: dict[str, OpFunction] = {}
 
+NEVER_FOLDED = {"read_state", "write_state", "cond", "while_loop"}
+"""Ops that must happen at their place in every run, whatever their inputs are."""
+
 
 def op(kind: str, ignores: tuple[str, ...] = ()) -> Callable[[F], F]:
     """Enter a function into the table as the MIL op `kind`.
