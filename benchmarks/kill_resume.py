@@ -48,7 +48,8 @@ def main() -> None:
     subprocess.run(command(killed), check=True, stdout=subprocess.DEVNULL)
     equal = Bundle(whole).digest == Bundle(killed).digest
     Bundle(killed).verify()
-    result = {"equal": equal, "seconds_undisturbed": undisturbed, "kills": sum(row[-1] == "killed" for row in rows)}
+    kills = sum(row[-1] == "killed" for row in rows)
+    result = {"equal": equal, "seconds_undisturbed": undisturbed, "kills": kills}
     rows.append(["-", "-", "manifests equal" if equal else "MANIFESTS DIFFER"])
     report("kill and resume", ["attempt", "after s", "what"], rows, result, options.json)
     sys.exit(0 if equal else 1)

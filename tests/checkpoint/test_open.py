@@ -48,6 +48,24 @@ def test_hub_failure_is_one_line(hub: list[str]) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_hub_model_of_pickles(
+    hub: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused by the hub's list of files, since none of them is downloaded."""
+    (folder / "model.safetensors").unlink()
+    names = ["config.json", "pytorch_model.bin"]
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda _: names)
+    with pytest.raises(CetaneError, match=r"org/model-1\.5/pytorch_model\.bin is a pickle"):
+        open_checkpoint("org/model-1.5")
+
+    def offline(_: str) -> list[str]:
+        raise OSError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", offline)
+    with pytest.raises(CetaneError, match="has no safetensors file"):
+        open_checkpoint("org/model-1.5")
+
+
 def test_existing_path_wins(hub: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
     shutil.copytree(folder, "org/model-1.5")

@@ -201,3 +201,15 @@ def test_stream_survives_invalid_bytes(tokenizer: Tokenizer) -> None:
     ids = [*half, *tokenizer.encode("ok"), *half, *tokenizer.encode("é")]
     stream = tokenizer.stream()
     assert "".join(stream.push(i) for i in ids) == tokenizer.decode(ids)
+
+
+def test_stream_finishes_with_what_it_held_back(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("ok 😀")[:-1]
+    stream = tokenizer.stream()
+    given = "".join(stream.push(i) for i in ids)
+    assert given == "ok "
+    assert given + stream.finish() == tokenizer.decode(ids)
+    assert stream.finish() == ""
+    whole = tokenizer.stream()
+    whole.push(tokenizer.encode("o")[-1])
+    assert whole.finish() == ""

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from cetane.bundle import Bundle
 from cetane.cli.output import print_json
+from cetane.gates.golden import thresholds
 
 from .conftest import Cetane
 
@@ -119,10 +120,8 @@ def test_port(
     assert f"next: cetane run {target.name} --chat" in again.out
     assert Bundle(target).digest == bundle.digest
 
-    monkeypatch.setattr(
-        "cetane.gates.golden.thresholds",
-        lambda _: {"hidden_cosine": 1, "kl": 0, "top1": 2, "top5": 1, "greedy": 1},
-    )
+    limits = dict.fromkeys(thresholds(bundle.plan), 1.0) | {"top1": 2.0}
+    monkeypatch.setattr("cetane.gates.golden.thresholds", lambda _: limits)
     red = cetane(*port, "--json")
     assert red.code == 1
     assert red.json["gates"]["golden"]["passed"] is False
@@ -236,6 +235,33 @@ def test_run_chat(end: str, cetane: Cetane, ported: Bundle, tokenizer: Any, cont
     found = cetane("run", ported.path, "--chat", "--max-new", 5, stdin=f"Hi\nFuel?\n{end}")
     assert found.code == 0
     assert found.out.rstrip() == "".join(f"> {answer}\n" for answer in answers) + ">"
+
+
+def test_run_chat_in_a_full_context(
+    cetane: Cetane, ported: Bundle, tokenizer: Any, continues: Any
+) -> None:
+    """The conversation starts anew; a question that never fits is left out."""
+    long, too_long = "x" * 40, "x" * 80
+    first, alone = ([{"role": "user", "content": text}] for text in ("Hi", long))
+    answers = [tokenizer.decode(continues(chat_ids(tokenizer, m), 5)) for m in (first, alone)]
+    whole = [*first, {"role": "assistant", "content": answers[0]}, *alone]
+    assert len(chat_ids(tokenizer, whole)) > 64
+    found = cetane("run", ported.path, "--chat", "--max-new", 5, stdin=f"Hi\n{too_long}\n{long}\n")
+    assert found.code == 0
+    assert found.out.rstrip() == f"> {answers[0]}\n> > {answers[1]}\n>"
+    said = found.err.splitlines()[-2:]
+    assert "the context holds 64" in said[0]
+    assert said[1] == "the context is full: the conversation starts anew"
+
+
+def test_run_shows_an_unfinished_character(
+    cetane: Cetane, ported: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = ported.tokenizer.encode("ok 😀")[:-1]
+    monkeypatch.setattr("cetane.cli.run.generate", lambda *_: iter(tokens))
+    found = cetane("run", ported.path, QUESTION, "--json").json
+    assert found["text"] == ported.tokenizer.decode(tokens)
+    assert found["text"].endswith("\ufffd")
 
 
 def test_the_command_itself(tiny_checkpoint_folder: Path, tmp_path: Path) -> None:

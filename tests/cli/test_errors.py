@@ -109,6 +109,11 @@ def other_activation(folder: Path) -> Path:
     return folder
 
 
+def no_rope_theta(folder: Path) -> Path:
+    edit(folder / "config.json", rope_parameters={"rope_type": "default", "rope_theta": None})
+    return folder
+
+
 def more_layers(folder: Path) -> Path:
     edit(folder / "config.json", num_hidden_layers=3)
     return folder
@@ -128,6 +133,7 @@ def more_layers(folder: Path) -> Path:
         (unknown_architecture, "unknown architecture 'mamba'; known: "),
         (other_sizes, "mlp."),
         (other_activation, "unknown hidden_act 'swiglu'"),
+        (no_rope_theta, "rope_theta = None, not a positive number"),
         (more_layers, "no tensor model.layers.2."),
     ],
 )
@@ -146,6 +152,44 @@ def test_a_bad_checkpoint(
     assert message in found.error
     assert found.out == ""
     assert not (tmp_path / "out").exists()
+
+
+def test_a_home_of_nobody(cetane: Cetane) -> None:
+    assert refused(cetane, "plan", "~nobody-at-all/x") == (
+        "no such file or folder: ~nobody-at-all/x"
+    )
+
+
+@pytest.mark.parametrize("kind", [[], {}, 7, None])
+def test_a_model_type_that_is_no_text(cetane: Cetane, folder: Path, kind: Any) -> None:
+    edit(folder / "config.json", model_type=kind)
+    assert cetane("inspect", folder, "--json").json["supported"] is False
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (".", "--output .: does not end with a name"),
+        ("..", "--output ..: does not end with a name"),
+        ("/", "--output /: does not end with a name"),
+        ("file/x", "cannot write file/x.partial/bundle: [Errno 20] Not a directory"),
+        ("x" * 250, "File name too long"),
+        ("x" * 300, "File name too long"),
+    ],
+)
+def test_an_output_that_cannot_be(
+    cetane: Cetane,
+    tiny_checkpoint_folder: Path,
+    recipe_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    output: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    build = ("build", tiny_checkpoint_folder, "-r", recipe_file, "-o", output)
+    assert message in refused(cetane, *build)
 
 
 @pytest.mark.parametrize(
@@ -272,6 +316,7 @@ def test_a_bad_bundle(
         (("Hi", "--temperature", "nan"), "temperature = nan: must be"),
         (("Hi", "--top-p", "2"), "top-p = 2.0: must be between"),
         (("Hi", "--top-k", "-3"), "top-k = -3: must be between"),
+        (("Hi", "--seed", "-1", "--temperature", "1"), "seed = -1: must be between"),
     ],
 )
 def test_a_bad_run(

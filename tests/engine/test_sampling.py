@@ -116,6 +116,7 @@ def test_seeds() -> None:
         ({"top_p": 1.1}, "top-p = 1.1"),
         ({"min_p": -0.1}, "min-p = -0.1"),
         ({"min_p": 1.5}, "min-p = 1.5"),
+        ({"seed": -1}, "seed = -1"),
     ],
     ids=str,
 )
@@ -126,3 +127,22 @@ def test_bad_values(option: dict[str, float], named: str) -> None:
 
 def test_softmax_of_large_scores() -> None:
     np.testing.assert_allclose(softmax(np.array([1e4, 1e4, -1e4])), [0.5, 0.5, 0])
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_tiny_temperature_is_greedy() -> None:
+    scores = np.array([1, 3, -2], np.float32)
+    for options in ({}, {"top_k": 2, "top_p": 0.9, "min_p": 0.1}):
+        assert Sampler(1e-310, **options).probabilities(scores).tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("value", "named"), [(np.nan, "NaN"), (np.inf, "infinity")])
+def test_logits_that_are_not_finite(temperature: float, value: float, named: str) -> None:
+    with pytest.raises(CetaneError, match=f"the logits hold {named}"):
+        Sampler(temperature)(np.array([1, value, 2], np.float32))
+
+
+def test_a_token_that_is_ruled_out() -> None:
+    scores = np.array([0, -np.inf, 0], np.float32)
+    assert Sampler(1.0).probabilities(scores).tolist() == [0.5, 0, 0.5]

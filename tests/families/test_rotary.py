@@ -83,3 +83,20 @@ def test_partial_rotary_is_refused() -> None:
     settings = config(rope_type="linear", factor=2.0, partial_rotary_factor=0.5)
     with pytest.raises(CetaneError, match="a part of each head"):
         rotary_table(settings, 16)
+
+
+@pytest.mark.parametrize("kind", [{"rope_type": "default"}, {"rope_type": "linear", "factor": 2.0}])
+@pytest.mark.parametrize("theta", [None, "1", -1.0, 0, float("nan"), float("inf"), 10**400])
+def test_a_theta_that_is_no_positive_number(kind: dict[str, Any], theta: Any) -> None:
+    settings = config()
+    settings.rope_parameters = kind | {"rope_theta": theta}
+    with pytest.raises(CetaneError, match=r"rope_theta = .* not a positive number"):
+        rotary_table(settings, 16)
+
+
+@pytest.mark.parametrize("factor", [None, "a", 0])
+def test_a_factor_that_is_no_positive_number(factor: Any) -> None:
+    settings = config()
+    settings.rope_parameters = {"rope_type": "linear", "rope_theta": 1e4, "factor": factor}
+    with pytest.raises(CetaneError, match="rope parameters of type linear"):
+        rotary_table(settings, 16)

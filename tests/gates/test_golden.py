@@ -1,5 +1,6 @@
 """The golden gate is green for a right port and red for a wrong one."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,6 @@ from cetane.gates.golden import (
     GoldenResult,
     LogitScore,
     ShardScore,
-    answer,
     golden,
     judge,
     thresholds,
@@ -76,8 +76,14 @@ def test_probes_go_past_the_prefill_length(good: Bundle, result: GoldenResult) -
         assert not set(tokens) & set(good.tokenizer.eos_ids)
 
 
-def test_prompts_beyond_the_context_are_cut(good: Bundle) -> None:
-    assert [len(tokens) for tokens in answer(good, [[5, 6] * 100, [7]], 12)] == [12, 12]
+def test_a_context_too_small_for_the_questions(
+    tiny_bundle: Callable[..., Bundle], checkpoint: Checkpoint
+) -> None:
+    """They are cut, for the port and for the truth alike."""
+    small = tiny_bundle(verify=None, context=32)
+    found = run(small, checkpoint)
+    assert found.passed
+    assert found.greedy == (1.0, 1.0)
 
 
 def test_logit_figures_by_hand(

@@ -47,7 +47,7 @@ def rotary_table(config: Any, dim: int) -> RotaryTable:
     except (TypeError, ValueError, ArithmeticError) as error:
         raise CetaneError(f"{invalid}: rope parameters of type {kind}: {error}") from error
     if not frequencies.isfinite().all():
-        raise CetaneError(f"{invalid}: rope parameters of type {kind} give infinite frequencies")
+        raise CetaneError(f"{invalid}: rope parameters of type {kind} give no finite frequencies")
     if 2 * frequencies.numel() != dim:
         raise CetaneError(f"rotary embedding of a part of each head ({kind}) is not supported")
     return RotaryTable(frequencies, scale)

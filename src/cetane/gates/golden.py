@@ -94,7 +94,9 @@ def golden(
     """Compare a bundle with the checkpoint's Hugging Face model."""
     planner = Planner(checkpoint, bundle.plan.recipe)
     probes = make_probes(bundle)
-    questions = chat_prompts(bundle.tokenizer, prompts)
+    context = bundle.plan.recipe.cache.context
+    room = max(context // 2, context - greedy_tokens)  # questions leave place for an answer
+    questions = [ids[:room] for ids in chat_prompts(bundle.tokenizer, prompts)]
     modes: list[Mode] = list(bundle.plan.modes)
     steps = 3 + len(modes)
 
@@ -136,12 +138,7 @@ def golden(
 
 
 def answer(bundle: Bundle, prompts: list[list[int]], length: int) -> list[list[int]]:
-    """Greedy answers as a user gets them: prompts by prefill, then single tokens.
-
-    Prompts that would leave no room in the context are cut.
-    """
-    context = bundle.plan.recipe.cache.context
-    prompts = [prompt[: max(context // 2, context - length)] for prompt in prompts]
+    """Greedy answers as a user gets them: prompts by prefill, then single tokens."""
     modes: list[Mode] = [mode for mode in bundle.plan.modes if mode != "verify"]
     engine = Engine(bundle.plan, PortableBackend(bundle), bundle.tables(), modes)
     return [list(generate(engine.session(), prompt, Sampler(), length)) for prompt in prompts]
