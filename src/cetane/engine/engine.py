@@ -65,12 +65,14 @@ class Session:
         self.position = 0
         self.slots = np.full(self.context, EMPTY)
         self.tensors: Arrays = {}
-        self.caches: Arrays = {
-            item.source.name: np.zeros(item.shape, engine.backend.dtype)
-            for function in engine._functions.values()
+        shapes = {
+            item.source.name: item.shape
+            for shard in self.plan.shards
+            for function in shard.functions
             for item in function.inputs
             if isinstance(item.source, FromCache)
         }
+        self.caches: Arrays = {n: np.zeros(s, engine.backend.dtype) for n, s in shapes.items()}
         self.states: dict[str, Any] = {}
         self.watch: Watch | None = None
         """Called with shard, output name, value and valid tokens of every output: for gates."""

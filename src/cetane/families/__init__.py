@@ -29,6 +29,12 @@ def author(config: dict[str, Any], order: Order = "c1t") -> Model:
 
     `order` is the layout of hidden tensors.
     """
+    parsed = parse_config(config)
+    return families()[parsed.model_type](parsed, order)
+
+
+def parse_config(config: dict[str, Any]) -> Any:
+    """The transformers config of a `config.json`; CetaneError when it is unknown or not valid."""
     known = families()
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in known:
@@ -46,7 +52,7 @@ def author(config: dict[str, Any], order: Order = "c1t") -> Model:
         reason = " ".join(str(error).split())
         raise CetaneError(f"config.json of a {kind} model is not valid: {reason}") from error
     check_sizes(parsed)
-    return known[kind](parsed, order)
+    return parsed
 
 
 def check_sizes(config: Any) -> None:

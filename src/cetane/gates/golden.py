@@ -98,30 +98,26 @@ def golden(
     room = max(context // 2, context - greedy_tokens)  # questions leave place for an answer
     questions = [ids[:room] for ids in chat_prompts(bundle.tokenizer, prompts)]
     modes: list[Mode] = list(bundle.plan.modes)
-    steps = 3 + len(modes)
+    steps = 2 + len(modes)
 
-    progress("reference", 0, steps)
+    # The reference comes last and once: it and the programs are never in memory together.
     boundaries = shard_outputs(planner)
+    found: dict[Mode, list[Truth]] = {}
+    for index, mode in enumerate(modes):
+        progress(mode, index, steps)
+        found[mode] = observe(bundle, mode, probes, boundaries)
+    progress("greedy decoding", len(modes), steps)
+    answers = answer(bundle, questions, greedy_tokens)
+
+    progress("reference", 1 + len(modes), steps)
     reference = Reference(checkpoint)
     truths = [reference.run(probe.tokens, list(boundaries.values())) for probe in probes]
-    del reference
-
-    shards: list[ShardScore] = []
-    logits: list[LogitScore] = []
-    for index, mode in enumerate(modes):
-        progress(mode, 1 + index, steps)
-        found = observe(bundle, mode, probes, boundaries)
-        shards += shard_scores(mode, boundaries, found, truths)
-        logits.append(logit_score(mode, found, truths))
-
-    progress("greedy decoding", 1 + len(modes), steps)
-    answers = answer(bundle, questions, greedy_tokens)
-    progress("greedy check", 2 + len(modes), steps)
-    reference = Reference(checkpoint)
     greedy = tuple(
         float(reference.agrees(prompt, tokens).mean())
         for prompt, tokens in zip(questions, answers, strict=True)
     )
+    shards = [s for mode in modes for s in shard_scores(mode, boundaries, found[mode], truths)]
+    logits = [logit_score(mode, found[mode], truths) for mode in modes]
     progress("done", steps, steps)
 
     checks = tuple(judge(bundle.plan, shards, logits, greedy))

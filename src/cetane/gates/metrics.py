@@ -34,7 +34,11 @@ def log_softmax(logits: Rows) -> Rows:
 
 def divergence(logits: Rows, reference: Rows) -> Rows:
     """KL(reference || logits) of each row, in nats."""
-    p, q = log_softmax(reference), log_softmax(logits)
+    return kl(log_softmax(logits), log_softmax(reference))
+
+
+def kl(q: Rows, p: Rows) -> Rows:
+    """KL(p || q) of each row of log probabilities, in nats."""
     return (np.exp(p) * (p - q)).sum(axis=1)
 
 

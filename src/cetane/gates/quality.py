@@ -53,9 +53,7 @@ def perplexity(
     windows = [tokens[i : i + context] for i in range(0, len(tokens), context)]
     windows = [window for window in windows if len(window) > 1]
     widest: Mode = max(bundle.plan.modes, key=lambda mode: bundle.plan.modes[mode].tokens)
-    engine = Engine(
-        bundle.plan, PortableBackend(bundle), bundle.tables(), list({widest: 0, "decode": 0})
-    )
+    engine = Engine(bundle.plan, PortableBackend(bundle), bundle.tables(), [widest, "decode"])
     reference = Reference(checkpoint)
     losses, reference_losses, kl, top1 = [], [], [], []
     for index, window in enumerate(windows):
@@ -64,9 +62,10 @@ def perplexity(
         assert ours is not None
         theirs = reference.run(window).logits[:-1]
         ours, targets = ours[:-1], np.asarray(window[1:])[:, None]
-        losses.append(-np.take_along_axis(metrics.log_softmax(ours), targets, 1))
-        reference_losses.append(-np.take_along_axis(metrics.log_softmax(theirs), targets, 1))
-        kl.append(metrics.divergence(ours, theirs))
+        q, p = metrics.log_softmax(ours), metrics.log_softmax(theirs)
+        losses.append(-np.take_along_axis(q, targets, 1))
+        reference_losses.append(-np.take_along_axis(p, targets, 1))
+        kl.append(metrics.kl(q, p))
         top1.append(metrics.contains_top(ours, theirs, 1))
     progress("done", len(windows), len(windows))
     found = float(np.exp(np.concatenate(losses).mean()))

@@ -10,6 +10,7 @@ import torch
 from cetane.checkpoint import Checkpoint
 from cetane.engine.backend import Array
 from cetane.errors import CetaneError
+from cetane.families import parse_config
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,10 @@ class Reference:
     """A transformers model that holds the checkpoint's own tensors."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM
         from transformers.initialization import no_init_weights
 
-        settings = {key: v for key, v in checkpoint.config.items() if key != "model_type"}
-        config = AutoConfig.for_model(checkpoint.config["model_type"], **settings)
+        config = parse_config(checkpoint.config)
         with no_init_weights():
             self.model = AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, attn_implementation="eager"
