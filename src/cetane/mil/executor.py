@@ -15,7 +15,7 @@ from cetane.errors import CetaneError
 from cetane.mil.bind import CompiledBlock, Environment, Watch, compile_function
 from cetane.mil.dtypes import NUMPY, kind
 from cetane.mil.ops.registry import StateCell
-from cetane.mil.program import Function, Precision, TensorType, listed
+from cetane.mil.program import Function, Precision, TensorType
 from cetane.mil.storage import STORAGE, from_numpy, to_dtype
 
 
@@ -75,28 +75,13 @@ class Executable:
             }
 
     def _states(self, state: State | None) -> Environment:
-        expected = self.function.states
         tensors = {} if state is None else state.tensors
-        if tensors.keys() != expected.keys():
-            raise CetaneError(
-                f"function {self.function.name} has the states {listed(expected)}, "
-                f"got {listed(tensors)}",
-                hint="make_state() makes them",
-            )
-        for name, type_ in expected.items():
-            if not type_.accepts(tuple(tensors[name].shape)):
-                raise CetaneError(
-                    f"state {name}: expected {type_}, got shape {tuple(tensors[name].shape)}"
-                )
+        self.function.check_states({name: tuple(t.shape) for name, t in tensors.items()})
         return {name: StateCell(tensors, name) for name in tensors}
 
     def _inputs(self, inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, Tensor]:
         expected = self.function.inputs
-        if inputs.keys() != expected.keys():
-            raise CetaneError(
-                f"function {self.function.name} has the inputs {listed(expected)}, "
-                f"got {listed(inputs)}"
-            )
+        self.function.check_inputs(inputs)
         return {name: self._input(name, inputs[name], expected[name]) for name in inputs}
 
     def _input(self, name: str, array: npt.NDArray[Any], type_: TensorType) -> Tensor:

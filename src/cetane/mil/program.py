@@ -7,11 +7,12 @@ is an op (`constexpr_*`) like any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
 
 if TYPE_CHECKING:
@@ -132,6 +133,24 @@ class Function:
     @property
     def ops(self) -> tuple[Op, ...]:
         return self.block.ops
+
+    def check_inputs(self, names: Iterable[str]) -> None:
+        """CetaneError unless these are the names of the inputs."""
+        if set(names) != self.inputs.keys():
+            raise CetaneError(
+                f"function {self.name} has the inputs {listed(self.inputs)}, got {listed(names)}"
+            )
+
+    def check_states(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """CetaneError unless these are the names and shapes of the states."""
+        if shapes.keys() != self.states.keys():
+            raise CetaneError(
+                f"function {self.name} has the states {listed(self.states)}, got {listed(shapes)}",
+                hint="make_state() makes them",
+            )
+        for name, type_ in self.states.items():
+            if not type_.accepts(shapes[name]):
+                raise CetaneError(f"state {name}: expected {type_}, got shape {shapes[name]}")
 
     def compile(self, precision: Precision = "fp32") -> Executable:
         """Decode the constants and bind the ops, ready to run.

@@ -133,7 +133,7 @@ class FastFunction:
         """
         feeds = self._inputs(inputs)
         held_states = {} if state is None else state.arrays
-        self._check_states(held_states)
+        self.function.check_states({name: a.shape for name, a in held_states.items()})
         feeds.update(held_states)
         try:
             results = self._session.run(self._results, feeds)
@@ -148,28 +148,12 @@ class FastFunction:
 
     def _inputs(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         expected = self.function.inputs
-        if inputs.keys() != expected.keys():
-            raise CetaneError(
-                f"function {self.function.name} has the inputs {listed(expected)}, "
-                f"got {listed(inputs)}"
-            )
+        self.function.check_inputs(inputs)
         arrays = {name: _accepted(name, inputs[name], type_) for name, type_ in expected.items()}
         feeds = {name: arrays[name] for name in self._whole} | self._constants
         for name, view in self._views.items():
             feeds[name] = arrays[view.source][view.begin : view.end]
         return feeds
-
-    def _check_states(self, arrays: Mapping[str, Array]) -> None:
-        expected = self.function.states
-        if arrays.keys() != expected.keys():
-            raise CetaneError(
-                f"function {self.function.name} has the states {listed(expected)}, "
-                f"got {listed(arrays)}",
-                hint="make_state() makes them",
-            )
-        for name, type_ in expected.items():
-            if not type_.accepts(arrays[name].shape):
-                raise CetaneError(f"state {name}: expected {type_}, got {arrays[name].shape}")
 
 
 def _accepted(name: str, array: Array, type_: TensorType) -> Array:
