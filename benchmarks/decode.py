@@ -27,11 +27,11 @@ def main() -> None:
     checkpoint = open_checkpoint(options.model)
     bundle = bundle_of(checkpoint, load_recipe(options.recipe))
     prompt = chat_prompts(bundle.tokenizer, 1)[0]
-    engine = open_engine(bundle, "portable", ["decode", "prefill"])
+    engine = open_engine(bundle, "portable")
     model = Reference(checkpoint).model
 
     def ours() -> tuple[list[int], float, float]:
-        session = engine.session()
+        session = engine.session(["decode", "prefill"])
         started = time.perf_counter()
         tokens, marks = [], []
         for token in generate(session, prompt, Sampler(), options.tokens):

@@ -32,11 +32,13 @@ def main() -> None:
         content = {"name": name, "layout": {"kind": layout}, "cache": {"contract": contract},
                    "head": {"slices": 2}}  # fmt: skip
         bundle = bundle_of(checkpoint, parse_recipe(content, name))
-        engine = open_engine(bundle, "portable", ["decode", "prefill"])
+        engine = open_engine(bundle, "portable")
         started = time.perf_counter()
         shares = []
         for prompt in chat_prompts(bundle.tokenizer, options.prompts):
-            tokens = list(generate(engine.session(), prompt, Sampler(), options.tokens))
+            tokens = list(
+                generate(engine.session(["decode", "prefill"]), prompt, Sampler(), options.tokens)
+            )
             shares.append(float(np.mean(reference.agrees(prompt, tokens))))
             print(f"{name}: {shares[-1]:.3f}", file=sys.stderr)
         result[name] = {"agreement": shares, "equal": min(shares) == 1.0}

@@ -70,6 +70,9 @@ class InMemoryCheckpoint:
     def read(self, name: str) -> torch.Tensor:
         return self.tensors[name].clone()
 
+    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        return self.tensors[name][start:stop].clone()
+
 
 def build_tokenizer() -> transformers.PreTrainedTokenizerFast:
     """A byte-level BPE with exactly the tiny model's vocabulary; token 0 ends a text."""

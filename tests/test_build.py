@@ -8,19 +8,21 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.converting import converted_once
 
 import cetane.build
-from cetane.build import build
+from cetane.build import build, build_only
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
+from cetane.lower.lower import Lowering
 from cetane.recipe import Recipe
 
 PARTS = [
@@ -28,10 +30,11 @@ PARTS = [
     "tokenizer",
     "rotary-default.npy",
     "shards/layer-00.mlpackage",
-    "shards/layer-01.mlpackage",
     "shards/head-0.mlpackage",
+    "shards/layer-01.mlpackage",
 ]
-STEPS = [*PARTS, "manifest"]
+"""In the order in which they are made: the second layer is of the first one's kind."""
+STEPS = [*PARTS, "done"]
 
 
 class Stop(BaseException):
@@ -63,7 +66,15 @@ def small(recipe: Callable[..., Recipe], options: dict[str, Any]) -> Recipe:
 
 @pytest.fixture(scope="session")
 def undisturbed(tiny_bundle: Callable[..., Bundle], options: dict[str, Any]) -> Bundle:
-    return tiny_bundle(**options)
+    with converted_once():
+        return tiny_bundle(**options)
+
+
+@pytest.fixture(autouse=True)
+def fast() -> Iterator[None]:
+    """These tests are about what is made when."""
+    with converted_once():
+        yield
 
 
 @pytest.fixture
@@ -75,13 +86,27 @@ def checkpoint(tiny_checkpoint_folder: Path) -> Checkpoint:
 def shards(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the shards that are lowered, in order."""
     names: list[str] = []
-    lower = cetane.build.lower_shard
+    lower = Lowering.lower
 
-    def watch(planner: Any, weights: Any, shard: str, target: Path) -> None:
+    def watch(self: Lowering, shard: str, target: Path) -> None:
         names.append(shard)
-        lower(planner, weights, shard, target)
+        lower(self, shard, target)
 
-    monkeypatch.setattr(cetane.build, "lower_shard", watch)
+    monkeypatch.setattr(Lowering, "lower", watch)
+    return names
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """As `shards`, but packages are empty."""
+    names: list[str] = []
+
+    def write(self: Lowering, shard: str, target: Path) -> None:
+        names.append(shard)
+        target.mkdir()
+        (target / "Manifest.json").write_text(shard)
+
+    monkeypatch.setattr(Lowering, "lower", write)
     return names
 
 
@@ -130,7 +155,7 @@ def test_stopped_after_every_part(
         with pytest.raises(CetaneError):
             Bundle(target)
     assert_same(build(checkpoint, small, target, silent), undisturbed)
-    assert shards == ["layer-00", "layer-01", "head-0"]
+    assert shards == ["layer-00", "head-0", "layer-01"]
 
 
 @pytest.mark.parametrize("shard", ["layer-00", "head-0"])
@@ -145,13 +170,13 @@ def test_stopped_while_a_shard_is_made(
 ) -> None:
     shutil.rmtree(tmp_path / f"out.partial/bundle/shards/{shard}.mlpackage")
 
-    def die(planner: Any, weights: Any, name: str, target: Path) -> None:
+    def die(self: Lowering, name: str, target: Path) -> None:
         target.mkdir()
         (target / "Manifest.json").write_text("{")
         raise Stop
 
     with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(cetane.build, "lower_shard", die)
+        patch.setattr(Lowering, "lower", die)
         # What a kill leaves behind, which a Python exception would clean up.
         patch.setattr("cetane.bundle.shutil.rmtree", silent)
         build(checkpoint, small, stopped, silent)
@@ -197,14 +222,13 @@ def test_killed_at_random_times(
 def test_another_recipe_starts_anew(
     stopped: Path,
     checkpoint: Checkpoint,
-    recipe: Callable[..., Recipe],
-    options: dict[str, Any],
+    small: Recipe,
     shards: list[str],
 ) -> None:
-    other = recipe(**options | {"layout": {"kind": "single"}})
+    other = small.model_copy(update={"name": "other"})
     bundle = build(checkpoint, other, stopped, silent)
     bundle.verify()
-    assert shards == ["model"]
+    assert shards == ["layer-00", "head-0", "layer-01"]
     assert bundle.plan.recipe == other
 
 
@@ -215,7 +239,7 @@ def test_another_checkpoint_starts_anew(
     weights = load_file(folder / "model.safetensors")
     save_file({k: v + 1 for k, v in weights.items()}, folder / "model.safetensors")
     with pytest.raises(Stop):
-        build(open_checkpoint(folder), small, stopped, stop_at("shards/layer-01.mlpackage"))
+        build(open_checkpoint(folder), small, stopped, stop_at("shards/head-0.mlpackage"))
     assert shards == ["layer-00"]
 
 
@@ -354,7 +378,7 @@ def test_disk_full(
     def fail(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(cetane.build, "lower_shard", fail)
+    monkeypatch.setattr(Lowering, "lower", fail)
     with pytest.raises(CetaneError, match="disk full") as stopped_by:
         build(checkpoint, small, stopped, silent)
     assert "it resumes" in (stopped_by.value.hint or "")
@@ -423,13 +447,13 @@ def test_weights_that_no_port_can_be_right_with(
     weights[name].view(-1)[5] = torch.tensor(value)
     save_file(weights, folder / "model.safetensors")
 
-    def skip(planner: Any, checkpoint: Any, shard: str, target: Path) -> None:
-        for block in planner.members[shard]:
-            block.load(checkpoint)
+    def skip(self: Lowering, shard: str, target: Path) -> None:
+        for block in self.planner.members[shard]:
+            block.load(self.weights)
         target.mkdir()
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(CetaneError, match=name):
-        patch.setattr(cetane.build, "lower_shard", skip)
+        patch.setattr(Lowering, "lower", skip)
         build(open_checkpoint(folder), small, tmp_path / "out", silent)
     assert not (tmp_path / "out").exists()
 
@@ -442,3 +466,204 @@ def test_the_manifest_says_what_was_built(undisturbed: Bundle, checkpoint: Check
     assert [shard["name"] for shard in content["plan"]["shards"]] == [
         "layer-00", "layer-01", "head-0",
     ]  # fmt: skip
+
+
+def made(target: Path) -> list[str]:
+    """The shards that are on disk."""
+    return sorted(path.stem for path in target.glob("shards/*.mlpackage"))
+
+
+def test_the_gate_comes_before_the_others(
+    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, stub: list[str]
+) -> None:
+    """It gets the first shard of every kind; when it is green, the build goes on."""
+    judged: list[dict[str, Path]] = []
+
+    def gate(planner: Any, packages: dict[str, Path]) -> None:
+        assert planner.recipe == small
+        assert all((path / "Manifest.json").read_text() == n for n, path in packages.items())
+        assert stub == ["layer-00", "head-0"]
+        judged.append(packages)
+
+    seen: list[str] = []
+    bundle = build(
+        checkpoint, small, tmp_path / "out", lambda *call: seen.append(call[0]), gate=gate
+    )
+    assert [list(packages) for packages in judged] == [["layer-00", "head-0"]]
+    assert seen == STEPS
+    assert stub == ["layer-00", "head-0", "layer-01"]
+    bundle.verify()
+
+
+def test_a_red_gate_stops_the_build(
+    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, stub: list[str]
+) -> None:
+    """Of the rest nothing is made; run again, it is asked again, and what was made is kept."""
+    target = tmp_path / "out"
+
+    def red(*_: Any) -> None:
+        raise Stop
+
+    for _ in range(2):
+        with pytest.raises(Stop):
+            build(checkpoint, small, target, silent, gate=red)
+        assert made(tmp_path / "out.partial/bundle") == ["head-0", "layer-00"]
+        assert not (tmp_path / "out.partial/bundle/manifest.json").exists()
+        assert not target.exists()
+    assert stub == ["layer-00", "head-0"]
+    build(checkpoint, small, target, silent, gate=silent).verify()
+    assert stub == ["layer-00", "head-0", "layer-01"]
+
+
+def test_a_finished_bundle_is_not_judged_again(
+    undisturbed: Bundle, checkpoint: Checkpoint, small: Recipe
+) -> None:
+    def red(*_: Any) -> None:
+        raise Stop
+
+    build(checkpoint, small, undisturbed.path, silent, gate=red)
+
+
+@pytest.fixture
+def failing(stub: list[str], monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The shards that cannot be made; empty it to mend them."""
+    names: set[str] = set()
+    lower = Lowering.lower
+
+    def fail(self: Lowering, shard: str, target: Path) -> None:
+        if shard in names:
+            target.mkdir()
+            raise CetaneError(f"no {shard} today", "tomorrow")
+        lower(self, shard, target)
+
+    monkeypatch.setattr(Lowering, "lower", fail)
+    return names
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"layer-00"}, {"layer-01"}, {"head-0"}, {"layer-00", "head-0"},
+              {"layer-00", "layer-01"}]
+)  # fmt: skip
+def test_a_shard_that_fails_does_not_stop_the_others(
+    wrong: set[str],
+    tmp_path: Path,
+    checkpoint: Checkpoint,
+    small: Recipe,
+    failing: set[str],
+    stub: list[str],
+) -> None:
+    """All that failed are named, no bundle is there, and mended they are all that is made."""
+    failing |= wrong
+    target = tmp_path / "out"
+    with pytest.raises(CetaneError) as stopped_by:
+        build(checkpoint, small, target, silent)
+    assert all(f"no {shard} today" in stopped_by.value.message for shard in wrong)
+    if len(wrong) == 1:
+        assert stopped_by.value.hint == "tomorrow"
+    else:
+        assert stopped_by.value.message.startswith(f"{len(wrong)} parts failed: shards/")
+        assert "run the same command again" in (stopped_by.value.hint or "")
+    others = {"layer-00", "layer-01", "head-0"} - wrong
+    assert set(stub) == others
+    assert made(tmp_path / "out.partial/bundle") == sorted(others)
+    assert not list((tmp_path / "out.partial/bundle").glob("**/.*"))
+    assert not target.exists()
+    assert not (tmp_path / "out.partial/bundle/manifest.json").exists()
+
+    failing.clear()
+    stub.clear()
+    build(checkpoint, small, target, silent).verify()
+    assert set(stub) == wrong
+
+
+def test_a_first_shard_that_fails_is_not_judged(
+    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, failing: set[str], stub: list[str]
+) -> None:
+    """Without it the gate would prove nothing, so nothing is built on it."""
+    failing.add("layer-00")
+    with pytest.raises(CetaneError, match="no layer-00 today"):
+        build(checkpoint, small, tmp_path / "out", silent, gate=lambda *_: pytest.fail("judged"))
+    assert stub == ["head-0"]
+
+
+def test_only_some_shards(
+    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, stub: list[str]
+) -> None:
+    """No bundle yet, but a build takes them up."""
+    target = tmp_path / "out"
+    seen: list[tuple[str, int, int]] = []
+    note: Callable[..., None] = lambda *call: seen.append(call)  # noqa: E731
+    packages = build_only(checkpoint, small, target, ["layer-01"], note)
+    assert packages == {"layer-01": tmp_path / "out.partial/bundle/shards/layer-01.mlpackage"}
+    assert seen == [("shards/layer-01.mlpackage", 0, 1), ("done", 1, 1)]
+    assert stub == ["layer-01"]
+    assert not target.exists()
+
+    found = build_only(checkpoint, small, target, ["layer-*", "head-0"], silent)
+    assert sorted(found) == ["head-0", "layer-00", "layer-01"]
+    assert all(path.is_dir() for path in found.values())
+    assert sorted(stub) == ["head-0", "layer-00", "layer-01"]
+    assert not target.exists()
+    assert not (tmp_path / "out.partial/bundle/manifest.json").exists()
+
+    bundle = build(checkpoint, small, target, silent)
+    bundle.verify()
+    assert len(stub) == 3
+
+
+@pytest.mark.parametrize("patterns", [["layer-7"], ["layer-00", "x*"], ["Layer-00"], [""]])
+def test_only_shards_that_there_are(
+    patterns: list[str], tmp_path: Path, checkpoint: Checkpoint, small: Recipe, stub: list[str]
+) -> None:
+    with pytest.raises(CetaneError, match="no such shard") as refused:
+        build_only(checkpoint, small, tmp_path / "out", patterns, silent)
+    assert patterns[-1] in refused.value.message
+    assert refused.value.hint == "there are layer-00, layer-01, head-0"
+    assert stub == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_fails_for_each_of_them(
+    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, failing: set[str], stub: list[str]
+) -> None:
+    failing |= {"layer-00", "layer-01"}
+    with pytest.raises(CetaneError, match=r"2 parts failed: .*layer-00.*layer-01"):
+        build_only(checkpoint, small, tmp_path / "out", ["*"], silent)
+    assert stub == ["head-0"]
+
+
+def test_rebuild(tmp_path: Path, checkpoint: Checkpoint, small: Recipe, stub: list[str]) -> None:
+    """What is there is made anew, only when it is asked for."""
+    target = tmp_path / "out"
+    build_only(checkpoint, small, target, ["layer-00"], silent)
+    build_only(checkpoint, small, target, ["layer-00"], silent)
+    assert stub == ["layer-00"]
+    build_only(checkpoint, small, target, ["layer-00"], silent, rebuild=True)
+    assert stub == ["layer-00"] * 2
+    build(checkpoint, small, target, silent, rebuild=True).verify()
+    assert stub == ["layer-00", "layer-00", "layer-00", "head-0", "layer-01"]
+
+
+def test_a_kill_while_a_part_is_made_anew(
+    stopped: Path,
+    tmp_path: Path,
+    checkpoint: Checkpoint,
+    small: Recipe,
+    undisturbed: Bundle,
+    shards: list[str],
+) -> None:
+    """Between the new part and its record, the old record is of other files."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
+
+        def write(self: Lowering, shard: str, target: Path) -> None:
+            target.mkdir()
+            (target / "Manifest.json").write_text("other")
+
+        def die(*_: Any) -> None:
+            raise Stop
+
+        patch.setattr(Lowering, "lower", write)
+        patch.setattr(cetane.build.Partial, "record", die)
+        build_only(checkpoint, small, stopped, ["layer-00"], silent, rebuild=True)
+    assert_same(build(checkpoint, small, stopped, silent), undisturbed)
+    assert shards == ["layer-00"]

@@ -27,8 +27,8 @@ FILES = (
 @pytest.fixture
 def path(tiny_bundle: Callable[..., Bundle], tmp_path: Path) -> Path:
     """A bundle to damage."""
-    original = tiny_bundle(contract="readonly", shapes="range", layout={"kind": "single"},
-                           tensor_layout="ct1")  # fmt: skip
+    original = tiny_bundle(contract="stateful", layout={"kind": "single"}, tensor_layout="ct1",
+                           head={"slices": 2})  # fmt: skip
     target = tmp_path / "bundle"
     shutil.copytree(original.path, target)
     return target

@@ -28,7 +28,10 @@ def test_defaults() -> None:
     "content",
     [
         {"tensor_layout": "ct1"},
-        *({"layout": {"kind": kind}} for kind in ("per-block", "single", "chunks")),
+        {"family": {"skip_expert": "identity", "departures": ["no-means"], "unknown": 7}},
+        {"layout": {"kind": "per-layer", "routed": ["decode"]}},
+        {"layout": {"routed": ["prefill", "decode", "verify"]}},
+        *({"layout": {"kind": kind}} for kind in ("per-block", "per-layer", "single", "chunks")),
         {"layout": {"kind": "chunks", "chunks": 1}},
         *({"cache": {"contract": c}} for c in ("readonly", "blend", "shift", "stateful")),
         {"cache": {"context": 64}, "tokens": {"prefill": 64}},
@@ -60,7 +63,7 @@ def test_modes_can_be_left_out() -> None:
     ("content", "message"),
     [
         ({"layuot": {}}, "layuot: unknown key; did you mean 'layout'? known: name, description, "),
-        ({"zzz": 1}, "zzz: unknown key; known: name, description, tensor_layout, layout, cache"),
+        ({"zzz": 1}, "zzz: unknown key; known: name, description, family, tensor_layout, layout, "),
         (
             {"cache": {"contxt": 512}},
             "cache.contxt: unknown key; did you mean 'context'? known: contract, context",
@@ -81,7 +84,10 @@ def test_modes_can_be_left_out() -> None:
         ({"cache": {"context": 64.5}}, "cache.context: "),
         ({"cache": {"contract": "copy"}}, "cache.contract: Input should be 'readonly', 'blend', "),
         ({"cache": 512}, "cache: "),
-        ({"layout": {"kind": "merged"}}, "layout.kind: Input should be 'per-block', 'chunks' or "),
+        (
+            {"layout": {"kind": "merged"}},
+            "layout.kind: Input should be 'per-block', 'per-layer', 'chunks' ",
+        ),
         ({"layout": {"kind": "chunks", "chunks": 0}}, "layout.chunks: "),
         (
             {"layout": {"kind": "single", "chunks": 4}},
@@ -91,6 +97,17 @@ def test_modes_can_be_left_out() -> None:
             {"layout": {"kind": "per-block", "chunks": 4}},
             "layout: chunks = 4 has no meaning for the layout 'per-block'",
         ),
+        ({"layout": {"routed": ["draft"]}}, "layout.routed.0: Input should be 'decode', 'verify' "),
+        ({"layout": {"routed": "decode"}}, "layout.routed: "),
+        (
+            {"layout": {"routed": ["decode"]}, "tokens": {"shapes": "range"}},
+            "layout.routed needs static shapes: tokens.shapes = 'static'",
+        ),
+        (
+            {"layout": {"routed": ["decode", "verify"]}, "tokens": {"verify": None}},
+            "layout.routed: there is no mode verify",
+        ),
+        ({"family": ["no-means"]}, "family: "),
         ({"tensor_layout": "tc"}, "tensor_layout: Input should be 'c1t' or 'ct1'"),
         ({"tokens": {"verify": 1}}, "tokens.verify: "),
         ({"tokens": {"verify": 65}}, "tokens.verify: "),

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -26,51 +27,137 @@ from cetane.bundle import (
 )
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
-from cetane.families.base import check_finite
-from cetane.lower.lower import lower_shard
+from cetane.lower.lower import Lowering
 from cetane.plan import Planner
 from cetane.recipe import Recipe
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being made, how many parts are done, and how many there are."""
 
+Gate = Callable[[Planner, dict[str, Path]], None]
+"""Called with the packages of the first shard of every kind, by name; raises to stop the build."""
+
 
 def build(
-    checkpoint: Checkpoint, recipe: Recipe, target: Path, progress: Progress, force: bool = False
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    target: Path,
+    progress: Progress,
+    force: bool = False,
+    gate: Gate | None = None,
+    rebuild: bool = False,
 ) -> Bundle:
     """Build a bundle at `target`; a finished one of the same checkpoint and recipe is kept.
 
-    Raises CetaneError when `target` holds something else, unless `force`.
+    The first shard of every kind comes first, and `gate` judges them before the others are made.
+    What an interrupted build left is taken up, unless `rebuild`. Raises CetaneError when `target`
+    holds something else, unless `force`, and when a part failed: the others are made nevertheless
+    (with a `gate`, only the first shards are if one of them failed), and stay for the next attempt.
     """
-    planner = Planner(checkpoint, recipe)
-    partial = Partial(target)
+    work = Build(checkpoint, recipe, target, rebuild)
     if target.exists():
         if not force:
             return existing(target, recipe, checkpoint)
         if not (target / MANIFEST).is_file():
             raise CetaneError(f"{target} is not a bundle, so --force does not replace it")
-    with disk_errors(partial.bundle):
-        partial.start(build_key(checkpoint, recipe))
-        jobs = parts(planner, checkpoint)
-        for done, (name, make) in enumerate(jobs.items()):
-            progress(name, done, len(jobs))
-            if not partial.has(name):
-                with replacing(partial.bundle / name) as temporary:
-                    make(temporary)
-                partial.record(name)
-        progress("manifest", len(jobs), len(jobs))
+    with disk_errors(work.partial.bundle):
+        work.make(list(work.jobs), progress, gate)
+        work.finish()
+    return Bundle(target)
+
+
+def build_only(
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    target: Path,
+    patterns: list[str],
+    progress: Progress,
+    rebuild: bool = False,
+) -> dict[str, Path]:
+    """Make only the shards whose names match a pattern; a later build takes them up.
+
+    Returns their packages by name. Raises CetaneError for a pattern that matches none.
+    """
+    work = Build(checkpoint, recipe, target, rebuild)
+    known = list(work.planner.members)
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in known):
+            raise CetaneError(f"--only {pattern}: no such shard", f"there are {', '.join(known)}")
+    chosen = [n for n in known if any(fnmatchcase(n, pattern) for pattern in patterns)]
+    with disk_errors(work.partial.bundle):
+        work.make([shard_path(name) for name in chosen], progress)
+    return {name: work.partial.bundle / shard_path(name) for name in chosen}
+
+
+class Build:
+    """The parts of one bundle, and how far it has come."""
+
+    def __init__(self, checkpoint: Checkpoint, recipe: Recipe, target: Path, rebuild: bool) -> None:
+        self.checkpoint, self.recipe, self.target = checkpoint, recipe, target
+        self.rebuild = rebuild
+        self.planner = Planner(checkpoint, recipe)
+        self.lowering = Lowering(self.planner, checkpoint)
+        self.partial = Partial(target)
+        self.jobs = parts(self.planner, checkpoint, self.lowering)
+
+    def make(self, names: list[str], progress: Progress, gate: Gate | None = None) -> None:
+        """Make some parts; those that are there already are kept, unless all are made anew."""
+        self.partial.start(build_key(self.checkpoint, self.recipe))
+        first = {shard_path(shards[0]): shards[0] for shards in self.lowering.kinds().values()}
+        later = [name for name in names if name.startswith("shards/") and name not in first]
+        sooner = [name for name in names if name not in later]
+        failed = self._make(sooner, lambda name, done: progress(name, done, len(names)))
+        if gate is not None:
+            refuse(failed)  # it judges all of the first
+            gate(self.planner, {shard: self.partial.bundle / p for p, shard in first.items()})
+        failed |= self._make(
+            later, lambda name, done: progress(name, len(sooner) + done, len(names))
+        )
+        refuse(failed)
+        progress("done", len(names), len(names))
+
+    def _make(
+        self, names: list[str], progress: Callable[[str, int], None]
+    ) -> dict[str, CetaneError]:
+        """Make parts; one that fails does not keep the others from being made. Returns what went
+        wrong, by part."""
+        failures = {}
+        for done, name in enumerate(names):
+            progress(name, done)
+            try:
+                if self.rebuild or not self.partial.has(name):
+                    with replacing(self.partial.bundle / name) as temporary:
+                        self.jobs[name](temporary)
+                    self.partial.record(name)
+            except CetaneError as error:
+                failures[name] = error
+        return failures
+
+    def finish(self) -> None:
+        """Write the manifest and give the bundle its name."""
         manifest = Manifest(
             producer=producers(),
-            source=location(checkpoint.source),
-            fingerprint=checkpoint.fingerprint,
-            plan=planner.plan(),
-            files=partial.files(),
+            source=location(self.checkpoint.source),
+            fingerprint=self.checkpoint.fingerprint,
+            plan=self.planner.plan(),
+            files=self.partial.files(),
         )
-        write_json(partial.bundle / MANIFEST, manifest.model_dump(mode="json"))
-        remove(target)
-        partial.bundle.rename(target)
-        remove(partial.root)
-    return Bundle(target)
+        write_json(self.partial.bundle / MANIFEST, manifest.model_dump(mode="json"))
+        remove(self.target)
+        self.partial.bundle.rename(self.target)
+        remove(self.partial.root)
+
+
+def refuse(failures: dict[str, CetaneError]) -> None:
+    """Raise what went wrong, if anything did."""
+    if len(failures) == 1:
+        raise next(iter(failures.values()))
+    if failures:
+        listed = "; ".join(f"{name}: {error.message}" for name, error in failures.items())
+        raise CetaneError(
+            f"{len(failures)} parts failed: {listed}",
+            "what was made is kept: mend the cause and run the same command again",
+        )
 
 
 class Partial:
@@ -145,13 +232,13 @@ def build_key(checkpoint: Checkpoint, recipe: Recipe) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def parts(planner: Planner, checkpoint: Checkpoint) -> dict[str, Callable[[Path], None]]:
+def parts(
+    planner: Planner, checkpoint: Checkpoint, lowering: Lowering
+) -> dict[str, Callable[[Path], None]]:
     """What a bundle is made of: path -> how to write it."""
 
     def embedding(path: Path) -> None:
-        name = planner.model.embedding
-        table = checkpoint.read(name).float()
-        check_finite(name, table)
+        table = planner.model.embedding.read(checkpoint)
         with path.open("wb") as file:
             np.save(file, table.numpy().astype(np.float16))
 
@@ -168,7 +255,7 @@ def parts(planner: Planner, checkpoint: Checkpoint) -> dict[str, Callable[[Path]
         checkpoint.tokenizer.save(path)
 
     def shard(name: str) -> Callable[[Path], None]:
-        return lambda path: lower_shard(planner, checkpoint, name, path)
+        return lambda path: lowering.lower(name, path)
 
     return (
         {EMBEDDING: embedding, TOKENIZER: tokenizer}

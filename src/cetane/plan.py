@@ -3,21 +3,34 @@
 Reads shapes from modules on torch's meta device, never weights.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, groupby, pairwise
+from math import prod
 from typing import Any, Literal, Protocol
 
 from pydantic import Field, model_validator
 
 from cetane.errors import CetaneError
 from cetane.families import author
-from cetane.families.base import Block, Head, Model
-from cetane.families.caches import CONTRACTS, CacheSpec
+from cetane.families.base import (
+    Block,
+    CacheGroup,
+    Head,
+    History,
+    Model,
+    RoutedBlock,
+    Truth,
+    Weights,
+)
+from cetane.families.caches import CONTRACTS, CacheSpec, HistorySpec
 from cetane.families.flow import (
     Data,
     Embedding,
     FromCache,
+    FromHistory,
     FromTensor,
     Input,
     Mask,
@@ -36,7 +49,7 @@ CONTEXTS = (512, 1024, 2048, 4096, 8192)
 """Context lengths for which a plan states the cache's size, beside the recipe's own."""
 
 
-class Source(Protocol):
+class Source(Weights, Protocol):
     """What a plan needs of a checkpoint: its config, and which tensors it has."""
 
     @property
@@ -52,9 +65,12 @@ class Function(Data):
     """One static graph of a shard, or with flexible shapes the one graph, at its default."""
 
     name: str
-    tokens: int
+    owner: str
+    """Functions of one owner share its states."""
+    tokens: int = Field(ge=1)
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
+    states: tuple[State, ...] = ()
 
 
 class ShardPlan(Data):
@@ -65,7 +81,6 @@ class ShardPlan(Data):
     blocks: tuple[str, ...]
     weight_bytes: int
     functions: tuple[Function, ...]
-    states: tuple[State, ...]
 
 
 class Step(Data):
@@ -75,11 +90,23 @@ class Step(Data):
     function: str
 
 
+class Route(Data):
+    """One expert for each token: the largest channel of the tensor `scores` chooses it.
+
+    `experts` are function names of the shard by expert, each expert's in ascending width. Their
+    inputs and outputs are named tensors, of which they get and make the columns of their tokens.
+    """
+
+    shard: str
+    scores: str
+    experts: tuple[tuple[str, ...], ...] = Field(min_length=1)
+
+
 class ModePlan(Data):
     """How many tokens a mode takes at a time, and its calls in order."""
 
     tokens: int = Field(ge=1)
-    steps: tuple[Step, ...]
+    steps: tuple[Step | Route, ...]
 
 
 class Plan(Data):
@@ -105,36 +132,122 @@ class Plan(Data):
         """What an engine relies on; plans are also read from manifests, which may be hostile."""
         if self.modes.get("decode", None) is None or self.modes["decode"].tokens != 1:
             raise ValueError("no decode mode of one token")
-        functions = {(s.name, f.name): f for s in self.shards for f in s.functions}
         for mode, steps in self.modes.items():
-            written: set[str] = set()
-            rows = 0
-            for step in steps.steps:
-                if (step.shard, step.function) not in functions:
-                    raise ValueError(f"{mode} calls {step.shard}/{step.function}: no such function")
-                function = functions[step.shard, step.function]
-                caches = {i.source.name for i in function.inputs if isinstance(i.source, FromCache)}
-                for item in function.inputs:
-                    if isinstance(item.source, FromTensor) and item.source.name not in written:
-                        raise ValueError(f"{mode}: nothing writes {item.name} of {step.shard}")
-                    if isinstance(item.source, Rotary) and item.source.table not in self.rotary:
-                        raise ValueError(f"{mode}: no rotary table {item.source.table}")
-                for output in function.outputs:
-                    if isinstance(output.sink, ToTensor):
-                        written.add(output.sink.name)
-                    elif isinstance(output.sink, ToLogits):
-                        if output.sink.start != rows or output.sink.stop <= rows:
-                            raise ValueError(f"{mode}: logits do not cover the vocabulary in order")
-                        rows = output.sink.stop
-                    elif output.sink.name not in caches:
-                        raise ValueError(f"{mode}: {step.shard} writes a cache it does not read")
-            if rows != self.vocab:
-                raise ValueError(f"{mode}: {rows} logits for a vocabulary of {self.vocab}")
+            Check(self, mode).steps(steps)
         return self
+
+    @cached_property
+    def functions(self) -> dict[tuple[str, str], Function]:
+        """Functions by shard and name: as many programs as a process has to load at most."""
+        return {(s.name, f.name): f for s in self.shards for f in s.functions}
 
     @cached_property
     def by_name(self) -> dict[str, ShardPlan]:
         return {shard.name: shard for shard in self.shards}
+
+
+class Check:
+    """Follows the steps of one mode; ValueError where an engine could not."""
+
+    def __init__(self, plan: Plan, mode: Mode) -> None:
+        self.plan, self.mode = plan, mode
+        self.channels: dict[str, int] = {}
+        """Of the tensors written so far."""
+        self.rows = 0
+        """Of the vocabulary, for which there are logits."""
+
+    def steps(self, mode: ModePlan) -> None:
+        order = list(self.plan.by_name)  # in which an engine opens the shards, each once
+        called = [order.index(step.shard) for step in mode.steps if step.shard in order]
+        if called != sorted(called):
+            raise ValueError(f"{self.mode}: steps are not in the order of the shards")
+        for step in mode.steps:
+            if isinstance(step, Route):
+                self.route(step)
+            else:
+                self.call(self.find(step.shard, step.function), step.shard)
+        if self.rows != self.plan.vocab:
+            raise ValueError(
+                f"{self.mode}: {self.rows} logits for a vocabulary of {self.plan.vocab}"
+            )
+
+    def find(self, shard: str, name: str) -> Function:
+        function = self.plan.functions.get((shard, name))
+        if function is None:
+            raise ValueError(f"{self.mode} calls {shard}/{name}: no such function")
+        return function
+
+    def call(self, function: Function, shard: str) -> None:
+        kept = set()
+        for item in function.inputs:
+            source = item.source
+            if isinstance(source, FromTensor) and source.name not in self.channels:
+                raise ValueError(f"{self.mode}: nothing writes {item.name} of {shard}")
+            if isinstance(source, Rotary) and source.table not in self.plan.rotary:
+                raise ValueError(f"{self.mode}: no rotary table {source.table}")
+            if isinstance(source, FromCache | FromHistory):
+                kept.add((source.host, source.name))
+        for output in function.outputs:
+            sink = output.sink
+            if self.plan.by_name[shard].kind == "head" and not isinstance(sink, ToLogits):
+                raise ValueError(f"{self.mode}: {shard}, a head, writes more than logits")
+            if isinstance(sink, ToTensor):
+                self.channels[sink.name] = prod(output.shape) // function.tokens
+            elif isinstance(sink, ToLogits):
+                if sink.start != self.rows or sink.stop <= self.rows:
+                    raise ValueError(f"{self.mode}: logits do not cover the vocabulary in order")
+                self.rows = sink.stop
+            elif (sink.host, sink.name) not in kept:
+                raise ValueError(f"{self.mode}: {shard} writes a {sink.host} it does not read")
+
+    def route(self, route: Route) -> None:
+        if self.channels.get(route.scores) != len(route.experts):
+            raise ValueError(f"{self.mode}: no {route.scores} for {len(route.experts)} experts")
+        written = set()
+        for names in route.experts:
+            functions = [self.find(route.shard, name) for name in names]
+            widths = [function.tokens for function in functions]
+            if not widths or widths != sorted(widths):
+                raise ValueError(f"{self.mode}: experts of {route.shard} not in ascending width")
+            for function in functions:
+                sources = {item.source.host for item in function.inputs}
+                sinks = {item.sink.host for item in function.outputs}
+                if sources | sinks != {"tensor"}:
+                    raise ValueError(f"{self.mode}: an expert of {route.shard} needs the host")
+                self.call(function, route.shard)
+                written.add(
+                    frozenset(
+                        (o.name, o.sink, prod(o.shape) // function.tokens) for o in function.outputs
+                    )
+                )
+        if len(written) != 1:
+            raise ValueError(f"{self.mode}: experts of {route.shard} write different tensors")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive blocks of a shard that run in one call; a shard has several where tokens are
+    routed between them."""
+
+    shard: str
+    suffix: str
+    """What tells its functions from those of the shard's other segments."""
+    blocks: tuple[Block, ...]
+
+    @property
+    def owner(self) -> str:
+        """Whose caches and histories these are."""
+        return self.shard + self.suffix
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One function, and what it is traced from."""
+
+    function: Function
+    blocks: tuple[Block, ...]
+    caches: tuple[CacheSpec, ...]
+    histories: tuple[HistorySpec, ...]
 
 
 class Planner:
@@ -148,7 +261,9 @@ class Planner:
                 f"{checkpoint.source}: the config says {layers} layers, "
                 f"but there are only {tensors} tensors"
             )
-        self.model: Model = author(checkpoint.config, recipe.tensor_layout)
+        self.model: Model = author(
+            checkpoint.config, recipe.tensor_layout, recipe.family, checkpoint
+        )
         if recipe.cache.context > self.model.max_context:
             raise CetaneError(
                 f"cache.context = {recipe.cache.context}: {checkpoint.source} was trained for "
@@ -157,41 +272,68 @@ class Planner:
         self.contract = CONTRACTS[recipe.cache.contract]
         self.heads = self.model.heads(recipe.head.slices)
         self.members = self._members()
+        self.segments = {
+            shard: self._segments(shard, blocks) for shard, blocks in self.members.items()
+        }
+        self._order = [segment for segments in self.segments.values() for segment in segments]
         self._check_tensors()
 
     def _members(self) -> dict[str, tuple[Block, ...]]:
         """Blocks of every shard, by shard name, in the order of their calls."""
-        layers, heads = self.model.layers, self.heads
+        blocks, heads = self.model.layers, self.heads
         layout = self.recipe.layout
+        layers = [tuple(group) for _, group in groupby(blocks, key=lambda block: block.layer)]
         if layout.kind == "single":
-            return {"model": (*layers, *heads)}
+            return {"model": (*blocks, *heads)}
         if layout.kind == "per-block":
-            shards: dict[str, tuple[Block, ...]] = {layer.name: (layer,) for layer in layers}
+            shards: dict[str, tuple[Block, ...]] = {block.name: (block,) for block in blocks}
+        elif layout.kind == "per-layer":
+            shards = {f"layer-{index:02}": layer for index, layer in enumerate(layers)}
         else:
             count = layout.chunks or min(4, len(layers))
             if count > len(layers):
                 raise CetaneError(f"layout.chunks = {count}: the model has {len(layers)} layers")
             bounds = [len(layers) * i // count for i in range(count + 1)]
             shards = {
-                f"chunk-{i:02}": layers[start:stop]
+                f"chunk-{i:02}": tuple(chain.from_iterable(layers[start:stop]))
                 for i, (start, stop) in enumerate(pairwise(bounds))
             }
         return shards | {head.name: (head,) for head in heads}
 
+    def _segments(self, shard: str, blocks: tuple[Block, ...]) -> tuple[Segment, ...]:
+        """A shard cut after every block whose experts are functions of their own."""
+        if not self.recipe.layout.routed:
+            return (Segment(shard, "", blocks),)
+        cuts = [0, *(i + 1 for i, b in enumerate(blocks) if isinstance(b, RoutedBlock))]
+        pieces = [blocks[a:b] for a, b in pairwise([*cuts, len(blocks)]) if a < b]
+        for block in blocks:
+            if isinstance(block, RoutedBlock) and not block.one_expert:
+                raise CetaneError("layout.routed: the family's options mix all experts")
+        single = len(pieces) == 1
+        return tuple(
+            Segment(shard, "" if single else f"-{index:02}", piece)
+            for index, piece in enumerate(pieces)
+        )
+
     def _check_tensors(self) -> None:
         """Every weight is in the checkpoint, fits its format, and every rule matches something."""
         kinds: dict[str, str] = {}
-        table = (self.model.vocab, self.model.hidden)
-        self._check_shape(self.model.embedding, table)
+        table = self.model.embedding
+        self._check_shape(table.weight, (self.model.vocab, self.model.hidden))
+        for name in filter(None, (table.bias, table.scale)):
+            self._check_shape(name, (self.model.hidden,))
         for block in (*self.model.layers, *self.heads):
             for _, weight in block.weights():
-                sliced = isinstance(block, Head) and weight.kind
-                self._check_shape(weight.name, table if sliced else weight.stored_shape)
+                self._check_shape(weight.name, weight.stored)
                 if weight.kind:
                     kinds[weight.name] = weight.kind
                     selected = self.recipe.compression.format_for(weight.name, weight.kind)
                     selected.check(weight.shape, weight.name)
         self.recipe.compression.check(kinds)
+        if self.recipe.layout.routed and not any(
+            isinstance(block, RoutedBlock) for block in self.model.layers
+        ):
+            raise CetaneError(f"layout.routed: {self.checkpoint.source} has no experts")
 
     def _check_shape(self, name: str, wanted: Shape) -> None:
         if name not in self.checkpoint:
@@ -202,60 +344,138 @@ class Planner:
                 f"{self.checkpoint.source}: {name} has shape {stored}, the config says {wanted}"
             )
 
-    def specs(self, shard: str) -> list[CacheSpec]:
-        """The cache groups of a shard."""
-        owners = [block.group for block in self.members[shard] if block.group]
-        return [
-            CacheSpec(
-                shard, group, owners.count(group),
-                self.model.groups[group].heads, self.model.groups[group].dim,
-                self.recipe.cache.context,
-            )
-            for group in dict.fromkeys(owners)
-        ]  # fmt: skip
+    def _kept(self, blocks: Sequence[Block]) -> Counter[str]:
+        """How many of the blocks keep a memory of each name."""
+        return Counter(name for block in blocks for name in block.keeps)
 
-    def function(self, shard: str, name: str, tokens: int) -> Function:
-        """Inputs and outputs of a shard for `tokens` tokens per call."""
-        blocks = self.members[shard]
-        made = {name for block in self._before(shard) for name in block.writes}
+    def caches(self, segment: Segment) -> tuple[CacheSpec, ...]:
+        """The cache groups of a segment."""
+        slots, memory = self.recipe.cache.context, self.model.memory
+        return tuple(
+            CacheSpec(segment.owner, name, layers, group.heads, group.dim, slots)
+            for name, layers in self._kept(segment.blocks).items()
+            if isinstance(group := memory[name], CacheGroup)
+        )
+
+    def histories(self, segment: Segment) -> tuple[HistorySpec, ...]:
+        """The histories of a segment."""
+        order, memory = self.model.order, self.model.memory
+        return tuple(
+            HistorySpec(segment.owner, name, layers, kept.channels, kept.length, order)
+            for name, layers in self._kept(segment.blocks).items()
+            if isinstance(kept := memory[name], History)
+        )
+
+    def graphs(self, shard: str) -> list[Graph]:
+        """Every function of a shard."""
+        return [
+            graph
+            for segment in self.segments[shard]
+            for name, tokens in self.widths.items()
+            for graph in self._segment_graphs(segment, name, tokens)
+        ]
+
+    def widest(self, shard: str) -> list[Graph]:
+        """The same functions at the most tokens that a flexible shape may have."""
+        most = max(self.recipe.tokens.by_mode().values())
+        return [
+            self._graph(s, f"main{s.suffix}", most, s.blocks, self._after(s))
+            for s in self.segments[shard]
+        ]
+
+    def _segment_graphs(self, segment: Segment, name: str, tokens: int) -> Iterator[Graph]:
+        """The function of a segment, or where its experts are routed to, those of the parts."""
+        *before, last = segment.blocks
+        full = f"{name}{segment.suffix}"
+        if not self._routes(segment, name):
+            yield self._graph(segment, full, tokens, segment.blocks, self._after(segment))
+            return
+        assert isinstance(last, RoutedBlock)
+        experts = last.experts()
+        after = [*experts, *self._after(segment)]
+        yield self._graph(segment, full, tokens, (*before, last.router()), after, {last.scores})
+        for index, expert in enumerate(experts):
+            called = f"expert-{index:02}-{full}"
+            made = segment.blocks
+            yield self._graph(segment, called, tokens, (expert,), self._after(segment), made=made)
+
+    def _routes(self, segment: Segment, mode: str) -> bool:
+        return mode in self.recipe.layout.routed and isinstance(segment.blocks[-1], RoutedBlock)
+
+    def _after(self, segment: Segment) -> list[Block]:
+        index = self._order.index(segment)
+        return [block for later in self._order[index + 1 :] for block in later.blocks]
+
+    def _graph(
+        self,
+        segment: Segment,
+        name: str,
+        tokens: int,
+        blocks: tuple[Block, ...],
+        after: Sequence[Block],
+        wanted: set[str] = frozenset(),  # type: ignore[assignment]
+        made: Sequence[Block] = (),
+    ) -> Graph:
+        """One function: what its blocks read and do not make comes in, what is read after them, or
+        `wanted`, goes out. `made` are blocks of the segment that ran before."""
+        index = self._order.index(segment)
+        earlier = [b for s in self._order[:index] for b in s.blocks]
+        handed = {written for block in (*earlier, *made) for written in block.writes}
+        if made:
+            handed |= {w for b in made if isinstance(b, RoutedBlock) for w in b.router().writes}
         inputs: dict[str, Input] = {}
         inside: set[str] = set()
         for block in blocks:
             for read in block.reads:
                 if read not in inside and read not in inputs:
-                    inputs[read] = self._input(read, tokens, made)
+                    inputs[read] = self._input(read, tokens, handed)
             inside |= set(block.writes)
-        outputs: list[Output] = []
-        if not isinstance(blocks[-1], Head):
-            shape = hidden_shape(self.model.order, self.model.hidden, tokens)
-            outputs.append(Output(name="hidden_out", shape=shape, sink=ToTensor(name="hidden")))
-        for spec in self.specs(shard):
-            for item in self.contract.inputs(spec, tokens):
+        live = needed(after) | wanted
+        outputs = [
+            Output(
+                name=f"{name}_out",
+                shape=self._shape(name, tokens),
+                sink=ToTensor(name=name),
+            )
+            for name in self.model.channels
+            if name in inside & live
+        ]
+        keeping = any(block.keeps for block in blocks)
+        caches = self.caches(segment) if keeping else ()
+        histories = self.histories(segment) if keeping else ()
+        for cache in caches:
+            for item in self.contract.inputs(cache, tokens):
                 inputs[item.name] = item
-            outputs += self.contract.outputs(spec, tokens)
-        for block in blocks:
-            if isinstance(block, Head):
-                index = block.name.removeprefix("head-")
-                shape = hidden_shape(self.model.order, block.stop - block.start, tokens)
-                sink = ToLogits(start=block.start, stop=block.stop)
-                outputs.append(Output(name=f"logits_{index}", shape=shape, sink=sink))
-        return Function(
-            name=name, tokens=tokens, inputs=tuple(inputs.values()), outputs=tuple(outputs)
+            outputs += self.contract.outputs(cache, tokens)
+        for history in histories:
+            inputs[history.name] = history.input()
+            outputs.append(history.output(tokens))
+        heads = [block for block in blocks if isinstance(block, Head)]
+        for number, head in enumerate(heads):
+            shape = hidden_shape(self.model.order, head.stop - head.start, tokens)
+            sink = ToLogits(start=head.start, stop=head.stop)
+            outputs.append(Output(name=f"logits_{number}", shape=shape, sink=sink))
+        function = Function(
+            name=name,
+            owner=segment.owner,
+            tokens=tokens,
+            inputs=tuple(inputs.values()),
+            outputs=tuple(outputs),
+            states=tuple(state for cache in caches for state in self.contract.states(cache)),
         )
+        return Graph(function, blocks, caches, histories)
 
-    def _before(self, shard: str) -> list[Block]:
-        names = list(self.members)
-        return [b for name in names[: names.index(shard)] for b in self.members[name]]
+    def _shape(self, name: str, tokens: int) -> Shape:
+        return hidden_shape(self.model.order, self.model.channels[name], tokens)
 
-    def _input(self, name: str, tokens: int, made: set[str]) -> Input:
-        """A tensor that a block reads: from an earlier shard when one made it, else the host."""
-        hidden = hidden_shape(self.model.order, self.model.hidden, tokens)
-        if name in made:
-            return Input(name=name, shape=hidden, source=FromTensor(name=name))
+    def _input(self, name: str, tokens: int, handed: set[str]) -> Input:
+        """A tensor that a block reads: from an earlier call when one made it, else the host."""
+        if name in handed:
+            return Input(name=name, shape=self._shape(name, tokens), source=FromTensor(name=name))
         source = self.model.host[name]
         shape: Shape
         if isinstance(source, Embedding):
-            shape = hidden
+            shape = self._shape(name, tokens)
         elif isinstance(source, Rotary):
             dim = 2 * self.model.rotary[source.table].inverse_frequencies.numel()
             shape = (1, 1, dim, tokens)
@@ -265,21 +485,21 @@ class Planner:
             shape = (1, 1, tokens, keys)
         return Input(name=name, shape=shape, source=source)
 
-    def module(self, shard: str, tokens: int) -> Shard:
-        """The torch module of a shard for `tokens` tokens per call; its blocks are shared."""
-        function = self.function(shard, "main", tokens)
+    def module(self, graph: Graph) -> Shard:
+        """The torch module of a function; its blocks are shared."""
         return Shard(
-            self.members[shard],
+            self.model,
+            graph.blocks,
             self.recipe.cache.contract,
-            self.specs(shard),
-            self.model.groups,
-            function.inputs,
-            function.outputs,
+            graph.caches,
+            graph.histories,
+            graph.function.inputs,
+            graph.function.outputs,
         )
 
     def plan(self) -> Plan:
         """The whole plan."""
-        modes, widths = self.recipe.tokens.by_mode(), self.function_widths()
+        modes = self.recipe.tokens.by_mode()
         shards = tuple(self._shard(name, blocks) for name, blocks in self.members.items())
         sizes, bits = [], []
         for block in (*self.model.layers, *self.heads):
@@ -289,14 +509,14 @@ class Planner:
                     sizes.append(weight.elements)
                     bits.append(weight.elements * chosen.bits)
         contexts = {c for c in CONTEXTS if c <= self.model.max_context}
-        groups = [self.model.groups[layer.group] for layer in self.model.layers if layer.group]
-        slot = sum(2 * 2 * group.heads * group.dim for group in groups)
+        kept = [self.model.memory[n] for block in self.model.layers for n in block.keeps]
+        slot = sum(2 * 2 * k.heads * k.dim for k in kept if isinstance(k, CacheGroup))
         return Plan(
             architecture=str(self.checkpoint.config["model_type"]),
             recipe=self.recipe,
             hidden=self.model.hidden,
             vocab=self.model.vocab,
-            layers=len(self.model.layers),
+            layers=len({block.layer for block in self.model.layers}),
             embedding_bytes=2 * self.model.vocab * self.model.hidden,
             weight_bytes=sum(shard.weight_bytes for shard in shards),
             mean_bits=sum(bits) / sum(sizes),
@@ -310,17 +530,70 @@ class Planner:
                 mode: ModePlan(
                     tokens=tokens,
                     steps=tuple(
-                        Step(shard=name, function="main" if "main" in widths else mode)
-                        for name in self.members
+                        step for segment in self._order for step in self._steps(segment, mode)
                     ),
                 )
                 for mode, tokens in modes.items()
             },
         )
 
-    def function_widths(self) -> dict[str, int]:
-        """Tokens per call of every function of a shard, by its name: one per mode, or one `main`
-        that a flexible shape makes fit all modes."""
+    def truths(self, mode: Mode) -> dict[Step | Route, dict[str, Truth]]:
+        """For every step of a mode, what its outputs should equal in the Hugging Face model, by
+        output name."""
+        return {
+            step: {
+                f"{name}_out": truth
+                for block in blocks
+                for name, truth in block.truths().items()
+                if name in self.model.channels
+            }
+            for segment in self._order
+            for step, blocks in zip(
+                self._steps(segment, mode), self._step_blocks(segment, mode), strict=True
+            )
+        }
+
+    def _step_blocks(self, segment: Segment, mode: Mode) -> list[tuple[Block, ...]]:
+        """The blocks behind each of `_steps`."""
+        if not self._routes(segment, mode):
+            return [segment.blocks]
+        *before, last = segment.blocks
+        assert isinstance(last, RoutedBlock)
+        return [(*before, last.router()), last.experts()]
+
+    def feeds(self, shard: str) -> dict[str, Truth]:
+        """What the tensors that a shard takes from earlier ones should equal, by tensor name."""
+        reads = needed(self.members[shard])
+        return {
+            name: truth
+            for earlier in self.members
+            if list(self.members).index(earlier) < list(self.members).index(shard)
+            for block in self.members[earlier]
+            for name, truth in block.truths().items()
+            if name in reads
+        }
+
+    def _steps(self, segment: Segment, mode: Mode) -> Iterator[Step | Route]:
+        """The calls of a segment in a mode."""
+        name = "main" if "main" in self.widths else mode
+        yield Step(shard=segment.shard, function=f"{name}{segment.suffix}")
+        if self._routes(segment, mode):
+            routed = segment.blocks[-1]
+            assert isinstance(routed, RoutedBlock)
+            modes = sorted(self.recipe.layout.routed, key=lambda m: self.widths[m])
+            yield Route(
+                shard=segment.shard,
+                scores=routed.scores,
+                experts=tuple(
+                    tuple(f"expert-{index:02}-{m}{segment.suffix}" for m in modes)
+                    for index in range(len(routed.experts()))
+                ),
+            )
+
+    @cached_property
+    def widths(self) -> dict[str, int]:
+        """Tokens per call by function name: one function per mode, or one `main` that a flexible
+        shape makes fit all modes."""
         modes = self.recipe.tokens.by_mode()
         return (
             {"main": 1}
@@ -335,11 +608,7 @@ class Planner:
             kind="model" if len(kinds) == 2 else "head" if kinds == {True} else "layers",
             blocks=tuple(block.name for block in blocks),
             weight_bytes=sum(self._weight_bytes(block) for block in blocks),
-            functions=tuple(
-                self.function(name, function, tokens)
-                for function, tokens in self.function_widths().items()
-            ),
-            states=tuple(s for spec in self.specs(name) for s in self.contract.states(spec)),
+            functions=tuple(graph.function for graph in self.graphs(name)),
         )
 
     def _weight_bytes(self, block: Block) -> int:
@@ -350,3 +619,13 @@ class Planner:
             else 2 * weight.elements
             for _, weight in block.weights()
         )
+
+
+def needed(blocks: Sequence[Block]) -> set[str]:
+    """The tensors that some of the blocks, in order, read before one of them writes them."""
+    wanted: set[str] = set()
+    written: set[str] = set()
+    for block in blocks:
+        wanted |= set(block.reads) - written
+        written |= set(block.writes)
+    return wanted

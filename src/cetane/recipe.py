@@ -18,11 +18,14 @@ Mode = Literal["decode", "verify", "prefill"]
 
 
 class Layout(Data):
-    """Which blocks go into which shard."""
+    """Which blocks go into which shard; a layer of some families is two blocks."""
 
-    kind: Literal["per-block", "chunks", "single"] = "chunks"
+    kind: Literal["per-block", "per-layer", "chunks", "single"] = "chunks"
     chunks: int | None = Field(default=None, ge=1)
     """How many shards the layers are cut into; 4, or one a layer, when it is not said."""
+    routed: tuple[Mode, ...] = ()
+    """Modes that run only the experts that their tokens choose, each a function of its own; the
+    others compute all experts in one graph."""
 
     @model_validator(mode="after")
     def consistent(self) -> "Layout":
@@ -87,6 +90,8 @@ class Recipe(Data):
 
     name: str
     description: str = ""
+    family: dict[str, Any] = Field(default_factory=dict)
+    """Options of the model's family, which knows them."""
     tensor_layout: Order = "c1t"
     layout: Layout = Layout()
     cache: Cache = Cache()
@@ -102,6 +107,11 @@ class Recipe(Data):
             raise ValueError(
                 f"a call of {widest} tokens does not fit a context of {self.cache.context}"
             )
+        if self.layout.routed and self.tokens.shapes == "range":
+            raise ValueError("layout.routed needs static shapes: tokens.shapes = 'static'")
+        missing = set(self.layout.routed) - set(self.tokens.by_mode())
+        if missing:
+            raise ValueError(f"layout.routed: there is no mode {min(missing)}")
         return self
 
 

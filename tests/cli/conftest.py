@@ -3,15 +3,17 @@
 import io
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.converting import converted_once
 
 from cetane.bundle import Bundle
 from cetane.cli import main
+from cetane.lower.lower import Lowering
 
 RECIPE = """
 description = "The tiny model's."
@@ -74,6 +76,40 @@ def recipe_file(tmp_path: Path) -> Path:
     file = tmp_path / "tiny.toml"
     file.write_text(RECIPE.format(verify="verify = 3"))
     return file
+
+
+SMALL = """
+[layout]
+kind = "per-block"
+[cache]
+context = 32
+[tokens]
+verify = 0
+prefill = 0
+"""
+
+
+@pytest.fixture
+def small_file(tmp_path: Path) -> Iterator[Path]:
+    """The recipe of the smallest build of several shards, which takes no time to convert."""
+    file = tmp_path / "small.toml"
+    file.write_text(SMALL)
+    with converted_once():
+        yield file
+
+
+@pytest.fixture
+def lowered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The shards that are lowered, in order."""
+    names: list[str] = []
+    lower = Lowering.lower
+
+    def watch(self: Lowering, shard: str, target: Path) -> None:
+        names.append(shard)
+        lower(self, shard, target)
+
+    monkeypatch.setattr(Lowering, "lower", watch)
+    return names
 
 
 @pytest.fixture

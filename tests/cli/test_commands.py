@@ -13,7 +13,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+import cetane.lower.lower
 from cetane.bundle import Bundle
+from cetane.cli.demo import DEMOS, Demo
 from cetane.cli.output import print_json
 from cetane.gates.golden import thresholds
 
@@ -93,32 +95,62 @@ def test_plan(cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path) -
     assert "logits_0" in shown.out
 
 
+@pytest.mark.parametrize(("limit", "warned"), [(3, False), (2, True)])
+def test_plan_counts_programs(
+    cetane: Cetane,
+    tiny_checkpoint_folder: Path,
+    small_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: int,
+    warned: bool,
+) -> None:
+    """Every function is one, and a process holds only so many."""
+    monkeypatch.setattr("cetane.cli.plan.PROGRAMS", limit)
+    plan = ("plan", tiny_checkpoint_folder, "-r", small_file)
+    shown = cetane(*plan)
+    assert shown.code == 0
+    assert "3 packages, 3 programs when every function is loaded" in shown.out
+    assert (f"warning: a process is reported to hold about {limit} loaded" in shown.err) is warned
+    assert cetane(*plan, "--json").err == ""
+
+
 def test_port(
     cetane: Cetane,
     tiny_checkpoint_folder: Path,
-    recipe_file: Path,
+    small_file: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    lowered: list[str],
 ) -> None:
     """Plan, build and gates; a second time, what is there is used; a red gate is exit code 1."""
     monkeypatch.chdir(tmp_path)
-    port = ("port", tiny_checkpoint_folder, "-r", recipe_file)
+    port = ("port", tiny_checkpoint_folder, "-r", small_file)
     first = cetane(*port, "--json")
-    target = tmp_path / f"{tiny_checkpoint_folder.name}-tiny"
+    target = tmp_path / f"{tiny_checkpoint_folder.name}-small"
     assert first.code == 0
     assert Path(first.json["bundle"]).resolve() == target
     bundle = Bundle(target)
     bundle.verify()
     assert first.json["digest"] == bundle.digest
-    assert first.json["gates"]["golden"]["passed"] is True
+    gates = first.json["gates"]
+    assert gates.keys() == {"ladder", "golden"}
+    assert gates["ladder"]["passed"] is True
+    assert [check["name"] for check in gates["ladder"]["checks"]] == [
+        "hidden cosine (layer-00)", "logits cosine (head-0)",
+    ]  # fmt: skip
+    assert gates["golden"]["passed"] is True
+    assert len(gates["golden"]["ranges"]) == 2
     assert bundle.gates()["golden"]["passed"] is True
-    assert "build: shards/model.mlpackage (3/4)" in first.err
+    assert "build: shards/layer-01.mlpackage (5/6)" in first.err
+    assert lowered == ["layer-00", "head-0", "layer-01"]
 
     again = cetane(*port)
     assert again.code == 0
     assert "golden gate: pass" in again.out
+    assert "largest residuals" in again.out
     assert f"next: cetane run {target.name} --chat" in again.out
     assert Bundle(target).digest == bundle.digest
+    assert len(lowered) == 3
 
     limits = dict.fromkeys(thresholds(bundle.plan), 1.0) | {"top1": 2.0}
     monkeypatch.setattr("cetane.gates.golden.thresholds", lambda _: limits)
@@ -126,6 +158,132 @@ def test_port(
     assert red.code == 1
     assert red.json["gates"]["golden"]["passed"] is False
     assert "golden gate: FAIL" in cetane(*port).out
+
+
+def test_port_of_a_wrong_shard(
+    cetane: Cetane,
+    tiny_checkpoint_folder: Path,
+    small_file: Path,
+    tmp_path: Path,
+    lowered: list[str],
+) -> None:
+    """The first of its kind stops the build, until it is made anew."""
+    encode = cetane_lower.encode
+
+    def wrong(item: Any, weights: Any) -> Any:
+        encoded = encode(item, weights)
+        if item.weight.name == "model.layers.0.mlp.down_proj.weight":
+            encoded.weight[3] += 1
+        return encoded
+
+    target, partial = tmp_path / "out", tmp_path / "out.partial/bundle"
+    port = ("port", tiny_checkpoint_folder, "-r", small_file, "-o", target)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cetane_lower, "encode", wrong)
+        red = cetane(*port, "--json")
+    assert red.code == 1
+    assert red.json["bundle"] is None
+    assert red.json["gates"].keys() == {"ladder"}
+    checks = red.json["gates"]["ladder"]["checks"]
+    assert [c["name"] for c in checks if not c["passed"]] == ["hidden cosine (layer-00)"]
+    assert lowered == ["layer-00", "head-0"]
+    assert not target.exists()
+    assert sorted(p.stem for p in partial.glob("shards/*")) == ["head-0", "layer-00"]
+
+    shown = cetane(*port)  # what was made is kept, and judged again
+    assert shown.code == 1
+    assert "first shard of every kind" in shown.out
+    assert "FAIL" in shown.out
+    assert "Traceback" not in shown.err
+    assert len(lowered) == 2
+
+    green = cetane(*port, "--rebuild", "--json")
+    assert green.code == 0
+    assert {name: gate["passed"] for name, gate in green.json["gates"].items()} == {
+        "ladder": True, "golden": True,
+    }  # fmt: skip
+    assert lowered[2:] == ["layer-00", "head-0", "layer-01"]
+    Bundle(target).verify()
+
+
+def test_port_goes_on_after_the_ladder(
+    cetane: Cetane,
+    tiny_checkpoint_folder: Path,
+    small_file: Path,
+    tmp_path: Path,
+    lowered: list[str],
+) -> None:
+    """When what was wrong was not the shards, they are not made again."""
+    port = ("port", tiny_checkpoint_folder, "-r", small_file, "-o", tmp_path / "out", "--json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cetane.gates.ladder.thresholds", lambda _: {"hidden_cosine": 2.0})
+        assert cetane(*port).code == 1
+    assert cetane(*port).code == 0
+    assert lowered == ["layer-00", "head-0", "layer-01"]
+
+
+cetane_lower = cetane.lower.lower
+"""The module; `cetane` is a fixture here."""
+
+
+def test_build_only(
+    cetane: Cetane,
+    tiny_checkpoint_folder: Path,
+    small_file: Path,
+    tmp_path: Path,
+    lowered: list[str],
+) -> None:
+    """Some shards, with the sizes of their files; what is there is kept unless told otherwise."""
+    target = tmp_path / "out"
+    build = ("build", tiny_checkpoint_folder, "-r", small_file, "-o", target)
+    found = cetane(*build, "--only", "layer-*", "--json").json["shards"]
+    assert sorted(found) == sorted(lowered) == ["layer-00", "layer-01"]
+    for name, made in found.items():
+        package = tmp_path / f"out.partial/bundle/shards/{name}.mlpackage"
+        assert Path(made["path"]) == package
+        files = [path for path in package.rglob("*") if path.is_file()]
+        assert made["bytes"] == sum(len(path.read_bytes()) for path in files)
+    assert not target.exists()
+
+    shown = cetane(*build, "--only", "layer-00", "--only", "head-0", "--skip-existing")
+    assert shown.code == 0
+    assert "layer-00" in shown.out
+    assert "MB" in shown.out
+    assert "layer-01" not in shown.out
+    assert lowered[2:] == ["head-0"]
+    assert cetane(*build, "--only", "head-0", "--rebuild").code == 0
+    assert lowered[3:] == ["head-0"]
+
+    whole = cetane(*build, "--json").json
+    assert Bundle(target).digest == whole["digest"]
+    assert len(lowered) == 4
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_demo(
+    cetane: Cetane,
+    tiny_checkpoint_folder: Path,
+    small_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From a checkpoint that needs no hub to text; a red gate ends it."""
+    shown = Demo(lambda: tiny_checkpoint_folder, str(small_file), "Fuel")
+    monkeypatch.setitem(DEMOS, "tiny", shown)
+    monkeypatch.chdir(tmp_path)
+    found = cetane("demo", "--model", "tiny")
+    assert found.code == 0
+    assert "golden gate: pass" in found.out
+    assert "Fuel\n" in found.out
+    Bundle(tmp_path / "tiny-small").verify()
+
+    monkeypatch.setattr("cetane.gates.golden.thresholds", lambda _: {**LIMITS, "top1": 2.0})
+    red = cetane("demo", "--model", "tiny")
+    assert red.code == 1
+    assert "Fuel\n" not in red.out
+
+
+LIMITS = dict.fromkeys(("hidden_cosine", "logit_cosine", "logit_psnr", "kl", "top5", "greedy"), 0.0)
 
 
 def test_build(

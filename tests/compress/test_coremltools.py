@@ -1,6 +1,7 @@
 """Constants and decoded weights, bit for bit those of coremltools' own optimizers."""
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import coremltools as ct
@@ -8,6 +9,7 @@ import coremltools.optimize.coreml as cto
 import numpy as np
 import pytest
 from coremltools.converters.mil import Builder as mb
+from coremltools.converters.mil.mil import types
 from coremltools.optimize._utils import lut_to_dense
 
 from cetane.compress import Affine, Palettized, parse_format
@@ -99,3 +101,33 @@ def test_kmeans_palettes_are_decoded_alike(name: str) -> None:
     encoded = parse_format(name).encode(weight("normal"))
     assert isinstance(encoded, Palettized)
     np.testing.assert_array_equal(encoded.decode(), lut_to_dense(encoded.indices, encoded.lut))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 6, 8])
+def test_packed_indices_are_the_bytes_of_the_file(bits: int, tmp_path: Path) -> None:
+    encoded = parse_format(f"palette{bits}-uniform-group4").encode(weight("normal"))
+    assert isinstance(encoded, Palettized)
+    dtype = types.nptype_from_builtin(types.string_to_builtin(f"uint{bits}"))
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((1, SHAPE[1], 1, 8), dtype=types.fp16)],
+        opset_version=ct.target.iOS18,
+    )
+    def program(x: Any) -> Any:
+        constant = mb.constexpr_lut_to_dense(indices=encoded.indices.astype(dtype), lut=encoded.lut)
+        return mb.conv(x=x, weight=constant)
+
+    package = tmp_path / "model.mlpackage"
+    ct.convert(program, minimum_deployment_target=ct.target.iOS18, skip_model_load=True).save(
+        str(package)
+    )
+    (file,) = package.rglob("weight.bin")
+    # A header of 64 bytes, then for each blob 64 of metadata with its size and offset.
+    # https://github.com/apple/coremltools/blob/main/mlmodel/src/MILBlob/Blob/StorageFormat.hpp
+    blobs, content = [], file.read_bytes()
+    position = 64
+    for _ in range(int.from_bytes(content[:4], "little")):
+        size, offset = (int.from_bytes(content[position + at :][:8], "little") for at in (8, 16))
+        blobs.append(content[offset : offset + size])
+        position = -(-(offset + size) // 64) * 64
+    assert encoded.packed().tobytes() in blobs

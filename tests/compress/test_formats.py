@@ -122,6 +122,28 @@ def test_a_value_is_the_scale_times_the_int8() -> None:
     np.testing.assert_array_equal(encoded.scale, [[1 / 64], [0], [0]])  # 1e-7 / 127 is 0 in fp16
 
 
+@given(largest=st.integers(1, 0x7BFF))
+def test_int8_is_numpys_arithmetic_for_every_value(largest: int) -> None:
+    patterns = np.arange(largest + 1, dtype=np.uint16)
+    weight = np.concatenate([patterns, patterns | 0x8000]).view(np.float16)
+    scale = weight[largest] / np.float16(127)
+    expected = np.zeros(weight.shape, dtype=np.int8)
+    if scale > 0:
+        expected[:] = np.clip(np.round(weight / scale), -127, 127)
+    encoded = Int8("channel").encode(weight[None])
+    np.testing.assert_array_equal(encoded.data[0], expected)
+    assert encoded.scale[0, 0] == scale
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 6, 8])
+@given(shape=hnp.array_shapes(max_dims=3, max_side=9), seed=st.integers(0, 99))
+def test_packed_indices_are_coremltools(shape: tuple[int, ...], seed: int, bits: int) -> None:
+    indices = np.random.default_rng(seed).integers(0, 2**bits, shape, dtype=np.uint8)
+    packed = Palettized(indices, np.zeros((1, 2**bits, 1), dtype=np.float16), bits).packed()
+    assert packed.dtype == np.uint8
+    np.testing.assert_array_equal(packed, pack_elements_into_bits(indices.flatten(), bits))
+
+
 def test_a_palette_entry_is_found_by_group() -> None:
     lut = np.array([1, 5, 9, 13, 2, 10, 18, 26], dtype=np.float16).reshape(2, 1, 4, 1)
     indices = np.array([[2, 3], [3, 0], [1, 0], [3, 0], [2, 1], [0, 3]], dtype=np.uint8)

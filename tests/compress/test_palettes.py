@@ -9,9 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from cetane.compress.palettes import kmeans, uniform
+from cetane.compress import palettes
+from cetane.compress.palettes import uniform
 
 BITS = [1, 2, 3, 4, 6, 8]
+
+
+def kmeans(group: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    lut, indices = palettes.kmeans(group[None], bits)
+    return lut[0], indices[0]
 
 
 def groups(largest: float) -> st.SearchStrategy[np.ndarray]:
@@ -30,6 +36,11 @@ def exact_error(group: np.ndarray, bits: int) -> float:
     return float((counts * (values - centroids) ** 2).sum())
 
 
+def bf16(values: np.ndarray) -> np.ndarray:
+    bits = values.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
+    return bits.view(np.float32)
+
+
 def draw(kind: str, size: int = 4000) -> np.ndarray:
     rng = np.random.default_rng(0)
     values = {
@@ -39,6 +50,8 @@ def draw(kind: str, size: int = 4000) -> np.ndarray:
         "log-normal": lambda: rng.lognormal(-3, 2, size) * rng.choice([-1, 1], size),
         "one outlier": lambda: np.append(rng.normal(0, 0.02, size - 1), 60000),
         "grid": lambda: rng.integers(-40, 40, size) / 64,
+        "laplace": lambda: rng.laplace(0, 0.02, size),
+        "bf16": lambda: bf16(rng.normal(0, 0.02, size)),
     }[kind]()
     return values.astype(np.float16)
 
@@ -50,6 +63,69 @@ def draw(kind: str, size: int = 4000) -> np.ndarray:
 def test_error_is_within_a_percent_of_exact(kind: str, bits: int) -> None:
     group = draw(kind)
     assert squared_error(group, *kmeans(group, bits)) <= 1.01 * exact_error(group, bits)
+
+
+@pytest.mark.parametrize("kind", ["normal", "laplace", "student", "uniform", "bf16", "one outlier"])
+def test_a_whole_group_is_no_worse_than_coremltools(kind: str) -> None:
+    group = draw(kind, 32 * 2048)
+    values, inverse, counts = np.unique(group, return_inverse=True, return_counts=True)
+    theirs = cluster(values, 16, weights=counts)
+    lut = np.array(theirs.centroids).astype(np.float16)
+    error = squared_error(group, lut, np.array(theirs.clusters)[inverse])
+    assert squared_error(group, *kmeans(group, 4)) <= error * (1 + 1e-12)
+
+
+def test_eight_bits_are_within_a_percent_of_exact() -> None:
+    group = draw("normal", 10_000)
+    assert squared_error(group, *kmeans(group, 8)) <= 1.01 * exact_error(group, 8)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+@given(
+    group=hnp.arrays(np.float16, st.integers(1, 10), elements=st.floats(-8, 8, width=16)),
+    repeats=st.integers(1, 3),
+)
+def test_a_dynamic_programme_by_hand_agrees(group: np.ndarray, repeats: int, bits: int) -> None:
+    group = np.repeat(group, repeats)
+    values = np.sort(group.astype(np.float64))
+    least = np.array([0.0] + [np.inf] * len(values))  # of the first values, in the clusters so far
+    for _ in range(min(2**bits, len(values))):
+        least = np.array(
+            [0.0]
+            + [
+                min(least[start] + values[start:end].var() * (end - start) for start in range(end))
+                for end in range(1, len(values) + 1)
+            ]
+        )
+    # Centroids are rounded to fp16: by at most 2**-9 for values up to 8.
+    bound = least[-1] + len(values) * 2.0**-18 + 1e-9
+    assert squared_error(group, *kmeans(group, bits)) <= bound
+
+
+@given(groups(65504))
+def test_an_index_is_that_of_a_nearest_entry(group: np.ndarray) -> None:
+    lut, indices = kmeans(group, 3)
+    distances = np.abs(lut.astype(np.float64) - group.astype(np.float64)[:, None])
+    np.testing.assert_array_equal(distances[np.arange(len(group)), indices], distances.min(axis=1))
+
+
+def test_results_do_not_depend_on_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = draw("student", 40 * 500).reshape(40, 500)
+    for choose in (palettes.kmeans, uniform):
+        together = choose(rows, 4)
+        for cores in (1, 3, 16):
+            monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+            again = choose(rows, 4)
+            assert [a.tobytes() for a in again] == [a.tobytes() for a in together]
+        alone = [choose(row[None], 4) for row in rows]
+        np.testing.assert_array_equal(np.concatenate([lut for lut, _ in alone]), together[0])
+        np.testing.assert_array_equal(np.concatenate([i for _, i in alone]), together[1])
+
+
+def test_read_only_weights_are_encoded() -> None:
+    group = draw("grid")
+    group.flags.writeable = False
+    assert kmeans(group, 4)[1].shape == group.shape
 
 
 @given(hnp.arrays(np.float16, st.integers(3, 8), elements=st.integers(-20, 20)))
@@ -111,3 +187,24 @@ def test_a_constant_group_has_a_constant_uniform_palette() -> None:
     lut, indices = uniform(np.full((1, 8), 0.25, dtype=np.float16), 4)
     assert (lut == 0.25).all()
     assert (indices == 0).all()
+
+
+@pytest.mark.parametrize("bits", BITS)
+@given(group=groups(30000))
+def test_uniform_indices_are_those_of_numpy(group: np.ndarray, bits: int) -> None:
+    low, high = group.min(), group.max()
+    fraction = (group - low) / (high - low) if high > low else np.zeros_like(group)
+    expected = np.round(fraction * np.float16(2**bits - 1)).astype(np.uint8)
+    np.testing.assert_array_equal(uniform(group[None], bits)[1][0], expected)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(-1, 1), (-3e-8, 7e-8), (-32000, 33000), (0, 6e-5), (0.1, 0.7), (-5, -2)]
+)
+def test_uniform_indices_are_those_of_numpy_for_every_value(low: float, high: float) -> None:
+    every = np.arange(0x10000, dtype=np.uint16).view(np.float16)
+    group = every[(every >= low) & (every <= high)]
+    for bits in BITS:
+        fraction = (group - group.min()) / (group.max() - group.min())
+        expected = np.round(fraction * np.float16(2**bits - 1)).astype(np.uint8)
+        np.testing.assert_array_equal(uniform(group[None], bits)[1][0], expected)

@@ -1,12 +1,17 @@
-"""Engines on authored modules of a tiny llama."""
+"""Engines on authored modules of a tiny llama, and of a tiny ZAYA."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tests.conftest import InMemoryCheckpoint, build_model
+from tests.families.parity import engine_of
+from tests.families.zaya_models import build_zaya
+from tests.families.zaya_models import recipe as zaya_recipe
 
 from cetane.engine.authored import authored_engine
+from cetane.engine.backend import Arrays, Backend, Program
 from cetane.engine.engine import Engine
 from cetane.plan import Planner
 from cetane.recipe import parse_recipe
@@ -38,5 +43,61 @@ def tiny_engine(checkpoint: InMemoryCheckpoint) -> Callable[..., Engine]:
         return authored_engine(
             Planner(checkpoint, parse_recipe(defaults | content, "test")), checkpoint
         )
+
+    return make
+
+
+class Counting:
+    """A backend that runs another's programs and writes down what is opened and called."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend, self.name, self.dtype = backend, backend.name, backend.dtype
+        self.opened: list[str] = []
+        self.calls: list[tuple[str, str, Arrays, Arrays]] = []
+        """Shard, function, inputs and outputs."""
+        self.live: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.most_live = 0
+
+    def open(self, shard: str) -> Program:
+        self.opened.append(shard)
+        program = CountingProgram(self, shard, self.backend.open(shard))
+        self.live.add(program)
+        self.most_live = max(self.most_live, len(self.live))
+        return program
+
+    def functions(self) -> list[str]:
+        """Names of the functions that were called, in order."""
+        return [function for _, function, _, _ in self.calls]
+
+
+class CountingProgram:
+    def __init__(self, counting: Counting, shard: str, program: Program) -> None:
+        self.counting, self.shard, self.program = counting, shard, program
+
+    def make_state(self, function: str) -> Any:
+        return self.program.make_state(function)
+
+    def call(self, function: str, inputs: Arrays, state: Any) -> Arrays:
+        outputs = self.program.call(function, inputs, state)
+        copies = {name: value.copy() for name, value in inputs.items()}
+        self.counting.calls.append((self.shard, function, copies, outputs))
+        return outputs
+
+
+@pytest.fixture(scope="session")
+def zaya() -> Any:
+    """A random ZAYA whose tokens go to all four experts, and to none."""
+    return build_zaya()
+
+
+@pytest.fixture(scope="session")
+def zaya_engine(zaya: Any) -> Callable[..., Engine]:
+    """`zaya_engine(contract, resident=..., ...)`: an engine that counts, widths 1, 4 and 8; takes
+    what `tests.families.zaya_models.recipe` takes."""
+
+    def make(contract: str = "readonly", resident: bool = True, **content: Any) -> Engine:
+        made = engine_of(zaya, zaya_recipe(contract, **content))
+        backend = Counting(made.backend)
+        return Engine(made.plan, backend, made.tables, resident=resident)
 
     return make

@@ -5,11 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.families.parity import tokens
+from tests.families.parity import truth as zaya_truth
+from tests.families.zaya_models import scores
 
-from cetane.engine.engine import Engine
+from cetane.engine.engine import Engine, Running, Session, gather
 from cetane.errors import CetaneError
 from cetane.families.caches import CONTRACTS
 from cetane.families.flow import ToCache
+from cetane.plan import Route
 
 CONTEXT = 32
 IDS = np.random.default_rng(1).integers(0, 288, CONTEXT).tolist()
@@ -58,18 +62,14 @@ def test_choose(tiny_engine, contract: str, position: int, tokens: int, mode: st
     assert session.choose(tokens) == mode
 
 
-def only(engine: Engine, *modes: str) -> Engine:
-    return Engine(engine.plan, engine.backend, engine.tables, modes)
-
-
 def test_choose_among_some_of_the_modes(tiny_engine) -> None:
-    session = only(tiny_engine(), "decode", "prefill").session()
+    session = tiny_engine().session(["decode", "prefill"])
     assert [session.choose(n) for n in (1, 2, 4, 9)] == ["decode"] + ["prefill"] * 3
 
 
 @pytest.mark.parametrize(("contract", "fed", "more"), [("shift", 0, 3), ("readonly", 26, 3)])
 def test_no_function_takes_them(tiny_engine, contract: str, fed: int, more: int) -> None:
-    session = only(tiny_engine(contract), "prefill").session()
+    session = tiny_engine(contract).session(["prefill"])
     session.position = fed
     with pytest.raises(CetaneError, match=r"no function takes 3 tokens; widths: \[8\]"):
         session.feed(IDS[:more])
@@ -179,17 +179,19 @@ def test_wanted(tiny_engine, truth, kind: str) -> None:
 def test_heads_run_only_for_logits_that_are_wanted(tiny_engine, wanted, calls) -> None:
     seen: dict[str, list[int]] = {}
     session = tiny_engine().session()
-    session.watch = lambda shard, name, value, valid: seen.setdefault(name, []).append(valid)
+    session.watch = lambda step, name, value, valid: (
+        None if name.startswith("kv") else seen.setdefault(step.shard, []).append(valid)
+    )
     session.feed(IDS[:13], wanted)
-    assert seen.get("logits_0", []) == seen.get("logits_1", []) == calls
-    assert seen["kv_k_out"] == [8, 8, 5, 5]  # two chunks, two calls
+    assert seen.get("head-0", []) == seen.get("head-1", []) == calls
+    assert seen["chunk-00"] == [8, 5]  # what the last layer hands on nobody reads without a head
 
 
 def test_watch_sees_every_output_as_it_is(tiny_engine, truth) -> None:
     seen: dict[tuple[str, str], tuple[np.ndarray, int]] = {}
     engine = tiny_engine()
     session = engine.session()
-    session.watch = lambda *output: seen.update({output[:2]: output[2:]})
+    session.watch = lambda step, name, *output: seen.update({(step.shard, name): output})
     session.feed(IDS[:3], "all")
     planned = {
         (shard.name, item.name): item.shape
@@ -200,7 +202,7 @@ def test_watch_sees_every_output_as_it_is(tiny_engine, truth) -> None:
     }
     assert {key: value.shape for key, (value, _) in seen.items()} == planned
     assert {valid for _, valid in seen.values()} == {3}
-    assert close(seen["head-1", "logits_1"][0][0, :, 0, :3].T, truth[:3, 128:])
+    assert close(seen["head-1", "logits_0"][0][0, :, 0, :3].T, truth[:3, 128:])
 
 
 def test_shards_open_once_and_on_first_use(tiny_engine) -> None:
@@ -229,3 +231,212 @@ def test_a_readonly_graph_writes_no_cache_itself(tiny_engine) -> None:
         for function in shard.functions:
             for item in function.outputs:
                 assert not isinstance(item.sink, ToCache) or item.sink.write == "append"
+
+
+def feed(engine: Engine, *pieces: int, wanted: str = "last") -> Session:
+    session, fed = engine.session(), 0
+    for piece in pieces:
+        session.feed(tokens(engine.plan.vocab)[fed : fed + piece], wanted)
+        fed += piece
+    return session
+
+
+def experts(engine: Engine) -> dict[str, list[tuple[str, Any, Any]]]:
+    """Calls of experts by shard: function, inputs and outputs."""
+    found: dict[str, list[tuple[str, Any, Any]]] = {}
+    for shard, function, inputs, outputs in engine.backend.calls:
+        if function.startswith("expert"):
+            found.setdefault(shard, []).append((function, inputs, outputs))
+    return found
+
+
+ROUTES = ["decode", "verify"]
+
+
+@pytest.mark.parametrize("order", ["c1t", "ct1"])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_one_call_for_the_tokens_of_an_expert(zaya, zaya_engine, order: str, count: int) -> None:
+    """As many calls as experts are chosen, each in the narrowest function that takes its tokens,
+    and padded tokens, of which there may be some, are in none."""
+    engine = zaya_engine(routed=ROUTES, order=order)
+    feed(engine, count)
+    choices = scores(zaya).argmax(-1)[:, :count].numpy()
+    for layer, (shard, calls) in enumerate(experts(engine).items()):
+        assert shard == f"moe-{layer:02}"
+        chosen, tokens = np.unique(choices[layer], return_counts=True)
+        assert [function for function, _, _ in calls] == [
+            f"expert-{expert:02}-{'decode' if n == 1 else 'verify'}"
+            for expert, n in zip(chosen, tokens, strict=True)
+        ]
+        for (_, inputs, _), n in zip(calls, tokens, strict=True):
+            hidden = inputs["hidden"].reshape(32, -1)
+            assert hidden.shape[1] == (1 if n == 1 else 4)
+            assert hidden[:, :n].any(0).all()
+            assert not hidden[:, n:].any()
+
+
+def routed(engine: Engine, choices: list[int], width: int) -> tuple[list[str], Any]:
+    """Calls of the first layer's experts for tokens with these choices, of a call of `width`, and
+    the hidden state after it."""
+    route = next(s for s in engine.plan.modes["verify"].steps if isinstance(s, Route))
+    session = engine.session()
+    call = session.prepare(np.arange(len(choices)), width)
+    running = Running("verify", call, wanted=False)
+    rows = np.zeros((5, width), np.float32)
+    rows[choices, range(len(choices))] = 1
+    rows[0, len(choices) :] = 9  # what padded tokens would choose
+    hidden = np.random.default_rng(0).standard_normal((1, 32, 1, width)).astype(np.float32)
+    running.tensors = {"scores": rows.reshape(1, 5, 1, width), "hidden": hidden,
+                       "probabilities": np.full((1, 5, 1, width), 0.5, np.float32)}  # fmt: skip
+    engine.backend.calls.clear()
+    session.step(route, running)
+    return engine.backend.functions(), running.tensors["hidden"]
+
+
+@pytest.mark.parametrize(
+    ("choices", "width", "calls"),
+    [
+        ([2, 1, 2, 1], 4, ["expert-01-verify", "expert-02-verify"]),
+        ([2, 1, 2, 2], 4, ["expert-01-decode", "expert-02-verify"]),
+        ([3, 3, 3, 3], 4, ["expert-03-verify"]),
+        ([3, 0, 1, 2], 4, [f"expert-0{i}-decode" for i in range(4)]),
+        ([4, 4, 1], 4, ["expert-01-decode", "expert-04-verify"]),
+        ([4], 4, ["expert-04-decode"]),
+        # more than a function takes: full ones, and one for the rest
+        ([1] * 5, 8, ["expert-01-verify", "expert-01-decode"]),
+        ([1, 2, 1, 1, 2, 1, 1, 1], 8, ["expert-01-verify", "expert-01-verify", "expert-02-verify"]),
+        ([1] * 8, 8, ["expert-01-verify"] * 2),
+    ],
+    ids=str,
+)
+def test_how_tokens_are_grouped(zaya_engine, choices, width: int, calls: list[str]) -> None:
+    engine = zaya_engine(routed=ROUTES)
+    found, together = routed(engine, choices, width)
+    assert found == calls
+    assert together.shape == (1, 32, 1, width)
+    for index, choice in enumerate(choices):  # as each token would have been alone
+        alone = np.zeros((1, 32, 1, 1), np.float32)
+        hidden = np.random.default_rng(0).standard_normal((1, 32, 1, width)).astype(np.float32)
+        alone[..., 0] = hidden[..., index]
+        inputs = {"hidden": alone, "probabilities": np.full((1, 5, 1, 1), 0.5, np.float32)}
+        name = f"expert-{choice:02}-decode"
+        wanted = {i.name for i in engine.plan.functions["moe-00", name].inputs}
+        inputs = {key: value for key, value in inputs.items() if key in wanted}
+        expected = engine.program("moe-00").call(name, inputs, None)["hidden_out"]
+        assert np.abs(together[..., index] - expected[..., 0]).max() <= 1e-5
+    assert not together[..., len(choices) :].any()
+
+
+@pytest.mark.parametrize("kind", ["per-block", "single"])
+def test_experts_that_are_not_chosen_are_not_called(zaya, zaya_engine, kind: str) -> None:
+    engine = zaya_engine(kind=kind, routed=[*ROUTES, "prefill"])
+    feed(engine, 8, *[1] * 5)
+    called = sum(map(len, experts(engine).values()))
+    choices = scores(zaya).argmax(-1).numpy()
+    assert called == sum(len(set(row[:8])) + 5 for row in choices)
+
+
+@pytest.mark.parametrize("order", ["c1t", "ct1"])
+@pytest.mark.parametrize("pieces", [[1], [3], [1, 1], [5, 1], [8, 3, 2], [13]])
+def test_histories_hold_the_newest_valid_tokens(zaya_engine, order: str, pieces: list[int]) -> None:
+    """Of a padded call nothing but its tokens, and zeros before the first one."""
+    session = feed(zaya_engine(order=order), *pieces)
+    count = sum(pieces)
+    steps = feed(zaya_engine(order=order), *[1] * count)
+    lengths = {"conv": 2, "delayed": 1}
+    assert session.histories.keys() == {
+        f"attn-0{layer}.{name}" for layer in range(3) for name in lengths
+    }
+    for name, history in session.histories.items():
+        length = lengths[name.partition(".")[2]]
+        assert history.shape[3 if order == "c1t" else 2] == length
+        rows = history.reshape(-1, length)
+        assert not rows[:, : max(0, length - count)].any()
+        assert np.abs(rows[:, max(0, length - count) :]).min() > 0
+        assert np.abs(history - steps.histories[name]).max() <= 1e-5
+
+
+def test_a_history_by_hand(zaya_engine) -> None:
+    engine = zaya_engine(verify=4)
+    feed(engine, 3, 1)
+    outputs = [o["conv_out"] for s, _, _, o in engine.backend.calls if s == "attn-00"]
+    inputs = [i["conv"] for s, _, i, _ in engine.backend.calls if s == "attn-00"]
+    assert [value.shape[-1] for value in outputs] == [4, 1]
+    assert not inputs[0].any()
+    assert np.array_equal(inputs[1], outputs[0][..., 1:3])  # its last column is padding
+
+
+def test_one_shard_at_a_time(zaya_engine) -> None:
+    """A shard is opened once a feed, takes all of its calls, and is gone before the next."""
+    engine = zaya_engine(resident=False)
+    order = [shard.name for shard in engine.plan.shards]
+    session = engine.session()
+    session.feed(tokens(101)[:13], "all")
+    assert engine.backend.opened == order
+    assert engine.backend.most_live == 1
+    shards = [shard for shard, *_ in engine.backend.calls]
+    assert shards == sorted(shards, key=order.index)
+    assert shards.count("attn-00") == 2
+    session.feed(tokens(101)[13:14], "none")
+    assert engine.backend.opened == [*order, *order[:-1]]
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("routed", [[], ["decode", "verify"]], ids=str)
+def test_one_shard_at_a_time_gives_the_same(zaya, zaya_engine, contract, routed) -> None:
+    engine = zaya_engine(contract, resident=False, kind="per-layer", routed=routed)
+    session = engine.session()
+    found = [session.feed(tokens(101)[a:b], "all") for a, b in ((0, 9), (9, 10), (10, 14))]
+    assert close(np.concatenate(found), zaya_truth(zaya)[:14])
+
+
+def test_some_shards_only(zaya_engine) -> None:
+    """Calls may be taken through the model in several runs."""
+    engine = zaya_engine()
+    session = engine.session()
+    calls = session.schedule(np.array(tokens(101)[:9]), "all")
+    order = [shard.name for shard in engine.plan.shards]
+    for shard in order[:3]:
+        engine.run([(session, calls)], [shard])
+        assert engine.backend.opened[-1] == shard
+    engine.run([(session, calls)], order[3:])
+    assert engine.backend.opened == order
+    assert np.array_equal(gather(calls, "all"), engine.session().feed(tokens(101)[:9], "all"))
+
+
+def test_sessions_share_an_opened_shard(zaya, zaya_engine) -> None:
+    engine = zaya_engine(resident=False)
+    one, other = engine.session(), engine.session()
+    ids = tokens(101)
+    work = [(s, s.schedule(np.array(i), "all")) for s, i in ((one, ids[:9]), (other, ids[:3]))]
+    engine.run(work)
+    assert engine.backend.opened == [shard.name for shard in engine.plan.shards]
+    truth = zaya_truth(zaya)
+    assert close(gather(work[0][1], "all"), truth[:9])
+    assert close(gather(work[1][1], "all"), truth[:3])
+
+
+@pytest.mark.parametrize(
+    ("contract", "fed", "more"),
+    [("shift", 8, 9), ("readonly", 3, 29), ("blend", 3, 29), ("stateful", 3, 29)],
+)
+def test_what_cannot_be_scheduled_changes_nothing(
+    zaya, zaya_engine, contract: str, fed: int, more: int
+) -> None:
+    """Not even the part for which there are calls of 8: the last tokens can have no padding."""
+    engine = zaya_engine(contract)
+    session = engine.session(["prefill"])
+    session.feed(tokens(101)[:fed], "none")
+    before = (session.position, session.slots, dict(session.caches), dict(session.histories))
+    slots = session.slots.copy()
+    engine.backend.calls.clear()
+    with pytest.raises(CetaneError, match=r"no function takes [15] tokens; widths: \[8\]"):
+        session.feed(tokens(101)[fed : fed + more])
+    assert engine.backend.calls == []
+    assert session.position == before[0]
+    assert session.slots is before[1]
+    assert np.array_equal(session.slots, slots)
+    assert all(session.caches[name] is cache for name, cache in before[2].items())
+    assert all(session.histories[name] is history for name, history in before[3].items())
+    found = session.feed(tokens(101)[fed : fed + 8], "all")
+    assert close(found, zaya_truth(zaya)[fed : fed + 8])

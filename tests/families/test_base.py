@@ -7,7 +7,9 @@ import torch
 from tests.conftest import InMemoryCheckpoint, build_model
 
 from cetane.errors import CetaneError
-from cetane.families import author, families
+from cetane.families import author as author_with
+from cetane.families import families
+from cetane.families.base import EmbeddingTable, Model, RoutedBlock
 from cetane.plan import Planner
 from cetane.recipe import parse_recipe
 
@@ -16,6 +18,12 @@ QUERY = "model.layers.1.self_attn.q_proj.weight"
 BIAS = "model.layers.1.self_attn.q_proj.bias"
 NAMES = (GAIN, QUERY, BIAS)
 RECIPE = parse_recipe({"name": "test", "cache": {"context": 64}}, "test")
+NO_WEIGHTS = InMemoryCheckpoint(build_model("llama"))
+
+
+def author(config: dict[str, Any]) -> Model:
+    """The model of a config; a llama's depends on no options and no weights."""
+    return author_with(config, "c1t", {}, NO_WEIGHTS)
 
 
 @pytest.fixture
@@ -197,3 +205,53 @@ def test_invalid_configs(checkpoint, change: dict[str, Any], named: str) -> None
         author(checkpoint.config | change)
     assert named in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_part_uses_some_of_its_blocks_weights() -> None:
+    """Together the router and the experts of a block use all of it; the first norm more than once,
+    and the skip nothing but the merge."""
+    checkpoint = InMemoryCheckpoint(build_model("zaya", num_experts=2))
+    block = author(checkpoint.config).layers[1]
+    assert isinstance(block, RoutedBlock)
+    block.load(checkpoint)
+    parts = [block.router(), *block.experts()]
+    paths = [{path for path, _ in part.weights()} for part in parts]
+    assert set().union(*paths) == {path for path, _ in block.weights()}
+    norm, expert = "post_attention_layernorm.weight", "mlp.experts.1.down_proj.weight"
+    assert [norm in found for found in paths] == [True, True, True, False]
+    assert [expert in found for found in paths] == [False, False, True, False]
+    assert all(path.startswith("residual.") for path in paths[-1])
+    assert [part.root for part in parts] == [block] * 4
+    for part in parts:
+        assert not list(part.parameters())  # they are the block's
+        for path, weight in part.weights():
+            assert torch.equal(part.root.get_parameter(path), weight.read(checkpoint))
+
+
+def test_rows_of_stacked_experts() -> None:
+    checkpoint = InMemoryCheckpoint(build_model("zaya", num_experts=3))
+    block = author(checkpoint.config).layers[1]
+    block.load(checkpoint)
+    stacked = checkpoint.tensors["model.layers.0.mlp.experts.down_proj"]
+    for index in range(3):
+        loaded = block.get_parameter(f"mlp.experts.{index}.down_proj.weight")
+        assert torch.equal(loaded[..., 0, 0], stacked[index])
+    checkpoint.tensors["model.layers.0.mlp.experts.down_proj"] = stacked[:2]
+    with pytest.raises(CetaneError, match=r"experts\.down_proj: shape"):
+        block.load(checkpoint)
+
+
+def test_an_embedding_with_an_affine() -> None:
+    tensors = {"w": torch.randn(5, 3), "b": torch.randn(3), "s": torch.randn(3)}
+    checkpoint = InMemoryCheckpoint(build_model("llama"))
+    checkpoint.tensors = {name: tensor.half() for name, tensor in tensors.items()}
+    table = EmbeddingTable("w", "b", "s").read(checkpoint)
+    expected = (tensors["w"].half().float() + tensors["b"].half().float()) * (
+        tensors["s"].half().float()
+    )
+    assert table.dtype == torch.float32
+    assert torch.equal(table, expected)
+    assert torch.equal(EmbeddingTable("w").read(checkpoint), checkpoint.tensors["w"].float())
+    checkpoint.tensors["s"][1] = float("nan")
+    with pytest.raises(CetaneError, match="w: holds NaN"):
+        EmbeddingTable("w", "b", "s").read(checkpoint)

@@ -4,8 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from cetane.families.caches import CONTRACTS, CacheSpec
-from cetane.families.flow import FromCache, Position, ToCache, WriteMask
+from cetane.families.caches import CONTRACTS, CacheSpec, HistorySpec, PastColumns
+from cetane.families.flow import (
+    FromCache,
+    FromHistory,
+    Position,
+    ToCache,
+    ToHistory,
+    WriteMask,
+)
+from cetane.families.layers import hidden_shape
 
 SPEC = CacheSpec("chunk-01", "kv", layers=2, heads=3, dim=4, slots=8)
 SHAPE = (2, 3, 4, 8)
@@ -110,3 +118,36 @@ class TestSemantics:
         assert np.array_equal(seen[part], updated(part))
         assert np.array_equal(tensors[f"kv_{part}"], updated(part))
         assert results == {}
+
+
+@pytest.mark.parametrize(
+    ("order", "past", "new"),
+    [("c1t", (2, 6, 1, 3), (2, 6, 1, 5)), ("ct1", (2, 6, 3, 1), (2, 6, 5, 1))],
+)
+def test_ports_of_a_history(order: str, past: tuple[int, ...], new: tuple[int, ...]) -> None:
+    spec = HistorySpec("chunk-01", "conv", layers=2, channels=6, length=3, order=order)
+    taken, given = spec.input(), spec.output(5)
+    assert (taken.name, taken.shape) == ("conv", past)
+    assert taken.source == FromHistory(name="chunk-01.conv")
+    assert (given.name, given.shape) == ("conv_out", new)
+    assert given.sink == ToHistory(name="chunk-01.conv")
+
+
+@pytest.mark.parametrize("order", ["c1t", "ct1"])
+def test_a_history_shows_the_past_and_gives_back_the_new(order: str) -> None:
+    """Of each layer its own, in the order in which they ask; it writes nothing itself."""
+    spec = HistorySpec("chunk-01", "conv", layers=2, channels=6, length=3, order=order)
+    past, new = random(2, 6, 3, seed=1), random(2, 6, 4, seed=2)
+    given = torch.tensor(past).reshape(spec.input().shape)
+    history = PastColumns(spec, {"conv": given})
+    for layer in range(2):
+        seen = history.extend(torch.tensor(new[layer]).reshape(hidden_shape(order, 6, 4)))
+        assert seen.shape == hidden_shape(order, 6, 7)
+        assert np.array_equal(
+            seen.reshape(6, 7).numpy(), np.concatenate([past[layer], new[layer]], axis=1)
+        )
+    (out,) = history.results().values()
+    assert list(history.results()) == ["conv_out"]
+    assert out.shape == spec.output(4).shape
+    assert np.array_equal(out.reshape(new.shape).numpy(), new)
+    assert np.array_equal(given.reshape(past.shape).numpy(), past)

@@ -12,6 +12,7 @@ from cetane.errors import CetaneError
 from cetane.families.layers import (
     ACTIVATIONS,
     MASKED,
+    CausalConvolution,
     Heads,
     Projection,
     RMSNorm,
@@ -19,6 +20,7 @@ from cetane.families.layers import (
     attend,
     hidden_shape,
     layer_norm,
+    normalize,
     rotate,
 )
 
@@ -35,14 +37,15 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 def test_rms_norm(scale: float, eps: float, axis: int) -> None:
     x, gain = random(2, 8, 6, 5) * scale, random(8 if axis == 1 else 6, seed=1)
     ours, theirs = RMSNorm(len(gain), eps, axis), LlamaRMSNorm(len(gain), eps)
-    ours.weight.data, theirs.weight.data = gain, gain
+    ours.weight.data = gain.reshape(ours.weight.shape)
+    theirs.weight.data = gain
     expected = theirs(x.movedim(axis, -1)).movedim(-1, axis)
     torch.testing.assert_close(ours(x), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_rms_norm_does_not_subtract_the_mean() -> None:
     norm = RMSNorm(4, 0.0)
-    norm.weight.data = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    norm.weight.data = torch.tensor([1.0, 2.0, 3.0, 4.0]).reshape(norm.weight.shape)
     x = torch.full((1, 4, 1, 1), 7.0)
     assert norm(x).flatten().tolist() == pytest.approx([1, 2, 3, 4])
 
@@ -64,6 +67,21 @@ def test_projection_is_a_linear_layer(bias: bool, order: str) -> None:
     out = projection(x.T.reshape(hidden_shape(order, 12, 5)))
     assert out.shape == hidden_shape(order, 7, 5)
     torch.testing.assert_close(out.reshape(7, 5).T, linear(x))
+
+
+@pytest.mark.parametrize("taps", [1, 2, 3])
+@pytest.mark.parametrize("groups", [12, 3, 1])
+@pytest.mark.parametrize("order", ["c1t", "ct1"])
+def test_causal_convolution(taps: int, groups: int, order: str) -> None:
+    theirs = nn.Conv1d(12, 12, taps, groups=groups)
+    ours = CausalConvolution(12, taps, groups, "convolution", order)
+    assert ours.held["weight"].stored == theirs.weight.shape
+    ours.weight.data = theirs.weight.data.reshape(ours.weight.shape)
+    ours.bias.data = theirs.bias.data
+    x = random(1, 12, taps + 4)
+    out = ours(x.reshape(hidden_shape(order, 12, taps + 4)))
+    assert out.shape == hidden_shape(order, 12, 5)
+    torch.testing.assert_close(out.reshape(1, 12, 5), theirs(x))
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -95,6 +113,23 @@ def test_rotate(heads: int, half: int, tokens: int, seed: int) -> None:
     expected, _ = apply_rotary_pos_emb(q, q, cos[None], sin[None])
     result = rotate(q.mT, cos.T[None, None], sin.T[None, None], 2 * half)
     torch.testing.assert_close(result.mT, expected)
+
+
+@pytest.mark.parametrize("width", [2, 4, 6])
+def test_rotate_leaves_the_rest_of_a_head(width: int) -> None:
+    x, angles = random(1, 2, 6, 5), random(width, 5, seed=1)[None, None]
+    result = rotate(x, angles.cos(), angles.sin(), width)
+    assert torch.equal(result[:, :, width:], x[:, :, width:])
+    turned = rotate(x[:, :, :width], angles.cos(), angles.sin(), width)
+    assert torch.equal(result[:, :, :width], turned)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 6e4])
+def test_normalize(scale: float) -> None:
+    x = random(2, 3, 8, 5) * scale
+    result = normalize(x, 8, 1e-12, axis=2)
+    torch.testing.assert_close(result, x / x.norm(dim=2, keepdim=True) * 8**0.5)
+    assert not normalize(torch.zeros(1, 8, 1, 1), 8, 1e-12, axis=1).any()
 
 
 @small

@@ -5,30 +5,18 @@ uneven pieces; sequences fill the context, pass the windows and the prefill leng
 """
 
 from functools import cache
-from itertools import accumulate, pairwise, product
+from itertools import product
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.conftest import InMemoryCheckpoint, build_model
+from tests.conftest import build_model
+from tests.families.parity import CONTEXT, FEEDS, assert_parity, cuts
 
-from cetane.engine.authored import authored_engine
-from cetane.engine.engine import Engine
 from cetane.families.caches import CONTRACTS
-from cetane.plan import Planner
 from cetane.recipe import Recipe, parse_recipe
 
-TOLERANCE = 1e-4
-CONTEXT = 32
-FEEDS = {
-    "prefill": [32],
-    "steps": [1] * 32,
-    "steps of 4": [4] * 8,
-    "uneven": [5, 1, 11, 2, 4, 3, 6],
-}
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default", "rope_theta": 5e3},
     "linear": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0},
@@ -113,37 +101,6 @@ def recipe(
     return parse_recipe(content, "test")
 
 
-def tokens(vocab: int) -> list[int]:
-    return np.random.default_rng(0).integers(0, vocab, CONTEXT).tolist()
-
-
-@torch.inference_mode()
-def truth(model: Any) -> np.ndarray:
-    """Logits of transformers' eager attention for the whole sequence at once."""
-    return model(torch.tensor([tokens(model.config.vocab_size)])).logits[0].numpy()
-
-
-def worst(engine: Engine, expected: np.ndarray, pieces: list[int]) -> float:
-    """Largest logit error at any position when the sequence is fed in `pieces`."""
-    ids, session = tokens(engine.plan.vocab), engine.session()
-    logits = [
-        session.feed(ids[start:stop], "all")
-        for start, stop in pairwise(accumulate(pieces, initial=0))
-    ]
-    return float(np.abs(np.concatenate(logits) - expected).max())
-
-
-def assert_parity(
-    model: Any, recipe: Recipe, feeds: dict[str, list[int]], config: dict[str, Any] | None = None
-) -> None:
-    checkpoint = InMemoryCheckpoint(model)
-    checkpoint.config = config or checkpoint.config
-    engine, expected = authored_engine(Planner(checkpoint, recipe), checkpoint), truth(model)
-    assert np.abs(expected).max() > 0.1  # an error of 1e-4 means something
-    errors = {name: worst(engine, expected, pieces) for name, pieces in feeds.items()}
-    assert max(errors.values()) <= TOLERANCE, errors
-
-
 @pytest.mark.parametrize("contract", CONTRACTS)
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name: str, contract: str) -> None:
@@ -215,9 +172,6 @@ recipes = st.builds(
     slices=st.integers(1, 10),
     verify=st.none() | st.integers(2, 6),
     prefill=st.none() | st.integers(2, 32),
-)
-cuts = st.sets(st.integers(1, CONTEXT - 1)).map(
-    lambda at: [stop - start for start, stop in pairwise([0, *sorted(at), CONTEXT])]
 )
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.zaya.modeling_zaya import ZayaRotaryEmbedding
 
 from cetane.errors import CetaneError
 from cetane.families.rotary import rotary_table
@@ -80,9 +81,64 @@ def test_frequencies_that_depend_on_the_length_are_refused(rope: dict[str, Any])
 
 
 def test_partial_rotary_is_refused() -> None:
+    """Where transformers would fail."""
     settings = config(rope_type="linear", factor=2.0, partial_rotary_factor=0.5)
     with pytest.raises(CetaneError, match="a part of each head"):
         rotary_table(settings, 16)
+
+
+def test_a_factor_that_transformers_ignores() -> None:
+    whole, part = (
+        rotary_table(config(rope_type="default", partial_rotary_factor=factor), 16)
+        for factor in (1.0, 0.5)
+    )
+    assert torch.equal(whole.inverse_frequencies, part.inverse_frequencies)
+
+
+def zaya(dim: int, **rope: Any) -> Any:
+    """A config with other rotary parameters for the windowed layers."""
+    parameters = {"hybrid": {"rope_type": "default", "rope_theta": 5e6}}
+    parameters["hybrid_sliding"] = {"rope_theta": 1e4} | rope
+    return transformers.AutoConfig.for_model(
+        "zaya",
+        head_dim=dim,
+        num_hidden_layers=2,
+        layer_types=["hybrid", "hybrid_sliding"],
+        sliding_window=5,
+        max_position_embeddings=POSITIONS,
+        rope_parameters=parameters,
+    )
+
+
+@pytest.mark.parametrize("part", [0.25, 0.5, 0.75, 1.0])
+@pytest.mark.parametrize("rope", [{"rope_type": "default"}, {"rope_type": "linear", "factor": 4.0}])
+@pytest.mark.parametrize("dim", [8, 16, 64])
+def test_tables_by_kind_of_layer(rope: dict[str, Any], dim: int, part: float) -> None:
+    settings = zaya(dim, partial_rotary_factor=part, **rope)
+    reference = ZayaRotaryEmbedding(settings)
+    for kind in settings.layer_types:
+        expected = reference(torch.zeros(1), torch.arange(POSITIONS)[None], kind)
+        table = rotary_table(settings, dim, kind).cos_sin(POSITIONS)
+        assert table.shape == (2, POSITIONS, dim * part if kind == "hybrid_sliding" else dim)
+        torch.testing.assert_close(table, torch.cat(expected), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "part", [0, -0.5, 1.5, 0.1, 0.01, 0.2, None, "half", float("nan"), float("inf"), 10**400]
+)
+def test_parts_of_a_head_that_cannot_be_rotated(part: Any) -> None:
+    settings = zaya(16)
+    settings.rope_parameters["hybrid_sliding"]["partial_rotary_factor"] = part
+    with pytest.raises(CetaneError, match="of 16 channels of a head to rotate"):
+        rotary_table(settings, 16, "hybrid_sliding")
+
+
+@pytest.mark.parametrize("parameters", [{}, {"hybrid_sliding": None}, {"hybrid_sliding": 7}])
+def test_a_kind_of_layer_without_parameters(parameters: dict[str, Any]) -> None:
+    settings = zaya(16)
+    settings.rope_parameters = parameters
+    with pytest.raises(CetaneError, match="rope_parameters has no 'hybrid_sliding'"):
+        rotary_table(settings, 16, "hybrid_sliding")
 
 
 @pytest.mark.parametrize("kind", [{"rope_type": "default"}, {"rope_type": "linear", "factor": 2.0}])

@@ -1,6 +1,7 @@
-"""The truth is what transformers' own loading gives."""
+"""The truth is what transformers' own model computes, with or without room for its weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,28 +9,259 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.families.zaya_models import build_zaya
 
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
-from cetane.gates.reference import Reference
+from cetane.gates.reference import Reference, choices, own_tensors
+
+from .conftest import ZAYA
 
 TOKENS = [5, 250, 17, 3, 99, 254, 40]
+LONGER = [int(t) for t in np.random.default_rng(3).integers(1, 288, 20)]
+"""Goes past the tiny ZAYA's sliding window."""
+STREAMED = 0
+ROOMY = 1 << 30
+LLAMA_LAYERS = [("model.layers.0", 0), ("model.layers.1", 0)]
+ZAYA_TENSORS = [
+    ("model.layers.0.post_attention_residual_scale", 0),
+    ("model.layers.0", 0),
+    ("model.layers.0", 1),
+    ("model.layers.1", 0),
+]
 
 
-def test_logits(checkpoint: Checkpoint, truth: transformers.PreTrainedModel) -> None:
-    expected = truth(torch.tensor([TOKENS])).logits[0].detach().numpy()
-    found = Reference(checkpoint).run(TOKENS)
-    np.testing.assert_allclose(found.logits, expected, atol=1e-5)
-    assert found.hidden == {}
+@pytest.fixture(params=[ROOMY, STREAMED], ids=["resident", "streamed"])
+def reference(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Any], Reference]:
+    """`reference(checkpoint)`: a reference whose weights stay, and one whose weights do not."""
+    monkeypatch.setattr("cetane.gates.reference.RESIDENT", request.param)
+    return Reference
 
 
-def test_hidden_states(checkpoint: Checkpoint, truth: transformers.PreTrainedModel) -> None:
-    modules = ["model.layers.0", "model.layers.1"]
-    found = Reference(checkpoint).run(TOKENS, modules).hidden
-    states = truth(torch.tensor([TOKENS]), output_hidden_states=True).hidden_states
-    np.testing.assert_allclose(found["model.layers.0"], states[1][0].detach().numpy(), atol=1e-5)
-    normed = truth.model.norm(torch.tensor(found["model.layers.1"])).detach().numpy()
-    np.testing.assert_allclose(normed, states[2][0].detach().numpy(), atol=1e-5)
+@pytest.fixture
+def streamed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Reference]:
+    """`streamed(checkpoint)`: a reference whose weights do not stay."""
+    monkeypatch.setattr("cetane.gates.reference.RESIDENT", STREAMED)
+    return Reference
+
+
+@pytest.fixture(scope="module")
+def zaya_model() -> Any:
+    """With both kinds of layers."""
+    return build_zaya(**ZAYA | {"layer_types": ["hybrid_sliding", "hybrid"]})
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2 tied", "qwen3", "zaya"])
+def model(request: pytest.FixtureRequest, tiny_model: Callable[..., Any], zaya_model: Any) -> Any:
+    if request.param == "zaya":
+        return zaya_model
+    family, _, tied = request.param.partition(" ")
+    return tiny_model(family, tie_word_embeddings=bool(tied))
+
+
+@torch.inference_mode()
+def logits(model: Any, tokens: list[int]) -> np.ndarray:
+    return model(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
+
+
+@torch.inference_mode()
+def outputs(model: Any, tokens: list[int], wanted: list[tuple[str, int]]) -> list[np.ndarray]:
+    """The modules' outputs, with hooks of our own."""
+    found: dict[str, Any] = {}
+    hooks = [
+        model.get_submodule(path).register_forward_hook(
+            lambda _, __, output, path=path: found.__setitem__(path, output)
+        )
+        for path, _ in wanted
+    ]
+    logits(model, tokens)
+    for hook in hooks:
+        hook.remove()
+    return [
+        (found[path][index] if isinstance(found[path], tuple) else found[path])[0].numpy()
+        for path, index in wanted
+    ]
+
+
+def holding(reference: Reference) -> list[str]:
+    """Paths of the modules that hold weights."""
+    return [
+        path
+        for path, module in reference.model.named_modules()
+        if any(tensor.numel() for tensor in own_tensors(module).values())
+    ]
+
+
+@contextmanager
+def reads(checkpoint: Any, before: Callable[[], None] = lambda: None) -> Iterator[list[str]]:
+    """The names of the tensors that are read."""
+    names: list[str] = []
+    read = checkpoint.read
+
+    def spy(name: str) -> torch.Tensor:
+        before()
+        names.append(name)
+        return read(name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "read", spy)
+        yield names
+
+
+def test_logits(
+    reference: Callable[[Any], Reference], model: Any, in_memory: Callable[..., Any]
+) -> None:
+    """Of every architecture, also when the weights come a second time."""
+    ours = reference(in_memory(model))
+    for tokens in (TOKENS, LONGER):
+        (found,) = ours.run([tokens])
+        np.testing.assert_allclose(found.logits, logits(model, tokens), atol=1e-5)
+        assert found.tensors == {}
+
+
+def test_of_a_folder(
+    reference: Callable[[Any], Reference],
+    checkpoint: Checkpoint,
+    truth: transformers.PreTrainedModel,
+) -> None:
+    """As transformers loads it."""
+    (found,) = reference(checkpoint).run([TOKENS], LLAMA_LAYERS)
+    np.testing.assert_allclose(found.logits, logits(truth, TOKENS), atol=1e-5)
+    with torch.inference_mode():
+        states = truth(torch.tensor([TOKENS]), output_hidden_states=True).hidden_states
+        normed = truth.model.norm(torch.tensor(found.tensors[LLAMA_LAYERS[1]])).numpy()
+    np.testing.assert_allclose(found.tensors[LLAMA_LAYERS[0]], states[1][0], atol=1e-5)
+    np.testing.assert_allclose(normed, states[2][0], atol=1e-5)
+
+
+def test_tensors_of_a_zaya(
+    reference: Callable[[Any], Reference], zaya_model: Any, in_memory: Callable[..., Any]
+) -> None:
+    """Any output of any module: the router's state is a layer's second one."""
+    ours = reference(in_memory(zaya_model))
+    (found,) = ours.run([LONGER], ZAYA_TENSORS)
+    alone = ours.tensors(LONGER, ZAYA_TENSORS)
+    assert found.tensors.keys() == alone.keys() == set(ZAYA_TENSORS)
+    for at, expected in zip(ZAYA_TENSORS, outputs(zaya_model, LONGER, ZAYA_TENSORS), strict=True):
+        np.testing.assert_allclose(found.tensors[at], expected, atol=1e-5)
+        np.testing.assert_allclose(alone[at], expected, atol=1e-5)
+
+
+def test_stored_buffers_are_the_checkpoints(
+    reference: Callable[[Any], Reference], zaya_model: Any, in_memory: Callable[..., Any]
+) -> None:
+    """The balancing biases are a buffer, and another choice of experts is another model."""
+    checkpoint = in_memory(zaya_model)
+    name = "model.layers.1.mlp.gate.balancing_biases"
+    assert name in checkpoint
+    logits = []
+    for biases in ([2.0, 0.0, 0.0], [0.0, 2.0, 0.0]):
+        checkpoint.tensors[name] = torch.tensor(biases)
+        logits.append(reference(checkpoint).run([LONGER])[0].logits)
+    assert np.abs(logits[0] - logits[1]).max() > 1e-2
+
+
+def test_side_by_side(
+    reference: Callable[[Any], Reference], model: Any, in_memory: Callable[..., Any]
+) -> None:
+    """Sequences of several lengths are what they are alone."""
+    ours = reference(in_memory(model))
+    wanted = [("model.layers.0", 0), ("model.layers.1", 0)]
+    sequences = [TOKENS, LONGER, LONGER[:1], TOKENS[::-1]]
+    for tokens, found in zip(sequences, ours.run(sequences, wanted), strict=True):
+        (alone,) = ours.run([tokens], wanted)
+        assert found.logits.shape == (len(tokens), 288)
+        np.testing.assert_allclose(found.logits, alone.logits, atol=1e-5)
+        for at in wanted:
+            assert len(found.tensors[at]) == len(tokens)
+            np.testing.assert_allclose(found.tensors[at], alone.tensors[at], atol=1e-5)
+
+
+def test_weights_come_and_go(
+    streamed: Callable[[Any], Reference], model: Any, in_memory: Callable[..., Any]
+) -> None:
+    """None is left after a pass; during one, a module's and its parents' own are there."""
+    checkpoint = in_memory(model)
+    ours = streamed(checkpoint)
+    ours.run([TOKENS])
+    assert holding(ours) == []
+    most: list[int] = []
+    with reads(checkpoint, lambda: most.append(len(holding(ours)))) as names:
+        ours.run([TOKENS])
+    assert holding(ours) == []
+    assert set(names) == set(checkpoint.tensors)
+    assert max(most) <= 3 < len(list(ours.model.named_modules()))
+
+
+def test_weights_stay_where_there_is_room(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = Reference(checkpoint)
+    with reads(checkpoint) as names:
+        ours.run([TOKENS])
+        once = sorted(names)
+        ours.run([LONGER])
+    assert sorted(names) == once == checkpoint.names()
+
+
+def test_a_pass_ends_with_the_last_tensor(
+    reference: Callable[[Any], Reference], checkpoint: Checkpoint
+) -> None:
+    """Later layers are not read; and nothing is wrong afterwards."""
+    ours = reference(checkpoint)
+    with reads(checkpoint) as names:
+        found = ours.tensors(TOKENS, LLAMA_LAYERS[:1])
+    assert any(name.startswith("model.layers.0.") for name in names)
+    assert not [n for n in names if n.startswith(("model.layers.1.", "model.norm", "lm_head"))]
+    (whole,) = ours.run([TOKENS], LLAMA_LAYERS)
+    np.testing.assert_array_equal(found[LLAMA_LAYERS[0]], whole.tensors[LLAMA_LAYERS[0]])
+
+
+def test_a_pass_that_ended_early_leaves_little(
+    streamed: Callable[[Any], Reference], zaya_model: Any, in_memory: Callable[..., Any]
+) -> None:
+    """At most what belongs to the parents of the last module."""
+    ours = streamed(in_memory(zaya_model))
+    ours.run([TOKENS])
+    ours.tensors(TOKENS, [("model.layers.0.post_attention_residual_scale", 0)])
+    assert set(holding(ours)) <= {"model"}
+    (found,) = ours.run([TOKENS])
+    np.testing.assert_allclose(found.logits, logits(zaya_model, TOKENS), atol=1e-5)
+
+
+def test_head(
+    reference: Callable[[Any], Reference], model: Any, in_memory: Callable[..., Any]
+) -> None:
+    hidden = np.random.default_rng(4).normal(size=(5, model.config.hidden_size)).astype(np.float32)
+    with torch.inference_mode():
+        expected = model.lm_head(model.model.norm(torch.tensor(hidden))).numpy()
+    checkpoint = in_memory(model)
+    with reads(checkpoint) as names:
+        found = reference(checkpoint).head(hidden)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert len(names) == 2
+
+
+def resident_memory() -> int:
+    """Bytes that this process has in memory."""
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * 4096
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux tells")
+def test_a_large_model_takes_no_memory_before_it_runs(
+    tiny_model: Callable[..., Any], in_memory: Callable[..., Any]
+) -> None:
+    checkpoint = in_memory(tiny_model(num_hidden_layers=1))
+    checkpoint.config["vocab_size"] = 1 << 20  # 256 MB, twice
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        checkpoint.tensors[name] = torch.empty((1 << 20, 64), device="meta")
+    before = resident_memory()
+    ours = Reference(checkpoint)
+    assert ours.model.lm_head.weight.shape == (1 << 20, 64)
+    assert resident_memory() - before < 64 << 20
 
 
 def test_agrees(checkpoint: Checkpoint, truth: transformers.PreTrainedModel) -> None:
@@ -42,27 +274,26 @@ def test_agrees(checkpoint: Checkpoint, truth: transformers.PreTrainedModel) -> 
     assert reference.agrees(TOKENS, generated).tolist()[:6] == [True] * 5 + [False]
 
 
-@pytest.mark.parametrize(
-    ("family", "config"), [("qwen2", {"tie_word_embeddings": True}), ("qwen3", {})]
-)
-def test_other_families(
-    family: str,
-    config: dict[str, Any],
-    tiny_model: Callable[..., Any],
-    in_memory: Callable[..., Any],
-    tmp_path: Path,
-) -> None:
-    model = tiny_model(family, num_hidden_layers=1, **config)
-    model.save_pretrained(tmp_path)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    expected = theirs(torch.tensor([TOKENS])).logits[0].detach().numpy()
-    np.testing.assert_allclose(Reference(in_memory(model)).run(TOKENS).logits, expected, atol=1e-5)
+def test_choices() -> None:
+    """Of the last token of the prompt and all but the last of what was generated."""
+    rows = np.eye(5)[[4, 1, 2, 3, 0]]
+    assert choices(rows, [0, 0], [1, 2, 3]).tolist() == [True, True, True]
+    assert choices(rows, [0, 0], [1, 4, 3]).tolist() == [True, False, True]
+    assert choices(rows, [0, 0, 0, 0, 0], []).tolist() == []
 
 
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.0.mlp.up_proj.weight"])
 def test_a_checkpoint_that_does_not_fit(
-    tiny_model: Callable[..., Any], in_memory: Callable[..., Any]
+    tiny_model: Callable[..., Any], in_memory: Callable[..., Any], name: str
 ) -> None:
     checkpoint = in_memory(tiny_model(num_hidden_layers=1))
-    checkpoint.tensors["model.norm.weight"] = torch.zeros(63)
-    with pytest.raises(CetaneError, match=r"model\.norm\.weight: shape \(63,\)"):
+    checkpoint.tensors[name] = torch.zeros(63)
+    with pytest.raises(CetaneError, match=rf"{name}: shape \(63,\) does not fit the config"):
+        Reference(checkpoint)
+
+
+def test_a_buffer_that_does_not_fit(zaya_model: Any, in_memory: Callable[..., Any]) -> None:
+    checkpoint = in_memory(zaya_model)
+    checkpoint.tensors["model.layers.0.mlp.gate.balancing_biases"] = torch.zeros(7)
+    with pytest.raises(CetaneError, match=r"balancing_biases: shape \(7,\)"):
         Reference(checkpoint)

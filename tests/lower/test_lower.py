@@ -15,7 +15,7 @@ from coremltools.proto.MIL_pb2 import DataType
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
 from cetane.compress import Affine, Dense, Palettized, parse_format
-from cetane.lower.lower import lower_shard
+from cetane.lower.lower import Lowering
 from cetane.plan import Planner, ShardPlan
 from cetane.recipe import Recipe
 
@@ -85,7 +85,8 @@ def lower(
         checkpoint = open_checkpoint(tiny_checkpoint_folder)
         single = {"verify": None, "prefill": None, "shapes": "range", "layout": {"kind": "single"}}
         target = tmp_path / f"{name}.mlpackage"
-        lower_shard(Planner(checkpoint, recipe(**single | options)), checkpoint, "model", target)
+        planner = Planner(checkpoint, recipe(**single | options))
+        Lowering(planner, checkpoint).lower("model", target)
         return target
 
     return make
@@ -106,7 +107,7 @@ def test_interface_is_the_plan(variant: Bundle) -> None:
             for name, (shape, dtype) in outputs.items():
                 assert dtype == wanted[name][1]
                 assert shape == wanted[name][0] or (not static and shape == ())
-            wanted = {state.name: (state.shape, state.dtype) for state in shard.states}
+            wanted = {state.name: (state.shape, state.dtype) for state in function.states}
             assert ports(described.state) == wanted
 
 
@@ -157,7 +158,7 @@ def test_operations(variant: Bundle) -> None:
             dtypes = {out.type.tensorType.dataType for op in ops for out in op.outputs}
             assert DataType.FLOAT16 in dtypes
             assert not dtypes & {DataType.FLOAT32, DataType.FLOAT64}
-        assert len(shard.states) <= 2
+        assert all(len(function.states) <= 2 for function in shard.functions)
 
 
 def test_weights_are_stored_once(tiny_bundle: Callable[..., Bundle]) -> None:
@@ -175,7 +176,7 @@ def test_lowering_twice_gives_the_same_bytes(
     bundle = tiny_bundle(contract="shift", layout={"kind": "single"}, prefill=None)
     checkpoint = open_checkpoint(tiny_checkpoint_folder)
     first, second = bundle.shard("model"), tmp_path / "second.mlpackage"
-    lower_shard(Planner(checkpoint, bundle.plan.recipe), checkpoint, "model", second)
+    Lowering(Planner(checkpoint, bundle.plan.recipe), checkpoint).lower("model", second)
     files = sorted(p.relative_to(first) for p in first.rglob("*") if p.is_file())
     assert len(files) == 3
     assert files == sorted(p.relative_to(second) for p in second.rglob("*") if p.is_file())
@@ -209,7 +210,7 @@ def dense(
     checkpoint = open_checkpoint(tiny_checkpoint_folder)
     target = tmp_path_factory.mktemp("dense") / "model.mlpackage"
     single = recipe(verify=None, prefill=None, shapes="range", layout={"kind": "single"})
-    lower_shard(Planner(checkpoint, single), checkpoint, "model", target)
+    Lowering(Planner(checkpoint, single), checkpoint).lower("model", target)
     return target
 
 
@@ -273,15 +274,3 @@ def test_formats_are_chosen_by_name(lower: Callable[..., Path]) -> None:
     scales = [op.scale.val.size for op in ops if op.op_type == "constexpr_blockwise_shift_scale"]
     assert scales.count(1) == 1
     assert isinstance(parse_format("fp16").encode(decoded(ops[0])), Dense)
-
-
-def test_the_blocks_hold_no_weights_afterwards(
-    tiny_checkpoint_folder: Path, tmp_path: Path, recipe: Callable[..., Recipe]
-) -> None:
-    checkpoint = open_checkpoint(tiny_checkpoint_folder)
-    layout = {"kind": "per-block"}
-    planner = Planner(checkpoint, recipe(verify=None, prefill=None, layout=layout))
-    lower_shard(planner, checkpoint, "layer-00", tmp_path / "layer.mlpackage")
-    (block,) = planner.members["layer-00"]
-    assert all(parameter.is_meta for parameter in block.parameters())
-    assert [path.name for path in tmp_path.iterdir()] == ["layer.mlpackage"]

@@ -18,7 +18,7 @@ from cetane.checkpoint import open_checkpoint
 from cetane.engine.authored import authored_engine
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend, ReferenceProgram
-from cetane.lower.lower import lower_shard
+from cetane.lower.lower import Lowering
 from cetane.mil import load
 from cetane.plan import Planner
 from cetane.recipe import Recipe
@@ -45,12 +45,15 @@ class HalfWeights:
     def read(self, name: str) -> torch.Tensor:
         return self.checkpoint.read(name).half()
 
+    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        return self.checkpoint.read_rows(name, start, stop).half()
+
 
 class ExactBackend(PortableBackend):
     """The reference executor, whatever the program."""
 
     def open(self, shard: str) -> ReferenceProgram:
-        return ReferenceProgram(load(self.bundle.shard(shard)), self.precision)
+        return ReferenceProgram(load(self.packages.shard(shard)), self.precision)
 
 
 class PackageBackend:
@@ -145,7 +148,7 @@ def test_families(
     planner = Planner(
         checkpoint, recipe(shapes=shapes, verify=None, layout={"kind": "single"}, context=64)
     )
-    lower_shard(planner, checkpoint, "model", tmp_path / "model.mlpackage")
+    Lowering(planner, checkpoint).lower("model", tmp_path / "model.mlpackage")
     tables: Tables = authored_engine(planner, checkpoint).tables
     found = Engine(planner.plan(), PackageBackend(tmp_path), tables).session().feed(TOKENS, "all")
     np.testing.assert_allclose(found, expected, atol=3e-5 * np.abs(expected).max(), rtol=0)

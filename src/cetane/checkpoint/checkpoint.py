@@ -31,6 +31,45 @@ class StoredTensor:
     def read(self) -> bytearray:
         return read_exactly(self.file, self.offset, self.nbytes)
 
+    def rows(self, start: int, stop: int) -> StoredTensor:
+        """Rows `start` to `stop` along axis 0, which the caller has checked against the shape.
+
+        Only for formats that give every row the same number of bytes: not for GGUF's vectors.
+        """
+        row = self.nbytes // max(1, self.shape[0])
+        shape = (stop - start, *self.shape[1:])
+        begin = self.offset + start * row
+        return StoredTensor(self.file, begin, (stop - start) * row, shape, self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class StackedTensor(StoredTensor):
+    """Stored tensors of one shape and dtype as one, along a new axis 0.
+
+    `file` and `offset` are those of the first part; the others may be anywhere.
+    """
+
+    parts: tuple[StoredTensor, ...]
+
+    @classmethod
+    def stack(cls, parts: tuple[StoredTensor, ...]) -> StackedTensor:
+        """`parts` is not empty, and the caller has checked that they agree."""
+        first = parts[0]
+        nbytes = len(parts) * first.nbytes
+        shape = (len(parts), *first.shape)
+        return cls(first.file, first.offset, nbytes, shape, first.dtype, parts)
+
+    def read(self) -> bytearray:
+        data = bytearray()
+        for part in self.parts:
+            data += part.read()
+        return data
+
+    def rows(self, start: int, stop: int) -> StoredTensor:
+        if start == stop:
+            return StoredTensor(self.file, self.offset, 0, (0, *self.shape[1:]), self.dtype)
+        return StackedTensor.stack(self.parts[start:stop])
+
 
 class Checkpoint(ABC):
     """A model's config, tokenizer and tensors. Only headers are read until a tensor is asked for.
@@ -66,6 +105,22 @@ class Checkpoint(ABC):
 
         Safetensors give the stored dtype; GGUF tensors are dequantised to float32.
         """
+
+    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """`read(name)[start:stop]`, in memory of its own.
+
+        From safetensors nothing else is read: of experts that are stored one by one, only those
+        asked for. CetaneError as `read`, and unless 0 <= start <= stop <= rows.
+        """
+        shape = self.shape(name)
+        if not shape or not 0 <= start <= stop <= shape[0]:
+            raise CetaneError(
+                f"{self.source}: tensor {name!r} of shape {shape} has no rows {start} to {stop}"
+            )
+        return self._read_rows(name, start, stop)
+
+    def _read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        return self.read(name)[start:stop].clone()
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cetane.checkpoint.checkpoint import Checkpoint, StoredTensor
 from cetane.checkpoint.files import file_identity, read_exactly, read_json
 from cetane.checkpoint.tokenizer import TOKENIZER_FILES, Tokenizer
+from cetane.checkpoint.zaya_original import hf_config, hf_tensors, is_original
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
@@ -38,11 +39,17 @@ _INDEX = "model.safetensors.index.json"
 
 
 class SafetensorsCheckpoint(Checkpoint):
-    """A folder as `save_pretrained` writes it."""
+    """A folder as `save_pretrained` writes it, or as Zyphra wrote ZAYA's before that."""
 
     def __init__(self, source: str, folder: Path, tensors: dict[str, StoredTensor]) -> None:
-        super().__init__(source, read_json(folder / "config.json"), tensors)
+        path = folder / "config.json"
+        config = read_json(path)
         self._folder = folder
+        self._in_files = tensors  # under the files' own names
+        if is_original(config):
+            config = hf_config(config, path)
+            tensors = hf_tensors(tensors, config, path)
+        super().__init__(source, config, tensors)
 
     @classmethod
     def open(
@@ -57,28 +64,33 @@ class SafetensorsCheckpoint(Checkpoint):
         return cls(source or str(weights or folder), folder, tensors)
 
     def read(self, name: str) -> torch.Tensor:
-        stored = self._stored(name)
-        import torch  # here, so that opening a checkpoint does not load it
+        return _to_torch(self._stored(name))
 
-        dtype = getattr(torch, DTYPES[stored.dtype][0])
-        if stored.nbytes == 0:
-            return torch.empty(stored.shape, dtype=dtype)
-        return torch.frombuffer(stored.read(), dtype=dtype).reshape(stored.shape)
+    def _read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        return _to_torch(self._stored(name).rows(start, stop))
 
     def _load_tokenizer(self) -> Tokenizer:
         return Tokenizer.load(self._folder)
 
     def _fingerprint(self) -> str:
-        shards = sorted({tensor.file for tensor in self._tensors.values()})
+        shards = sorted({tensor.file for tensor in self._in_files.values()})
         others = [self._folder / name for name in ("config.json", *TOKENIZER_FILES)]
         digest = hashlib.sha256()
         for path in (*shards, *(path for path in others if path.is_file())):
             digest.update(file_identity(path).encode())
-        for name in self.names():
-            tensor = self._tensors[name]
+        for name, tensor in sorted(self._in_files.items()):
             digest.update(f"{name} {tensor.file.name} {tensor.offset} {tensor.nbytes} ".encode())
             digest.update(f"{tensor.shape} {tensor.dtype}\n".encode())
         return digest.hexdigest()
+
+
+def _to_torch(stored: StoredTensor) -> torch.Tensor:
+    import torch  # here, so that opening a checkpoint does not load it
+
+    dtype = getattr(torch, DTYPES[stored.dtype][0])
+    if stored.nbytes == 0:
+        return torch.empty(stored.shape, dtype=dtype)
+    return torch.frombuffer(stored.read(), dtype=dtype).reshape(stored.shape)
 
 
 def refuse_pickle(paths: Iterable[Path]) -> None:

@@ -2,7 +2,7 @@
 
 import typer
 
-from cetane.cli import build, info, inspect, plan, port, run, validate
+from cetane.cli import build, demo, info, inspect, plan, port, run, validate
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -13,6 +13,7 @@ app = typer.Typer(
 app.command()(inspect.inspect)
 app.command()(plan.plan)
 app.command()(port.port)
+app.command()(demo.demo)
 app.command()(build.build)
 app.command()(validate.validate)
 app.command()(run.run)

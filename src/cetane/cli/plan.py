@@ -5,10 +5,22 @@ from typing import Any
 from rich.markup import escape
 
 from cetane.checkpoint import open_checkpoint
-from cetane.cli.output import Json, Model, RecipeName, console, megabytes, print_json, table
+from cetane.cli.output import (
+    Json,
+    Model,
+    RecipeName,
+    console,
+    errors,
+    megabytes,
+    print_json,
+    table,
+)
 from cetane.families.flow import Input, Output, State
-from cetane.plan import Plan, Planner
+from cetane.plan import Plan, Planner, ShardPlan
 from cetane.recipe import load_recipe
+
+PROGRAMS = 128
+"""About as many loaded programs as a process can hold (reported: 100 to 128)."""
 
 
 def plan(model: Model, recipe: RecipeName = "default", json: Json = False) -> None:
@@ -29,20 +41,34 @@ def show(plan: Plan) -> None:
         f"weights {megabytes(plan.weight_bytes)}, embedding {megabytes(plan.embedding_bytes)}"
     )
     rows = [
-        [s.name, s.kind, len(s.blocks), megabytes(s.weight_bytes),
-         " ".join(f"{f.name}:{f.tokens}" for f in s.functions)]
+        [s.name, s.kind, len(s.blocks), megabytes(s.weight_bytes), functions(s)]
         for s in plan.shards
-    ]  # fmt: skip
+    ]
     table("shards", ["name", "kind", "blocks", "weights", "functions:T"], rows)
+    programs = len(plan.functions)
+    console.print(f"{len(plan.shards)} packages, {programs} programs when every function is loaded")
+    if programs > PROGRAMS:
+        errors.print(
+            f"warning: a process is reported to hold about {PROGRAMS} loaded programs; "
+            "fewer modes, or larger shards, need fewer",
+            soft_wrap=True,
+        )
     kinds = {shard.kind: shard for shard in reversed(plan.shards)}
     for kind, shard in reversed(kinds.items()):
         function = shard.functions[0]
         ports = [["in", *port(item)] for item in function.inputs]
         ports += [["out", *port(item)] for item in function.outputs]
-        ports += [["state", *port(state)] for state in shard.states]
+        ports += [["state", *port(state)] for state in function.states]
         table(f"{shard.name}/{function.name} ({kind})", ["", "name", "shape", "dtype"], ports)
     contexts = [[context, megabytes(size)] for context, size in sorted(plan.kv_bytes.items())]
     table("key/value cache", ["context", "bytes"], contexts)
+
+
+def functions(shard: ShardPlan) -> str:
+    """Names and widths; those of experts in short."""
+    routed = [f for f in shard.functions if f.name.startswith("expert-")]
+    named = [f"{f.name}:{f.tokens}" for f in shard.functions if f not in routed]
+    return " ".join([*named, *([f"+ {len(routed)} of experts"] if routed else [])])
 
 
 def port(item: Input | Output | State) -> list[Any]:

@@ -1,28 +1,50 @@
 """cetane port: plan, build and gates in one command."""
 
+from pathlib import Path
+from typing import Any
+
 import typer
 
 from cetane.checkpoint import open_checkpoint
-from cetane.cli.build import Force, Output, make
+from cetane.cli.build import Force, Output, SkipExisting, make
 from cetane.cli.output import Json, Model, RecipeName, console, print_json
 from cetane.cli.plan import show
-from cetane.cli.validate import check
+from cetane.cli.validate import check, show_checks
+from cetane.gates.ladder import ladder
+from cetane.plan import Planner
 
 
 def port(
     model: Model,
     output: Output = None,
     recipe: RecipeName = "default",
+    skip_existing: SkipExisting = True,
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Port a model: plan it, build it, and prove that the result is right."""
-    bundle = make(model, output, recipe, force)
+    """Port a model: plan it, build it, and prove that the result is right.
+
+    The first shard of every kind is judged before the others are built.
+    """
+    checkpoint = open_checkpoint(model)
+    gates: dict[str, Any] = {}
+
+    def climb(planner: Planner, packages: dict[str, Path]) -> None:
+        result = ladder(checkpoint, planner, packages)
+        gates["ladder"] = result.model_dump(mode="json")
+        if not json:
+            show_checks("first shard of every kind", result.checks)
+        if not result.passed:
+            if json:
+                print_json({"bundle": None, "gates": gates})
+            raise typer.Exit(1)
+
+    bundle = make(model, output, recipe, force, skip_existing, climb)
     if not json:
         show(bundle.plan)
-    result = check(bundle, open_checkpoint(model), json)
+    result = check(bundle, checkpoint, json)
     if json:
-        gates = {"golden": result.model_dump(mode="json")}
+        gates["golden"] = result.model_dump(mode="json")
         print_json({"bundle": str(bundle.path), "digest": bundle.digest, "gates": gates})
     elif result.passed:
         console.print(f"next: cetane run {bundle.path} --chat", markup=False, soft_wrap=True)

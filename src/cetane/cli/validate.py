@@ -8,7 +8,7 @@ import typer
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.cli.output import Json, console, errors, print_json, progress, table
-from cetane.gates.golden import GoldenResult, golden
+from cetane.gates.golden import Check, GoldenResult, golden
 from cetane.gates.quality import perplexity, read_tokens
 
 BundlePath = Annotated[Path, typer.Argument(help="A bundle.")]
@@ -63,15 +63,28 @@ def check(bundle: Bundle, checkpoint: Checkpoint, json: bool) -> GoldenResult:
 
 def show(result: GoldenResult) -> None:
     """Print the golden gate: every check, then the figures behind them."""
+    show_checks("golden gate", result.checks)
     table(
-        "golden gate",
-        ["check", "value", "limit", "verdict"],
-        [[c.name, c.value, c.limit, "pass" if c.passed else "FAIL"] for c in result.checks],
+        "what shards hand on",
+        ["shard", "tensor", "mode", "cosine", "worst token", "PSNR dB"],
+        [[s.shard, s.tensor, s.mode, s.cosine, s.cosine_min, s.psnr] for s in result.shards],
     )
+    widest = sorted(result.ranges, key=lambda found: -found.largest)[:5]
     table(
-        "hidden states",
-        ["shard", "mode", "cosine", "worst token", "PSNR dB"],
-        [[s.shard, s.mode, s.cosine, s.cosine_min, s.psnr] for s in result.shards],
+        "largest residuals of the model (fp16 ends at 65504)",
+        ["block", "largest"],
+        [[found.block, found.largest] for found in widest],
     )
+    for warning in result.warnings:
+        errors.print(f"warning: {warning}", markup=False, soft_wrap=True)
     verdict = "[bold green]pass[/]" if result.passed else "[bold red]FAIL[/]"
     console.print(f"golden gate: {verdict}")
+
+
+def show_checks(title: str, checks: tuple[Check, ...]) -> None:
+    """Print values against their thresholds."""
+    table(
+        title,
+        ["check", "value", "limit", "verdict"],
+        [[c.name, c.value, c.limit, "pass" if c.passed else "FAIL"] for c in checks],
+    )

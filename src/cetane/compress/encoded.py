@@ -55,5 +55,18 @@ class Palettized:
         weight = np.take_along_axis(lut, self.indices.reshape(groups, -1), axis=1)
         return weight.reshape(self.indices.shape)
 
+    def packed(self) -> npt.NDArray[np.uint8]:
+        """The indices as weight.bin holds them, one after the other, from the lowest bit up.
+
+        uint8 of shape (⌈indices · bits / 8⌉,); bits that are left of the last byte are zero.
+        """
+        from cetane.compress import kernels  # here because numba takes a while to load
+
+        flat = self.indices.reshape(-1)
+        eights = np.pad(flat, (0, -flat.size % 8)) if flat.size % 8 else flat
+        packed = np.empty((eights.size // 8, self.bits), dtype=np.uint8)
+        kernels.over_rows(kernels.pack, eights.view("<u8"), packed)
+        return packed.reshape(-1)[: -(-flat.size * self.bits // 8)]
+
 
 Encoded = Dense | Affine | Palettized

@@ -14,18 +14,17 @@ from cetane.plan import Planner
 
 
 class AuthoredProgram:
-    def __init__(self, modules: dict[str, Shard], states: list[str]) -> None:
-        self.modules, self.states = modules, states
+    def __init__(self, modules: dict[str, Shard]) -> None:
+        self.modules = modules
 
     def make_state(self, function: str) -> dict[str, torch.Tensor]:
-        module = self.modules[function]
-        return {name: torch.zeros_like(module.get_buffer(name)) for name in self.states}
+        return {n: torch.zeros_like(b) for n, b in self.modules[function].named_buffers()}
 
     @torch.inference_mode()
     def call(self, function: str, inputs: Arrays, state: dict[str, torch.Tensor]) -> Arrays:
         module = self.modules[function]
-        for name, tensor in state.items():
-            setattr(module, name, tensor)
+        for name, _ in module.named_buffers():
+            setattr(module, name, state[name])
         results = module(*(torch.from_numpy(inputs[item.name]) for item in module.inputs))
         return {
             item.name: result.numpy() for item, result in zip(module.outputs, results, strict=True)
@@ -44,17 +43,14 @@ class AuthoredBackend:
     def open(self, shard: str) -> AuthoredProgram:
         for block in self.planner.members[shard]:
             block.load(self.weights)
-        widths = self.planner.function_widths()
-        modules = {name: self.planner.module(shard, tokens) for name, tokens in widths.items()}
-        states = [s.name for spec in self.planner.specs(shard)
-                  for s in self.planner.contract.states(spec)]  # fmt: skip
-        return AuthoredProgram(modules, states)
+        graphs = self.planner.graphs(shard)
+        return AuthoredProgram({g.function.name: self.planner.module(g) for g in graphs})
 
 
 def authored_engine(planner: Planner, weights: Weights) -> Engine:
     """An engine on the authored modules of a plan."""
     model = planner.model
-    embedding: Array = weights.read(model.embedding).float().numpy()
+    embedding: Array = model.embedding.read(weights).numpy()
     context = planner.recipe.cache.context
     rotary = {name: table.cos_sin(context).numpy() for name, table in model.rotary.items()}
     return Engine(planner.plan(), AuthoredBackend(planner, weights), Tables(embedding, rotary))

@@ -53,7 +53,8 @@ class CoreMLBackend:
     def open(self, shard: str) -> CoreMLProgram:
         plan = self.bundle.plan.by_name[shard]
         functions = [function.name for function in plan.functions]
-        return CoreMLProgram(self.compiled(shard), functions, bool(plan.states))
+        stateful = any(function.states for function in plan.functions)
+        return CoreMLProgram(self.compiled(shard), functions, stateful)
 
     def compiled(self, shard: str) -> Path:
         """The `.mlmodelc` of a shard."""

@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -11,31 +12,64 @@ from cetane.bundle import Tables
 from cetane.engine.backend import Array, Arrays, Backend, Program
 from cetane.engine.host import EMPTY, Call, host_input
 from cetane.errors import CetaneError
-from cetane.families.caches import CONTRACTS
-from cetane.families.flow import FromCache, FromTensor, ToCache, ToTensor
-from cetane.plan import Function, Plan
+from cetane.families.caches import CONTRACTS, time_axis
+from cetane.families.flow import (
+    FromCache,
+    FromHistory,
+    FromTensor,
+    Input,
+    Sink,
+    ToCache,
+    ToHistory,
+    ToTensor,
+)
+from cetane.families.layers import hidden_shape
+from cetane.plan import Function, Plan, Route, Step
 from cetane.recipe import Mode
 
 Wanted = Literal["none", "last", "all"]
-Watch = Callable[[str, str, Array, int], None]
+Watch = Callable[[Step | Route, str, Array, int], None]
+
+
+@dataclass
+class Running:
+    """A call on its way through the shards."""
+
+    mode: Mode
+    call: Call
+    wanted: bool
+    """Whether its logits are."""
+    tensors: Arrays = field(default_factory=dict)
+    hosted: Arrays = field(default_factory=dict)
+    logits: Array | None = None
 
 
 class Engine:
-    """A plan, a backend that runs its shards, and the host's tables. Shards open on first use."""
+    """A plan, a backend that runs its shards, and the host's tables.
+
+    Shards open on first use; where they are not `resident`, one at a time is in memory.
+    """
 
     def __init__(
-        self, plan: Plan, backend: Backend, tables: Tables, modes: Sequence[Mode] | None = None
+        self,
+        plan: Plan,
+        backend: Backend,
+        tables: Tables,
+        resident: bool = True,
     ) -> None:
         self.plan, self.backend, self.tables = plan, backend, tables
-        self.modes = {mode: step for mode, step in plan.modes.items() if not modes or mode in modes}
+        self.resident = resident
         self.seconds: dict[str, float] = defaultdict(float)
         """Time spent by shard, in opening shards (`load`), and by the host (`host`)."""
         self._programs: dict[str, Program] = {}
-        self._functions = {
-            (shard.name, function.name): function
-            for shard in plan.shards
-            for function in shard.functions
+        self.steps = {
+            mode: {
+                shard.name: [step for step in chosen.steps if step.shard == shard.name]
+                for shard in plan.shards
+            }
+            for mode, chosen in plan.modes.items()
         }
+        """The calls of a mode by shard."""
 
     def program(self, shard: str) -> Program:
         """The opened shard."""
@@ -45,37 +79,63 @@ class Engine:
             self.seconds["load"] += time.perf_counter() - started
         return self._programs[shard]
 
-    def function(self, shard: str, name: str) -> Function:
-        """The plan of a function."""
-        return self._functions[shard, name]
+    def session(self, modes: Sequence[Mode] | None = None) -> "Session":
+        """A new sequence: empty caches, position 0. It uses only `modes`, if they are given."""
+        return Session(self, modes)
 
-    def session(self) -> "Session":
-        """A new sequence: empty caches, position 0."""
-        return Session(self)
+    def run(
+        self,
+        work: "Sequence[tuple[Session, Sequence[Running]]]",
+        shards: Sequence[str] | None = None,
+    ) -> None:
+        """Take all calls of some sessions through the shards, or some of them, each opened once.
+
+        The calls of a session are of known tokens, so a call need not wait for the last shard of
+        the one before: only for its own shard's caches.
+        """
+        started, before = time.perf_counter(), self._in_shards()
+        for shard in self.plan.shards:
+            if shards is not None and shard.name not in shards:
+                continue
+            for session, calls in work:
+                for running in calls:
+                    if running.wanted or shard.kind != "head":
+                        for step in self.steps[running.mode][shard.name]:
+                            session.step(step, running)
+            if not self.resident:
+                self._programs.pop(shard.name, None)
+        spent = time.perf_counter() - started
+        self.seconds["host"] += spent - (self._in_shards() - before)
+
+    def _in_shards(self) -> float:
+        return sum(seconds for name, seconds in self.seconds.items() if name != "host")
 
 
 class Session:
-    """One sequence: its position, its caches, and which position every slot holds."""
+    """One sequence: its position, what it remembers, and which position every slot holds."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, modes: Sequence[Mode] | None) -> None:
         self.engine = engine
         self.plan = engine.plan
+        self.modes = {m: plan for m, plan in self.plan.modes.items() if not modes or m in modes}
         self.context = self.plan.recipe.cache.context
         self.contract = CONTRACTS[self.plan.recipe.cache.contract]
+        self.order = self.plan.recipe.tensor_layout
         self.position = 0
         self.slots = np.full(self.context, EMPTY)
-        self.tensors: Arrays = {}
-        shapes = {
-            item.source.name: item.shape
-            for shard in self.plan.shards
-            for function in shard.functions
-            for item in function.inputs
-            if isinstance(item.source, FromCache)
-        }
-        self.caches: Arrays = {n: np.zeros(s, engine.backend.dtype) for n, s in shapes.items()}
+        self.caches, self.histories = self._zeros(FromCache), self._zeros(FromHistory)
         self.states: dict[str, Any] = {}
         self.watch: Watch | None = None
-        """Called with shard, output name, value and valid tokens of every output: for gates."""
+        """Called with step, output name, value and valid tokens of every output: for gates."""
+
+    def _zeros(self, kind: type[FromCache | FromHistory]) -> Arrays:
+        """What the host keeps of a kind, by name."""
+        return {
+            item.source.name: np.zeros(item.shape, self.engine.backend.dtype)
+            for function in self.plan.functions.values()
+            for item in function.inputs
+            if isinstance(item.source, kind)
+        }
 
     def feed(self, tokens: Sequence[int], wanted: Wanted = "last") -> Array | None:
         """Run tokens through the model and remember them.
@@ -88,31 +148,43 @@ class Session:
         unknown = [token for token in tokens if not 0 <= token < self.plan.vocab]
         if unknown:
             raise CetaneError(f"token {unknown[0]} is not in the vocabulary of {self.plan.vocab}")
-        ids = np.asarray(tokens, dtype=np.int64)
+        calls = self.schedule(np.asarray(tokens, dtype=np.int64), wanted)
+        self.engine.run([(self, calls)])
+        return gather(calls, wanted)
+
+    def schedule(self, ids: Array, wanted: Wanted) -> list[Running]:
+        """The calls for some tokens, which the session counts as run from here on."""
+        before = self.slots, self.position
+        try:
+            return self._schedule(ids, wanted)
+        except CetaneError:
+            self.slots, self.position = before
+            raise
+
+    def _schedule(self, ids: Array, wanted: Wanted) -> list[Running]:
         if self.position + len(ids) > self.context:
             raise CetaneError(
                 f"{len(ids)} tokens after {self.position} do not fit a context of {self.context}",
                 "port with a larger cache.context",
             )
-        rows: list[Array] = []
+        calls = []
         while len(ids):
             mode = self.choose(len(ids))
-            taken = ids[: self.engine.modes[mode].tokens]
+            taken = ids[: self.modes[mode].tokens]
             ids = ids[len(taken) :]
             last = wanted == "last" and not len(ids)
-            logits = self.call(mode, taken, wanted == "all" or last)
-            if logits is not None:
-                rows.append(logits[-1:] if last else logits)
-        if wanted == "none":
-            return None
-        return rows[-1][0] if wanted == "last" else np.concatenate(rows)
+            call = self.prepare(taken, self.modes[mode].tokens)
+            calls.append(Running(mode, call, wanted == "all" or last))
+            self.slots = call.slots
+            self.position += len(taken)
+        return calls
 
     def choose(self, tokens: int) -> Mode:
         """The narrowest function that takes all tokens, else the widest that is filled.
 
         Padding is possible where a contract can keep the padded columns out of the cache.
         """
-        widths = sorted((step.tokens, mode) for mode, step in self.engine.modes.items())
+        widths = sorted((step.tokens, mode) for mode, step in self.modes.items())
         free = self.context - self.position
         for width, mode in widths:
             if width == tokens or (width > tokens and self.contract.pads and width <= free):
@@ -123,48 +195,6 @@ class Session:
                 f"no function takes {tokens} tokens; widths: {[w for w, _ in widths]}"
             )
         return fitting[-1]
-
-    def call(self, mode: Mode, tokens: Array, logits: bool = True) -> Array | None:
-        """One pass over all shards; logits `(len(tokens), V)` fp32, or None when not asked for."""
-        started = time.perf_counter()
-        seconds = self.engine.seconds
-        shards_before = sum(seconds.values()) - seconds["host"]
-        call = self.prepare(tokens, self.engine.modes[mode].tokens)
-        result = np.empty((len(tokens), self.plan.vocab), np.float32) if logits else None
-        hosted: dict[str, Array] = {}
-        for step in self.engine.modes[mode].steps:
-            function = self.engine.function(step.shard, step.function)
-            sinks = {item.name: item.sink for item in function.outputs}
-            if not logits and self.plan.by_name[step.shard].kind == "head":
-                continue
-            inputs: Arrays = {}
-            for item in function.inputs:
-                if isinstance(item.source, FromTensor):
-                    inputs[item.name] = self.tensors[item.source.name]
-                elif isinstance(item.source, FromCache):
-                    inputs[item.name] = self.caches[item.source.name]
-                else:
-                    if item.name not in hosted:
-                        hosted[item.name] = host_input(
-                            item, call, self.engine.tables, self.engine.backend.dtype
-                        )
-                    inputs[item.name] = hosted[item.name]
-            for name, value in self.run(step.shard, step.function, inputs).items():
-                sink = sinks[name]
-                if self.watch is not None:
-                    self.watch(step.shard, name, value, len(tokens))
-                if isinstance(sink, ToTensor):
-                    self.tensors[sink.name] = value
-                elif isinstance(sink, ToCache):
-                    self.store(sink, value, call)
-                elif result is not None:
-                    columns = value.reshape(sink.stop - sink.start, -1)[:, : len(tokens)]
-                    result[:, sink.start : sink.stop] = columns.T
-        self.slots = call.slots
-        self.position += len(tokens)
-        shards = sum(seconds.values()) - seconds["host"] - shards_before
-        seconds["host"] += time.perf_counter() - started - shards
-        return result
 
     def prepare(self, tokens: Array, width: int) -> Call:
         """Where the tokens go, and which keys they see."""
@@ -178,26 +208,118 @@ class Session:
             after[positions] = positions
         sees_past = self.contract.contract == "readonly"
         keys = np.concatenate([self.slots, padded]) if sees_past else after
-        order = self.plan.recipe.tensor_layout
-        return Call(tokens, positions, width, after, keys, self.position, order)
+        return Call(tokens, positions, width, after, keys, self.position, self.order)
 
-    def run(self, shard: str, function: str, inputs: Arrays) -> Arrays:
+    def step(self, step: Step | Route, running: Running) -> None:
+        """One step of a call."""
+        if isinstance(step, Route):
+            outputs = self.route(step, running)
+        else:
+            function = self.plan.functions[step.shard, step.function]
+            inputs = {item.name: self.input(item, running) for item in function.inputs}
+            outputs = self.call(step.shard, function, inputs)
+            for item in function.outputs:
+                self.keep(item.sink, outputs[item.name], running)
+        if self.watch is not None:
+            for name, value in outputs.items():
+                self.watch(step, name, value, len(running.call.tokens))
+
+    def route(self, route: Route, running: Running) -> Arrays:
+        """Run the chosen experts, each on the columns of its tokens."""
+        scores = columns(running.tensors[route.scores])[:, : len(running.call.tokens)]
+        choices = scores.argmax(axis=0)  # the first, of equals
+        results: Arrays = {}
+        for expert in np.unique(choices):
+            functions = [self.plan.functions[route.shard, n] for n in route.experts[expert]]
+            mine = np.flatnonzero(choices == expert)
+            while len(mine):
+                fitting = [f for f in functions if f.tokens >= len(mine)]
+                function = fitting[0] if fitting else functions[-1]
+                taken, mine = mine[: function.tokens], mine[function.tokens :]
+                inputs = {
+                    item.name: self.spread(self.input(item, running), taken, function.tokens)
+                    for item in function.inputs
+                }
+                for name, value in self.call(route.shard, function, inputs).items():
+                    found = columns(value)
+                    whole = results.setdefault(
+                        name, np.zeros((len(found), running.call.width), value.dtype)
+                    )
+                    whole[:, taken] = found[:, : len(taken)]
+        outputs = {
+            name: value.reshape(hidden_shape(self.order, *value.shape))
+            for name, value in results.items()
+        }
+        sinks = {
+            item.name: item.sink
+            for item in self.plan.functions[route.shard, route.experts[0][0]].outputs
+        }
+        for name, value in outputs.items():
+            self.keep(sinks[name], value, running)
+        return outputs
+
+    def spread(self, value: Array, taken: Array, width: int) -> Array:
+        """Some columns of a hidden tensor as one of their own, padded with zeros to `width`."""
+        picked = columns(value)[:, taken]
+        picked = np.pad(picked, ((0, 0), (0, width - len(taken))))
+        return picked.reshape(hidden_shape(self.order, len(picked), width))
+
+    def input(self, item: Input, running: Running) -> Array:
+        """The array for an input, wherever it comes from."""
+        if isinstance(item.source, FromTensor):
+            return running.tensors[item.source.name]
+        if isinstance(item.source, FromCache):
+            return self.caches[item.source.name]
+        if isinstance(item.source, FromHistory):
+            return self.histories[item.source.name]
+        if item.name not in running.hosted:
+            running.hosted[item.name] = host_input(
+                item, running.call, self.engine.tables, self.engine.backend.dtype
+            )
+        return running.hosted[item.name]
+
+    def call(self, shard: str, function: Function, inputs: Arrays) -> Arrays:
         """Call a function of a shard, on the clock."""
         program = self.engine.program(shard)
         started = time.perf_counter()
-        if shard not in self.states:
-            self.states[shard] = program.make_state(function)
+        if function.owner not in self.states:
+            self.states[function.owner] = program.make_state(function.name)
             self.engine.seconds["load"] += time.perf_counter() - started
             started = time.perf_counter()
-        outputs = program.call(function, inputs, self.states[shard])
+        outputs = program.call(function.name, inputs, self.states[function.owner])
         self.engine.seconds[shard] += time.perf_counter() - started
         return outputs
 
-    def store(self, sink: ToCache, value: Array, call: Call) -> None:
-        """Write a cache as its contract says."""
-        if sink.write == "replace":
-            self.caches[sink.name] = value
-        else:
-            columns = len(call.tokens)
-            target = self.caches[sink.name]
-            target[..., call.start : call.start + columns] = value[..., :columns]
+    def keep(self, sink: Sink, value: Array, running: Running) -> None:
+        """Put an output where it belongs; of padded tokens nothing is remembered."""
+        call = running.call
+        count = len(call.tokens)
+        if isinstance(sink, ToTensor):
+            running.tensors[sink.name] = value
+        elif isinstance(sink, ToCache):
+            if sink.write == "replace":
+                self.caches[sink.name] = value
+            else:
+                self.caches[sink.name][..., call.start : call.start + count] = value[..., :count]
+        elif isinstance(sink, ToHistory):
+            axis, past = time_axis(self.order), self.histories[sink.name]
+            joined = np.concatenate([past, np.take(value, range(count), axis)], axis)
+            length = past.shape[axis]
+            self.histories[sink.name] = np.take(joined, range(-length, 0), axis)
+        elif running.wanted:
+            if running.logits is None:
+                running.logits = np.empty((count, self.plan.vocab), np.float32)
+            running.logits[:, sink.start : sink.stop] = columns(value)[:, :count].T
+
+
+def columns(value: Array) -> Array:
+    """A hidden tensor of either order as `(C, T)`."""
+    return value.reshape(value.shape[1], -1)
+
+
+def gather(calls: Sequence[Running], wanted: Wanted) -> Array | None:
+    """The logits of some calls: `(V,)` of the last token, `(n, V)` of all, or None."""
+    rows = [running.logits for running in calls if running.logits is not None]
+    if wanted == "none":
+        return None
+    return rows[-1][-1] if wanted == "last" else np.concatenate(rows)

@@ -10,20 +10,17 @@ from cetane.engine.engine import Engine, Session
 from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
-from cetane.recipe import Mode
 
 BACKENDS = ("auto", "portable", "coreml")
 
 
-def open_engine(
-    bundle: Bundle, backend: str = "auto", modes: Sequence[Mode] | None = None
-) -> Engine:
+def open_engine(bundle: Bundle, backend: str = "auto") -> Engine:
     """An engine for a bundle; `auto` is Core ML on a Mac and our own executor elsewhere."""
     if backend not in BACKENDS:
         raise CetaneError(f"unknown backend {backend!r}; known: {', '.join(BACKENDS)}")
     native = backend == "coreml" or (backend == "auto" and sys.platform == "darwin")
     chosen: Backend = CoreMLBackend(bundle) if native else PortableBackend(bundle)
-    return Engine(bundle.plan, chosen, bundle.tables(), modes)
+    return Engine(bundle.plan, chosen, bundle.tables())
 
 
 def generate(

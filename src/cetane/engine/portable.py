@@ -1,10 +1,10 @@
 """Runs the finished `.mlpackage` files on any machine, through our own MIL executors."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
-from cetane.bundle import Bundle
 from cetane.engine.backend import Arrays
 from cetane.mil import Executable, Program, load
 from cetane.mil.fast import FastProgram, unsupported
@@ -43,18 +43,24 @@ class FastGraph:
         return self.program.function(function)(inputs, state)
 
 
+class Packages(Protocol):
+    """Where the package of a shard is; a bundle knows."""
+
+    def shard(self, name: str) -> Path: ...
+
+
 class PortableBackend:
     """fp32 runs compiled graphs, and the reference where a program has an op they lack; fp16 runs
     the reference, which rounds every result as an fp16 machine would."""
 
     name = "portable"
 
-    def __init__(self, bundle: Bundle, precision: Precision = "fp32") -> None:
-        self.bundle, self.precision = bundle, precision
+    def __init__(self, packages: Packages, precision: Precision = "fp32") -> None:
+        self.packages, self.precision = packages, precision
         self.dtype: type[np.floating[Any]] = np.float32 if precision == "fp32" else np.float16
 
     def open(self, shard: str) -> ReferenceProgram | FastGraph:
-        program = load(self.bundle.shard(shard))
+        program = load(self.packages.shard(shard))
         if self.precision == "fp16" or any(unsupported(f) for f in program.functions.values()):
             return ReferenceProgram(program, self.precision)
         return FastGraph(program)

@@ -1,36 +1,62 @@
-"""Architectures re-authored for the ANE, one file each; a file is found by its MODEL_TYPES."""
+"""Architectures re-authored for the ANE, one file each; a file is found by its MODEL_TYPES.
+
+A family is a module with `MODEL_TYPES` and `author(config, order)`. One that has choices of its own
+has a class `Options` for them, a recipe's `[family]` table, and its `author` takes two more
+arguments: the options, and the weights, in case a choice depends on them.
+"""
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
+from pydantic import ValidationError
+
 from cetane.errors import CetaneError
-from cetane.families.base import Model
+from cetane.families.base import Model, Weights
 from cetane.families.layers import Order
 
 SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "sliding_window", "max_position_embeddings",
+    "num_experts", "moe_intermediate_size", "router_hidden_size", "cca_time0", "cca_time1",
 )  # fmt: skip
 
 
-def families() -> dict[str, Callable[[Any, Order], Model]]:
-    """`author` functions by model type."""
+def families() -> dict[str, ModuleType]:
+    """Family modules by model type."""
     modules = (
         importlib.import_module(f"{__name__}.{module.name}")
         for module in pkgutil.iter_modules(__path__)
     )
-    return {kind: m.author for m in modules for kind in getattr(m, "MODEL_TYPES", ())}
+    return {kind: module for module in modules for kind in getattr(module, "MODEL_TYPES", ())}
 
 
-def author(config: dict[str, Any], order: Order = "c1t") -> Model:
+def author(
+    config: dict[str, Any], order: Order, options: dict[str, Any], weights: Weights
+) -> Model:
     """Re-author the architecture that a Hugging Face `config.json` describes, without weights.
 
-    `order` is the layout of hidden tensors.
+    `order` is the layout of hidden tensors, `options` the recipe's `[family]` table.
     """
     parsed = parse_config(config)
-    return families()[parsed.model_type](parsed, order)
+    family = families()[parsed.model_type]
+    if not hasattr(family, "Options"):
+        if options:
+            raise CetaneError(f"family: a {parsed.model_type} model has no options")
+        model: Model = family.author(parsed, order)
+        return model
+    try:
+        chosen = family.Options.model_validate(options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, ("family", *first["loc"])))
+        raise CetaneError(
+            f"{key}: {first['msg']}; a {parsed.model_type} model's options: "
+            f"{', '.join(family.Options.model_fields)}"
+        ) from error
+    model = family.author(parsed, order, chosen, weights)
+    return model
 
 
 def parse_config(config: dict[str, Any]) -> Any:

@@ -1,130 +1,204 @@
 """What a family is made of: blocks, the tensors that flow between them, and their weights."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Protocol
+from math import prod
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from cetane.errors import CetaneError
 from cetane.families.flow import Source
-from cetane.families.layers import Order, Projection, RMSNorm
+from cetane.families.layers import Held, Leaf, Order, Projection, RMSNorm
 from cetane.families.rotary import RotaryTable
 
-Extend = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Flow = dict[str, Tensor]
+Memory = dict[str, Callable[..., Any]]
+"""What a block's layer remembers, by name: `extend(k, v)` of a cache, `extend(x)` of a history."""
+Truth = tuple[str, int]
+"""Path of a Hugging Face module, and which of its outputs."""
 
 
 class Weights(Protocol):
     """Where blocks take their weights from: tensors by canonical name (a checkpoint is one)."""
 
     def read(self, name: str) -> Tensor: ...
+    def read_rows(self, name: str, start: int, stop: int) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One parameter of a block: its canonical name, shape, and what compression calls it."""
+    """One parameter of a block, and where a checkpoint keeps it."""
 
     name: str
+    """Canonical name of the checkpoint's tensor."""
     shape: tuple[int, ...]
+    """Of the parameter."""
+    stored: tuple[int, ...]
+    """Shape of the checkpoint's tensor."""
     kind: str | None
     """`attention`, `mlp`, `head`; None for gains and biases, which stay in fp16."""
+    rows: tuple[int, int] | None = None
+    """The part of the tensor, along its first axis, that the parameter is; None for all of it."""
+    pick: Callable[[Tensor], Tensor] | None = None
+    """What the parameter takes of the tensor, where it is neither all of it nor rows."""
 
     @property
     def elements(self) -> int:
-        return torch.Size(self.shape).numel()
+        return prod(self.shape)
 
-    @property
-    def stored_shape(self) -> tuple[int, ...]:
-        """Its shape in a checkpoint, where a 1x1 convolution is a matrix."""
-        return self.shape[:2]
+    def read(self, source: Weights) -> Tensor:
+        """The parameter in the checkpoint's dtype; refuses NaN and infinity."""
+        tensor = source.read_rows(self.name, *self.rows) if self.rows else source.read(self.name)
+        wanted = (self.rows[1] - self.rows[0], *self.stored[1:]) if self.rows else self.stored
+        if tuple(tensor.shape) != wanted:
+            raise CetaneError(
+                f"{self.name}: shape {tuple(tensor.shape)} does not fit the config, "
+                f"which needs {wanted}"
+            )
+        check_finite(self.name, tensor)
+        return (self.pick(tensor) if self.pick else tensor).reshape(self.shape)
 
 
 class Block(nn.Module):
     """The smallest piece that a shard can hold.
 
-    `forward(flow, extend)` reads the tensors named in `reads` from `flow` and sets those named in
-    `writes`; `extend` is the cache of this layer, None for a block without `group`.
+    `forward(flow, memory)` reads the tensors named in `reads` from `flow` and sets those named in
+    `writes`; `memory` holds what its layer remembers, by the names in `keeps`.
     """
 
     reads: tuple[str, ...] = ()
-    writes: ClassVar[tuple[str, ...]] = ("hidden",)
-    group: str | None = None
-    """The cache group of this block's keys and values."""
+    writes: tuple[str, ...] = ("hidden",)
+    keeps: tuple[str, ...] = ()
+    """Names of the model's memory (cache groups and histories) that this block extends."""
 
-    def __init__(self, name: str, prefix: str) -> None:
+    def __init__(self, name: str, layer: int, prefix: str) -> None:
         super().__init__()
-        self.name, self.prefix = name, prefix
+        self.name, self.layer, self.prefix = name, layer, prefix
 
-    def canonical(self, parameter: str) -> str:
-        """The checkpoint's name of a parameter."""
-        return self.prefix + parameter
+    def truths(self) -> dict[str, Truth]:
+        """Where the Hugging Face model has the tensors that this block writes."""
+        return {"hidden": (self.prefix.removesuffix("."), 0)}
+
+    @property
+    def root(self) -> "Block":
+        """The block whose parameters these are; itself, unless it is a part."""
+        return self
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
-        """Parameter names of this module, with what stands behind them."""
-        kinds = {
-            f"{path}.weight": module.kind
-            for path, module in self.named_modules()
-            if isinstance(module, Projection)
-        }
-        for path, parameter in self.named_parameters():
-            shape = tuple(parameter.shape)
-            yield path, Weight(self.canonical(path), shape, kinds.get(path))
+        """Paths of the root's parameters that are used, with what stands behind them."""
+        for path, module in self.named_modules():
+            if isinstance(module, Leaf):
+                for name, held in module.held.items():
+                    full = f"{path}.{name}" if path else name
+                    shape = tuple(module.get_parameter(name).shape)
+                    yield full, self.weight(full, shape, held)
+
+    def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
+        """What stands behind a parameter."""
+        return Weight(self.prefix + path, shape, held.stored, held.kind, pick=held.pick)
 
     def load(self, source: Weights) -> None:
-        """Materialise the parameters in fp32; refuses NaN, infinity and what fp16 cannot hold."""
+        """Materialise the parameters in fp32."""
         self.to_empty(device="cpu")
         for path, weight in self.weights():
-            tensor = self.pick(source.read(weight.name)).float()
-            check_finite(weight.name, tensor)
-            if tuple(tensor.shape) != weight.stored_shape:
-                raise CetaneError(
-                    f"{weight.name}: shape {tuple(tensor.shape)} does not fit the config, "
-                    f"which needs {weight.stored_shape}"
-                )
-            parameter = self.get_parameter(path)
-            parameter.data.copy_(tensor.reshape(parameter.shape))
+            self.get_parameter(path).data.copy_(weight.read(source))
 
-    def pick(self, tensor: Tensor) -> Tensor:
-        """The part of a checkpoint tensor that this block holds."""
-        return tensor
+    @abstractmethod
+    def forward(self, flow: Flow, memory: Memory) -> None: ...
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
     """CetaneError for weights that no port can be right with."""
-    if not bool(torch.isfinite(tensor).all()):
+    if not tensor.numel():
+        return
+    low, high = torch.aminmax(tensor)  # NaN if any is
+    largest = float(torch.maximum(low.abs(), high.abs()))
+    if largest != largest or largest == float("inf"):
         raise CetaneError(
             f"{name}: holds NaN or infinity", "the checkpoint is damaged: get it again"
         )
-    largest = float(tensor.abs().max()) if tensor.numel() else 0.0
     if largest > 65504:
         raise CetaneError(f"{name}: largest value {largest:.3g} is beyond fp16 (65504)")
+
+
+class Part(Block):
+    """A piece of a block that can be a function of its own; its parameters are the block's."""
+
+    def __init__(
+        self,
+        name: str,
+        whole: Block,
+        modules: tuple[str, ...],
+        reads: tuple[str, ...],
+        writes: tuple[str, ...],
+        run: Callable[[Flow], None],
+    ) -> None:
+        """`modules` are the paths of the block's submodules that `run` uses."""
+        super().__init__(name, whole.layer, whole.prefix)
+        self._whole = (whole,)  # in a tuple, so that torch does not count it as a submodule
+        self.modules_used, self.reads, self.writes, self.run = modules, reads, writes, run
+
+    def truths(self) -> dict[str, Truth]:
+        return {name: t for name, t in self.root.truths().items() if name in self.writes}
+
+    @property
+    def root(self) -> Block:
+        return self._whole[0]
+
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        used = tuple(f"{path}." for path in self.modules_used)
+        return ((path, w) for path, w in self.root.weights() if path.startswith(used))
+
+    def forward(self, flow: Flow, memory: Memory) -> None:
+        self.run(flow)
+
+
+class RoutedBlock(Block):
+    """A block that sends each token to one of its experts.
+
+    As a block it computes all of them and masks; its parts let an engine run only the chosen one:
+    `router()` writes `scores (1, experts, 1, T)`, whose largest channel chooses, and every one of
+    `experts()` writes what the block writes, for the tokens that chose it.
+    """
+
+    scores: ClassVar[str] = "scores"
+    one_expert = True
+    """Whether a token's output comes from the one expert with the largest score."""
+
+    @abstractmethod
+    def router(self) -> Part: ...
+
+    @abstractmethod
+    def experts(self) -> tuple[Part, ...]: ...
 
 
 class Head(Block):
     """Final norm and one slice of the output projection: hidden -> logits of `start..stop`."""
 
-    writes: ClassVar[tuple[str, ...]] = ("logits",)
+    writes = ("logits",)
     reads = ("hidden",)
 
-    def __init__(
-        self, index: int, start: int, stop: int, hidden: int, eps: float, norm: str, table: str
-    ) -> None:
-        super().__init__(f"head-{index}", "")
-        self.start, self.stop = start, stop
-        self.names = {"norm.weight": norm, "lm_head.weight": table}
-        self.norm = RMSNorm(hidden, eps)
-        self.lm_head = Projection(hidden, stop - start, "head")
+    def __init__(self, index: int, model: "Model", start: int, stop: int) -> None:
+        super().__init__(f"head-{index}", len(model.layers), "")
+        self.start, self.stop, self.model = start, stop, (model,)
+        self.norm = RMSNorm(model.hidden, model.eps)
+        self.lm_head = Projection(model.hidden, stop - start, "head")
 
-    def canonical(self, parameter: str) -> str:
-        return self.names[parameter]
+    def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
+        model = self.model[0]
+        if held.kind is None:
+            return Weight(model.norm, shape, held.stored, None)
+        whole, rows = (model.vocab, model.hidden), (self.start, self.stop)
+        return Weight(model.output, shape, whole, held.kind, rows)
 
-    def pick(self, tensor: Tensor) -> Tensor:
-        return tensor[self.start : self.stop] if tensor.dim() == 2 else tensor
+    def truths(self) -> dict[str, Truth]:
+        return {}
 
-    def forward(self, flow: Flow, extend: Extend | None) -> None:
+    def forward(self, flow: Flow, memory: Memory) -> None:
         flow["logits"] = self.lm_head(self.norm(flow["hidden"]))
 
 
@@ -138,6 +212,33 @@ class CacheGroup:
 
 
 @dataclass(frozen=True)
+class History:
+    """The last `length` columns of a small tensor of `channels` channels."""
+
+    channels: int
+    length: int
+
+
+@dataclass(frozen=True)
+class EmbeddingTable:
+    """The host's table: `(weight + bias) * scale`, by canonical names."""
+
+    weight: str
+    bias: str | None = None
+    scale: str | None = None
+
+    def read(self, source: Weights) -> Tensor:
+        """fp32 `(V, C)`; refuses NaN, infinity and what fp16 cannot hold."""
+        table = source.read(self.weight).float()
+        if self.bias is not None:
+            table += source.read(self.bias).float()
+        if self.scale is not None:
+            table *= source.read(self.scale).float()
+        check_finite(self.weight, table)
+        return table
+
+
+@dataclass(frozen=True)
 class Model:
     """A checkpoint's architecture in ANE form; blocks live on torch's meta device until loaded."""
 
@@ -146,15 +247,19 @@ class Model:
     vocab: int
     eps: float
     layers: tuple[Block, ...]
-    embedding: str
+    """Blocks in order; blocks of one layer have its number."""
+    embedding: EmbeddingTable
     norm: str
+    """Canonical name of the final norm."""
     output: str
     """Canonical name of the output projection; the embedding's when they are tied."""
     host: dict[str, Source]
     """What the host supplies, by the name that blocks read it under."""
-    groups: dict[str, CacheGroup]
+    memory: dict[str, CacheGroup | History]
     rotary: dict[str, RotaryTable]
     max_context: int
+    channels: dict[str, int]
+    """Channels of the tensors that blocks hand on, by name; `hidden` is one."""
 
     def heads(self, slices: int) -> list[Head]:
         """The output projection in `slices` parts of the vocabulary, cut at multiples of 32 rows
@@ -165,6 +270,5 @@ class Model:
         cuts = [self.vocab * i // slices // unit * unit for i in range(slices)] + [self.vocab]
         with torch.device("meta"):
             return [
-                Head(index, start, stop, self.hidden, self.eps, self.norm, self.output)
-                for index, (start, stop) in enumerate(pairwise(cuts))
+                Head(index, self, start, stop) for index, (start, stop) in enumerate(pairwise(cuts))
             ]

@@ -1,8 +1,9 @@
-"""Cache contracts: who owns the key/value cache and how it is written.
+"""What layers remember between calls: key/value caches under a contract, and short histories.
 
 A shard stacks the keys of its layers into one tensor `(L, KV, D, S)`, and the values likewise:
 few inputs, slots last (aligned rows for the ANE, a multiple of 32 for states). A layer calls
-`extend(k, v)` with its new columns `(1, KV, D, T)` and gets what it may attend to.
+`extend(k, v)` with its new columns `(1, KV, D, T)` and gets what it may attend to. A history holds
+the last few columns of a small tensor, `(L, C, 1, n)`; its layers call `extend(x)`.
 """
 
 from abc import ABC, abstractmethod
@@ -15,22 +16,25 @@ from torch import Tensor
 
 from cetane.families.flow import (
     FromCache,
+    FromHistory,
     Input,
     Output,
     Position,
     State,
     ToCache,
+    ToHistory,
     WriteMask,
 )
+from cetane.families.layers import Order, hidden_shape
 
 ContractName = Literal["readonly", "blend", "shift", "stateful"]
 
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """A group of layers with equal caches inside one shard."""
+    """A group of layers with equal caches inside one segment of a shard."""
 
-    shard: str
+    owner: str
     group: str
     layers: int
     heads: int
@@ -44,7 +48,7 @@ class CacheSpec:
     def names(self) -> Iterator[tuple[str, str]]:
         """Graph name and manifest name of keys and of values."""
         for part in ("k", "v"):
-            yield f"{self.group}_{part}", f"{self.shard}.{self.group}_{part}"
+            yield f"{self.group}_{part}", f"{self.owner}.{self.group}_{part}"
 
 
 class Cache(ABC):
@@ -204,3 +208,52 @@ class Stateful(Cache):
 CONTRACTS: dict[ContractName, type[Cache]] = {
     cache.contract: cache for cache in (ReadOnly, Blend, Shift, Stateful)
 }
+
+
+@dataclass(frozen=True)
+class HistorySpec:
+    """A history of some layers inside one segment of a shard."""
+
+    owner: str
+    name: str
+    layers: int
+    channels: int
+    length: int
+    order: Order
+
+    def _shape(self, columns: int) -> tuple[int, int, int, int]:
+        return (self.layers, *hidden_shape(self.order, self.channels, columns)[1:])
+
+    def input(self) -> Input:
+        source = FromHistory(name=f"{self.owner}.{self.name}")
+        return Input(name=self.name, shape=self._shape(self.length), source=source)
+
+    def output(self, tokens: int) -> Output:
+        sink = ToHistory(name=f"{self.owner}.{self.name}")
+        return Output(name=f"{self.name}_out", shape=self._shape(tokens), sink=sink)
+
+
+class PastColumns:
+    """A history while one function of one shard is traced or run.
+
+    The graph returns its own columns and writes nothing, so a refused draft leaves nothing behind.
+    """
+
+    def __init__(self, spec: HistorySpec, tensors: dict[str, Tensor]) -> None:
+        self.spec, self.past = spec, tensors[spec.name]
+        self.new: list[Tensor] = []
+
+    def extend(self, x: Tensor) -> Tensor:
+        """The layer's past columns and `x (1, C, 1, T)` after them, `(1, C, 1, n + T)`."""
+        layer = len(self.new)
+        self.new.append(x)
+        return torch.cat([self.past[layer : layer + 1], x], dim=time_axis(self.spec.order))
+
+    def results(self) -> dict[str, Tensor]:
+        """The graph output that carries the new columns to their owner."""
+        return {f"{self.spec.name}_out": torch.cat(self.new)}
+
+
+def time_axis(order: Order) -> int:
+    """The axis of a hidden tensor along which its tokens lie."""
+    return 3 if order == "c1t" else 2

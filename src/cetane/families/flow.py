@@ -77,8 +77,15 @@ class FromCache(Data):
     name: str
 
 
+class FromHistory(Data):
+    """The last columns of a small tensor, which the host keeps: zeros before the first token."""
+
+    host: Literal["history"] = "history"
+    name: str
+
+
 Source = Annotated[
-    Embedding | Rotary | Mask | WriteMask | Position | FromTensor | FromCache,
+    Embedding | Rotary | Mask | WriteMask | Position | FromTensor | FromCache | FromHistory,
     Field(discriminator="host"),
 ]
 
@@ -106,7 +113,14 @@ class ToLogits(Data):
     stop: int
 
 
-Sink = Annotated[ToTensor | ToCache | ToLogits, Field(discriminator="host")]
+class ToHistory(Data):
+    """The call's own columns of a history; the host appends those of accepted tokens."""
+
+    host: Literal["history"] = "history"
+    name: str
+
+
+Sink = Annotated[ToTensor | ToCache | ToLogits | ToHistory, Field(discriminator="host")]
 
 
 class Input(Data):

@@ -42,20 +42,84 @@ def _(x: Tensor, axis: int, eps: float) -> Tensor:
     return torch.empty_like(x)
 
 
-class Projection(nn.Module):
-    """A linear layer as a 1x1 convolution, the form that every ANE compiler keeps on the ANE.
+@dataclass(frozen=True)
+class Held:
+    """A parameter of a `Leaf`: its shape in a checkpoint, and what compression calls it."""
 
-    `kind` is what compression rules call this weight (`attention`, `mlp`, `head`).
+    stored: tuple[int, ...]
+    kind: str | None
+    """`attention`, `mlp`, `head` ...; None for gains and biases, which stay in fp16."""
+    pick: Callable[[Tensor], Tensor] | None = None
+    """What the parameter takes of the stored tensor, if not all of it."""
+
+
+class Leaf(nn.Module):
+    """A module with parameters of its own, each in the shape that the graph uses.
+
+    Nothing is folded into a parameter on the way to Core ML, so that the constant of a program is
+    the parameter, bit for bit, and can be exchanged for another layer's.
     """
 
-    def __init__(self, inputs: int, outputs: int, kind: str, bias: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.kind = kind
-        self.weight = nn.Parameter(torch.empty(outputs, inputs, 1, 1), requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
+        self.held: dict[str, Held] = {}
+
+    def hold(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        stored: tuple[int, ...] | None = None,
+        kind: str | None = None,
+        pick: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """Register a parameter; `stored` is its shape in a checkpoint if it differs."""
+        self.register_parameter(name, nn.Parameter(torch.empty(shape), requires_grad=False))
+        self.held[name] = Held(stored or shape, kind, pick)
+
+    def hold_channels(self, name: str, size: int, axis: int = 1) -> None:
+        """Register a vector over one axis of a tensor of rank 4."""
+        self.hold(name, (size,) + (1,) * (3 - axis), (size,))
+
+
+class Projection(Leaf):
+    """A linear layer as a 1x1 convolution, the form that every ANE compiler keeps on the ANE.
+
+    `kind` is what compression rules call this weight (`attention`, `mlp`, `head`); one without
+    stays in fp16.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, inputs: int, outputs: int, kind: str | None, bias: bool = False) -> None:
+        super().__init__()
+        self.hold("weight", (outputs, inputs, 1, 1), (outputs, inputs), kind)
+        if bias:
+            self.hold("bias", (outputs,))
+        else:
+            self.bias = None
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.conv2d(x, self.weight, self.bias)
+
+
+class CausalConvolution(Leaf):
+    """A convolution over time with bias, `(1, C, 1, n + T)` -> `(1, C, 1, T)` for a kernel of
+    `n + 1` taps; the caller puts the past in front."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, channels: int, taps: int, groups: int, kind: str, order: Order) -> None:
+        super().__init__()
+        self.groups = groups
+        kernel = (1, taps) if order == "c1t" else (taps, 1)
+        width = channels // groups
+        self.hold("weight", (channels, width, *kernel), (channels, width, taps), kind)
+        self.hold("bias", (channels,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.conv2d(x, self.weight, self.bias, groups=self.groups)
 
 
 @dataclass(frozen=True)
@@ -77,20 +141,25 @@ class Heads:
         return x.reshape(hidden_shape(self.order, self.query * self.dim, -1))
 
 
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight over `axis`, as LayerNorm of [x, -x]: its mean is zero, so its variance
+def normalize(x: Tensor, size: int, eps: float, axis: int) -> Tensor:
+    """x / rms(x) over an axis of `size`, as LayerNorm of [x, -x]: its mean is zero, so its variance
     is the mean square, and the square never leaves the fused op, where fp16 would overflow."""
+    normed = layer_norm(torch.cat([x, -x], axis), axis, eps)
+    return normed[(slice(None),) * axis + (slice(0, size),)]
+
+
+class RMSNorm(Leaf):
+    """x / rms(x) * weight over `axis`."""
+
+    weight: Tensor
 
     def __init__(self, size: int, eps: float, axis: int = 1) -> None:
         super().__init__()
         self.size, self.eps, self.axis = size, eps, axis
-        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.hold_channels("weight", size, axis)
 
     def forward(self, x: Tensor) -> Tensor:
-        normed = layer_norm(torch.cat([x, -x], self.axis), self.axis, self.eps)
-        gain = self.weight.reshape([self.size if axis == self.axis else 1 for axis in range(4)])
-        half = (slice(None),) * self.axis + (slice(0, self.size),)
-        return normed[half] * gain
+        return normalize(x, self.size, self.eps, self.axis) * self.weight
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -109,10 +178,14 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, dim: int) -> Tensor:
-    """Rotary embedding, half-split pairs. `x (1, heads, D, T)`, `cos`, `sin (1, 1, D, T)`."""
+    """Rotary embedding of the first `dim` channels of each head, half-split pairs.
+
+    `x (1, heads, D, T)`, `cos`, `sin (1, 1, dim, T)`.
+    """
     half = dim // 2
-    first, second = x[:, :, :half], x[:, :, half:]
-    return x * cos + torch.cat([-second, first], dim=2) * sin
+    first, second, rest = x[:, :, :half], x[:, :, half:dim], x[:, :, dim:]
+    turned = x[:, :, :dim] * cos + torch.cat([-second, first], dim=2) * sin
+    return torch.cat([turned, rest], dim=2) if x.shape[2] > dim else turned
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: Heads) -> Tensor:

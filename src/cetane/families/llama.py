@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cetane.families.base import Block, CacheGroup, Extend, Flow, Model
+from cetane.families.base import Block, CacheGroup, EmbeddingTable, Flow, Memory, Model
 from cetane.families.flow import Embedding, Mask, Rotary, Source
 from cetane.families.layers import Heads, Order, Projection, RMSNorm, activation, attend, rotate
 from cetane.families.rotary import rotary_table
@@ -31,7 +31,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(heads.dim, config.rms_norm_eps, axis=2) if normed else nn.Identity()
         self.k_norm = RMSNorm(heads.dim, config.rms_norm_eps, axis=2) if normed else nn.Identity()
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, extend: Extend) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, extend: Any) -> Tensor:
         heads = self.heads
         q = self.q_norm(heads.split(self.q_proj(x), heads.query))
         k = self.k_norm(heads.split(self.k_proj(x), heads.kv))
@@ -56,10 +56,10 @@ class MLP(nn.Module):
 
 
 class Layer(Block):
-    group = "kv"
+    keeps = ("kv",)
 
     def __init__(self, config: Any, heads: Heads, index: int, mask: str) -> None:
-        super().__init__(f"layer-{index:02}", f"model.layers.{index}.")
+        super().__init__(f"layer-{index:02}", index, f"model.layers.{index}.")
         self.reads = ("hidden", "rope_cos", "rope_sin", mask)
         self.mask = mask
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -67,10 +67,11 @@ class Layer(Block):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, flow: Flow, extend: Extend) -> None:
+    def forward(self, flow: Flow, memory: Memory) -> None:
         h = flow["hidden"]
         x = self.input_layernorm(h)
-        h = h + self.self_attn(x, flow["rope_cos"], flow["rope_sin"], flow[self.mask], extend)
+        rotary = flow["rope_cos"], flow["rope_sin"]
+        h = h + self.self_attn(x, *rotary, flow[self.mask], memory["kv"])
         flow["hidden"] = h + self.mlp(self.post_attention_layernorm(h))
 
 
@@ -97,13 +98,14 @@ def author(config: Any, order: Order) -> Model:
         vocab=config.vocab_size,
         eps=config.rms_norm_eps,
         layers=layers,
-        embedding=table,
+        embedding=EmbeddingTable(table),
         norm=norm,
         output=table if config.tie_word_embeddings else "lm_head.weight",
         host=host,
-        groups={"kv": CacheGroup(heads.query, heads.kv, dim)},
+        memory={"kv": CacheGroup(heads.query, heads.kv, dim)},
         rotary={"default": rotary_table(config, dim)},
         max_context=config.max_position_embeddings,
+        channels={"hidden": config.hidden_size},
     )
 
 

@@ -26,28 +26,40 @@ class RotaryTable:
         return torch.stack([angles.cos(), angles.sin()]) * self.scale
 
 
-def rotary_table(config: Any, dim: int) -> RotaryTable:
-    """The table of a transformers config for heads of width `dim`."""
+def rotary_table(config: Any, dim: int, layer_type: str | None = None) -> RotaryTable:
+    """The table of a transformers config for heads of width `dim`, of one kind of layer where the
+    config has parameters for each."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     parameters = config.rope_parameters
+    # transformers lets other values pass, and fails or computes NaN later.
+    invalid = f"config.json of a {config.model_type} model is not valid"
+    if layer_type is not None:
+        parameters = parameters.get(layer_type)
+        if not isinstance(parameters, dict):
+            raise CetaneError(f"{invalid}: rope_parameters has no {layer_type!r}")
     kind = parameters.get("rope_type", "default")
     if kind not in STATIC:
         raise CetaneError(f"rope type {kind!r} is not supported; known: {', '.join(STATIC)}")
-    # transformers lets other values pass, and fails or computes NaN later.
-    invalid = f"config.json of a {config.model_type} model is not valid"
     theta = parameters.get("rope_theta")
     if not isinstance(theta, int | float) or not 0 < theta < torch.finfo(torch.float).max:
         raise CetaneError(f"{invalid}: rope_theta = {theta!r}, not a positive number")
+    # Without kinds of layers, transformers rotates whole heads, whatever the factor says.
+    part = 1.0 if layer_type is None else parameters.get("partial_rotary_factor", 1.0)
+    width = int(dim * part) if isinstance(part, int | float) and 0 < part <= 1 else 0
+    if width % 2 or not width:
+        raise CetaneError(f"{invalid}: {part!r} of {dim} channels of a head to rotate")
     if kind == "default":
-        exponents = torch.arange(0, dim, 2, dtype=torch.float) / dim
+        exponents = torch.arange(0, width, 2, dtype=torch.float) / width
         return RotaryTable(1.0 / theta**exponents)
     try:
-        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](
+            config, torch.device("cpu"), layer_type=layer_type
+        )
     except (TypeError, ValueError, ArithmeticError) as error:
         raise CetaneError(f"{invalid}: rope parameters of type {kind}: {error}") from error
     if not frequencies.isfinite().all():
         raise CetaneError(f"{invalid}: rope parameters of type {kind} give no finite frequencies")
-    if 2 * frequencies.numel() != dim:
+    if 2 * frequencies.numel() != width:
         raise CetaneError(f"rotary embedding of a part of each head ({kind}) is not supported")
     return RotaryTable(frequencies, scale)

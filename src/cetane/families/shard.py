@@ -5,37 +5,33 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from cetane.families.base import Block, CacheGroup
-from cetane.families.caches import CONTRACTS, CacheSpec, ContractName
-from cetane.families.flow import Input, Mask, Output, ToCache, ToLogits
+from cetane.families.base import Block, CacheGroup, Memory, Model
+from cetane.families.caches import CONTRACTS, CacheSpec, ContractName, HistorySpec, PastColumns
+from cetane.families.flow import Input, Mask, Output, ToLogits, ToTensor
 
 
 class Shard(nn.Module):
     """One function of a shard: `forward(*inputs)` in the order of `inputs`, a tuple of outputs.
 
-    States are buffers named as Core ML will name them.
+    States are buffers named as Core ML will name them. The blocks are not submodules: several
+    functions share them.
     """
 
     def __init__(
         self,
+        model: Model,
         blocks: Sequence[Block],
         contract: ContractName,
-        specs: Sequence[CacheSpec],
-        groups: dict[str, CacheGroup],
+        caches: Sequence[CacheSpec],
+        histories: Sequence[HistorySpec],
         inputs: Sequence[Input],
         outputs: Sequence[Output],
     ) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(blocks)
-        self.order = tuple(blocks)
-        self.cache, self.specs = CONTRACTS[contract], specs
-        self.inputs, self.outputs = inputs, outputs
-        self.repeats = {
-            i.name: groups[i.source.group].query // groups[i.source.group].heads
-            for i in inputs
-            if isinstance(i.source, Mask)
-        }
-        for spec in specs:
+        self.blocks, self.inputs, self.outputs = tuple(blocks), inputs, outputs
+        self.cache, self.caches, self.histories = CONTRACTS[contract], caches, histories
+        self.repeats = {i.name: rows_per_token(model, i) for i in inputs}
+        for spec in caches:
             for state in self.cache.states(spec):
                 self.register_buffer(state.name, torch.zeros(state.shape))
 
@@ -43,23 +39,33 @@ class Shard(nn.Module):
         flow = {i.name: tensor for i, tensor in zip(self.inputs, tensors, strict=True)}
         flow |= dict(self.named_buffers(recurse=False))
         for name, repeats in self.repeats.items():
-            # One mask row per query head of a key/value head, made once for all layers.
-            flow[name] = torch.cat([flow[name]] * repeats, dim=2)
-        caches = {spec.group: self.cache(spec, flow) for spec in self.specs}
+            if repeats > 1:  # made once for all layers
+                flow[name] = torch.cat([flow[name]] * repeats, dim=2)
+        caches = {spec.group: self.cache(spec, flow) for spec in self.caches}
+        histories = {spec.name: PastColumns(spec, flow) for spec in self.histories}
+        keepers = caches | histories
+        memory: Memory = {name: keeper.extend for name, keeper in keepers.items()}
         heads = []
-        for block in self.order:
-            block(flow, caches[block.group].extend if block.group else None)
+        for block in self.blocks:
+            block(flow, memory)
             if "logits" in block.writes:
                 heads.append(flow["logits"])
-        for cache in caches.values():
-            flow |= cache.results()
+        results = {name: value for k in keepers.values() for name, value in k.results().items()}
         logits = iter(heads)
         return tuple(
-            next(logits) if isinstance(out.sink, ToLogits) else flow[source_name(out)]
+            next(logits)
+            if isinstance(out.sink, ToLogits)
+            else flow[out.sink.name]
+            if isinstance(out.sink, ToTensor)
+            else results[out.name]
             for out in self.outputs
         )
 
 
-def source_name(out: Output) -> str:
-    """Where the flow holds an output: cache results under its own name, tensors under theirs."""
-    return out.name if isinstance(out.sink, ToCache) else out.sink.name  # type: ignore[union-attr]
+def rows_per_token(model: Model, item: Input) -> int:
+    """How many rows of a mask stand for one token: the query heads of a key/value head."""
+    if not isinstance(item.source, Mask):
+        return 1
+    group = model.memory[item.source.group]
+    assert isinstance(group, CacheGroup)
+    return group.query // group.heads

@@ -1,33 +1,36 @@
 """Agreement with the Hugging Face model: chained through the whole stack, in every mode.
 
-Hidden states and logits come from programs that round as an fp16 machine would; every mode that
-ships is fed whole sequences that go past its width, so positions beyond 0 and beyond the prefill
-length are always compared. Greedy decoding runs as a user runs it, on the fast executor.
+What shards hand on and logits come from programs that round as an fp16 machine would; every mode
+that ships is fed whole sequences that go past its width, so positions beyond 0 and beyond the
+prefill length are always compared. One shard is in memory at a time, and one module of the
+reference. Greedy decoding runs as a user runs it, on the fast executor.
 """
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
-from typing import Any
 
 import numpy as np
 
 from cetane.build import Progress
 from cetane.bundle import Bundle
-from cetane.checkpoint import Checkpoint
-from cetane.engine.engine import Engine
+from cetane.checkpoint import Checkpoint, Tokenizer
+from cetane.engine.backend import Array
+from cetane.engine.engine import Engine, columns, gather
 from cetane.engine.generate import generate
 from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
-from cetane.families.base import Head
+from cetane.families.base import Truth
 from cetane.families.flow import Data
 from cetane.gates import metrics
 from cetane.gates.probes import Probe, chat_prompts, random_probe, text_probe
-from cetane.gates.reference import Reference, Truth
-from cetane.plan import Plan, Planner
+from cetane.gates.reference import RESIDENT, Observed, Reference, choices
+from cetane.plan import Plan, Planner, Route, Step
 from cetane.recipe import Mode
 
 SEEDS = (1,)
+NEAR_LIMIT = 32752.0
+"""Half of the largest fp16: a residual stream beyond it is worth a warning."""
 TEXT = (
     "The quick brown fox jumps over the lazy dog while the rain keeps falling on the old town. "
     "In 1969, two astronauts walked on the Moon; a third waited in orbit. "
@@ -36,9 +39,12 @@ TEXT = (
 
 
 class ShardScore(Data):
-    """Hidden states after a shard, against the truth, over all probes."""
+    """A tensor that a shard hands on, against the truth, over all probes."""
 
     shard: str
+    tensor: str
+    truth: str
+    """Path of the Hugging Face module."""
     mode: Mode
     cosine: float
     """Smallest of the probes' means over tokens."""
@@ -60,6 +66,14 @@ class LogitScore(Data):
     top5: float
 
 
+class Range(Data):
+    """The residual stream of the truth after a block, over all probes."""
+
+    block: str
+    largest: float
+    """Largest magnitude of any channel of any token."""
+
+
 class Check(Data):
     """One value against its threshold."""
 
@@ -78,6 +92,8 @@ class GoldenResult(Data):
     checks: tuple[Check, ...]
     shards: tuple[ShardScore, ...]
     logits: tuple[LogitScore, ...]
+    ranges: tuple[Range, ...]
+    warnings: tuple[str, ...]
     greedy: tuple[float, ...]
     """Share of tokens of each chat prompt that are the truth's own greedy choice."""
     probes: dict[str, tuple[int, ...]]
@@ -92,117 +108,158 @@ def golden(
     greedy_tokens: int = 32,
 ) -> GoldenResult:
     """Compare a bundle with the checkpoint's Hugging Face model."""
-    planner = Planner(checkpoint, bundle.plan.recipe)
-    probes = make_probes(bundle)
-    context = bundle.plan.recipe.cache.context
-    room = max(context // 2, context - greedy_tokens)  # questions leave place for an answer
+    plan, planner = bundle.plan, Planner(checkpoint, bundle.plan.recipe)
+    probes = make_probes(bundle.tables().embedding, bundle.tokenizer, plan)
+    modes: list[Mode] = list(plan.modes)
+    warnings = []
+    if resident_bytes(planner) > RESIDENT:
+        prompts = 0
+        warnings.append("greedy decoding was left out: the whole model would not fit in memory")
+    room = max(plan.recipe.cache.context // 2, plan.recipe.cache.context - greedy_tokens)
     questions = [ids[:room] for ids in chat_prompts(bundle.tokenizer, prompts)]
-    modes: list[Mode] = list(bundle.plan.modes)
-    steps = 2 + len(modes)
+    steps = 3
 
-    # The reference comes last and once: it and the programs are never in memory together.
-    boundaries = shard_outputs(planner)
-    found: dict[Mode, list[Truth]] = {}
-    for index, mode in enumerate(modes):
-        progress(mode, index, steps)
-        found[mode] = observe(bundle, mode, probes, boundaries)
-    progress("greedy decoding", len(modes), steps)
+    # The reference comes last: it and the programs are never in memory together.
+    progress(", ".join(modes), 0, steps)
+    engine = Engine(plan, PortableBackend(bundle, "fp16"), bundle.tables(), resident=False)
+    found = observe(engine, planner, modes, probes)
+    progress("greedy decoding", 1, steps)
     answers = answer(bundle, questions, greedy_tokens)
 
-    progress("reference", 1 + len(modes), steps)
-    reference = Reference(checkpoint)
-    truths = [reference.run(probe.tokens, list(boundaries.values())) for probe in probes]
-    greedy = tuple(
-        float(reference.agrees(prompt, tokens).mean())
-        for prompt, tokens in zip(questions, answers, strict=True)
+    progress("reference", 2, steps)
+    wanted = {block.name: block.truths()["hidden"] for block in planner.model.layers}
+    handed = {truth for observed in found[modes[0]] for truth in observed.tensors}
+    asked = [[*q, *a] for q, a in zip(questions, answers, strict=True)]
+    results = Reference(checkpoint).run(
+        [*(probe.tokens for probe in probes), *asked], list(handed | set(wanted.values()))
     )
-    shards = [s for mode in modes for s in shard_scores(mode, boundaries, found[mode], truths)]
+    truths = results[: len(probes)]
+    greedy = tuple(
+        float(choices(result.logits, question, tokens).mean())
+        for result, question, tokens in zip(results[len(probes) :], questions, answers, strict=True)
+    )
+    shards = [s for mode in modes for s in shard_scores(planner, mode, found[mode], truths)]
     logits = [logit_score(mode, found[mode], truths) for mode in modes]
+    ranges = [
+        Range(block=name, largest=max(float(np.abs(t.tensors[truth]).max()) for t in truths))
+        for name, truth in wanted.items()
+    ]
+    warnings += [
+        f"{found.block}: the residual stream reaches {found.largest:.0f}; fp16 ends at 65504"
+        for found in ranges
+        if found.largest > NEAR_LIMIT
+    ]
     progress("done", steps, steps)
 
-    checks = tuple(judge(bundle.plan, shards, logits, greedy))
+    checks = tuple(judge(plan, shards, logits, greedy))
     return GoldenResult(
         passed=all(check.passed for check in checks),
         fingerprint=checkpoint.fingerprint,
         checks=checks,
         shards=tuple(shards),
         logits=tuple(logits),
+        ranges=tuple(ranges),
+        warnings=tuple(warnings),
         greedy=greedy,
         probes={probe.name: probe.tokens for probe in probes},
         greedy_tokens=greedy_tokens,
     )
 
 
+def resident_bytes(planner: Planner) -> int:
+    """Bytes of all weights in fp32, as the fast executor holds them."""
+    blocks = (*planner.model.layers, *planner.heads)
+    return sum(4 * weight.elements for block in blocks for _, weight in block.weights())
+
+
 def answer(bundle: Bundle, prompts: list[list[int]], length: int) -> list[list[int]]:
     """Greedy answers as a user gets them: prompts by prefill, then single tokens."""
     modes: list[Mode] = [mode for mode in bundle.plan.modes if mode != "verify"]
-    engine = Engine(bundle.plan, PortableBackend(bundle), bundle.tables(), modes)
-    return [list(generate(engine.session(), prompt, Sampler(), length)) for prompt in prompts]
+    engine = Engine(bundle.plan, PortableBackend(bundle), bundle.tables())
+    return [list(generate(engine.session(modes), p, Sampler(), length)) for p in prompts]
 
 
-def make_probes(bundle: Bundle) -> list[Probe]:
+def make_probes(embedding: Array, tokenizer: Tokenizer, plan: Plan) -> list[Probe]:
     """A random sequence and a text, longer than one call of any mode if the context allows it."""
-    plan = bundle.plan
     widest = max(step.tokens for step in plan.modes.values())
     length = min(plan.recipe.cache.context, widest + widest // 8 + 5)
-    excluded = {*bundle.tokenizer.eos_ids, *([bundle.tokenizer.bos_id or 0])}
-    table = bundle.tables().embedding
-    drawn = [random_probe(table, length, seed, excluded) for seed in SEEDS]
-    return [*drawn, text_probe(bundle.tokenizer, TEXT, length)]
-
-
-def shard_outputs(planner: Planner) -> dict[str, str]:
-    """Path of the Hugging Face module whose output each shard of layers ends with."""
-    return {
-        name: blocks[-1].prefix.removesuffix(".")
-        for name, blocks in planner.members.items()
-        if not isinstance(blocks[-1], Head)
-    }
+    excluded = {*tokenizer.eos_ids, *([tokenizer.bos_id or 0])}
+    drawn = [random_probe(embedding, length, seed, excluded) for seed in SEEDS]
+    return [*drawn, text_probe(tokenizer, TEXT, length)]
 
 
 def observe(
-    bundle: Bundle, mode: Mode, probes: list[Probe], boundaries: dict[str, str]
-) -> list[Truth]:
-    """What the bundle computes for the probes in a mode, in the form of the truth.
+    engine: Engine, planner: Planner, modes: list[Mode], probes: list[Probe]
+) -> dict[Mode, list[Observed]]:
+    """What the bundle computes for the probes in every mode, in the form of the truth.
 
     Single tokens take the rest where a mode's calls cannot be padded.
     """
-    backend = PortableBackend(bundle, "fp16")
-    engine = Engine(bundle.plan, backend, bundle.tables(), [mode, "decode"])
-    return [observe_one(engine, probe, boundaries) for probe in probes]
+    watched = [
+        (mode, Watched(engine, planner, mode, probe.tokens)) for mode in modes for probe in probes
+    ]
+    engine.run([(w.session, w.calls) for _, w in watched])
+    return {mode: [w.result() for m, w in watched if m == mode] for mode in modes}
 
 
-def observe_one(engine: Engine, probe: Probe, boundaries: dict[str, str]) -> Truth:
-    session = engine.session()
-    seen: dict[str, list[Any]] = {path: [] for path in boundaries.values()}
+class Watched:
+    """A sequence on its way through the shards in one mode, and what they hand on."""
 
-    def watch(shard: str, name: str, value: Any, tokens: int) -> None:
-        if shard in boundaries and name == "hidden_out":
-            columns = value.reshape(engine.plan.hidden, -1)[:, :tokens]
-            seen[boundaries[shard]].append(columns.T.astype(np.float32))
+    def __init__(self, engine: Engine, planner: Planner, mode: Mode, tokens: Sequence[int]) -> None:
+        self.session = engine.session([mode, "decode"])
+        self.truths = planner.truths(mode) | planner.truths("decode")
+        self.seen: dict[Truth, list[Array]] = {}
+        self.session.watch = self.keep
+        self.count = len(tokens)
+        self.calls = self.session.schedule(np.asarray(tokens), "all")
 
-    session.watch = watch
-    logits = session.feed(probe.tokens, "all")
-    assert logits is not None
-    return Truth(logits, {path: np.concatenate(rows) for path, rows in seen.items()})
+    def keep(self, step: Step | Route, name: str, value: Array, tokens: int) -> None:
+        truth = self.truths[step].get(name)
+        if truth is not None:
+            rows = columns(value)[:, :tokens].T.astype(np.float32)
+            self.seen.setdefault(truth, []).append(rows)
+
+    def result(self) -> Observed:
+        logits = gather(self.calls, "all")
+        assert logits is not None
+        return Observed(logits, self.tensors())
+
+    def tensors(self) -> dict[Truth, Array]:
+        """What was handed on for all tokens; a call in another mode may hand on less."""
+        found = {truth: np.concatenate(rows) for truth, rows in self.seen.items()}
+        return {truth: rows for truth, rows in found.items() if len(rows) == self.count}
 
 
 def shard_scores(
-    mode: Mode, boundaries: dict[str, str], found: list[Truth], truths: list[Truth]
+    planner: Planner, mode: Mode, found: list[Observed], truths: list[Observed]
 ) -> Iterator[ShardScore]:
-    for shard, path in boundaries.items():
-        pairs = [(a.hidden[path], b.hidden[path]) for a, b in zip(found, truths, strict=True)]
-        cosines = [metrics.cosine(a, b) for a, b in pairs]
-        yield ShardScore(
-            shard=shard,
-            mode=mode,
-            cosine=float(min(c.mean() for c in cosines)),
-            cosine_min=float(min(c.min() for c in cosines)),
-            psnr=float(min(metrics.psnr(a, b).mean() for a, b in pairs)),
-        )
+    """How every tensor that shards hand on agrees in a mode."""
+    for step, outputs in planner.truths(mode).items():
+        for name, truth in outputs.items():
+            if truth in found[0].tensors:
+                pairs = [
+                    (a.tensors[truth], b.tensors[truth]) for a, b in zip(found, truths, strict=True)
+                ]
+                yield shard_score(step.shard, name.removesuffix("_out"), truth, mode, pairs)
 
 
-def logit_score(mode: Mode, found: list[Truth], truths: list[Truth]) -> LogitScore:
+def shard_score(
+    shard: str, tensor: str, truth: Truth, mode: Mode, pairs: list[tuple[Array, Array]]
+) -> ShardScore:
+    """The score of a tensor over the probes, pairs of `(n, C)`: what was found, and the truth."""
+    cosines = [metrics.cosine(a, b) for a, b in pairs]
+    return ShardScore(
+        shard=shard,
+        tensor=tensor,
+        truth=truth[0],
+        mode=mode,
+        cosine=float(min(c.mean() for c in cosines)),
+        cosine_min=float(min(c.min() for c in cosines)),
+        psnr=float(min(metrics.psnr(a, b).mean() for a, b in pairs)),
+    )
+
+
+def logit_score(mode: Mode, found: list[Observed], truths: list[Observed]) -> LogitScore:
     ours = np.concatenate([truth.logits for truth in found])
     theirs = np.concatenate([truth.logits for truth in truths])
     kl, cosines = metrics.divergence(ours, theirs), metrics.cosine(ours, theirs)
@@ -223,9 +280,7 @@ def judge(
 ) -> Iterator[Check]:
     """Every figure against the threshold for the bundle's compression."""
     limits = thresholds(plan)
-    for name in dict.fromkeys(score.shard for score in shards):
-        cosine = min(score.cosine for score in shards if score.shard == name)
-        yield at_least(f"hidden cosine ({name})", cosine, limits["hidden_cosine"])
+    yield from judge_shards(shards, limits)
     for score in logits:
         yield at_least(f"logit cosine ({score.mode})", score.cosine, limits["logit_cosine"])
         yield at_least(f"logit PSNR dB ({score.mode})", score.psnr, limits["logit_psnr"])
@@ -236,6 +291,13 @@ def judge(
         yield at_least(f"top-5 containment ({score.mode})", score.top5, limits["top5"])
     if greedy:
         yield at_least("greedy tokens (worst prompt)", min(greedy), limits["greedy"])
+
+
+def judge_shards(shards: list[ShardScore], limits: dict[str, float]) -> Iterator[Check]:
+    """Every tensor that a shard hands on, in its worst mode."""
+    for shard, tensor in dict.fromkeys((score.shard, score.tensor) for score in shards):
+        own = [s.cosine for s in shards if (s.shard, s.tensor) == (shard, tensor)]
+        yield at_least(f"{tensor} cosine ({shard})", min(own), limits["hidden_cosine"])
 
 
 def at_least(name: str, value: float, limit: float) -> Check:

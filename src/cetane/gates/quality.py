@@ -53,14 +53,14 @@ def perplexity(
     windows = [tokens[i : i + context] for i in range(0, len(tokens), context)]
     windows = [window for window in windows if len(window) > 1]
     widest: Mode = max(bundle.plan.modes, key=lambda mode: bundle.plan.modes[mode].tokens)
-    engine = Engine(bundle.plan, PortableBackend(bundle), bundle.tables(), [widest, "decode"])
+    engine = Engine(bundle.plan, PortableBackend(bundle), bundle.tables())
     reference = Reference(checkpoint)
     losses, reference_losses, kl, top1 = [], [], [], []
     for index, window in enumerate(windows):
         progress(f"{len(window)} tokens", index, len(windows))
-        ours = engine.session().feed(window, "all")
+        ours = engine.session([widest, "decode"]).feed(window, "all")
         assert ours is not None
-        theirs = reference.run(window).logits[:-1]
+        theirs = reference.run([window])[0].logits[:-1]
         ours, targets = ours[:-1], np.asarray(window[1:])[:, None]
         q, p = metrics.log_softmax(ours), metrics.log_softmax(theirs)
         losses.append(-np.take_along_axis(q, targets, 1))

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from cetane.quiet import import_coremltools
 
+MANIFEST = Path("Manifest.json")
 MODEL = Path("Data/com.apple.CoreML/model.mlmodel")
+WEIGHTS = Path("Data/com.apple.CoreML/weights/weight.bin")
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "com.apple.CoreML")
 
 
@@ -19,7 +21,7 @@ def normalize(package: Path) -> None:
     ct = import_coremltools()
     spec = ct.utils.load_spec(str(package))
     (package / MODEL).write_bytes(spec.SerializeToString(deterministic=True))
-    manifest = package / "Manifest.json"
+    manifest = package / MANIFEST
     content = json.loads(manifest.read_text())
     renamed = {
         old: str(uuid.uuid5(NAMESPACE, item["path"]))

@@ -41,6 +41,29 @@ class BlobFile:
 
     def read(self, offset: int, dtype: str, shape: tuple[int, ...]) -> Array:
         """The tensor at `offset`; CetaneError unless the file holds just that type and size."""
+        code, start, size = self._record(offset)
+        if _DTYPES.get(code) != dtype or size != byte_count(dtype, shape):
+            found = _DTYPES.get(code, f"type {code}")
+            where = f"{self.path} at byte {offset}"
+            raise CetaneError(f"{where}: expected {dtype} {shape}, found {found} in {size} bytes")
+        return from_bytes(self._bytes[start : start + size], dtype, shape)
+
+    def extent(self, offset: int) -> tuple[int, int]:
+        """First byte and number of bytes of the data whose record is at `offset`."""
+        _, start, size = self._record(offset)
+        return start, size
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return self._bytes.size
+
+    def bytes(self, start: int, stop: int) -> Array:
+        """The file's bytes from `start` to `stop`, uint8."""
+        return self._bytes[start:stop]
+
+    def _record(self, offset: int) -> tuple[int, int, int]:
+        """Type, first byte and number of bytes of the data whose record is at `offset`."""
         where = f"{self.path} at byte {offset}"
         record = self._bytes[offset : offset + _RECORD.size]
         if record.size < _RECORD.size:
@@ -48,10 +71,6 @@ class BlobFile:
         sentinel, code, size, start = _RECORD.unpack(record.tobytes())
         if sentinel != _SENTINEL:
             raise CetaneError(f"{where}: there is no tensor record here")
-        if _DTYPES.get(code) != dtype or size != byte_count(dtype, shape):
-            found = _DTYPES.get(code, f"type {code}")
-            raise CetaneError(f"{where}: expected {dtype} {shape}, found {found} in {size} bytes")
-        data = self._bytes[start : start + size]
-        if data.size < size:
+        if start + size > self._bytes.size:
             raise CetaneError(f"{where}: the file ends before the tensor's data")
-        return from_bytes(data, dtype, shape)
+        return code, start, size

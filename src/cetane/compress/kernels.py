@@ -1,0 +1,132 @@
+"""The loops over weights, compiled by numba, and the threads that run them.
+
+Import this only to encode: numba takes a while to load, and the first import on a machine compiles
+for some seconds and caches the result. fp16 is handled as its bit patterns, in uint16, because
+numba has no fp16 arithmetic on CPUs; it is that of numpy: in float32, each result rounded to fp16.
+"""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit, types
+
+# Declared, so that a read-only or unaligned array does not compile everything anew.
+_Weights = types.Array(types.uint16, 2, "C", readonly=True, aligned=False)
+_Eights = types.Array(types.uint64, 1, "C", readonly=True, aligned=False)
+_Floats = types.Array(types.float32, 1, "C", readonly=True)
+
+
+def over_rows(kernel: Callable[..., None], *arrays: npt.NDArray[Any]) -> None:
+    """Run `kernel(*arrays)` on slices of the arrays' first axis, on every core.
+
+    The kernels release the GIL and treat rows alone, so results do not depend on the slices.
+    (numba's own threads would do, but they abort when two Python threads use them at once.)
+    """
+    rows, cores = len(arrays[0]), os.cpu_count() or 1
+    step = max(1, -(-rows // (4 * cores)))
+    with ThreadPoolExecutor(cores) as pool:
+        parts = [slice(start, start + step) for start in range(0, rows, step)]
+        list(pool.map(lambda part: kernel(*(array[part] for array in arrays)), parts))
+
+
+@njit(inline="always")
+def _single(pattern):  # type: ignore[no-untyped-def]
+    """The fp16 number of this bit pattern, finite, as float32."""
+    sign = np.uint32(np.uint32(pattern & np.uint16(0x8000)) << np.uint32(16))
+    magnitude = np.uint32(np.uint32(pattern & np.uint16(0x7FFF)) << np.uint32(13))
+    return np.uint32(sign | magnitude).view(np.float32) * np.float32(2.0**112)
+
+
+@njit(inline="always")
+def _rounded(x):  # type: ignore[no-untyped-def]
+    """A float32 rounded as fp16 would, ties to even; not for results that are subnormal in fp16."""
+    bits = np.float32(x).view(np.uint32)
+    odd = np.uint32(np.uint32(bits >> np.uint32(13)) & np.uint32(1))
+    return np.uint32((bits + np.uint32(0xFFF) + odd) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+@njit(types.void(_Weights, types.uint16[::1]), nogil=True, cache=True)
+def largest(weights, magnitudes):  # type: ignore[no-untyped-def]
+    """The fp16 pattern of each row's largest magnitude."""
+    for row in range(len(weights)):
+        most = np.uint16(0)
+        for pattern in weights[row]:
+            most = max(most, np.uint16(pattern & np.uint16(0x7FFF)))
+        magnitudes[row] = most
+
+
+@njit(types.void(_Weights, types.uint16[::1], types.uint16[::1]), nogil=True, cache=True)
+def extremes(weights, lowest, highest):  # type: ignore[no-untyped-def]
+    """The fp16 patterns of each row's least and greatest value."""
+    flip = np.int16(0x7FFF)
+    for row in range(len(weights)):
+        low, high = np.int16(0x7FFF), np.int16(-0x8000)
+        for pattern in weights[row]:
+            signed = np.int16(pattern)
+            # Negative patterns ascend with the magnitude: turned over, all are in order of value.
+            key = np.int16(signed ^ np.int16(np.int16(signed >> np.int16(15)) & flip))
+            low, high = min(low, key), max(high, key)
+        lowest[row] = np.uint16(low ^ np.int16(np.int16(low >> np.int16(15)) & flip))
+        highest[row] = np.uint16(high ^ np.int16(np.int16(high >> np.int16(15)) & flip))
+
+
+@njit(types.void(_Weights, _Floats, types.int8[:, ::1]), nogil=True, cache=True)
+def int8(weights, scales, data):  # type: ignore[no-untyped-def]
+    """`clip(round(weight / scale), -127, 127)`; zeros where a row's scale is zero.
+
+    A quotient below fp16's normal numbers rounds to zero, however it was rounded before.
+    """
+    limit = np.float32(127)
+    for row in range(len(weights)):
+        scale = scales[row]
+        if scale == 0:
+            data[row] = 0
+            continue
+        for column in range(weights.shape[1]):
+            value = np.rint(_rounded(_single(weights[row, column]) / scale))
+            data[row, column] = np.int8(max(min(value, limit), -limit))
+
+
+@njit(types.void(_Weights, _Floats, _Floats, types.uint8[:, ::1], types.float32),
+      nogil=True, cache=True)  # fmt: skip
+def uniform(weights, lows, spans, indices, last):  # type: ignore[no-untyped-def]
+    """`round((weight - low) / span · last)`; zeros where a row's span is zero.
+
+    A difference below fp16's normal numbers is exact; such a quotient rounds to zero in the end.
+    """
+    for row in range(len(weights)):
+        low, span = lows[row], spans[row]
+        if span == 0:
+            indices[row] = 0
+            continue
+        for column in range(weights.shape[1]):
+            fraction = _rounded(_rounded(_single(weights[row, column]) - low) / span)
+            indices[row, column] = np.uint8(np.rint(_rounded(fraction * last)))
+
+
+@njit(types.void(_Eights, types.uint8[:, ::1]), nogil=True, cache=True)
+def pack(eights, packed):  # type: ignore[no-untyped-def]
+    """Eight indices, one a byte, into a row of as many bytes as an index has bits.
+
+    The first index takes the lowest bits.
+    """
+    bits = packed.shape[1]
+    spare = np.uint64(8 - bits)
+    for row in range(len(eights)):
+        word = eights[row]
+        # Each step closes the gap between neighbours: of bytes, then of pairs, then of fours.
+        word = (word & np.uint64(0x00FF00FF00FF00FF)) | (
+            (word & np.uint64(0xFF00FF00FF00FF00)) >> spare
+        )
+        word = (word & np.uint64(0x0000FFFF0000FFFF)) | (
+            (word & np.uint64(0xFFFF0000FFFF0000)) >> np.uint64(2 * spare)
+        )
+        word = (word & np.uint64(0x00000000FFFFFFFF)) | (
+            (word & np.uint64(0xFFFFFFFF00000000)) >> np.uint64(4 * spare)
+        )
+        for byte in range(bits):
+            packed[row, byte] = np.uint8(word >> np.uint64(8 * byte))

@@ -1,0 +1,449 @@
+"""ZAYA1: Compressed Convolutional Attention (arXiv 2510.04476) and top-1 mixtures of experts.
+
+Truth is transformers' `modeling_zaya.py`. A layer is two blocks, attention and experts, as in
+Zyphra's own 80-block checkpoint. What the published ANE port of ZAYA does differently is in
+`zaya_departures.py`, and off unless a recipe asks for it.
+"""
+
+import re
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from cetane.errors import CetaneError
+from cetane.families.base import (
+    Block,
+    CacheGroup,
+    EmbeddingTable,
+    Flow,
+    History,
+    Memory,
+    Model,
+    Part,
+    RoutedBlock,
+    Truth,
+    Weight,
+    Weights,
+)
+from cetane.families.caches import time_axis
+from cetane.families.flow import Data, Embedding, Mask, Rotary, Source
+from cetane.families.layers import (
+    CausalConvolution,
+    Heads,
+    Held,
+    Leaf,
+    Order,
+    Projection,
+    RMSNorm,
+    activation,
+    attend,
+    hidden_shape,
+    normalize,
+    rotate,
+)
+from cetane.families.rotary import rotary_table
+from cetane.families.zaya_departures import DEPARTURES, Departure
+
+MODEL_TYPES = ("zaya",)
+EPSILON = 1e-12
+"""Under the root of the q/k norm, which has none: a zero stays zero."""
+
+
+class Options(Data):
+    """The `[family]` table of a recipe."""
+
+    skip_expert: Literal["zero", "identity"] = "zero"
+    """What a token gets that chooses no expert: nothing (transformers), or its own normed hidden
+    state times the router's probability (vLLM, SGLang, MLX)."""
+    departures: tuple[Departure, ...] = ()
+    """Differences from ZAYA that the port should have, to show what they cost."""
+
+
+class Values(nn.Module):
+    """Half of the value channels from this token, half from the one before."""
+
+    def __init__(self, config: Any, heads: Heads) -> None:
+        super().__init__()
+        half = heads.kv * heads.dim // 2
+        self.heads = heads
+        self.v_proj_current = Projection(
+            config.hidden_size, half, "attention", config.attention_bias
+        )
+        self.v_proj_delayed = Projection(
+            config.hidden_size, half, "attention", config.attention_bias
+        )
+        self.past = (slice(None),) * time_axis(heads.order) + (slice(None, -1),)
+
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+        # The bias comes after the delay: the value before the first token is the bias.
+        projected = nn.functional.conv2d(x, self.v_proj_delayed.weight)
+        delayed = memory["delayed"](projected)[self.past]
+        if self.v_proj_delayed.bias is not None:
+            delayed = delayed + self.v_proj_delayed.bias.reshape(-1, 1, 1)
+        return self.heads.split(torch.cat([self.v_proj_current(x), delayed], 1), self.heads.kv)
+
+
+class Convolutions(nn.Module):
+    """Two causal convolutions over the stream of queries and keys: per channel, then per head."""
+
+    def __init__(self, config: Any, heads: Heads) -> None:
+        super().__init__()
+        count = heads.query + heads.kv
+        channels = count * heads.dim
+        self.remembers = past_columns(config) > 0
+        self.conv_qk_depthwise = CausalConvolution(
+            channels, config.cca_time0, channels, "convolution", heads.order
+        )
+        self.conv_qk_grouped = CausalConvolution(
+            channels, config.cca_time1, count, "convolution", heads.order
+        )
+
+    def forward(self, qk: Tensor, memory: Memory) -> Tensor:
+        qk = memory["conv"](qk) if self.remembers else qk
+        return self.conv_qk_grouped(self.conv_qk_depthwise(qk))
+
+
+def past_columns(config: Any) -> int:
+    """How many earlier tokens the convolutions see."""
+    columns: int = config.cca_time0 + config.cca_time1 - 2
+    return columns
+
+
+class Means(nn.Module):
+    """The residual path of queries and keys: each query with its key, each key with its queries."""
+
+    def __init__(self, heads: Heads) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        kv, dim = self.heads.kv, self.heads.dim
+        queries = q.reshape(kv, self.heads.query // kv, dim, -1)
+        queries = (queries + k.reshape(kv, 1, dim, -1)) * 0.5
+        return queries.reshape(1, self.heads.query, dim, -1), queries.mean(1).reshape(
+            1, kv, dim, -1
+        )
+
+
+class QKNorm(Leaf):
+    """Queries and keys to length sqrt(D); keys times the temperature of their head."""
+
+    temp: Tensor
+
+    def __init__(self, heads: Heads) -> None:
+        super().__init__()
+        self.dim = heads.dim
+        self.hold_channels("temp", heads.kv)
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        unit = [normalize(x, self.dim, EPSILON, axis=2) for x in (q, k)]
+        return unit[0], unit[1] * self.temp
+
+
+class Attention(nn.Module):
+    """Compressed Convolutional Attention."""
+
+    def __init__(self, config: Any, heads: Heads, rotary: int) -> None:
+        super().__init__()
+        self.heads, self.rotary = heads, rotary
+        hidden, bias = config.hidden_size, config.attention_bias
+        self.q_proj = Projection(hidden, heads.query * heads.dim, "attention", bias)
+        self.k_proj = Projection(hidden, heads.kv * heads.dim, "attention", bias)
+        self.values = Values(config, heads)
+        self.convolutions = Convolutions(config, heads)
+        self.means = Means(heads)
+        self.qk_norm = QKNorm(heads)
+        self.o_proj = Projection(heads.query * heads.dim, hidden, "attention", bias)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, memory: Memory) -> Tensor:
+        heads = self.heads
+        q, k = self.q_proj(x), self.k_proj(x)
+        mixed = self.convolutions(torch.cat([q, k], 1), memory)
+        q_mean, k_mean = self.means(heads.split(q, heads.query), heads.split(k, heads.kv))
+        width = heads.query * heads.dim
+        q = heads.split(mixed[:, :width], heads.query) + q_mean
+        k = heads.split(mixed[:, width:], heads.kv) + k_mean
+        q, k = self.qk_norm(q, k)
+        q, k = (rotate(x, cos, sin, self.rotary) for x in (q, k))
+        keys, values = memory["kv"](k, self.values(x, memory))
+        return self.o_proj(heads.merge(attend(q, keys, values, mask, heads)))
+
+
+class ResidualScaling(Leaf):
+    """Merges a block's output into the residual stream, both through an affine of their own."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        for side in ("hidden_states", "residual"):
+            self.hold_channels(f"{side}_scale", hidden)
+            self.hold_channels(f"{side}_bias", hidden)
+
+    def affine(self, x: Tensor, side: str) -> Tensor:
+        return (x + getattr(self, f"{side}_bias")) * getattr(self, f"{side}_scale")
+
+    def forward(self, h: Tensor, residual: Tensor) -> Tensor:
+        return self.affine(h, "hidden_states") + self.affine(residual, "residual")
+
+
+class RouterMLP(nn.Module):
+    def __init__(self, size: int, classes: int, eps: float) -> None:
+        super().__init__()
+        self.norm = RMSNorm(size, eps)
+        self.fc1 = Projection(size, size, "router", bias=True)
+        self.fc2 = Projection(size, size, "router", bias=True)
+        self.out_proj = Projection(size, classes, None)  # so few rows are not worth compressing
+        self.act = activation("gelu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out_proj(self.act(self.fc2(self.act(self.fc1(self.norm(x))))))
+
+
+class Router(Leaf):
+    """Probabilities of the experts and of skipping them, from this layer's hidden state and the
+    router state of the layer before (Exponential Depth Averaging)."""
+
+    router_states_scale: Tensor
+    balancing_biases: Tensor
+
+    def __init__(self, config: Any, first: bool) -> None:
+        super().__init__()
+        size, classes = config.router_hidden_size, config.num_experts + 1
+        self.down_proj = Projection(config.hidden_size, size, "router", bias=True)
+        if not first:
+            self.hold_channels("router_states_scale", size)
+        self.router_mlp = RouterMLP(size, classes, config.rms_norm_eps)
+        self.hold_channels("balancing_biases", classes)
+
+    def forward(self, x: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """State `(1, R, 1, T)`; probabilities and, to choose by, scores `(1, E + 1, 1, T)`."""
+        state = self.down_proj(x)
+        if before is not None:
+            state = state + before * self.router_states_scale
+        return state, *self.judge(self.router_mlp(state))
+
+    def judge(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        probabilities = torch.softmax(logits, dim=1)
+        return probabilities, probabilities + self.balancing_biases
+
+
+class Expert(nn.Module):
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.inner = config.moe_intermediate_size
+        self.gate_up_proj = Projection(config.hidden_size, 2 * self.inner, "experts")
+        self.down_proj = Projection(self.inner, config.hidden_size, "experts")
+        self.act = activation(config.hidden_act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate_up = self.gate_up_proj(x)
+        return self.down_proj(self.act(gate_up[:, : self.inner]) * gate_up[:, self.inner :])
+
+
+class Experts(nn.Module):
+    """All experts, each on the tokens that chose it: the others are zero to it."""
+
+    def __init__(self, config: Any, skip: str, order: Order) -> None:
+        super().__init__()
+        self.count, self.skip, self.order = config.num_experts, skip, order
+        self.experts = nn.ModuleList(Expert(config) for _ in range(self.count))
+
+    def forward(self, x: Tensor, probabilities: Tensor, scores: Tensor) -> Tensor:
+        chosen = first_largest(scores, self.count + 1, self.order)
+        weights = probabilities * chosen
+        mixed = self.experts[0](x * chosen[:, :1])
+        for index in range(1, self.count):
+            mixed = mixed + self.experts[index](x * chosen[:, index : index + 1])
+        mixed = mixed * weights[:, : self.count].sum(1, keepdim=True)
+        return mixed + x * weights[:, self.count :] if self.skip == "identity" else mixed
+
+    def one(self, index: int, x: Tensor, probabilities: Tensor) -> Tensor:
+        """What a token gets that chose `index`; the last one is the skip."""
+        mixed = self.experts[index](x) if index < self.count else x
+        return mixed * probabilities[:, index : index + 1]
+
+
+def first_largest(scores: Tensor, classes: int, order: Order) -> Tensor:
+    """1 in the first of the largest of `classes` channels, 0 in the others.
+
+    Without argmax and one-hot, which may leave the ANE; ties are real in fp16.
+    """
+    largest = (scores >= scores.amax(1, keepdim=True)).to(scores.dtype)
+    rows = largest.reshape(1, 1, classes, -1)
+    earlier = torch.tril(torch.ones(classes, classes), -1) @ rows
+    first = rows * (1 - earlier.clamp(0, 1))
+    return first.reshape(hidden_shape(order, classes, -1))
+
+
+class AttentionBlock(Block):
+    def __init__(self, config: Any, heads: Heads, rotary: int, index: int, mask: str, kind: str):
+        super().__init__(f"attn-{index:02}", index, f"model.layers.{index}.")
+        self.mask, self.cos, self.sin = mask, f"cos_{kind}", f"sin_{kind}"
+        self.reads = ("hidden", self.cos, self.sin, mask)
+        self.keeps = ("kv", "delayed", *(["conv"] if past_columns(config) else []))
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config, heads, rotary)
+        self.residual = ResidualScaling(config.hidden_size)
+        self.gates = self.prefix + "post_attention_residual_scale."
+
+    def truths(self) -> dict[str, Truth]:
+        return {"hidden": (f"{self.prefix}post_attention_residual_scale", 0)}
+
+    def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
+        path = path.replace("self_attn.values.", "self_attn.qkv_proj.")
+        path = path.replace("self_attn.convolutions.", "self_attn.qkv_proj.")
+        path = re.sub(r"self_attn\.([qk]_proj)", r"self_attn.qkv_proj.\1", path)
+        if path.startswith("residual."):
+            return Weight(self.gates + path.removeprefix("residual."), shape, held.stored, None)
+        return super().weight(path, shape, held)
+
+    def forward(self, flow: Flow, memory: Memory) -> None:
+        h = flow["hidden"]
+        x = self.input_layernorm(h)
+        mixed = self.self_attn(x, flow[self.cos], flow[self.sin], flow[self.mask], memory)
+        flow["hidden"] = self.residual(mixed, h)
+
+
+class ExpertsBlock(RoutedBlock):
+    writes = ("hidden", "router")
+
+    def __init__(self, config: Any, index: int, options: Options, order: Order) -> None:
+        super().__init__(f"moe-{index:02}", index, f"model.layers.{index}.")
+        self.reads = ("hidden",) if index == 0 else ("hidden", "router")
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.gate = Router(config, first=index == 0)
+        self.mlp = Experts(config, options.skip_expert, order)
+        self.residual = ResidualScaling(config.hidden_size)
+        self.gates = self.prefix + "post_mlp_residual_scale."
+
+    def truths(self) -> dict[str, Truth]:
+        layer = self.prefix.removesuffix(".")
+        return {"hidden": (layer, 0), "router": (layer, 1)}
+
+    def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
+        if match := re.fullmatch(r"mlp\.experts\.(\d+)\.(\w+)\.weight", path):
+            index = int(match[1])
+            name, stored = f"{self.prefix}mlp.experts.{match[2]}", (self.mlp.count, *held.stored)
+            return Weight(name, shape, stored, held.kind, (index, index + 1))
+        if path.startswith("residual."):
+            return Weight(self.gates + path.removeprefix("residual."), shape, held.stored, None)
+        return super().weight(path.replace("gate.", "mlp.gate."), shape, held)
+
+    def forward(self, flow: Flow, memory: Memory) -> None:
+        self.route(flow)
+        h = flow["hidden"]
+        x = self.post_attention_layernorm(h)
+        flow["hidden"] = self.residual(self.mlp(x, flow["probabilities"], flow["scores"]), h)
+
+    def route(self, flow: Flow) -> None:
+        x = self.post_attention_layernorm(flow["hidden"])
+        before = flow["router"] if "router" in self.reads else None
+        flow["router"], flow["probabilities"], flow["scores"] = self.gate(x, before)
+
+    def run_expert(self, index: int, flow: Flow) -> None:
+        h = flow["hidden"]
+        mixed = (
+            torch.zeros_like(h)
+            if self.is_nothing(index)
+            else self.mlp.one(index, self.post_attention_layernorm(h), flow["probabilities"])
+        )
+        flow["hidden"] = self.residual(mixed, h)
+
+    def is_nothing(self, index: int) -> bool:
+        """Whether `index` is the skip that leaves nothing."""
+        return index == self.mlp.count and self.mlp.skip == "zero"
+
+    def router(self) -> Part:
+        return Part(
+            name=f"{self.name}-router",
+            whole=self,
+            modules=("post_attention_layernorm", "gate"),
+            reads=self.reads,
+            writes=("router", "probabilities", "scores"),
+            run=self.route,
+        )
+
+    def experts(self) -> tuple[Part, ...]:
+        return tuple(self.expert(index) for index in range(self.mlp.count + 1))
+
+    def expert(self, index: int) -> Part:
+        nothing = self.is_nothing(index)
+        return Part(
+            name=f"{self.name}-expert-{index:02}",
+            whole=self,
+            modules=(
+                *(() if nothing else ("post_attention_layernorm",)),
+                f"mlp.experts.{index}",
+                "residual",
+            ),
+            reads=("hidden",) if nothing else ("hidden", "probabilities"),
+            writes=("hidden",),
+            run=lambda flow: self.run_expert(index, flow),
+        )
+
+
+def author(config: Any, order: Order, options: Options, weights: Weights) -> Model:
+    """The model of a ZayaConfig. `weights` are read only where a departure depends on them."""
+    if config.lm_head_bias:
+        raise CetaneError("lm_head_bias is not supported: no released ZAYA has one")
+    if config.num_key_value_heads * config.head_dim % 2:
+        raise CetaneError(
+            f"config.json of a zaya model is not valid: head_dim = {config.head_dim}, and half of "
+            "the value is the token's before"
+        )
+    heads = Heads(
+        config.num_attention_heads, config.num_key_value_heads, config.head_dim,
+        config.head_dim**-0.5, order,
+    )  # fmt: skip
+    rotary = {k: rotary_table(config, heads.dim, k) for k in dict.fromkeys(config.layer_types)}
+    masks = {"hybrid": "mask", "hybrid_sliding": "mask_window"}
+    blocks: list[Block] = []
+    with torch.device("meta"):
+        for index, kind in enumerate(config.layer_types):
+            width = 2 * rotary[kind].inverse_frequencies.numel()
+            blocks.append(AttentionBlock(config, heads, width, index, masks[kind], kind))
+            blocks.append(ExpertsBlock(config, index, options, order))
+        for name, change in DEPARTURES.items():
+            if name in options.departures:
+                for block in blocks:
+                    change(block, weights)
+    host: dict[str, Source] = {"hidden": Embedding()}
+    for kind in rotary:
+        host[f"cos_{kind}"] = Rotary(table=kind, part="cos")
+        host[f"sin_{kind}"] = Rotary(table=kind, part="sin")
+        window = config.sliding_window if kind == "hybrid_sliding" else None
+        host[masks[kind]] = Mask(group="kv", window=window)
+    embedding = EmbeddingTable(
+        "model.embed_tokens.weight",
+        "model.input_hidden_states_bias",
+        "model.input_hidden_states_scale",
+    )
+    if "raw-embedding" in options.departures:
+        embedding = EmbeddingTable(embedding.weight)
+    channels = (heads.query + heads.kv) * heads.dim
+    histories = {"delayed": History(heads.kv * heads.dim // 2, 1)}
+    if past_columns(config):
+        histories["conv"] = History(channels, past_columns(config))
+    return Model(
+        order=order,
+        hidden=config.hidden_size,
+        vocab=config.vocab_size,
+        eps=config.rms_norm_eps,
+        layers=tuple(blocks),
+        embedding=embedding,
+        norm="model.norm.weight",
+        output=embedding.weight if config.tie_word_embeddings else "lm_head.weight",
+        host=host,
+        memory={
+            "kv": CacheGroup(heads.query, heads.kv, heads.dim),
+            **histories,
+        },
+        rotary=rotary,
+        max_context=config.max_position_embeddings,
+        channels={
+            "hidden": config.hidden_size,
+            "router": config.router_hidden_size,
+            "scores": config.num_experts + 1,
+            "probabilities": config.num_experts + 1,
+        },
+    )

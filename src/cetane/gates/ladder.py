@@ -1,0 +1,129 @@
+"""The first shard of every kind, before the others are built.
+
+A shard gets what the Hugging Face model computes before it, so that it is judged alone, and is
+compared in every mode with what that model computes after it.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from cetane.bundle import Tables
+from cetane.checkpoint import Checkpoint
+from cetane.engine.backend import Array
+from cetane.engine.engine import Engine, gather
+from cetane.engine.portable import PortableBackend
+from cetane.families.base import Truth
+from cetane.families.flow import Data, ToLogits
+from cetane.families.layers import hidden_shape
+from cetane.gates.golden import (
+    Check,
+    ShardScore,
+    Watched,
+    judge_shards,
+    make_probes,
+    shard_score,
+    thresholds,
+)
+from cetane.gates.reference import Reference
+from cetane.plan import Planner
+from cetane.recipe import Mode
+
+
+class LadderResult(Data):
+    """How the first shard of every kind agrees with the model, fed with the model's own tensors."""
+
+    passed: bool
+    checks: tuple[Check, ...]
+    shards: tuple[ShardScore, ...]
+
+
+class Packages:
+    """Packages of an unfinished bundle."""
+
+    def __init__(self, paths: dict[str, Path]) -> None:
+        self.paths = paths
+
+    def shard(self, name: str) -> Path:
+        return self.paths[name]
+
+
+def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) -> LadderResult:
+    """Judge some finished shards, by name."""
+    embedding = planner.model.embedding.read(checkpoint).numpy().astype(np.float16)
+    context = planner.recipe.cache.context
+    rotary = {n: table.cos_sin(context).numpy() for n, table in planner.model.rotary.items()}
+    plan = planner.plan()
+    probe = make_probes(embedding, checkpoint.tokenizer, plan)[-1]
+    backend = PortableBackend(Packages(packages), "fp16")
+    engine = Engine(plan, backend, Tables(embedding, rotary), resident=False)
+    rung = Rung(engine, planner, Reference(checkpoint), probe.tokens)
+    scores = [score for shard in packages for score in rung.scores(shard)]
+    checks = tuple(judge_shards(scores, thresholds(plan)))
+    return LadderResult(
+        passed=all(check.passed for check in checks), checks=checks, shards=tuple(scores)
+    )
+
+
+class Rung:
+    """One probe, for shards that are judged alone."""
+
+    def __init__(
+        self, engine: Engine, planner: Planner, reference: Reference, tokens: tuple[int, ...]
+    ) -> None:
+        self.engine, self.planner, self.reference = engine, planner, reference
+        self.tokens = tokens
+
+    def scores(self, shard: str) -> Iterator[ShardScore]:
+        """How a shard agrees in every mode."""
+        modes: list[Mode] = list(self.engine.plan.modes)
+        feeds = self.planner.feeds(shard)
+        if self.engine.plan.by_name[shard].kind == "head":
+            # Any hidden state will do, so take one that does not need the whole model.
+            feeds = {"hidden": self.planner.model.layers[0].truths()["hidden"]}
+        names = {
+            truth: name.removesuffix("_out")
+            for mode in modes
+            for step, outputs in self.planner.truths(mode).items()
+            if step.shard == shard
+            for name, truth in outputs.items()
+        }
+        truths = self.reference.tensors(self.tokens, list({*feeds.values(), *names}))
+        slices = self.slices(shard)
+        theirs = self.logits(feeds, truths) if slices else None
+        for mode in modes:
+            watched = Watched(self.engine, self.planner, mode, self.tokens)
+            for running in watched.calls:
+                for name, truth in feeds.items():
+                    rows = truths[truth][running.call.positions]
+                    running.tensors[name] = self.padded(rows, running.call.width)
+            self.engine.run([(watched.session, watched.calls)], [shard])
+            for truth, found in watched.tensors().items():
+                pairs = [(found, truths[truth])]
+                yield shard_score(shard, names[truth], truth, mode, pairs)
+            for start, stop in slices:
+                logits = gather(watched.calls, "all")
+                assert logits is not None and theirs is not None
+                pairs = [(logits[:, start:stop], theirs[:, start:stop])]
+                yield shard_score(shard, "logits", ("lm_head", 0), mode, pairs)
+
+    def logits(self, feeds: dict[str, Truth], truths: dict[Truth, Array]) -> Array:
+        """The model's, from what a shard is fed: nothing, if it holds the whole model."""
+        if "hidden" in feeds:
+            return self.reference.head(truths[feeds["hidden"]])
+        return self.reference.run([self.tokens])[0].logits
+
+    def slices(self, shard: str) -> set[tuple[int, int]]:
+        """The parts of the vocabulary that a head computes."""
+        return {
+            (item.sink.start, item.sink.stop)
+            for function in self.engine.plan.by_name[shard].functions
+            for item in function.outputs
+            if isinstance(item.sink, ToLogits)
+        }
+
+    def padded(self, rows: Array, width: int) -> Array:
+        """Rows `(n, C)` as a hidden tensor of a call."""
+        wide = np.pad(rows, ((0, width - len(rows)), (0, 0))).T.astype(self.engine.backend.dtype)
+        return wide.reshape(hidden_shape(self.engine.plan.recipe.tensor_layout, *wide.shape))

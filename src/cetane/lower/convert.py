@@ -1,0 +1,172 @@
+"""torch -> MIL -> `.mlpackage`: one shard with all its functions, whatever its constants are."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cetane.compress import Encoded
+from cetane.errors import CetaneError
+from cetane.families.flow import Input
+from cetane.lower.package import normalize
+from cetane.lower.structure import widest
+from cetane.lower.tracing import constants, trace
+from cetane.plan import Function, Graph, Planner
+from cetane.quiet import import_coremltools
+
+NUMPY = {"fp16": np.float16, "int32": np.int32}
+
+Constants = Callable[[str], Encoded]
+"""The constant of a label."""
+Placed = dict[str, dict[str, str]]
+"""The labels of a program's constants, by function and by the name of the op that makes one."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """One function as a coremltools program in which weights have no values."""
+
+    program: Any
+    spec: Any
+
+
+def convert_shard(planner: Planner, shard: str, constant: Constants, target: Path) -> Placed:
+    """Write the package of a shard to `target`, its weights what `constant` gives for their labels.
+
+    Takes every constant once and holds all of them until the package is written.
+    """
+    import_coremltools()
+    from cetane.lower.placing import Parts, parts_of, place
+
+    with quiet():
+        done = {
+            graph.function.name: convert(planner, shard, graph, wide)
+            for graph, wide in zip(planner.graphs(shard), widest(planner, shard), strict=True)
+        }
+
+        @cache  # functions share the arrays
+        def parts(label: str) -> Parts:
+            return parts_of(constant(label))
+
+        placed = {n: place(c.program.functions["main"], parts) for n, c in done.items()}
+        for graph in planner.graphs(shard):
+            wanted = {item.label for item in constants(planner, shard, graph)}
+            lost = wanted - set(placed[graph.function.name].values())
+            if lost:
+                raise CetaneError(f"lowering {shard} lost the weight {min(lost)}")
+        export(done).save(str(target))
+    normalize(target)
+    return placed
+
+
+def convert(planner: Planner, shard: str, graph: Graph, wide: Function) -> Converted:
+    """One function of a shard."""
+    ct = import_coremltools()
+    from cetane.lower import frontend  # noqa: F401, registers our ops
+
+    pipeline = ct.PassPipeline()
+    pipeline.remove_passes({"common::const_deduplication"})  # names decide, not values
+    function = graph.function
+    model = ct.convert(
+        trace(planner, shard, graph),
+        inputs=input_types(function, wide, ct),
+        outputs=[
+            ct.TensorType(name=item.name, dtype=NUMPY[item.dtype]) for item in function.outputs
+        ],
+        states=[
+            ct.StateType(ct.TensorType(shape=state.shape, dtype=np.float16), name=state.name)
+            for state in function.states
+        ],
+        minimum_deployment_target=getattr(ct.target, planner.recipe.target.deployment),
+        compute_precision=ct.precision.FLOAT16,
+        compute_units=ct.ComputeUnit.CPU_AND_NE,
+        pass_pipeline=pipeline,
+        skip_model_load=True,
+    )
+    return Converted(model._mil_program, model.get_spec())
+
+
+def export(functions: dict[str, Converted]) -> Any:
+    """One MLModel of all functions, as coremltools' `save_multifunction` makes it from packages.
+
+    Not that itself: it would have to store and load every function with its weights, and it shares
+    constants by nearly equal values, where ours are shared by their names.
+    """
+    ct = import_coremltools()
+    from coremltools.converters.mil.converter import mil_convert
+    from coremltools.converters.mil.mil import Program
+    from coremltools.proto import Model_pb2
+
+    first = next(iter(functions.values()))
+    program = Program()
+    for name, converted in functions.items():
+        program.add_function(name, converted.program.functions["main"])
+    description = first.spec.description
+    if list(functions) != ["main"]:
+        program.default_function_name = next(iter(functions))
+        program.export_as_multifunction = True
+        description = Model_pb2.ModelDescription(
+            functions=[interface(name, c.spec.description) for name, c in functions.items()],
+            defaultFunctionName=program.default_function_name,
+        )
+    program.skip_all_passes = True
+    return mil_convert(
+        program,
+        convert_from="milinternal",
+        convert_to="mlprogram",
+        compute_units=ct.ComputeUnit.CPU_AND_NE,
+        specification_version=first.spec.specificationVersion,
+        model_description=description,
+        pass_pipeline=ct.PassPipeline.EMPTY,
+        skip_model_load=True,
+    )
+
+
+def interface(name: str, description: Any) -> Any:
+    """A function's inputs, outputs and states, as a package with several describes them."""
+    from coremltools.proto import Model_pb2
+
+    return Model_pb2.FunctionDescription(
+        name=name, input=description.input, output=description.output, state=description.state
+    )
+
+
+def input_types(function: Function, wide: Function, ct: Any) -> list[Any]:
+    """Input types; where shapes are flexible, the sizes that grow with T are ranges."""
+    types = []
+    ranges: dict[tuple[int, int], Any] = {}
+    for item, most in zip(function.inputs, wide.inputs, strict=True):
+        shape = tuple(
+            low if low == high else ranges.setdefault((low, high), ct.RangeDim(low, high, low))
+            for low, high in zip(item.shape, most.shape, strict=True)
+        )
+        types.append(tensor_type(item, shape, ct))
+    return types
+
+
+def tensor_type(item: Input, shape: tuple[Any, ...], ct: Any) -> Any:
+    return ct.TensorType(name=item.name, shape=shape, dtype=NUMPY[item.dtype])
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars and no tracer warnings: the caller reports progress by shard."""
+    import coremltools.converters.mil.frontend.torch.ops as torch_frontend
+    import coremltools.converters.mil.mil.passes.pass_pipeline as passes
+
+    def silent(iterable: Any, *_: Any, **__: Any) -> Any:
+        return iterable
+
+    saved = torch_frontend._tqdm, passes.tqdm
+    torch_frontend._tqdm, passes.tqdm = silent, silent
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch_frontend._tqdm, passes.tqdm = saved

@@ -1,0 +1,32 @@
+"""Constants of the right kind and shape that are no weights: what a template is made with."""
+
+import numpy as np
+
+from cetane.compress import Affine, Dense, Encoded, Format, Palettized
+from cetane.compress.encoded import Half
+from cetane.compress.formats import Fp16, Int8, Palette
+
+ONE, INFINITY = 0x3C00, 0x7C00
+"""As fp16 patterns."""
+
+
+def placeholder(number: int, shape: tuple[int, ...], format: Format) -> Encoded:
+    """Pseudo-random content of what `format` makes of a weight of `shape`, the same on every run
+    and another for every number."""
+    random = np.random.default_rng(number)
+    if isinstance(format, Fp16):
+        return Dense(halves(random, shape))
+    ones = (1,) * (len(shape) - 1)
+    if isinstance(format, Int8):
+        scales = shape[0] if format.per == "channel" else 1
+        return Affine(random.integers(-127, 128, shape, np.int8), halves(random, (scales, *ones)))
+    assert isinstance(format, Palette)
+    groups = 1 if format.group is None else shape[0] // format.group
+    indices = random.integers(0, 1 << format.bits, shape, np.uint8)
+    lut = halves(random, (groups, *ones, 1 << format.bits, 1))
+    return Palettized(indices, lut, format.bits)
+
+
+def halves(random: np.random.Generator, shape: tuple[int, ...]) -> Half:
+    """Finite fp16 numbers above one."""
+    return random.integers(ONE + 1, INFINITY, shape, np.uint16).view(np.float16)

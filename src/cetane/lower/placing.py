@@ -1,0 +1,79 @@
+"""Weights get their values when a program is done: nothing can change them after that."""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil import Builder as mb
+from coremltools.converters.mil.mil import types
+from coremltools.converters.mil.mil.passes.helper import block_context_manager
+
+from cetane.compress import Affine, Dense, Encoded
+from cetane.errors import CetaneError
+from cetane.lower.frontend import constexpr_cetane_weight
+
+Parts = dict[str, np.ndarray[Any, Any]]
+"""A constant as arrays, by the names of a MIL op's inputs; `weight` for a dense one."""
+
+
+@block_context_manager
+def place(function: Any, parts: Callable[[str], Parts]) -> dict[str, str]:
+    """Put constants in place of the nameless weights of a MIL function.
+
+    Returns the label of every op that holds one, by the op's name.
+    """
+    placed = {}
+    for op in list(function.operations):
+        if op.op_type != constexpr_cetane_weight.__name__:
+            continue
+        label = op.label.val
+        new = emit(label, op.name, parts(label), op)
+        placed[new.op.name] = label
+        for cast in list(op.outputs[0].child_ops):
+            if cast.op_type != "cast" or cast.dtype.val != "fp16":
+                raise CetaneError(f"lowering computes with {label} in fp32")
+            function.replace_uses_of_var_after_op(
+                anchor_op=cast, old_var=cast.outputs[0], new_var=new, force_replace=True
+            )
+            function.remove_ops([cast])
+        function.remove_ops([op])
+    share(function)
+    return placed
+
+
+def emit(label: str, name: str, parts: Parts, before: Any) -> Any:
+    """The iOS 18 op that Core ML makes a weight with when it loads a program."""
+    made = {}
+    for part, value in parts.items():
+        full = name if part == "weight" else f"{name}_{part}"
+        made[part] = mb.const(val=value, before_op=before, name=full)
+        made[part].op.weight_id = f"{label}.{part}"
+    if "weight" in made:
+        result = made["weight"]
+    elif "lut" in made:
+        result = mb.constexpr_lut_to_dense(**made, before_op=before, name=name)
+    else:
+        result = mb.constexpr_blockwise_shift_scale(**made, before_op=before, name=name)
+    for var in (result, *made.values()):
+        var.op.scopes = before.scopes  # where in the torch model: no op may lack it
+    return result
+
+
+def share(function: Any) -> None:
+    """Let functions share constants that are no weights: those with one id are stored once."""
+    for op in function.operations:
+        if op.op_type == "const" and op.weight_id is None and isinstance(op.val.val, np.ndarray):
+            value = np.ascontiguousarray(op.val.val)
+            content = hashlib.sha256(value.tobytes()).hexdigest()
+            op.weight_id = f"{value.dtype} {value.shape} {content}"
+
+
+def parts_of(encoded: Encoded) -> Parts:
+    """A constant as arrays of coremltools' types; narrow integers one a byte."""
+    if isinstance(encoded, Dense):
+        return {"weight": encoded.weight}
+    if isinstance(encoded, Affine):
+        return {"data": encoded.data, "scale": encoded.scale}
+    packed = types.nptype_from_builtin(types.string_to_builtin(f"uint{encoded.bits}"))
+    return {"indices": encoded.indices.astype(packed), "lut": encoded.lut}

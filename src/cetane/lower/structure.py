@@ -1,0 +1,112 @@
+"""What the programs of a shard depend on, weights' values aside: shards of one structure differ in
+nothing else."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from cetane.errors import CetaneError
+from cetane.families.flow import Input, Output, State
+from cetane.lower.tracing import Constant, constants, example, replaced
+from cetane.plan import Function, Graph, Planner
+from cetane.quiet import import_coremltools
+
+
+def structure(planner: Planner, shard: str) -> str:
+    """A hash that is equal for shards whose programs differ in the values of weights alone."""
+    target = planner.recipe.target.deployment
+    versions = [torch.__version__, import_coremltools().__version__]
+    digest = hashlib.sha256(json.dumps([target, *versions]).encode())
+    for graph, wide in zip(planner.graphs(shard), widest(planner, shard), strict=True):
+        for line in describe(planner, shard, graph, wide):
+            digest.update(f"{line}\n".encode())
+    return digest.hexdigest()
+
+
+def widest(planner: Planner, shard: str) -> list[Function]:
+    """Every function of a shard at its most tokens."""
+    flexible = planner.recipe.tokens.shapes == "range"
+    graphs = planner.widest(shard) if flexible else planner.graphs(shard)
+    return [graph.function for graph in graphs]
+
+
+def describe(planner: Planner, shard: str, graph: Graph, wide: Function) -> Iterator[str]:
+    """A function's interface, its constants and its operations, as lines of text."""
+    function = graph.function
+    yield json.dumps([function.name, planner.recipe.cache.contract])
+    ports: list[Input | Output | State] = [*function.inputs, *function.outputs, *function.states]
+    for item in (*ports, *wide.inputs):
+        yield json.dumps([item.name, item.shape, item.dtype])
+    used = constants(planner, shard, graph)
+    for held in used:
+        yield json.dumps([held.label, held.weight.shape, held.format.name])
+    yield from operations(planner, graph, used)
+
+
+def operations(planner: Planner, graph: Graph, used: list[Constant]) -> Iterator[str]:
+    """What a function's module calls, one torch op a line, found out on shapes alone."""
+    recorder = Recorder()
+    inputs = [example(item, "meta") for item in graph.function.inputs]
+    module = planner.module(graph).eval().to("meta")
+    for item, tensor in zip(graph.function.inputs, inputs, strict=True):
+        recorder.name(tensor, item.name)
+    for name, buffer in module.named_buffers():
+        recorder.name(buffer, name)
+
+    def shaped(item: Constant) -> Tensor:
+        return recorder.name(torch.empty(item.weight.shape, device="meta"), item.label)
+
+    with replaced(used) as replace, torch.no_grad(), torch.device("meta"):
+        replace(shaped)
+        with recorder:
+            results = module(*inputs)
+    yield from recorder.lines
+    yield str(recorder.names(results))
+
+
+class Recorder(TorchDispatchMode):
+    """Writes down every operation, tensors by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self._names: dict[int, str] = {}
+        self._alive: list[Tensor] = []
+        """Every tensor that was named, so that none takes the place in memory of another."""
+
+    def name(self, tensor: Tensor, name: str) -> Tensor:
+        """Name a tensor, unless it has one; returns it."""
+        if id(tensor) not in self._names:
+            self._names[id(tensor)] = name
+            self._alive.append(tensor)
+        return tensor
+
+    def names(self, values: Any) -> Any:
+        """The values, tensors replaced by their names; those from outside by their content."""
+        return tree_map(lambda v: self._name_of(v) if isinstance(v, Tensor) else v, values)
+
+    def _name_of(self, tensor: Tensor) -> str:
+        if id(tensor) not in self._names:
+            if tensor.is_meta:
+                shape = tuple(tensor.shape)
+                raise CetaneError(f"a block uses a parameter {shape} that is not in its weights()")
+            content = hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
+            self.name(tensor, f"{tensor.dtype} {tuple(tensor.shape)} {content}")
+        return f"%{self._names[id(tensor)]}"
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        called = f"{func}{self.names(args)}{self.names(kwargs or {})}"
+        result = func(*args, **(kwargs or {}))
+        tree_map(
+            lambda v: self.name(v, str(len(self._alive))) if isinstance(v, Tensor) else v, result
+        )
+        self.lines.append(f"{self.names(result)} = {called}")
+        return result

@@ -1,0 +1,111 @@
+"""A function's module as a graph in which every weight is a name without a value.
+
+While a graph is traced, the parameters of its blocks are results of the torch op
+`cetane::constant`, so that neither torch nor coremltools ever sees a weight.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cetane.compress import Format, parse_format
+from cetane.families.base import Block, Weight
+from cetane.families.flow import Input
+from cetane.plan import Graph, Planner
+
+TORCH = {"fp16": torch.float32, "int32": torch.int32}
+"""What a module computes in, by the dtype of an input; lowering makes fp16 of fp32."""
+PLAIN = parse_format("fp16")
+"""How gains and biases are stored."""
+
+
+@torch.library.custom_op("cetane::constant", mutates_args=())
+def constant(label: str, shape: str) -> Tensor:
+    """Stands for the weight called `label`: zeros of a shape as "8x4x1x1", in the memory of one.
+
+    The shape is a string because jit's tracer fails on an op that is given a list.
+    """
+    return torch.zeros(()).expand([int(size) for size in shape.split("x")])
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A weight of a shard, under a label that the shard's functions share."""
+
+    label: str
+    block: Block
+    path: str
+    weight: Weight
+    format: Format
+
+
+def constants(planner: Planner, shard: str, graph: Graph) -> list[Constant]:
+    """The weights that a graph uses.
+
+    A label tells the place in the shard, not the checkpoint's name, so that shards of the same
+    structure have the same labels.
+    """
+    index = {block: number for number, block in enumerate(planner.members[shard])}
+    rules = planner.recipe.compression
+    return [
+        Constant(
+            f"blocks.{index[block.root]}.{path}",
+            block.root,
+            path,
+            weight,
+            rules.format_for(weight.name, weight.kind) if weight.kind else PLAIN,
+        )
+        for block in graph.blocks
+        for path, weight in block.weights()
+    ]
+
+
+def trace(planner: Planner, shard: str, graph: Graph) -> torch.jit.ScriptModule:
+    """The TorchScript module of a graph, its weights results of `cetane::constant`.
+
+    Traced on the CPU, since torch's kernels for the meta device cannot be traced.
+    """
+    module = planner.module(graph).eval()
+
+    def named(item: Constant) -> Tensor:
+        shape = "x".join(map(str, item.weight.shape))
+        made: Tensor = torch.ops.cetane.constant(item.label, shape)
+        return made
+
+    with replaced(constants(planner, shard, graph)) as replace, torch.no_grad():
+        module.register_forward_pre_hook(lambda *_: replace(named))
+        examples = tuple(example(item, "cpu") for item in graph.function.inputs)
+        traced: torch.jit.ScriptModule = torch.jit.trace(module, examples, check_trace=False)
+    return traced
+
+
+@contextmanager
+def replaced(used: list[Constant]) -> Iterator[Callable[[Callable[[Constant], Tensor]], None]]:
+    """Gives a function that replaces the parameters of some weights; they are put back afterwards.
+
+    torch's own `functional_call` refuses to run while jit traces.
+    """
+    places = []
+    for item in used:
+        parent, _, leaf = item.path.rpartition(".")
+        places.append((item.block.get_submodule(parent)._parameters, leaf, item))
+    before = [held[leaf] for held, leaf, _ in places]
+
+    def replace(make: Callable[[Constant], Tensor]) -> None:
+        for held, leaf, item in places:
+            held[leaf] = make(item)  # type: ignore[assignment]
+
+    try:
+        yield replace
+    finally:
+        for (held, leaf, _), parameter in zip(places, before, strict=True):
+            held[leaf] = parameter
+
+
+def example(item: Input, device: str) -> Tensor:
+    """Zeros for an input; integers stay on the CPU, since slices read them."""
+    device = device if item.dtype == "fp16" else "cpu"
+    return torch.zeros(item.shape, dtype=TORCH[item.dtype], device=device)

@@ -1,0 +1,73 @@
+"""What the families' tests share: a sequence, ways to feed it, and the distance to transformers."""
+
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from tests.conftest import InMemoryCheckpoint
+
+from cetane.engine.authored import authored_engine
+from cetane.engine.engine import Engine
+from cetane.plan import Planner
+from cetane.recipe import Recipe
+
+TOLERANCE = 1e-4
+CONTEXT = 32
+FEEDS = {
+    "prefill": [32],
+    "steps": [1] * 32,
+    "steps of 4": [4] * 8,
+    "uneven": [5, 1, 11, 2, 4, 3, 6],
+}
+cuts = st.sets(st.integers(1, CONTEXT - 1)).map(
+    lambda at: [stop - start for start, stop in pairwise([0, *sorted(at), CONTEXT])]
+)
+"""Pieces of the sequence, of any lengths."""
+
+
+def tokens(vocab: int) -> list[int]:
+    return np.random.default_rng(0).integers(0, vocab, CONTEXT).tolist()
+
+
+@torch.inference_mode()
+def truth(model: Any) -> np.ndarray:
+    """Logits of transformers' eager attention for the whole sequence at once."""
+    ids = torch.tensor([tokens(model.config.vocab_size)])
+    return model(ids, use_cache=False).logits[0].numpy()
+
+
+def run(engine: Engine, pieces: list[int]) -> np.ndarray:
+    """Logits at every position when the sequence is fed in `pieces`."""
+    ids, session = tokens(engine.plan.vocab), engine.session()
+    return np.concatenate(
+        [
+            session.feed(ids[start:stop], "all")
+            for start, stop in pairwise(accumulate(pieces, initial=0))
+        ]
+    )
+
+
+def engine_of(model: Any, recipe: Recipe, config: dict[str, Any] | None = None) -> Engine:
+    """The authored modules of a transformers model as it is now; `config` in place of its own."""
+    checkpoint = InMemoryCheckpoint(model)
+    checkpoint.tensors = {name: tensor.clone() for name, tensor in checkpoint.tensors.items()}
+    checkpoint.config = config or checkpoint.config
+    return authored_engine(Planner(checkpoint, recipe), checkpoint)
+
+
+def assert_close(engine: Engine, expected: np.ndarray, feeds: dict[str, list[int]]) -> None:
+    """The engine's logits are those expected, at every position."""
+    assert np.abs(expected).max() > 0.1  # an error of 1e-4 means something
+    errors = {
+        name: float(np.abs(run(engine, pieces) - expected).max()) for name, pieces in feeds.items()
+    }
+    assert max(errors.values()) <= TOLERANCE, errors
+
+
+def assert_parity(
+    model: Any, recipe: Recipe, feeds: dict[str, list[int]], config: dict[str, Any] | None = None
+) -> None:
+    """The port's logits are transformers' own, at every position."""
+    assert_close(engine_of(model, recipe, config), truth(model), feeds)
