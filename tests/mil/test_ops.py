@@ -635,7 +635,19 @@ def visible(variable: Any) -> Any:
     return mb.cast(x=variable, dtype="int32") if name in VIA_CAST else variable
 
 
+# Compared by coremltools' own tests, which tests/bridge/test_conformance.py runs.
+CONFORMANCE = """
+affine avg_pool batch_to_space clamped_relu classify conv_quantized conv_transpose crop crop_resize
+depth_to_space elu gru l2_pool linear_activation list_gather list_length list_read list_scatter
+list_write local_response_norm lstm make_list max_pool non_maximum_suppression pixel_shuffle
+pixel_unshuffle prelu random_bernoulli random_categorical random_normal random_uniform resample
+resize resize_bilinear resize_nearest_neighbor reverse_sequence rnn scaled_tanh sigmoid_hard
+sliding_windows softplus_parametric softsign space_to_batch space_to_depth thresholded_relu
+upsample_bilinear upsample_nearest_neighbor
+"""
+
+
 def test_every_op_has_a_case() -> None:
-    elsewhere = {"cond", "while_loop", "read_state", "write_state"}
+    elsewhere = {"cond", "while_loop", "read_state", "write_state", *CONFORMANCE.split()}
     tested = {case.op for case in CASES} | elsewhere
     assert {kind for kind in OPS if not kind.startswith("constexpr_")} == tested

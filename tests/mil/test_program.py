@@ -12,6 +12,7 @@ from coremltools.converters.mil import Builder as mb
 
 from cetane.errors import CetaneError
 from cetane.mil import Executable, Range, TensorType, load
+from cetane.mil.ops import OPS
 
 Build = Callable[..., Path]
 
@@ -268,12 +269,14 @@ def test_failing_op_is_named(build: Build) -> None:
         run({"x": np.zeros(3, np.float32), "i": np.array([7], np.int32)})
 
 
-def test_missing_ops_are_listed_at_once(build: Build) -> None:
+def test_missing_ops_are_listed_at_once(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     def body(x: Any) -> Any:
         image = mb.upsample_nearest_neighbor(x=x, scale_factor_height=2, name="up")
         image = mb.upsample_nearest_neighbor(x=image, scale_factor_height=2)
         return mb.pixel_shuffle(x=image, upscale_factor=2, name="shuffle")
 
+    for kind in ("pixel_shuffle", "upsample_nearest_neighbor"):
+        monkeypatch.delitem(OPS, kind)
     function = load(build({"x": ((1, 4, 2, 2), "fp32")}, body)).functions["main"]
     with pytest.raises(CetaneError) as error:
         function.compile()

@@ -22,7 +22,7 @@ Watch = Callable[[str, Tensor], None]
 class Step:
     """One bound op: computes its outputs from an environment, then frees what nobody needs."""
 
-    compute: Callable[[Environment, Watch | None], tuple[Tensor, ...]]
+    compute: Callable[[Environment, Watch | None], tuple[Any, ...]]
     outputs: tuple[str, ...]
     frees: tuple[str, ...]
 
@@ -35,12 +35,12 @@ class CompiledBlock:
     outputs: tuple[str, ...]
     known: Known  # outputs that do not depend on any input
 
-    def run(self, environment: Environment, watch: Watch | None) -> list[Tensor]:
+    def run(self, environment: Environment, watch: Watch | None) -> list[Any]:
         """Values of the block's outputs. The environment is used up."""
         for step in self.steps:
             for name, value in zip(step.outputs, step.compute(environment, watch), strict=True):
                 environment[name] = value
-                if watch is not None:
+                if watch is not None and isinstance(value, Tensor):
                     watch(name, value)
             for name in step.frees:
                 environment.pop(name, None)
@@ -49,10 +49,13 @@ class CompiledBlock:
 
 
 def compile_function(function: Function, rounds: bool) -> CompiledBlock:
-    """Bind every op of a function; `rounds` keeps fp16 results to float16 values.
+    """Bind every op of a function; `rounds` keeps fp16 results to float16 values."""
+    require_ops(function)
+    return _Binder(function.name, rounds).block(function.block, {})
 
-    Raises CetaneError if the table lacks ops that the function uses, listing each kind.
-    """
+
+def require_ops(function: Function) -> None:
+    """CetaneError if the table lacks ops that the function uses, listing each kind."""
     missing: dict[str, str] = {}
     for op in _all_ops(function.block):
         if op.kind != "const" and op.kind not in OPS:
@@ -60,7 +63,6 @@ def compile_function(function: Function, rounds: bool) -> CompiledBlock:
     if missing:
         places = ", ".join(f"{kind} (first: {name})" for kind, name in sorted(missing.items()))
         raise CetaneError(f"function {function.name} uses ops that cannot run here: {places}")
-    return _Binder(function.name, rounds).block(function.block, {})
 
 
 @contextmanager
@@ -111,7 +113,7 @@ class _Binder:
                 raise ValueError("its value is not a literal")
             return {output.name: self._constant(constant)}
 
-    def _bind(self, op: Op, known: Known) -> Callable[..., tuple[Tensor, ...]]:
+    def _bind(self, op: Op, known: Known) -> Callable[..., tuple[Any, ...]]:
         """A closure that computes the op's outputs, rounded to their declared types."""
         implementation = OPS[op.kind]
         where = f"function {self._function}, {op.kind} {op.name}"
@@ -120,7 +122,7 @@ class _Binder:
         bodies = [self.block(block, known) for block in op.blocks]
         body_inputs = [[value.name for value in block.inputs] for block in op.blocks]
 
-        def compute(environment: Environment, watch: Watch | None) -> tuple[Tensor, ...]:
+        def compute(environment: Environment, watch: Watch | None) -> tuple[Any, ...]:
             arguments = dict(fixed)
             if bodies:
                 arguments["blocks"] = [
@@ -131,7 +133,9 @@ class _Binder:
                 for parameter, fetch in dynamic.items():
                     arguments[parameter] = fetch(environment)
                 result = implementation.call(**arguments)
-                results = (result,) if isinstance(result, Tensor) else result or ()
+                results: tuple[Any, ...] = (result,)
+                if result is None or isinstance(result, tuple):
+                    results = result or ()
                 return tuple(
                     self._settle(value, output, where)
                     for value, output in zip(results, op.outputs, strict=True)
@@ -166,15 +170,19 @@ class _Binder:
             raise CetaneError(f"{where}: input {', '.join(sorted(absent))} is missing")
         return fixed, dynamic
 
-    def _constant(self, constant: Constant) -> Tensor | str:
+    def _constant(self, constant: Constant) -> Tensor | str | list[str]:
         if constant.type.dtype == "string":
-            return str(constant.numpy())
+            strings: str | list[str] = constant.numpy().tolist()
+            return strings
         return from_numpy(constant.numpy(), constant.type.dtype)
 
-    def _settle(self, value: Tensor, output: Value, where: str) -> Tensor:
-        """`value` as the program declares it: its dtype, rounded, and a shape that fits."""
+    def _settle(self, value: Any, output: Value, where: str) -> Any:
+        """A tensor as the program declares it: its dtype, rounded, and a shape that fits. Lists,
+        classes and their probabilities stay as they are."""
+        if not isinstance(value, Tensor):
+            return value
         if output.type is None:
-            raise CetaneError(f"{where}: its result {output.name} is not a tensor")
+            raise CetaneError(f"{where}: its result {output.name} should not be a tensor")
         if not output.type.accepts(tuple(value.shape)):
             raise CetaneError(
                 f"{where}: computed the shape {tuple(value.shape)}, but the program declares "
@@ -208,8 +216,8 @@ def _shaped(form: Form, items: list[Any]) -> Any:
 
 def _callable(
     body: CompiledBlock, names: list[str], environment: Environment, watch: Watch | None
-) -> Callable[[list[Tensor]], list[Tensor]]:
-    def run(values: list[Tensor]) -> list[Tensor]:
+) -> Callable[[list[Any]], list[Any]]:
+    def run(values: list[Any]) -> list[Any]:
         return body.run({**environment, **dict(zip(names, values, strict=True))}, watch)
 
     return run

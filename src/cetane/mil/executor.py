@@ -56,11 +56,12 @@ class Executable:
         inputs: Mapping[str, npt.NDArray[Any]],
         state: State | None = None,
         watch: Watch | None = None,
-    ) -> dict[str, npt.NDArray[Any]]:
+    ) -> dict[str, Any]:
         """Run once: arrays by input name in, arrays by output name out; `state` is updated.
 
         Float inputs may be of any float type and are rounded to the declared one; float outputs
-        are float32, or in "fp16" precision float16 where the program says so. `watch` is called
+        are float32, or in "fp16" precision float16 where the program says so; a classifier's class
+        is a str or an int, its probabilities are a dict. `watch` is called
         with the name and value of every intermediate result. Raises CetaneError that names the
         input that does not fit, or the op that fails.
         """
@@ -70,8 +71,8 @@ class Executable:
             results = self._body.run(environment, watch)
             types = self.function.outputs
             return {
-                name: self._output(value, types[name])
-                for name, value in zip(types, results, strict=True)
+                name: self._output(value, types[name]) if isinstance(value, Tensor) else value
+                for name, value in zip(self._body.outputs, results, strict=True)
             }
 
     def _states(self, state: State | None) -> Environment:

@@ -56,7 +56,4 @@ def _parse(file: Path) -> Any:
         spec.ParseFromString(file.read_bytes())
     except DecodeError:
         raise CetaneError(f"{file} is not a Core ML specification: it cannot be parsed") from None
-    if spec.WhichOneof("Type") != "mlProgram":
-        kind = spec.WhichOneof("Type") or "empty"
-        raise CetaneError(f"{file} holds no ML program (its type is {kind})")
     return spec

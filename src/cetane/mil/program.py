@@ -17,6 +17,7 @@ from cetane.mil.dtypes import Array
 
 if TYPE_CHECKING:
     from cetane.mil.executor import Executable
+    from cetane.mil.features import Interface
 
 Precision = Literal["fp32", "fp16"]
 
@@ -39,7 +40,8 @@ class Range:
 class TensorType:
     """Shape and dtype ("fp16", "fp32", "int32", "bool", "uint4", ...) of a value.
 
-    A dimension that is known only at run time is a `Range`. For the flexible inputs of a function,
+    A dimension that is known only at run time is a `Range`; of some values not even the rank is
+    known before (`any_shape`). For the flexible inputs of a function,
     `default` is the shape the package was made for, and `enumerated` lists the allowed shapes if
     only some are.
     """
@@ -48,9 +50,12 @@ class TensorType:
     dtype: str
     default: tuple[int, ...] | None = None
     enumerated: tuple[tuple[int, ...], ...] = ()
+    any_shape: bool = False
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Whether a tensor of this shape fits."""
+        if self.any_shape:
+            return True
         if self.enumerated:
             return shape in self.enumerated
         return len(shape) == len(self.shape) and all(
@@ -61,10 +66,14 @@ class TensorType:
     @property
     def static_shape(self) -> tuple[int, ...] | None:
         """The shape, if no dimension is flexible."""
+        if self.any_shape:
+            return None
         sizes = tuple(size for size in self.shape if isinstance(size, int))
         return sizes if len(sizes) == len(self.shape) else None
 
     def __str__(self) -> str:
+        if self.any_shape:
+            return f"{self.dtype} of any shape"
         if self.enumerated:
             return f"{self.dtype} {' or '.join(map(str, self.enumerated))}"
         return f"{self.dtype} ({', '.join(map(str, self.shape))})"
@@ -129,6 +138,8 @@ class Function:
     outputs: dict[str, TensorType]
     states: dict[str, TensorType]
     block: Block = field(repr=False)
+    dictionaries: tuple[str, ...] = ()  # outputs that are none: a classifier's probabilities
+    interface: Interface | None = None  # images, classes and defaults, as the description has them
 
     @property
     def ops(self) -> tuple[Op, ...]:
@@ -166,10 +177,20 @@ class Function:
 
 @dataclass(frozen=True)
 class Program:
-    """The functions of one package."""
+    """The functions of one package. `default` is the one that a caller gets who names none."""
 
     path: Path
     functions: dict[str, Function]
+    default: str = "main"
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Programs that run in turn; each takes what it needs of the inputs and of the results before.
+    `outputs` are the names of the results that a caller gets."""
+
+    programs: tuple[Program, ...]
+    outputs: tuple[str, ...]
 
 
 def listed(names: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ The messages are read directly, not through coremltools' own importer: that one 
 while it loads, and what it returns is its own rewriting of the ops, not the ops in the file.
 """
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,19 @@ import numpy as np
 from cetane.errors import CetaneError
 from cetane.mil.blob import BlobFile
 from cetane.mil.dtypes import NUMPY, Array, from_bytes
+from cetane.mil.features import read_interface
 from cetane.mil.package import Package
-from cetane.mil.program import Block, Constant, Function, Op, Program, Range, TensorType, Value
+from cetane.mil.program import (
+    Block,
+    Constant,
+    Function,
+    Op,
+    Pipeline,
+    Program,
+    Range,
+    TensorType,
+    Value,
+)
 
 # Codes of MIL's DataType enumeration.
 _DTYPES = {
@@ -46,19 +58,45 @@ def load(path: str | Path) -> Program:
     should be.
     """
     package = Package(Path(path))
+    return _program(package, package.spec)
+
+
+def load_pipeline(path: str | Path) -> Pipeline:
+    """Read a package that holds a pipeline of ML programs, or one ML program. Errors: `load`."""
+    package = Package(Path(path))
+    outputs = tuple(feature.name for feature in package.spec.description.output)
+    return Pipeline(tuple(_programs(package, package.spec)), outputs)
+
+
+def _programs(package: Package, spec: Any) -> Iterator[Program]:
+    kind = spec.WhichOneof("Type")
+    if kind not in ("pipeline", "pipelineClassifier", "pipelineRegressor"):
+        yield _program(package, spec)
+        return
+    pipeline = spec.pipeline if kind == "pipeline" else getattr(spec, kind).pipeline
+    for model in pipeline.models:
+        yield from _programs(package, model)
+
+
+def _program(package: Package, spec: Any) -> Program:
+    path = package.path
+    if spec.WhichOneof("Type") != "mlProgram":
+        kind = spec.WhichOneof("Type") or "empty"
+        raise CetaneError(f"{path} holds no ML program (its type is {kind})")
     reader = _Reader(package)
-    description = package.spec.description
+    description = spec.description
     described = {function.name: function for function in description.functions}
     try:
         functions = {
             name: reader.function(name, message, described.get(name, description))
-            for name, message in sorted(package.spec.mlProgram.functions.items())
+            for name, message in sorted(spec.mlProgram.functions.items())
         }
     except (LookupError, ValueError) as error:
         raise CetaneError(f"{path}: its specification is damaged: {error}") from error
     if not functions:
         raise CetaneError(f"{path} holds an ML program without functions")
-    return Program(package.path, functions)
+    default = description.defaultFunctionName or ("main" if "main" in functions else min(functions))
+    return Program(package.path, functions, default)
 
 
 class _Reader:
@@ -84,12 +122,17 @@ class _Reader:
         values: dict[str, TensorType | None] = {**inputs}
         values.update({v.name: v.type for op in body.ops for v in op.outputs})
         outputs: dict[str, TensorType] = {}
+        dictionaries: list[str] = []
         for output in body.outputs:
-            type_ = values.get(output)
+            if output not in values:
+                raise self._error(f"function {name} has an output {output!r} that nothing computes")
+            type_ = values[output]
             if type_ is None:
-                raise self._error(f"function {name} has an output {output!r} that is no tensor")
-            outputs[output] = type_
-        return Function(name, inputs, outputs, states, body)
+                dictionaries.append(output)
+            else:
+                outputs[output] = type_
+        interface = read_interface(description)
+        return Function(name, inputs, outputs, states, body, tuple(dictionaries), interface)
 
     def block(self, message: Any) -> Block:
         return Block(
@@ -126,6 +169,8 @@ class _Reader:
         return Value(message.name, self._tensor_type(message.type) if is_tensor else None)
 
     def _constant(self, message: Any) -> Constant:
+        if message.type.WhichOneof("type") == "listType":
+            return self._list(message)
         type_ = self._tensor_type(message.type)
         shape = type_.static_shape
         if shape is None:
@@ -138,6 +183,13 @@ class _Reader:
         return Constant(
             type_, partial(_immediate, message.immediateValue.tensor, type_.dtype, shape)
         )
+
+    def _list(self, message: Any) -> Constant:
+        """A list of scalars (the classes of a classifier), as a vector."""
+        items = [self._constant(item) for item in message.immediateValue.list.values]
+        dtype = items[0].type.dtype if items else "string"
+        type_ = TensorType((len(items),), dtype)
+        return Constant(type_, lambda: np.array([item.numpy().item() for item in items]))
 
     def _blob(self, name: str) -> BlobFile:
         if name not in self._blobs:
@@ -154,7 +206,10 @@ class _Reader:
             dimension.constant.size if dimension.WhichOneof("dimension") == "constant" else Range()
             for dimension in tensor.dimensions
         )
-        return TensorType(shape, _DTYPES[tensor.dataType])
+        dtype = _DTYPES[tensor.dataType]
+        if any(dimension.unknown.variadic for dimension in tensor.dimensions):
+            return TensorType((), dtype, any_shape=True)
+        return TensorType(shape, dtype)
 
     def _error(self, message: str) -> CetaneError:
         return CetaneError(f"{self._package.path}: {message}")
@@ -170,6 +225,8 @@ def _immediate(tensor: Any, dtype: str, shape: tuple[int, ...]) -> Array:
 
 def _flexible(type_: TensorType, feature: Any) -> TensorType:
     """Add what the interface description says about the shapes of an input."""
+    if feature is not None and feature.type.WhichOneof("Type") == "imageType":
+        return _flexible_image(type_, feature.type.imageType)
     if feature is None or feature.type.WhichOneof("Type") != "multiArrayType":
         return type_
     array = feature.type.multiArrayType
@@ -184,6 +241,22 @@ def _flexible(type_: TensorType, feature: Any) -> TensorType:
         case "enumeratedShapes":
             shapes = tuple(tuple(s.shape) for s in array.enumeratedShapes.shapes)
             return TensorType(type_.shape, type_.dtype, default, shapes)
+    return type_
+
+
+def _flexible_image(type_: TensorType, image: Any) -> TensorType:
+    """The same for images, whose height and width are the last two axes."""
+    first = type_.shape[:-2]
+    ahead = tuple(size for size in first if isinstance(size, int))
+    default = (*ahead, image.height, image.width)
+    match image.WhichOneof("SizeFlexibility"):
+        case "imageSizeRange":
+            ranges = image.imageSizeRange
+            last = (_range(ranges.heightRange), _range(ranges.widthRange))
+            return TensorType((*first, *last), type_.dtype, default)
+        case "enumeratedSizes":
+            sizes = tuple((*ahead, s.height, s.width) for s in image.enumeratedSizes.sizes)
+            return TensorType(type_.shape, type_.dtype, default, sizes)
     return type_
 
 

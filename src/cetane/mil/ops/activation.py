@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from cetane.mil.ops.elementwise import along_axis
 from cetane.mil.ops.registry import op
 
 
@@ -51,3 +52,49 @@ def gelu(x: Tensor, mode: str = "EXACT") -> Tensor:
 @op("softmax")
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
     return torch.softmax(x, axis)
+
+
+@op("softsign")
+def softsign(x: Tensor) -> Tensor:
+    return x / (1 + x.abs())
+
+
+@op("elu")
+def elu(x: Tensor, alpha: float) -> Tensor:
+    return torch.where(x > 0, x, alpha * torch.expm1(x))
+
+
+@op("clamped_relu")
+def clamped_relu(x: Tensor, alpha: float, beta: float) -> Tensor:
+    return torch.where(x < 0, x * alpha, x).clamp(max=beta)
+
+
+@op("thresholded_relu")
+def thresholded_relu(x: Tensor, alpha: float) -> Tensor:
+    return torch.where(x < alpha, 0, x)
+
+
+@op("linear_activation")
+def linear_activation(x: Tensor, alpha: float, beta: float) -> Tensor:
+    return x * alpha + beta
+
+
+@op("scaled_tanh")
+def scaled_tanh(x: Tensor, alpha: float, beta: float) -> Tensor:
+    return alpha * torch.tanh(beta * x)
+
+
+@op("sigmoid_hard")
+def sigmoid_hard(x: Tensor, alpha: float, beta: float) -> Tensor:
+    return (x * alpha + beta).clamp(0, 1)
+
+
+@op("prelu")
+def prelu(x: Tensor, alpha: Tensor) -> Tensor:
+    """One slope per channel, which is axis 1."""
+    return torch.where(x < 0, x * along_axis(alpha, x, 1), x)
+
+
+@op("softplus_parametric")
+def softplus_parametric(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
+    return along_axis(alpha, x, 1) * softplus(along_axis(beta, x, 1) * x)

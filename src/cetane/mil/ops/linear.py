@@ -1,6 +1,7 @@
 """Products: matrices, convolutions, attention."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from cetane.mil.ops.registry import Tensors, op
 
 @op("linear")
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    y = x @ weight.mT
+    y = _matmul(x, weight.mT)
     return y if bias is None else y + bias
 
 
@@ -21,7 +22,13 @@ def matmul(x: Tensor, y: Tensor, transpose_x: bool = False, transpose_y: bool = 
         x = x.mT
     if transpose_y and y.ndim > 1:
         y = y.mT
-    return x @ y
+    return _matmul(x, y)
+
+
+def _matmul(x: Tensor, y: Tensor) -> Tensor:
+    """iOS 17 multiplies integers by floats."""
+    dtype = torch.promote_types(x.dtype, y.dtype)
+    return x.to(dtype) @ y.to(dtype)
 
 
 @op("einsum")
@@ -56,25 +63,93 @@ def conv(
     rank = x.ndim - 2
     strides = strides or [1] * rank
     dilations = dilations or [1] * rank
-    if pad_type == "custom":
+    if pad_type.lower() == "custom":
         edges = pad or [0] * 2 * rank
     else:
-        edges = _implied_padding(pad_type, x.shape[2:], weight.shape[2:], strides, dilations)
-    # torch lists the last dimension first.
-    before_after = [edges[2 * axis + side] for axis in reversed(range(rank)) for side in (0, 1)]
+        edges = implied_padding(pad_type, x.shape[2:], weight.shape[2:], strides, dilations)
     convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[rank - 1]
-    return convolve(functional.pad(x, before_after), weight, bias, strides, 0, dilations, groups)
+    padded = functional.pad(x, last_first(edges))
+    return convolve(padded, weight, bias, strides, 0, dilations, groups)
 
 
-def _implied_padding(
+@op("conv_quantized")
+def conv_quantized(
+    x: Tensor,
+    weight: Tensor,
+    quantization_type: str,
+    quant_scale: Tensor,
+    quant_bias: Tensor,
+    nbits: int = 8,
+    bias: Tensor | None = None,
+    strides: list[int] | None = None,
+    pad_type: str = "valid",
+    pad: list[int] | None = None,
+    dilations: list[int] | None = None,
+    groups: int = 1,
+) -> Tensor:
+    """Linear weights only: integers times a scale per output channel, plus a bias."""
+    if quantization_type != "linear":
+        raise ValueError(f"quantization_type {quantization_type!r} is not supported")
+    per_channel = [-1] + [1] * (weight.ndim - 1)
+    real = weight * quant_scale.reshape(per_channel) + quant_bias.reshape(per_channel)
+    return conv(x, real, bias, strides, pad_type, pad, dilations, groups)
+
+
+@op("conv_transpose")
+def conv_transpose(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    pad: list[int] | None = None,
+    output_shape: list[int] | None = None,
+    pad_type: str = "valid",
+    strides: list[int] | None = None,
+    dilations: list[int] | None = None,
+    groups: int = 1,
+) -> Tensor:
+    """Everything that the kernel reaches, cropped: by `pad`, or on both sides to `output_shape` or
+    size times stride ("same"). What an output shape has beyond that is only bias."""
+    rank = x.ndim - 2
+    strides = strides or [1] * rank
+    transposed = (
+        functional.conv_transpose1d,
+        functional.conv_transpose2d,
+        functional.conv_transpose3d,
+    )[rank - 1]
+    y = transposed(x, weight, None, strides, groups=groups, dilation=dilations or [1] * rank)
+    pad = (pad or [0] * 2 * rank) if pad_type.lower() == "custom" else [0] * 2 * rank
+    edges: list[int] = []
+    for axis, reached in enumerate(y.shape[2:]):
+        before, after = -pad[2 * axis], -pad[2 * axis + 1]
+        if output_shape is not None:
+            target = output_shape[2 + axis]
+        elif pad_type.lower() == "same":
+            target = x.shape[2 + axis] * strides[axis]
+        else:
+            target = reached + before + after
+        if pad_type.lower() == "same":
+            before = -(max(0, reached - target) // 2)
+        edges += [before, target - reached - before]
+    y = functional.pad(y, last_first(edges))
+    return y if bias is None else y + bias.reshape([-1] + [1] * rank)
+
+
+def last_first(edges: list[int]) -> list[int]:
+    """Padding before and after each axis as torch wants it: the last axis first."""
+    axes = reversed(range(len(edges) // 2))
+    return [edges[2 * axis + side] for axis in axes for side in (0, 1)]
+
+
+def implied_padding(
     pad_type: str,
-    sizes: torch.Size,
-    kernel: torch.Size,
+    sizes: Sequence[int],
+    kernel: Sequence[int],
     strides: list[int],
     dilations: list[int],
 ) -> list[int]:
     """Before and after each spatial axis. "same" makes the output ceil(size / stride) long and puts
     an odd element after, "same_lower" puts it before."""
+    pad_type = pad_type.lower()
     if pad_type == "valid":
         return [0] * 2 * len(sizes)
     if pad_type not in ("same", "same_lower"):

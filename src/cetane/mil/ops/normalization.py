@@ -46,6 +46,13 @@ def batch_norm(
     return _affine_channels(y, gamma, beta)
 
 
+@op("local_response_norm")
+def local_response_norm(
+    x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> Tensor:
+    return torch.nn.functional.local_response_norm(x, size, alpha, beta, k)
+
+
 @op("l2_norm")
 def l2_norm(x: Tensor, epsilon: float = 1e-6) -> Tensor:
     """Over the last three axes."""

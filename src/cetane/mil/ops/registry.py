@@ -2,8 +2,9 @@
 
 A function's parameters are named like the inputs of the MIL op. Their annotations say in which form
 the executor hands them over: `Tensor` as a tensor, `Tensors` as a list (a variadic input),
-`StateCell` as the state itself, `Bodies` as the op's nested blocks; anything else (`int`, `str`,
-`list[int]`, ...) as plain Python values. A parameter with a default is optional.
+`StateCell` as the state itself, `TensorList` as MIL's list, `Bodies` as the op's nested blocks;
+anything else (`int`, `str`, `list[int]`, ...) as plain Python values. A parameter with a default is
+optional.
 """
 
 import inspect
@@ -15,7 +16,6 @@ from torch import Tensor
 
 Tensors = list[Tensor]
 Bodies = list[Callable[[list[Tensor]], list[Tensor]]]
-Result = Tensor | tuple[Tensor, ...] | None
 Form = Literal["tensor", "tensors", "plain", "bodies"]
 
 
@@ -35,6 +35,26 @@ class StateCell:
 
 
 @dataclass(frozen=True)
+class TensorList:
+    """MIL's list. An element that was never written is None and reads as `empty`."""
+
+    elements: tuple[Tensor | None, ...]
+    empty: Tensor | None
+
+    def read(self, index: int) -> Tensor:
+        value = self.elements[index]
+        if value is None:
+            value = self.empty
+        if value is None:
+            raise ValueError(f"element {index} of the list was never written")
+        return value
+
+
+Label = str | int
+Result = Tensor | TensorList | tuple[Tensor, ...] | tuple[Label, dict[Label, float]] | None
+
+
+@dataclass(frozen=True)
 class OpFunction:
     """An implementation, the form each of its parameters takes, and the inputs it may ignore."""
 
@@ -49,7 +69,8 @@ F = TypeVar("F", bound=Callable[..., Result])
 OPS: dict[str, OpFunction] = {}
 
 NEVER_FOLDED = {"read_state", "write_state", "cond", "while_loop"}
-"""Ops that must happen at their place in every run, whatever their inputs are."""
+"""Ops that must happen at their place in every run, whatever their inputs are. `sampling` adds its
+own."""
 
 
 def op(kind: str, ignores: tuple[str, ...] = ()) -> Callable[[F], F]:
@@ -71,10 +92,11 @@ def op(kind: str, ignores: tuple[str, ...] = ()) -> Callable[[F], F]:
 
 
 def _form(annotation: object) -> Form:
-    if annotation == Tensors:
+    choices = {annotation, *get_args(annotation)}
+    if Tensors in choices:
         return "tensors"
-    if annotation == Bodies:
+    if Bodies in choices:
         return "bodies"
-    if {Tensor, StateCell} & {annotation, *get_args(annotation)}:
+    if {Tensor, StateCell, TensorList} & choices:
         return "tensor"
     return "plain"

@@ -18,10 +18,10 @@ def shape(x: Tensor) -> Tensor:
 
 @op("reshape")
 def reshape(x: Tensor, shape: list[int]) -> Tensor:
-    """0 keeps a dimension (the ranks must agree), -1 takes what is left."""
-    if 0 in shape and len(shape) != x.ndim:
-        raise ValueError(f"shape {shape} has a 0, but x has rank {x.ndim}")
-    return x.reshape([size or x.shape[axis] for axis, size in enumerate(shape)])
+    """0 keeps the dimension as far from the last one, and is 1 ahead of the first; -1 takes what is
+    left. Before iOS 17 a 0 needs shapes of the same length, for which that is the same."""
+    sizes = [1] * len(shape) + list(x.shape)
+    return x.reshape([size or kept for size, kept in zip(shape, sizes[-len(shape) :], strict=True)])
 
 
 @op("reshape_like")
@@ -90,3 +90,20 @@ def split(
     if num_splits is None or x.shape[axis] % num_splits:
         raise ValueError(f"cannot split {x.shape[axis]} elements into {num_splits} equal parts")
     return x.tensor_split(num_splits, axis)
+
+
+@op("sliding_windows")
+def sliding_windows(x: Tensor, axis: int, size: int, stride: int = 1) -> Tensor:
+    axis %= x.ndim
+    return x.unfold(axis, size, stride).movedim(-1, axis + 1)
+
+
+@op("reverse_sequence")
+def reverse_sequence(
+    x: Tensor, lengths: list[int], seq_axis: int = 0, batch_axis: int = 0
+) -> Tensor:
+    """The first `lengths[i]` elements of row i, backwards."""
+    rows = x.movedim((batch_axis, seq_axis), (0, 1)).clone()
+    for row, length in enumerate(lengths):
+        rows[row, :length] = rows[row, :length].flip(0)
+    return rows.movedim((0, 1), (batch_axis, seq_axis))

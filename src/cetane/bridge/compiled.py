@@ -1,0 +1,40 @@
+"""Compiled models. Core ML's `.mlmodelc` is private to it; ours is the package in a folder of that
+name, which `load` opens as any package."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from cetane.errors import CetaneError
+from cetane.mil.reader import load_pipeline
+
+
+def compiled_copy(path: Path) -> Path:
+    """A copy in a new temporary folder. CetaneError unless `path` holds ML programs."""
+    if path.is_file():
+        raise CetaneError(f"{path} is no package: only ML programs run here")
+    load_pipeline(path)  # refuses what is none
+    folder = Path(tempfile.mkdtemp(prefix=f"{path.stem}-", suffix=".mlmodelc"))
+    shutil.copytree(path, folder, dirs_exist_ok=True)
+    return folder
+
+
+def package_in_memory(spec_data: bytes, blobs: dict[str, bytes], folder: Path) -> Path:
+    """A package in `folder` of a serialized specification and weight files by name."""
+    from coremltools.models.utils import _create_mlpackage
+    from coremltools.proto import Model_pb2
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    spec: Any = Model_pb2.Model()
+    try:
+        spec.ParseFromString(spec_data)
+    except DecodeError:
+        raise CetaneError("this is not a Core ML specification: it cannot be parsed") from None
+    weights = folder / "weights"
+    weights.mkdir()
+    for name, data in blobs.items():
+        (weights / Path(name).name).write_bytes(data)
+    package = Path(_create_mlpackage(spec, str(weights)))
+    shutil.rmtree(folder)
+    return package

@@ -1,0 +1,80 @@
+"""Where coremltools looks for Core ML, and putting our proxy there.
+
+coremltools imports `_MLModelProxy` from a library that its wheel has on macOS only, and elsewhere
+keeps None. Its classes also ask for the version of macOS before they use states, compiled models
+or hints. Those names, in the modules that use them, are all that is replaced.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+from cetane.bridge.proxy import AssetProxy, make_proxy
+from cetane.errors import CetaneError
+from cetane.mil.program import Precision
+from cetane.quiet import import_coremltools
+
+MACOS = (15, 0)  # the version that knows everything iOS 18 has
+
+_LIBRARY = "coremltools.libcoremlpython"
+_ABSENT = object()
+
+_saved: list[tuple[Any, str, Any]] = []
+
+
+def installed() -> bool:
+    """Whether the bridge is in place."""
+    return bool(_saved)
+
+
+def install(precision: str = "fp32", fast: bool = True) -> bool:
+    """Let coremltools predict here. True if it does so by the bridge.
+
+    On a Mac, coremltools has Core ML itself: nothing happens, and the answer is False. "fp32"
+    computes in float32; "fp16" rounds every result that the program types as fp16, as a machine
+    with fp16 storage does. `fast` runs what it can on onnxruntime (fp32 only), and the rest, or
+    everything without it, on the reference executor. Installing again only changes the options,
+    for models that are loaded from then on. Raises CetaneError if the precision is not known.
+    """
+    if precision not in ("fp32", "fp16"):
+        raise CetaneError(f'precision {precision!r} is not known: it is "fp32" or "fp16"')
+    import_coremltools()
+    if not installed():
+        if importlib.import_module("coremltools.models.model")._MLModelProxy is not None:
+            return False
+    else:
+        uninstall()
+    chosen: Precision = "fp16" if precision == "fp16" else "fp32"
+    proxy = make_proxy(chosen, fast)
+    library = ModuleType(_LIBRARY, "Stands in for Core ML's Python binding; see cetane.bridge.")
+    library.__dict__.update(_MLModelProxy=proxy, _MLModelAssetProxy=AssetProxy)
+    _saved.append((sys.modules, _LIBRARY, sys.modules.get(_LIBRARY, _ABSENT)))
+    sys.modules[_LIBRARY] = library
+    for module in ("model", "_compiled_model", "compute_plan", "compute_device"):
+        _replace(module, "_MLModelProxy", proxy)
+    _replace("model", "_MLModelAssetProxy", AssetProxy)
+    _replace("model", "_is_macos", lambda: True)
+    for module in ("model", "_compiled_model", "utils"):
+        _replace(module, "_macos_version", lambda: MACOS)
+    return True
+
+
+def uninstall() -> None:
+    """Put back what `install` replaced. Models that are loaded already go on working."""
+    while _saved:
+        where, name, value = _saved.pop()
+        if isinstance(where, ModuleType):
+            setattr(where, name, value)
+        elif value is _ABSENT:
+            where.pop(name, None)
+        else:
+            where[name] = value
+
+
+def _replace(module: str, name: str, value: Any) -> None:
+    where = importlib.import_module(f"coremltools.models.{module}")
+    _saved.append((where, name, getattr(where, name)))
+    setattr(where, name, value)

@@ -1,0 +1,73 @@
+"""One way to call both executors: the fast one where it can, else the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cetane.errors import CetaneError
+from cetane.mil import executor
+from cetane.mil.bind import require_ops
+from cetane.mil.dtypes import NUMPY, Array
+from cetane.mil.fast import FastProgram, unsupported
+from cetane.mil.program import Function, Precision, Program
+from cetane.mil.storage import STORAGE
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The state of either executor, read and written as arrays."""
+
+    native: Any
+    read: Callable[[str], Array]
+    write: Callable[[str, Array], None]
+
+
+class Runner:
+    """A compiled function of either executor."""
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+
+    def __call__(self, inputs: Mapping[str, Array], state: RunState | None) -> dict[str, Any]:
+        results: dict[str, Any] = self._native(inputs, None if state is None else state.native)
+        return results
+
+    def make_state(self) -> RunState:
+        """The function's states, all zeros."""
+        state = self._native.make_state()
+        types = self._native.function.states
+        if isinstance(state, executor.State):
+            tensors = state.tensors
+
+            def write(name: str, value: Array) -> None:
+                tensors[name] = torch.tensor(value, dtype=STORAGE[types[name].dtype])
+
+            return RunState(state, lambda name: tensors[name].clone().numpy(), write)
+        arrays = state.arrays
+
+        def store(name: str, value: Array) -> None:
+            arrays[name] = value.astype(arrays[name].dtype)
+
+        return RunState(state, lambda name: arrays[name].copy(), store)
+
+
+def check(function: Function) -> None:
+    """CetaneError that lists the ops that no executor has."""
+    require_ops(function)
+
+
+def prepare(program: Program, function: Function, precision: Precision, fast: bool) -> Runner:
+    """Compile for the fast executor if it may be used and has every op; else for the reference."""
+    plain = not function.dictionaries and all(
+        type_.dtype in NUMPY and type_.dtype != "string" for type_ in function.outputs.values()
+    )
+    if fast and precision == "fp32" and plain and not unsupported(function):
+        try:
+            return Runner(FastProgram(program).function(function.name))
+        except CetaneError:  # a form of an op that it lacks
+            pass
+    return Runner(function.compile(precision))

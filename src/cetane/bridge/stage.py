@@ -1,0 +1,75 @@
+"""One ML program as coremltools' binding sees it: features in, features out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from cetane.bridge.runner import Runner, RunState, check, prepare
+from cetane.errors import CetaneError
+from cetane.mil.dtypes import Array
+from cetane.mil.features import Interface, absent, given, taken
+from cetane.mil.program import Precision, Program, Range, TensorType, listed
+
+
+class Stage:
+    """A function of a program: a model, or one of a pipeline.
+
+    Weights are decoded by the first prediction, not while loading: most models that coremltools
+    converts are never asked for one. Raises CetaneError if there is no such function, or if it uses
+    an op that cannot run.
+    """
+
+    def __init__(self, program: Program, name: str, precision: Precision, fast: bool) -> None:
+        name = name or program.default
+        if name not in program.functions:
+            raise CetaneError(
+                f"{program.path} has no function {name!r}",
+                hint=f"its functions are {listed(program.functions)}",
+            )
+        self.function = program.functions[name]
+        check(self.function)
+        self._interface = self.function.interface or Interface()
+        self._prepare = lambda: prepare(program, self.function, precision, fast)
+
+    @cached_property
+    def runner(self) -> Runner:
+        """The compiled function."""
+        return self._prepare()
+
+    def __call__(self, data: Mapping[str, Any], state: RunState | None) -> dict[str, Any]:
+        """Predict from the values that are inputs of the function; others are left alone."""
+        results = self.runner(self._inputs(data), state)
+        features = self._interface.outputs
+        return {name: taken(features[name], results[name]) for name in features}
+
+    def _inputs(self, data: Mapping[str, Any]) -> dict[str, Array]:
+        inputs = {}
+        for name, type_ in self.function.inputs.items():
+            feature = self._interface.inputs[name]
+            if name in data:
+                inputs[name] = given(name, feature, type_, data[name])
+                _check_flexible(name, type_, inputs[name].shape)
+            elif feature.optional:
+                inputs[name] = absent(feature, type_)
+        self.function.check_inputs(inputs)
+        return inputs
+
+
+def _check_flexible(name: str, type_: TensorType, shape: tuple[int, ...]) -> None:
+    """CetaneError in the words of Core ML if a flexible input has a shape that is not allowed."""
+    if type_.enumerated and shape not in type_.enumerated:
+        sizes = " x ".join(map(str, shape))
+        raise CetaneError(
+            f"input {name}: MultiArray Shape ({sizes}) was not in enumerated set of allowed "
+            f"shapes, {type_}"
+        )
+    if type_.any_shape or type_.enumerated or len(shape) != len(type_.shape):
+        return
+    for axis, (size, allowed) in enumerate(zip(shape, type_.shape, strict=True)):
+        if isinstance(allowed, Range) and size not in allowed:
+            raise CetaneError(
+                f"input {name}: Size ({size}) of dimension ({axis}) is not in allowed range "
+                f"({allowed})"
+            )

@@ -1,0 +1,130 @@
+"""What a model's description says about its inputs and outputs, beyond their tensors.
+
+Core ML hands images over as images and classes as strings or numbers. A `Feature` says how; the
+functions here turn what a caller has into the array that the function takes, and back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from cetane.errors import CetaneError
+from cetane.mil.dtypes import NUMPY, Array
+from cetane.mil.program import TensorType
+
+Kind = Literal["array", "image", "other"]
+
+# Codes of ArrayFeatureType.ArrayDataType and of ImageFeatureType.ColorSpace.
+_ARRAYS = {65568: "fp32", 65600: "fp64", 65552: "fp16", 131104: "int32", 131080: "int8"}
+_COLORS = {10: "L", 20: "RGB", 30: "BGR", 40: "F"}
+_MODES = {"L": "L", "RGB": "RGB", "BGR": "RGB", "F": "F"}  # of PIL images
+
+# What a caller gets. coremltools hands float16 over as float32.
+_RESULTS = {"fp64": np.float64, "int32": np.int32, "int8": np.int8}
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One input or output. `form` is the dtype of an array ("fp32", "fp64", "fp16", "int32") or
+    the colours of an image ("L", "RGB", "BGR", or "F" for float grey)."""
+
+    kind: Kind
+    form: str = "fp32"
+    optional: bool = False
+    default: float = 0.0  # the value of every element, if the caller leaves the input out
+
+
+@dataclass(frozen=True)
+class Interface:
+    """The features of a function by name, in the order of the description."""
+
+    inputs: dict[str, Feature] = field(default_factory=dict)
+    outputs: dict[str, Feature] = field(default_factory=dict)
+
+
+def read_interface(description: Any) -> Interface:
+    """The interface in a ModelDescription or a FunctionDescription."""
+    return Interface(
+        {feature.name: _feature(feature.type) for feature in description.input},
+        {feature.name: _feature(feature.type) for feature in description.output},
+    )
+
+
+def _feature(message: Any) -> Feature:
+    kind = message.WhichOneof("Type")
+    if kind == "imageType":
+        color = _COLORS.get(message.imageType.colorSpace, "RGB")
+        return Feature("image", color, message.isOptional)
+    if kind == "multiArrayType":
+        array = message.multiArrayType
+        default = array.WhichOneof("defaultOptionalValue")
+        return Feature(
+            "array",
+            _ARRAYS.get(array.dataType, "fp32"),
+            message.isOptional,
+            float(getattr(array, default)) if default else 0.0,
+        )
+    return Feature("other", str(kind), message.isOptional)
+
+
+def given(name: str, feature: Feature, type_: TensorType, value: Any) -> Array:
+    """A caller's value as the array that the function takes.
+
+    Raises CetaneError if the value is no image or no array of numbers. Shapes are for the
+    function to check, but one number may stand for a tensor without axes.
+    """
+    array = _pixels(name, feature, value) if feature.kind == "image" else np.asarray(value)
+    if array.dtype.kind not in "fiub":
+        raise CetaneError(f"input {name}: expected {type_}, got {type(value).__name__}")
+    if feature.kind == "image" or (array.size == 1 and not type_.shape):
+        array = array.reshape(array.shape[array.ndim - len(type_.shape) :])
+    return array.astype(NUMPY[type_.dtype], copy=False)
+
+
+def absent(feature: Feature, type_: TensorType) -> Array:
+    """The value of an optional input that the caller left out."""
+    shape = type_.default or type_.static_shape
+    if shape is None:
+        raise CetaneError("an optional input of unknown size has no default")
+    return np.full(shape, feature.default, NUMPY[type_.dtype])
+
+
+def taken(feature: Feature, value: Any) -> Any:
+    """A result of the function as the caller gets it. Core ML has no arrays without axes."""
+    if not isinstance(value, np.ndarray):
+        return value
+    if feature.kind == "image":
+        return _image(feature, value)
+    if feature.kind == "other":
+        return value.item() if value.size == 1 else value
+    return np.atleast_1d(value).astype(_RESULTS.get(feature.form, np.float32), copy=False)
+
+
+def _pixels(name: str, feature: Feature, value: Any) -> Array:
+    """An image as an array (1, colours, height, width)."""
+    mode = _MODES[feature.form]
+    if getattr(value, "mode", None) != mode:
+        found = getattr(value, "mode", type(value).__name__)
+        raise CetaneError(f"input {name}: expected a PIL image of mode {mode}, got {found}")
+    array = np.asarray(value)
+    if feature.form == "BGR":
+        array = array[..., ::-1]
+    return array[None, None] if array.ndim == 2 else array.transpose(2, 0, 1)[None]
+
+
+def _image(feature: Feature, value: Array) -> Any:
+    from PIL import Image
+
+    array = value.reshape(value.shape[-3:])
+    if feature.form == "F":
+        return Image.fromarray(array[0].astype(np.float32))
+    array = np.clip(np.rint(array), 0, 255).astype(np.uint8)
+    if feature.form == "L":
+        return Image.fromarray(array[0])
+    array = array.transpose(1, 2, 0)
+    return Image.fromarray(
+        np.ascontiguousarray(array[..., ::-1] if feature.form == "BGR" else array)
+    )

@@ -1,0 +1,53 @@
+"""MIL's lists of tensors: a write makes a new list, the old one keeps its elements."""
+
+import torch
+from torch import Tensor
+
+from cetane.mil.ops.registry import TensorList, Tensors, op
+from cetane.mil.storage import STORAGE
+
+
+@op("make_list", ignores=("dynamic_length",))
+def make_list(
+    elem_shape: Tensors | None = None, init_length: int = 1, dtype: str = "fp32"
+) -> TensorList:
+    """Elements are zeros until they are written; a size that is a name is known only then."""
+    sizes = elem_shape or []
+    empty = None
+    if not any(isinstance(size, str) for size in sizes):
+        empty = torch.zeros([int(size) for size in sizes], dtype=STORAGE[dtype])
+    return TensorList((None,) * init_length, empty)
+
+
+@op("list_length")
+def list_length(ls: TensorList) -> Tensor:
+    return torch.tensor(len(ls.elements), dtype=torch.int32)
+
+
+@op("list_write")
+def list_write(ls: TensorList, index: int, value: Tensor) -> TensorList:
+    return _written(ls, {index: value})
+
+
+@op("list_scatter")
+def list_scatter(ls: TensorList, indices: list[int], value: Tensor) -> TensorList:
+    return _written(ls, dict(zip(indices, value, strict=True)))
+
+
+@op("list_read")
+def list_read(ls: TensorList, index: int) -> Tensor:
+    return ls.read(index)
+
+
+@op("list_gather")
+def list_gather(ls: TensorList, indices: list[int]) -> Tensor:
+    return torch.stack([ls.read(index) for index in indices])
+
+
+def _written(ls: TensorList, values: dict[int, Tensor]) -> TensorList:
+    """Writing behind the end makes the list longer."""
+    elements = dict(enumerate(ls.elements)) | values
+    empty = ls.empty
+    if empty is None and values:
+        empty = torch.zeros_like(next(iter(values.values())))
+    return TensorList(tuple(elements.get(i) for i in range(max(elements, default=-1) + 1)), empty)
