@@ -36,8 +36,8 @@ def variants() -> dict[str, list[str]]:
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--tokens", type=int, default=4096, help="how much text")
-    parser.add_argument("--prompt", default="def __init__(self")
+    parser.add_argument("--tokens", type=int, default=2049, help="how much text")
+    parser.add_argument("--prompt", default="try:\n    import foo\nexcept")
     options = parser.parse_args()
     checkpoint = open_checkpoint(options.model)
     tokens = read_tokens(checkpoint.tokenizer, standard_library_text(), options.tokens)

@@ -7,7 +7,7 @@ import typer
 
 from cetane.checkpoint import open_checkpoint
 from cetane.cli.build import Force, Output, SkipExisting, make
-from cetane.cli.output import Json, Model, RecipeName, console, print_json
+from cetane.cli.output import Json, Model, RecipeName, console, errors, print_json
 from cetane.cli.plan import show
 from cetane.cli.validate import check, show_checks
 from cetane.gates.ladder import ladder
@@ -37,6 +37,11 @@ def port(
         if not result.passed:
             if json:
                 print_json({"bundle": None, "gates": gates})
+            errors.print(
+                "the first shards are not right, so the others were not built; "
+                "once the cause is mended, --rebuild makes them anew",
+                soft_wrap=True,
+            )
             raise typer.Exit(1)
 
     bundle = make(model, output, recipe, force, skip_existing, climb)
