@@ -5,7 +5,6 @@ own, so that peak memory is that part's; `--layers 40` builds all 80 blocks.
 """
 
 import json
-import resource
 import shutil
 import subprocess
 import sys
@@ -36,13 +35,26 @@ CONFIG: dict[str, Any] = {
 RECIPES = ("zaya-int8", "zaya-int4-uniform", "zaya-int4")
 COREMLTOOLS = {"zaya-int8": "int8", "zaya-int4-uniform": "uniform", "zaya-int4": "kmeans"}
 
+PEAK = """
+import atexit, sys
+from cetane.cli import main
+status = lambda: [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+atexit.register(lambda: print(*status(), file=sys.stderr))
+main()
+"""
+"""The command line, which at its end tells its own peak memory."""
+
 
 def write_checkpoint(folder: Path, layers: int) -> None:
     """A checkpoint with random weights, one file a layer; kept if it is there."""
     done = folder / "model.safetensors.index.json"
     if done.exists():
+        held = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+        if held != layers:
+            raise SystemExit(f"{folder} has {held} layers, not {layers}: name another folder")
         return
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        raise SystemExit(f"{folder} is not a checkpoint of this script: name another folder")
     folder.mkdir(parents=True)
     config = CONFIG | {"num_hidden_layers": layers}
     (folder / "config.json").write_text(json.dumps(config))
@@ -86,8 +98,7 @@ def build(checkpoint: Path, recipe: str, target: Path) -> dict[str, Any]:
     """Seconds by shard, and peak memory, of `cetane build`; whatever is at the target goes."""
     for folder in (target, target.with_name(target.name + ".partial")):
         shutil.rmtree(folder, ignore_errors=True)
-    script = "from cetane.cli import main; main()"
-    command = [sys.executable, "-c", script, "build", str(checkpoint), "-r", recipe, "-o",
+    command = [sys.executable, "-c", PEAK, "build", str(checkpoint), "-r", recipe, "-o",
                str(target)]  # fmt: skip
     started = time.perf_counter()
     process = subprocess.Popen(
@@ -96,6 +107,8 @@ def build(checkpoint: Path, recipe: str, target: Path) -> dict[str, Any]:
     assert process.stderr is not None
     steps: list[tuple[str, float]] = []
     for line in process.stderr:
+        if line.startswith("VmHWM"):
+            peak = int(line.split()[1]) / 1e6
         if line.startswith("build: ") and "(" in line:
             steps.append((line.split()[1], time.perf_counter()))
     if process.wait():
@@ -103,7 +116,7 @@ def build(checkpoint: Path, recipe: str, target: Path) -> dict[str, Any]:
     seconds = {a[0]: b[1] - a[1] for a, b in pairwise(steps)}
     shards = {Path(name).stem: s for name, s in seconds.items() if name.startswith("shards/")}
     return {"seconds": time.perf_counter() - started, "shards": shards,
-            "gigabytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6}  # fmt: skip
+            "gigabytes": peak}  # fmt: skip
 
 
 def coremltools_layer(kind: str, target: Path) -> dict[str, float]:
@@ -183,6 +196,8 @@ def main() -> None:
     if options.only_coremltools:
         print(json.dumps(coremltools_layer(options.only_coremltools, WORK / "moe.mlpackage")))
         return
+    if options.layers < 4:
+        parser.error("--layers: at least 4, since the first two and the last are converted")
     checkpoint = Path(options.model)
     write_checkpoint(checkpoint, options.layers)
     result: dict[str, Any] = {}
@@ -199,7 +214,9 @@ def main() -> None:
         found |= {"moe_later": later, "moe_first": seconds["moe-01"]}
         found["moe_slowest_later"] = max(seconds[name] for name in stamped)
         package = Bundle(target).shard("moe-01")
-        found["moe_megabytes"] = sum(f.stat().st_size for f in package.rglob("*")) / 1e6
+        found["moe_megabytes"] = (
+            sum(f.stat().st_size for f in package.rglob("*.*") if f.is_file()) / 1e6
+        )
         if not options.skip_coremltools:
             theirs = in_process(str(checkpoint), "--only-coremltools", COREMLTOOLS[recipe])
             found |= {"coremltools": theirs, "ratio": sum(theirs.values()) / later}

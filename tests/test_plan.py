@@ -647,6 +647,11 @@ CACHE = {"host": "cache", "name": "attn-00.kv_k"}
     ("damage", "message"),
     [
         (lambda c: route(c)["experts"][1].append("x"), "calls moe-00/x: no such function"),
+        (lambda c: c["shards"].append(c["shards"][1]), "two shards have one name"),
+        (
+            lambda c: c["shards"][1]["functions"].append(c["shards"][1]["functions"][0]),
+            "two functions of a shard have one name",
+        ),
         (lambda c: route(c).update(shard="attn-01"), "calls attn-01/expert-00-decode: no such"),
         (lambda c: route(c)["experts"].pop(), "no scores for 2 experts"),
         (lambda c: route(c)["experts"].append(route(c)["experts"][0]), "no scores for 4 experts"),

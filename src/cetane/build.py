@@ -103,6 +103,8 @@ class Build:
     def make(self, names: list[str], progress: Progress, gate: Gate | None = None) -> None:
         """Make some parts; those that are there already are kept, unless all are made anew."""
         self.partial.start(build_key(self.checkpoint, self.recipe))
+        if self.rebuild:
+            self.partial.forget(names)
         first = {shard_path(shards[0]): shards[0] for shards in self.lowering.kinds().values()}
         later = [name for name in names if name.startswith("shards/") and name not in first]
         sooner = [name for name in names if name not in later]
@@ -125,7 +127,7 @@ class Build:
         for done, name in enumerate(names):
             progress(name, done)
             try:
-                if self.rebuild or not self.partial.has(name):
+                if not self.partial.has(name):
                     with replacing(self.partial.bundle / name) as temporary:
                         self.jobs[name](temporary)
                     self.partial.record(name)
@@ -182,6 +184,11 @@ class Partial:
     def record(self, name: str) -> None:
         """Note that a part is finished, with the hashes of its files."""
         write_json(self._note(name), dumped(records(self.bundle, self.bundle / name)))
+
+    def forget(self, names: list[str]) -> None:
+        """Have parts made anew, by this build or by one that takes it up."""
+        for name in names:
+            remove(self._note(name))
 
     def has(self, name: str) -> bool:
         """Whether a part is there, whole and as recorded."""

@@ -26,7 +26,7 @@ from cetane.errors import CetaneError
 from cetane.families.flow import Data
 from cetane.plan import Plan
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST = "manifest.json"
 GATES = "gates"
 EMBEDDING = "embedding.npy"

@@ -1,6 +1,7 @@
 """A recipe resolved against a model: shards, functions, inputs, outputs, states and bytes.
 
-Reads shapes from modules on torch's meta device, never weights.
+Reads shapes from modules on torch's meta device, and no weights but those on which a family's own
+option depends.
 """
 
 from collections import Counter
@@ -132,6 +133,10 @@ class Plan(Data):
         """What an engine relies on; plans are also read from manifests, which may be hostile."""
         if self.modes.get("decode", None) is None or self.modes["decode"].tokens != 1:
             raise ValueError("no decode mode of one token")
+        if len(self.functions) != sum(len({f.name for f in s.functions}) for s in self.shards):
+            raise ValueError("two shards have one name")
+        if len(self.functions) != sum(len(s.functions) for s in self.shards):
+            raise ValueError("two functions of a shard have one name")
         for mode, steps in self.modes.items():
             Check(self, mode).steps(steps)
         return self
@@ -204,6 +209,7 @@ class Check:
         if self.channels.get(route.scores) != len(route.experts):
             raise ValueError(f"{self.mode}: no {route.scores} for {len(route.experts)} experts")
         written = set()
+        before, after = self.channels, dict(self.channels)
         for names in route.experts:
             functions = [self.find(route.shard, name) for name in names]
             widths = [function.tokens for function in functions]
@@ -214,7 +220,9 @@ class Check:
                 sinks = {item.sink.host for item in function.outputs}
                 if sources | sinks != {"tensor"}:
                     raise ValueError(f"{self.mode}: an expert of {route.shard} needs the host")
+                self.channels = dict(before)  # an expert cannot read what another one writes
                 self.call(function, route.shard)
+                after |= self.channels
                 written.add(
                     frozenset(
                         (o.name, o.sink, prod(o.shape) // function.tokens) for o in function.outputs
@@ -222,6 +230,7 @@ class Check:
                 )
         if len(written) != 1:
             raise ValueError(f"{self.mode}: experts of {route.shard} write different tensors")
+        self.channels = after
 
 
 @dataclass(frozen=True)

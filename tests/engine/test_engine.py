@@ -440,3 +440,35 @@ def test_what_cannot_be_scheduled_changes_nothing(
     assert all(session.histories[name] is history for name, history in before[3].items())
     found = session.feed(tokens(101)[fed : fed + 8], "all")
     assert close(found, zaya_truth(zaya)[fed : fed + 8])
+
+
+def test_a_session_that_failed_is_over(tiny_engine) -> None:
+    """What its shards had remembered when one of them failed is of no use."""
+    engine = tiny_engine()
+    session = engine.session()
+    session.feed([1, 2, 3])
+    opened = engine.backend.open
+
+    def fail(shard: str) -> Any:
+        raise CetaneError(f"{shard} is damaged")
+
+    engine._programs.clear()
+    engine.backend.open = fail
+    with pytest.raises(CetaneError, match="is damaged"):
+        session.feed([4])
+    engine.backend.open = opened
+    with pytest.raises(CetaneError, match="a call of this session failed"):
+        session.feed([4])
+    assert engine.session().feed([1, 2, 3, 4]) is not None
+
+
+def test_a_program_that_is_not_its_plan(tiny_engine) -> None:
+    engine = tiny_engine()
+    program = engine.program("head-0")
+    call = program.call
+    program.call = lambda *arguments: {"other": call(*arguments)["logits_0"]}
+    with pytest.raises(CetaneError, match="does not give the logits_0 of its plan"):
+        engine.session().feed([1])
+    program.call = lambda *arguments: {"logits_0": call(*arguments)["logits_0"][:, 1:]}
+    with pytest.raises(CetaneError, match="does not give the logits_0 of its plan"):
+        engine.session().feed([1])

@@ -45,6 +45,8 @@ def port(
             raise typer.Exit(1)
 
     bundle = make(model, output, recipe, force, skip_existing, climb)
+    for name, outcome in gates.items():
+        bundle.write_gate(name, outcome)
     if not json:
         show(bundle.plan)
     result = check(bundle, checkpoint, json)

@@ -4,6 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -125,6 +126,7 @@ class Session:
         self.slots = np.full(self.context, EMPTY)
         self.caches, self.histories = self._zeros(FromCache), self._zeros(FromHistory)
         self.states: dict[str, Any] = {}
+        self.failed = False
         self.watch: Watch | None = None
         """Called with step, output name, value and valid tokens of every output: for gates."""
 
@@ -143,13 +145,17 @@ class Session:
         Returns logits fp32: `(V,)` of the last token, `(len(tokens), V)` of all, or None.
         Raises CetaneError when the context is full or a token is not in the vocabulary.
         """
+        if self.failed:
+            raise CetaneError("a call of this session failed", "start a new session")
         if not len(tokens):
             raise CetaneError("no tokens to run")
         unknown = [token for token in tokens if not 0 <= token < self.plan.vocab]
         if unknown:
             raise CetaneError(f"token {unknown[0]} is not in the vocabulary of {self.plan.vocab}")
         calls = self.schedule(np.asarray(tokens, dtype=np.int64), wanted)
+        self.failed = True  # until all went well: a call that stops halfway leaves caches behind
         self.engine.run([(self, calls)])
+        self.failed = False
         return gather(calls, wanted)
 
     def schedule(self, ids: Array, wanted: Wanted) -> list[Running]:
@@ -288,6 +294,14 @@ class Session:
             started = time.perf_counter()
         outputs = program.call(function.name, inputs, self.states[function.owner])
         self.engine.seconds[shard] += time.perf_counter() - started
+        flexible = self.plan.recipe.tokens.shapes == "range"
+        for item in function.outputs:  # neither a plan nor a package is to be trusted
+            value = outputs.get(item.name)
+            if value is None or not (flexible or value.size == prod(item.shape)):
+                raise CetaneError(
+                    f"{shard}/{function.name} does not give the {item.name} of its plan",
+                    "port the model again",
+                )
         return outputs
 
     def keep(self, sink: Sink, value: Array, running: Running) -> None:

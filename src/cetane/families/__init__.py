@@ -22,6 +22,13 @@ SIZES = (
     "num_experts", "moe_intermediate_size", "router_hidden_size", "cca_time0", "cca_time1",
 )  # fmt: skip
 
+LARGEST = 2**31
+"""No size of any model is larger."""
+MOST_EXPERTS = 4096
+"""Each is a module, made before the checkpoint's tensors are compared with the config."""
+MALFORMED = (TypeError, ValueError, KeyError, AttributeError, ArithmeticError)
+"""What transformers raises for configs that are not of the kind they say."""
+
 
 def families() -> dict[str, ModuleType]:
     """Family modules by model type."""
@@ -41,22 +48,33 @@ def author(
     """
     parsed = parse_config(config)
     family = families()[parsed.model_type]
-    if not hasattr(family, "Options"):
-        if options:
-            raise CetaneError(f"family: a {parsed.model_type} model has no options")
-        model: Model = family.author(parsed, order)
-        return model
+    arguments = [parsed, order]
+    if hasattr(family, "Options"):
+        arguments += [parse_options(family, parsed.model_type, options), weights]
+    elif options:
+        raise CetaneError(f"family: a {parsed.model_type} model has no options")
+    try:
+        model: Model = family.author(*arguments)
+    except RuntimeError as error:  # from torch
+        reason = str(error).splitlines()[0]
+        raise CetaneError(
+            f"config.json of a {parsed.model_type} model is not valid: {reason}"
+        ) from error
+    return model
+
+
+def parse_options(family: ModuleType, kind: str, options: dict[str, Any]) -> Any:
+    """A recipe's `[family]` table as the family's own `Options`."""
     try:
         chosen = family.Options.model_validate(options)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, ("family", *first["loc"])))
         raise CetaneError(
-            f"{key}: {first['msg']}; a {parsed.model_type} model's options: "
+            f"{key}: {first['msg']}; a {kind} model's options: "
             f"{', '.join(family.Options.model_fields)}"
         ) from error
-    model = family.author(parsed, order, chosen, weights)
-    return model
+    return chosen
 
 
 def parse_config(config: dict[str, Any]) -> Any:
@@ -74,7 +92,7 @@ def parse_config(config: dict[str, Any]) -> Any:
     settings = {key: value for key, value in config.items() if key != "model_type"}
     try:
         parsed = AutoConfig.for_model(kind, **settings)
-    except (TypeError, ValueError, KeyError, ArithmeticError, StrictDataclassError) as error:
+    except (*MALFORMED, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
         raise CetaneError(f"config.json of a {kind} model is not valid: {reason}") from error
     check_sizes(parsed)
@@ -86,7 +104,8 @@ def check_sizes(config: Any) -> None:
     where = f"config.json of a {config.model_type} model is not valid"
     for name in SIZES:
         size = getattr(config, name, None)
-        if size is not None and size < 1:
+        most = MOST_EXPERTS if name == "num_experts" else LARGEST
+        if size is not None and not 1 <= size <= most:
             raise CetaneError(f"{where}: {name} = {size}")
     query, kv = config.num_attention_heads, config.num_key_value_heads
     if query % kv:

@@ -40,7 +40,7 @@ class Weight:
     stored: tuple[int, ...]
     """Shape of the checkpoint's tensor."""
     kind: str | None
-    """`attention`, `mlp`, `head`; None for gains and biases, which stay in fp16."""
+    """`attention`, `mlp`, `experts`, `head` ...; None for gains and biases, which stay in fp16."""
     rows: tuple[int, int] | None = None
     """The part of the tensor, along its first axis, that the parameter is; None for all of it."""
     pick: Callable[[Tensor], Tensor] | None = None

@@ -51,13 +51,14 @@ def rotary_table(config: Any, dim: int, layer_type: str | None = None) -> Rotary
         raise CetaneError(f"{invalid}: {part!r} of {dim} channels of a head to rotate")
     if kind == "default":
         exponents = torch.arange(0, width, 2, dtype=torch.float) / width
-        return RotaryTable(1.0 / theta**exponents)
-    try:
-        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](
-            config, torch.device("cpu"), layer_type=layer_type
-        )
-    except (TypeError, ValueError, ArithmeticError) as error:
-        raise CetaneError(f"{invalid}: rope parameters of type {kind}: {error}") from error
+        frequencies, scale = 1.0 / theta**exponents, 1.0
+    else:
+        try:
+            frequencies, scale = ROPE_INIT_FUNCTIONS[kind](
+                config, torch.device("cpu"), layer_type=layer_type
+            )
+        except (TypeError, ValueError, ArithmeticError) as error:
+            raise CetaneError(f"{invalid}: rope parameters of type {kind}: {error}") from error
     if not frequencies.isfinite().all():
         raise CetaneError(f"{invalid}: rope parameters of type {kind} give no finite frequencies")
     if 2 * frequencies.numel() != width:

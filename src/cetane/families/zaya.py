@@ -395,8 +395,11 @@ def author(config: Any, order: Order, options: Options, weights: Weights) -> Mod
         config.num_attention_heads, config.num_key_value_heads, config.head_dim,
         config.head_dim**-0.5, order,
     )  # fmt: skip
-    rotary = {k: rotary_table(config, heads.dim, k) for k in dict.fromkeys(config.layer_types)}
     masks = {"hybrid": "mask", "hybrid_sliding": "mask_window"}
+    for kind in config.layer_types:
+        if kind not in masks:
+            raise CetaneError(f"layer_types: {kind!r}; a ZAYA has {' and '.join(masks)}")
+    rotary = {k: rotary_table(config, heads.dim, k) for k in dict.fromkeys(config.layer_types)}
     blocks: list[Block] = []
     with torch.device("meta"):
         for index, kind in enumerate(config.layer_types):

@@ -121,7 +121,8 @@ def current_tap(block: Any, _: Any) -> None:
 @of("self_attn.convolutions.conv_qk_grouped")
 def skip_large_bias(block: Any, weights: Any) -> None:
     """Experiment 31: no convolution where it looked unstable; the missing q/k norm was why."""
-    bias = weights.read(f"{block.prefix}self_attn.qkv_proj.conv_qk_depthwise.bias")
+    held = dict(block.weights())["self_attn.convolutions.conv_qk_depthwise.bias"]
+    bias = held.read(weights)
     if float(bias.abs().max()) > LARGE_BIAS:
         no_convolution(block, weights)
 

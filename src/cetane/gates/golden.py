@@ -128,7 +128,7 @@ def golden(
 
     progress("reference", 2, steps)
     wanted = {block.name: block.truths()["hidden"] for block in planner.model.layers}
-    handed = {truth for observed in found[modes[0]] for truth in observed.tensors}
+    handed = {truth for mode in modes for seen in found[mode] for truth in seen.tensors}
     asked = [[*q, *a] for q, a in zip(questions, answers, strict=True)]
     results = Reference(checkpoint).run(
         [*(probe.tokens for probe in probes), *asked], list(handed | set(wanted.values()))
@@ -236,7 +236,7 @@ def shard_scores(
     """How every tensor that shards hand on agrees in a mode."""
     for step, outputs in planner.truths(mode).items():
         for name, truth in outputs.items():
-            if truth in found[0].tensors:
+            if all(truth in observed.tensors for observed in found):
                 pairs = [
                     (a.tensors[truth], b.tensors[truth]) for a, b in zip(found, truths, strict=True)
                 ]
