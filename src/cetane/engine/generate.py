@@ -15,11 +15,12 @@ BACKENDS = ("auto", "portable", "coreml")
 
 
 def open_engine(bundle: Bundle, backend: str = "auto") -> Engine:
-    """An engine for a bundle; `auto` is Core ML on a Mac and our own executor elsewhere."""
+    """An engine for a bundle; `auto` is Core ML on a Mac and our own executor elsewhere, in the
+    fastest arithmetic it has."""
     if backend not in BACKENDS:
         raise CetaneError(f"unknown backend {backend!r}; known: {', '.join(BACKENDS)}")
     native = backend == "coreml" or (backend == "auto" and sys.platform == "darwin")
-    chosen: Backend = CoreMLBackend(bundle) if native else PortableBackend(bundle)
+    chosen: Backend = CoreMLBackend(bundle) if native else PortableBackend(bundle, "int8")
     return Engine(bundle.plan, chosen, bundle.tables())
 
 

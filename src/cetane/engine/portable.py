@@ -1,7 +1,7 @@
 """Runs the finished `.mlpackage` files on any machine, through our own MIL executors."""
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -33,8 +33,8 @@ class ReferenceProgram:
 class FastGraph:
     """Whole functions as compiled graphs."""
 
-    def __init__(self, program: Program) -> None:
-        self.program = FastProgram(program)
+    def __init__(self, program: Program, pack: bool) -> None:
+        self.program = FastProgram(program, pack)
 
     def make_state(self, function: str) -> Any:
         return self.program.function(function).make_state()
@@ -49,18 +49,25 @@ class Packages(Protocol):
     def shard(self, name: str) -> Path: ...
 
 
+Arithmetic = Precision | Literal["int8"]
+
+
 class PortableBackend:
     """fp32 runs compiled graphs, and the reference where a program has an op they lack; fp16 runs
-    the reference, which rounds every result as an fp16 machine would."""
+    the reference, which rounds every result as an fp16 machine would. int8 is fp32, but where few
+    tokens meet linear weights of 8 or 4 bits: these stay packed, and activations are rounded to 8
+    bits, one scale for 32 channels, as llama.cpp does."""
 
     name = "portable"
 
-    def __init__(self, packages: Packages, precision: Precision = "fp32") -> None:
+    def __init__(self, packages: Packages, precision: Arithmetic = "fp32") -> None:
         self.packages, self.precision = packages, precision
-        self.dtype: type[np.floating[Any]] = np.float32 if precision == "fp32" else np.float16
+        self.dtype: type[np.floating[Any]] = np.float16 if precision == "fp16" else np.float32
 
     def open(self, shard: str) -> ReferenceProgram | FastGraph:
         program = load(self.packages.shard(shard))
-        if self.precision == "fp16" or any(unsupported(f) for f in program.functions.values()):
-            return ReferenceProgram(program, self.precision)
-        return FastGraph(program)
+        if self.precision == "fp16":
+            return ReferenceProgram(program, "fp16")
+        if any(unsupported(f) for f in program.functions.values()):
+            return ReferenceProgram(program, "fp32")
+        return FastGraph(program, pack=self.precision == "int8")

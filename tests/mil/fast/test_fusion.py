@@ -1,7 +1,5 @@
 """The rewrites: what they match, what they leave alone, and that values stay."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,35 +7,11 @@ import pytest
 from coremltools.converters.mil import Builder as mb
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.mil.fast.agreement import Build, agree, kinds, normal
 
-from cetane.mil import Function, load
-from cetane.mil.fast import FastProgram
+from cetane.mil import load
 from cetane.mil.fast.fusion import fuse
 from cetane.mil.fast.lower import lower
-
-Build = Callable[..., Path]
-
-rng = np.random.default_rng(0)
-
-
-def normal(*shape: int) -> np.ndarray:
-    return rng.standard_normal(shape).astype(np.float32)
-
-
-def kinds(function: Function) -> list[str]:
-    """Nodes of the graph that the function becomes."""
-    return [node.kind for node in lower(function).nodes]
-
-
-def agree(path: Path, **inputs: np.ndarray) -> list[np.ndarray]:
-    """Outputs of the fast executor, equal to those of the reference."""
-    program = load(path)
-    fast = FastProgram(program).function("main")(inputs)
-    exact = program.functions["main"].compile("fp32")(inputs)
-    assert list(fast) == list(exact)
-    for name in exact:
-        np.testing.assert_allclose(fast[name], exact[name], rtol=1e-5, atol=1e-6)
-    return list(fast.values())
 
 
 def doubled_norm(

@@ -55,5 +55,5 @@ def test_what_has_no_lowering_says_so(case: Any, build: Callable[..., Any]) -> N
 
 
 def test_every_lowering_has_a_case() -> None:
-    # rms_norm is no op of MIL: see test_fusion.
-    assert set(LOWERINGS) - {"rms_norm"} <= {case.op for case in reference.CASES}
+    # These are no ops of MIL: see test_fusion, test_packed.
+    assert set(LOWERINGS) - {"rms_norm", "packed_linear"} <= {case.op for case in reference.CASES}

@@ -32,6 +32,10 @@ class Constants:
     def __contains__(self, argument: str | Constant) -> bool:
         return isinstance(argument, Constant) or argument in self._producers
 
+    def producer(self, argument: str | Constant) -> Op | None:
+        """The op that makes a constant value; None for a literal argument."""
+        return self._producers.get(argument) if isinstance(argument, str) else None
+
     def type(self, argument: str | Constant) -> TensorType:
         """Shape and MIL dtype. Raises KeyError for a value that is not constant."""
         if isinstance(argument, Constant):

@@ -13,6 +13,9 @@ from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
 from cetane.mil.program import Range
 
+# onnxruntime's own ops.
+MICROSOFT = "com.microsoft"
+
 # Floats are float32 and integers int32, whatever width the program gives them.
 ONNX_TYPES: dict[str, int] = {
     "fp16": TensorProto.FLOAT,
@@ -73,7 +76,8 @@ class Weight:
 
     key: Hashable
     shape: tuple[int, ...]
-    dtype: str
+    element: int
+    """Its ONNX element type."""
     array: Callable[[], Array] = field(compare=False, repr=False)
 
 

@@ -10,8 +10,9 @@ from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
 from cetane.mil.fast.constants import Constants
 from cetane.mil.fast.fusion import fuse
-from cetane.mil.fast.graph import Graph, Tensor, View, Weight, held
+from cetane.mil.fast.graph import Graph, Tensor, View, Weight, held, onnx_type
 from cetane.mil.fast.ops import LOWERINGS
+from cetane.mil.fast.packed import Packed
 from cetane.mil.fast.registry import Form, Lowering
 from cetane.mil.program import Constant, Function, Op
 
@@ -34,8 +35,10 @@ def unsupported(function: Function) -> list[str]:
     )
 
 
-def lower(function: Function) -> Graph:
+def lower(function: Function, pack: bool = False) -> Graph:
     """The graph of a function. States are inputs and outputs of their own names.
+
+    With `pack`, products of few tokens keep their linear weights packed.
 
     Raises CetaneError that names the op which cannot be lowered.
     """
@@ -45,7 +48,7 @@ def lower(function: Function) -> Graph:
             f"function {function.name} uses ops that the fast executor lacks: {', '.join(missing)}",
             hint="Function.compile() runs it",
         )
-    return _Lowerer(fuse(function)).graph
+    return _Lowerer(fuse(function, pack)).graph
 
 
 class _Lowerer:
@@ -130,6 +133,8 @@ class _Lowerer:
     def _argument(self, item: str | Constant, form: Form, parameter: str) -> Any:
         if form in ("tensor", "tensors"):
             return self._tensor(item)
+        if form == "packed":
+            return Packed(self._constants, item)
         if item in self._constants:
             return self._constants.plain(item)
         if form == "ints":
@@ -145,7 +150,7 @@ class _Lowerer:
         read = partial(self._read, item, type_.dtype)
         if math.prod(shape) <= _LITERAL_ELEMENTS:
             return Tensor(self.graph.literal(read()), shape, type_.dtype)
-        weight = Weight(self._constants.key(item), shape, type_.dtype, read)
+        weight = Weight(self._constants.key(item), shape, onnx_type(type_.dtype), read)
         tensor = Tensor(self.graph.weight(weight), shape, type_.dtype)
         if isinstance(item, str):
             self._values[item] = tensor

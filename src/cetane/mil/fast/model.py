@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from cetane.mil.fast.graph import Graph, Tensor, onnx_type
+from cetane.mil.fast.graph import MICROSOFT, Graph, Tensor, onnx_type
 
 _OPSET, _IR_VERSION = 21, 10
 
@@ -61,14 +61,13 @@ def model(graphs: Sequence[Graph]) -> ModelProto:
         if name not in variable:
             proto.initializer.append(numpy_helper.from_array(array, name))
     for name, weight in first.weights.items():
-        element = onnx_type(weight.dtype)
-        placeholder = TensorProto(name=name, data_type=element, dims=weight.shape)
+        placeholder = TensorProto(name=name, data_type=weight.element, dims=weight.shape)
         placeholder.data_location = TensorProto.EXTERNAL
         placeholder.external_data.add(key="location", value="supplied")
         proto.initializer.append(placeholder)
     for name in first.outputs.values():
         proto.output.append(ValueInfoProto(name=name))
-    opsets = [helper.make_opsetid("", _OPSET)]
+    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(MICROSOFT, 1)]
     return helper.make_model(proto, opset_imports=opsets, ir_version=_IR_VERSION)
 
 

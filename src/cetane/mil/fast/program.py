@@ -14,6 +14,7 @@ from cetane.mil.dtypes import NUMPY, Array, kind
 from cetane.mil.fast.graph import Graph, held
 from cetane.mil.fast.lower import lower
 from cetane.mil.fast.model import alike, differing_literals, model
+from cetane.mil.fast.sessions import open_session
 from cetane.mil.program import Function, Program, TensorType, listed
 
 
@@ -34,12 +35,13 @@ class State:
 class FastProgram:
     """The functions of a loaded package, compiled for onnxruntime when they are first asked for.
 
-    Everything is computed in float32. Functions that differ in sizes only share one session, and
-    so their weights.
+    Everything is computed in float32. With `pack`, products of few tokens multiply linear weights
+    (int8, int4) as they are stored, and round their other factor to 8 bits, one scale for 32 of its
+    elements. Functions that differ in sizes only share one session, and so their weights.
     """
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(self, program: Program, pack: bool = False) -> None:
+        self.program, self._pack = program, pack
         self._functions: dict[str, FastFunction] = {}
         self._sessions: list[_Session] = []
 
@@ -60,13 +62,13 @@ class FastProgram:
         for session in self._sessions:
             if name in session.graphs:
                 return session
-        graph = lower(self.program.functions[name])
+        graph = lower(self.program.functions[name], self._pack)
         graphs = {name: graph}
         for other, function in self.program.functions.items():
             if other == name or any(other in session.graphs for session in self._sessions):
                 continue
             try:
-                candidate = lower(function)
+                candidate = lower(function, self._pack)
             except CetaneError:  # raised again when somebody asks for this function
                 continue
             if alike(graph, candidate):
@@ -85,20 +87,8 @@ class _Session:
     @cached_property
     def session(self) -> ort.InferenceSession:
         graph = next(iter(self.graphs.values()))
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
-        # A step runs several sessions in turn, and threads of the last one which wait actively
-        # take the processors from the next (decode of four packages: 28 ms instead of 40 to 150).
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        weights = [ort.OrtValue.ortvalue_from_numpy(w.array()) for w in graph.weights.values()]
-        options.add_external_initializers(list(graph.weights), weights)
-        proto = model(list(self.graphs.values()))
-        try:
-            return ort.InferenceSession(
-                proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
-        except Exception as error:  # onnxruntime's exceptions have no common base
-            raise CetaneError(f"onnxruntime rejects the graph: {error}") from error
+        weights = {name: weight.array() for name, weight in graph.weights.items()}
+        return open_session(model(list(self.graphs.values())), weights)
 
 
 class FastFunction:

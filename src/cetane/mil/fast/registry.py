@@ -2,9 +2,9 @@
 
 A lowering's first parameter is the graph it adds to; the others are named like the inputs of the
 MIL op. Their annotations say in which form they are handed over: `Tensor` as a value of the graph,
-`list[Tensor]` for a variadic input, `Ints` as a list if the value is known and else as a `Tensor`;
-anything else as plain Python values, which must be known. A parameter with a default is optional.
-It returns the name of its result, or a tuple of names.
+`list[Tensor]` for a variadic input, `Packed` as a weight that stays packed, `Ints` as a list if the
+value is known and else as a `Tensor`; anything else as plain Python values, which must be known. A
+parameter with a default is optional. It returns the name of its result, or a tuple of names.
 """
 
 import inspect
@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
 from cetane.mil.fast.graph import Tensor
+from cetane.mil.fast.packed import Packed
 
 Ints = list[int] | Tensor
 Tensors = list[Tensor]
 Result = str | tuple[str, ...]
-Form = Literal["tensor", "tensors", "ints", "plain"]
+Form = Literal["tensor", "tensors", "ints", "packed", "plain"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ def _form(annotation: object) -> Form:
         return "ints"
     if annotation == Tensors:
         return "tensors"
+    if annotation == Packed:
+        return "packed"
     if Tensor in (annotation, *get_args(annotation)):
         return "tensor"
     return "plain"

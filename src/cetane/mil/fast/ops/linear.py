@@ -3,12 +3,20 @@
 import math
 
 from cetane.mil.fast.graph import Graph, Tensor
+from cetane.mil.fast.packed import Packed
 from cetane.mil.fast.registry import Tensors, lowers
 
 
 @lowers("linear")
 def linear(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str:
     y = g("MatMul", x, g("Transpose", weight, perm=[1, 0]))
+    return y if bias is None else g("Add", y, bias)
+
+
+@lowers("packed_linear")
+def packed_linear(g: Graph, x: Tensor, weight: Packed, bias: Tensor | None = None) -> str:
+    """Not an op of MIL: what `rows` makes of a convolution."""
+    y = weight.multiply(g, x)
     return y if bias is None else g("Add", y, bias)
 
 

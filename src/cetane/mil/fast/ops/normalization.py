@@ -27,9 +27,15 @@ def layer_norm(
 
 
 @lowers("rms_norm")
-def rms_norm(g: Graph, x: Tensor, axes: list[int], epsilon: float) -> str:
+def rms_norm(
+    g: Graph, x: Tensor, axes: list[int], epsilon: float, gamma: Tensor | None = None
+) -> str:
     """Not an op of MIL: what `fusion` makes of a layer_norm of [x, -x]."""
-    return _over_rms(g, x, axes, epsilon)
+    if gamma is not None and axes == [-1]:
+        flat = g("Reshape", gamma, g.ints([-1]))
+        return g("SimplifiedLayerNormalization", x, flat, axis=-1, epsilon=epsilon)
+    y = _over_rms(g, x, axes, epsilon)
+    return y if gamma is None else g("Mul", y, gamma)
 
 
 @lowers("instance_norm")

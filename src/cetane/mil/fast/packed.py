@@ -1,0 +1,184 @@
+"""Weights that stay packed integers: what onnxruntime's MatMulNBits takes.
+
+That kernel multiplies weights of a few bits with activations which it rounds to 8 bits, one scale
+for every 32 of them, as llama.cpp does. Core ML's linear weights fit it without loss:
+
+    weight = scale * (data - offset), one scale and offset per output channel, or per block of
+    inputs
+
+Palettes do not: their values are no multiples of anything, and the evenly spaced ones have an
+offset between two integers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+
+from cetane.mil.dtypes import Array
+from cetane.mil.fast.constants import Constants
+from cetane.mil.fast.graph import MICROSOFT, Graph, Tensor, Weight
+from cetane.mil.fast.sessions import open_session
+from cetane.mil.program import Constant, Op
+
+BLOCK = 32
+_BITS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
+
+
+def bits_of(constants: Constants, weight: str | Constant) -> int | None:
+    """Bits of an element of a weight `(N, K, ...)` that can be packed; None for others. Reads
+    nothing."""
+    op = constants.producer(weight)
+    if op is not None and op.kind == "concat":
+        widths = {bits_of(constants, part) for part in op.inputs["values"]}
+        return widths.pop() if len(widths) == 1 else None
+    if op is None or op.kind != "constexpr_blockwise_shift_scale":
+        return None
+    data, scale = (constants.type(op.inputs[name][0]) for name in ("data", "scale"))
+    offset = constants.type(op.inputs["offset"][0]).dtype if "offset" in op.inputs else data.dtype
+    columns, blocks = data.shape[1], scale.shape[1]
+    assert isinstance(columns, int) and isinstance(blocks, int)
+    fits = offset == data.dtype and (blocks == 1 or columns // blocks % BLOCK == 0)
+    return _BITS.get(data.dtype) if fits else None
+
+
+@dataclass(frozen=True)
+class Elements:
+    """`scale * (data - zero)`: (N, blocks, BLOCK) unsigned `data`; `scale`, fp32, and `zero` are
+    (N, blocks). The last block may be filled up."""
+
+    data: Array
+    scale: Array
+    zero: Array
+
+    @classmethod
+    def read(cls, constants: Constants, weight: str | Constant) -> Elements:
+        op = constants.producer(weight)
+        assert op is not None
+        if op.kind == "concat":
+            parts = [cls.read(constants, part) for part in op.inputs["values"]]
+            names = ("data", "scale", "zero")
+            return cls(*(np.concatenate([getattr(part, n) for part in parts]) for n in names))
+        return cls._read(constants, op)
+
+    @classmethod
+    def _read(cls, constants: Constants, op: Op) -> Elements:
+        dtype = constants.type(op.inputs["data"][0]).dtype
+        above = 1 << _BITS[dtype] - 1 if dtype.startswith("int") else 0  # makes integers unsigned
+
+        def unsigned(name: str) -> Array:
+            return (constants.array(op.inputs[name][0]).astype(np.int16) + above).astype(np.uint8)
+
+        data = unsigned("data")
+        rows, columns, *_ = data.shape
+        blocks = -(-columns // BLOCK)
+
+        def per_block(values: Array) -> Array:
+            values = values.reshape(len(values), -1)
+            wide = np.repeat(values, blocks // values.shape[1], axis=1)
+            return np.ascontiguousarray(np.broadcast_to(wide, (rows, blocks)))
+
+        scale = constants.array(op.inputs["scale"][0]).astype(np.float32)
+        zero = (
+            unsigned("offset") if "offset" in op.inputs else np.full(scale.shape, above, np.uint8)
+        )
+        filled = np.pad(data.reshape(rows, columns), ((0, 0), (0, blocks * BLOCK - columns)))
+        return cls(filled.reshape(rows, blocks, BLOCK), per_block(scale), per_block(zero))
+
+    def in_nibbles(self) -> Elements:
+        """8 bits as two planes of 4: a matrix for an input that is there twice."""
+        return Elements(
+            np.concatenate([self.data >> 4, self.data & 15], axis=1),
+            np.concatenate([16 * self.scale, self.scale], axis=1),
+            np.concatenate([self.zero >> 4, self.zero & 15], axis=1),
+        )
+
+
+class Packed:
+    """A matrix of `rows` output channels and `columns` inputs, to multiply rows of a graph with."""
+
+    def __init__(self, constants: Constants, weight: str | Constant) -> None:
+        shape, bits = constants.type(weight).static_shape, bits_of(constants, weight)
+        assert shape is not None and bits is not None
+        self.rows, self.columns, *_ = shape
+        self.split = bits == 8 and not eight_bits_add_up()
+        self.bits = 4 if self.split else bits
+        self._constants, self._weight = constants, weight
+        self._read: dict[str, Array] = {}
+
+    def multiply(self, g: Graph, x: Tensor) -> str:
+        """`(..., K)` with the matrix: `(..., N)`."""
+        blocks = -(-self.columns // BLOCK)
+        given: Tensor | str = x
+        if self.split:
+            missing = blocks * BLOCK - self.columns
+            if missing:
+                given = g("Pad", given, g.ints([0] * (2 * x.rank - 1) + [missing]))
+            given = g("Concat", given, given, axis=-1)
+            blocks *= 2
+        columns = blocks * BLOCK if self.split else self.columns
+        per_row = (blocks * self.bits + 7) // 8
+        shapes = {
+            "data": (self.rows, blocks, BLOCK * self.bits // 8),
+            "scale": (self.rows * blocks,),
+            "zero": (self.rows * per_row,),
+        }
+        tensors = [self._weight_of(g, name, shape) for name, shape in shapes.items()]
+        sizes = {"N": self.rows, "K": columns, "bits": self.bits, "block_size": BLOCK}
+        return g("MatMulNBits", given, *tensors, domain=MICROSOFT, accuracy_level=4, **sizes)
+
+    def _weight_of(self, g: Graph, name: str, shape: tuple[int, ...]) -> str:
+        key = ("packed", name, self.bits, self._constants.key(self._weight))
+        element = TensorProto.FLOAT if name == "scale" else TensorProto.UINT8
+        return g.weight(Weight(key, shape, element, lambda: self._array(name).reshape(shape)))
+
+    def _array(self, name: str) -> Array:
+        """One of the three; they are read together, and let go one by one."""
+        if name not in self._read:
+            elements = Elements.read(self._constants, self._weight)
+            elements = elements.in_nibbles() if self.split else elements
+            self._read = {
+                "data": in_bytes(elements.data, self.bits),
+                "scale": elements.scale,
+                "zero": in_bytes(elements.zero, self.bits),
+            }
+        return self._read.pop(name)
+
+
+def in_bytes(elements: Array, bits: int) -> Array:
+    """Unsigned elements of 8 or 4 bits in bytes, the first of two in the lower half; what a row
+    needs is a whole number of bytes."""
+    if bits == 8:
+        return elements
+    if elements.shape[-1] % 2:
+        elements = np.pad(elements, [(0, 0)] * (elements.ndim - 1) + [(0, 1)])
+    return elements[..., ::2] | elements[..., 1::2] << 4
+
+
+@cache
+def eight_bits_add_up() -> bool:
+    """Whether the kernel for 8 bits is right on this processor.
+
+    Without VNNI instructions it may add pairs of products in 16 bits, which saturate; products of
+    4-bit weights never do.
+    """
+    inputs = {
+        "x": np.ones((1, BLOCK), np.float32),
+        "data": np.full((1, 1, BLOCK), 255, np.uint8),
+        "scale": np.ones(1, np.float32),
+        "zero": np.zeros(1, np.uint8),
+    }
+    sizes = {"N": 1, "K": BLOCK, "bits": 8, "block_size": BLOCK}
+    node = helper.make_node(
+        "MatMulNBits", list(inputs), ["y"], domain=MICROSOFT, accuracy_level=4, **sizes
+    )
+    constants = [numpy_helper.from_array(inputs.pop(n), n) for n in ("data", "scale", "zero")]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in "xy")
+    graph = helper.make_graph([node], "probe", [x], [y], constants)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
+    proto = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    (result,) = open_session(proto).run(None, inputs)
+    return bool(np.isclose(result[0, 0], 255 * BLOCK))

@@ -1,0 +1,172 @@
+"""Hidden tensors of few tokens as rows, for products with packed weights.
+
+An ANE program keeps channels on the second axis, `(1, C, 1, T)`. A kernel that multiplies packed
+weights wants them on the last, `(1, T, C)`; and norms over the last axis are one node. So whatever
+lies between such products is computed on rows, and turned back where an op needs channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cetane.mil.fast.context import Argument, Context, literal, made
+from cetane.mil.fast.packed import bits_of
+from cetane.mil.program import Function, Op, TensorType, Value
+
+MOST_TOKENS = 8
+"""Beyond, a product in fp32 is faster: it is bound by arithmetic, not by reading the weights."""
+_SWAP = literal([0, 2, 1])
+_UNARY = {"exp", "gelu", "identity", "relu", "sigmoid", "silu", "softplus", "tanh"}
+_BINARY = {"add", "maximum", "minimum", "mul", "real_div", "sub"}
+
+
+def rows_of_channels(function: Function) -> Function:
+    """`function` with its pointwise convolutions of packable weights as ops `packed_linear`."""
+    return _Rows(function).function()
+
+
+def has_products(function: Function) -> bool:
+    """Whether there is such a convolution."""
+    rows = _Rows(function)
+    return any(op.kind == "conv" and rows.is_product(op) for op in function.ops)
+
+
+class _Rows:
+    def __init__(self, function: Function) -> None:
+        self._function = function
+        self._context = Context(function)
+        self._ops: list[Op] = []
+        self._rows: set[str] = set()
+        """Values whose rows exist."""
+        self._lazy: dict[str, TensorType] = {}
+        """Values of which only the rows exist so far."""
+
+    def function(self) -> Function:
+        for op in self._function.ops:
+            self._rewrite(op)
+        for name in self._function.block.outputs:
+            self._channels(name)
+        return replace(self._function, block=replace(self._function.block, ops=tuple(self._ops)))
+
+    def _rewrite(self, op: Op) -> None:
+        match op.kind:
+            case "conv" if self.is_product(op):
+                self._product(op)
+            case "rms_norm" if self._tokens(op.inputs["x"][0]) and self._axis(op, "axes") == [1]:
+                inputs = self._with(op, x=self._row(op.inputs["x"][0]), axes=literal([-1]))
+                if "gamma" in op.inputs:
+                    inputs["gamma"] = (self._row(op.inputs["gamma"][0]),)
+                self._emit(op, inputs)
+            case "split" if op.inputs["x"][0] in self._rows and self._axis(op, "axis") == [1]:
+                self._emit(op, self._with(op, x=self._row(op.inputs["x"][0]), axis=literal(-1)))
+            case kind if kind in _UNARY and op.inputs["x"][0] in self._rows:
+                self._emit(op, self._with(op, x=self._row(op.inputs["x"][0])))
+            case kind if kind in _BINARY and self._is_by_channel(op):
+                given = {name: self._row(op.inputs[name][0]) for name in ("x", "y")}
+                self._emit(op, self._with(op, **given))
+            case _:
+                for name in op.references():
+                    self._channels(name)
+                self._ops.append(op)
+
+    def is_product(self, op: Op) -> bool:
+        context = self._context
+        (weight,), (x,) = op.inputs["weight"], op.inputs["x"]
+        if weight not in context.constants or not self._tokens(x):
+            return False
+        if bits_of(context.constants, weight) is None:
+            return False
+        once = all(s == 1 for s in (*context.shape(weight)[2:], *context.plain(op, "strides", ())))
+        padded = any(context.plain(op, "pad", ())) and context.plain(op, "pad_type") == "custom"
+        return once and not padded and context.plain(op, "groups", 1) == 1
+
+    def _product(self, op: Op) -> None:
+        inputs = {"x": (self._row(op.inputs["x"][0]),), "weight": op.inputs["weight"]}
+        if "bias" in op.inputs:
+            inputs["bias"] = op.inputs["bias"]
+        self._emit(replace(op, kind="packed_linear"), inputs)
+
+    def _is_by_channel(self, op: Op) -> bool:
+        """Whether one input has rows, and the other may have: of the same shape, one value per
+        channel, or a number."""
+        given = [op.inputs[name][0] for name in ("x", "y")]
+        if not any(a in self._rows for a in given):
+            return False
+        shape = self._context.shape(next(a for a in given if a in self._rows))
+        channel = (shape[1], 1, 1)
+        return all(
+            a in self._rows
+            or self._context.shape(a) == ()
+            or (isinstance(a, str) and self._context.shape(a) in (shape, (1, *channel), channel))
+            for a in given
+        )
+
+    def _axis(self, op: Op, parameter: str) -> list[int]:
+        axes = self._context.plain(op, parameter)
+        return [a % 4 for a in (axes if isinstance(axes, list) else [axes])]
+
+    def _tokens(self, value: Argument) -> int | None:
+        """Tokens of a hidden tensor of few; None for any other value."""
+        shape = self._context.type(value).static_shape
+        if shape is None or len(shape) != 4 or shape[0] != 1 or 1 not in shape[2:]:
+            return None
+        tokens = shape[2] * shape[3]
+        return tokens if tokens <= MOST_TOKENS else None
+
+    def _with(self, op: Op, **changed: Argument) -> dict[str, tuple[Argument, ...]]:
+        return {**op.inputs, **{name: (value,) for name, value in changed.items()}}
+
+    def _emit(self, op: Op, inputs: dict[str, tuple[Argument, ...]]) -> None:
+        """An op on rows."""
+        outputs = []
+        for value in op.outputs:
+            assert value.type is not None
+            self._rows.add(value.name)
+            self._lazy[value.name] = value.type
+            outputs.append(Value(_name(value.name), _row_type(value.type)))
+        self._ops.append(Op(op.kind, op.name, inputs, tuple(outputs)))
+
+    def _row(self, value: Argument) -> Argument:
+        """`(1, C, 1, T)` as `(1, T, C)`; a number stays what it is."""
+        type_ = self._context.type(value)
+        if type_.shape == ():
+            return value
+        assert isinstance(value, str)
+        if value not in self._rows:
+            self._rows.add(value)
+            flat = _flat_type(type_)
+            self._ops += [
+                made(
+                    "reshape",
+                    f"{value}_flat",
+                    flat,
+                    x=value,
+                    shape=literal(flat.static_shape or ()),
+                ),
+                made("transpose", _name(value), _row_type(type_), x=f"{value}_flat", perm=_SWAP),
+            ]
+        return _name(value)
+
+    def _channels(self, value: str) -> None:
+        """Make sure that a value itself exists, not only its rows."""
+        type_ = self._lazy.pop(value, None)
+        if type_ is not None:
+            flat = f"{value}_flat"
+            self._ops += [
+                made("transpose", flat, _flat_type(type_), x=_name(value), perm=_SWAP),
+                made("reshape", value, type_, x=flat, shape=literal(type_.static_shape or ())),
+            ]
+
+
+def _name(value: str) -> str:
+    return f"{value}_rows"
+
+
+def _row_type(type_: TensorType) -> TensorType:
+    _, channels, tokens = _flat_type(type_).shape
+    return TensorType((1, tokens, channels), type_.dtype)
+
+
+def _flat_type(type_: TensorType) -> TensorType:
+    *_, channels, height, width = type_.static_shape or ()
+    return TensorType((1, channels, height * width), type_.dtype)

@@ -1,0 +1,34 @@
+"""What tests of the rewrites share."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from cetane.mil import Function, load
+from cetane.mil.fast import FastProgram
+from cetane.mil.fast.lower import lower
+
+Build = Callable[..., Path]
+
+rng = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def kinds(function: Function, pack: bool = False) -> list[str]:
+    """Nodes of the graph that the function becomes."""
+    return [node.kind for node in lower(function, pack).nodes]
+
+
+def agree(path: Path, **inputs: np.ndarray) -> list[np.ndarray]:
+    """Outputs of the fast executor, equal to those of the reference."""
+    program = load(path)
+    fast = FastProgram(program).function("main")(inputs)
+    exact = program.functions["main"].compile("fp32")(inputs)
+    assert list(fast) == list(exact)
+    for name in exact:
+        np.testing.assert_allclose(fast[name], exact[name], rtol=1e-5, atol=1e-6)
+    return list(fast.values())

@@ -1,0 +1,146 @@
+"""Products with packed weights, against numpy with activations rounded as they should be."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from coremltools.converters.mil import Builder as mb
+from coremltools.converters.mil.mil import types
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.mil.fast.agreement import Build, kinds, normal
+
+from cetane.bundle import Bundle
+from cetane.mil import load
+from cetane.mil.fast import FastProgram, packed
+
+NARROW = {
+    "int4": types.np_int4_dtype,
+    "uint4": types.np_uint4_dtype,
+    "int8": np.int8,
+    "uint8": np.uint8,
+}
+LIMITS = {"int4": (-8, 7), "uint4": (0, 15), "int8": (-128, 127), "uint8": (0, 255)}
+
+
+def rounded(x: np.ndarray) -> np.ndarray:
+    """`(..., K)` in 8 bits, one scale for 32 elements."""
+    missing = -x.shape[-1] % 32
+    blocks = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]).reshape(*x.shape[:-1], -1, 32)
+    scale = np.abs(blocks).max(-1, keepdims=True) / 127
+    steps = np.rint(np.divide(blocks, scale, out=np.zeros_like(blocks), where=scale > 0))
+    return (steps * scale).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
+
+
+def linear(
+    rows: int, columns: int, dtype: str, blocks: int, offset: bool
+) -> tuple[Any, np.ndarray]:
+    """A maker of a linear weight, and its values `(rows, columns)`."""
+    rng = np.random.default_rng(rows * columns + blocks)
+    low, high = LIMITS[dtype]
+    data = rng.integers(low, high + 1, (rows, columns, 1, 1))
+    scale = (rng.random((rows, blocks, 1, 1)) + 0.5).astype(np.float16) / 64
+    zero = rng.integers(low, high + 1, scale.shape) if offset else np.zeros(scale.shape, int)
+    wide = [np.repeat(a, columns // blocks, axis=1) for a in (scale.astype(np.float64), zero)]
+
+    def weight() -> Any:
+        given = {"offset": zero.astype(NARROW[dtype])} if offset else {}
+        return mb.constexpr_blockwise_shift_scale(
+            data=data.astype(NARROW[dtype]), scale=scale, **given
+        )
+
+    return weight, (wide[0] * (data - wide[1])).reshape(rows, columns)
+
+
+def fast(path: Any, **inputs: np.ndarray) -> list[np.ndarray]:
+    return list(FastProgram(load(path), pack=True).function("main")(inputs).values())
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "nibbles"])
+@settings(max_examples=10, deadline=None)
+@given(
+    dtype=st.sampled_from(list(NARROW)),
+    rows=st.sampled_from([1, 6, 33]),
+    form=st.sampled_from([(8, 1), (32, 1), (72, 1), (96, 3), (128, 2)]),
+    offset=st.booleans(),
+    bias=st.booleans(),
+    tokens=st.sampled_from([1, 2, 5, 8]),
+)
+def test_product(build: Build, split: bool, dtype: str, rows: int, form: tuple[int, int],
+                 offset: bool, bias: bool, tokens: int) -> None:  # fmt: skip
+    columns, blocks = form
+    weight, values = linear(rows, columns, dtype, blocks, offset)
+    more = {"bias": normal(rows).astype(np.float16)} if bias else {}
+    path = build(
+        {"x": ((1, columns, 1, tokens), "fp16")}, lambda x: mb.conv(x=x, weight=weight(), **more)
+    )
+    x = normal(1, columns, 1, tokens).astype(np.float16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed, "eight_bits_add_up", lambda: not split)
+        assert "MatMulNBits" in kinds(load(path).functions["main"], pack=True)
+        (y,) = fast(path, x=x)
+    rows_of_x = rounded(x[0, :, 0].T.astype(np.float64))
+    truth = rows_of_x @ values.T + (more["bias"].astype(np.float64) if bias else 0)
+    assert y.shape == (1, rows, 1, tokens)
+    np.testing.assert_allclose(y[0, :, 0].T, truth, rtol=1e-4, atol=1e-4 * np.abs(truth).max())
+
+
+def test_the_kernel_of_this_processor() -> None:
+    assert packed.eight_bits_add_up() in (True, False)
+
+
+@pytest.mark.parametrize(
+    "shape, weight",
+    [
+        ((1, 32, 1, 9), {}),  # many tokens
+        ((1, 32, 2, 2), {}),  # an image
+        ((2, 32, 1, 1), {}),  # a batch
+        ((1, 32, 1, 4), {"blocks": 2}),  # blocks of 16
+    ],
+)
+def test_other_products_stay(build: Build, shape: tuple[int, ...], weight: dict[str, int]) -> None:
+    make, values = linear(6, 32, "int8", weight.get("blocks", 1), offset=False)
+    path = build(
+        {"x": (shape, "fp32")}, lambda x: mb.conv(x=mb.cast(x=x, dtype="fp16"), weight=make())
+    )
+    assert "MatMulNBits" not in kinds(load(path).functions["main"], pack=True)
+    x = normal(*shape).astype(np.float16).astype(np.float32)
+    (y,) = fast(path, x=x)
+    np.testing.assert_allclose(y, np.einsum("oc,nchw->nohw", values, x), rtol=1e-3, atol=1e-4)
+
+
+def test_an_offset_between_integers_stays(build: Build) -> None:
+    def body(x: Any) -> Any:
+        half = np.full((6, 1, 1, 1), 0.5, np.float16)
+        data = np.ones((6, 32, 1, 1), np.int8)
+        return mb.conv(
+            x=x, weight=mb.constexpr_blockwise_shift_scale(data=data, scale=half, offset=half)
+        )
+
+    path = build({"x": ((1, 32, 1, 1), "fp16")}, body)
+    assert "MatMulNBits" not in kinds(load(path).functions["main"], pack=True)
+    (y,) = fast(path, x=np.ones((1, 32, 1, 1), np.float16))
+    np.testing.assert_array_equal(y.ravel(), 8.0)
+
+
+@pytest.mark.parametrize("order", ["c1t", "ct1"])
+@pytest.mark.parametrize("format_", ["int8-per-channel", "int8-per-tensor"])
+def test_layers(tiny_bundle: Callable[..., Bundle], order: str, format_: str) -> None:
+    """Whole shards, residuals and norms on rows: as near to the exact ones as 8 bits allow, and
+    nearer with the activations of 16."""
+    bundle = tiny_bundle(compression={"default": format_}, tensor_layout=order)
+    for shard in bundle.plan.shards:
+        program = load(bundle.shard(shard.name))
+        for name, function in program.functions.items():
+            few = bundle.plan.functions[shard.name, name].tokens <= 8
+            assert ("MatMulNBits" in kinds(function, pack=True)) == few
+            given = {
+                n: np.random.default_rng(1).standard_normal(t.static_shape).astype(np.float32)
+                for n, t in function.inputs.items()
+            }
+            exact = FastProgram(program).function(name)(given)
+            close = FastProgram(program, pack=True).function(name)(given)
+            for output, truth in exact.items():
+                error = np.abs(close[output] - truth).max() / np.abs(truth).max()
+                assert error < (0.03 if few else 1e-5), (name, output)
