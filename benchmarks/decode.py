@@ -1,76 +1,167 @@
-"""Decode speed of the portable backend against transformers: eager, same weights, one process.
+"""Speed of the portable backend against transformers (eager, fp32) and llama.cpp (llama-cpp-python,
+if it is installed, with the GGUF file itself): the same weights, one process, in turns, so that a
+noisy machine disturbs all of them; ratios of medians are reported.
 
-Both generate the same number of tokens from the same prompt, in turns, so that a noisy machine
-disturbs both; ratios of medians are reported.
+Decoding goes on from a chat prompt; prefill runs `--prefill` tokens of text. Perplexity is that of
+decoding, one token a step, in the arithmetic in which the speed was measured.
 """
 
+import itertools
+import math
 import statistics
 import time
+from collections.abc import Callable
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from cetane.checkpoint import open_checkpoint
-from cetane.engine.generate import generate, open_engine
-from cetane.engine.sampling import Sampler
+from cetane.engine.engine import Engine
+from cetane.engine.generate import open_engine
+from cetane.gates.metrics import log_softmax
 from cetane.gates.probes import chat_prompts
+from cetane.gates.quality import read_tokens
 from cetane.gates.reference import Reference
 from cetane.recipe import load_recipe
-from common import arguments, bundle_of, report
+from common import arguments, bundle_of, report, standard_library_text
+
+
+class Runner(Protocol):
+    """A model that holds one sequence at a time."""
+
+    def start(self) -> None: ...
+
+    def feed(self, tokens: list[int]) -> np.ndarray:
+        """Logits of the last token."""
+        ...
+
+
+class Cetane:
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def start(self) -> None:
+        self.session = self.engine.session(["decode", "prefill"])
+
+    def feed(self, tokens: list[int]) -> np.ndarray:
+        logits = self.session.feed(tokens)
+        assert logits is not None
+        return logits
+
+
+class Transformers:
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def start(self) -> None:
+        self.past = None
+
+    @torch.inference_mode()
+    def feed(self, tokens: list[int]) -> np.ndarray:
+        result = self.model(
+            torch.tensor([tokens]), past_key_values=self.past, use_cache=True, logits_to_keep=1
+        )
+        self.past = result.past_key_values
+        return result.logits[0, -1].numpy()
+
+
+class LlamaCpp:
+    def __init__(self, path: str, context: int) -> None:
+        from llama_cpp import Llama
+
+        self.model = Llama(
+            path, n_ctx=context, n_threads=2, n_threads_batch=2, n_batch=512, verbose=False
+        )
+
+    def start(self) -> None:
+        self.model.reset()
+
+    def feed(self, tokens: list[int]) -> np.ndarray:
+        self.model.eval(tokens)
+        # The row of the last token; `scores` would copy those of all.
+        return np.ctypeslib.as_array(self.model._ctx.get_logits(), (self.model.n_vocab(),))
+
+
+def decode(runner: Runner, prompt: list[int], count: int) -> tuple[list[int], float]:
+    """Greedy tokens, and tokens per second after the first."""
+    runner.start()
+    tokens = [int(runner.feed(prompt).argmax())]
+    started = time.perf_counter()
+    while len(tokens) < count:
+        tokens.append(int(runner.feed(tokens[-1:]).argmax()))
+    return tokens, (count - 1) / (time.perf_counter() - started)
+
+
+def prefill(runner: Runner, tokens: list[int]) -> float:
+    """Tokens per second."""
+    runner.start()
+    started = time.perf_counter()
+    runner.feed(tokens)
+    return len(tokens) / (time.perf_counter() - started)
+
+
+def perplexity(runner: Runner, tokens: list[int], window: int) -> float:
+    losses = []
+    for start in range(0, len(tokens), window):
+        part = tokens[start : start + window]
+        runner.start()
+        for token, target in itertools.pairwise(part):
+            losses.append(-float(log_softmax(runner.feed([token]).astype(np.float32))[target]))
+    return math.exp(statistics.fmean(losses))
+
+
+def in_turns(runners: dict[str, Runner], measure: Callable[[Runner], float], rounds: int
+             ) -> dict[str, float]:  # fmt: skip
+    """Medians, after a first round that does not count."""
+    found = [{name: measure(runner) for name, runner in runners.items()} for _ in range(rounds + 1)]
+    return {name: statistics.median(result[name] for result in found[1:]) for name in runners}
 
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--recipe", default="fp16")
-    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--recipes", nargs="+", default=["fp16", "int8"])
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--prefill", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--perplexity", type=int, default=0, help="of so many tokens of text")
     options = parser.parse_args()
     checkpoint = open_checkpoint(options.model)
-    bundle = bundle_of(checkpoint, load_recipe(options.recipe))
-    prompt = chat_prompts(bundle.tokenizer, 1)[0]
-    engine = open_engine(bundle, "portable")
-    model = Reference(checkpoint).model
-
-    def ours() -> tuple[list[int], float, float]:
-        session = engine.session(["decode", "prefill"])
-        started = time.perf_counter()
-        tokens, marks = [], []
-        for token in generate(session, prompt, Sampler(), options.tokens):
-            tokens.append(token)
-            marks.append(time.perf_counter())
-        return tokens, marks[0] - started, (len(marks) - 1) / (marks[-1] - marks[0])
-
-    @torch.inference_mode()
-    def theirs() -> tuple[list[int], float, float]:
-        started = time.perf_counter()
-        tokens, marks = [], []
-        ids, past = torch.tensor([prompt]), None
-        for _ in range(options.tokens):
-            result = model(ids, past_key_values=past, use_cache=True)
-            past, ids = result.past_key_values, result.logits[:, -1:].argmax(-1)
-            tokens.append(int(ids))
-            marks.append(time.perf_counter())
-        return tokens, marks[0] - started, (len(marks) - 1) / (marks[-1] - marks[0])
-
-    ours(), theirs()
-    rounds = [(ours(), theirs()) for _ in range(options.rounds)]
-    decode = [statistics.median(pair[side][2] for pair in rounds) for side in (0, 1)]
-    prefill = [statistics.median(pair[side][1] for pair in rounds) for side in (0, 1)]
-    result = {
-        "recipe": options.recipe,
-        "tokens_per_second": decode[0],
-        "tokens_per_second_transformers": decode[1],
-        "ratio_transformers": decode[0] / decode[1],
-        "prompt_tokens": len(prompt),
-        "seconds_to_first_token": prefill[0],
-        "seconds_to_first_token_transformers": prefill[1],
-        "same_tokens": rounds[0][0][0] == rounds[0][1][0],
+    bundles = {name: bundle_of(checkpoint, load_recipe(name)) for name in options.recipes}
+    runners: dict[str, Runner] = {
+        name: Cetane(open_engine(bundle, "portable")) for name, bundle in bundles.items()
     }
-    rows = [
-        ["decode, tokens/s", decode[0], decode[1], decode[0] / decode[1]],
-        ["first token, s", prefill[0], prefill[1], prefill[1] / prefill[0]],
-    ]
-    title = f"portable backend ({options.recipe}) against transformers eager fp32"
-    report(title, ["what", "cetane", "transformers", "ratio"], rows, result, options.json)
+    runners["transformers"] = Transformers(Reference(checkpoint).model)
+    context = bundles[options.recipes[0]].plan.recipe.cache.context
+    try:
+        runners["llama.cpp"] = LlamaCpp(options.model, context)
+    except ImportError:
+        print("pip install llama-cpp-python adds llama.cpp to the comparison")
+    tokenizer = bundles[options.recipes[0]].tokenizer
+    prompt = list(chat_prompts(tokenizer, 1)[0])
+    text = read_tokens(tokenizer, standard_library_text(), max(options.prefill, options.perplexity))
+
+    said = {name: decode(runner, prompt, options.tokens)[0] for name, runner in runners.items()}
+    speeds = in_turns(runners, lambda r: decode(r, prompt, options.tokens)[1], options.rounds)
+    fills = in_turns(runners, lambda r: prefill(r, text[: options.prefill]), options.rounds)
+    rows, result = [], {}
+    for name, runner in runners.items():
+        same = sum(a == b for a, b in zip(said[name], said["transformers"], strict=True))
+        entry = {
+            "tokens_per_second": speeds[name],
+            "prefill_tokens_per_second": fills[name],
+            "prefill_ratio_transformers": fills[name] / fills["transformers"],
+            "same_tokens": same / options.tokens,
+        }
+        for other in ("transformers", "llama.cpp"):
+            if other in runners:
+                entry[f"ratio_{other.replace('.', '_')}"] = speeds[name] / speeds[other]
+        if options.perplexity:
+            entry["perplexity"] = perplexity(runner, text[: options.perplexity], context)
+        result[name] = entry
+        rows.append([name, *entry.values()])
+    columns = list(next(iter(result.values())))
+    report("decode and prefill", ["", *columns], rows, result, options.json)
 
 
 if __name__ == "__main__":

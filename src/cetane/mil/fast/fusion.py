@@ -12,17 +12,17 @@ from dataclasses import replace
 
 from cetane.mil.fast.attention import past_apart, rotation
 from cetane.mil.fast.context import Argument, Context, literal, made
-from cetane.mil.fast.rows import has_products, rows_of_channels
+from cetane.mil.fast.rows import rows_of_channels
 from cetane.mil.program import Function, Op, TensorType, Value
 
 
 def fuse(function: Function, pack: bool = False) -> Function:
-    """`function` with every rewrite applied wherever it fits; with `pack`, products with packed
-    weights too."""
-    for rewrite in (rms_norm, merged_convolution, input_view, rotation, past_apart):
+    """`function` with every rewrite applied wherever it fits; `pack` keeps weights packed."""
+    for rewrite in (rms_norm, scaled_norm, merged_convolution, input_view, rotation, past_apart):
         function = rewritten(function, rewrite)
-    if pack and has_products(function):
-        function = rows_of_channels(rewritten(function, scaled_norm))
+    function = rows_of_channels(function, pack)
+    if any(op.kind == "packed_linear" for op in function.ops):
+        # Functions of other widths read other weights anyway, so graphs need not stay alike.
         for rewrite in (order_kept, reshaped_once):
             function = rewritten(function, rewrite)
     return function

@@ -1,8 +1,8 @@
-"""Hidden tensors of few tokens as rows, for products with packed weights.
+"""Hidden tensors as rows.
 
-An ANE program keeps channels on the second axis, `(1, C, 1, T)`. A kernel that multiplies packed
-weights wants them on the last, `(1, T, C)`; and norms over the last axis are one node. So whatever
-lies between such products is computed on rows, and turned back where an op needs channels.
+An ANE program keeps channels on the second axis, `(1, C, 1, T)`. Here a product wants them on the
+last, `(1, T, C)`, and a norm over the last axis is one node. So whatever lies between pointwise
+convolutions is computed on rows, and turned back where an op needs channels.
 """
 
 from __future__ import annotations
@@ -13,27 +13,22 @@ from cetane.mil.fast.context import Argument, Context, literal, made
 from cetane.mil.fast.packed import bits_of
 from cetane.mil.program import Function, Op, TensorType, Value
 
-MOST_TOKENS = 8
-"""Beyond, a product in fp32 is faster: it is bound by arithmetic, not by reading the weights."""
+MOST_PACKED = 8
+"""Tokens beyond which fp32 is faster: a product is then bound by arithmetic, not by reading."""
 _SWAP = literal([0, 2, 1])
 _UNARY = {"exp", "gelu", "identity", "relu", "sigmoid", "silu", "softplus", "tanh"}
 _BINARY = {"add", "maximum", "minimum", "mul", "real_div", "sub"}
 
 
-def rows_of_channels(function: Function) -> Function:
-    """`function` with its pointwise convolutions of packable weights as ops `packed_linear`."""
-    return _Rows(function).function()
-
-
-def has_products(function: Function) -> bool:
-    """Whether there is such a convolution."""
-    rows = _Rows(function)
-    return any(op.kind == "conv" and rows.is_product(op) for op in function.ops)
+def rows_of_channels(function: Function, pack: bool) -> Function:
+    """`function` with its pointwise convolutions as products of rows; `pack` keeps weights packed
+    where that pays."""
+    return _Rows(function, pack).function()
 
 
 class _Rows:
-    def __init__(self, function: Function) -> None:
-        self._function = function
+    def __init__(self, function: Function, pack: bool) -> None:
+        self._function, self._pack = function, pack
         self._context = Context(function)
         self._ops: list[Op] = []
         self._rows: set[str] = set()
@@ -74,17 +69,18 @@ class _Rows:
         (weight,), (x,) = op.inputs["weight"], op.inputs["x"]
         if weight not in context.constants or not self._tokens(x):
             return False
-        if bits_of(context.constants, weight) is None:
-            return False
         once = all(s == 1 for s in (*context.shape(weight)[2:], *context.plain(op, "strides", ())))
         padded = any(context.plain(op, "pad", ())) and context.plain(op, "pad_type") == "custom"
         return once and not padded and context.plain(op, "groups", 1) == 1
 
     def _product(self, op: Op) -> None:
-        inputs = {"x": (self._row(op.inputs["x"][0]),), "weight": op.inputs["weight"]}
+        (weight,), (x,) = op.inputs["weight"], op.inputs["x"]
+        inputs: dict[str, tuple[Argument, ...]] = {"x": (self._row(x),), "weight": (weight,)}
         if "bias" in op.inputs:
             inputs["bias"] = op.inputs["bias"]
-        self._emit(replace(op, kind="packed_linear"), inputs)
+        few = (self._tokens(x) or 0) <= MOST_PACKED
+        packs = self._pack and few and bits_of(self._context.constants, weight) is not None
+        self._emit(replace(op, kind="packed_linear" if packs else "rows_linear"), inputs)
 
     def _is_by_channel(self, op: Op) -> bool:
         """Whether one input has rows, and the other may have: of the same shape, one value per
@@ -106,12 +102,11 @@ class _Rows:
         return [a % 4 for a in (axes if isinstance(axes, list) else [axes])]
 
     def _tokens(self, value: Argument) -> int | None:
-        """Tokens of a hidden tensor of few; None for any other value."""
+        """Tokens of a hidden tensor; None for any other value."""
         shape = self._context.type(value).static_shape
         if shape is None or len(shape) != 4 or shape[0] != 1 or 1 not in shape[2:]:
             return None
-        tokens = shape[2] * shape[3]
-        return tokens if tokens <= MOST_TOKENS else None
+        return shape[2] * shape[3]
 
     def _with(self, op: Op, **changed: Argument) -> dict[str, tuple[Argument, ...]]:
         return {**op.inputs, **{name: (value,) for name, value in changed.items()}}

@@ -13,9 +13,17 @@ def linear(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> s
     return y if bias is None else g("Add", y, bias)
 
 
+@lowers("rows_linear")
+def rows_linear(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str:
+    """Not an op of MIL: what `rows` makes of a convolution."""
+    flat = g("Flatten", weight, axis=1)
+    y = g("MatMul", x, g("Transpose", flat, perm=[1, 0]))
+    return y if bias is None else g("Add", y, bias)
+
+
 @lowers("packed_linear")
 def packed_linear(g: Graph, x: Tensor, weight: Packed, bias: Tensor | None = None) -> str:
-    """Not an op of MIL: what `rows` makes of a convolution."""
+    """The same with a weight that stays packed."""
     y = weight.multiply(g, x)
     return y if bias is None else g("Add", y, bias)
 
