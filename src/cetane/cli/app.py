@@ -2,7 +2,7 @@
 
 import typer
 
-from cetane.cli import build, demo, info, inspect, plan, port, run, validate
+from cetane.cli import build, demo, diff, info, inspect, plan, port, run, validate
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -16,5 +16,6 @@ app.command()(port.port)
 app.command()(demo.demo)
 app.command()(build.build)
 app.command()(validate.validate)
+app.command()(diff.diff)
 app.command()(run.run)
 app.command()(info.info)

@@ -5,6 +5,7 @@ compared in every mode with what that model computes after it.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,17 @@ def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) 
     )
 
 
+@dataclass(frozen=True)
+class Pair:
+    """A tensor that a shard hands on in a mode, `(n, C)`, and what it should be."""
+
+    tensor: str
+    truth: Truth
+    mode: Mode
+    found: Array
+    wanted: Array
+
+
 class Rung:
     """One probe, for shards that are judged alone."""
 
@@ -77,7 +89,12 @@ class Rung:
 
     def scores(self, shard: str) -> Iterator[ShardScore]:
         """How a shard agrees in every mode."""
-        modes: list[Mode] = list(self.engine.plan.modes)
+        for pair in self.pairs(shard, list(self.engine.plan.modes)):
+            pairs = [(pair.found, pair.wanted)]
+            yield shard_score(shard, pair.tensor, pair.truth, pair.mode, pairs)
+
+    def pairs(self, shard: str, modes: list[Mode]) -> Iterator[Pair]:
+        """What a shard makes of the model's own tensors, beside what the model makes of them."""
         feeds = self.planner.feeds(shard)
         if self.engine.plan.by_name[shard].kind == "head":
             # Any hidden state will do, so take one that does not need the whole model.
@@ -100,13 +117,12 @@ class Rung:
                     running.tensors[name] = self.padded(rows, running.call.width)
             self.engine.run([(watched.session, watched.calls)], [shard])
             for truth, found in watched.tensors().items():
-                pairs = [(found, truths[truth])]
-                yield shard_score(shard, names[truth], truth, mode, pairs)
+                yield Pair(names[truth], truth, mode, found, truths[truth])
             for start, stop in slices:
                 logits = gather(watched.calls, "all")
                 assert logits is not None and theirs is not None
-                pairs = [(logits[:, start:stop], theirs[:, start:stop])]
-                yield shard_score(shard, "logits", ("lm_head", 0), mode, pairs)
+                wanted = theirs[:, start:stop]
+                yield Pair("logits", ("lm_head", 0), mode, logits[:, start:stop], wanted)
 
     def logits(self, feeds: dict[str, Truth], truths: dict[Truth, Array]) -> Array:
         """The model's, from what a shard is fed: nothing, if it holds the whole model."""

@@ -15,7 +15,8 @@ from cetane.mil.storage import from_numpy, to_dtype
 
 Environment = dict[str, Any]  # tensors and state cells by name
 Known = dict[str, Any]  # tensors and strings that are the same in every run
-Watch = Callable[[str, Tensor], None]
+Watch = Callable[[str, Tensor], Tensor | None]
+"""Called with the name and value of every result; a tensor that it returns takes its place."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,8 @@ class CompiledBlock:
         """Values of the block's outputs. The environment is used up."""
         for step in self.steps:
             for name, value in zip(step.outputs, step.compute(environment, watch), strict=True):
-                environment[name] = value
-                if watch is not None and isinstance(value, Tensor):
-                    watch(name, value)
+                given = watch(name, value) if watch and isinstance(value, Tensor) else None
+                environment[name] = value if given is None else given
             for name in step.frees:
                 environment.pop(name, None)
         values = environment | self.known

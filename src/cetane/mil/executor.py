@@ -62,8 +62,8 @@ class Executable:
         Float inputs may be of any float type and are rounded to the declared one; float outputs
         are float32, or in "fp16" precision float16 where the program says so; a classifier's class
         is a str or an int, its probabilities are a dict. `watch` is called
-        with the name and value of every intermediate result. Raises CetaneError that names the
-        input that does not fit, or the op that fails.
+        with the name and value of every intermediate result, and may return another to go on with.
+        Raises CetaneError that names the input that does not fit, or the op that fails.
         """
         with torch.no_grad():
             environment: Environment = self._states(state)

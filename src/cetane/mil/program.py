@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cetane.mil.features import Interface
 
 Precision = Literal["fp32", "fp16"]
+LARGEST_FP16 = 65504.0
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,281 @@
+"""Where a bundle parts from another, or from the Hugging Face model, down to the op.
+
+Every shard gets the tensors of the side that is right, so that one shard's error is not taken for
+the next one's; within a shard, `mil.compare` does the same with ops.
+"""
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cetane.build import Progress
+from cetane.bundle import Bundle, Tables
+from cetane.checkpoint import Checkpoint
+from cetane.compress import Selection
+from cetane.engine.authored import AuthoredBackend
+from cetane.engine.backend import Arrays, Backend
+from cetane.engine.engine import Engine
+from cetane.engine.portable import Packages as Folder
+from cetane.engine.portable import PortableBackend
+from cetane.errors import CetaneError
+from cetane.gates.golden import TEXT
+from cetane.gates.ladder import Packages, Rung
+from cetane.gates.probes import text_probe
+from cetane.gates.reference import Reference
+from cetane.lower.lower import Lowering
+from cetane.mil import Program, load
+from cetane.mil.compare import DRIFT, Comparer, Comparison, worst
+from cetane.mil.gap import Gap, gap
+from cetane.mil.program import Precision
+from cetane.plan import Plan, Planner
+from cetane.recipe import Mode, Recipe, Tokens
+
+CALLS = 2
+"""Calls that are compared: one with an empty cache, and one that reads what the first wrote."""
+
+Comparisons = dict[tuple[str, str], Comparison]
+"""By shard and function."""
+
+
+class ComparingBackend:
+    """Runs the first packages, and compares the second ones with them in every call."""
+
+    name = "comparing"
+    dtype: type[np.floating[Any]] = np.float32
+
+    def __init__(self, first: Folder, second: Folder, precision: Precision) -> None:
+        self.first, self.second, self.precision = first, second, precision
+        self.found: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
+
+    def open(self, shard: str) -> "ComparingProgram":
+        programs = load(self.first.shard(shard)), load(self.second.shard(shard))
+        return ComparingProgram(self, shard, *programs)
+
+    def results(self, plan: Plan) -> Comparisons:
+        """The worst of all calls, with blocks called as the plan calls them."""
+        return {
+            (shard, function): named(worst(found), plan.by_name[shard].blocks)
+            for (shard, function), found in self.found.items()
+        }
+
+
+class ComparingProgram:
+    """One shard of both sides."""
+
+    def __init__(
+        self, backend: ComparingBackend, shard: str, first: Program, second: Program
+    ) -> None:
+        self.backend, self.shard, self.first, self.second = backend, shard, first, second
+        self.comparers: dict[str, Comparer] = {}
+
+    def comparer(self, function: str) -> Comparer:
+        if function not in self.comparers:
+            try:
+                one, other = self.first.functions[function], self.second.functions[function]
+                self.comparers[function] = Comparer(
+                    one.compile("fp32"), other.compile(self.backend.precision)
+                )
+            except KeyError:
+                raise CetaneError(f"{self.shard}: not both have a function {function}") from None
+            except CetaneError as error:
+                raise CetaneError(f"{self.shard}: {error.message}", error.hint) from error
+        return self.comparers[function]
+
+    def make_state(self, function: str) -> Any:
+        return self.comparer(function).first.make_state()
+
+    def call(self, function: str, inputs: Arrays, state: Any) -> Arrays:
+        comparer = self.comparer(function)
+        self.backend.found[self.shard, function].append(comparer(inputs, state))
+        return comparer.first(inputs, state)
+
+
+def compare_bundles(
+    first: Bundle, second: Bundle, mode: Mode, precision: Precision, progress: Progress
+) -> tuple[Comparisons, dict[str, Gap]]:
+    """Every shard of two bundles on what the first bundle hands it, and the rows of their tables
+    that were used. CetaneError unless they are cut alike."""
+    names = [[shard.name for shard in bundle.plan.shards] for bundle in (first, second)]
+    if names[0] != names[1]:
+        raise CetaneError(
+            f"the bundles are cut into different shards: {', '.join(names[0])} and "
+            f"{', '.join(names[1])}",
+            "build both with the same layout and head",
+        )
+    tokens = np.asarray(probe(first, mode))
+    tables = dict(compare_tables(first.tables(), second.tables(), tokens))
+    backend = ComparingBackend(first, second, precision)
+    engine = Engine(first.plan, backend, first.tables(), resident=False)
+    session = engine.session([mode])
+    calls = session.schedule(tokens, "all")
+    for number, shard in enumerate(names[0]):
+        progress(shard, number, len(names[0]))
+        engine.run([(session, calls)], [shard])
+    progress("done", len(names[0]), len(names[0]))
+    return backend.results(first.plan), tables
+
+
+def compare_tables(first: Tables, second: Tables, tokens: Any) -> Iterator[tuple[str, Gap]]:
+    """Embedding and rotary rows of some tokens."""
+    if (
+        first.embedding.shape != second.embedding.shape
+        or first.rotary.keys() != second.rotary.keys()
+    ):
+        raise CetaneError("the bundles are of different models: their tables differ in shape")
+    yield "embedding", gap(first.embedding[tokens], second.embedding[tokens])
+    for name, table in first.rotary.items():
+        rows = [side[:, : len(tokens)] for side in (table, second.rotary[name])]
+        yield f"rotary {name}", gap(*rows)
+
+
+def probe(bundle: Bundle, mode: Mode) -> tuple[int, ...]:
+    """A text that fills `CALLS` calls, as far as the context allows."""
+    width, context = bundle.plan.modes[mode].tokens, bundle.plan.recipe.cache.context
+    calls = min(CALLS, context // width)
+    return text_probe(bundle.tokenizer, TEXT, calls * width).tokens
+
+
+def named(comparison: Comparison, blocks: tuple[str, ...]) -> Comparison:
+    """Scopes that say which block of the model, not which of the shard."""
+
+    def rename(scope: str) -> str:
+        for number, block in enumerate(blocks):
+            scope = scope.replace(f"blocks_{number}_", f"{block}/")
+        return scope
+
+    ops = tuple(replace(op, scope=rename(op.scope)) for op in comparison.ops)
+    return replace(comparison, ops=ops)
+
+
+@dataclass(frozen=True)
+class Handed:
+    """What a shard makes of the model's own tensors, against what the model makes of them."""
+
+    shard: str
+    tensor: str
+    gap: Gap
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A step from the model to the finished package, and the shard's error after it."""
+
+    name: str
+    relative: float
+
+
+STAGES = {
+    "authoring": "the torch module that is converted is not the model",
+    "conversion": "the converter, or fp16 weights: the uncompressed program is not the module",
+    "weights": "the bundle's weights: compression, or other weights than the checkpoint's",
+    "fp16": "results that are rounded to fp16",
+}
+"""What is to blame if an error is first seen after a step."""
+
+
+@dataclass(frozen=True)
+class ModelDiff:
+    """A bundle against the Hugging Face model."""
+
+    handed: tuple[Handed, ...]
+    suspect: str | None
+    """The first shard beyond the tolerance."""
+    stages: tuple[Stage, ...] = ()
+    """Of the suspect, in order."""
+    cause: str | None = None
+    """The first stage beyond the tolerance."""
+    comparisons: Comparisons = field(default_factory=dict)
+    """Op by op, if the cause is weights or fp16: the suspect without that cause and with it."""
+
+
+class AgainstModel:
+    """Compares a bundle with the Hugging Face model of a checkpoint, in one mode."""
+
+    def __init__(self, bundle: Bundle, checkpoint: Checkpoint, mode: Mode) -> None:
+        self.bundle, self.checkpoint, self.mode = bundle, checkpoint, mode
+        self.planner = Planner(checkpoint, bundle.plan.recipe)
+        self.reference = Reference(checkpoint)
+
+    def run(self, tolerance: float, progress: Progress) -> ModelDiff:
+        """Every shard; then, of the first that is beyond the tolerance, stages and ops."""
+        shards = list(self.planner.members)
+        steps = len(shards) + len(STAGES) + 1
+        handed: list[Handed] = []
+        finished = PortableBackend(self.bundle, "fp16")
+        limit = DRIFT * tolerance  # of the model itself, a shard can only be seen as a whole
+        for number, shard in enumerate(shards):
+            progress(shard, number, steps)
+            handed += self.handed(shard, finished)
+        suspect = next((h.shard for h in handed if h.gap.relative > limit), None)
+        if suspect is None:
+            progress("done", steps, steps)
+            return ModelDiff(tuple(handed), None)
+        with tempfile.TemporaryDirectory(prefix="cetane-diff-") as folder:
+            progress(f"converting {suspect} without compression", len(shards), steps)
+            plain = Packages({suspect: self.lower(suspect, Path(folder))})
+            backends: dict[str, Backend] = {
+                "authoring": AuthoredBackend(self.fresh_planner, self.checkpoint),
+                "conversion": PortableBackend(plain),
+                "weights": PortableBackend(self.bundle),
+                "fp16": finished,
+            }
+            stages = []
+            for number, (name, backend) in enumerate(backends.items()):
+                progress(f"{suspect}, {name}", len(shards) + number, steps)
+                errors = [h.gap.relative for h in self.handed(suspect, backend)]
+                stages.append(Stage(name, max(errors)))
+            cause = next((s.name for s in stages if s.relative > limit), None)
+            progress(f"{suspect}, op by op", steps - 1, steps)
+            comparing = {
+                "weights": ComparingBackend(plain, self.bundle, "fp32"),
+                "fp16": ComparingBackend(self.bundle, self.bundle, "fp16"),
+            }.get(cause or "")
+            if comparing is not None:
+                list(self.handed(suspect, comparing))
+            progress("done", steps, steps)
+            found = {} if comparing is None else comparing.results(self.bundle.plan)
+        return ModelDiff(tuple(handed), suspect, tuple(stages), cause, found)
+
+    def handed(self, shard: str, backend: Backend) -> Iterator[Handed]:
+        """What a shard hands on, run alone by a backend."""
+        engine = Engine(self.bundle.plan, backend, self.bundle.tables(), resident=False)
+        rung = Rung(engine, self.planner, self.reference, probe(self.bundle, self.mode))
+        for pair in rung.pairs(shard, [self.mode]):
+            yield Handed(shard, pair.tensor, gap(pair.wanted, pair.found))
+
+    @cached_property
+    def fresh_planner(self) -> Planner:
+        """One whose blocks may hold weights."""
+        return Planner(self.checkpoint, self.bundle.plan.recipe)
+
+    def lower(self, shard: str, folder: Path) -> Path:
+        """The shard's function with fp16 weights."""
+        target = folder / "plain.mlpackage"
+        recipe = uncompressed(self.bundle.plan.recipe, self.mode)
+        Lowering(Planner(self.checkpoint, recipe), self.checkpoint).lower(shard, target)
+        return target
+
+
+def uncompressed(recipe: Recipe, mode: Mode) -> Recipe:
+    """A recipe with fp16 weights, and no more modes than one needs."""
+    kept = {"decode", mode}
+    tokens = recipe.tokens
+    if tokens.shapes == "static":
+        tokens = Tokens(
+            verify=tokens.verify if "verify" in kept else None,
+            prefill=tokens.prefill if "prefill" in kept else None,
+        )
+    routed = tuple(m for m in recipe.layout.routed if m in kept)
+    return recipe.model_copy(
+        update={
+            "compression": Selection(),
+            "tokens": tokens,
+            "layout": recipe.layout.model_copy(update={"routed": routed}),
+        }
+    )

@@ -1,0 +1,295 @@
+"""Two programs on the same inputs, op by op: where they part, and which op is to blame.
+
+The second program runs twice. Once on its own, which shows how its error grows (`total`); and once
+with every result replaced, as soon as it is compared, by the first program's: then each op, or each
+group of ops that only the second has, gets exact inputs, and its error is its `own`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import inf
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cetane.mil.bind import Watch
+from cetane.mil.dtypes import Array
+from cetane.mil.executor import Executable, State
+from cetane.mil.gap import Gap, gap
+from cetane.mil.graph import Graph
+from cetane.mil.match import Match, match
+
+ROUNDS = 8
+"""Of a loop, so many rounds are compared."""
+TOLERANCE = 1e-3
+"""Relative error that means nothing of an op by itself: rounding its weights or its results to fp16
+makes less (2^-11 at most)."""
+DRIFT = 50
+"""So many tolerances may add up over ops that are right. 7 layers of SmolLM2-135M in fp16, on random
+inputs: 22."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that an op takes, with the range of its finite values in the first program."""
+
+    parameter: str
+    name: str
+    shape: tuple[int, ...]
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A constant of an op that is not its counterpart's."""
+
+    parameter: str
+    name: str
+    relative: float
+    """As in Gap."""
+    weight: bool
+    text: str
+    """The two values, if they are short."""
+
+
+@dataclass(frozen=True)
+class OpGap:
+    """A result of an op that both programs have."""
+
+    name: str
+    counterpart: str
+    """The value in the first program."""
+    kind: str
+    scope: str
+    own: Gap
+    total: Gap
+    rewired: bool
+    """Whether its inputs are made in another way than its counterpart's."""
+    constants: tuple[Difference, ...]
+    inputs: tuple[Operand, ...]
+    largest: float
+    """Largest finite magnitude in the first program."""
+    half: bool
+    """Whether it is rounded to fp16, while the first program's is not."""
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """What can have made its own error."""
+        if self.own.relative == 0:
+            return ()
+        found = [
+            f"{'weights' if c.weight else 'parameter'}: {c.parameter} "
+            + (c.text or f"off by {c.relative:.2g}")
+            for c in self.constants
+        ]
+        if self.rewired:
+            found.append("graph: its inputs are made in another way")
+        if self.half and self.own.overflowed:
+            found.append("fp16: overflow")
+        elif self.half and self.own.vanished:
+            found.append(f"fp16: {self.own.vanished:.2g} of it becomes zero")
+        elif self.half:
+            found.append("fp16: rounding")
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every compared result in the second program's order, and what could not be compared."""
+
+    ops: tuple[OpGap, ...]
+    outputs: dict[str, Gap]
+    only_first: tuple[str, ...]
+    """Ops without a counterpart, "name (kind)"."""
+    only_second: tuple[str, ...]
+
+    def first_own(self, tolerance: float) -> OpGap | None:
+        """The first op that errs by itself: where an error is born."""
+        return next((op for op in self.ops if op.own.relative > tolerance), None)
+
+    def first_total(self, tolerance: float) -> OpGap | None:
+        """The first op whose result is off, whoever is to blame."""
+        return next((op for op in self.ops if op.total.relative > DRIFT * tolerance), None)
+
+    def parted(self, tolerance: float) -> bool:
+        """Whether an op errs by itself, or errors have added up."""
+        ops = self.first_own(tolerance) or self.first_total(tolerance)
+        return ops is not None or any(
+            found.relative > DRIFT * tolerance for found in self.outputs.values()
+        )
+
+
+class Comparer:
+    """Two compiled functions, matched once, to compare on any number of inputs."""
+
+    def __init__(self, first: Executable, second: Executable) -> None:
+        """CetaneError unless both can be given the same inputs."""
+        self.first, self.second = first, second
+        self.matching = match(first.function, second.function)
+        self._names = {b: a for m in self.matching.matches for a, b in m.values}
+        self._graphs = Graph(first.function), Graph(second.function)
+        self._constants = [tuple(self._differences(m)) for m in self.matching.matches]
+        rounds = second.precision == "fp16" and first.precision == "fp32"
+        self._half = {
+            name for name, t in self._graphs[1].types.items() if rounds and t and t.dtype == "fp16"
+        }
+
+    def __call__(self, inputs: Mapping[str, Array], state: State | None = None) -> Comparison:
+        """Compare on some inputs and states (zeros, if none are given), which stay as they are.
+
+        Holds every matched result of the first program at once.
+        """
+        inputs = {name: self._fitted(name, array) for name, array in inputs.items()}
+        truth = {name: [_held(array)] for name, array in inputs.items()}
+        wanted = set(self._names.values())
+
+        def keep(name: str, value: Tensor) -> None:
+            kept = truth.setdefault(name, []) if name in wanted else None
+            if kept is not None and len(kept) < ROUNDS:
+                kept.append(value)
+
+        def run(executable: Executable, watch: Watch) -> dict[str, Array]:
+            own = executable.make_state() if state is None else state.copy()
+            with _seeded():
+                return executable(inputs, own, watch)
+
+        totals: dict[str, Gap] = {}
+        owns: dict[str, Gap] = {}
+        expected = run(self.first, keep)
+        found = run(self.second, self._against(truth, totals, replacing=False))
+        run(self.second, self._against(truth, owns, replacing=True))
+        return Comparison(
+            tuple(
+                self._op(m, differences, a, b, owns[b], totals[b], truth)
+                for m, differences in zip(self.matching.matches, self._constants, strict=True)
+                for a, b in m.values
+                if b in owns and b in totals  # else it is in a branch that was not taken
+            ),
+            {
+                name: gap(array, found[name])
+                for name, array in expected.items()
+                if isinstance(array, np.ndarray) and isinstance(found.get(name), np.ndarray)
+            },
+            tuple(f"{op.name} ({op.kind})" for op in self.matching.only_first),
+            tuple(f"{op.name} ({op.kind})" for op in self.matching.only_second),
+        )
+
+    def _against(
+        self, truth: dict[str, list[Tensor]], gaps: dict[str, Gap], replacing: bool
+    ) -> Watch:
+        """Compares each result of the second program, of a loop the worst of its rounds."""
+        seen: Counter[str] = Counter()
+
+        def watch(name: str, value: Tensor) -> Tensor | None:
+            wanted = truth.get(self._names.get(name, ""), [])
+            number = seen[name]
+            seen[name] += 1
+            if number >= len(wanted):
+                return None
+            found = gap(wanted[number].numpy(), value.numpy())
+            gaps[name] = max(gaps.get(name, found), found, key=lambda g: g.relative)
+            fits = wanted[number].shape == value.shape
+            return wanted[number].to(value.dtype) if replacing and fits else None
+
+        return watch
+
+    def _op(
+        self,
+        m: Match,
+        constants: tuple[Difference, ...],
+        a: str,
+        b: str,
+        own: Gap,
+        total: Gap,
+        truth: dict[str, list[Tensor]],
+    ) -> OpGap:
+        return OpGap(
+            name=m.second.name,
+            counterpart=a,
+            kind=m.second.kind,
+            scope=self._graphs[1].scopes.get(b, ""),
+            own=own,
+            total=total,
+            rewired=m.rewired,
+            constants=constants,
+            inputs=tuple(
+                Operand(parameter, name, tuple(values[0].shape), *_range(values[0]))
+                for parameter, name in self._graphs[1].inputs(m.second)
+                if (values := truth.get(self._names.get(name, name)))
+            ),
+            largest=max(max(map(abs, _range(value))) for value in truth[a]),
+            half=b in self._half,
+        )
+
+    def _differences(self, m: Match) -> Iterator[Difference]:
+        """Decodes one pair of constants at a time."""
+        if m.first is None or self.first.function is self.second.function:
+            return
+        for parameter in sorted(m.first.inputs.keys() & m.second.inputs.keys()):
+            arguments = m.first.inputs[parameter], m.second.inputs[parameter]
+            for ours, theirs in zip(*arguments, strict=False):
+                a, b = self._graphs[0].constant(ours), self._graphs[1].constant(theirs)
+                if a is None or b is None:
+                    continue
+                name = theirs if isinstance(theirs, str) else ""
+                short = f"{_short(b)}, was {_short(a)}" if max(a.size, b.size) <= 8 else ""
+                if a.dtype.kind in "US":
+                    relative = 0.0 if np.array_equal(a, b) else inf
+                else:
+                    relative = gap(a, b).relative
+                if relative:
+                    yield Difference(parameter, name, relative, a.ndim > 0 and a.dtype.kind == "f",
+                                     short)  # fmt: skip
+
+    def _fitted(self, name: str, array: Array) -> Array:
+        """An input that both programs take as it is."""
+        functions = self.first.function, self.second.function
+        half = any(f.inputs[name].dtype == "fp16" for f in functions if name in f.inputs)
+        array = np.asarray(array)
+        return array.astype(np.float16) if half and array.dtype.kind == "f" else array
+
+
+def worst(comparisons: Iterable[Comparison]) -> Comparison:
+    """Comparisons of the same functions on several inputs as one: of every result the worst."""
+    first, *others = comparisons
+    ops = {op.name + op.counterpart: op for op in first.ops}
+    outputs = dict(first.outputs)
+    for other in others:
+        for op in other.ops:
+            key = op.name + op.counterpart
+            before = ops.get(key, op)
+            larger = max(before, op, key=lambda found: found.own.relative)
+            total = max(before.total, op.total, key=lambda found: found.relative)
+            largest = max(before.largest, op.largest)
+            ops[key] = replace(larger, total=total, largest=largest)
+        for name, found in other.outputs.items():
+            outputs[name] = max(outputs.get(name, found), found, key=lambda g: g.relative)
+    return replace(first, ops=tuple(ops.values()), outputs=outputs)
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """Random ops draw the same numbers in every run."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        yield
+
+
+def _held(array: Array) -> Tensor:
+    """An input as a program holds it."""
+    return torch.from_numpy(np.array(array, np.float32 if array.dtype.kind == "f" else None))
+
+
+def _range(value: Tensor) -> tuple[float, float]:
+    """The least and the largest finite value; zeros if there is none."""
+    finite = value.double()
+    finite = finite[finite.isfinite()]
+    return (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
+
+
+def _short(array: Array) -> str:
+    return str(array.item() if array.size == 1 else array.tolist())

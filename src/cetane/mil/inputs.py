@@ -1,0 +1,66 @@
+"""Inputs for a function: random ones, or those of a file."""
+
+import zipfile
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from cetane.errors import CetaneError
+from cetane.mil.dtypes import NUMPY, Array, kind
+from cetane.mil.program import Function, TensorType, listed
+
+
+def random_inputs(function: Function, seed: int = 0) -> dict[str, Array]:
+    """Standard normal floats; integers and booleans are 0 or 1, which few ops take amiss as an
+    index. A flexible shape is the one that the package was made for, else the smallest."""
+    random = np.random.default_rng(seed)
+    return {name: _random(type_, random) for name, type_ in function.inputs.items()}
+
+
+def _random(type_: TensorType, random: np.random.Generator) -> Array:
+    shape = type_.default or tuple(
+        size if isinstance(size, int) else max(size.lower, 1) for size in type_.shape
+    )
+    if kind(np.dtype(NUMPY[type_.dtype])) == "float":
+        return random.standard_normal(shape).astype(NUMPY[type_.dtype])
+    return random.integers(0, 2, shape).astype(NUMPY[type_.dtype])
+
+
+def read_inputs(path: Path, function: Function) -> dict[str, Array]:
+    """The inputs of a function from an .npz, one array by the name of each.
+
+    CetaneError if it is not one, or names, shapes or dtypes are not those of the function. No array
+    is read before its header fits.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = {name.removesuffix(".npy"): name for name in archive.namelist()}
+            if names.keys() != function.inputs.keys():
+                raise CetaneError(
+                    f"{path}: has the arrays {listed(names)}; function {function.name} takes "
+                    f"{listed(function.inputs)}"
+                )
+            arrays = {}
+            for name, type_ in function.inputs.items():
+                with archive.open(names[name]) as file:
+                    _check(path, name, file, type_)
+                with archive.open(names[name]) as file:
+                    arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
+            return arrays
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
+        raise CetaneError(f"{path}: not a readable .npz of arrays: {error}") from error
+
+
+def _check(path: Path, name: str, file: IO[bytes], type_: TensorType) -> None:
+    """CetaneError unless an array's header says what the function takes."""
+    version = np.lib.format.read_magic(file)
+    readers: dict[tuple[int, int], Any] = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    if version not in readers:
+        raise ValueError(f"{name} has the format version {version}")
+    shape, _, dtype = readers[version](file)
+    if not type_.accepts(shape) or kind(dtype) != kind(np.dtype(NUMPY[type_.dtype])):
+        raise CetaneError(f"{path}: {name} is {dtype} {shape}, the function takes {type_}")

@@ -1,0 +1,206 @@
+"""Which values of two programs are the same value.
+
+Data flow decides: an op of the same kind with the same inputs is the same op. Where several are
+(the query, key and value projections of one tensor), the names of their weights and results do,
+then their order. Where the graphs differ (a fused norm), names and then the order of the ops find
+the next one that both have. Casts between float types are looked through.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+
+from cetane.errors import CetaneError
+from cetane.mil.graph import FLOATS, Graph, plain
+from cetane.mil.program import Block, Function, Op, Value
+
+COMMUTATIVE = {"add", "mul", "maximum", "minimum", "equal", "not_equal", "logical_and",
+               "logical_or", "logical_xor"}  # fmt: skip
+
+Form = tuple[str, tuple[str, ...]]
+Inputs = list[tuple[str, str | None]]
+
+
+@dataclass(frozen=True)
+class Match:
+    """An op of the second program, and the op of the first that it is (None for a cast that only
+    the second has). `values` are the names of their results, first program first."""
+
+    first: Op | None
+    second: Op
+    values: tuple[tuple[str, str], ...]
+    rewired: bool
+    """Whether the second op's inputs are not those of the first."""
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Matches in the second program's order, and the ops of each that have no counterpart."""
+
+    matches: tuple[Match, ...]
+    only_first: tuple[Op, ...]
+    only_second: tuple[Op, ...]
+
+
+def match(first: Function, second: Function) -> Matching:
+    """Pair the ops of two functions. CetaneError unless a caller can give both the same inputs."""
+    _check_interfaces(first, second)
+    matcher = _Matcher(Graph(first), Graph(second))
+    matcher.same.update((name, name) for name in (*first.inputs, *first.states))
+    matcher.block(first.block, second.block)
+    return matcher.result()
+
+
+@dataclass
+class _Matcher:
+    first: Graph
+    second: Graph
+    same: dict[str, str] = field(default_factory=dict)
+    """Names of the second program's values to the first's."""
+    pairs: dict[int, tuple[Op, Op]] = field(default_factory=dict)
+    """By the identity of the second program's op."""
+    taken: set[int] = field(default_factory=set)
+    """Identities of the first program's ops in pairs."""
+    ops: tuple[list[Op], list[Op]] = field(default_factory=lambda: ([], []))
+    """All that run, of each program."""
+
+    def block(self, first: Block, second: Block) -> None:
+        """Match two blocks, and the blocks inside what is matched."""
+        self.same.update(
+            (b.name, a.name) for a, b in zip(first.inputs, second.inputs, strict=False)
+        )
+        ours, theirs = self.first.live(first), self.second.live(second)
+        self.ops[0].extend(ours)
+        self.ops[1].extend(theirs)
+        self._follow(ours, theirs)
+        while self._align(ours, theirs):
+            self._follow(ours, theirs)
+        for a, b in [self.pairs[id(op)] for op in theirs if id(op) in self.pairs]:
+            for inner in zip(a.blocks, b.blocks, strict=False):
+                self.block(*inner)
+
+    def _follow(self, ours: list[Op], theirs: list[Op]) -> None:
+        """Match forward from what is matched."""
+        alike: dict[tuple[Form, tuple[str, ...]], list[Op]] = defaultdict(list)
+        named: dict[str, Op] = {}
+        for op in ours:
+            if id(op) not in self.taken:
+                alike[_form(op), _wiring(op, self._sources(op))].append(op)
+                named[_name(op)] = op
+        for op in theirs:
+            if id(op) in self.pairs:
+                continue
+            images = self._images(op)
+            if all(image for _, image in images):
+                found = alike[_form(op), _wiring(op, images)]
+                free = [a for a in found if id(a) not in self.taken]
+                if free:
+                    self._pair(max(free, key=lambda a: self._likeness(a, op)), op)
+            elif not _name(op)[-1:].isdigit():  # a number that a converter counted proves nothing
+                other = named.get(_name(op))
+                if other is not None and self._may_be(other, op):
+                    self._pair(other, op)
+
+    def _align(self, ours: list[Op], theirs: list[Op]) -> bool:
+        """Match what is left by kind, shape and its order between what is matched."""
+        marks = {id(op): key for key, pair in self.pairs.items() for op in pair}
+        a_tokens: list[Hashable] = [marks.get(id(op), _form(op)) for op in ours]
+        b_tokens: list[Hashable] = [marks.get(id(op), _form(op)) for op in theirs]
+        before = len(self.pairs)
+        aligned = SequenceMatcher(None, a_tokens, b_tokens, autojunk=False)
+        for i, j, size in aligned.get_matching_blocks():
+            for a, b in zip(ours[i : i + size], theirs[j : j + size], strict=True):
+                if id(a) not in self.taken and id(b) not in self.pairs:
+                    self._pair(a, b)
+        return len(self.pairs) > before
+
+    def _pair(self, a: Op, b: Op) -> None:
+        self.pairs[id(b)] = a, b
+        self.taken.add(id(a))
+        self.same.update((v.name, u.name) for u, v in zip(a.outputs, b.outputs, strict=True))
+
+    def _may_be(self, a: Op, b: Op) -> bool:
+        """Whether nothing that is known of two ops' inputs says that they are not one."""
+        if _form(a) != _form(b) or id(a) in self.taken:
+            return False
+        images = dict(self._images(b))
+        return all(images.get(p) in (None, source) for p, source in self._sources(a))
+
+    def _likeness(self, a: Op, b: Op) -> tuple[bool, bool]:
+        """How much the names of two ops with the same inputs say that they are one."""
+        return self.first.weight(a) == self.second.weight(b), _name(a) == _name(b)
+
+    def _sources(self, op: Op) -> Inputs:
+        """What an op of the first program takes."""
+        return [(p, self.first.source(name)) for p, name in self.first.inputs(op)]
+
+    def _images(self, op: Op) -> Inputs:
+        """What an op of the second takes, as values of the first: None for what that lacks."""
+        return [(p, self._image(name)) for p, name in self.second.inputs(op)]
+
+    def _image(self, name: str) -> str | None:
+        while name not in self.same:
+            op = self.second.producers.get(name)
+            if op is None or not self.second.casts(op):
+                return None
+            name = next(self.second.inputs(op))[1]
+        return self.first.source(self.same[name])
+
+    def result(self) -> Matching:
+        matches, alone = [], []
+        for b in self.ops[1]:
+            if id(b) in self.pairs:
+                a = self.pairs[id(b)][0]
+                values = zip(a.outputs, b.outputs, strict=True)
+                rewired = _wiring(a, self._sources(a)) != _wiring(b, self._images(b))
+                matches.append(Match(a, b, tuple((u.name, v.name) for u, v in values), rewired))
+            elif self.second.casts(b) and (source := self._image(b.outputs[0].name)):
+                matches.append(Match(None, b, ((source, b.outputs[0].name),), False))
+            else:
+                alone.append(b)
+        left = [a for a in self.ops[0] if id(a) not in self.taken and not self.first.casts(a)]
+        return Matching(tuple(matches), tuple(left), tuple(alone))
+
+
+def _wiring(op: Op, inputs: Inputs) -> tuple[str, ...]:
+    """What an op takes, equal for any order of a sum's terms."""
+    if op.kind in COMMUTATIVE:
+        return tuple(sorted(str(name) for _, name in inputs))
+    return tuple(f"{parameter}={name}" for parameter, name in inputs)
+
+
+def _form(op: Op) -> Form:
+    """Kind of an op, and shapes of its results."""
+    return op.kind, tuple(map(_shape, op.outputs))
+
+
+def _shape(value: Value) -> str:
+    if value.type is None or value.type.any_shape:
+        return ""
+    return f"{'float' if value.type.dtype in FLOATS else value.type.dtype} {value.type.shape}"
+
+
+def _name(op: Op) -> str:
+    return plain(op.outputs[0].name if op.outputs else op.name)
+
+
+def _check_interfaces(first: Function, second: Function) -> None:
+    for what, ours, theirs in (
+        ("input", first.inputs, second.inputs),
+        ("state", first.states, second.states),
+    ):
+        for name in sorted(ours.keys() | theirs.keys()):
+            a, b = ours.get(name), theirs.get(name)
+            if a is None or b is None:
+                where = "second" if a is None else "first"
+                raise CetaneError(
+                    f"only the {where} program has the {what} {name}: "
+                    "they cannot be given the same inputs"
+                )
+            floats = a.dtype in FLOATS and b.dtype in FLOATS
+            shapes = (a.shape, a.enumerated) == (b.shape, b.enumerated)
+            if not shapes or not (floats or a.dtype == b.dtype):
+                raise CetaneError(f"{what} {name} is {a} in the first program, {b} in the second")
