@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, nan
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,8 +29,8 @@ TOLERANCE = 1e-3
 """Relative error that means nothing of an op by itself: rounding its weights or its results to fp16
 makes less (2^-11 at most)."""
 DRIFT = 50
-"""So many tolerances may add up over ops that are right. 7 layers of SmolLM2-135M in fp16, on random
-inputs: 22."""
+"""So many tolerances may add up over ops that are right (7 layers of SmolLM2-135M in fp16, on
+random inputs: 22)."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ class Comparison:
     only_first: tuple[str, ...]
     """Ops without a counterpart, "name (kind)"."""
     only_second: tuple[str, ...]
+    missing: tuple[str, ...]
+    """Outputs of the first program that nothing could be compared with."""
 
     def first_own(self, tolerance: float) -> OpGap | None:
         """The first op that errs by itself: where an error is born."""
@@ -116,11 +119,10 @@ class Comparison:
         return next((op for op in self.ops if op.total.relative > DRIFT * tolerance), None)
 
     def parted(self, tolerance: float) -> bool:
-        """Whether an op errs by itself, or errors have added up."""
+        """Whether an op errs by itself, errors have added up, or an output was not compared."""
         ops = self.first_own(tolerance) or self.first_total(tolerance)
-        return ops is not None or any(
-            found.relative > DRIFT * tolerance for found in self.outputs.values()
-        )
+        outputs = any(found.relative > DRIFT * tolerance for found in self.outputs.values())
+        return ops is not None or outputs or bool(self.missing)
 
 
 class Comparer:
@@ -152,7 +154,7 @@ class Comparer:
             if kept is not None and len(kept) < ROUNDS:
                 kept.append(value)
 
-        def run(executable: Executable, watch: Watch) -> dict[str, Array]:
+        def run(executable: Executable, watch: Watch) -> dict[str, Any]:
             own = executable.make_state() if state is None else state.copy()
             with _seeded():
                 return executable(inputs, own, watch)
@@ -162,6 +164,7 @@ class Comparer:
         expected = run(self.first, keep)
         found = run(self.second, self._against(truth, totals, replacing=False))
         run(self.second, self._against(truth, owns, replacing=True))
+        outputs = dict(self._outputs(expected, found, totals))
         return Comparison(
             tuple(
                 self._op(m, differences, a, b, owns[b], totals[b], truth)
@@ -169,14 +172,25 @@ class Comparer:
                 for a, b in m.values
                 if b in owns and b in totals  # else it is in a branch that was not taken
             ),
-            {
-                name: gap(array, found[name])
-                for name, array in expected.items()
-                if isinstance(array, np.ndarray) and isinstance(found.get(name), np.ndarray)
-            },
+            outputs,
             tuple(f"{op.name} ({op.kind})" for op in self.matching.only_first),
             tuple(f"{op.name} ({op.kind})" for op in self.matching.only_second),
+            tuple(name for name in self.first.function.outputs if name not in outputs),
         )
+
+    def _outputs(
+        self, expected: Mapping[str, Any], found: Mapping[str, Any], totals: dict[str, Gap]
+    ) -> Iterator[tuple[str, Gap]]:
+        """The first program's outputs, against those of the same name, else of the same op."""
+        counterparts = {a: b for b, a in self._names.items()}
+        for name in self.first.function.outputs:
+            same = found.get(name)
+            if not isinstance(expected[name], np.ndarray):  # a classifier's class
+                yield name, Gap(float(expected[name] != same), nan, nan, (), (nan, nan))
+            elif isinstance(same, np.ndarray):
+                yield name, gap(expected[name], same)
+            elif counterparts.get(name) in totals:
+                yield name, totals[counterparts[name]]
 
     def _against(
         self, truth: dict[str, list[Tensor]], gaps: dict[str, Gap], replacing: bool

@@ -1,6 +1,7 @@
 """Inputs for a function: random ones, or those of a file."""
 
 import zipfile
+import zlib
 from pathlib import Path
 from typing import IO, Any
 
@@ -48,7 +49,7 @@ def read_inputs(path: Path, function: Function) -> dict[str, Array]:
                 with archive.open(names[name]) as file:
                     arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
             return arrays
-    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise CetaneError(f"{path}: not a readable .npz of arrays: {error}") from error
 
 

@@ -1,0 +1,122 @@
+"""Inputs that a function takes, made up or read from a file that may be anything."""
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from coremltools.converters.mil import Builder as mb
+
+from cetane.errors import CetaneError
+from cetane.mil import Function, load
+from cetane.mil.inputs import random_inputs, read_inputs
+
+X, N = np.ones((2, 3), np.float32), np.array([1], np.int32)
+
+
+@pytest.fixture(scope="module")
+def function(build: Callable[..., Path]) -> Function:
+    path = build(
+        {"x": ((2, 3), "fp16"), "n": ((1,), "int32")},
+        lambda x, n: mb.gather(x=x, indices=n, axis=0, name="y"),
+    )
+    return load(path).functions["main"]
+
+
+def test_random_inputs_are_taken(function: Function) -> None:
+    inputs = random_inputs(function)
+    assert {name: (a.shape, a.dtype) for name, a in inputs.items()} == {
+        "x": ((2, 3), np.float16),
+        "n": ((1,), np.int32),
+    }
+    assert inputs["n"] in (0, 1)
+    assert function.compile()(inputs)["y"].shape == (1, 3)
+    again = random_inputs(function)
+    assert all(np.array_equal(inputs[name], again[name]) for name in inputs)
+
+
+def test_inputs_of_a_file(function: Function, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=X * 7, n=N)
+    inputs = read_inputs(tmp_path / "a.npz", function)
+    assert (inputs["x"] == 7).all()
+    assert function.compile()(inputs)["y"].tolist() == [[7, 7, 7]]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": X}, "has the arrays x; function main takes n, x"),
+        ({"x": X, "n": N, "m": N}, "has the arrays m, n, x"),
+        ({"x": X.T, "n": N}, r"x is float32 \(3, 2\), the function takes fp16 \(2, 3\)"),
+        ({"x": X.astype(int), "n": N}, "x is int64"),
+        ({"x": X, "n": N.astype(float)}, "n is float64"),
+        ({"x": np.array([[None] * 3] * 2), "n": N}, "x is object"),
+    ],
+)
+def test_arrays_that_do_not_fit(
+    function: Function, tmp_path: Path, arrays: dict[str, Any], message: str
+) -> None:
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(CetaneError, match=message):
+        read_inputs(tmp_path / "a.npz", function)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-40])
+
+
+def scribble(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[150:170] = b"\xff" * 20
+    file.write_bytes(bytes(content))
+
+
+def garble(file: Path) -> None:
+    """What is compressed no longer unpacks."""
+    np.savez_compressed(file, x=X, n=N)
+    content = bytearray(file.read_bytes())
+    content[60:90] = b"\xff" * 30
+    file.write_bytes(bytes(content))
+
+
+def text(file: Path) -> None:
+    file.write_text("no archive")
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def remove(file: Path) -> None:
+    file.unlink()
+
+
+def folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def raw(file: Path) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("x.npy", b"short")
+        archive.writestr("n.npy", b"\x93NUMPY\x09\x09")
+
+
+def huge(file: Path) -> None:
+    """The header says what fits, the data is not there."""
+    with zipfile.ZipFile(file) as archive:
+        x, n = archive.read("x.npy"), archive.read("n.npy")
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("x.npy", x[:-4])
+        archive.writestr("n.npy", n)
+
+
+@pytest.mark.parametrize("damage", [cut, scribble, garble, text, empty, remove, folder, raw, huge])
+def test_damaged_files(function: Function, tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    file = tmp_path / "a.npz"
+    np.savez(file, x=X, n=N)
+    damage(file)
+    with pytest.raises(CetaneError, match=r"a\.npz: not a readable .npz of arrays"):
+        read_inputs(file, function)
