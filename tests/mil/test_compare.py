@@ -472,3 +472,18 @@ def test_programs_with_nothing_in_common(build: Build, network: Callable[..., Pa
     assert len(result.only_first) == 6 * LAYERS
     assert result.missing == ("layer_2_out",)
     assert result.parted(1e9)
+
+
+def test_the_order_of_a_sums_terms_means_nothing(build: Build) -> None:
+    def body(turned: bool) -> Callable[..., Any]:
+        def total(x: Any) -> Any:
+            terms = [mb.sin(x=x, name="s"), mb.cos(x=x, name="c")]
+            a, b = reversed(terms) if turned else terms
+            return mb.add(x=a, y=b, name="y")
+
+        return total
+
+    inputs = {"x": ((2,), "fp32")}
+    result = compared(build(inputs, body(False)), build(inputs, body(True)))
+    assert [op.counterpart for op in result.ops] == ["s", "c", "y"]
+    assert not any(op.rewired for op in result.ops)

@@ -156,7 +156,7 @@ class Comparer:
 
         def run(executable: Executable, watch: Watch) -> dict[str, Any]:
             own = executable.make_state() if state is None else state.copy()
-            with _seeded():
+            with _seeded(), np.errstate(over="ignore"):
                 return executable(inputs, own, watch)
 
         totals: dict[str, Gap] = {}

@@ -1,0 +1,158 @@
+"""Bundles in which one thing is wrong: the shard, the op and the cause must be named."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.conftest import tiny_recipe
+from tests.converting import converted_once
+
+from cetane.build import build
+from cetane.bundle import Bundle
+from cetane.checkpoint import Checkpoint, open_checkpoint
+from cetane.errors import CetaneError
+from cetane.gates import diff
+from cetane.gates.diff import AgainstModel, ModelDiff, compare_bundles, probe
+from cetane.mil.compare import DRIFT, TOLERANCE, Comparison, worst
+
+from .conftest import ROUTED, changed
+
+TINY = {"verify": None, "layout": {"kind": "per-layer"}}
+
+
+@pytest.fixture(autouse=True)
+def once() -> Iterator[None]:
+    with converted_once():
+        yield
+
+
+def silent(*_: Any) -> None:
+    pass
+
+
+def against(bundle: Bundle, checkpoint: Checkpoint, mode: Any = "prefill") -> ModelDiff:
+    return AgainstModel(bundle, checkpoint, mode).run(TOLERANCE, silent)
+
+
+def test_a_wrong_row_of_a_weight(good: Bundle, bad: Bundle) -> None:
+    found, tables = compare_bundles(good, bad, "prefill", "fp32", silent)
+    assert {gap.relative for gap in tables.values()} == {0}
+    shards = [shard.name for shard in good.plan.shards]
+    assert list(found) == [(shard, "prefill") for shard in shards]
+    layers, *heads = found.values()
+    (op,) = [op for op in layers.ops if op.own.relative > TOLERANCE]
+    assert op == layers.first_own(TOLERANCE)
+    assert (op.kind, op.scope) == ("conv", "layer-01/mlp_down_proj")
+    assert op.own.worst[1] == 3  # the row
+    assert [cause.partition(":")[0] for cause in op.causes] == ["weights"]
+    assert layers.outputs["hidden_out"].relative > TOLERANCE
+    # The heads get what the good bundle makes, so they agree.
+    assert not any(head.parted(1e-6) for head in heads)
+
+
+@pytest.mark.parametrize("mode", ["decode", "prefill"])
+def test_a_bundle_with_itself(good: Bundle, mode: Any) -> None:
+    found, _ = compare_bundles(good, good, mode, "fp32", silent)
+    assert all(op.own.relative == 0 for part in found.values() for op in part.ops)
+    assert not any(part.parted(0) for part in found.values())
+
+
+def test_a_right_bundle_in_fp16(good: Bundle) -> None:
+    found, _ = compare_bundles(good, good, "prefill", "fp16", silent)
+    assert all(op.half for part in found.values() for op in part.ops)
+    rounding = max(op.own.relative for part in found.values() for op in part.ops)
+    assert 1e-5 < rounding <= 2**-11
+    assert not any(part.parted(TOLERANCE) for part in found.values())
+
+
+def test_calls_go_on_from_each_other(good: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second call reads a cache that is not empty."""
+    calls: list[Comparison] = []
+    monkeypatch.setattr(diff, "worst", lambda found: calls.extend(found) or worst(found))
+    compare_bundles(good, good, "prefill", "fp32", silent)
+    width = good.plan.modes["prefill"].tokens
+    assert len(probe(good, "prefill")) == 2 * width
+    pasts = [
+        max(abs(i.low), abs(i.high))
+        for call in calls
+        for op in call.ops[:40]
+        for i in op.inputs
+        if i.name == "kv_k"
+    ]
+    assert pasts[0] == 0 < pasts[-1]
+
+
+def test_bundles_that_are_cut_differently(good: Bundle, departed: Bundle) -> None:
+    with pytest.raises(CetaneError, match="cut into different shards: chunk-00, head-0, head-1"):
+        compare_bundles(good, departed, "decode", "fp32", silent)
+
+
+def test_a_right_bundle_against_its_model(good: Bundle, checkpoint: Checkpoint) -> None:
+    found = against(good, checkpoint)
+    assert found.suspect is found.cause is None
+    assert [h.shard for h in found.handed] == [shard.name for shard in good.plan.shards]
+    assert all(0 < h.gap.relative < 5e-3 for h in found.handed)
+
+
+def test_wrong_weights_against_the_model(bad: Bundle, checkpoint: Checkpoint) -> None:
+    found = against(bad, checkpoint)
+    shard = bad.plan.shards[0].name
+    assert (found.suspect, found.cause) == (shard, "weights")
+    errors = {stage.name: stage.relative for stage in found.stages}
+    assert 0 < errors["authoring"] < errors["conversion"] < 2e-3  # the embedding is fp16
+    assert errors["weights"] == pytest.approx(errors["fp16"], rel=0.05)
+    assert errors["weights"] > DRIFT * TOLERANCE
+    (part,) = found.comparisons.values()
+    op = part.first_own(TOLERANCE)
+    assert op is not None
+    assert op.scope == "layer-01/mlp_down_proj"
+
+
+def test_a_model_that_fp16_cannot_hold(tiny_checkpoint_folder: Path, tmp_path: Path) -> None:
+    """The product inside the second layer's feed-forward passes 65504, its projection does not."""
+
+    def scale(weights: dict[str, torch.Tensor]) -> None:
+        name = "model.layers.1.mlp.{}_proj.weight".format
+        for factor, kinds in ((200.0, ("up", "gate")), (1e-3, ("down",))):
+            for kind in kinds:
+                weights[name(kind)] *= factor
+
+    checkpoint = open_checkpoint(changed(tiny_checkpoint_folder, tmp_path / "checkpoint", scale))
+    bundle = build(checkpoint, tiny_recipe(**TINY), tmp_path / "bundle", silent)
+    found = against(bundle, checkpoint)
+    assert (found.suspect, found.cause) == ("layer-01", "fp16")
+    (part,) = found.comparisons.values()
+    op = part.first_own(TOLERANCE)
+    assert op is not None
+    assert op.kind == "mul"
+    assert op.scope.startswith("after layer-01/mlp_")
+    assert op.causes == ("fp16: overflow",)
+    assert op.largest > 65504
+
+
+def test_a_departure_is_the_ports_own(departed: Bundle, zaya_checkpoint: Checkpoint) -> None:
+    found = against(departed, zaya_checkpoint, "decode")
+    assert found.suspect is not None
+    assert found.cause == "authoring"
+    assert found.comparisons == {}
+
+
+def test_a_wrong_conversion(
+    bad: Bundle, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A converter that damages a weight whatever its format."""
+    monkeypatch.setattr(AgainstModel, "lower", lambda _, shard, __: bad.shard(shard))
+    found = against(bad, checkpoint)
+    assert found.cause == "conversion"
+    assert found.comparisons == {}
+
+
+def test_experts_that_run_by_themselves(
+    zaya_bundle: Callable[..., Bundle], zaya_checkpoint: Checkpoint
+) -> None:
+    routed = zaya_bundle(**ROUTED)
+    found, _ = compare_bundles(routed, routed, "decode", "fp16", silent)
+    assert any(function.startswith("expert-") for _, function in found)
+    assert not any(part.parted(TOLERANCE) for part in found.values())
