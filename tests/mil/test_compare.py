@@ -1,7 +1,7 @@
 """Programs in which one thing is wrong: exactly that op must be named, wherever it is."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -487,3 +487,20 @@ def test_the_order_of_a_sums_terms_means_nothing(build: Build) -> None:
     result = compared(build(inputs, body(False)), build(inputs, body(True)))
     assert [op.counterpart for op in result.ops] == ["s", "c", "y"]
     assert not any(op.rewired for op in result.ops)
+
+
+def test_ops_that_read_themselves_end_in_an_error(build: Build) -> None:
+    """No converter makes such a program, a hostile package may hold one."""
+    path = build({"x": ((2,), "fp32")}, lambda x: mb.identity(x=mb.sin(x=x, name="s"), name="y"))
+    function = load(path).functions["main"]
+    sin, identity = (op for op in function.ops if op.kind != "const")
+    circle = replace(identity, inputs={"x": ("y",)})
+    pair = (
+        replace(sin, kind="identity", inputs={"x": ("y",)}),
+        replace(identity, inputs={"x": ("s",)}),
+    )
+    for ops in ((sin, circle), pair):
+        body = replace(function.block, ops=ops)
+        damaged = replace(function, block=body).compile()
+        with pytest.raises(CetaneError, match="KeyError"):
+            Comparer(function.compile(), damaged)(random_inputs(function))

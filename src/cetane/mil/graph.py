@@ -27,20 +27,31 @@ class Graph:
         """Where in the torch model a value is made, as far as a package tells: coremltools drops
         its scopes on saving, but names weights by their modules. So it is the op's weight, or
         `after` the last weight that had a part in the op's inputs."""
+        self.before: dict[str, str] = {}
+        """What a cast between float types was given, by the name of its result."""
         self._order: dict[str, int] = {}
         self._scan(function.block)
 
     def _scan(self, block: Block) -> None:
-        self.types.update((value.name, value.type) for value in block.inputs if value.type)
+        self.types.update((value.name, value.type) for value in block.inputs)
         for op in block.ops:
             names = [value.name for value in op.outputs]
+            # A cast of what is there to a new name: so no chain of casts leads to its own start.
+            earlier = (
+                names[:1]
+                and names[0] not in self.types
+                and self.types.keys() >= {name for _, name in self.inputs(op)}
+            )
             self.producers.update(dict.fromkeys(names, op))
             self.types.update((value.name, value.type) for value in op.outputs)
             if op.kind == "const" or (
                 op.kind not in NEVER_FOLDED and self.known.issuperset(op.references())
             ):
                 self.known.update(names)
-            elif scope := self._scope(op):
+                continue
+            if earlier and self.casts(op):
+                self.before[names[0]] = next(self.inputs(op))[1]
+            if scope := self._scope(op):
                 self.scopes.update(dict.fromkeys(names, scope))
             for inner in op.blocks:
                 self._scan(inner)
@@ -51,7 +62,7 @@ class Graph:
             return weight
         before = {f"after {found.removeprefix('after ')}" for _, name in self.inputs(op)
                   if (found := self.scopes.get(name))}  # fmt: skip
-        return max(before, key=lambda scope: self._order[scope], default="")
+        return max(before, key=lambda scope: self._order.get(scope, 0), default="")
 
     def live(self, block: Block) -> list[Op]:
         """The ops of a block that run."""
@@ -82,17 +93,15 @@ class Graph:
 
     def casts(self, op: Op) -> bool:
         """Whether an op changes the float type of a value, and nothing else."""
-        if op.kind not in ("cast", "identity") or op.outputs[0].name in self.known:
+        if op.kind not in ("cast", "identity") or len(op.outputs) != 1 or not any(self.inputs(op)):
             return False
         types = self.types[op.outputs[0].name], self.types.get(next(self.inputs(op))[1])
         return op.kind == "identity" or all(t is not None and t.dtype in FLOATS for t in types)
 
     def source(self, name: str) -> str:
         """The value that `name` is, but for its float type."""
-        op = self.producers.get(name)
-        while op is not None and self.casts(op):
-            name = next(self.inputs(op))[1]
-            op = self.producers.get(name)
+        while name in self.before:
+            name = self.before[name]
         return name
 
     def constant(self, argument: str | Constant) -> Array | None:

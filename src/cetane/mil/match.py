@@ -142,12 +142,9 @@ class _Matcher:
         return [(p, self._image(name)) for p, name in self.second.inputs(op)]
 
     def _image(self, name: str) -> str | None:
-        while name not in self.same:
-            op = self.second.producers.get(name)
-            if op is None or not self.second.casts(op):
-                return None
-            name = next(self.second.inputs(op))[1]
-        return self.first.source(self.same[name])
+        while name not in self.same and name in self.second.before:
+            name = self.second.before[name]
+        return self.first.source(self.same[name]) if name in self.same else None
 
     def result(self) -> Matching:
         matches, alone = [], []
@@ -157,11 +154,15 @@ class _Matcher:
                 values = zip(a.outputs, b.outputs, strict=True)
                 rewired = _wiring(a, self._sources(a)) != _wiring(b, self._images(b))
                 matches.append(Match(a, b, tuple((u.name, v.name) for u, v in values), rewired))
-            elif self.second.casts(b) and (source := self._image(b.outputs[0].name)):
+            elif b.outputs and (source := self._image(b.outputs[0].name)):
                 matches.append(Match(None, b, ((source, b.outputs[0].name),), False))
             else:
                 alone.append(b)
-        left = [a for a in self.ops[0] if id(a) not in self.taken and not self.first.casts(a)]
+        left = [
+            a
+            for a in self.ops[0]
+            if id(a) not in self.taken and not any(v.name in self.first.before for v in a.outputs)
+        ]
         return Matching(tuple(matches), tuple(left), tuple(alone))
 
 
