@@ -156,7 +156,7 @@ def main() -> None:
         for other in ("transformers", "llama.cpp"):
             if other in runners:
                 entry[f"ratio_{other.replace('.', '_')}"] = speeds[name] / speeds[other]
-        if options.perplexity:
+        if options.perplexity and name != "transformers":  # the slowest, whose weights are exact
             entry["perplexity"] = perplexity(runner, text[: options.perplexity], context)
         result[name] = entry
         rows.append([name, *entry.values()])

@@ -75,12 +75,28 @@ class _Rows:
 
     def _product(self, op: Op) -> None:
         (weight,), (x,) = op.inputs["weight"], op.inputs["x"]
-        inputs: dict[str, tuple[Argument, ...]] = {"x": (self._row(x),), "weight": (weight,)}
-        if "bias" in op.inputs:
-            inputs["bias"] = op.inputs["bias"]
         few = (self._tokens(x) or 0) <= MOST_PACKED
         packs = self._pack and few and bits_of(self._context.constants, weight) is not None
-        self._emit(replace(op, kind="packed_linear" if packs else "rows_linear"), inputs)
+        kind = "packed_linear" if packs else "rows_linear"
+        inputs: dict[str, tuple[Argument, ...]] = {"x": (self._row(x),), "weight": (weight,)}
+        if not packs:
+            inputs["weight"] = (self._columns(weight, f"{op.name}_weight"),)
+        if "bias" in op.inputs:
+            inputs["bias"] = op.inputs["bias"]
+        self._emit(replace(op, kind=kind), inputs)
+
+    def _columns(self, weight: Argument, name: str) -> str:
+        """A weight `(N, K, 1, 1)` as `(K, N)`: ops on a constant, which no call computes."""
+        type_ = self._context.type(weight)
+        rows, columns, *_ = type_.static_shape or ()
+        flat = TensorType((rows, columns), type_.dtype)
+        turned = TensorType((columns, rows), type_.dtype)
+        sizes, swap = literal([rows, columns]), literal([1, 0])
+        self._ops += [
+            made("reshape", f"{name}_flat", flat, x=weight, shape=sizes),
+            made("transpose", f"{name}_columns", turned, x=f"{name}_flat", perm=swap),
+        ]
+        return f"{name}_columns"
 
     def _is_by_channel(self, op: Op) -> bool:
         """Whether one input has rows, and the other may have: of the same shape, one value per

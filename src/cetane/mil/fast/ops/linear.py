@@ -15,9 +15,9 @@ def linear(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> s
 
 @lowers("rows_linear")
 def rows_linear(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str:
-    """Not an op of MIL: what `rows` makes of a convolution."""
-    flat = g("Flatten", weight, axis=1)
-    y = g("MatMul", x, g("Transpose", flat, perm=[1, 0]))
+    """Not an op of MIL: what `rows` makes of a convolution. `weight` is `(K, N)`: what the graph
+    would have to turn over, it would hold twice."""
+    y = g("MatMul", x, weight)
     return y if bias is None else g("Add", y, bias)
 
 
