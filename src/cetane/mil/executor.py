@@ -1,4 +1,24 @@
-"""Run a function on torch, op by op."""
+"""Run a function on torch, op by op.
+
+"fp32" precision computes in float32 and rounds nothing. In "fp16" precision, what a program types
+as fp16 holds float16 values: every op computes in float32 or wider from start to end, sums
+included, and its result is rounded once, to nearest, ties to even, overflow to infinity. So, of
+fp16 inputs,
+
+- exact, what numpy gives for float16 and real arithmetic rounds to: moves, comparisons, `select`,
+  `add`, `sub`, `mul`, `real_div`, `floor_div`, `mod`, `maximum`, `minimum`, `clip`, `relu`, `abs`,
+  `sign`, `floor`, `ceil`, `round`, `square`, `sqrt`, `rsqrt`, `inverse`, `reduce_max`,
+  `reduce_min`, and `cast`. Which of the two zeros comes out is left open for `floor_div`, `mod`,
+  `relu`, and the largest and smallest of zeros;
+- at most 1 ulp off, for every float16: `exp`, `log`, `erf`, trigonometric and hyperbolic functions,
+  `sigmoid`, `silu`, `gelu`, `softplus`, `softsign`, `elu`;
+- a sum of n terms (`reduce_sum`, `matmul`, `conv`, `softmax`, `layer_norm`, ...) may be off by
+  n * 2**-24 * sum(|terms|), as any float32 sum, before it is rounded: 1 ulp where nothing cancels.
+  The order of its terms is torch's.
+
+How an ANE computes inside an op is not published; that it stores fp16 between ops is what this
+reproduces. `tests/mil/test_precision.py` holds all of this to numpy.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +36,7 @@ from cetane.mil.bind import CompiledBlock, Environment, Watch, compile_function
 from cetane.mil.dtypes import NUMPY, kind
 from cetane.mil.ops.registry import StateCell
 from cetane.mil.program import Function, Precision, TensorType
-from cetane.mil.storage import STORAGE, from_numpy, to_dtype
+from cetane.mil.storage import STORAGE, from_numpy, halves
 
 
 @dataclass
@@ -90,7 +110,8 @@ class Executable:
         kinds = kind(array.dtype), kind(np.dtype(NUMPY[type_.dtype]))
         if kinds[0] != kinds[1] or not type_.accepts(array.shape):
             raise CetaneError(f"input {name}: expected {type_}, got {array.dtype} {array.shape}")
-        tensor = to_dtype(from_numpy(array, type_.dtype), type_.dtype, self._rounds)
+        rounds = self._rounds and type_.dtype == "fp16"
+        tensor = from_numpy(halves(array) if rounds else array, type_.dtype)
         if kinds[0] == "int" and not np.array_equal(tensor.numpy(), array):
             raise CetaneError(f"input {name}: has values that do not fit {type_.dtype}")
         return tensor

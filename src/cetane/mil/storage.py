@@ -46,9 +46,17 @@ def from_numpy(array: Array, dtype: str) -> Tensor:
     return torch.from_numpy(np.array(array, _HELD_AS[STORAGE[dtype]], order="C"))
 
 
+def halves(array: Array) -> Array:
+    """The array as float16, each value rounded once."""
+    with np.errstate(over="ignore"):
+        return array.astype(np.float16)
+
+
 def to_dtype(x: Tensor, dtype: str, rounds: bool) -> Tensor:
     """`x` in the storage type of a MIL dtype; fp16 values rounded if `rounds` (nearest, ties to
-    even, overflow to infinity)."""
+    even, overflow to infinity), and once: torch takes doubles through float32, numpy does not."""
     if rounds and dtype == "fp16":
+        if x.dtype == torch.float64:
+            return from_numpy(halves(x.numpy()), dtype)
         return x.half().float()
     return x.to(STORAGE[dtype])

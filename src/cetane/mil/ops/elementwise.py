@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from cetane.mil.dtypes import NUMPY
 from cetane.mil.ops.registry import op
 from cetane.mil.storage import STORAGE
 
@@ -23,10 +25,8 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "floor": torch.floor,
     "logical_not": torch.logical_not,
     "round": torch.round,  # halves go to the even neighbour
-    "sign": torch.sign,
     "sin": torch.sin,
     "sinh": torch.sinh,
-    "sqrt": torch.sqrt,
     "square": torch.square,
     "tan": torch.tan,
     "tanh": torch.tanh,
@@ -72,19 +72,32 @@ for _kind, _two in _BINARY.items():
     _binary(_kind, _two)
 
 
+# MKL's square root is off by one now and then. In double that cannot reach a rounded float32.
+
+
+@op("sqrt")
+def sqrt(x: Tensor) -> Tensor:
+    return torch.sqrt(x.double())
+
+
+@op("rsqrt")
+def rsqrt(x: Tensor, epsilon: float = 1e-12) -> Tensor:
+    return 1 / torch.sqrt(x.double() + epsilon)
+
+
 @op("inverse")
 def inverse(x: Tensor, epsilon: float = 1e-4) -> Tensor:
-    return 1 / (x + epsilon)
+    return 1 / (x.double() + epsilon)
+
+
+@op("sign")
+def sign(x: Tensor) -> Tensor:
+    return torch.where(x.isnan(), x, x.sign())  # torch's sign of NaN is 0
 
 
 @op("log")
 def log(x: Tensor, epsilon: float = 1e-45) -> Tensor:
     return torch.log(x + epsilon)
-
-
-@op("rsqrt")
-def rsqrt(x: Tensor, epsilon: float = 1e-12) -> Tensor:
-    return 1 / torch.sqrt(x + epsilon)
 
 
 @op("clip")
@@ -99,7 +112,17 @@ def threshold(x: Tensor, alpha: float) -> Tensor:
 
 @op("cast")
 def cast(x: Tensor, dtype: str) -> Tensor:
-    return x.to(STORAGE[dtype])
+    """Floats become integers towards zero; what does not fit becomes the nearest that does, and NaN
+    0, as ARM's instructions have it (the C language leaves it open). Integers wrap around."""
+    held = STORAGE[dtype]
+    whole = NUMPY[dtype]
+    if x.is_floating_point() and issubclass(whole, np.integer):
+        limits = np.iinfo(whole)
+        # Decided before converting: as floats, the limits of wide integers are not themselves.
+        low, high = x < limits.min, x >= float(limits.max)
+        fits = x.masked_fill(low | high | x.isnan(), 0).to(held)
+        return fits.masked_fill(low, limits.min).masked_fill(high, limits.max)
+    return x.to(held)
 
 
 @op("quantize")
