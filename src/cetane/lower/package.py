@@ -3,6 +3,7 @@
 import json
 import uuid
 from pathlib import Path
+from typing import Any
 
 from cetane.quiet import import_coremltools
 
@@ -32,3 +33,22 @@ def normalize(package: Path) -> None:
     content["rootModelIdentifier"] = renamed[content["rootModelIdentifier"]]
     # The form that coremltools itself writes: it rewrites the manifest of every package it opens.
     manifest.write_text(json.dumps(content, indent=4, sort_keys=True) + "\n")
+
+
+def single_function(package: Path, function: str) -> Any:
+    """A coremltools model of one function of a package, as `main`.
+
+    coremltools' optimizers and debuggers look only at models that have no list of functions, even
+    of one. ValueError if there is no such function.
+    """
+    ct = import_coremltools()
+    spec = ct.utils.load_spec(str(package))
+    described = [f for f in spec.description.functions if f.name == function]
+    if not described:
+        raise ValueError(f"{package} has no function {function!r}")
+    single = ct.proto.Model_pb2.Model(specificationVersion=spec.specificationVersion)
+    single.mlProgram.version = spec.mlProgram.version
+    single.mlProgram.functions["main"].CopyFrom(spec.mlProgram.functions[function])
+    for field in ("input", "output", "state"):
+        getattr(single.description, field).extend(getattr(described[0], field))
+    return ct.models.MLModel(single, weights_dir=str((package / WEIGHTS).parent))
