@@ -71,7 +71,7 @@ def test_a_shard_in_w8a8(
     assert kinds["constexpr_blockwise_shift_scale"] >= kinds["conv"]
     *_, last = calibration
     errors = [relative_errors(model.predict(s), quantized.predict(s)) for s in [*held_out, last]]
-    # coremltools 9 keeps the ranges of the last sample only: what exceeds them elsewhere is clipped.
+    # coremltools 9 keeps the ranges of the last sample only: the others are clipped.
     assert 0 < max(errors[-1].values()) < 0.1
     assert max(max(error.values()) for error in errors) < 1
 
