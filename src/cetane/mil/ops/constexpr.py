@@ -80,9 +80,13 @@ def constexpr_sparse_blockwise_shift_scale(
 
 def _look_up(indices: Tensor, lut: Tensor, vector_axis: int | None) -> Tensor:
     *groups, entries, length = lut.shape
-    if groups[0] > 1:  # one after the other, so that little is needed beside the result
-        parts = zip(indices.chunk(groups[0]), lut.split(1), strict=True)
-        return torch.cat([_look_up(part, table, vector_axis) for part, table in parts])
+    if length == 1 and groups[0] == math.prod(groups):
+        # The usual form, without a number of 32 bits for every element.
+        dense = torch.empty(indices.shape, dtype=lut.dtype).reshape(groups[0], -1)
+        rows = indices.reshape(groups[0], -1)
+        for group, table in enumerate(lut.reshape(groups[0], entries)):
+            torch.index_select(table, 0, rows[group].int(), out=dense[group])
+        return dense.reshape(indices.shape)
     # The number of each element's group; an axis with a single group is left to broadcasting.
     group = torch.zeros([1] * indices.ndim, dtype=torch.int32)
     for axis, (size, count) in enumerate(zip(indices.shape, groups, strict=True)):
