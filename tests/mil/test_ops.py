@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from coremltools.converters.mil import Builder as mb
 
 from cetane.mil import load
@@ -643,6 +644,30 @@ def test_op(case: Case, build: Callable[..., Any]) -> None:
     for output, truth in zip(outputs, expected, strict=True):
         np.testing.assert_allclose(output, truth, rtol=2e-5, atol=2e-6, strict=False)
         assert output.shape == np.shape(truth)
+
+
+def test_an_initial_state_with_more_rows_than_the_batch() -> None:
+    """coremltools takes the batch of a packed sequence to be as large as its longest member."""
+    x, layer = torch.from_numpy(normal(5, 3, 4)), torch.nn.LSTM(4, 6)
+
+    def gates(parameter: torch.Tensor) -> torch.Tensor:
+        i, f, z, o = parameter.chunk(4)
+        return torch.cat([i, f, o, z])
+
+    with torch.no_grad():
+        y, h, c = OPS["lstm"].call(
+            x,
+            torch.zeros(10, 6),
+            torch.zeros(10, 6),
+            gates(layer.weight_ih_l0),
+            gates(layer.weight_hh_l0),
+            gates(layer.bias_ih_l0 + layer.bias_hh_l0),
+            output_sequence=True,
+        )
+        expected, (last_h, last_c) = layer(x)
+    for ours, theirs in ((y, expected), (h, last_h[0]), (c, last_c[0])):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+        assert ours.shape == theirs.shape
 
 
 NUMPY = {"fp32": np.float32, "int32": np.int32}
