@@ -7,12 +7,18 @@ they must be known at import:
 
     CONFORMANCE_LIMIT      at most this many tests of each module, drawn with a fixed seed (0: all)
     CONFORMANCE_PER_TEST   at most this many parametrisations of each test, drawn alike (0: all)
+    CONFORMANCE_SHARE      "1/3": of that, what falls to the second of three processes
+    CONFORMANCE_MEMORY     stop, to be started again, when the process has grown to so many bytes
     CONFORMANCE_PRECISION  "fp32" or "fp16" (see `cetane.bridge.install`)
     CONFORMANCE_FAST       "1": onnxruntime where it can
-    CONFORMANCE_RESULTS    a file for one JSON line per test
+    CONFORMANCE_RESULTS    a file for one JSON line per test; tests that it has are not run again
+
+Beside the results lie `*.collected.json`, the number of tests of each module, and, while a test
+runs, `*.SHARE.running` with its name, which stays behind if the test took the process with it.
 """
 
 import asyncio
+import atexit
 import gc
 import importlib.util
 import inspect
@@ -22,7 +28,9 @@ import os
 import platform
 import random
 import re
+import shutil
 import sys
+import tempfile
 import zlib
 from collections import defaultdict
 from collections.abc import Generator
@@ -40,15 +48,23 @@ import torch
 
 from cetane import bridge
 from cetane.bridge.patches import MACOS
-from cetane.quiet import import_coremltools
 
 SEED = 20260
 LIMIT = int(os.environ.get("CONFORMANCE_LIMIT", "0"))
 PER_TEST = int(os.environ.get("CONFORMANCE_PER_TEST", "0"))
-RESULTS = os.environ.get("CONFORMANCE_RESULTS", "")
+SHARE, SHARES = map(int, os.environ.get("CONFORMANCE_SHARE", "0/1").split("/"))
+MEMORY = int(os.environ.get("CONFORMANCE_MEMORY", "0"))
+RESULTS = Path(os.environ.get("CONFORMANCE_RESULTS", os.devnull))
+COLLECTED = RESULTS.with_suffix(".collected.json")
+RUNNING = RESULTS.with_suffix(f".{SHARE}.running")
+RECORDS = "CONFORMANCE_RESULTS" in os.environ
 
-import_coremltools()
-logging.getLogger("coremltools").setLevel(logging.WARNING)  # tests read its warnings
+# A folder for what the tests leave behind; pytest's own temporary folders stay outside of it.
+os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.gettempdir()
+SCRATCH = Path(tempfile.mkdtemp(prefix="conformance-"))
+tempfile.tempdir = os.environ["TMPDIR"] = str(SCRATCH)
+atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
+
 bridge.install(
     os.environ.get("CONFORMANCE_PRECISION", "fp32"), os.environ.get("CONFORMANCE_FAST") == "1"
 )
@@ -56,6 +72,7 @@ bridge.install(
 import coremltools._deps  # noqa: E402
 import coremltools.models.utils  # noqa: E402
 
+logging.getLogger("coremltools").setLevel(logging.WARNING)  # tests read its warnings
 coremltools._deps._IS_MACOS = True
 coremltools.models.utils._is_macos = lambda: True
 coremltools.models.utils._macos_version = lambda: MACOS
@@ -78,6 +95,7 @@ for library in ("peft", "torchvision"):
     if importlib.util.find_spec(library) is None:
         sys.modules[library] = _Missing(library)
 
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 OTHER_BACKENDS = re.compile(r"neuralnetwork|iOS14\b")
 
 # coremltools compares the results of its "fp32" backends at 1e-4, even where the test asks for a
@@ -86,30 +104,68 @@ FLOAT32 = re.compile(r"precision='fp32'|'mlprogram', 'fp32'")
 FLOAT16 = re.compile(r"numpy.float16|=fp16\b")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_make_parametrize_id(val: object, argname: str) -> str:
-    """Names that say what the parameters are, as some of coremltools' modules have them."""
-    return f"{argname}={val}"
+    """Names that say what the parameters are, as some of coremltools' modules have them, without
+    addresses, so that a test is known by its name in the next process."""
+    return f"{argname}={ADDRESS.sub('', str(val))}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep what is about ML programs; of each module, a sample."""
+    """Keep what is about ML programs; of each module, a sample; of that, what was not run yet."""
     gc.freeze()  # coremltools collects garbage in every conversion
-    tests: dict[str, list[pytest.Item]] = defaultdict(list)
+    modules: dict[str, dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
     for item in items:
         name, _, parameters = item.nodeid.partition("[")
         mixed = FLOAT32.search(parameters) and FLOAT16.search(parameters)
         if not OTHER_BACKENDS.search(parameters) and not mixed:
-            tests[name].append(item)
-    modules: dict[str, list[pytest.Item]] = defaultdict(list)
-    for name, parametrisations in tests.items():
-        modules[name.partition("::")[0]] += _sample(parametrisations, PER_TEST)
-    kept = {id(item) for module in modules.values() for item in _sample(module, LIMIT)}
+            modules[name.partition("::")[0]][name].append(item)
+    drawn = {module: _sample(list(tests.values())) for module, tests in modules.items()}
+    if RECORDS:
+        counts = {
+            module: {"collected": sum(map(len, tests.values())), "drawn": len(drawn[module])}
+            for module, tests in modules.items()
+        }
+        COLLECTED.write_text(json.dumps(counts))
+    done = {json.loads(line)["test"] for line in _lines(RESULTS)}
+    kept = {
+        id(item)
+        for sample in drawn.values()
+        for item in sample
+        if item.nodeid not in done and _hash(item) % SHARES == SHARE
+    }
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
     items[:] = [item for item in items if id(item) in kept]
 
 
-def _sample(items: list[pytest.Item], limit: int) -> list[pytest.Item]:
-    return random.Random(SEED).sample(items, limit) if 0 < limit < len(items) else items
+def _sample(tests: list[list[pytest.Item]]) -> list[pytest.Item]:
+    """One parametrisation of each test before a second of any, so that a sample has every test,
+    then in an order that only names decide: a larger sample has all of a smaller one."""
+    places = []
+    for parametrisations in tests:
+        ranked = sorted(parametrisations, key=_hash)[: PER_TEST or None]
+        places += [(place > 0, _hash(item), item) for place, item in enumerate(ranked)]
+    return [item for *_, item in sorted(places, key=lambda place: place[:2])][: LIMIT or None]
+
+
+def _hash(item: pytest.Item) -> int:
+    return zlib.crc32(f"{SEED} {item.nodeid}".encode())
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.is_file() else []
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """A module that cannot be imported is one failure, or one skipped test."""
+    if report.outcome != "passed":
+        _record(report.nodeid, report.outcome, 0.0, str(report.longrepr)[-2000:])
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Say which test runs, in case that nobody can say so afterwards."""
+    if RECORDS:
+        RUNNING.write_text(nodeid)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -119,6 +175,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Remove the packages that the tests of a class left behind; stop before memory runs out."""
+    if nextitem is None or nextitem.parent is not item.parent:
+        for entry in SCRATCH.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    if MEMORY and _memory() > MEMORY:
+        item.session.shouldstop = "the process has grown too large"
+
+
+def _memory() -> int:
+    """Bytes of memory at the peak of this process. `resource` is not on every system."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -146,20 +219,22 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """One line per test, written by the process that started the others."""
-    if not RESULTS or "PYTEST_XDIST_WORKER" in os.environ:
-        return
-    failed_early = report.when != "call" and report.outcome == "failed"
-    if report.when != "call" and not failed_early and report.outcome != "skipped":
-        return
-    outcome = report.outcome
-    if hasattr(report, "wasxfail"):
-        outcome = "xfailed" if report.outcome == "skipped" else "xpassed"  # type: ignore[assignment]
-    line = {
-        "test": report.nodeid,
-        "outcome": outcome,
-        "seconds": round(report.duration, 3),
-        "reason": dict(report.user_properties).get("reason", ""),
-    }
-    with Path(RESULTS).open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    """Record what decided: the call, or what failed or skipped before or after it."""
+    if report.when == "call" or report.outcome != "passed":
+        outcome: str = report.outcome
+        if hasattr(report, "wasxfail"):
+            outcome = "xfailed" if report.outcome == "skipped" else "xpassed"
+        reason = dict(report.user_properties).get("reason", "")
+        _record(report.nodeid, outcome, report.duration, str(reason))
+
+
+def pytest_runtest_logfinish() -> None:
+    """The process outlived the test."""
+    RUNNING.unlink(missing_ok=True)
+
+
+def _record(test: str, outcome: str, seconds: float, reason: str) -> None:
+    if RECORDS:
+        line = {"test": test, "outcome": outcome, "seconds": round(seconds, 3), "reason": reason}
+        with RESULTS.open("a") as file:
+            file.write(json.dumps(line) + "\n")

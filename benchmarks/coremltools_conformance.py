@@ -4,8 +4,13 @@
 
 The coremltools wheel ships its tests, but they predict only on a Mac. Here they run with the
 bridge installed and told that this is one (see conformance_plugin.py). Writes a table of modules,
-classes of failure with a reason each, and every failing test as JSON, and the table between the
+classes of failure with a reason each, and every failing test as JSON, and the tables between the
 markers of docs/conformance.md.
+
+A run that was interrupted, or that had a smaller limit, is continued: tests with a result are not
+run again. Results lie in a folder for each precision and executor under build/conformance; remove
+it to start afresh. A test that takes too long, or takes its process down, has failed, and the next
+process goes on after it. A process that has grown large is replaced.
 
 Needs packages that this project does not: they are installed into build/conformance/packages by
 the first run (coremltools 9.0 cannot convert some models with NumPy >= 2.4, and its k-means needs
@@ -16,198 +21,182 @@ import argparse
 import importlib.util
 import json
 import os
-import re
+import shutil
+import signal
 import subprocess
 import sys
-from collections import Counter, defaultdict
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
-from rich.table import Table
+from pytest import ExitCode
 
 from common import console
+from conformance_report import results_in, write_report
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build/conformance"
 DOCUMENT = ROOT / "docs/conformance.md"
 PACKAGES = ["numpy>=2.2,<2.4", "scikit-learn", "scipy"]
+MEMORY = 2 * 2**30  # bytes at which a process is replaced
 
-# What applies to ML programs, and how many tests of each module are drawn if not all are.
-SUITES = {
-    "converters/mil/mil/ops/tests/iOS14": 0,
-    "converters/mil/mil/ops/tests/iOS15": 0,
-    "converters/mil/mil/ops/tests/iOS16": 0,
-    "converters/mil/mil/ops/tests/iOS17": 0,
-    "converters/mil/mil/ops/tests/iOS18": 0,
-    "converters/mil/frontend/torch/test/test_torch_ops.py": 4000,
-    "converters/mil/frontend/torch/test/test_torch_quantization_ops.py": 500,
-    "converters/mil/frontend/torch/test/test_torch_stateful_model.py": 0,
-    "converters/mil/frontend/torch/test/test_torch_conversion_api.py": 0,
-    "converters/mil/test_inputs_outputs_shape.py": 0,
-    "optimize/coreml/experimental": 0,
-    "test/optimize/coreml": 500,
-    "test/ml_program": 0,
-    "test/modelpackage/test_modelpackage.py": 0,
-}
-
-# (pattern of the reason, pattern of the test, class, whether the test is one for this machine)
-CLASSES = [
-    ("MLComputePlan|compute devices|MLModelStructure|RemoteDevice|Xcode|xcrun|devicectl", "",
-     "needs a device, or Core ML's planner", False),
-    ("only ML programs run here|holds no ML program|was not loaded or compiled with", "",
-     "an older model type (neural network, regressor, ...), not an ML program", False),
-    ("model.mil", "", "reads files inside Core ML's private compiled format", False),
-    ("needs torchvision|torchvision", "", "needs torchvision", False),
-    ("ModuleNotFoundError|ImportError|needs \\w+", "", "needs a package that is not there", False),
-    ("running_mean and running_var must|qnnpack|NoQEngine", "",
-     "torch refuses the model before anything is converted", False),
-    ("only 0-dimensional arrays|only length-1 arrays", "",
-     "coremltools' converter fails with this NumPy", False),
-    ("assert \\d == \\d", "fp32", "counts the casts of a float16 conversion", False),
-    ("make_float|\\['constexpr_.*==", "fp32",
-     "expects casts that coremltools' float32 conversion does not make", False),
-    ("rtol=1e-07, atol=0", "post_training",
-     "compares fp16 and decoded weights exactly: passes with --precision fp16", True),
-    ("initial_h|size of tensor a", "PackedSequence",
-     "an lstm whose initial state does not fit its batch", True),
-    ("mps devices", "", "needs a device, or Core ML's planner", False),
-    ("7.899|0.00099993", "TestCropResize", "its expected value is rounded to three digits", False),
-    ("Not equal", "TestCropResize.*smoke", "a box outside of the image: undocumented", True),
-    ("Not equal", "LocalResponseNorm.*smoke",
-     "its literal contradicts the op's formula (and the same module's test against torch)", True),
-    ("DID NOT RAISE", "invalid_indices", "expects that an undefined result is wrong", False),
-]  # fmt: skip
+# What applies to ML programs.
+SUITES = [
+    "converters/mil/mil/ops/tests/coreml_dialect",
+    "converters/mil/mil/ops/tests/iOS14",
+    "converters/mil/mil/ops/tests/iOS15",
+    "converters/mil/mil/ops/tests/iOS16",
+    "converters/mil/mil/ops/tests/iOS17",
+    "converters/mil/mil/ops/tests/iOS18",
+    "converters/mil/frontend/torch/test/test_torch_ops.py",
+    "converters/mil/frontend/torch/test/test_torch_quantization_ops.py",
+    "converters/mil/frontend/torch/test/test_torch_stateful_model.py",
+    "converters/mil/frontend/torch/test/test_torch_conversion_api.py",
+    "converters/mil/test_inputs_outputs_shape.py",
+    "optimize/coreml/experimental",
+    "test/optimize/coreml",
+    "test/ml_program",
+    "test/modelpackage/test_modelpackage.py",
+]
 
 
 def main() -> None:
     """Run the suites one after the other, then write the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--modules", nargs="*", default=[], help="only suites with a word in them")
-    parser.add_argument("--limit", type=int, help="at most so many tests of each module")
+    parser.add_argument("--limit", type=int, default=0, help="at most so many tests of each module")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--precision", default="fp32", choices=["fp32", "fp16"])
     parser.add_argument("--fast", action="store_true", help="onnxruntime where it can")
-    parser.add_argument("--seconds", type=int, default=3600, help="time for one suite")
+    parser.add_argument("--timeout", type=int, default=300, help="seconds for one test")
+    parser.add_argument("--minutes", type=float, default=1e6, help="stop then, to be continued")
+    parser.add_argument("--retry", action="store_true", help="run tests again that failed")
     parser.add_argument("--report", action="store_true", help="only write the report again")
     options = parser.parse_args()
+    folder = WORK / (options.precision + ("-fast" if options.fast else ""))
+    folder.mkdir(parents=True, exist_ok=True)
     if not options.report:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends the processes too
         install_packages()
-        for suite, limit in SUITES.items():
-            if not options.modules or any(word in suite for word in options.modules):
-                run(suite, limit if options.limit is None else options.limit, options)
-    write(collect())
+        deadline = time.monotonic() + 60 * options.minutes
+        try:
+            for suite in SUITES:
+                if not options.modules or any(word in suite for word in options.modules):
+                    Suite(suite, folder, options).run(deadline)
+        except KeyboardInterrupt:
+            sys.exit("stopped; the same command goes on from here")
+    write_report(folder, DOCUMENT)
 
 
 def install_packages() -> None:
     """Into a folder of their own, once."""
     target = WORK / "packages"
     if not target.exists():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target)]
-        subprocess.run([*pip, *PACKAGES], check=True)
+        unfinished = WORK / "packages.part"
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(unfinished)]
+        subprocess.run([*pip, "--upgrade", *PACKAGES], check=True)
+        unfinished.rename(target)
 
 
-def run(suite: str, limit: int, options: argparse.Namespace) -> None:
-    """One suite in processes of its own; its results go to a file of JSON lines."""
-    spec = importlib.util.find_spec("coremltools")
-    assert spec is not None and spec.origin is not None
-    package = Path(spec.origin).parent
-    results = WORK / f"{suite.replace('/', '.')}.jsonl"
-    results.parent.mkdir(parents=True, exist_ok=True)
-    results.unlink(missing_ok=True)
-    scratch = WORK / "scratch"  # some tests write into the current folder
-    scratch.mkdir(exist_ok=True)
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(WORK / "packages"), str(Path(__file__).parent)]),
-        "CONFORMANCE_RESULTS": str(results),
-        "CONFORMANCE_LIMIT": str(limit),
-        "CONFORMANCE_PRECISION": options.precision,
-        "CONFORMANCE_FAST": str(int(options.fast)),
-    }
-    command = [sys.executable, "-m", "pytest", "-p", "conformance_plugin", "-p", "no:cacheprovider"]
-    command += ["-c", os.devnull, f"--rootdir={package.parent}", "-q", "--tb=no", "-W", "ignore"]
-    command += ["-n", str(options.jobs)] if options.jobs > 1 else []
-    command += ["--continue-on-collection-errors", str(package / suite)]
-    console.print(f"{suite} ...")
-    try:
-        subprocess.run(
-            command,
-            cwd=scratch,
-            env=environment,
-            timeout=options.seconds,
-            capture_output=True,
-            check=False,
+class Suite:
+    """A file or folder of coremltools' tests, run in processes of its own."""
+
+    def __init__(self, name: str, folder: Path, options: argparse.Namespace) -> None:
+        self.name = name
+        self.results = folder / f"{name.removesuffix('.py').replace('/', '-')}.jsonl"
+        self.options = options
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.stopped = False
+
+    def run(self, deadline: float) -> None:
+        """Until every test that is drawn has a result, or the time is over."""
+        if self.options.retry:
+            kept = [test for test in results_in(self.results) if test["outcome"] != "failed"]
+            self.results.write_text("".join(json.dumps(test) + "\n" for test in kept))
+        with ThreadPoolExecutor(self.options.jobs) as pool:
+            shares = [pool.submit(self._run_share, share) for share in range(self.options.jobs)]
+            try:
+                while (left := deadline - time.monotonic()) > 0 and wait(
+                    shares, min(30.0, left)
+                ).not_done:
+                    self._print_progress()
+            finally:
+                self.stopped = True
+                for process in self.processes.values():
+                    process.kill()
+        for share in shares:
+            share.result()
+        self._print_progress()
+
+    def _run_share(self, share: int) -> None:
+        """One process after the other, until one has run all that is left of its share."""
+        running, log, scratch = (
+            self.results.with_suffix(f".{share}.{what}") for what in ("running", "log", "scratch")
         )
-    except subprocess.TimeoutExpired:
-        console.print(f"{suite}: stopped after {options.seconds} s")
+        while not self.stopped:
+            running.unlink(missing_ok=True)
+            scratch.mkdir(exist_ok=True)
+            with log.open("wb") as output:
+                process = self.processes[share] = self._start(share, scratch, output)
+                code = process.wait()
+            shutil.rmtree(scratch)
+            lost = running.read_text() if running.exists() else ""
+            match code:
+                case _ if self.stopped:
+                    return
+                case ExitCode.INTERRUPTED if not lost:
+                    continue  # it has grown large
+                case _ if lost:
+                    self._record_lost(lost, code)
+                case ExitCode.OK | ExitCode.TESTS_FAILED | ExitCode.NO_TESTS_COLLECTED:
+                    return
+                case _:
+                    console.print(f"{self.name}: pytest ended with {code}, see {log}")
+                    return
 
+    def _start(self, share: int, scratch: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
+        """A process that works in `scratch`: some tests write into the current folder."""
+        spec = importlib.util.find_spec("coremltools")
+        assert spec is not None and spec.origin is not None
+        package = Path(spec.origin).parent
+        paths = [WORK / "packages", ROOT / "src", ROOT / "benchmarks"]
+        environment = {"OMP_NUM_THREADS": "1"} | os.environ
+        environment |= {
+            "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            "PYTHONHASHSEED": "0",  # some parametrisations come from sets
+            "TMPDIR": str(scratch),
+            "CONFORMANCE_RESULTS": str(self.results),
+            "CONFORMANCE_LIMIT": str(self.options.limit),
+            "CONFORMANCE_SHARE": f"{share}/{self.options.jobs}",
+            "CONFORMANCE_MEMORY": str(MEMORY),
+            "CONFORMANCE_PRECISION": self.options.precision,
+            "CONFORMANCE_FAST": str(int(self.options.fast)),
+        }
+        command = [sys.executable, "-m", "pytest", "-p", "conformance_plugin"]
+        command += ["-c", os.devnull, f"--rootdir={package.parent}", "-p", "no:cacheprovider"]
+        command += ["-q", "--tb=no", "-W", "ignore", "--continue-on-collection-errors"]
+        command += ["-o", f"faulthandler_timeout={self.options.timeout}"]
+        command += ["-o", "faulthandler_exit_on_timeout=true", str(package / self.name)]
+        return subprocess.Popen(
+            command, cwd=scratch, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
 
-def collect() -> dict[str, Any]:
-    """The results of all suites that ran, as the report has them."""
-    modules: dict[str, Counter[str]] = defaultdict(Counter)
-    classes: dict[str, dict[str, Any]] = {}
-    failures = []
-    for file in sorted(WORK.glob("*.jsonl")):
-        for line in file.read_text().splitlines():
-            test = json.loads(line)
-            module = test["test"].partition("coremltools/")[2].partition("::")[0]
-            outcome = test["outcome"]
-            if outcome == "failed":
-                name, counts = classify(test)
-                entry = classes.setdefault(name, {"tests": 0, "counts": counts, "example": test})
-                entry["tests"] += 1
-                failures.append(test)
-                outcome = "failed" if counts else "not here"
-            modules[module][outcome] += 1
-    total = sum(modules.values(), Counter())
-    ran = total["passed"] + total["xpassed"] + total["failed"]
-    rate = (total["passed"] + total["xpassed"]) / ran if ran else 0.0
-    return {
-        "modules": {name: dict(counts) for name, counts in sorted(modules.items())},
-        "total": dict(total),
-        "pass_rate": rate,
-        "classes": classes,
-        "failures": failures,
-    }
+    def _record_lost(self, test: str, code: int) -> None:
+        reason = f"Lost: its process ended with {code}"
+        if code == 1:  # faulthandler's
+            reason = f"Lost: took longer than {self.options.timeout} s"
+        line = {"test": test, "outcome": "failed", "seconds": 0.0, "reason": reason}
+        with self.results.open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
-
-def classify(test: dict[str, Any]) -> tuple[str, bool]:
-    """The class of a failure, and whether it counts as ours."""
-    for reason, name, title, counts in CLASSES:
-        if re.search(reason, test["reason"]) and re.search(name, test["test"]):
-            return title, counts
-    return "other", True
-
-
-def write(report: dict[str, Any]) -> None:
-    """The report as JSON, on the screen, and in the documentation."""
-    (WORK / "report.json").write_text(json.dumps(report, indent=1))
-    columns = ["passed", "failed", "xpassed", "xfailed", "skipped", "not here"]
-    rows = [
-        [module, *(str(counts.get(column, 0)) for column in columns)]
-        for module, counts in [*report["modules"].items(), ("all", report["total"])]
-    ]
-    table = Table("module", *columns, title=f"{100 * report['pass_rate']:.2f} % pass")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-    lines = [
-        f"**{100 * report['pass_rate']:.2f} %** of the tests for this machine pass.",
-        "",
-        f"| module | {' | '.join(columns)} |",
-        f"|---|{'---:|' * len(columns)}",
-        *(f"| {' | '.join(row)} |" for row in rows),
-        "",
-        "| class of failure | tests | counted |",
-        "|---|---:|---|",
-        *(
-            f"| {name} | {entry['tests']} | {'yes' if entry['counts'] else 'no'} |"
-            for name, entry in report["classes"].items()
-        ),
-    ]
-    begin, end = "<!-- begin results -->", "<!-- end results -->"
-    text = DOCUMENT.read_text(encoding="utf-8")
-    before, after = text.partition(begin)[0], text.partition(end)[2]
-    DOCUMENT.write_text("\n".join([before + begin, *lines, end + after]), encoding="utf-8")
+    def _print_progress(self) -> None:
+        tests = results_in(self.results)
+        counts = self.results.with_suffix(".collected.json")
+        modules = json.loads(counts.read_text()).values() if counts.exists() else []
+        drawn = sum(module["drawn"] for module in modules)
+        failed = sum(test["outcome"] == "failed" for test in tests)
+        console.print(f"{self.name}: {len(tests)} of {drawn} tests ran, {failed} failed")
 
 
 if __name__ == "__main__":

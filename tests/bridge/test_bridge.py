@@ -1,5 +1,6 @@
 """What coremltools does on a Mac, done here: predictions, states, functions, compiled models."""
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,16 @@ def test_nothing_happens_where_core_ml_is(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ct_model, "_MLModelProxy", object)
     assert bridge.install() is False
     assert ct_model._MLModelProxy is object and not bridge.installed()
+
+
+def test_coremltools_keeps_its_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="coremltools"):
+        bridge.install()
+        try:
+            convert(torch.nn.Linear(4, 3), torch.zeros(1, 4)).predict({"x": X})
+            assert logging.getLogger("coremltools").level == logging.WARNING
+        finally:
+            bridge.uninstall()
 
 
 @pytest.mark.parametrize("fast", [True, False])

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
+ROOT = Path(__file__).resolve().parent.parent.parent
 MODULES = [
     "iOS14/test_activation.py",
     "iOS14/test_control_flow.py",
@@ -56,7 +56,7 @@ def test_coremltools_own_tests(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-p", "conformance_plugin", "-p", "no:cacheprovider"]
     command += ["-c", os.devnull, f"--rootdir={package.parent}", "-q", "--tb=short", "-W", "ignore"]
     environment = os.environ | {
-        "PYTHONPATH": str(BENCHMARKS),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "benchmarks")]),
         "CONFORMANCE_PER_TEST": "1",
         "CONFORMANCE_RESULTS": str(results),
         "RUN_BACKWARD_COMPATIBILITY": "0",

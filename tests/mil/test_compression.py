@@ -19,6 +19,7 @@ from hypothesis.extra.numpy import arrays
 from cetane.mil import Executable, Program, load
 from cetane.mil.dtypes import unpack
 from cetane.mil.ops import OPS
+from cetane.mil.program import Precision
 
 IN, OUT = 32, 24
 WEIGHT = torch.randn(OUT, IN, generator=torch.Generator().manual_seed(0))
@@ -49,9 +50,9 @@ def models() -> Callable[[Any], Any]:
     return convert
 
 
-def weight_of(program: Program) -> np.ndarray:
+def weight_of(program: Program, precision: Precision = "fp16") -> np.ndarray:
     """The layer's weight as the executor decodes it: y = x W^T for every unit vector x."""
-    run = program.functions["main"].compile("fp16")
+    run = program.functions["main"].compile(precision)
     return np.stack([run({"x": row[None]})["y"][0] for row in np.eye(IN, dtype=np.float32)], 1)
 
 
@@ -136,6 +137,7 @@ def test_decoded_weights(name: str, models: Callable[[Any], Any], tmp_path: Path
     assert not kinds(plain)
     decoded = weight_of(program)
     np.testing.assert_array_equal(decoded, weight_of(plain))
+    np.testing.assert_array_equal(decoded, weight_of(program, "fp32"))  # typed fp16, so it is fp16
     assert np.abs(decoded - WEIGHT.numpy()).max() < 4  # and it is still the weight, roughly
 
 

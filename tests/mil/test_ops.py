@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from coremltools.converters.mil import Builder as mb
 
 from cetane.mil import load
@@ -249,7 +250,8 @@ Q, K, V = normal(1, 2, 3, 4), normal(1, 2, 5, 4), normal(1, 2, 5, 6)
 SCORES = Q @ K.swapaxes(-1, -2) / 2
 FLOAT_MASK, BOOL_MASK = normal(3, 5), np.tri(3, 5, 2).astype(bool)
 X1, W1, X2, W2 = normal(1, 4, 9), normal(6, 2, 3), normal(2, 3, 7, 8), normal(4, 3, 3, 2)
-BIAS = normal(6)
+BIAS, SCALE = normal(6), positive(6)
+WQ1, WQ2 = integers(0, 256, 6, 2, 3).astype(np.uint8), integers(0, 16, 4, 3, 3, 2).astype(np.uint8)
 
 LINEAR = [
     Case(
@@ -311,6 +313,34 @@ LINEAR = [
         {"x": X2},
         naive_conv(X2, W2, [(2, 2), (2, 1)], (1, 1), (2, 3)),
         {"weight": W2, "pad_type": "same_lower", "dilations": [2, 3]},
+    ),
+    Case(  # one scale for all
+        "conv_quantized",
+        {"x": X2},
+        naive_conv(X2, WQ2 * 0.5 - 3, [(0, 0)] * 2, (1, 1), (1, 1)),
+        {
+            "weight": WQ2,
+            "quantization_type": "linear",
+            "quant_scale": np.float32(0.5),
+            "quant_bias": np.float32(-3),
+        },
+    ),
+    Case(  # one for each output channel; coremltools wants the bias in the type of the weight
+        "conv_quantized",
+        {"x": X1},
+        naive_conv(X1, WQ1 * SCALE[:, None, None] + BIAS[:, None, None], [(2, 1)], (2,), (1,), 2)
+        + np.arange(6)[:, None],
+        {
+            "weight": WQ1,
+            "quantization_type": "linear",
+            "quant_scale": SCALE,
+            "quant_bias": BIAS,
+            "bias": np.arange(6, dtype=np.uint8),
+            "groups": 2,
+            "strides": [2],
+            "pad_type": "custom",
+            "pad": [2, 1],
+        },
     ),
 ]
 
@@ -616,6 +646,30 @@ def test_op(case: Case, build: Callable[..., Any]) -> None:
         assert output.shape == np.shape(truth)
 
 
+def test_an_initial_state_with_more_rows_than_the_batch() -> None:
+    """coremltools takes the batch of a packed sequence to be as large as its longest member."""
+    x, layer = torch.from_numpy(normal(5, 3, 4)), torch.nn.LSTM(4, 6)
+
+    def gates(parameter: torch.Tensor) -> torch.Tensor:
+        i, f, z, o = parameter.chunk(4)
+        return torch.cat([i, f, o, z])
+
+    with torch.no_grad():
+        y, h, c = OPS["lstm"].call(
+            x,
+            torch.zeros(10, 6),
+            torch.zeros(10, 6),
+            gates(layer.weight_ih_l0),
+            gates(layer.weight_hh_l0),
+            gates(layer.bias_ih_l0 + layer.bias_hh_l0),
+            output_sequence=True,
+        )
+        expected, (last_h, last_c) = layer(x)
+    for ours, theirs in ((y, expected), (h, last_h[0]), (c, last_c[0])):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+        assert ours.shape == theirs.shape
+
+
 NUMPY = {"fp32": np.float32, "int32": np.int32}
 VIA_CAST = {"bool": "bool", "int8": "int8", "uint8": "uint8"}
 
@@ -637,8 +691,8 @@ def visible(variable: Any) -> Any:
 
 # Compared by coremltools' own tests, which tests/bridge/test_conformance.py runs.
 CONFORMANCE = """
-affine avg_pool batch_to_space clamped_relu classify conv_quantized conv_transpose crop crop_resize
-depth_to_space elu gru l2_pool linear_activation list_gather list_length list_read list_scatter
+affine avg_pool batch_to_space clamped_relu classify conv_transpose crop crop_resize depth_to_space
+elu gru l2_pool linear_activation list_gather list_length list_read list_scatter
 list_write local_response_norm lstm make_list max_pool non_maximum_suppression pixel_shuffle
 pixel_unshuffle prelu random_bernoulli random_categorical random_normal random_uniform resample
 resize resize_bilinear resize_nearest_neighbor reverse_sequence rnn scaled_tanh sigmoid_hard

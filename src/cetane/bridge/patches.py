@@ -8,6 +8,7 @@ or hints. Those names, in the modules that use them, are all that is replaced.
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from types import ModuleType
 from typing import Any
@@ -41,7 +42,10 @@ def install(precision: str = "fp32", fast: bool = True) -> bool:
     """
     if precision not in ("fp32", "fp16"):
         raise CetaneError(f'precision {precision!r} is not known: it is "fp32" or "fp16"')
+    logger = logging.getLogger("coremltools")
+    level = logger.level
     import_coremltools()
+    logger.setLevel(level)  # its later warnings are for the script that uses it
     if not installed():
         if importlib.import_module("coremltools.models.model")._MLModelProxy is not None:
             return False

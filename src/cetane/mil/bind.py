@@ -116,6 +116,8 @@ class _Binder:
     def _bind(self, op: Op, known: Known) -> Callable[..., tuple[Any, ...]]:
         """A closure that computes the op's outputs, rounded to their declared types."""
         implementation = OPS[op.kind]
+        # A device keeps decoded weights in the type that the program gives them.
+        rounds = self._rounds or op.kind.startswith("constexpr_")
         where = f"function {self._function}, {op.kind} {op.name}"
         with _failures_at(where):
             fixed, dynamic = self._arguments(op, implementation, known, where)
@@ -137,7 +139,7 @@ class _Binder:
                 if result is None or isinstance(result, tuple):
                     results = result or ()
                 return tuple(
-                    self._settle(value, output, where)
+                    self._settle(value, output, where, rounds)
                     for value, output in zip(results, op.outputs, strict=True)
                 )
 
@@ -176,7 +178,8 @@ class _Binder:
             return strings
         return from_numpy(constant.numpy(), constant.type.dtype)
 
-    def _settle(self, value: Any, output: Value, where: str) -> Any:
+    @staticmethod
+    def _settle(value: Any, output: Value, where: str, rounds: bool) -> Any:
         """A tensor as the program declares it: its dtype, rounded, and a shape that fits. Lists,
         classes and their probabilities stay as they are."""
         if not isinstance(value, Tensor):
@@ -188,7 +191,7 @@ class _Binder:
                 f"{where}: computed the shape {tuple(value.shape)}, but the program declares "
                 f"{output.name} as {output.type}"
             )
-        return to_dtype(value, output.type.dtype, self._rounds)
+        return to_dtype(value, output.type.dtype, rounds)
 
 
 @dataclass(frozen=True)

@@ -87,11 +87,13 @@ def conv_quantized(
     dilations: list[int] | None = None,
     groups: int = 1,
 ) -> Tensor:
-    """Linear weights only: integers times a scale per output channel, plus a bias."""
+    """Linear weights only: integers times a scale, plus a bias, both per output channel or one for
+    all. coremltools gives the convolution's bias the integers' type."""
     if quantization_type != "linear":
         raise ValueError(f"quantization_type {quantization_type!r} is not supported")
     per_channel = [-1] + [1] * (weight.ndim - 1)
     real = weight * quant_scale.reshape(per_channel) + quant_bias.reshape(per_channel)
+    bias = None if bias is None else bias.to(real.dtype)
     return conv(x, real, bias, strides, pad_type, pad, dilations, groups)
 
 

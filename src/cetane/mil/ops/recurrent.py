@@ -146,7 +146,9 @@ def _scan(
     step: Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]],
     direction: str,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The hidden state after each step, and the last state."""
+    """The hidden state after each step, and the last state. An initial state with more rows than
+    the batch is cut: coremltools' packed sequences have one row per step of the longest."""
+    state = tuple(part[: gates.shape[1]] for part in state)
     if direction not in ("forward", "reverse"):
         raise ValueError(f"unknown direction {direction!r}")
     hidden = []

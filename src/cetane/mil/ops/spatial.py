@@ -21,9 +21,9 @@ def max_pool(
     pad: Sizes = None,
     ceil_mode: bool = False,
 ) -> Tensor:
-    edges, strides, beyond = _window_edges(x, kernel_sizes, strides, pad_type, pad, ceil_mode)
-    padded = functional.pad(x, last_first(_sum_edges(edges, beyond)), value=-math.inf)
-    return _windows(padded, kernel_sizes, strides).amax(_trailing(kernel_sizes))
+    lowest = -math.inf
+    windows = _windows(x, kernel_sizes, pad_type, strides, pad, ceil_mode, lowest, lowest)
+    return windows.amax(_trailing(kernel_sizes))
 
 
 @op("avg_pool")
@@ -38,16 +38,11 @@ def avg_pool(
 ) -> Tensor:
     """What `ceil_mode` adds beyond the padding never counts, the padding only if it is not
     excluded."""
-    edges, strides, beyond = _window_edges(x, kernel_sizes, strides, pad_type, pad, ceil_mode)
-    counted = torch.ones(1, 1, *x.shape[2:])
-    counted = functional.pad(
-        counted, last_first(edges), value=0.0 if exclude_padding_from_average else 1.0
-    )
-    counted = functional.pad(counted, last_first(beyond))
-    padded = functional.pad(x, last_first(_sum_edges(edges, beyond)))
+    how = kernel_sizes, pad_type, strides, pad, ceil_mode
+    padding_counts = 0.0 if exclude_padding_from_average else 1.0
+    counted = _windows(torch.ones(1, 1, *x.shape[2:]), *how, padding_counts)
     dims = _trailing(kernel_sizes)
-    total = _windows(padded, kernel_sizes, strides).sum(dims)
-    return total / _windows(counted, kernel_sizes, strides).sum(dims)
+    return _windows(x, *how).sum(dims) / counted.sum(dims)
 
 
 @op("l2_pool")
@@ -59,39 +54,38 @@ def l2_pool(
     pad: Sizes = None,
     ceil_mode: bool = False,
 ) -> Tensor:
-    edges, strides, beyond = _window_edges(x, kernel_sizes, strides, pad_type, pad, ceil_mode)
-    padded = functional.pad(x.square(), last_first(_sum_edges(edges, beyond)))
-    return _windows(padded, kernel_sizes, strides).sum(_trailing(kernel_sizes)).sqrt()
+    windows = _windows(x.square(), kernel_sizes, pad_type, strides, pad, ceil_mode)
+    return windows.sum(_trailing(kernel_sizes)).sqrt()
 
 
-def _window_edges(
-    x: Tensor, kernel: list[int], strides: Sizes, pad_type: str, pad: Sizes, ceil_mode: bool
-) -> tuple[list[int], list[int], list[int]]:
-    """The padding, the strides, and what `ceil_mode` adds to the padding so that a last window
-    that is not complete fits. A window that starts in the padding behind is left out."""
+def _windows(
+    x: Tensor,
+    kernel: list[int],
+    pad_type: str,
+    strides: Sizes,
+    pad: Sizes,
+    ceil_mode: bool,
+    padding: float = 0.0,
+    beyond: float = 0.0,
+) -> Tensor:
+    """A view with one axis per axis of the windows at the end. `padding` is the value of the
+    padding, `beyond` of what `ceil_mode` adds behind it so that a last window that is not complete
+    fits; a window that starts in the padding behind is left out."""
     strides = strides or [1] * len(kernel)
     if pad_type.lower() == "custom":
         edges = pad or [0] * 2 * len(kernel)
     else:
-        dilations = [1] * len(kernel)
-        edges = implied_padding(pad_type, x.shape[2:], kernel, strides, dilations)
-    beyond = [0] * len(edges)
+        edges = implied_padding(pad_type, x.shape[2:], kernel, strides, [1] * len(kernel))
+    x = functional.pad(x, last_first(edges), value=padding)
     if ceil_mode:
+        added = []
         for axis, (size, taps, stride) in enumerate(zip(x.shape[2:], kernel, strides, strict=True)):
             before, after = edges[2 * axis : 2 * axis + 2]
-            count = math.ceil((size + before + after - taps) / stride) + 1
-            if before + after and (count - 1) * stride >= size + before:
+            count = math.ceil((size - taps) / stride) + 1
+            if before + after and (count - 1) * stride >= size - after:
                 count -= 1
-            beyond[2 * axis + 1] = max(0, (count - 1) * stride + taps - size - before - after)
-    return edges, strides, beyond
-
-
-def _sum_edges(one: list[int], other: list[int]) -> list[int]:
-    return [a + b for a, b in zip(one, other, strict=True)]
-
-
-def _windows(x: Tensor, kernel: list[int], strides: list[int]) -> Tensor:
-    """A view with one axis per axis of the windows at the end."""
+            added += [0, max(0, (count - 1) * stride + taps - size)]
+        x = functional.pad(x, last_first(added), value=beyond)
     for axis, (taps, stride) in enumerate(zip(kernel, strides, strict=True), start=2):
         x = x.unfold(axis, taps, stride)
     return x
