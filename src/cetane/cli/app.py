@@ -2,7 +2,7 @@
 
 import typer
 
-from cetane.cli import build, demo, diff, info, inspect, plan, port, run, validate
+from cetane.cli import build, demo, diff, export, info, inspect, plan, port, run, validate
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,4 +18,5 @@ app.command()(build.build)
 app.command()(validate.validate)
 app.command()(diff.diff)
 app.command()(run.run)
+app.command()(export.export)
 app.command()(info.info)

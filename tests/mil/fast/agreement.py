@@ -7,6 +7,7 @@ import numpy as np
 
 from cetane.mil import Function, load
 from cetane.mil.fast import FastProgram
+from cetane.mil.fast.fusion import fuse
 from cetane.mil.fast.lower import lower
 
 Build = Callable[..., Path]
@@ -20,7 +21,7 @@ def normal(*shape: int) -> np.ndarray:
 
 def kinds(function: Function, pack: bool = False) -> list[str]:
     """Nodes of the graph that the function becomes."""
-    return [node.kind for node in lower(function, pack).nodes]
+    return [node.kind for node in lower(fuse(function, pack)).nodes]
 
 
 def agree(path: Path, **inputs: np.ndarray) -> list[np.ndarray]:

@@ -9,7 +9,6 @@ from typing import Any
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
 from cetane.mil.fast.constants import Constants
-from cetane.mil.fast.fusion import fuse
 from cetane.mil.fast.graph import Graph, Tensor, View, Weight, held, onnx_type
 from cetane.mil.fast.ops import LOWERINGS
 from cetane.mil.fast.packed import Packed
@@ -35,10 +34,8 @@ def unsupported(function: Function) -> list[str]:
     )
 
 
-def lower(function: Function, pack: bool = False) -> Graph:
-    """The graph of a function. States are inputs and outputs of their own names.
-
-    With `pack`, products of few tokens keep their linear weights packed.
+def lower(function: Function) -> Graph:
+    """The graph of a function, op for op. States are inputs and outputs of their own names.
 
     Raises CetaneError that names the op which cannot be lowered.
     """
@@ -48,7 +45,7 @@ def lower(function: Function, pack: bool = False) -> Graph:
             f"function {function.name} uses ops that the fast executor lacks: {', '.join(missing)}",
             hint="Function.compile() runs it",
         )
-    return _Lowerer(fuse(function, pack)).graph
+    return _Lowerer(function).graph
 
 
 class _Lowerer:

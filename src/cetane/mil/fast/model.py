@@ -67,7 +67,9 @@ def model(graphs: Sequence[Graph]) -> ModelProto:
         proto.initializer.append(placeholder)
     for name in first.outputs.values():
         proto.output.append(ValueInfoProto(name=name))
-    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(MICROSOFT, 1)]
+    opsets = [helper.make_opsetid("", _OPSET)]
+    if any(dict(node.attributes).get("domain") == MICROSOFT for node in first.nodes):
+        opsets.append(helper.make_opsetid(MICROSOFT, 1))
     return helper.make_model(proto, opset_imports=opsets, ir_version=_IR_VERSION)
 
 

@@ -11,6 +11,7 @@ import onnxruntime as ort
 
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import NUMPY, Array, kind
+from cetane.mil.fast.fusion import fuse
 from cetane.mil.fast.graph import Graph, held
 from cetane.mil.fast.lower import lower
 from cetane.mil.fast.model import alike, differing_literals, model
@@ -62,19 +63,22 @@ class FastProgram:
         for session in self._sessions:
             if name in session.graphs:
                 return session
-        graph = lower(self.program.functions[name], self._pack)
+        graph = self._lowered(self.program.functions[name])
         graphs = {name: graph}
         for other, function in self.program.functions.items():
             if other == name or any(other in session.graphs for session in self._sessions):
                 continue
             try:
-                candidate = lower(function, self._pack)
+                candidate = self._lowered(function)
             except CetaneError:  # raised again when somebody asks for this function
                 continue
             if alike(graph, candidate):
                 graphs[other] = candidate
         self._sessions.append(_Session(graphs))
         return self._sessions[-1]
+
+    def _lowered(self, function: Function) -> Graph:
+        return lower(fuse(function, self._pack))
 
 
 class _Session:

@@ -83,9 +83,9 @@ def _look_up(indices: Tensor, lut: Tensor, vector_axis: int | None) -> Tensor:
     if length == 1 and groups[0] == math.prod(groups):
         # The usual form, without a number of 32 bits for every element.
         dense = torch.empty(indices.shape, dtype=lut.dtype).reshape(groups[0], -1)
-        rows = indices.reshape(groups[0], -1)
-        for group, table in enumerate(lut.reshape(groups[0], entries)):
-            torch.index_select(table, 0, rows[group].int(), out=dense[group])
+        tables = lut.reshape(groups[0], entries)
+        for part, table, out in zip(indices.reshape(groups[0], -1), tables, dense, strict=True):
+            torch.index_select(table, 0, part.int(), out=out)
         return dense.reshape(indices.shape)
     # The number of each element's group; an axis with a single group is left to broadcasting.
     group = torch.zeros([1] * indices.ndim, dtype=torch.int32)
