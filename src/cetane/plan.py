@@ -262,7 +262,9 @@ class Graph:
 class Planner:
     """Resolves one recipe for one checkpoint; keeps the blocks for whoever builds or runs them."""
 
-    def __init__(self, checkpoint: Source, recipe: Recipe) -> None:
+    def __init__(self, checkpoint: Source, recipe: Recipe, like: "Planner | None" = None) -> None:
+        """`like` plans the same checkpoint: where the recipes agree, its blocks serve both, and
+        what was checked is not checked again."""
         self.checkpoint, self.recipe = checkpoint, recipe
         layers, tensors = checkpoint.config.get("num_hidden_layers"), len(checkpoint.names())
         if isinstance(layers, int) and layers > tensors:  # before a module is made for each
@@ -270,8 +272,13 @@ class Planner:
                 f"{checkpoint.source}: the config says {layers} layers, "
                 f"but there are only {tensors} tensors"
             )
-        self.model: Model = author(
-            checkpoint.config, recipe.tensor_layout, recipe.family, checkpoint
+        shared = like is not None and all(
+            getattr(like.recipe, key) == getattr(recipe, key) for key in ("tensor_layout", "family")
+        )
+        self.model: Model = (
+            like.model
+            if like is not None and shared
+            else author(checkpoint.config, recipe.tensor_layout, recipe.family, checkpoint)
         )
         if recipe.cache.context > self.model.max_context:
             raise CetaneError(
@@ -285,7 +292,8 @@ class Planner:
             shard: self._segments(shard, blocks) for shard, blocks in self.members.items()
         }
         self._order = [segment for segments in self.segments.values() for segment in segments]
-        self._check_tensors()
+        if like is None or not shared or like.recipe.compression != recipe.compression:
+            self._check_tensors()
 
     def _members(self) -> dict[str, tuple[Block, ...]]:
         """Blocks of every shard, by shard name, in the order of their calls."""
@@ -313,6 +321,8 @@ class Planner:
         """A shard cut after every block whose experts are functions of their own."""
         if not self.recipe.layout.routed:
             return (Segment(shard, "", blocks),)
+        if not any(isinstance(block, RoutedBlock) for block in self.model.layers):
+            raise CetaneError(f"layout.routed: {self.checkpoint.source} has no experts")
         cuts = [0, *(i + 1 for i, b in enumerate(blocks) if isinstance(b, RoutedBlock))]
         pieces = [blocks[a:b] for a, b in pairwise([*cuts, len(blocks)]) if a < b]
         for block in blocks:
@@ -339,10 +349,6 @@ class Planner:
                     selected = self.recipe.compression.format_for(weight.name, weight.kind)
                     selected.check(weight.shape, weight.name)
         self.recipe.compression.check(kinds)
-        if self.recipe.layout.routed and not any(
-            isinstance(block, RoutedBlock) for block in self.model.layers
-        ):
-            raise CetaneError(f"layout.routed: {self.checkpoint.source} has no experts")
 
     def _check_shape(self, name: str, wanted: Shape) -> None:
         if name not in self.checkpoint:
@@ -556,11 +562,15 @@ class Planner:
                 for name, truth in block.truths().items()
                 if name in self.model.channels
             }
-            for segment in self._order
-            for step, blocks in zip(
-                self._steps(segment, mode), self._step_blocks(segment, mode), strict=True
-            )
+            for _, step, blocks in self.calls(mode)
         }
+
+    def calls(self, mode: Mode) -> Iterator[tuple[Segment, Step | Route, tuple[Block, ...]]]:
+        """The calls of a mode in order, with the blocks behind each; of a route, the experts."""
+        for segment in self._order:
+            made = zip(self._steps(segment, mode), self._step_blocks(segment, mode), strict=True)
+            for step, blocks in made:
+                yield segment, step, blocks
 
     def _step_blocks(self, segment: Segment, mode: Mode) -> list[tuple[Block, ...]]:
         """The blocks behind each of `_steps`."""
