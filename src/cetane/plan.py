@@ -22,6 +22,7 @@ from cetane.families.base import (
     Head,
     History,
     Model,
+    Part,
     RoutedBlock,
     Truth,
     Weights,
@@ -285,6 +286,9 @@ class Planner:
                 f"cache.context = {recipe.cache.context}: {checkpoint.source} was trained for "
                 f"{self.model.max_context} positions"
             )
+        self._parts: dict[str, tuple[Part, tuple[Part, ...]]] = (
+            like._parts if like is not None and shared else {}
+        )
         self.contract = CONTRACTS[recipe.cache.contract]
         self.heads = self.model.heads(recipe.head.slices)
         self.members = self._members()
@@ -578,7 +582,10 @@ class Planner:
             return [segment.blocks]
         *before, last = segment.blocks
         assert isinstance(last, RoutedBlock)
-        return [(*before, last.router()), last.experts()]
+        if last.name not in self._parts:
+            self._parts[last.name] = last.router(), last.experts()
+        router, experts = self._parts[last.name]
+        return [(*before, router), experts]
 
     def feeds(self, shard: str) -> dict[str, Truth]:
         """What the tensors that a shard takes from earlier ones should equal, by tensor name."""
@@ -605,7 +612,7 @@ class Planner:
                 scores=routed.scores,
                 experts=tuple(
                     tuple(f"expert-{index:02}-{m}{segment.suffix}" for m in modes)
-                    for index in range(len(routed.experts()))
+                    for index in range(len(self._step_blocks(segment, mode)[1]))
                 ),
             )
 

@@ -108,6 +108,12 @@ class Rate(Data):
 
 
 Rates = Mapping[RateName, Rate]
+Costs = Mapping[RateName, float]
+"""Milliseconds of one of what each rate is for."""
+
+
+def costs_of(rates: Rates) -> dict[RateName, float]:
+    return {name: rate.ms for name, rate in rates.items()}
 
 
 class Errors(Data):
@@ -178,37 +184,37 @@ def cite(figure: Figure) -> str:
     return f"{borrowed}{figure.source} ({figure.date})"
 
 
-def usage(work: Work, rates: Rates) -> dict[RateName, float]:
-    """How much of every rate a program uses, in units of `Rate.ms`; linear but for the choice of
-    what its weights are bound by."""
-    streamed: dict[RateName, float] = {}
-    memory_ms = 0.0
+def usage(work: Work, costs: Costs) -> dict[RateName, float]:
+    """How much of every rate a program uses; linear but for the choice of what its weights are
+    bound by."""
+    used: dict[RateName, float] = {}
+    streaming = 0.0
     for bits, count in work.weights.items():
         size = count * bits / 8
-        bounds: list[tuple[RateName, float]] = [("stream", size)]
-        bounds.append(("half", size) if bits > 8 else ("matvec", count))
-        name, amount = max(bounds, key=lambda bound: bound[1] * rates[bound[0]].ms)
-        streamed[name] = streamed.get(name, 0) + amount
-        memory_ms += amount * rates[name].ms
+        name: RateName
+        name, amount = ("half", size) if bits > 8 else ("matvec", count)
+        if size * costs["stream"] > amount * costs[name]:
+            name, amount = "stream", size
+        used[name] = used.get(name, 0) + amount
+        streaming += amount * costs[name]
     macs = sum(work.weights.values()) * work.tokens + work.attention_macs
-    if macs * rates["compute"].ms > memory_ms:
-        streamed = {"compute": macs}
-    return streamed | {
-        "dispatch": work.calls,
-        "any_unit": work.any_unit,
-        "memory": work.memory,
-        "border": work.border,
-        "sort": work.sorted,
-        "host": work.host,
-    }
+    if macs * costs["compute"] > streaming:
+        used = {"compute": macs}
+    used["dispatch"] = work.calls
+    used["any_unit"] = work.any_unit
+    used["memory"] = work.memory
+    used["border"] = work.border
+    used["sort"] = work.sorted
+    used["host"] = work.host
+    return used
 
 
-def terms(works: Iterable[Work], rates: Rates) -> dict[Term, float]:
+def terms(works: Iterable[Work], costs: Costs) -> dict[Term, float]:
     """Milliseconds of some programs, called one after another, by term."""
     found: dict[Term, float] = dict.fromkeys(TERM_OF.values(), 0.0)
     for work in works:
-        for name, amount in usage(work, rates).items():
-            found[TERM_OF[name]] += amount * rates[name].ms
+        for name, amount in usage(work, costs).items():
+            found[TERM_OF[name]] += amount * costs[name]
     return found
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cetane.perf.chips import find_chip
-from cetane.perf.cost import Errors, Fit, Rate, RateName, Rates, on_chip, terms, total, usage
+from cetane.perf.cost import Errors, Fit, Rate, RateName, Rates, costs_of, on_chip, terms, total, usage
 from cetane.perf.evidence import Measurement
 
 FITTED: dict[RateName, str] = {
@@ -69,10 +69,11 @@ def fit_rates(measurements: Sequence[Measurement], chip: str = "m4-max") -> dict
         speeds = []
         for m in prefill:
             on = on_chip(rates, m.chip, base)
-            used = [usage(work, on) for work in m.works]
+            costs = costs_of(on)
+            used = [usage(work, costs) for work in m.works]
             macs = sum(use.get("compute", 0) for use in used)
             rest = sum(
-                amount * on[n].ms for use in used for n, amount in use.items() if n != "compute"
+                amount * costs[n] for use in used for n, amount in use.items() if n != "compute"
             )
             peak = on["compute"].value / rates["compute"].value
             if macs and m.ms > rest:
@@ -93,22 +94,22 @@ def solve(
     columns = np.zeros((len(decode), len(names)))
     known = np.zeros(len(decode))
     for row, m in enumerate(decode):
-        on = on_chip(rates, m.chip, base)
+        costs = costs_of(on_chip(rates, m.chip, base))
         for work in m.works:
-            for name, amount in usage(work, on).items():
+            for name, amount in usage(work, costs).items():
                 if name in FITTED:
                     columns[row, names.index(name)] += amount
                 else:
-                    known[row] += amount * on[name].ms
+                    known[row] += amount * costs[name]
     times = np.array([m.ms for m in decode])
     groups = [m.group for m in decode]
     weights = np.array([groups.count(group) ** -0.5 for group in groups])
     told = np.flatnonzero(columns.any(axis=0))
     scale = (columns[:, told] / times[:, None]).max(axis=0)
-    costs = robust(columns[:, told] / times[:, None] / scale, 1 - known / times, weights) / scale
+    solved = robust(columns[:, told] / times[:, None] / scale, 1 - known / times, weights) / scale
     return {
         names[column]: value_of(FITTED[names[column]], cost)
-        for column, cost in zip(told, costs, strict=True)
+        for column, cost in zip(told, solved, strict=True)
         if cost > 0
     }
 
@@ -163,7 +164,8 @@ def check(measurements: Collection[Measurement], rates: Rates, chip: str = "m4-m
     """Predictions of measurements."""
     base = find_chip(chip)
     return [
-        Checked(m, total(terms(m.works, on_chip(rates, m.chip, base)))) for m in measurements
+        Checked(m, total(terms(m.works, costs_of(on_chip(rates, m.chip, base)))))
+        for m in measurements
     ]
 
 
@@ -211,7 +213,8 @@ def fit(measurements: Sequence[Measurement], chip: str = "m4-max") -> Fit:
         if name == "host":
             final[name] = rate(name, START[name], "ms", HOST)
             continue
-        values = [one.rates[name].value for one in left_out] + [found.value]
+        told = [one.rates[name].value for one in left_out if one.rates[name].value != START[name]]
+        values = [*told, found.value]
         kind = "prefill rows" if name == "compute" else "decode rows"
         source = f"fit to {kind} of data/evidence, {COMMAND}"
         final[name] = rate(name, found.value, found.unit, source, min(values), max(values))
