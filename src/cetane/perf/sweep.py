@@ -1,0 +1,131 @@
+"""All combinations of layout, cache contract, format, T and context that a plan can have on a chip.
+
+Combinations differ in fields of one recipe; the model's blocks are made once and shared.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from cetane.compress import Selection, parse_format
+from cetane.errors import CetaneError
+from cetane.families.base import Head, RoutedBlock
+from cetane.families.caches import CONTRACTS
+from cetane.perf.chips import Chip
+from cetane.perf.predict import Prediction, Predictor
+from cetane.plan import Planner, Route, Source
+from cetane.recipe import Recipe, parse_recipe
+
+FORMATS = ("fp16", "int8-per-channel", "palette6-kmeans-group32", "palette4-kmeans-group32")
+CHUNKS = (2, 4, 8)
+VERIFY = (2, 4, 8)
+CONTEXTS = (512, 2048, 8192)
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One choice of each, its predictions, and why it cannot be, if it cannot."""
+
+    layout: str
+    contract: str
+    format: str
+    verify: int
+    context: int
+    recipe: Recipe
+    decode: Prediction
+    verifying: Prediction
+    refused: str | None
+
+    @property
+    def slowdown(self) -> float:
+        """What a verifying call takes, in decode steps."""
+        return self.verifying.ms / self.decode.ms
+
+
+class Sweep:
+    """The combinations around a recipe, whose other fields stay as they are."""
+
+    def __init__(self, checkpoint: Source, recipe: Recipe, chip: Chip) -> None:
+        self.checkpoint, self.recipe = checkpoint, recipe
+        self.base = Planner(checkpoint, recipe)
+        self.predictor = Predictor(chip)
+        self.limits = {
+            name: chip.figure(name).value for name in ("program_bytes", "programs")
+        }
+        self._planners: dict[str, Planner] = {}
+
+    def layouts(self) -> dict[str, dict[str, Any]]:
+        """Layouts by name; with experts of their own as well, where the model has any."""
+        layers = len({block.layer for block in self.base.model.layers})
+        found: dict[str, dict[str, Any]] = {"per-block": {"kind": "per-block"}}
+        if len(self.base.model.layers) == layers:  # a block is a layer
+            found = {}
+        found["per-layer"] = {"kind": "per-layer"}
+        for chunks in CHUNKS:
+            if chunks < layers:
+                found[f"{chunks} chunks"] = {"kind": "chunks", "chunks": chunks}
+        found["single"] = {"kind": "single"}
+        routing = [b for b in self.base.model.layers if isinstance(b, RoutedBlock)]
+        if routing and all(block.one_expert for block in routing):
+            for name, layout in list(found.items()):
+                found[f"{name}, routed"] = layout | {"routed": ("decode", "verify")}
+        return found
+
+    def __iter__(self) -> Iterator[Combination]:
+        contexts = [c for c in CONTEXTS if c <= self.base.model.max_context]
+        own = self.recipe.cache.context
+        contexts = sorted({own, *contexts})
+        for (name, layout), contract, form, verify, context in product(
+            self.layouts().items(), CONTRACTS, FORMATS, VERIFY, contexts
+        ):
+            recipe = self.variant(layout, contract, form, verify, context)
+            if recipe is None:
+                continue
+            try:
+                planner = self.planner(recipe)
+            except CetaneError:  # a format that does not divide a weight, and the like
+                continue
+            decode = self.predictor.predict(planner, "decode")
+            verifying = self.predictor.predict(planner, "verify")
+            refused = self.refusal(planner)
+            yield Combination(
+                name, contract, form, verify, context, recipe, decode, verifying, refused
+            )
+
+    def variant(
+        self, layout: dict[str, Any], contract: str, form: str, verify: int, context: int
+    ) -> Recipe | None:
+        """The recipe with some fields replaced; None where recipes cannot be so."""
+        content = self.recipe.model_dump()
+        content["layout"] = layout
+        content["cache"] = content["cache"] | {"contract": contract, "context": context}
+        content["tokens"] = content["tokens"] | {"verify": verify, "shapes": "static"}
+        content["compression"] = {"default": form}
+        try:
+            return parse_recipe(content, "sweep")
+        except CetaneError:
+            return None
+
+    def planner(self, recipe: Recipe) -> Planner:
+        """A planner that shares what it can with the one before of the same compression."""
+        key = recipe.compression.default
+        made = Planner(self.checkpoint, recipe, self._planners.get(key, self.base))
+        self._planners.setdefault(key, made)
+        return made
+
+    def refusal(self, planner: Planner) -> str | None:
+        """Why a chip would not hold the plan, None if it would."""
+        for shard, blocks in planner.members.items():
+            weights = self.predictor.weights(planner, blocks)
+            size = sum(bits / 8 * count for bits, count in weights.items())
+            if size > self.limits["program_bytes"]:
+                return f"{shard} has {size / 1e9:.2f} GB, {self.limits['program_bytes'] / 1e9:.2f} at most"
+        programs = sum(
+            len(blocks) if isinstance(step, Route) else 1
+            for mode in planner.recipe.tokens.by_mode()
+            for _, step, blocks in planner.calls(mode)
+        )
+        if programs > self.limits["programs"]:
+            return f"{programs} programs, {self.limits['programs']:.0f} at most"
+        return None
