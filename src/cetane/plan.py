@@ -566,15 +566,17 @@ class Planner:
                 for name, truth in block.truths().items()
                 if name in self.model.channels
             }
-            for _, step, blocks in self.calls(mode)
+            for segment in self._order
+            for step, blocks in zip(
+                self._steps(segment, mode), self._step_blocks(segment, mode), strict=True
+            )
         }
 
-    def calls(self, mode: Mode) -> Iterator[tuple[Segment, Step | Route, tuple[Block, ...]]]:
-        """The calls of a mode in order, with the blocks behind each; of a route, the experts."""
+    def calls(self, mode: Mode) -> Iterator[tuple[Segment, tuple[Block, ...], bool]]:
+        """What every call of a mode computes, in order; True for experts, of which some run."""
         for segment in self._order:
-            made = zip(self._steps(segment, mode), self._step_blocks(segment, mode), strict=True)
-            for step, blocks in made:
-                yield segment, step, blocks
+            for index, blocks in enumerate(self._step_blocks(segment, mode)):
+                yield segment, blocks, index == 1
 
     def _step_blocks(self, segment: Segment, mode: Mode) -> list[tuple[Block, ...]]:
         """The blocks behind each of `_steps`."""

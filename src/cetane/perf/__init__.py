@@ -1,1 +1,1 @@
-"""Predicted speed: chips as data, a physical model of a call, and its fit to public measurements."""
+"""Predicted speed: chips as data, a physical model, and its fit to public measurements."""

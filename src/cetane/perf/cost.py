@@ -28,7 +28,16 @@ from cetane.perf.chips import Chip, Figure
 
 Term = Literal["dispatch", "bytes", "MACs", "KV", "host"]
 RateName = Literal[
-    "dispatch", "any_unit", "matvec", "half", "stream", "compute", "memory", "border", "sort", "host"
+    "dispatch",
+    "any_unit",
+    "matvec",
+    "half",
+    "stream",
+    "compute",
+    "memory",
+    "border",
+    "sort",
+    "host",
 ]
 TERM_OF: dict[RateName, Term] = {
     "dispatch": "dispatch",
@@ -165,11 +174,15 @@ def on_chip(rates: Rates, chip: Chip, fitted_on: Chip) -> dict[RateName, Rate]:
     as fitted, since the chips that were measured do not differ in them."""
     own, peak, base = chip.figure("stream"), chip.figure("compute"), fitted_on.figure("compute")
     compute = rates["compute"]
-    scaled = compute.model_copy(
-        update={
-            "value": compute.value * peak.value / base.value,
-            "source": f"{compute.source}; times {chip.id}'s peak, {cite(peak)}",
-        }
+    scaled = (
+        compute
+        if chip.id == fitted_on.id
+        else compute.model_copy(
+            update={
+                "value": compute.value * peak.value / base.value,
+                "source": f"{compute.source}; times {chip.id}'s peak, {cite(peak)}",
+            }
+        )
     )
     stream = Rate(
         value=own.value, unit="GB/s", kind="published", low=own.value, high=own.value,

@@ -1,8 +1,8 @@
 """Public measurements of decoding on the ANE, as what was called and how long it took.
 
-The files are `data/evidence/*.csv`, as they were compiled, each row with its source; README.md there
-tells of the columns. A row becomes one measurement of a step, and one of every part of it that was
-timed. What cannot be predicted for is left out, with the reason.
+The files are `data/evidence/*.csv`, as they were compiled, each row with its source; README.md
+there tells of the columns. A row becomes one measurement of a step, and one of every part of it
+that was timed. What cannot be predicted for is left out, with the reason.
 """
 
 import csv
@@ -21,6 +21,7 @@ from cetane.perf.cost import Work
 from cetane.perf.shapes import Bits, Contract, Decoder, load_decoders
 
 Row = dict[str, str]
+Kind = Literal["step", "part", "prefill", "verify"]
 COLUMNS = {"book": ("topology", "ms_per_tok"), "chunks": ("layout", "ms_per_step")}
 """What tells the two kinds of files apart."""
 UNUSABLE = {
@@ -43,7 +44,7 @@ class Measurement:
     model: str
     chip: Chip
     what: str
-    kind: Literal["step", "part", "prefill", "verify"]
+    kind: Kind
     works: tuple[Work, ...]
     ms: float
     source: str
@@ -174,8 +175,8 @@ def book(file: str, row: Row) -> Iterator[Measurement]:
     model = decoder(row)
     where = chip(row["hw"])
 
-    def measured(what: str, kind: Literal["step", "part"], works: list[Work], ms: float | None):  # type: ignore[no-untyped-def]
-        if ms is not None:
+    def measured(what: str, kind: Kind, works: list[Work], column: str) -> Iterator[Measurement]:
+        if (ms := number(row, column)) is not None:
             yield Measurement(
                 file, row["id"], row["model"], where, what, kind, tuple(works), ms, row["source"]
             )
@@ -184,7 +185,7 @@ def book(file: str, row: Row) -> Iterator[Measurement]:
     if "LM-head shard" in layout:
         one = number(row, "weight_mb_per_shard")
         weights = {8.0: (one or 0) * 1e6}
-        yield from measured(layout, "part", [Work(weights=weights)], number(row, "ms_per_call"))
+        yield from measured(layout, "part", [Work(weights=weights)], "ms_per_call")
         return
     head = Work(weights={8.0: model.head})
     slots = int(number(row, "state_len") or 0)
@@ -204,12 +205,12 @@ def book(file: str, row: Row) -> Iterator[Measurement]:
             for count, end in zip(counts, ends, strict=True)
         ]
         if single:
-            yield from measured(layout, "step", layers, number(row, "ms_per_shard"))
+            yield from measured(layout, "step", layers, "ms_per_shard")
             return
     host = Work(calls=0, sorted=model.vocab if samples(row) else 0)
-    yield from measured(f"{layout}: layers", "part", layers, number(row, "layers_ms_per_tok"))
-    yield from measured(f"{layout}: head", "part", [head], number(row, "head_ms_per_tok"))
-    yield from measured(layout, "step", [*layers, head, host], number(row, "ms_per_tok"))
+    yield from measured(f"{layout}: layers", "part", layers, "layers_ms_per_tok")
+    yield from measured(f"{layout}: head", "part", [head], "head_ms_per_tok")
+    yield from measured(layout, "step", [*layers, head, host], "ms_per_tok")
 
 
 def samples(row: Row) -> bool:
@@ -260,9 +261,17 @@ def chunks(file: str, row: Row) -> Iterator[Measurement]:
     tok_s, ms = number(row, "tok_s"), number(row, "ms_per_step")
     step = 1000 / tok_s if tok_s else ms
 
-    def measured(what: str, kind: str, works: Iterable[Work], ms: float) -> Measurement:
+    def measured(what: str, kind: Kind, works: Iterable[Work], ms: float) -> Measurement:
         return Measurement(
-            file, row["id"], row["model"], where, what, kind, tuple(works), ms, row["source"]  # type: ignore[arg-type]
+            file,
+            row["id"],
+            row["model"],
+            where,
+            what,
+            kind,
+            tuple(works),
+            ms,
+            row["source"],
         )
 
     if row["kind"] == "chunk" or row["kind"] == "prefill chunk":
@@ -289,7 +298,7 @@ def chunks(file: str, row: Row) -> Iterator[Measurement]:
             raise Unusable("how many programs it has is not stated")
         one = model.program(0, model.layers, int(slots), bits, contract, True, tokens)
         works = [one, Work(calls=calls - 1)]
-    kind = "step" if row["kind"] == "decode" else "verify"
+    kind: Kind = "step" if row["kind"] == "decode" else "verify"
     if model.chunks and kind == "step":
         for work, column in zip(works, TIMED.get(len(works), ()), strict=False):
             if (part := number(row, column)) is not None:

@@ -2,9 +2,9 @@
 
 `python -m cetane.perf.fit` prints the errors, `--write` renews `data/rates.toml`.
 
-The loss is the sum of absolute relative errors, smoothed near zero (a few rows may be off by much,
-and are); a group counts as the root of its rows, so that no model with many of them rules. Rates are
-not negative. Errors are of steps whose whole group, a model on a device, was left out of the fit.
+The loss is the sum of absolute relative errors, smoothed near zero (a few rows may be off by
+much, and are); a group counts as the root of its rows, so that no model with many of them rules.
+Rates are not negative. Errors are of steps whose whole group, a model on a device, was left out.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from cetane.perf.chips import find_chip
-from cetane.perf.cost import Errors, Fit, Rate, RateName, Rates, costs_of, on_chip, terms, total, usage
+from cetane.perf.cost import (
+    Errors,
+    Fit,
+    Rate,
+    RateName,
+    Rates,
+    costs_of,
+    on_chip,
+    terms,
+    total,
+    usage,
+)
 from cetane.perf.evidence import Measurement
 
 FITTED: dict[RateName, str] = {
@@ -29,8 +40,8 @@ FITTED: dict[RateName, str] = {
 }
 """What is fitted to the decode steps and their parts, with units; `compute` to prefill."""
 START: dict[RateName, float] = {
-    "dispatch": 0.3, "any_unit": 1e-6, "matvec": 119, "half": 60, "memory": 50, "border": 10, "sort": 50,
-    "compute": 4, "host": 0.6,
+    "dispatch": 0.3, "any_unit": 1e-6, "matvec": 119, "half": 60, "memory": 50, "border": 10,
+    "sort": 50, "compute": 4, "host": 0.6,
 }  # fmt: skip
 """Where the fit starts; `host` stays."""
 HOST = "CoreML-LLM rows 5, 8, 21: embedding rows 0.4 ms, masks 0.2 to 0.4"
@@ -83,9 +94,7 @@ def fit_rates(measurements: Sequence[Measurement], chip: str = "m4-max") -> dict
     return rates
 
 
-def solve(
-    decode: Sequence[Measurement], rates: Rates, chip: str
-) -> dict[RateName, float]:
+def solve(decode: Sequence[Measurement], rates: Rates, chip: str) -> dict[RateName, float]:
     """One round: the values of the fitted rates, what weights are bound by being as it is."""
     if not decode:
         return {}
@@ -160,7 +169,9 @@ class Checked:
         return self.predicted / self.measurement.ms - 1
 
 
-def check(measurements: Collection[Measurement], rates: Rates, chip: str = "m4-max") -> list[Checked]:
+def check(
+    measurements: Collection[Measurement], rates: Rates, chip: str = "m4-max"
+) -> list[Checked]:
     """Predictions of measurements."""
     base = find_chip(chip)
     return [
@@ -216,7 +227,7 @@ def fit(measurements: Sequence[Measurement], chip: str = "m4-max") -> Fit:
         told = [one.rates[name].value for one in left_out if one.rates[name].value != START[name]]
         values = [*told, found.value]
         kind = "prefill rows" if name == "compute" else "decode rows"
-        source = f"fit to {kind} of data/evidence, {COMMAND}"
+        source = f"fit to the {kind} of data/evidence"
         final[name] = rate(name, found.value, found.unit, source, min(values), max(values))
     return Fit(chip=chip, command=COMMAND, errors=errors(left_out), rates=final)
 
@@ -230,7 +241,28 @@ def toml(found: Fit) -> str:
             lines.append(f"{key} = " + (f'"{value}"' if isinstance(value, str) else f"{value:.5g}"))
         return "\n".join(lines)
 
-    head = f'# Made by {found.command}: do not edit.\nchip = "{found.chip}"\ncommand = "{found.command}"'
-    parts = [head, table("errors", found.errors.model_dump())]
+    head = f"# Made by {found.command}: do not edit."
+    top = f'chip = "{found.chip}"\ncommand = "{found.command}"'
+    parts = [f"{head}\n{top}", table("errors", found.errors.model_dump())]
     parts += [table(f"rates.{name}", one.model_dump()) for name, one in found.rates.items()]
     return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    """Print the errors of every group; with `--write` renew `data/rates.toml`."""
+    import sys
+    from pathlib import Path
+
+    import cetane
+    from cetane.perf.evidence import load_evidence
+
+    measurements, _ = load_evidence()
+    made = fit(measurements)
+    print(toml(made), end="")
+    if sys.argv[1:] == ["--write"]:
+        path = Path(cetane.__file__).parent / "data" / "rates.toml"
+        path.write_text(toml(made), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,9 +1,9 @@
 """A plan's speed on a chip: the work of every call of a mode, its terms, and which of them binds.
 
 What the measured ports did and ours do differently is priced by the same rates, and not measured:
-`readonly` takes the cache in and does not give it out, copies it once to append the new columns, and
-keys are not repeated for the query heads but read as if they were. Tokens are routed as if every
-expert were equally likely.
+`readonly` takes the cache in and does not give it out, copies it once to append the new columns,
+and keys are not repeated for the query heads but read as if they were. Tokens are routed as if
+every expert were equally likely.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from cetane.families.base import Block, CacheGroup, Head, Part
 from cetane.families.caches import ContractName
 from cetane.perf.chips import Chip, find_chip
 from cetane.perf.cost import Fit, Rates, Term, Work, costs_of, load_fit, on_chip, terms, total
-from cetane.plan import Planner, Route, Segment
+from cetane.plan import Planner, Segment
 from cetane.recipe import Mode
 
 Counts = Mapping[float, float]
@@ -88,9 +88,9 @@ class Predictor:
         """What every call of a mode does, and the host."""
         tokens = planner.recipe.tokens.by_mode()[mode]
         works = [GREEDY]
-        for segment, step, blocks in planner.calls(mode):
+        for segment, blocks, routed in planner.calls(mode):
             weights = self.weights(planner, blocks)
-            if isinstance(step, Route):
+            if routed:
                 one = {bits: count / len(blocks) for bits, count in weights.items()}
                 work = self.call(planner, segment, blocks[:1], one, tokens, context)
                 works.append(work.times(distinct(len(blocks), tokens)))

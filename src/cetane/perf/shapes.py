@@ -13,6 +13,8 @@ from importlib import resources
 from itertools import pairwise
 from typing import Literal
 
+from pydantic import Field
+
 from cetane.families.flow import Data
 from cetane.perf.cost import Work
 
@@ -54,7 +56,7 @@ class Decoder(Data):
     shared_mlp: int | None = None
     per_layer: int = 0
     experts: int = 0
-    chunks: dict[int, tuple[int, ...]] = {}
+    chunks: dict[int, tuple[int, ...]] = Field(default_factory=dict)
 
     @property
     def head(self) -> int:

@@ -4,17 +4,16 @@ Combinations differ in fields of one recipe; the model's blocks are made once an
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from cetane.compress import Selection, parse_format
 from cetane.errors import CetaneError
-from cetane.families.base import Head, RoutedBlock
+from cetane.families.base import RoutedBlock
 from cetane.families.caches import CONTRACTS
 from cetane.perf.chips import Chip
 from cetane.perf.predict import Prediction, Predictor
-from cetane.plan import Planner, Route, Source
+from cetane.plan import Planner, Source
 from cetane.recipe import Recipe, parse_recipe
 
 FORMATS = ("fp16", "int8-per-channel", "palette6-kmeans-group32", "palette4-kmeans-group32")
@@ -50,9 +49,7 @@ class Sweep:
         self.checkpoint, self.recipe = checkpoint, recipe
         self.base = Planner(checkpoint, recipe)
         self.predictor = Predictor(chip)
-        self.limits = {
-            name: chip.figure(name).value for name in ("program_bytes", "programs")
-        }
+        self.limits = {name: chip.figure(name).value for name in ("program_bytes", "programs")}
         self._planners: dict[str, Planner] = {}
 
     def layouts(self) -> dict[str, dict[str, Any]]:
@@ -76,42 +73,44 @@ class Sweep:
         contexts = [c for c in CONTEXTS if c <= self.base.model.max_context]
         own = self.recipe.cache.context
         contexts = sorted({own, *contexts})
-        for (name, layout), contract, form, verify, context in product(
-            self.layouts().items(), CONTRACTS, FORMATS, VERIFY, contexts
+        for (name, layout), contract, form, context in product(
+            self.layouts().items(), CONTRACTS, FORMATS, contexts
         ):
-            recipe = self.variant(layout, contract, form, verify, context)
-            if recipe is None:
-                continue
-            try:
-                planner = self.planner(recipe)
-            except CetaneError:  # a format that does not divide a weight, and the like
-                continue
-            decode = self.predictor.predict(planner, "decode")
-            verifying = self.predictor.predict(planner, "verify")
-            refused = self.refusal(planner)
-            yield Combination(
-                name, contract, form, verify, context, recipe, decode, verifying, refused
-            )
+            decode: Prediction | None = None
+            for verify in VERIFY:
+                made = self.planner(layout, contract, form, verify, context)
+                if made is None:
+                    continue
+                if decode is None:  # neither depends on the verifier's width
+                    decode = self.predictor.predict(made, "decode")
+                    refused = self.refusal(made)
+                verifying = self.predictor.predict(made, "verify")
+                yield Combination(
+                    name, contract, form, verify, context, made.recipe, decode, verifying, refused
+                )
 
-    def variant(
+    def planner(
         self, layout: dict[str, Any], contract: str, form: str, verify: int, context: int
-    ) -> Recipe | None:
-        """The recipe with some fields replaced; None where recipes cannot be so."""
+    ) -> Planner | None:
+        """The plan with some fields of the recipe replaced; None where there is no such plan.
+
+        It shares what it can with one of the same compression.
+        """
         content = self.recipe.model_dump()
         content["layout"] = layout
         content["cache"] = content["cache"] | {"contract": contract, "context": context}
         content["tokens"] = content["tokens"] | {"verify": verify, "shapes": "static"}
-        content["compression"] = {"default": form}
+        content["compression"] = {"default": form} | {
+            table: {key: value for key, value in content["compression"][table].items()
+                    if value == "fp16"}  # what the recipe found too delicate
+            for table in ("types", "names")
+        }  # fmt: skip
         try:
-            return parse_recipe(content, "sweep")
-        except CetaneError:
+            recipe = parse_recipe(content, "sweep")
+            made = Planner(self.checkpoint, recipe, self._planners.get(form, self.base))
+        except CetaneError:  # a format that does not divide a weight, a context too small, ...
             return None
-
-    def planner(self, recipe: Recipe) -> Planner:
-        """A planner that shares what it can with the one before of the same compression."""
-        key = recipe.compression.default
-        made = Planner(self.checkpoint, recipe, self._planners.get(key, self.base))
-        self._planners.setdefault(key, made)
+        self._planners.setdefault(form, made)
         return made
 
     def refusal(self, planner: Planner) -> str | None:
@@ -120,11 +119,12 @@ class Sweep:
             weights = self.predictor.weights(planner, blocks)
             size = sum(bits / 8 * count for bits, count in weights.items())
             if size > self.limits["program_bytes"]:
-                return f"{shard} has {size / 1e9:.2f} GB, {self.limits['program_bytes'] / 1e9:.2f} at most"
+                most = self.limits["program_bytes"]
+                return f"{shard} has {size / 1e9:.2f} GB, {most / 1e9:.2f} at most"
         programs = sum(
-            len(blocks) if isinstance(step, Route) else 1
+            len(blocks) if routed else 1
             for mode in planner.recipe.tokens.by_mode()
-            for _, step, blocks in planner.calls(mode)
+            for _, blocks, routed in planner.calls(mode)
         )
         if programs > self.limits["programs"]:
             return f"{programs} programs, {self.limits['programs']:.0f} at most"
