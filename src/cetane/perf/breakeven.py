@@ -23,7 +23,7 @@ class Speculation:
     """Drafting K - 1 tokens, and what else the host does for a call."""
 
     def __post_init__(self) -> None:
-        if self.width < 2 or self.t1 <= 0 or self.tk <= 0 or self.draft < 0:
+        if self.width < 2 or not (self.t1 > 0 and self.tk > 0 and self.draft >= 0):
             raise CetaneError(
                 f"speculation of {self.width} columns, t1 = {self.t1} ms, tK = {self.tk} ms, "
                 f"drafting {self.draft} ms: times must be positive, and columns 2 at least"
