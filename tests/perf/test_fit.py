@@ -22,6 +22,8 @@ from cetane.perf.cost import (
 from cetane.perf.evidence import Measurement, load_evidence
 from cetane.perf.fit import (
     START,
+    Checked,
+    LeftOut,
     check,
     errors,
     fit_rates,
@@ -104,12 +106,13 @@ def test_a_left_out_group_is_left_out() -> None:
 
 
 def test_errors_are_quantiles_of_left_out_steps() -> None:
-    made = synthetic(groups=4, rows=10)
-    slow = [replace(m, ms=m.ms * 1.2) if m.model == "model 0" else m for m in made]
-    found = errors(leave_one_group_out(slow))
-    assert found.rows == 40
-    assert found.low == pytest.approx(1, abs=0.01) and found.high == pytest.approx(1.2, abs=0.02)
-    assert found.median == pytest.approx(0, abs=0.01)
+    one = measurement("a", (Work(),))
+    ratios = np.linspace(0.9, 1.3, 41)
+    checked = [Checked(one, one.ms / ratio) for ratio in ratios]
+    parts = [Checked(replace(one, kind="part"), 1000.0)]
+    found = errors([LeftOut("a", {}, checked), LeftOut("b", {}, parts)])
+    assert (found.rows, found.low, found.high) == (41, pytest.approx(0.94), pytest.approx(1.26))
+    assert found.median == pytest.approx(np.median(np.abs(1 / ratios - 1)))
 
 
 def test_least_squares_against_scipy() -> None:

@@ -43,13 +43,18 @@ def show_predicted(planner: Planner, predictor: Predictor) -> None:
     found, chip = predictions(planner, predictor), predictor.chip
     rows = [
         [p.mode, p.tokens, p.context, f"{p.ms:.1f}", interval(p), f"{p.tok_s:.1f}", p.binds]
-        + [f"{p.terms[term]:.1f}" for term in TERMS]
         for p in found
     ]
-    columns = ["mode", "T", "context", "ms", "interval", "tok/s", "binds", *TERMS]
+    columns = ["mode", "T", "context", "ms", "interval", "tok/s", "binds"]
     table(f"predicted on {chip.name}", columns, rows)
-    console.print(footing(predictor))
     context = planner.recipe.cache.context
+    for p in found:
+        if p.context == context:
+            parts = " + ".join(f"{term} {p.terms[term]:.1f}" for term in TERMS)
+            console.print(f"predicted {p.mode} at {context}: {parts} ms")
+    console.print(footing(predictor))
+    if len({p.mode for p in found}) > 1:
+        console.print("tok/s of a verifying call: if every draft is accepted")
     spec = speculation(found, context)
     if spec is not None:
         console.print(
@@ -162,15 +167,15 @@ def describe(one: Combination) -> str:
 def show_sweep(combinations: Sequence[Combination], recipe: Recipe, chip: Chip) -> None:
     """The fastest combinations, the one to take, and what is faster but not held."""
     held = ranked(combinations)
+    shown = list({(c.layout, c.contract, c.format, c.context): c for c in reversed(held)}.values())
     rows = [
-        [c.layout, c.contract, c.format, c.context, c.verify, f"{c.decode.ms:.1f}",
-         interval(c.decode), f"{c.decode.tok_s:.1f}", c.decode.binds, f"{c.slowdown:.2f}"]
-        for c in held[:SHOWN]
+        [c.layout, c.contract, c.format.partition("-")[0], c.context, f"{c.decode.ms:.1f}",
+         f"{c.decode.tok_s:.1f}", c.decode.binds, f"{c.verify}: {c.slowdown:.2f}"]
+        for c in shown[: -SHOWN - 1 : -1]
     ]  # fmt: skip
-    columns = ["layout", "cache", "format", "context", "verify T", "ms", "interval", "tok/s",
-               "binds", "tK/t1"]  # fmt: skip
-    table(f"predicted on {chip.name}: {len(held)} of {len(combinations)} combinations fit it",
-          columns, rows)  # fmt: skip
+    columns = ["layout", "cache", "format", "context", "ms", "tok/s", "binds", "T: tK/t1"]
+    title = f"predicted on {chip.name}: {len(held)} of {len(combinations)} combinations fit it"
+    table(title, columns, rows)
     best = recommended(combinations, recipe)
     if best is None:
         console.print(f"nothing fits at a context of {recipe.cache.context}")
