@@ -68,8 +68,8 @@ def test_a_step_of_phi() -> None:
     assert pytest.approx(100.7e6, rel=1e-3) == PHI_LAYER  # 100.8 MB by its own row
     assert head.weights == {8: 200064 * 3072}
     assert [w.any_unit for w in layers] == [1] * 4 and head.any_unit == 0
-    # K and V, fp16: 24 query heads read; 8 heads of cache read out and written back
-    layer = 2 * 2 * 2048 * 128 * (24 + 2 * 8)
+    # K and V of 8 heads, fp16: blended in six passes, then read once
+    layer = 2 * 2 * 2048 * 128 * 8 * (6 + 1)
     assert layers[3].memory == 2 * layer
     assert host.sorted == 0 and one.ms == 58.21
 
@@ -91,7 +91,11 @@ def test_chunks_of_gemma() -> None:
     assert works[0].border == 2 * own
     assert works[2].border == works[3].border == shared
     assert works[1].border == 2 * 2 * 2 * 512 * (5 * 512 + 2 * 2048) + shared
-    assert works[2].memory == 2 * 2 * 8 * (8 * 256 * 512 + 2 * 512 * 2048)
+    # readers: 8 sliding and 2 full layers, read once, and repeated for 8 query heads in two passes
+    assert works[2].memory == 2 * 2 * (8 * 256 * 512 + 2 * 512 * 2048) * (1 + 2 * 8)
+    stateful = model.chunked(model.chunks[4], 2048, bits, "stateful")
+    assert stateful[0].border == 0
+    assert works[0].memory - stateful[0].memory == 4 * 2 * 2 * 512 * 2048  # blended, not copied
 
 
 def test_a_window_on_full_attention() -> None:

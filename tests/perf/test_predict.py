@@ -61,16 +61,16 @@ def test_the_work_of_a_chunk(tiny: Shapes, predictor: Predictor) -> None:
     assert (host.calls, host.host) == (0, 1)
     assert layers.weights == {8: 2 * LAYER, 16: 2 * GAINS}
     assert head.weights == {8: 288 * 64, 16: 64}
-    keys = 2 * 2 * 16 * 129  # K and V, fp16, the cache and the new column
-    own = 2 * 2 * 16 * 2 * 128  # of two heads
-    assert layers.memory == 2 * (4 * keys + 2 * own)  # four query heads; copied once
+    own = 2 * 2 * 16 * 2 * 128  # K and V of two heads, fp16
+    assert layers.memory == 2 * (2 * own + own)  # copied with the new column, and read
+    assert layers.attention_macs == 2 * 2 * 4 * 16 * 129  # four query heads, with that column
     assert layers.border == 2 * own + 2 * 64  # the cache comes in, and a hidden column goes
     assert head.border == 2 * (64 + 288)
 
 
 @pytest.mark.parametrize(
     ("contract", "crosses", "copied"),
-    [("readonly", 1, 2), ("blend", 2, 0), ("shift", 2, 0), ("stateful", 0, 2)],
+    [("readonly", 1, 2), ("blend", 2, 6), ("shift", 2, 2), ("stateful", 0, 2)],
 )
 def test_contracts(
     tiny: Shapes, predictor: Predictor, contract: str, crosses: int, copied: int
@@ -78,9 +78,9 @@ def test_contracts(
     content = {"cache": {"contract": contract, "context": 128}, "layout": {"chunks": 1}}
     planner = Planner(tiny, recipe(**content))
     _, layers, _ = predictor.works(planner, "decode", 128)
-    own, slots = 2 * 2 * 2 * 16 * 2 * 128, 129 if contract == "readonly" else 128
+    own = 2 * 2 * 2 * 16 * 2 * 128
     assert layers.border == crosses * own + 2 * 64
-    assert layers.memory == 2 * 2 * 2 * 4 * 16 * slots + copied * own
+    assert layers.memory == (1 + copied) * own
     assert set(CONTRACTS) == {"readonly", "blend", "shift", "stateful"}
 
 

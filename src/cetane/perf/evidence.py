@@ -18,7 +18,7 @@ from typing import Literal
 from cetane.errors import CetaneError
 from cetane.perf.chips import Chip, chip_of
 from cetane.perf.cost import Work
-from cetane.perf.shapes import Bits, Contract, Decoder, load_decoders
+from cetane.perf.shapes import COPIES, HALF, Bits, Contract, Decoder, load_decoders
 
 Row = dict[str, str]
 Kind = Literal["step", "part", "prefill", "verify"]
@@ -201,7 +201,7 @@ def book(file: str, row: Row) -> Iterator[Measurement]:
         ends = list(accumulate(counts))
         any_unit = float(row["compute_units_runtime"] == "all")
         layers = [
-            replace(model.program(end - count, end, slots, EIGHT, "stateful"), any_unit=any_unit)
+            replace(model.program(end - count, end, slots, EIGHT, "blended"), any_unit=any_unit)
             for count, end in zip(counts, ends, strict=True)
         ]
         if single:
@@ -232,7 +232,7 @@ def zaya(model: Decoder, layout: str, quant: str, slots: int) -> list[Work]:
     else:
         attention = Work(weights={8.0: projections + 2 * model.hidden * keys})
     if "probe" not in layout:
-        memory = 2 * 2 * slots * (query + 2 * keys)
+        memory = 2 * HALF * slots * keys * (1 + COPIES["blend"])
         attention = Work(weights=attention.weights, memory=memory)
     experts = Work(weights={4.0 if "INT4" in quant else 8.0: model.experts})
     return [attention.times(model.layers), experts.times(model.layers)]

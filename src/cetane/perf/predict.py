@@ -1,9 +1,8 @@
 """A plan's speed on a chip: the work of every call of a mode, its terms, and which of them binds.
 
 What the measured ports did and ours do differently is priced by the same rates, and not measured:
-`readonly` takes the cache in and does not give it out, copies it once to append the new columns,
-and keys are not repeated for the query heads but read as if they were. Tokens are routed as if
-every expert were equally likely.
+`readonly` takes the cache in and does not give it out, and copies it once to append the new
+columns. Tokens are routed as if every expert were equally likely.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,17 +13,21 @@ from cetane.families.base import Block, CacheGroup, Head, Part
 from cetane.families.caches import ContractName
 from cetane.perf.chips import Chip, find_chip
 from cetane.perf.cost import Fit, Rates, Term, Work, costs_of, load_fit, on_chip, terms, total
+from cetane.perf.shapes import COPIES, HALF
 from cetane.plan import Planner, Segment
 from cetane.recipe import Mode
 
 Counts = Mapping[float, float]
 """How many weights there are, by their bits."""
-HALF = 2
-"""Bytes of a value."""
 CROSSES: dict[ContractName, int] = {"readonly": 1, "blend": 2, "shift": 2, "stateful": 0}
 """How often a cache crosses the program's border: in, and out."""
-COPIED: dict[ContractName, int] = {"readonly": 2, "blend": 0, "shift": 0, "stateful": 2}
-"""How often a cache is read or written inside the program, attention aside."""
+COPIED: dict[ContractName, int] = {
+    "readonly": COPIES["shift"],
+    "blend": COPIES["blend"],
+    "shift": COPIES["shift"],
+    "stateful": COPIES["copy"],
+}
+"""How often a cache is read or written inside the program, before attention reads it once."""
 GREEDY = Work(calls=0, host=1)
 
 
@@ -116,10 +119,9 @@ class Predictor:
                 group = planner.model.memory[cache.group]
                 assert isinstance(group, CacheGroup)
                 own = 2 * HALF * prod(cache.shape[:3]) * context
-                seen = cache.layers * group.query * group.dim * visible
-                memory += 2 * HALF * seen + COPIED[contract] * own
+                memory += (1 + COPIED[contract]) * own
                 border += CROSSES[contract] * own
-                macs += 2 * seen * tokens
+                macs += 2 * cache.layers * group.query * group.dim * visible * tokens
         channels = planner.model.channels
         named = {name for block in blocks for name in (*block.reads, *block.writes)}
         columns = sum(channels.get(name, 0) for name in named)

@@ -1,9 +1,15 @@
 """The work of a decoder from its shapes alone: for measurements of models that others ported.
 
-How their graphs treat the cache (`Contract`), in bytes:
+Bytes that a graph moves are those of its operations, as the ports' converters write them. How they
+treat the cache (`Contract`):
 
-- `stateful`: an MLState, read out and written back inside the program;
-- `io`: the whole cache comes in and goes out as tensors, shifted or blended.
+- `blended`: an MLState, blended with the new columns (`COPIES`);
+- `stateful`: an MLState, written in place and copied out;
+- `io`: the whole cache comes in and goes out as tensors, shifted where there is a window, else
+  blended.
+
+Attention reads keys and values once; where a port repeats them for the query heads, the copies are
+written and read as well.
 """
 
 import tomllib
@@ -18,7 +24,10 @@ from pydantic import Field
 from cetane.families.flow import Data
 from cetane.perf.cost import Work
 
-Contract = Literal["stateful", "io", "none"]
+Contract = Literal["blended", "stateful", "io", "none"]
+COPIES = {"blend": 6, "shift": 2, "copy": 2}
+"""Passes over a cache: `cache * (1 - m)` reads and writes it, `new @ m` writes one, their sum reads
+two and writes one; a concatenation, and a copy, read and write."""
 Bits = Mapping[str, float]
 """Bits per weight of `attention`, `mlp` and `head`."""
 HALF = 2
@@ -31,6 +40,8 @@ class Layer(Data):
     attention: int
     mlp: int
     query: int
+    keys: int
+    """Channels of the keys that it reads."""
     cache: int
     """Channels of the keys that it keeps, 0 if it reads those of another layer."""
     window: int | None = None
@@ -48,6 +59,7 @@ class Decoder(Data):
     mlp: int
     vocab: int
     calls: int | None = None
+    repeats_keys: bool = False
     full_every: int | None = None
     full_head_dim: int = 0
     window: int | None = None
@@ -76,9 +88,22 @@ class Decoder(Data):
             attention=self.hidden * (projections + 2 * self.per_layer),
             mlp=3 * self.hidden * inner,
             query=self.query_heads * dim,
+            keys=self.kv_heads * dim,
             cache=self.kv_heads * (self.cache_dim or dim) * self.owns(index),
             window=None if full else self.window,
         )
+
+    def matrices(self) -> list[tuple[int, int]]:
+        """Shapes `(O, I)` of all weights, per-layer embeddings aside."""
+        found = [(self.vocab, self.hidden)]
+        for index in range(self.layers):
+            layer = self.layer(index)
+            keys = self.kv_heads * layer.query // self.query_heads
+            found += [(layer.query, self.hidden), (self.hidden, layer.query)]
+            found += [(keys, self.hidden)] * 2 * self.owns(index)
+            inner = layer.mlp // 3 // self.hidden
+            found += [(inner, self.hidden), (inner, self.hidden), (self.hidden, inner)]
+        return found
 
     def shared(self, slots: int) -> int:
         """Bytes of the caches that layers without one of their own read."""
@@ -114,11 +139,17 @@ class Decoder(Data):
             seen = full if layer.window is None else min(layer.window, slots)
             add("attention", layer.attention)
             add("mlp", layer.mlp)
-            memory += 2 * HALF * layer.query * seen
+            memory += 2 * HALF * seen * (layer.keys + 2 * layer.query * self.repeats_keys)
             macs += 2 * layer.query * seen * tokens
             own = 2 * HALF * layer.cache * seen
-            memory += 2 * own * (contract == "stateful")
-            border += 2 * own * (contract == "io")
+            match contract:
+                case "blended":
+                    memory += COPIES["blend"] * own
+                case "stateful":
+                    memory += COPIES["copy"] * own
+                case "io":
+                    memory += COPIES["shift" if layer.window else "blend"] * own
+                    border += 2 * own
         if self.per_layer and start == 0:
             add("attention", self.layers * self.per_layer * self.hidden)
         if head:
