@@ -7,6 +7,7 @@ against other measurements, files with the columns of those in src/cetane/data/e
 import argparse
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,8 @@ def errors() -> str:
         worst = max(mine, key=lambda c: abs(c.error))
         mean = percent(float(np.mean([c.error for c in mine])))
         rows.append([left.group, len(mine), median(known), f"**{median(mine)}**", mean,
-                     f"{percent(worst.error)} ({worst.measurement.what})", median(parts)])  # fmt: skip
+                     f"{percent(worst.error)} ({worst.measurement.what})",
+                     median(parts)])  # fmt: skip
         steps += mine
     seen = [c for c in inside if c.measurement.kind == "step"]
     rows.append(["**all**", len(steps), median(seen), f"**{median(steps)}**", "", "", ""])
@@ -125,7 +127,8 @@ def skipped() -> str:
 def others() -> str:
     measurements, _ = load_evidence()
     rows = [
-        [f"{c.measurement.file} {c.measurement.id}", c.measurement.what, c.measurement.works[0].tokens,
+        [f"{c.measurement.file} {c.measurement.id}", c.measurement.what,
+         c.measurement.works[0].tokens,
          f"{c.measurement.ms:.1f}", f"{c.predicted:.1f}", percent(c.error)]
         for c in check(measurements, load_fit().rates)
         if c.measurement.kind in ("prefill", "verify")
@@ -158,8 +161,8 @@ def verifier() -> str:
             spec = Speculation(t1, tk, width)
             share, chance = spec.break_even_share(), spec.break_even_chance()
             pays = ["never", "never"] if share is None else [f"{share:.2f}", f"{chance:.2f}"]
-            rows.append([f"`{name}`", width, f"{t1:.1f}", f"{tk:.1f}", f"{spec.slowdown:.2f}", *pays,
-                         f"{spec.speedup(0.5):.2f}", f"{spec.ceiling:.2f}"])  # fmt: skip
+            rows.append([f"`{name}`", width, f"{t1:.1f}", f"{tk:.1f}", f"{spec.slowdown:.2f}",
+                         *pays, f"{spec.speedup(0.5):.2f}", f"{spec.ceiling:.2f}"])  # fmt: skip
     columns = ["recipe", "K", "t1", "tK", "tK/t1", "pays from share", "pays from chance",
                "speed-up at chance 0.5", "if all are right"]  # fmt: skip
     return markdown(columns, rows)
@@ -169,25 +172,22 @@ def gemma() -> str:
     model = load_decoders()["gemma4-e2b"]
     bits = formats("INT4 kmeans per_grouped_channel g32")
     rows = []
-    for chip in ("a19-pro", "m4-max"):
-        costs, fit = costs_of(rates_of(find_chip(chip))), load_fit().errors
-        for slots in (2048, 8192):
-            for chunks in (4, 3):
-                kinds: dict[str, list[Work]] = {
-                    "full, in and out": model.chunked(model.chunks[chunks], slots, bits, "io"),
-                    "full, MLState": model.chunked(model.chunks[chunks], slots, bits, "stateful"),
-                    "WFA, 2048 slots": model.chunked(
-                        model.chunks[chunks], slots, bits, "io", full_slots=2048
-                    ),
-                }
-                for kind, works in kinds.items():
-                    found = terms([*works, Work(calls=0, host=1)], costs)
-                    ms = total(found)
-                    binds = max(found, key=lambda term: found[term])
-                    spans = f"{ms * fit.low:.0f} to {ms * fit.high:.0f}"
-                    rows.append([chip, slots, chunks, kind, f"{ms:.1f}", spans, f"{1000 / ms:.1f}",
-                                 binds, *(f"{found[t]:.1f}" for t in TERMS)])  # fmt: skip
-    columns = ["chip", "context", "chunks", "caches", "ms", "interval", "tok/s", "binds", *TERMS]
+    costs, fit = costs_of(rates_of(find_chip("a19-pro"))), load_fit().errors
+    for slots, chunks in product((2048, 8192), (4, 3)):
+        cuts = model.chunks[chunks]
+        kinds: dict[str, list[Work]] = {
+            "full, in and out": model.chunked(cuts, slots, bits, "io"),
+            "full, MLState": model.chunked(cuts, slots, bits, "stateful"),
+            "WFA, 2048 slots": model.chunked(cuts, slots, bits, "io", full_slots=2048),
+        }
+        for kind, works in kinds.items():
+            found = terms([*works, Work(calls=0, host=1)], costs)
+            ms = total(found)
+            binds = max(found, key=lambda term: found[term])
+            spans = f"{ms * fit.low:.0f} to {ms * fit.high:.0f}"
+            rows.append([slots, chunks, kind, f"{ms:.1f}", spans, f"{1000 / ms:.1f}", binds,
+                         *(f"{found[t]:.1f}" for t in TERMS)])  # fmt: skip
+    columns = ["context", "chunks", "caches", "ms", "interval", "tok/s", "binds", *TERMS]
     return markdown(columns, rows)
 
 
