@@ -46,7 +46,7 @@ def test_every_row_that_ships_has_a_source() -> None:
 
 def test_every_skipped_row_has_a_reason() -> None:
     used, skipped = load_evidence()
-    assert len([m for m in used if m.kind == "step"]) == 54
+    assert len([m for m in used if m.kind == "step"]) == 58
     assert all(one.why for one in skipped)
     assert not {(m.file, m.id) for m in used} & {(s.file, s.id) for s in skipped}
 
@@ -162,3 +162,16 @@ def test_bad_files(tmp_path: Path, text: str, wrong: str) -> None:
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(CetaneError, match="not a CSV file"):
         read([tmp_path / "none.csv"])
+
+
+def test_the_base_of_a_speculative_row(tmp_path: Path) -> None:
+    """What plain decoding took stands in its remark; the speculative speed is of something else."""
+    row = (
+        f'1,gemma4-e2b,MTP,,2048,fp16,{PHONE},CPU_AND_NE,3,spec,,,,,,18.2,measured,"base 12.5",x\n'
+    )
+    used, _ = written(tmp_path, CHUNKS + row)
+    (one,) = used
+    assert (one.kind, one.ms, len(one.works)) == ("step", 80.0, 5)
+    assert all(work.tokens == 1 for work in one.works)
+    used, skipped = written(tmp_path, CHUNKS + row.replace("base 12.5", "accept .3"))
+    assert not used and not skipped

@@ -156,7 +156,9 @@ def test_a_sweep_of_zaya_is_fast_and_honest(zaya8b: Deep) -> None:
 
 
 def test_a_sweep_of_a_dense_model(tiny: Shapes) -> None:
-    found = list(Sweep(tiny, recipe(), find_chip("m4-max")))
+    sweep = Sweep(tiny, recipe(), find_chip("m4-max"))
+    found = list(sweep)
+    assert len(found) == len(sweep) == 2 * 4 * 4 * 3
     assert {one.layout for one in found} == {"per-layer", "single"}
     assert {one.contract for one in found} == set(CONTRACTS)
     assert {one.context for one in found} == {128}  # the model knows 256 positions

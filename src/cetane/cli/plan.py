@@ -14,6 +14,7 @@ from cetane.cli.output import (
     errors,
     megabytes,
     print_json,
+    progress,
     table,
 )
 from cetane.cli.predicted import (
@@ -27,7 +28,7 @@ from cetane.errors import CetaneError
 from cetane.families.flow import Input, Output, State
 from cetane.perf.chips import find_chip, load_chips
 from cetane.perf.predict import Predictor
-from cetane.perf.sweep import Sweep
+from cetane.perf.sweep import Combination, Sweep
 from cetane.plan import Plan, Planner, ShardPlan
 from cetane.recipe import load_recipe
 
@@ -56,7 +57,7 @@ def plan(
     checkpoint, chosen = open_checkpoint(model), load_recipe(recipe)
     predictor = Predictor(found) if found else None
     if sweep and found:
-        combinations = list(Sweep(checkpoint, chosen, found))
+        combinations = swept(Sweep(checkpoint, chosen, found))
         if json:
             print_json(sweep_json(combinations, chosen, found))
         else:
@@ -75,6 +76,17 @@ def plan(
                 console.print("[dim]--chip m4-max predicts its speed there[/]")
     if explain and predictor and not json:
         explain_rates(predictor)
+
+
+def swept(sweep: Sweep) -> list[Combination]:
+    """All combinations, with a word on how far it is."""
+    found = []
+    with progress("sweep") as update:
+        for index, combination in enumerate(sweep):
+            if index % 200 == 0:
+                update(combination.layout, index, len(sweep))
+            found.append(combination)
+    return found
 
 
 def show(plan: Plan) -> None:

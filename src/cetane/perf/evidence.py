@@ -246,7 +246,7 @@ TIMED = {4: ("c1_ms", "c2_ms", "c3_ms", "c4_ms"), 3: ("c1_ms", "c2_ms", "c4_ms")
 
 def chunks(file: str, row: Row) -> Iterator[Measurement]:
     """A row of the chunked ports: a step, and its chunks where they were timed."""
-    if row["kind"] not in ("decode", "chunk", "verify", "prefill chunk"):
+    if row["kind"] not in ("decode", "chunk", "verify", "prefill chunk", "spec"):
         return
     if row["status"] != "measured" or row["compute"] != "CPU_AND_NE":
         return
@@ -274,6 +274,13 @@ def chunks(file: str, row: Row) -> Iterator[Measurement]:
             row["source"],
         )
 
+    if row["kind"] == "spec":  # its remark has what plain decoding took, in the four chunks
+        base = re.search(r"\bbase (\d+(?:\.\d+)?)", row["note"])
+        if base:
+            works = model.chunked(cuts_of(model, "4-chunk"), int(slots), bits, "io")
+            plain = [*works, Work(calls=0, host=1)]
+            yield measured(f"{layout}: base", "step", plain, 1000 / float(base[1]))
+        return
     if row["kind"] == "chunk" or row["kind"] == "prefill chunk":
         if "chunk_1" not in layout and "chunk1" not in layout:
             raise Unusable("what it holds is not known")

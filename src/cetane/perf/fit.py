@@ -95,7 +95,10 @@ def fit_rates(measurements: Sequence[Measurement], chip: str = "m4-max") -> dict
 
 
 def solve(decode: Sequence[Measurement], rates: Rates, chip: str) -> dict[RateName, float]:
-    """One round: the values of the fitted rates, what weights are bound by being as it is."""
+    """One round: the values of the fitted rates, what weights are bound by being as it is.
+
+    A rate that no measurement tells, or whose cost comes out as zero, is not among them.
+    """
     if not decode:
         return {}
     base = find_chip(chip)

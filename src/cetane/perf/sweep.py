@@ -69,12 +69,19 @@ class Sweep:
                 found[f"{name}, routed"] = layout | {"routed": ("decode", "verify")}
         return found
 
+    def contexts(self) -> list[int]:
+        """The recipe's context, and some that the model knows."""
+        known = {c for c in CONTEXTS if c <= self.base.model.max_context}
+        return sorted({self.recipe.cache.context} | known)
+
+    def __len__(self) -> int:
+        """How many combinations are tried; some are no plan."""
+        layouts = len(self.layouts()) * len(CONTRACTS) * len(FORMATS)
+        return layouts * len(self.contexts()) * len(VERIFY)
+
     def __iter__(self) -> Iterator[Combination]:
-        contexts = [c for c in CONTEXTS if c <= self.base.model.max_context]
-        own = self.recipe.cache.context
-        contexts = sorted({own, *contexts})
         for (name, layout), contract, form, context in product(
-            self.layouts().items(), CONTRACTS, FORMATS, contexts
+            self.layouts().items(), CONTRACTS, FORMATS, self.contexts()
         ):
             decode: Prediction | None = None
             for verify in VERIFY:
