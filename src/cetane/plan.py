@@ -22,6 +22,7 @@ from cetane.families.base import (
     Head,
     History,
     Model,
+    Part,
     RoutedBlock,
     Truth,
     Weights,
@@ -262,7 +263,9 @@ class Graph:
 class Planner:
     """Resolves one recipe for one checkpoint; keeps the blocks for whoever builds or runs them."""
 
-    def __init__(self, checkpoint: Source, recipe: Recipe) -> None:
+    def __init__(self, checkpoint: Source, recipe: Recipe, like: "Planner | None" = None) -> None:
+        """`like` plans the same checkpoint: where the recipes agree, its blocks serve both, and
+        what was checked is not checked again."""
         self.checkpoint, self.recipe = checkpoint, recipe
         layers, tensors = checkpoint.config.get("num_hidden_layers"), len(checkpoint.names())
         if isinstance(layers, int) and layers > tensors:  # before a module is made for each
@@ -270,14 +273,22 @@ class Planner:
                 f"{checkpoint.source}: the config says {layers} layers, "
                 f"but there are only {tensors} tensors"
             )
-        self.model: Model = author(
-            checkpoint.config, recipe.tensor_layout, recipe.family, checkpoint
+        shared = like is not None and all(
+            getattr(like.recipe, key) == getattr(recipe, key) for key in ("tensor_layout", "family")
+        )
+        self.model: Model = (
+            like.model
+            if like is not None and shared
+            else author(checkpoint.config, recipe.tensor_layout, recipe.family, checkpoint)
         )
         if recipe.cache.context > self.model.max_context:
             raise CetaneError(
                 f"cache.context = {recipe.cache.context}: {checkpoint.source} was trained for "
                 f"{self.model.max_context} positions"
             )
+        self._parts: dict[str, tuple[Part, tuple[Part, ...]]] = (
+            like._parts if like is not None and shared else {}
+        )
         self.contract = CONTRACTS[recipe.cache.contract]
         self.heads = self.model.heads(recipe.head.slices)
         self.members = self._members()
@@ -285,7 +296,8 @@ class Planner:
             shard: self._segments(shard, blocks) for shard, blocks in self.members.items()
         }
         self._order = [segment for segments in self.segments.values() for segment in segments]
-        self._check_tensors()
+        if like is None or not shared or like.recipe.compression != recipe.compression:
+            self._check_tensors()
 
     def _members(self) -> dict[str, tuple[Block, ...]]:
         """Blocks of every shard, by shard name, in the order of their calls."""
@@ -313,6 +325,8 @@ class Planner:
         """A shard cut after every block whose experts are functions of their own."""
         if not self.recipe.layout.routed:
             return (Segment(shard, "", blocks),)
+        if not any(isinstance(block, RoutedBlock) for block in self.model.layers):
+            raise CetaneError(f"layout.routed: {self.checkpoint.source} has no experts")
         cuts = [0, *(i + 1 for i, b in enumerate(blocks) if isinstance(b, RoutedBlock))]
         pieces = [blocks[a:b] for a, b in pairwise([*cuts, len(blocks)]) if a < b]
         for block in blocks:
@@ -339,10 +353,6 @@ class Planner:
                     selected = self.recipe.compression.format_for(weight.name, weight.kind)
                     selected.check(weight.shape, weight.name)
         self.recipe.compression.check(kinds)
-        if self.recipe.layout.routed and not any(
-            isinstance(block, RoutedBlock) for block in self.model.layers
-        ):
-            raise CetaneError(f"layout.routed: {self.checkpoint.source} has no experts")
 
     def _check_shape(self, name: str, wanted: Shape) -> None:
         if name not in self.checkpoint:
@@ -562,13 +572,22 @@ class Planner:
             )
         }
 
+    def calls(self, mode: Mode) -> Iterator[tuple[Segment, tuple[Block, ...], bool]]:
+        """What every call of a mode computes, in order; True for experts, of which some run."""
+        for segment in self._order:
+            for index, blocks in enumerate(self._step_blocks(segment, mode)):
+                yield segment, blocks, index == 1
+
     def _step_blocks(self, segment: Segment, mode: Mode) -> list[tuple[Block, ...]]:
         """The blocks behind each of `_steps`."""
         if not self._routes(segment, mode):
             return [segment.blocks]
         *before, last = segment.blocks
         assert isinstance(last, RoutedBlock)
-        return [(*before, last.router()), last.experts()]
+        if last.name not in self._parts:
+            self._parts[last.name] = last.router(), last.experts()
+        router, experts = self._parts[last.name]
+        return [(*before, router), experts]
 
     def feeds(self, shard: str) -> dict[str, Truth]:
         """What the tensors that a shard takes from earlier ones should equal, by tensor name."""
@@ -595,7 +614,7 @@ class Planner:
                 scores=routed.scores,
                 experts=tuple(
                     tuple(f"expert-{index:02}-{m}{segment.suffix}" for m in modes)
-                    for index in range(len(routed.experts()))
+                    for index in range(len(self._step_blocks(segment, mode)[1]))
                 ),
             )
 

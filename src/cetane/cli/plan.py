@@ -1,7 +1,8 @@
 """cetane plan: what a build would make."""
 
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.markup import escape
 
 from cetane.checkpoint import open_checkpoint
@@ -13,9 +14,21 @@ from cetane.cli.output import (
     errors,
     megabytes,
     print_json,
+    progress,
     table,
 )
+from cetane.cli.predicted import (
+    explain_rates,
+    predicted_json,
+    show_predicted,
+    show_sweep,
+    sweep_json,
+)
+from cetane.errors import CetaneError
 from cetane.families.flow import Input, Output, State
+from cetane.perf.chips import find_chip, load_chips
+from cetane.perf.predict import Predictor
+from cetane.perf.sweep import Combination, Sweep
 from cetane.plan import Plan, Planner, ShardPlan
 from cetane.recipe import load_recipe
 
@@ -23,13 +36,57 @@ PROGRAMS = 128
 """About as many loaded programs as a process can hold (reported: 100 to 128)."""
 
 
-def plan(model: Model, recipe: RecipeName = "default", json: Json = False) -> None:
-    """Show shards, functions, inputs, outputs, states and bytes, without reading weights."""
-    resolved = Planner(open_checkpoint(model), load_recipe(recipe)).plan()
-    if json:
-        print_json(resolved.model_dump(mode="json"))
+def plan(
+    model: Model,
+    recipe: RecipeName = "default",
+    chip: Annotated[
+        str | None, typer.Option(help="Predict speed on this chip: m4-max, a19-pro, ...")
+    ] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Rank all layouts, contracts, formats, T and contexts.")
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Where every predicted number comes from.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Show shards, functions, bytes and, for a chip, predicted speed, without reading weights."""
+    if chip is None and (sweep or explain):
+        raise CetaneError("--sweep and --explain need a chip", f"--chip {', '.join(load_chips())}")
+    found = find_chip(chip) if chip else None
+    checkpoint, chosen = open_checkpoint(model), load_recipe(recipe)
+    predictor = Predictor(found) if found else None
+    if sweep and found:
+        combinations = swept(Sweep(checkpoint, chosen, found))
+        if json:
+            print_json(sweep_json(combinations, chosen, found))
+        else:
+            show_sweep(combinations, chosen, found)
     else:
-        show(resolved)
+        planner = Planner(checkpoint, chosen)
+        resolved = planner.plan()
+        if json:
+            content = resolved.model_dump(mode="json")
+            print_json(content | (predicted_json(planner, predictor) if predictor else {}))
+        else:
+            show(resolved)
+            if predictor:
+                show_predicted(planner, predictor)
+            else:
+                console.print("[dim]--chip m4-max predicts its speed there[/]")
+    if explain and predictor and not json:
+        explain_rates(predictor)
+
+
+def swept(sweep: Sweep) -> list[Combination]:
+    """All combinations, with a word on how far it is."""
+    found = []
+    with progress("sweep") as update:
+        for index, combination in enumerate(sweep):
+            if index % 200 == 0:
+                update(combination.layout, index, len(sweep))
+            found.append(combination)
+    return found
 
 
 def show(plan: Plan) -> None:

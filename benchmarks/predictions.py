@@ -1,0 +1,302 @@
+"""The tables of docs/performance.md: rates, errors, and the answers to its questions.
+
+`--write` puts them between the marks of that page. `--evidence FILE` checks the rates that ship
+against other measurements, files with the columns of those in src/cetane/data/evidence.
+"""
+
+import argparse
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from cetane.perf.breakeven import Speculation, per_slot_formula
+from cetane.perf.chips import find_chip, load_chips
+from cetane.perf.cost import TERM_OF, Work, costs_of, load_fit, terms, total
+from cetane.perf.evidence import Measurement, formats, load_evidence, read
+from cetane.perf.fit import Checked, check, leave_one_group_out
+from cetane.perf.notch import cost, hit_bytes
+from cetane.perf.predict import Predictor, rates_of
+from cetane.perf.shapes import load_decoders
+from cetane.plan import Planner
+from cetane.recipe import load_recipe, parse_recipe
+
+PAGE = Path("docs/performance.md")
+TERMS = tuple(dict.fromkeys(TERM_OF.values()))
+Rows = Iterable[Sequence[Any]]
+
+
+class Shapes:
+    """ZAYA1-8B as transformers knows it: shapes, and no weights."""
+
+    source = "ZAYA1-8B"
+
+    def __init__(self) -> None:
+        config = transformers.AutoConfig.for_model("zaya")
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config)
+        self.config = config.to_dict()
+        self.tensors = dict(model.state_dict())
+        del self.tensors["lm_head.weight"]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def names(self) -> list[str]:
+        return sorted(self.tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.tensors[name].shape)
+
+
+def markdown(columns: Sequence[str], rows: Rows) -> str:
+    lines = [f"| {' | '.join(columns)} |", f"| {' | '.join('---' for _ in columns)} |"]
+    lines += [f"| {' | '.join(map(str, row))} |" for row in rows]
+    return "\n".join(lines)
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:+.1f} %"
+
+
+def median(checked: Iterable[Checked]) -> str:
+    values = [abs(c.error) for c in checked]
+    return f"{100 * float(np.median(values)):.1f} %" if values else ""
+
+
+def rates() -> str:
+    rows = [
+        [f"`{name}`", TERM_OF[name], f"{r.value:.4g} {r.unit}", f"{r.low:.4g} to {r.high:.4g}",
+         r.kind, r.source]
+        for name, r in rates_of(find_chip("m4-max")).items()
+    ]  # fmt: skip
+    columns = ["rate", "term", "value on an M4 Max", "one group left out", "kind", "source"]
+    return markdown(columns, rows)
+
+
+def errors() -> str:
+    measurements, _ = load_evidence()
+    inside = check(measurements, load_fit().rates)
+    rows, steps = [], []
+    for left in leave_one_group_out(measurements):
+        mine = [c for c in left.checked if c.measurement.kind == "step"]
+        parts = [c for c in left.checked if c.measurement.kind == "part"]
+        known = [c for c in inside if c.measurement.group == left.group
+                 and c.measurement.kind == "step"]  # fmt: skip
+        worst = max(mine, key=lambda c: abs(c.error))
+        mean = percent(float(np.mean([c.error for c in mine])))
+        rows.append([left.group, len(mine), median(known), f"**{median(mine)}**", mean,
+                     f"{percent(worst.error)} ({worst.measurement.what})",
+                     median(parts)])  # fmt: skip
+        steps += mine
+    seen = [c for c in inside if c.measurement.kind == "step"]
+    rows.append(["**all**", len(steps), median(seen), f"**{median(steps)}**", "", "", ""])
+    columns = ["model / chip", "steps", "in the fit", "left out", "mean", "worst step", "parts"]
+    return markdown(columns, rows)
+
+
+def worst() -> str:
+    measurements, _ = load_evidence()
+    steps = [c for left in leave_one_group_out(measurements) for c in left.checked
+             if c.measurement.kind == "step"]  # fmt: skip
+    inside = {id(c.measurement): c for c in check(measurements, load_fit().rates)}
+    steps.sort(key=lambda c: -abs(c.error))
+    rows = [
+        [f"{c.measurement.file} {c.measurement.id}", c.measurement.model, c.measurement.what,
+         f"{c.measurement.ms:.1f}", f"{c.predicted:.1f}", percent(c.error),
+         percent(inside[id(c.measurement)].error)]
+        for c in steps[:12]
+    ]  # fmt: skip
+    columns = ["row", "model", "layout", "measured ms", "predicted ms", "left out", "in the fit"]
+    return markdown(columns, rows)
+
+
+def skipped() -> str:
+    _, left = load_evidence()
+    return markdown(
+        ["row", "model", "layout", "why"],
+        [[f"{s.file} {s.id}", s.model, s.what, s.why] for s in left],
+    )
+
+
+def others() -> str:
+    measurements, _ = load_evidence()
+    rows = [
+        [f"{c.measurement.file} {c.measurement.id}", c.measurement.what,
+         c.measurement.works[0].tokens,
+         f"{c.measurement.ms:.1f}", f"{c.predicted:.1f}", percent(c.error)]
+        for c in check(measurements, load_fit().rates)
+        if c.measurement.kind in ("prefill", "verify")
+    ]  # fmt: skip
+    return markdown(["row", "what", "T", "measured ms", "predicted ms", "error"], rows)
+
+
+def zaya() -> str:
+    shapes, predictor = Shapes(), Predictor(find_chip("m4-max"))
+    rows = []
+    for name in ("zaya-int8", "zaya-int4", "zaya-routed"):
+        planner = Planner(shapes, load_recipe(name))  # type: ignore[arg-type]
+        for mode, tokens in planner.recipe.tokens.by_mode().items():
+            found = predictor.predict(planner, mode)
+            spans = f"{found.low:.0f} to {found.high:.0f}"
+            rows.append([f"`{name}`", mode, tokens, f"{found.ms:.1f}", spans, f"{found.tok_s:.1f}",
+                         found.binds, *(f"{found.terms[t]:.1f}" for t in TERMS)])  # fmt: skip
+    return markdown(["recipe", "mode", "T", "ms", "interval", "tok/s", "binds", *TERMS], rows)
+
+
+def verifier() -> str:
+    shapes, predictor = Shapes(), Predictor(find_chip("m4-max"))
+    rows = []
+    for name in ("zaya-int8", "zaya-int4", "zaya-routed"):
+        for width in (2, 4, 8):
+            content = load_recipe(name).model_dump()
+            content["tokens"]["verify"] = width
+            planner = Planner(shapes, parse_recipe(content, name))  # type: ignore[arg-type]
+            t1, tk = (predictor.predict(planner, mode).ms for mode in ("decode", "verify"))
+            spec = Speculation(t1, tk, width)
+            share, chance = spec.break_even_share(), spec.break_even_chance()
+            pays = ["never", "never"] if share is None else [f"{share:.2f}", f"{chance:.2f}"]
+            rows.append([f"`{name}`", width, f"{t1:.1f}", f"{tk:.1f}", f"{spec.slowdown:.2f}",
+                         *pays, f"{spec.speedup(0.5):.2f}", f"{spec.ceiling:.2f}"])  # fmt: skip
+    columns = ["recipe", "K", "t1", "tK", "tK/t1", "pays from share", "pays from chance",
+               "speed-up at chance 0.5", "if all are right"]  # fmt: skip
+    return markdown(columns, rows)
+
+
+def gemma() -> str:
+    model = load_decoders()["gemma4-e2b"]
+    bits = formats("INT4 kmeans per_grouped_channel g32")
+    rows = []
+    costs, fit = costs_of(rates_of(find_chip("a19-pro"))), load_fit().errors
+    for slots, chunks in product((2048, 8192), (4, 3)):
+        cuts = model.chunks[chunks]
+        kinds: dict[str, list[Work]] = {
+            "full, in and out": model.chunked(cuts, slots, bits, "io"),
+            "full, MLState": model.chunked(cuts, slots, bits, "stateful"),
+            "WFA, 2048 slots": model.chunked(cuts, slots, bits, "io", full_slots=2048),
+        }
+        for kind, works in kinds.items():
+            found = terms([*works, Work(calls=0, host=1)], costs)
+            ms = total(found)
+            binds = max(found, key=lambda term: found[term])
+            spans = f"{ms * fit.low:.0f} to {ms * fit.high:.0f}"
+            rows.append([slots, chunks, kind, f"{ms:.1f}", spans, f"{1000 / ms:.1f}", binds,
+                         *(f"{found[t]:.1f}" for t in TERMS)])  # fmt: skip
+    columns = ["context", "chunks", "caches", "ms", "interval", "tok/s", "binds", *TERMS]
+    return markdown(columns, rows)
+
+
+def notch() -> str:
+    chip = find_chip("m4-max")
+    rates = rates_of(chip)
+    rows = []
+    shapes: dict[str, list[tuple[int, ...]]] = {
+        name: list(model.matrices()) for name, model in load_decoders().items() if not model.experts
+    }
+    planner = Planner(Shapes(), load_recipe("zaya-int8"))  # type: ignore[arg-type]
+    dense = [w.shape for b in (*planner.model.layers, *planner.heads) for _, w in b.weights()
+             if w.kind]  # fmt: skip
+    shapes["ZAYA1-8B, dense, 3 head slices"] = list(dense)
+    for name, weights in sorted(shapes.items()):
+        whole = sum(2 * float(np.prod(shape)) for shape in weights)
+        hit = hit_bytes(weights, 16)
+        other = ", ".join(
+            f"{bits:g} bit {100 * hit_bytes(weights, bits) / (whole * bits / 16):.0f} %"
+            for bits in (8, 6, 4)
+        )
+        rows.append([name, f"{whole / 1e9:.2f} GB", f"{100 * hit / whole:.0f} %",
+                     f"{cost(weights, chip, rates):.0f}", other])  # fmt: skip
+    columns = ["model", "fp16", "hit in fp16", "cost of a step in fp16, ms",
+               "hit, if fewer bits were"]  # fmt: skip
+    return markdown(columns, rows)
+
+
+PUBLISHED = {
+    "experiment 32, as stated": (130, 475, 4),
+    "experiment 32, measured call": (130.5, 524, 4),
+    "experiment 34": (112, 499, 4),
+    "experiment 35": (109, 483, 4),
+    "Phi-4-mini, flexible shapes": (56.2, 78, 4),
+    "Gemma 4 E2B, A19 Pro (row 86; 3 columns, drafting 11 ms)": (31.0, 31.5, 3, 11),
+}
+
+
+def breakeven() -> str:
+    rows = []
+    for name, case in PUBLISHED.items():
+        spec = Speculation(*case)
+        share = spec.break_even_share()
+        rows.append([name, case[0], case[1], spec.width, f"{spec.slowdown:.2f}",
+                     "never" if share is None else f"{share:.2f}",
+                     f"{per_slot_formula(*case[:3]):.2f}", f"{spec.ceiling:.2f}"])  # fmt: skip
+    columns = ["case", "t1 ms", "tK ms", "K", "(tK + draft)/t1", "pays from",
+               "1 - t1/(tK/K)", "speed-up if all are right"]  # fmt: skip
+    return markdown(columns, rows)
+
+
+def chips() -> str:
+    rows = []
+    for chip in load_chips().values():
+        cells = []
+        for name in ("stream", "compute", "program_bytes"):
+            figure = chip.figure(name)  # type: ignore[arg-type]
+            cells.append(f"{figure.value:g}" + (f" (of {figure.of})" if figure.of else ""))
+        rows.append([f"`{chip.id}`", *cells, "yes" if chip.devices else "no"])
+    columns = ["chip", "stream GB/s", "fp16 peak TFLOP/s", "program bytes", "has measurements"]
+    return markdown(columns, rows)
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    one.__name__: one
+    for one in (rates, errors, worst, skipped, others, zaya, verifier, gemma, notch, breakeven,
+                chips)
+}  # fmt: skip
+
+
+def filled(text: str) -> str:
+    """A page with the tables between its marks renewed."""
+    for name, make in SECTIONS.items():
+        mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        table = make()
+        text, count = mark.subn(lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text)
+        if count != 1:
+            raise SystemExit(f"{PAGE}: {count} marks of {name}")
+    return text
+
+
+def unseen(paths: list[Path]) -> None:
+    """Errors of other measurements, with the rates that ship."""
+    measurements, left = read(paths)
+    checked = check(measurements, load_fit().rates)
+    for c in checked:
+        m: Measurement = c.measurement
+        print(f"{m.id:>6} {m.kind:7} {m.group:36} {m.what[:44]:44} {m.ms:8.2f} measured "
+              f"{c.predicted:8.2f} predicted {percent(c.error)}")  # fmt: skip
+    for s in left:
+        print(f"{s.id:>6} left out {s.model}: {s.what}: {s.why}")
+    print(
+        f"steps: median absolute error {median(c for c in checked if c.measurement.kind == 'step')}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help=f"renew the tables of {PAGE}")
+    parser.add_argument("--evidence", type=Path, nargs="+", help="check other measurements")
+    options = parser.parse_args()
+    if options.evidence:
+        unseen(options.evidence)
+    elif options.write:
+        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    else:
+        for name, make in SECTIONS.items():
+            print(f"\n## {name}\n\n{make()}")
+
+
+if __name__ == "__main__":
+    main()

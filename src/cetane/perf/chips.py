@@ -1,0 +1,97 @@
+"""Chip profiles: `data/chips.toml`, every figure with its source."""
+
+import difflib
+import tomllib
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from cetane.errors import CetaneError
+from cetane.families.flow import Data
+
+Quantity = Literal[
+    "stream", "compute", "dispatch", "program_bytes", "programs", "states", "axis", "notch"
+]
+
+
+class Figure(Data):
+    """One value, as published or measured by somebody; the unit is its quantity's."""
+
+    value: float = Field(gt=0, allow_inf_nan=False)
+    source: str = Field(min_length=1)
+    date: str = Field(min_length=4)
+    """When it was measured or published; when it was read, where that is not known."""
+    of: str = ""
+    """The chip it belongs to, where another one borrows it."""
+
+
+class Chip(Data):
+    """A chip; figures that it lacks are those of `fallback`."""
+
+    id: str
+    name: str
+    fallback: str | None = None
+    devices: tuple[str, ...] = ()
+    """Its names in the evidence; without any, nothing of it was ever fitted."""
+    stream: tuple[Figure, ...] = ()
+    compute: tuple[Figure, ...] = ()
+    dispatch: tuple[Figure, ...] = ()
+    program_bytes: tuple[Figure, ...] = ()
+    programs: tuple[Figure, ...] = ()
+    states: tuple[Figure, ...] = ()
+    axis: tuple[Figure, ...] = ()
+    notch: tuple[Figure, ...] = ()
+
+    def figure(self, quantity: Quantity) -> Figure:
+        """The figure to use: the chip's own first one, else the fallback's, which then says so."""
+        own: tuple[Figure, ...] = getattr(self, quantity)
+        if own:
+            return own[0]
+        if self.fallback is None:
+            raise CetaneError(f"chips.toml: no {quantity} of {self.id}, nor a fallback")
+        found = load_chips()[self.fallback].figure(quantity)
+        return found.model_copy(update={"of": found.of or self.fallback})
+
+
+@cache
+def load_chips() -> dict[str, Chip]:
+    """All chips by id."""
+    text = (resources.files("cetane") / "data" / "chips.toml").read_text(encoding="utf-8")
+    return parse_chips(text, "chips.toml")
+
+
+def parse_chips(text: str, where: str) -> dict[str, Chip]:
+    """Chips of a TOML text; a CetaneError names what is wrong in it."""
+    try:
+        content: dict[str, Any] = tomllib.loads(text)
+        chips = {name: Chip.model_validate({"id": name} | body) for name, body in content.items()}
+    except tomllib.TOMLDecodeError as error:
+        raise CetaneError(f"{where}: not TOML: {error}") from error
+    except (ValidationError, TypeError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else None
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else str(error)
+        raise CetaneError(f"{where}: {reason}") from error
+    for name in chips:
+        seen = [name]
+        while (following := chips[seen[-1]].fallback) is not None:
+            if following not in chips or following in seen:
+                raise CetaneError(f"{where}: {name}: fallback {following!r} is no other chip")
+            seen.append(following)
+    return chips
+
+
+def find_chip(name: str) -> Chip:
+    """A chip by its id; CetaneError with those that there are."""
+    chips = load_chips()
+    if name not in chips:
+        close = difflib.get_close_matches(name, chips, n=1)
+        guess = f"did you mean {close[0]!r}? " if close else ""
+        raise CetaneError(f"no chip {name!r}; {guess}known: {', '.join(chips)}")
+    return chips[name]
+
+
+def chip_of(device: str) -> Chip | None:
+    """The chip of a device of the evidence, None where it is not known."""
+    return next((chip for chip in load_chips().values() if device in chip.devices), None)

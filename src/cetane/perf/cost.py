@@ -1,0 +1,236 @@
+"""What a call costs: a few physical rates, shared by all models, and the work that they are for.
+
+The time of a program is the sum of
+
+- *dispatch*: one call of Core ML;
+- *weights*: the slowest of streaming their bytes, multiplying each with one column (the rate of
+  8-bit and smaller weights, whatever their width: fewer bits do not help it), and the arithmetic of
+  T columns. The first is named `bytes`, the other two `MACs`;
+- *KV*: keys and values as attention reads them, one copy for each query head, and copies of the
+  cache inside the program; and tensors that cross the program's border, which is slow;
+- *host*: embedding rows, masks and sampling.
+
+Which rate is measured and which fitted is in `data/rates.toml`, `docs/performance.md` says how.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from cetane.errors import CetaneError
+from cetane.families.flow import Data
+from cetane.perf.chips import Chip, Figure
+
+Term = Literal["dispatch", "bytes", "MACs", "KV", "host"]
+RateName = Literal[
+    "dispatch",
+    "any_unit",
+    "matvec",
+    "half",
+    "stream",
+    "compute",
+    "memory",
+    "border",
+    "sort",
+    "host",
+]
+TERM_OF: dict[RateName, Term] = {
+    "dispatch": "dispatch",
+    "any_unit": "dispatch",
+    "stream": "bytes",
+    "half": "bytes",
+    "matvec": "MACs",
+    "compute": "MACs",
+    "memory": "KV",
+    "border": "KV",
+    "sort": "host",
+    "host": "host",
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one program does in one call, or the host between calls (`calls = 0`)."""
+
+    calls: float = 1
+    any_unit: float = 0
+    """Calls of a program with states that was loaded for all compute units, not CPU and ANE."""
+    tokens: int = 1
+    """Columns of a call, T."""
+    weights: Mapping[float, float] = field(default_factory=dict)
+    """How many weights, by their bits."""
+    attention_macs: float = 0
+    """Multiply-accumulates of attention, which has no weights."""
+    memory: float = 0
+    """Bytes of keys, values and their copies that the program moves."""
+    border: float = 0
+    """Bytes of inputs and outputs."""
+    sorted: float = 0
+    """Logits that the host sorts to sample from; greedy decoding sorts none."""
+    host: float = 0
+    """Tokens for which the host looks up an embedding and makes masks."""
+
+    def times(self, count: float) -> "Work":
+        """The same program called, with all it does, `count` times."""
+        return replace(
+            self,
+            calls=self.calls * count,
+            any_unit=self.any_unit * count,
+            weights={bits: n * count for bits, n in self.weights.items()},
+            attention_macs=self.attention_macs * count,
+            memory=self.memory * count,
+            border=self.border * count,
+            sorted=self.sorted * count,
+            host=self.host * count,
+        )
+
+
+class Rate(Data):
+    """A rate of the model; `unit` says of what. Times are `quantity / value`, or for `ms` and `ns`
+    `quantity * value`."""
+
+    value: float = Field(gt=0, allow_inf_nan=False)
+    unit: Literal["GB/s", "G/s", "T/s", "ms", "ns"]
+    kind: Literal["fitted", "measured", "published"]
+    low: float
+    high: float
+    """For a fitted rate, its values with one group of measurements left out."""
+    source: str
+
+    @property
+    def ms(self) -> float:
+        """Milliseconds of one byte, weight, multiply-accumulate, call, or entry."""
+        match self.unit:
+            case "GB/s" | "G/s":
+                return 1e-6 / self.value
+            case "T/s":
+                return 1e-9 / self.value
+            case "ms":
+                return self.value
+            case _:
+                return self.value * 1e-6
+
+
+Rates = Mapping[RateName, Rate]
+Costs = Mapping[RateName, float]
+"""Milliseconds of one of what each rate is for."""
+
+
+def costs_of(rates: Rates) -> dict[RateName, float]:
+    return {name: rate.ms for name, rate in rates.items()}
+
+
+class Errors(Data):
+    """How far left-out measurements were from predictions: quantiles of measured / predicted."""
+
+    low: float = Field(gt=0)
+    high: float = Field(gt=0)
+    median: float
+    """Median absolute relative error, predicted against measured."""
+    rows: int
+    share: float
+    """How much of them lies between `low` and `high`."""
+
+
+class Fit(Data):
+    """`data/rates.toml`: the rates of the chip that was fitted, and their errors."""
+
+    chip: str
+    command: str
+    errors: Errors
+    rates: dict[RateName, Rate]
+
+
+@cache
+def load_fit() -> Fit:
+    """The fit that ships."""
+    text = (resources.files("cetane") / "data" / "rates.toml").read_text(encoding="utf-8")
+    return parse_fit(text, "rates.toml")
+
+
+def parse_fit(text: str, where: str) -> Fit:
+    """A fit from TOML; a CetaneError names what is wrong in it."""
+    try:
+        fit = Fit.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise CetaneError(f"{where}: not TOML: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise CetaneError(f"{where}: {key}: {first['msg']}") from error
+    missing = set(TERM_OF) - set(fit.rates) - {"stream"}
+    if missing:
+        raise CetaneError(f"{where}: no rate {min(missing)}")
+    return fit
+
+
+def on_chip(rates: Rates, chip: Chip, fitted_on: Chip) -> dict[RateName, Rate]:
+    """The rates of a chip: its own stream; compute in proportion to the published peaks; the others
+    as fitted, since the chips that were measured do not differ in them."""
+    own, peak, base = chip.figure("stream"), chip.figure("compute"), fitted_on.figure("compute")
+    compute = rates["compute"]
+    scaled = (
+        compute
+        if chip.id == fitted_on.id
+        else compute.model_copy(
+            update={
+                "value": compute.value * peak.value / base.value,
+                "source": f"{compute.source}; times {chip.id}'s peak, {cite(peak)}",
+            }
+        )
+    )
+    stream = Rate(
+        value=own.value, unit="GB/s", kind="published", low=own.value, high=own.value,
+        source=cite(own),
+    )  # fmt: skip
+    return {**rates, "stream": stream, "compute": scaled}
+
+
+def cite(figure: Figure) -> str:
+    """A figure's source, and whose it is if it is borrowed."""
+    borrowed = f"borrowed from {figure.of}: " if figure.of else ""
+    return f"{borrowed}{figure.source} ({figure.date})"
+
+
+def usage(work: Work, costs: Costs) -> dict[RateName, float]:
+    """How much of every rate a program uses; linear but for the choice of what its weights are
+    bound by."""
+    used: dict[RateName, float] = {}
+    streaming = 0.0
+    for bits, count in work.weights.items():
+        size = count * bits / 8
+        name: RateName
+        name, amount = ("half", size) if bits > 8 else ("matvec", count)
+        if size * costs["stream"] > amount * costs[name]:
+            name, amount = "stream", size
+        used[name] = used.get(name, 0) + amount
+        streaming += amount * costs[name]
+    macs = sum(work.weights.values()) * work.tokens + work.attention_macs
+    if macs * costs["compute"] > streaming:
+        used = {"compute": macs}
+    used["dispatch"] = work.calls
+    used["any_unit"] = work.any_unit
+    used["memory"] = work.memory
+    used["border"] = work.border
+    used["sort"] = work.sorted
+    used["host"] = work.host
+    return used
+
+
+def terms(works: Iterable[Work], costs: Costs) -> dict[Term, float]:
+    """Milliseconds of some programs, called one after another, by term."""
+    found: dict[Term, float] = dict.fromkeys(TERM_OF.values(), 0.0)
+    for work in works:
+        for name, amount in usage(work, costs).items():
+            found[TERM_OF[name]] += amount * costs[name]
+    return found
+
+
+def total(found: Mapping[Any, float]) -> float:
+    """The milliseconds of all terms."""
+    return sum(found.values())

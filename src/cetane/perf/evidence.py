@@ -1,0 +1,343 @@
+"""Public measurements of decoding on the ANE, as what was called and how long it took.
+
+The files are `data/evidence/*.csv`, as they were compiled, each row with its source; README.md
+there tells of the columns. A row becomes one measurement of a step, and one of every part of it
+that was timed. What cannot be predicted for is left out, with the reason.
+"""
+
+import csv
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from itertools import accumulate
+from pathlib import Path
+from typing import Literal
+
+from cetane.errors import CetaneError
+from cetane.perf.chips import Chip, chip_of
+from cetane.perf.cost import Work
+from cetane.perf.shapes import COPIES, HALF, Bits, Contract, Decoder, load_decoders
+
+Row = dict[str, str]
+Kind = Literal["step", "part", "prefill", "verify"]
+COLUMNS = {"book": ("topology", "ms_per_tok"), "chunks": ("layout", "ms_per_step")}
+"""What tells the two kinds of files apart."""
+UNUSABLE = {
+    "prewarm": "a first step",
+    "host loaded": "the machine was busy",
+    "locked IOSurface": "its buffers were locked",
+    "LUT explosion": "its palettes had grown",
+    "GPU in practice": "not on the ANE",
+    "poorly ANE routed": "not on the ANE",
+}
+"""Remarks of rows that say why a measurement is of something else."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Milliseconds of some programs, called one after another."""
+
+    file: str
+    id: str
+    model: str
+    chip: Chip
+    what: str
+    kind: Kind
+    works: tuple[Work, ...]
+    ms: float
+    source: str
+
+    @property
+    def group(self) -> str:
+        """What is left out together: a model of a source on a device."""
+        return f"{self.model} / {self.chip.id}"
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A row of a decode step that is not used, and why."""
+
+    file: str
+    id: str
+    model: str
+    what: str
+    why: str
+
+
+class Unusable(Exception):
+    """Why a row cannot be used."""
+
+
+def shipped() -> list[Path]:
+    """The files that come with cetane."""
+    folder = Path(str(resources.files("cetane"))) / "data" / "evidence"
+    return sorted(folder.glob("*.csv"))
+
+
+@cache
+def load_evidence() -> tuple[tuple[Measurement, ...], tuple[Skipped, ...]]:
+    """All that ships."""
+    return read(shipped())
+
+
+def read(paths: Iterable[Path]) -> tuple[tuple[Measurement, ...], tuple[Skipped, ...]]:
+    """Measurements of some CSV files, and the rows of decode steps that give none."""
+    used: list[Measurement] = []
+    skipped: list[Skipped] = []
+    for path in paths:
+        for row, parse in rows(path):
+            try:
+                used += parse(path.stem, row)
+            except Unusable as reason:
+                what = row.get("topology") or row.get("layout") or ""
+                skipped.append(Skipped(path.stem, row["id"], row["model"], what, str(reason)))
+    return tuple(used), tuple(skipped)
+
+
+Parse = Callable[[str, Row], Iterator[Measurement]]
+
+
+def rows(path: Path) -> Iterator[tuple[Row, Parse]]:
+    """The rows of a file, with what reads them; CetaneError for a file of another kind."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CetaneError(f"{path}: not a CSV file: {error}") from error
+    reader = csv.DictReader(lines)
+    columns = reader.fieldnames or ()
+    for kind, wanted in COLUMNS.items():
+        if set(wanted) <= set(columns):
+            parse: Parse = book if kind == "book" else chunks
+            break
+    else:
+        raise CetaneError(
+            f"{path}: neither the columns {', '.join(COLUMNS['book'])} "
+            f"nor {', '.join(COLUMNS['chunks'])}"
+        )
+    for row in reader:
+        if None in row or None in row.values():
+            raise CetaneError(f"{path}: line {reader.line_num} has not {len(columns)} fields")
+        yield row, parse
+
+
+def number(row: Row, column: str) -> float | None:
+    """A number of a row; None where there is none or not just one."""
+    try:
+        return float(row.get(column) or "")
+    except ValueError:
+        return None
+
+
+def decoder(row: Row) -> Decoder:
+    found = load_decoders().get(row["model"])
+    if found is None:
+        raise Unusable("its shapes are not known")
+    return found
+
+
+def chip(device: str) -> Chip:
+    found = chip_of(device)
+    if found is None:
+        raise Unusable(f"the chip of {device!r} is not known")
+    return found
+
+
+def check_remarks(row: Row) -> None:
+    remarks = row.get("note") or row.get("notes") or ""
+    for words, reason in UNUSABLE.items():
+        if words in remarks:
+            raise Unusable(f"{reason}: {remarks}")
+
+
+def sizes(layout: str) -> list[int]:
+    """Layers of every shard: `16+8+6+2`, `10x3+2` (ten of three, one of two)."""
+    counts: list[int] = []
+    for part in layout.split(" ")[0].split("+"):
+        match = re.fullmatch(r"(?:(\d+)x)?(\d+)", part)
+        if match is None:
+            raise Unusable(f"the layout {layout!r} is not understood")
+        counts += [int(match[2])] * int(match[1] or 1)
+    return counts
+
+
+# ane-book: shards of decoder layers with an MLState each, and slices of the head in parallel.
+
+EIGHT: Bits = {"attention": 8, "mlp": 8, "head": 8}
+
+
+def book(file: str, row: Row) -> Iterator[Measurement]:
+    """A row of the book: a step, and its layers and its head where they were timed."""
+    if row["model"].startswith("synthetic") or row["T"] not in ("1", "1 decode / 4 prefill", ""):
+        return
+    check_remarks(row)
+    model = decoder(row)
+    where = chip(row["hw"])
+
+    def measured(what: str, kind: Kind, works: list[Work], column: str) -> Iterator[Measurement]:
+        if (ms := number(row, column)) is not None:
+            yield Measurement(
+                file, row["id"], row["model"], where, what, kind, tuple(works), ms, row["source"]
+            )
+
+    layout = row["topology"]
+    if "LM-head shard" in layout:
+        one = number(row, "weight_mb_per_shard")
+        weights = {8.0: (one or 0) * 1e6}
+        yield from measured(layout, "part", [Work(weights=weights)], "ms_per_call")
+        return
+    head = Work(weights={8.0: model.head})
+    slots = int(number(row, "state_len") or 0)
+    if model.experts:
+        layers = zaya(model, layout, row["quant_label"], slots)
+    else:
+        if not slots:
+            raise Unusable("its context is not stated")
+        single = re.match(r"single shard (\d+)L", layout)
+        counts = [int(single[1])] if single else sizes(layout)
+        if not single and sum(counts) != model.layers:
+            raise Unusable(f"the layout {layout!r} has not {model.layers} layers")
+        ends = list(accumulate(counts))
+        any_unit = float(row["compute_units_runtime"] == "all")
+        layers = [
+            replace(model.program(end - count, end, slots, EIGHT, "blended"), any_unit=any_unit)
+            for count, end in zip(counts, ends, strict=True)
+        ]
+        if single:
+            yield from measured(layout, "step", layers, "ms_per_shard")
+            return
+    host = Work(calls=0, sorted=model.vocab if samples(row) else 0)
+    yield from measured(f"{layout}: layers", "part", layers, "layers_ms_per_tok")
+    yield from measured(f"{layout}: head", "part", [head], "head_ms_per_tok")
+    yield from measured(layout, "step", [*layers, head, host], "ms_per_tok")
+
+
+def samples(row: Row) -> bool:
+    """Whether the host sorts all logits: those runtimes sample at temperature 1 unless told."""
+    return "ZAYA" in row["model"] or "temperature=1" in row["mode"]
+
+
+def zaya(model: Decoder, layout: str, quant: str, slots: int) -> list[Work]:
+    """The published port: an attention program and one of all experts, a layer."""
+    query = model.query_heads * model.head_dim
+    keys = model.kv_heads * model.head_dim
+    projections = 2 * model.hidden * query
+    if "probe" in layout:  # queries to output, no cache
+        attention = Work(weights={8.0: projections})
+    elif "CCA" in layout:  # queries and keys in fp16, with one tap of the convolutions
+        half = model.hidden * (query + keys) + 170_000
+        rest = model.hidden * (query + keys)
+        attention = Work(weights={16.0: half, 8.0: rest})
+    else:
+        attention = Work(weights={8.0: projections + 2 * model.hidden * keys})
+    if "probe" not in layout:
+        memory = 2 * HALF * slots * keys * (1 + COPIES["blend"])
+        attention = Work(weights=attention.weights, memory=memory)
+    experts = Work(weights={4.0 if "INT4" in quant else 8.0: model.experts})
+    return [attention.times(model.layers), experts.times(model.layers)]
+
+
+# CoreML-LLM: a few chunks, the cache as tensors in and out or as MLStates.
+
+TIMED = {4: ("c1_ms", "c2_ms", "c3_ms", "c4_ms"), 3: ("c1_ms", "c2_ms", "c4_ms"),
+         2: ("c1_ms", "c2_ms")}  # fmt: skip
+
+
+def chunks(file: str, row: Row) -> Iterator[Measurement]:
+    """A row of the chunked ports: a step, and its chunks where they were timed."""
+    if row["kind"] not in ("decode", "chunk", "verify", "prefill chunk", "spec"):
+        return
+    if row["status"] != "measured" or row["compute"] != "CPU_AND_NE":
+        return
+    check_remarks(row)
+    model = decoder(row)
+    where = chip(row["device"])
+    tokens = int(number(row, "T") or 1)
+    slots = number(row, "ctx")
+    if slots is None:
+        raise Unusable("its context is not stated")
+    layout, bits, contract = row["layout"], formats(row["quant"]), contract_of(row["layout"])
+    tok_s, ms = number(row, "tok_s"), number(row, "ms_per_step")
+    step = 1000 / tok_s if tok_s else ms
+
+    def measured(what: str, kind: Kind, works: Iterable[Work], ms: float) -> Measurement:
+        return Measurement(
+            file,
+            row["id"],
+            row["model"],
+            where,
+            what,
+            kind,
+            tuple(works),
+            ms,
+            row["source"],
+        )
+
+    if row["kind"] == "spec":  # its remark has what plain decoding took, in the four chunks
+        base = re.search(r"\bbase (\d+(?:\.\d+)?)", row["note"])
+        if base:
+            works = model.chunked(cuts_of(model, "4-chunk"), int(slots), bits, "io")
+            plain = [*works, Work(calls=0, host=1)]
+            yield measured(f"{layout}: base", "step", plain, 1000 / float(base[1]))
+        return
+    if row["kind"] == "chunk" or row["kind"] == "prefill chunk":
+        if "chunk_1" not in layout and "chunk1" not in layout:
+            raise Unusable("what it holds is not known")
+        if "real_len" in layout or "realLen" in layout or step is None:
+            return
+        if row["kind"] == "prefill chunk":  # a graph without a cache, of the call's own tokens
+            works = model.chunked(cuts_of(model, "4-chunk"), tokens, bits, "none", tokens)[:1]
+            yield measured(layout, "prefill", works, step)
+            return
+        works = model.chunked(cuts_of(model, "4-chunk"), int(slots), bits, contract)[:1]
+        yield measured(layout, "part", works, step)
+        return
+    full = re.search(r"FW=(\d+)", layout)
+    if model.chunks:
+        works = model.chunked(
+            cuts_of(model, layout), int(slots), bits, contract, tokens,
+            int(full[1]) if full else None,
+        )  # fmt: skip
+    else:
+        calls = number(row, "dispatches") or model.calls
+        if calls is None:
+            raise Unusable("how many programs it has is not stated")
+        one = model.program(0, model.layers, int(slots), bits, contract, True, tokens)
+        works = [one, Work(calls=calls - 1)]
+    kind: Kind = "step" if row["kind"] == "decode" else "verify"
+    if model.chunks and kind == "step":
+        for work, column in zip(works, TIMED.get(len(works), ()), strict=False):
+            if (part := number(row, column)) is not None:
+                yield measured(f"{layout}: {column.removesuffix('_ms')}", "part", [work], part)
+    if step is not None:
+        yield measured(layout, kind, [*works, Work(calls=0, host=1)], step)
+
+
+def cuts_of(model: Decoder, layout: str) -> tuple[int, ...]:
+    """Where a layout cuts the layers: as it says, or as its number of chunks is known to."""
+    if "Topology I " in f"{layout} ":
+        return (15, 25)
+    spans = re.findall(r"L(\d+)-(\d+)", layout)
+    if spans:
+        return tuple(int(stop) + 1 for _, stop in spans[:-1])
+    match = re.search(r"(\d+)-chunk", layout)
+    if match is None or int(match[1]) not in model.chunks:
+        raise Unusable(f"the layout {layout!r} is not understood")
+    return model.chunks[int(match[1])]
+
+
+def contract_of(layout: str) -> Contract:
+    """How the port keeps its cache."""
+    return "stateful" if re.search(r"MLState|stateful\b", layout) else "io"
+
+
+def formats(quant: str) -> Bits:
+    """Bits of every kind of weight."""
+    if mixed := re.fullmatch(r"INT(\d) MLP \+ INT(\d) attn", quant):
+        return {"mlp": float(mixed[1]), "attention": float(mixed[2]), "head": float(mixed[1])}
+    match = re.search(r"INT(\d)|fp(16)", quant)
+    if match is None:
+        raise Unusable(f"the format {quant!r} is not understood")
+    bits = float(match[1] or match[2])
+    return {"attention": bits, "mlp": bits, "head": bits}

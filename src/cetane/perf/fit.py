@@ -1,0 +1,271 @@
+"""Fits the rates to the evidence, and says how far off they are for what they have not seen.
+
+`python -m cetane.perf.fit` prints the errors, `--write` renews `data/rates.toml`.
+
+The loss is the sum of absolute relative errors, smoothed near zero (a few rows may be off by
+much, and are); a group counts as the root of its rows, so that no model with many of them rules.
+Rates are not negative. Errors are of steps whose whole group, a model on a device, was left out.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cetane.perf.chips import find_chip
+from cetane.perf.cost import (
+    Errors,
+    Fit,
+    Rate,
+    RateName,
+    Rates,
+    costs_of,
+    on_chip,
+    terms,
+    total,
+    usage,
+)
+from cetane.perf.evidence import Measurement
+
+FITTED: dict[RateName, str] = {
+    "dispatch": "ms",
+    "any_unit": "ms",
+    "matvec": "G/s",
+    "half": "GB/s",
+    "memory": "GB/s",
+    "border": "GB/s",
+    "sort": "ns",
+}
+"""What is fitted to the decode steps and their parts, with units; `compute` to prefill."""
+START: dict[RateName, float] = {
+    "dispatch": 0.3, "any_unit": 1e-6, "matvec": 119, "half": 60, "memory": 50, "border": 10,
+    "sort": 50, "compute": 4, "host": 0.6,
+}  # fmt: skip
+"""Where the fit starts; `host` stays."""
+HOST = "CoreML-LLM rows 5, 8, 21: embedding rows 0.4 ms, masks 0.2 to 0.4"
+SMOOTH = 0.02
+"""Relative errors below this are squared, not absolute."""
+ROUNDS = 4
+"""Of choosing what weights are bound by; it is settled after two."""
+
+Matrix = npt.NDArray[np.float64]
+
+
+def starting_rates() -> dict[RateName, Rate]:
+    units = {**FITTED, "compute": "T/s", "host": "ms"}
+    return {name: rate(name, START[name], units[name], "start") for name in START}
+
+
+def rate(name: RateName, value: float, unit: str, source: str, low: float | None = None,
+         high: float | None = None) -> Rate:  # fmt: skip
+    """A rate of the fit; the host's is measured."""
+    kind = "measured" if name == "host" else "fitted"
+    low, high = (value if low is None else low), (value if high is None else high)
+    return Rate.model_validate(
+        {"value": value, "unit": unit, "kind": kind, "low": low, "high": high, "source": source}
+    )
+
+
+def fit_rates(measurements: Sequence[Measurement], chip: str = "m4-max") -> dict[RateName, Rate]:
+    """The rates that fit some measurements best; of what no measurement tells, the start's."""
+    base = find_chip(chip)
+    rates = starting_rates()
+    prefill = [m for m in measurements if m.kind == "prefill"]
+    decode = [m for m in measurements if m.kind in ("step", "part")]
+    for _ in range(ROUNDS):
+        for name, value in solve(decode, rates, chip).items():
+            rates[name] = rate(name, value, FITTED[name], "fit")
+        speeds = []
+        for m in prefill:
+            on = on_chip(rates, m.chip, base)
+            costs = costs_of(on)
+            used = [usage(work, costs) for work in m.works]
+            macs = sum(use.get("compute", 0) for use in used)
+            rest = sum(
+                amount * costs[n] for use in used for n, amount in use.items() if n != "compute"
+            )
+            peak = on["compute"].value / rates["compute"].value
+            if macs and m.ms > rest:
+                speeds.append(macs / (m.ms - rest) * 1e-9 / peak)
+        if speeds:
+            rates["compute"] = rate("compute", float(np.median(speeds)), "T/s", "fit")
+    return rates
+
+
+def solve(decode: Sequence[Measurement], rates: Rates, chip: str) -> dict[RateName, float]:
+    """One round: the values of the fitted rates, what weights are bound by being as it is.
+
+    A rate that no measurement tells, or whose cost comes out as zero, is not among them.
+    """
+    if not decode:
+        return {}
+    base = find_chip(chip)
+    names = list(FITTED)
+    columns = np.zeros((len(decode), len(names)))
+    known = np.zeros(len(decode))
+    for row, m in enumerate(decode):
+        costs = costs_of(on_chip(rates, m.chip, base))
+        for work in m.works:
+            for name, amount in usage(work, costs).items():
+                if name in FITTED:
+                    columns[row, names.index(name)] += amount
+                else:
+                    known[row] += amount * costs[name]
+    times = np.array([m.ms for m in decode])
+    groups = [m.group for m in decode]
+    weights = np.array([groups.count(group) ** -0.5 for group in groups])
+    told = np.flatnonzero(columns.any(axis=0))
+    scale = (columns[:, told] / times[:, None]).max(axis=0)
+    solved = robust(columns[:, told] / times[:, None] / scale, 1 - known / times, weights) / scale
+    return {
+        names[column]: value_of(FITTED[names[column]], cost)
+        for column, cost in zip(told, solved, strict=True)
+        if cost > 0
+    }
+
+
+def value_of(unit: str, cost: float) -> float:
+    """The value of a rate, in its unit, from milliseconds of one of what it is for."""
+    return {"ms": cost, "ns": cost * 1e6, "GB/s": 1e-6 / cost, "G/s": 1e-6 / cost}[unit]
+
+
+def robust(columns: Matrix, wanted: Matrix, weights: Matrix, rounds: int = 300) -> Matrix:
+    """`x >= 0` with the least sum of weighted absolute errors of `columns @ x`, smoothed."""
+    scaled = weights.copy()
+    found = np.zeros(columns.shape[1])
+    for _ in range(rounds):
+        before = found
+        found = nonnegative(columns * np.sqrt(scaled)[:, None], wanted * np.sqrt(scaled))
+        error = np.abs(columns @ found - wanted)
+        scaled = weights / np.maximum(error, SMOOTH)
+        if np.allclose(found, before, rtol=1e-7, atol=1e-12):
+            break
+    return found
+
+
+def nonnegative(columns: Matrix, wanted: Matrix) -> Matrix:
+    """Least squares with `x >= 0`, by coordinates: the few columns here need no more."""
+    gram, target = columns.T @ columns, columns.T @ wanted
+    found = np.zeros(len(target))
+    for _ in range(20_000):
+        largest = 0.0
+        for i in range(len(found)):
+            new = max(0.0, found[i] + (target[i] - gram[i] @ found) / gram[i, i])
+            largest, found[i] = max(largest, abs(new - found[i])), new
+        if largest < 1e-12:
+            break
+    return found
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A measurement with what was predicted of it."""
+
+    measurement: Measurement
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Relative to the measurement; negative where it took longer."""
+        return self.predicted / self.measurement.ms - 1
+
+
+def check(
+    measurements: Collection[Measurement], rates: Rates, chip: str = "m4-max"
+) -> list[Checked]:
+    """Predictions of measurements."""
+    base = find_chip(chip)
+    return [
+        Checked(m, total(terms(m.works, costs_of(on_chip(rates, m.chip, base)))))
+        for m in measurements
+    ]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """The rates without a group, and how they predict it."""
+
+    group: str
+    rates: Mapping[RateName, Rate]
+    checked: list[Checked]
+
+
+def leave_one_group_out(measurements: Sequence[Measurement], chip: str = "m4-max") -> list[LeftOut]:
+    """Every group predicted from all others."""
+    found = []
+    for group in sorted({m.group for m in measurements if m.kind in ("step", "part")}):
+        rates = fit_rates([m for m in measurements if m.group != group], chip)
+        mine = [m for m in measurements if m.group == group]
+        found.append(LeftOut(group, rates, check(mine, rates, chip)))
+    return found
+
+
+def errors(left_out: Sequence[LeftOut], share: float = 0.8) -> Errors:
+    """The errors of left-out steps; `low` and `high` hold `share` of them."""
+    steps = [c for one in left_out for c in one.checked if c.measurement.kind == "step"]
+    ratios = np.array([c.measurement.ms / c.predicted for c in steps])
+    low, high = np.quantile(ratios, [(1 - share) / 2, (1 + share) / 2])
+    return Errors(
+        low=float(low),
+        high=float(high),
+        median=float(np.median([abs(c.error) for c in steps])),
+        rows=len(steps),
+        share=share,
+    )
+
+
+COMMAND = "python -m cetane.perf.fit --write"
+
+
+def fit(measurements: Sequence[Measurement], chip: str = "m4-max") -> Fit:
+    """What `data/rates.toml` holds."""
+    rates, left_out = fit_rates(measurements, chip), leave_one_group_out(measurements, chip)
+    final: dict[RateName, Rate] = {}
+    for name, found in rates.items():
+        if name == "host":
+            final[name] = rate(name, START[name], "ms", HOST)
+            continue
+        told = [one.rates[name].value for one in left_out if one.rates[name].value != START[name]]
+        values = [*told, found.value]
+        kind = "prefill rows" if name == "compute" else "decode rows"
+        source = f"fit to the {kind} of data/evidence"
+        final[name] = rate(name, found.value, found.unit, source, min(values), max(values))
+    return Fit(chip=chip, command=COMMAND, errors=errors(left_out), rates=final)
+
+
+def toml(found: Fit) -> str:
+    """The fit as the text of `data/rates.toml`."""
+
+    def table(name: str, body: Mapping[str, Any]) -> str:
+        lines = [f"[{name}]"]
+        for key, value in body.items():
+            lines.append(f"{key} = " + (f'"{value}"' if isinstance(value, str) else f"{value:.5g}"))
+        return "\n".join(lines)
+
+    head = f"# Made by {found.command}: do not edit."
+    top = f'chip = "{found.chip}"\ncommand = "{found.command}"'
+    parts = [f"{head}\n{top}", table("errors", found.errors.model_dump())]
+    parts += [table(f"rates.{name}", one.model_dump()) for name, one in found.rates.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    """Print the errors of every group; with `--write` renew `data/rates.toml`."""
+    import sys
+    from pathlib import Path
+
+    import cetane
+    from cetane.perf.evidence import load_evidence
+
+    measurements, _ = load_evidence()
+    made = fit(measurements)
+    print(toml(made), end="")
+    if sys.argv[1:] == ["--write"]:
+        path = Path(cetane.__file__).parent / "data" / "rates.toml"
+        path.write_text(toml(made), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""A plan's speed on a chip: the work of every call of a mode, its terms, and which of them binds.
+
+What the measured ports did and ours do differently is priced by the same rates, and not measured:
+`readonly` takes the cache in and does not give it out, and copies it once to append the new
+columns. Tokens are routed as if every expert were equally likely.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from cetane.families.base import Block, CacheGroup, Head, Part
+from cetane.families.caches import ContractName
+from cetane.perf.chips import Chip, find_chip
+from cetane.perf.cost import Fit, Rates, Term, Work, costs_of, load_fit, on_chip, terms, total
+from cetane.perf.shapes import COPIES, HALF
+from cetane.plan import Planner, Segment
+from cetane.recipe import Mode
+
+Counts = Mapping[float, float]
+"""How many weights there are, by their bits."""
+CROSSES: dict[ContractName, int] = {"readonly": 1, "blend": 2, "shift": 2, "stateful": 0}
+"""How often a cache crosses the program's border: in, and out."""
+COPIED: dict[ContractName, int] = {
+    "readonly": COPIES["shift"],
+    "blend": COPIES["blend"],
+    "shift": COPIES["shift"],
+    "stateful": COPIES["copy"],
+}
+"""How often a cache is read or written inside the program, before attention reads it once."""
+GREEDY = Work(calls=0, host=1)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Milliseconds of one step of a mode; predicted, like everything here."""
+
+    mode: Mode
+    tokens: int
+    context: int
+    terms: Mapping[Term, float]
+    ms: float
+    low: float | None
+    high: float | None
+    """Where the share of left-out measurements lay; None for a chip that none is of."""
+
+    @property
+    def binds(self) -> Term:
+        """The largest term."""
+        return max(self.terms, key=lambda term: self.terms[term])
+
+    @property
+    def tok_s(self) -> float:
+        """Tokens a second, if every token of the call counts."""
+        return 1000 * self.tokens / self.ms
+
+
+def rates_of(chip: Chip, fit: Fit | None = None) -> Rates:
+    """The rates of a chip, from the fit that ships."""
+    fit = fit or load_fit()
+    return on_chip(fit.rates, chip, find_chip(fit.chip))
+
+
+class Predictor:
+    """Predicts plans of one model; remembers what does not depend on the recipe."""
+
+    def __init__(self, chip: Chip, fit: Fit | None = None) -> None:
+        self.chip, self.fit = chip, fit or load_fit()
+        self.rates: Rates = rates_of(chip, self.fit)
+        self.costs = costs_of(self.rates)
+        self._listed: dict[str, list[tuple[str, str, str | None, int]]] = {}
+        self._weights: dict[tuple[str, str], Counts] = {}
+
+    def predict(self, planner: Planner, mode: Mode, context: int | None = None) -> Prediction:
+        """One step of a mode, with caches of `context` slots, the recipe's if it is not said."""
+        context = context or planner.recipe.cache.context
+        found = terms(self.works(planner, mode, context), self.costs)
+        ms, errors = total(found), self.fit.errors
+        known = bool(self.chip.devices)
+        return Prediction(
+            mode=mode,
+            tokens=planner.recipe.tokens.by_mode()[mode],
+            context=context,
+            terms=found,
+            ms=ms,
+            low=ms * errors.low if known else None,
+            high=ms * errors.high if known else None,
+        )
+
+    def works(self, planner: Planner, mode: Mode, context: int) -> list[Work]:
+        """What every call of a mode does, and the host."""
+        tokens = planner.recipe.tokens.by_mode()[mode]
+        works = [GREEDY]
+        for segment, blocks, routed in planner.calls(mode):
+            weights = self.weights(planner, blocks)
+            if routed:
+                one = {bits: count / len(blocks) for bits, count in weights.items()}
+                work = self.call(planner, segment, blocks[:1], one, tokens, context)
+                works.append(work.times(distinct(len(blocks), tokens)))
+            else:
+                works.append(self.call(planner, segment, blocks, weights, tokens, context))
+        return works
+
+    def call(
+        self,
+        planner: Planner,
+        segment: Segment,
+        blocks: Sequence[Block],
+        weights: Counts,
+        tokens: int,
+        context: int,
+    ) -> Work:
+        """One call of some blocks."""
+        memory = border = macs = 0
+        if any(block.keeps for block in blocks):
+            contract = planner.recipe.cache.contract
+            visible = planner.contract.visible(context, tokens)
+            for cache in planner.caches(segment):
+                group = planner.model.memory[cache.group]
+                assert isinstance(group, CacheGroup)
+                own = 2 * HALF * prod(cache.shape[:3]) * context
+                memory += (1 + COPIED[contract]) * own
+                border += CROSSES[contract] * own
+                macs += 2 * cache.layers * group.query * group.dim * visible * tokens
+        channels = planner.model.channels
+        named = {name for block in blocks for name in (*block.reads, *block.writes)}
+        columns = sum(channels.get(name, 0) for name in named)
+        columns += sum(block.stop - block.start for block in blocks if isinstance(block, Head))
+        return Work(
+            tokens=tokens,
+            weights=weights,
+            attention_macs=macs,
+            memory=memory,
+            border=border + HALF * tokens * columns,
+        )
+
+    def weights(self, planner: Planner, blocks: Sequence[Block]) -> Counts:
+        """How many weights of some blocks have how many bits."""
+        formats = planner.recipe.compression
+        rows = blocks[0].stop - blocks[0].start if isinstance(blocks[0], Head) else 0
+        key = (f"{blocks[0].name} {blocks[-1].name} {rows}", formats.model_dump_json())
+        if key not in self._weights:
+            found: dict[float, float] = {}
+            for block in blocks:
+                for name, kind, elements in self._list(block):
+                    bits = float(formats.format_for(name, kind).bits if kind else 16)
+                    found[bits] = found.get(bits, 0) + elements
+            self._weights[key] = found
+        return self._weights[key]
+
+    def _list(self, block: Block) -> list[tuple[str, str | None, int]]:
+        """Name, kind and size of a block's weights."""
+        root = block.root
+        if isinstance(block, Head):  # another with every number of slices
+            return [(w.name, w.kind, w.elements) for _, w in block.weights()]
+        if root.name not in self._listed:
+            self._listed[root.name] = [
+                (path, w.name, w.kind, w.elements) for path, w in root.weights()
+            ]
+        used = tuple(f"{path}." for path in block.modules_used) if isinstance(block, Part) else ""
+        return [item[1:] for item in self._listed[root.name] if item[0].startswith(used)]
+
+
+def distinct(experts: int, tokens: int) -> float:
+    """How many different experts some tokens choose, if each is as likely as any other."""
+    return experts * (1 - (1 - 1 / experts) ** tokens)

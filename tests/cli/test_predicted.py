@@ -1,0 +1,62 @@
+"""`cetane plan --chip`: predicted numbers, called so, with their sources."""
+
+from pathlib import Path
+
+import pytest
+
+from .conftest import Cetane
+
+
+def test_without_a_chip_there_is_a_hint(
+    cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path
+) -> None:
+    shown = cetane("plan", tiny_checkpoint_folder, "-r", recipe_file)
+    assert shown.code == 0 and "--chip m4-max" in shown.out and "tok/s" not in shown.out
+    assert (
+        "predicted" not in cetane("plan", tiny_checkpoint_folder, "-r", recipe_file, "--json").json
+    )
+
+
+def test_predicted(cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path) -> None:
+    arguments = ("plan", tiny_checkpoint_folder, "-r", recipe_file, "--chip", "m4-max")
+    found = cetane(*arguments, "--json").json["predicted"]
+    assert found["chip"] == "m4-max"
+    assert {m["mode"]: m["tokens"] for m in found["modes"]} == {
+        "decode": 1, "verify": 3, "prefill": 8,
+    }  # fmt: skip
+    for mode in found["modes"]:
+        assert mode["ms"] == pytest.approx(sum(mode["terms_ms"].values()))
+        assert mode["tok_s"] == pytest.approx(1000 * mode["tokens"] / mode["ms"])
+        assert mode["low"] < mode["ms"] < mode["high"]
+        assert mode["binds"] == max(mode["terms_ms"], key=mode["terms_ms"].get)
+    decode, verify = found["modes"][:2]
+    assert found["speculation"]["slowdown"] == pytest.approx(verify["ms"] / decode["ms"])
+    assert all(rate["source"] and rate["kind"] for rate in found["rates"].values())
+    shown = cetane(*arguments).out
+    assert "predicted on M4 Max" in shown and "--explain" in shown
+
+
+def test_explain(cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path) -> None:
+    arguments = ("plan", tiny_checkpoint_folder, "-r", recipe_file, "--explain")
+    shown = cetane(*arguments, "--chip", "m1").out
+    assert "borrowed from" in shown and "anemll" in shown.lower()
+    assert "unknown" in shown  # no interval: nothing of an M1 was fitted
+    assert cetane(*arguments).error.startswith("--sweep and --explain need a chip")
+
+
+def test_sweep(cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path) -> None:
+    arguments = ("plan", tiny_checkpoint_folder, "-r", recipe_file, "--chip", "a19-pro", "--sweep")
+    found = cetane(*arguments, "--json").json["predicted"]
+    held = [c for c in found["combinations"] if c["refused"] is None]
+    speeds = [c["decode"]["ms"] for c in held]
+    assert speeds == sorted(speeds) and len(held) > 20
+    assert found["recommended"]["context"] == 64  # the recipe's own
+    assert found["recommended"]["decode"]["ms"] == min(
+        c["decode"]["ms"] for c in held if c["context"] == 64
+    )
+    shown = cetane(*arguments).out
+    assert "predicted on A19 Pro" in shown and "recommended" in shown
+
+
+def test_an_unknown_chip(cetane: Cetane, tiny_checkpoint_folder: Path) -> None:
+    assert "known: m1" in cetane("plan", tiny_checkpoint_folder, "--chip", "m9").error

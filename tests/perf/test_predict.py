@@ -1,0 +1,166 @@
+"""Predictions of plans: the work by hand for the tiny llama, and for ZAYA1-8B."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.conftest import InMemoryCheckpoint, build_model
+
+from cetane.families.caches import CONTRACTS
+from cetane.perf.chips import find_chip
+from cetane.perf.cost import load_fit
+from cetane.perf.predict import Predictor, distinct
+from cetane.perf.sweep import Sweep
+from cetane.plan import Planner
+from cetane.recipe import Recipe, load_recipe, parse_recipe
+
+LAYER = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 96 * 64  # q, k and v, o, mlp
+GAINS = 2 * 64  # two norms a layer, in fp16
+
+
+class Shapes(InMemoryCheckpoint):
+    def read(self, name: str) -> torch.Tensor:
+        raise AssertionError(f"read {name}")
+
+
+class Deep(Shapes):
+    """ZAYA1-8B as transformers knows it, without a single weight."""
+
+    def __init__(self) -> None:
+        with torch.device("meta"):
+            config = transformers.AutoConfig.for_model("zaya")
+            super().__init__(transformers.AutoModelForCausalLM.from_config(config))
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Shapes:
+    return Shapes(build_model("llama"))
+
+
+@pytest.fixture(scope="module")
+def zaya8b() -> Deep:
+    return Deep()
+
+
+@pytest.fixture(scope="module")
+def predictor() -> Predictor:
+    return Predictor(find_chip("m4-max"))
+
+
+def recipe(**content: Any) -> Recipe:
+    return parse_recipe({"name": "test", "cache": {"context": 128}} | content, "test")
+
+
+def test_the_work_of_a_chunk(tiny: Shapes, predictor: Predictor) -> None:
+    planner = Planner(
+        tiny, recipe(layout={"chunks": 1}, compression={"default": "int8-per-channel"})
+    )
+    host, layers, head = predictor.works(planner, "decode", 128)
+    assert (host.calls, host.host) == (0, 1)
+    assert layers.weights == {8: 2 * LAYER, 16: 2 * GAINS}
+    assert head.weights == {8: 288 * 64, 16: 64}
+    own = 2 * 2 * 16 * 2 * 128  # K and V of two heads, fp16
+    assert layers.memory == 2 * (2 * own + own)  # copied with the new column, and read
+    assert layers.attention_macs == 2 * 2 * 4 * 16 * 129  # four query heads, with that column
+    assert layers.border == 2 * own + 2 * 64  # the cache comes in, and a hidden column goes
+    assert head.border == 2 * (64 + 288)
+
+
+@pytest.mark.parametrize(
+    ("contract", "crosses", "copied"),
+    [("readonly", 1, 2), ("blend", 2, 6), ("shift", 2, 2), ("stateful", 0, 2)],
+)
+def test_contracts(
+    tiny: Shapes, predictor: Predictor, contract: str, crosses: int, copied: int
+) -> None:
+    content = {"cache": {"contract": contract, "context": 128}, "layout": {"chunks": 1}}
+    planner = Planner(tiny, recipe(**content))
+    _, layers, _ = predictor.works(planner, "decode", 128)
+    own = 2 * 2 * 2 * 16 * 2 * 128
+    assert layers.border == crosses * own + 2 * 64
+    assert layers.memory == (1 + copied) * own
+    assert set(CONTRACTS) == {"readonly", "blend", "shift", "stateful"}
+
+
+def test_more_context_more_shards_and_more_tokens_cost_more(
+    tiny: Shapes, predictor: Predictor
+) -> None:
+    one, two = (Planner(tiny, recipe(layout={"chunks": n})) for n in (1, 2))
+    first = predictor.predict(one, "decode")
+    assert predictor.predict(one, "decode", 256).terms["KV"] > first.terms["KV"]
+    dispatch = load_fit().rates["dispatch"].value
+    more = predictor.predict(two, "decode").terms["dispatch"] - first.terms["dispatch"]
+    assert more == pytest.approx(dispatch)
+    assert first.binds == "host"
+    assert first.low is not None and first.high is not None and first.low < first.ms < first.high
+    assert first.tok_s == pytest.approx(1000 / first.ms)
+
+
+def test_no_interval_for_a_chip_that_was_never_fitted(tiny: Shapes) -> None:
+    found = Predictor(find_chip("m1")).predict(Planner(tiny, recipe()), "decode")
+    assert found.ms > 0 and found.low is None and found.high is None
+
+
+def test_distinct_experts() -> None:
+    assert distinct(16, 1) == pytest.approx(1)
+    assert distinct(2, 2) == pytest.approx(1.5)  # same or other, half the time each
+    assert distinct(16, 10_000) == pytest.approx(16)
+
+
+def test_routing_reads_one_expert_of_sixteen(zaya8b: Deep, predictor: Predictor) -> None:
+    dense, routed = (Planner(zaya8b, load_recipe(name)) for name in ("zaya-int4", "zaya-routed"))
+    weights = [
+        sum(w.weights.get(4.0, 0) for w in predictor.works(p, "decode", 2048))
+        for p in (dense, routed)
+    ]
+    assert weights[0] == 40 * 16 * 3 * 2048 * 2048
+    # 16 experts and the skip, which has no weights, are equally likely
+    assert weights[1] == pytest.approx(weights[0] / 17)
+    assert predictor.predict(routed, "decode").ms < 0.6 * predictor.predict(dense, "decode").ms
+    assert predictor.predict(routed, "decode").binds == "dispatch"
+
+
+def test_the_published_port_is_predicted_within_the_interval(
+    zaya8b: Deep, predictor: Predictor
+) -> None:
+    """ane-book row P058, experiment 30, an MLState a layer: 107.6 ms, its host's sorting aside."""
+    content = load_recipe("zaya-exp30").model_dump()
+    content["cache"]["contract"] = "stateful"
+    found = predictor.predict(Planner(zaya8b, parse_recipe(content, "test")), "decode")
+    assert found.low is not None and found.high is not None
+    assert found.low < 107.6 < found.high
+
+
+def test_a_sweep_of_zaya_is_fast_and_honest(zaya8b: Deep) -> None:
+    started = time.process_time()
+    sweep = Sweep(zaya8b, load_recipe("zaya-int4"), find_chip("m4-max"))
+    found = []
+    for one in sweep:
+        found.append(one)
+        if len(found) == 200:
+            break
+    assert len(found) / (time.process_time() - started) >= 50
+    for one in found[::67]:  # the same as a plan of its own
+        planner = Planner(zaya8b, one.recipe)
+        alone = Predictor(find_chip("m4-max"))
+        assert one.decode == alone.predict(planner, "decode")
+        assert one.verifying == alone.predict(planner, "verify")
+        programs = len(planner.plan().functions)
+        if one.refused and "programs" in one.refused:
+            assert programs > 128 and one.refused.startswith(str(programs))
+        elif one.refused is None:
+            assert programs <= 128
+            assert max(s.weight_bytes for s in planner.plan().shards) <= 2_015_800_000 * 1.01
+
+
+def test_a_sweep_of_a_dense_model(tiny: Shapes) -> None:
+    sweep = Sweep(tiny, recipe(), find_chip("m4-max"))
+    found = list(sweep)
+    assert len(found) == len(sweep) == 2 * 4 * 4 * 3
+    assert {one.layout for one in found} == {"per-layer", "single"}
+    assert {one.contract for one in found} == set(CONTRACTS)
+    assert {one.context for one in found} == {128}  # the model knows 256 positions
+    assert not any(one.refused for one in found)
+    assert len({(o.layout, o.contract, o.format, o.verify) for o in found}) == len(found)
