@@ -46,14 +46,15 @@ def write_report(folder: Path, document: Path) -> None:
     for name, *counts in rows:
         table.add_row("/".join(name.split("/")[-2:]), *counts)
     console.print(table)
-    console.print(_summary(total))
+    summary = f"`{folder.name}`: {_summary(total)}"
+    console.print(summary)
     report = {
         "modules": {row[0]: dict(zip(columns[1:], map(int, row[1:]), strict=True)) for row in rows},
         "classes": {name: len(tests) for name, (_, tests) in failures.items()},
         "failures": [test for _, tests in failures.values() for test in tests],
     }
     (folder / "report.json").write_text(json.dumps(report, indent=1))
-    lines = [_summary(total), "", *_markdown(columns, rows)]
+    lines = [summary, "", *_markdown(columns, rows)]
     lines += ["", "### Classes of failure", "", *_explained(failures)]
     lines += ["", "### Reasons for skipping", "", *_markdown(["reason", "tests"], skips)]
     text = document.read_text(encoding="utf-8")

@@ -82,7 +82,8 @@ def main() -> None:
         deadline = time.monotonic() + 60 * options.minutes
         try:
             for suite in SUITES:
-                if not options.modules or any(word in suite for word in options.modules):
+                wanted = not options.modules or any(word in suite for word in options.modules)
+                if wanted and time.monotonic() < deadline:
                     Suite(suite, folder, options).run(deadline)
         except KeyboardInterrupt:
             sys.exit("stopped; the same command goes on from here")
