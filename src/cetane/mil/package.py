@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cetane.errors import CetaneError
-from cetane.quiet import import_coremltools
+from cetane.mil.proto import model_message
 
 
 class Package:
@@ -47,11 +47,9 @@ def _inside(package: Path, file: Path, what: str) -> Path:
 
 
 def _parse(file: Path) -> Any:
-    import_coremltools()
-    from coremltools.proto import Model_pb2
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-    spec = Model_pb2.Model()
+    spec = model_message()()
     try:
         spec.ParseFromString(file.read_bytes())
     except DecodeError:
