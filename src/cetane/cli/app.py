@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 COMMANDS = (
-    "inspect", "plan", "port", "demo", "build", "validate", "run", "info",
+    "inspect", "plan", "port", "demo", "build", "audit", "validate", "run", "info",
 )  # fmt: skip
 """Each is a function of that name in a module of that name."""
 

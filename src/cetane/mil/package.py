@@ -9,16 +9,17 @@ from cetane.mil.proto import model_message
 
 
 class Package:
-    """An `.mlpackage`. `spec` is the parsed Model message, `file` finds a weight file."""
+    """An `.mlpackage`. `spec` is the parsed Model message in the file `spec_path`, `file` finds a
+    weight file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._spec_path = _root_model(path)
-        self.spec = _parse(self._spec_path)
+        self.spec_path = _root_model(path)
+        self.spec = _parse(self.spec_path)
 
     def file(self, name: str) -> Path:
         """The file that `name` ("@model_path/weights/weight.bin") means. It must be inside."""
-        file = self._spec_path.parent / name.removeprefix("@model_path/")
+        file = self.spec_path.parent / name.removeprefix("@model_path/")
         return _inside(self.path, file, "weight file")
 
 

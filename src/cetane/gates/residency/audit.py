@@ -31,6 +31,8 @@ class Placed:
     """Where an op is predicted to run, and by which rule or evidence; where it was measured to."""
 
     name: str
+    output: str
+    """Its first result, by which a Mac's plan names it."""
     kind: str
     placement: Placement
     rule: str
@@ -112,10 +114,10 @@ class Audit:
     @property
     def basis(self) -> str:
         """Whether its figures were predicted, measured, or some of each."""
-        known = {op.measured is not None for f in self.functions for op in f.ops}
-        return {True: "measured", False: "predicted"}[known == {True}] if len(known) < 2 else (
-            "measured where a Mac said so, else predicted"
-        )  # fmt: skip
+        measured = [op.measured is not None for f in self.functions for op in f.ops]
+        if not any(measured):
+            return "predicted"
+        return "measured" if all(measured) else "measured where a Mac said so, else predicted"
 
 
 def audit(programs: dict[str, Program], target: Target) -> Audit:
@@ -187,16 +189,16 @@ def place(graph: Graph, rules: Sequence[Rule]) -> FunctionAudit:
 def by_evidence(op: Op, graph: Graph) -> Placed:
     """What is known of a kind of op by itself. Evidence is about fp16."""
     matrix = graph.matrix(op)
-    weights = 0 if matrix is None else matrix.elements
-    types = {type_.dtype for type_ in graph.output_types(op)}
+    result = op.outputs[0].name if op.outputs else op.name
+    placed = Placed(op.name, result, op.kind, "unknown", UNSEEN, "low")
+    placed.weights = 0 if matrix is None else matrix.elements
     evidence = seen().get(op.kind)
-    if evidence is None or evidence.placement is None or types - {"fp16", "bool"}:
-        if not (op.kind == "topk" and evidence is not None):  # its indices are integers
-            return Placed(op.name, op.kind, "unknown", UNSEEN, "low", weights)
-    assert evidence.placement is not None
-    return Placed(
-        op.name, op.kind, evidence.placement, evidence.id, evidence.confidence, weights
-    )
+    # The first result decides: a top-k's second one is integers.
+    of_halves = not op.outputs or graph.dtype(op.outputs[0].name) in ("fp16", "bool")
+    if evidence is not None and evidence.placement is not None and of_halves:
+        placed.placement, placed.rule = evidence.placement, evidence.id
+        placed.confidence = evidence.confidence
+    return placed
 
 
 def worsen(placed: Placed, rule: Rule) -> None:

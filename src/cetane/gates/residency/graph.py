@@ -1,4 +1,4 @@
-"""A function as rules see it: its compute ops, who makes and who uses a value, weights by their form.
+"""A function as rules see it: compute ops, who makes and who uses a value, weights by their form.
 
 No weight is read: what rules ask of one is its type.
 """
@@ -24,14 +24,14 @@ VOCABULARY = 32_000
 """So many output channels are a vocabulary."""
 
 SHAPE_KINDS = frozenset(
-    "reshape squeeze expand_dims transpose slice_by_index slice_by_size concat split tile "
-    "identity cast".split()
-)
+    ("reshape", "squeeze", "expand_dims", "transpose", "slice_by_index", "slice_by_size", "concat",
+     "split", "tile", "identity", "cast")
+)  # fmt: skip
 """Ops that move values and compute none."""
 UNARY_KINDS = frozenset(
-    "tanh mul add sub real_div sigmoid silu relu gelu exp log sqrt rsqrt abs clip square pow "
-    "maximum minimum".split()
-)
+    ("tanh", "mul", "add", "sub", "real_div", "sigmoid", "silu", "relu", "gelu", "exp", "log",
+     "sqrt", "rsqrt", "abs", "clip", "square", "pow", "maximum", "minimum")
+)  # fmt: skip
 """Ops that work on every element alone; those with two inputs count if one is a constant."""
 
 
@@ -108,6 +108,10 @@ class Graph:
         if isinstance(argument, Constant):
             return argument.type
         return self._types.get(argument) if argument is not None else None
+
+    def dtype(self, argument: Argument) -> str | None:
+        type_ = self.type(argument)
+        return None if type_ is None else type_.dtype
 
     def shape(self, argument: Argument | None) -> tuple[int, ...]:
         """Sizes of a value, 1 for those that only a run can tell; () if nothing is known."""

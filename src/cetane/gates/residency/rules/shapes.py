@@ -62,5 +62,3 @@ def late_slice(op: Op, graph: Graph) -> str | None:
     if not begin or begin[-1] == 0 or (mask and mask[-1]):
         return None
     return f"from {begin[-1]} on"
-
-
