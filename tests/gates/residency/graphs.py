@@ -4,8 +4,10 @@ are then put in as references to a weight file that is all hole."""
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from coremltools.converters.mil.mil.ops.defs._op_reqs import register_op
 from coremltools.proto import MIL_pb2
 from tests.mil.conftest import build_program, ct, mb
 
-from cetane.lower.package import MODEL, WEIGHTS
+from cetane.lower.package import MANIFEST, MODEL, WEIGHTS
 from cetane.mil.program import Program
 from cetane.mil.reader import load
 
@@ -23,6 +25,7 @@ gc.freeze()  # coremltools collects garbage in every conversion
 
 Body = Callable[..., Any]
 Specs = Mapping[str, tuple[tuple[int, ...], str]]
+FEW = 1 << 13
 CODES = {"fp16": 10, "fp32": 11, "int8": 21, "int4": 25, "uint8": 31, "uint4": 35}
 
 
@@ -70,10 +73,7 @@ class Model:
     os: float = 26
 
     def program(self, folder: Path) -> Program:
-        """The package, written to `folder` and read again."""
-        return load(self.save(folder))
-
-    def save(self, folder: Path) -> Path:
+        """The program as a package in `folder`, read again."""
         model = ct.convert(
             build_program(self.inputs, self.body, self.states, self.target),
             convert_to="mlprogram",
@@ -82,8 +82,6 @@ class Model:
             pass_pipeline=ct.PassPipeline.EMPTY,
             skip_model_load=True,
         )
-        path = folder / "model.mlpackage"
-        model.save(str(path))
         spec = model.get_spec()
         for function in spec.mlProgram.functions.values():
             block = function.block_specializations[function.opset]
@@ -95,10 +93,7 @@ class Model:
         for index in range(1, self.functions):
             main = spec.mlProgram.functions["main"]
             spec.mlProgram.functions[f"more-{index}"].CopyFrom(main)
-        (path / MODEL).write_bytes(spec.SerializeToString())
-        (path / WEIGHTS).parent.mkdir(exist_ok=True)
-        (path / WEIGHTS).touch()
-        return path
+        return write(spec, folder)
 
     def _make_flexible(self, spec: Any) -> None:
         if not self.ranges and not self.enumerated:
@@ -114,6 +109,19 @@ class Model:
         for axis, size in enumerate(array.shape if self.ranges else ()):
             low, high = self.ranges.get(axis, (size, size))
             array.shapeRange.sizeRanges.add(lowerBound=low, upperBound=high)
+
+
+def write(spec: Any, folder: Path) -> Program:
+    """A specification as a package without weights, read again."""
+    path = folder / "model.mlpackage"
+    for file in (MODEL, WEIGHTS):
+        (path / file).parent.mkdir(parents=True, exist_ok=True)
+    (path / MODEL).write_bytes(spec.SerializeToString())
+    (path / WEIGHTS).touch()
+    entry = {"path": MODEL.relative_to("Data").as_posix()}
+    manifest = {"itemInfoEntries": {"model": entry}, "rootModelIdentifier": "model"}
+    (path / MANIFEST).write_text(json.dumps(manifest))
+    return load(path)
 
 
 def store(op: Any) -> None:
@@ -148,11 +156,14 @@ def add(op: Any, name: str, value: Any) -> None:
 
 
 def blob(dtype: str, shape: list[int]) -> Any:
-    """A constant that lies in the weight file."""
+    """A constant that lies in the weight file; zeros in the value itself if there are few."""
     value = MIL_pb2.Value()
     tensor = value.type.tensorType
     tensor.dataType, tensor.rank = CODES[dtype], len(shape)
     for size in shape:
         tensor.dimensions.add().constant.size = size
-    value.blobFileValue.fileName = "@model_path/weights/weight.bin"
+    if dtype == "fp16" and prod(shape) <= FEW:
+        value.immediateValue.tensor.bytes.values = bytes(2 * prod(shape))
+    else:
+        value.blobFileValue.fileName = "@model_path/weights/weight.bin"
     return value

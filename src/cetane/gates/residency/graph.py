@@ -80,6 +80,7 @@ class Graph:
                     self._users.setdefault(name, []).append(op)
         self._types: dict[str, TensorType | None] = {**function.inputs, **function.states}
         self._types |= {value.name: value.type for op in every for value in op.outputs}
+        self._weights: dict[str, Weight] = {}
         self.outputs = frozenset(function.block.outputs)
 
     def maker(self, argument: Argument) -> Op | None:
@@ -159,6 +160,12 @@ class Graph:
 
     def weight_of(self, op: Op) -> Weight:
         """The constant that a `const` or `constexpr_*` op makes."""
+        name = op.outputs[0].name
+        if name not in self._weights:
+            self._weights[name] = self._read_weight(op)
+        return self._weights[name]
+
+    def _read_weight(self, op: Op) -> Weight:
         literals = [a for arguments in op.inputs.values() for a in arguments]
         nbytes = sum(self._stored(a) for a in literals)
         type_ = self._types[op.outputs[0].name]

@@ -157,6 +157,7 @@ def find(id: str) -> Rule | Evidence:
     return known[id]
 
 
+@cache
 def read_toml(name: str) -> dict[str, Any]:
     """A file of this room."""
     return tomllib.loads(resources.files("cetane.gates.residency").joinpath(name).read_text())
