@@ -32,7 +32,7 @@ class Placed:
 
     name: str
     output: str
-    """Its first result, by which a Mac's plan names it."""
+    """Its first result, by which a Mac's plan names it; empty if it has none."""
     kind: str
     placement: Placement
     rule: str
@@ -189,7 +189,7 @@ def place(graph: Graph, rules: Sequence[Rule]) -> FunctionAudit:
 def by_evidence(op: Op, graph: Graph) -> Placed:
     """What is known of a kind of op by itself. Evidence is about fp16."""
     matrix = graph.matrix(op)
-    result = op.outputs[0].name if op.outputs else op.name
+    result = op.outputs[0].name if op.outputs else ""
     placed = Placed(op.name, result, op.kind, "unknown", UNSEEN, "low")
     placed.weights = 0 if matrix is None else matrix.elements
     evidence = seen().get(op.kind)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import shutil
 import subprocess
 import tempfile
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -111,12 +113,18 @@ def merged(function: FunctionAudit, plan: MeasuredFunction | None) -> FunctionAu
     """A function with the plan that a Mac made of it."""
     if plan is None:
         return function
-    by_output = {op.output: op for op in plan.ops}
+    by_output = {op.output: op for op in plan.ops if op.output}
+    nameless: defaultdict[str, deque[MeasuredOp]] = defaultdict(deque)
+    # Writes of states have no result: they are told by their order.
+    for said in plan.ops:
+        if not said.output:
+            nameless[said.kind].append(said)
 
     def place(op: Placed) -> Placed:
         if plan.error is not None:
             return replace(op, measured="fails")
-        said = by_output.get(op.output)
+        queue = nameless[op.kind]
+        said = by_output.get(op.output) if op.output else queue.popleft() if queue else None
         return replace(op, measured=None if said is None else placement(said.device))
 
     return replace(function, ops=tuple(place(op) for op in function.ops))
@@ -177,8 +185,16 @@ def default_copy(path: Path, function: str, folder: Path) -> Path:
         if file == package.spec_path:
             target.write_bytes(spec.SerializeToString())
         else:
-            target.symlink_to(file.resolve())
+            link(file, target)
     return copy
+
+
+def link(file: Path, target: Path) -> None:
+    """The same file under another name; a copy where the disk is another one."""
+    try:
+        target.hardlink_to(file)
+    except OSError:
+        shutil.copyfile(file, target)
 
 
 def plan_of(package: Path, function: str, folder: Path) -> Iterator[MeasuredOp]:
