@@ -16,3 +16,13 @@ def on_notch(outputs: int, contracted: int, bits: int) -> bool:
     payload = -(-outputs // CORES) * contracted * bits // 8
     beside = payload % NOTCH
     return payload >= NOTCH - MARGIN and min(beside, NOTCH - beside) <= MARGIN
+
+
+def cut(outputs: int, contracted: int, bits: int) -> int | None:
+    """Where to cut the contracted axis so that neither part is on the notch: the place nearest to
+    the middle, in steps of 32; None if there is none."""
+    steps = range(32, contracted, 32)
+    for at in sorted(steps, key=lambda at: abs(2 * at - contracted)):
+        if not any(on_notch(outputs, part, bits) for part in (at, contracted - at)):
+            return at
+    return None
