@@ -131,8 +131,8 @@ def test_shards_are_stamped_as_they_are_converted(
     for shard in ("layer-00", "layer-01"):
         lowering.lower(shard, tmp_path / f"{shard}.mlpackage")
     lowering.verify("layer-01", tmp_path / "layer-01.mlpackage")
-    names = [op.name for op in load(tmp_path / "layer-01.mlpackage").functions["decode"].ops]
-    assert any("down_proj.second" in name for name in names)
+    ops = load(tmp_path / "layer-01.mlpackage").functions["decode"].ops
+    assert sum(op.kind == "conv" for op in ops) == 10  # seven, and a second half of three
 
 
 def test_zaya_at_its_real_size() -> None:
