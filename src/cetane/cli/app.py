@@ -8,6 +8,7 @@ from typer.core import TyperGroup
 
 COMMANDS = (
     "inspect", "plan", "port", "demo", "build", "audit", "validate", "run", "info",
+    "doctor", "recompile", "gc",
 )  # fmt: skip
 """Each is a function of that name in a module of that name."""
 

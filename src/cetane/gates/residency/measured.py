@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import platform
 import shutil
-import subprocess
 import tempfile
 from collections import defaultdict, deque
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from cetane.errors import CetaneError
 from cetane.gates.residency.audit import Audit, FunctionAudit, Placed, judged
 from cetane.gates.residency.rule import Data, Placement
+from cetane.mac import BRAND, BUILD, is_mac, sysctl
 from cetane.mil.package import Package
 from cetane.quiet import import_coremltools
 
@@ -144,14 +144,14 @@ def measure(packages: dict[str, Path]) -> Measured:
 
     Raises CetaneError anywhere but on a Mac.
     """
-    if platform.system() != "Darwin":
+    if not is_mac():
         raise CetaneError(
             "only a Mac can measure where ops run",
             "run the same command there, then pass the file it writes: --measured FILE",
         )
     return Measured(
-        machine=sysctl("machdep.cpu.brand_string"),
-        system=f"macOS {platform.mac_ver()[0]} ({sysctl('kern.osversion')})",
+        machine=sysctl(BRAND),
+        system=f"macOS {platform.mac_ver()[0]} ({sysctl(BUILD)})",
         tools=f"coremltools {version('coremltools')}",
         date=datetime.now(UTC).date().isoformat(),
         packages={name: measure_package(path) for name, path in packages.items()},
@@ -229,9 +229,3 @@ def device(found: Any) -> Device | None:
     names: dict[str, Device] = {"NeuralEngine": "ANE", "CPU": "CPU", "GPU": "GPU"}
     kind = type(found).__name__.removeprefix("ML").removesuffix("ComputeDevice")
     return names.get(kind)
-
-
-def sysctl(name: str) -> str:
-    """What the kernel calls this machine."""
-    asked = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=False)
-    return asked.stdout.strip()
