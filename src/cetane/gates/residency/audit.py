@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from cetane.errors import CetaneError
 from cetane.gates.residency.chips import Target
 from cetane.gates.residency.graph import Graph
 from cetane.gates.residency.rule import (
@@ -22,6 +23,8 @@ from cetane.gates.residency.rule import (
 from cetane.gates.residency.tail import dragged
 from cetane.mil.program import Op, Program, TensorType
 
+DAMAGED = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError)
+"""What reading an op raises that has not the inputs it should."""
 UNSEEN = "unseen"
 """The id where no rule and no evidence says anything about an op."""
 
@@ -121,15 +124,24 @@ class Audit:
 
 
 def audit(programs: dict[str, Program], target: Target) -> Audit:
-    """Audit the packages of a bundle, or one, by name. Reads no weights."""
+    """Audit the packages of a bundle, or one, by name. Reads no weights.
+
+    Raises CetaneError for a program whose ops are not what MIL allows.
+    """
     rules = [rule for rule in load_rules().values() if rule.applies(target)]
     graphs = [
         Graph(function, target, name, len(program.functions))
         for name, program in programs.items()
         for function in program.functions.values()
     ]
-    functions = tuple(examined for graph in graphs for examined in examine(graph, rules))
-    return judged(target, functions, tuple(about_all(graphs, rules)))
+    functions: list[FunctionAudit] = []
+    for graph in graphs:
+        try:
+            functions += examine(graph, rules)
+        except DAMAGED as error:
+            where = f"{graph.package}/{graph.function.name}"
+            raise CetaneError(f"{where}: its ops are damaged: {error!r}") from error
+    return judged(target, tuple(functions), tuple(about_all(graphs, rules)))
 
 
 def judged(

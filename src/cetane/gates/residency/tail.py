@@ -48,7 +48,13 @@ def kept_to(op: Op, graph: Graph, taken: dict[int, Op]) -> bool:
 
 def ends(op: Op, graph: Graph, taken: dict[int, Op]) -> bool:
     """Whether the results reach nothing but outputs, through such ops and those that are taken."""
-    return all(
-        id(user) in taken or (follows(user, graph) and ends(user, graph, taken))
-        for user in graph.users(op)
-    )
+    todo, visited = [op], {id(op)}
+    while todo:
+        for user in graph.users(todo.pop()):
+            if id(user) in taken or id(user) in visited:
+                continue
+            if not follows(user, graph):
+                return False
+            visited.add(id(user))
+            todo.append(user)
+    return True
