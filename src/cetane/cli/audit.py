@@ -134,7 +134,7 @@ def show(found: Audit, measured: Measured | None) -> None:
 
 
 def show_counts(found: Audit) -> None:
-    """A row for every function at every shape; packages with equal rows share them."""
+    """A row for every function at every shape; those with equal numbers share one."""
     counts = [(function, function.table()) for function in found.functions]
     always = ("conv_total", "conv_ane", "conv_non_ane", "ops", "ops_ane", "ops_cpu")
     columns = [
@@ -143,14 +143,18 @@ def show_counts(found: Audit) -> None:
     ]  # fmt: skip
     alike: dict[tuple[Any, ...], list[str]] = {}
     for function, row in counts:
+        name = f"{function.package}/{function.function}"
         shape = f" at {function.variant}" if function.variant else ""
-        key = (function.function + shape, function.tokens, *(row[name] for name in columns))
-        alike.setdefault(key, []).append(function.package)
-    rows: list[list[Any]] = [
-        [p[0] if len(p) == 1 else f"{p[0]}, {len(p) - 1} alike", *key] for key, p in alike.items()
+        key = (shape, function.tokens, *(row[name] for name in columns))
+        alike.setdefault(key, []).append(name)
+    rows = [
+        [names[0] + shape + (f" and {len(names) - 1} alike" if len(names) > 1 else ""), *numbers]
+        for (shape, *numbers), names in alike.items()
     ]
     title = f"residency for {found.target}: {found.basis}"
-    table(title, ["package", "function", "T", *columns], rows)
+    short = {"ops_ane": "ANE", "ops_cpu": "CPU"}
+    heads = [short.get(name, name.removeprefix("ops_")) for name in columns]
+    table(title, ["function", "T", *heads], rows)
 
 
 def compare(functions: Sequence[FunctionAudit], measured: Measured) -> None:
