@@ -93,7 +93,7 @@ class Model:
         for index in range(1, self.functions):
             main = spec.mlProgram.functions["main"]
             spec.mlProgram.functions[f"more-{index}"].CopyFrom(main)
-        return write(spec, folder)
+        return write(spec, folder, Path(model.weights_dir) / WEIGHTS.name)
 
     def _make_flexible(self, spec: Any) -> None:
         if not self.ranges and not self.enumerated:
@@ -111,13 +111,13 @@ class Model:
             array.shapeRange.sizeRanges.add(lowerBound=low, upperBound=high)
 
 
-def write(spec: Any, folder: Path) -> Program:
-    """A specification as a package without weights, read again."""
+def write(spec: Any, folder: Path, weights: Path | None = None) -> Program:
+    """A specification as a package, read again; `weights` are those that coremltools wrote."""
     path = folder / "model.mlpackage"
     for file in (MODEL, WEIGHTS):
         (path / file).parent.mkdir(parents=True, exist_ok=True)
     (path / MODEL).write_bytes(spec.SerializeToString())
-    (path / WEIGHTS).touch()
+    (path / WEIGHTS).write_bytes(weights.read_bytes() if weights and weights.exists() else b"")
     entry = {"path": MODEL.relative_to("Data").as_posix()}
     manifest = {"itemInfoEntries": {"model": entry}, "rootModelIdentifier": "model"}
     (path / MANIFEST).write_text(json.dumps(manifest))
