@@ -188,6 +188,10 @@ def test_a_bundle(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
     assert cetane("audit", bundle.path, "--measured", file).code == 0
     assert cetane("audit", bundle.path, "--json").json["passed"] is True
     assert bundle.gates()["residency"]["basis"] == "measured"
+    assert cetane("info", bundle.path).code == 0
+
+    bundle.write_gate("residency-measured", {"measured": {"machine": 1}})
+    assert "not measurements of a Mac" in cetane("audit", bundle.path).error
 
 
 def measurements_of_all(bundle: Bundle, shard: str) -> str:

@@ -7,6 +7,7 @@ the default of a copy that shares the weight file.
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 import shutil
 import tempfile
@@ -18,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from cetane.errors import CetaneError
 from cetane.gates.residency.audit import Audit, FunctionAudit, Placed, judged
@@ -28,6 +29,8 @@ from cetane.mil.package import Package
 from cetane.quiet import import_coremltools
 
 Device = Literal["ANE", "CPU", "GPU"]
+NO_MEASUREMENTS = "not measurements of a Mac"
+HINT = "cetane audit PACKAGE --measure, on a Mac, writes them"
 LARGEST = 1 << 28
 """Bytes of the largest file of measurements that is read."""
 
@@ -79,16 +82,22 @@ def read_measured(path: Path) -> Measured:
     try:
         if path.stat().st_size > LARGEST:
             raise CetaneError(f"{path}: too large for a file of measurements")
-        return TypeAdapter(Measured).validate_json(path.read_bytes())
+        return parse_measured(json.loads(path.read_bytes()), str(path))
     except OSError as error:
         raise CetaneError(f"{path}: {error.strerror}") from error
-    except (ValidationError, ValueError, RecursionError) as error:
-        reason = error.errors()[0] if isinstance(error, ValidationError) else {"msg": str(error)}
-        where = ".".join(map(str, reason.get("loc", ())))
-        raise CetaneError(
-            f"{path}: not measurements of a Mac: {where + ': ' if where else ''}{reason['msg']}",
-            "cetane audit PACKAGE --measure, on a Mac, writes them",
-        ) from error
+    except (ValueError, RecursionError) as error:
+        raise CetaneError(f"{path}: {NO_MEASUREMENTS}: {error}", HINT) from error
+
+
+def parse_measured(content: Any, where: str) -> Measured:
+    """Measurements from JSON; CetaneError if it holds none."""
+    try:
+        return Measured.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        reason = f"{key}: {first['msg']}" if key else first["msg"]
+        raise CetaneError(f"{where}: {NO_MEASUREMENTS}: {reason}", HINT) from error
 
 
 def with_measured(found: Audit, measured: Measured, packages: dict[str, Path]) -> Audit:

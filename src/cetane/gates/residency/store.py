@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cetane.errors import CetaneError
 from cetane.gates.residency.audit import Audit, Finding
-from cetane.gates.residency.measured import Measured, read_measured
+from cetane.gates.residency.measured import Measured, parse_measured, read_measured
 
 if TYPE_CHECKING:
     from cetane.bundle import Bundle
@@ -81,10 +81,10 @@ class InBundle:
 
     def measured(self) -> Measured | None:
         kept = self.bundle.gates().get(MEASURED)
-        return None if kept is None else Measured.model_validate(kept)
+        return None if kept is None else parse_measured(kept.get("measured"), str(self.bundle.path))
 
     def keep(self, measured: Measured) -> None:
-        self.bundle.write_gate(MEASURED, measured.model_dump(mode="json"))
+        self.bundle.write_gate(MEASURED, {"measured": measured.model_dump(mode="json")})
 
     def judge(self, found: Audit) -> None:
         self.bundle.write_gate(GATE, summary(found))

@@ -97,4 +97,5 @@ def contraction_notch(op: Op, graph: Graph) -> str | None:
     outputs, contracted = weight.shape[0], prod(weight.shape[1:])
     if not on_notch(outputs, contracted, weight.bits):
         return None
-    return f"{outputs} x {contracted} of {weight.bits} bits"
+    guessed = "" if weight.bits == 16 else ", where the formula is a guess"
+    return f"{outputs} x {contracted} of {weight.bits} bits{guessed}"
