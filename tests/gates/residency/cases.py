@@ -252,6 +252,7 @@ WEIGHT_CASES = {
     "int4-per-channel": (in_form("int4"), in_form("int8")),
     "int8-per-block": (in_form("int8-block32"), in_form("int8")),
     "int8-linear": (in_form("int8"), in_form("lut8")),
+    "int8-folded": (in_form("int8", chip="m1-max"), in_form("int8", chip="m2")),
     "palette-per-block": (in_form("lut4-block"), in_form("lut4")),
     "scaled-palette": (Model(scaled), in_form("lut8")),
     "int8-palette": (in_form("lut8-int8"), in_form("lut8")),

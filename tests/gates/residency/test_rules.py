@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.gates.residency.cases import CASES
+from tests.gates.residency.cases import CASES, wide
 from tests.gates.residency.graphs import Model, mb
 
 from cetane.gates.residency.audit import Audit, audit
@@ -11,7 +11,7 @@ from cetane.gates.residency.chips import Target
 from cetane.gates.residency.rule import PREDICATES, WORSE, load_evidence, load_rules, seen
 from cetane.mil.program import Program
 
-OF_BUNDLES = {"program-count"}
+OF_BUNDLES = {"program-count", "loaded-constants"}
 
 
 def audited(model: Model, folder: Path) -> Audit:
@@ -51,6 +51,19 @@ def test_program_count(tmp_path: Path) -> None:
 
     assert "program-count" in found(101)
     assert "program-count" not in found(100)
+
+
+def test_loaded_constants(tmp_path: Path) -> None:
+    """134 MB a package; functions of one package share theirs."""
+    several = wide(1)
+    several.functions = 40
+    program = several.program(tmp_path)
+
+    def found(count: int) -> set[str]:
+        return rules_of(audit({f"shard-{i}": program for i in range(count)}, Target()))
+
+    assert "loaded-constants" in found(23)
+    assert "loaded-constants" not in found(22)
 
 
 @pytest.mark.parametrize("id", load_rules())

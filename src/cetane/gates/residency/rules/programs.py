@@ -16,6 +16,7 @@ FEW_LINEARS = 3
 LONE_LINEAR, FEW_LINEARS_BYTES = 16_800_000, 40_000_000
 MOST_OPS = 6000
 MOST_PROGRAMS = 100
+LOADED_CONSTANTS = 3_000_000_000
 
 
 def megabytes(count: int) -> str:
@@ -75,3 +76,12 @@ def op_count(graph: Graph) -> str | None:
 def program_count(graphs: Sequence[Graph]) -> str | None:
     count = len({(graph.package, graph.function.name) for graph in graphs})
     return f"{count} functions" if count > MOST_PROGRAMS else None
+
+
+@on_bundle("loaded-constants")
+def loaded_constants(graphs: Sequence[Graph]) -> str | None:
+    largest: dict[str, int] = {}
+    for graph in graphs:  # functions of a package share their constants
+        largest[graph.package] = max(largest.get(graph.package, 0), graph.constant_bytes)
+    total = sum(largest.values())
+    return f"{megabytes(total)} in {len(largest)} packages" if total > LOADED_CONSTANTS else None

@@ -98,3 +98,9 @@ def sparse_weights(op: Op, graph: Graph) -> str | None:
 def stateful_palette4(graph: Graph) -> str | None:
     count = sum(w.encoding == "lut" and w.bits == 4 for w in graph.weights.values())
     return f"{count} palettes" if count and graph.function.states else None
+
+
+@on_function("int8-folded")
+def int8_folded(graph: Graph) -> str | None:
+    count = sum(w.encoding == "affine" and w.bits == 8 for w in graph.weights.values())
+    return f"{count} weights" if count else None
