@@ -91,9 +91,11 @@ SELECTION_CASES = {
         Model(lambda x: mb.topk(x=x, k=4, axis=1), **of((1, 5000))),
         Model(lambda x: mb.topk(x=x, k=4, axis=1), **of((1, 128))),
     ),
-    "vocabulary-index": (
-        Model(lambda x: mb.topk(x=x, k=4, axis=1), **of((1, 70_000))),
-        Model(lambda x: mb.topk(x=x, k=4, axis=1), **of((1, 60_000))),
+    "narrow-index": (
+        Model(lambda x: mb.topk(x=x, k=4, axis=1, output_indices_dtype="uint16"),
+              **of((1, 70_000))),
+        Model(lambda x: mb.topk(x=x, k=4, axis=1, output_indices_dtype="int32"),
+              **of((1, 70_000))),
     ),
     "gather": (
         Model(lambda x, y: mb.gather(x=x, indices=y, axis=3), **of((1, 64, 1, 8), **TABLE)),

@@ -181,7 +181,9 @@ def place(graph: Graph, rules: Sequence[Rule]) -> FunctionAudit:
             hits = [(op, detail) for op in graph.ops if (detail := predicate(op, graph))]
             if hits:
                 findings.append(finding(rule, [d for _, d in hits], [op.name for op, _ in hits]))
-            concerned: Iterable[Op] = [op for op, _ in hits]
+            # One op that does not compile keeps all of the function from running.
+            whole = bool(hits) and rule.placement == "fails"
+            concerned: Iterable[Op] = graph.ops if whole else [op for op, _ in hits]
             drags += [op for op, _ in hits] if rule.drags else []
         elif scope == "function" and (detail := predicate(graph)):
             findings.append(finding(rule, [detail]))

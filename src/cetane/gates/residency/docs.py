@@ -29,11 +29,11 @@ run, without a Mac and without reading weights. This page is made from the rules
 | wrong | it runs, with wrong numbers |
 | unknown | nobody has said; never counted as ANE |
 
-An op gets the evidence for its kind, then the worst that any rule says about it. Evidence is about
-fp16: an op on integers is unknown. Constants (`const`, `constexpr_*`) are evaluated when a program
-is loaded, and not counted. Where an op leaves the ANE for good (argmax, top-k, gather), unary and
-shape ops between it and the edge of the graph go with it. A function of flexible shapes is audited
-at the shape it was made for, and at the others.
+An op gets the evidence for its kind, then the worst that any rule says about it; one op that fails
+fails its whole function. Evidence is about fp16: an op on integers is unknown. Constants (`const`,
+`constexpr_*`) are evaluated when a program is loaded, and not counted. Where an op leaves the ANE
+for good (argmax, top-k, gather), unary and shape ops between it and the edge of the graph go with
+it. A function of flexible shapes is audited at the shape it was made for, and at the others.
 
 ## Measuring
 
@@ -56,8 +56,8 @@ def verdict() -> Iterator[str]:
     limits = read_toml("verdict.toml")
     yield (
         f"Exit code 1, and FAIL, if a finding is {' or '.join(limits['severities'])}, or if more "
-        f"than {limits['weights_off_ane']:.0%} of all\nweights are read by ops that are placed off "
-        "the ANE; a finding that a Mac refuted does not count. Exit\ncode 2 for bad input.\n"
+        f"than {limits['weights_off_ane']:.0%} of all weights\nare read by ops that are placed off "
+        "the ANE; a finding that a Mac refuted does not count. Exit code\n2 for bad input.\n"
     )
 
 

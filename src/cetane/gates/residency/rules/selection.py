@@ -8,7 +8,8 @@ from cetane.mil.program import Op
 
 SEEN_TOPK = 128
 """The longest axis over which a top-k was seen on the ANE."""
-INT16 = 65_536
+LARGEST_INDEX = {"int16": 1 << 15, "uint16": 1 << 16}
+"""Entries that an index of these types can name."""
 GATHERED_WEIGHT = 1 << 18
 """Elements of a lookup that is no row of a table any more."""
 GATHERS = ("gather", "gather_along_axis", "gather_nd")
@@ -34,10 +35,17 @@ def wide_topk(op: Op, graph: Graph) -> str | None:
     return f"over {size}" if op.kind == "topk" and size > SEEN_TOPK else None
 
 
-@on_op("vocabulary-index")
-def vocabulary_index(op: Op, graph: Graph) -> str | None:
+@on_op("narrow-index")
+def narrow_index(op: Op, graph: Graph) -> str | None:
     size = picked_axis(op, graph)
-    return f"{op.kind} over {size}" if size > INT16 else None
+    if op.kind == "topk":
+        index = op.outputs[1].type if len(op.outputs) > 1 else None
+    else:
+        index = graph.type(graph.argument(op, "indices"))
+    most = LARGEST_INDEX.get(index.dtype) if index is not None else None
+    if most is None or size <= most:
+        return None
+    return f"{op.kind} over {size} entries"
 
 
 @on_op("gather")
