@@ -25,6 +25,7 @@ from cetane.families.base import (
     Part,
     RoutedBlock,
     Truth,
+    Weight,
     Weights,
 )
 from cetane.families.caches import CONTRACTS, CacheSpec, HistorySpec
@@ -291,6 +292,9 @@ class Planner:
         )
         self.contract = CONTRACTS[recipe.cache.contract]
         self.heads = self.model.heads(recipe.head.slices)
+        if recipe.lowering.split_contracting:
+            for block in (*self.model.layers, *self.heads):
+                block.split_contracting(self._bits)
         self.members = self._members()
         self.segments = {
             shard: self._segments(shard, blocks) for shard, blocks in self.members.items()
@@ -353,6 +357,12 @@ class Planner:
                     selected = self.recipe.compression.format_for(weight.name, weight.kind)
                     selected.check(weight.shape, weight.name)
         self.recipe.compression.check(kinds)
+
+    def _bits(self, weight: Weight) -> int:
+        """Of one element, as the recipe stores it."""
+        if weight.kind is None:
+            return 16
+        return self.recipe.compression.format_for(weight.name, weight.kind).bits
 
     def _check_shape(self, name: str, wanted: Shape) -> None:
         if name not in self.checkpoint:

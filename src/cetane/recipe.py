@@ -79,6 +79,14 @@ class Head(Data):
     slices: int = Field(default=1, ge=1)
 
 
+class Lowering(Data):
+    """How blocks become graphs, where there is a choice."""
+
+    split_contracting: bool = False
+    """Cut the contracted axis of projections on the 1 MiB notch (`cetane.notch`) in two: exact but
+    for the rounding of one sum; it pays where the notch does, on an M4 by public report."""
+
+
 class Target(Data):
     """What the programs are compiled for. Multifunction packages need iOS 18."""
 
@@ -98,6 +106,7 @@ class Recipe(Data):
     tokens: Tokens = Tokens()
     head: Head = Head()
     compression: Selection = Selection()
+    lowering: Lowering = Lowering()
     target: Target = Target()
 
     @model_validator(mode="after")

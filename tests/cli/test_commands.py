@@ -133,7 +133,9 @@ def test_port(
     bundle.verify()
     assert first.json["digest"] == bundle.digest
     gates = first.json["gates"]
-    assert gates.keys() == {"ladder", "golden"}
+    assert gates.keys() == {"ladder", "residency", "golden"}
+    assert gates["residency"]["basis"] == "predicted"
+    assert gates["residency"]["findings"]["tiny-program"] == "risk"
     assert gates["ladder"]["passed"] is True
     assert [check["name"] for check in gates["ladder"]["checks"]] == [
         "hidden cosine (layer-00)", "logits cosine (head-0)",
@@ -183,7 +185,7 @@ def test_port_of_a_wrong_shard(
         red = cetane(*port, "--json")
     assert red.code == 1
     assert red.json["bundle"] is None
-    assert red.json["gates"].keys() == {"ladder"}
+    assert red.json["gates"].keys() == {"ladder", "residency"}
     checks = red.json["gates"]["ladder"]["checks"]
     assert [c["name"] for c in checks if not c["passed"]] == ["hidden cosine (layer-00)"]
     assert lowered == ["layer-00", "head-0"]
@@ -200,7 +202,7 @@ def test_port_of_a_wrong_shard(
     green = cetane(*port, "--rebuild", "--json")
     assert green.code == 0
     assert {name: gate["passed"] for name, gate in green.json["gates"].items()} == {
-        "ladder": True, "golden": True,
+        "ladder": True, "residency": False, "golden": True,  # so small a model leaves the ANE
     }  # fmt: skip
     assert lowered[2:] == ["layer-00", "head-0", "layer-01"]
     Bundle(target).verify()

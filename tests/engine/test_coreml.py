@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from cetane.bundle import Bundle
+from cetane.cli.recompile import recompile
 from cetane.engine.coreml import CoreMLBackend
 from cetane.engine.engine import Engine
 from cetane.engine.generate import generate, open_engine
@@ -23,6 +24,7 @@ from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
 from cetane.mil import State, load
+from cetane.upkeep import leftovers
 
 PROMPT = [7, 250, 31, 99, 4, 180, 66, 12, 5, 201, 43]
 
@@ -153,6 +155,31 @@ def test_another_build_is_compiled_again(
     manifest.write_text(manifest.read_text().replace('"name": "tiny"', '"name": "another"'))
     tokens(open_engine(Bundle(copy), "coreml"))
     assert len(mac.compiled) == 2 * len(bundle.plan.shards)
+
+
+def test_an_upgraded_system_compiles_again(
+    mac: type[Proxy],
+    tiny_bundle: Callable[..., Bundle],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By itself when a shard is opened, and ahead of that by `cetane recompile`, which keeps
+    nothing; gc finds what is of the other build."""
+    bundle = tiny_bundle(contract="blend", shapes="range", layout={"kind": "chunks", "chunks": 1})
+    shards = len(bundle.plan.shards)
+    for build in ("24G84", "25B78"):
+        monkeypatch.setattr("cetane.engine.coreml.os_build", lambda build=build: build)
+        tokens(open_engine(bundle, "coreml"))
+    assert len(mac.compiled) == 2 * shards
+    kept = {path.name for path in (tmp_path / "cache/compiled").iterdir()}
+    monkeypatch.setattr("cetane.upkeep.os_build", lambda: "25B78")
+    monkeypatch.setattr("cetane.upkeep.Path.home", lambda: tmp_path)
+    old = [item for item in leftovers() if "compiled" in item.why]
+    assert {item.path.name for item in old} == {name for name in kept if "24G84" in name}
+
+    recompile(bundle.path, json=True)
+    assert len(mac.compiled) == 3 * shards
+    assert {path.name for path in (tmp_path / "cache/compiled").iterdir()} == kept
 
 
 @pytest.mark.parametrize("version", [(), (14, 6)], ids=["not macOS", "macOS 14"])

@@ -1,22 +1,42 @@
-"""The commands, by name."""
+"""The commands, by name. A command's module is imported when it is called: some need torch."""
+
+import importlib
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
-from cetane.cli import build, demo, diff, export, info, inspect, plan, port, run, validate
+COMMANDS = (
+    "inspect", "plan", "port", "demo", "build", "audit", "validate", "diff", "run", "export", "info",
+    "doctor", "recompile", "gc",
+)  # fmt: skip
+"""Each is a function of that name in a module of that name."""
+
+
+class Commands(TyperGroup):
+    """Finds a command by importing its module."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        module = importlib.import_module(f"cetane.cli.{cmd_name}")
+        single.command(cmd_name)(getattr(module, cmd_name))
+        return typer.main.get_command(single)
+
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Port language models to Apple's Neural Engine from any machine.",
 )
-app.command()(inspect.inspect)
-app.command()(plan.plan)
-app.command()(port.port)
-app.command()(demo.demo)
-app.command()(build.build)
-app.command()(validate.validate)
-app.command()(diff.diff)
-app.command()(run.run)
-app.command()(export.export)
-app.command()(info.info)
+
+
+@app.callback()
+def cetane() -> None:
+    """Port language models to Apple's Neural Engine from any machine."""

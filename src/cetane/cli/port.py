@@ -11,6 +11,10 @@ from cetane.cli.output import Json, Model, RecipeName, console, errors, print_js
 from cetane.cli.plan import show
 from cetane.cli.validate import check, show_checks
 from cetane.gates.ladder import ladder
+from cetane.gates.residency.audit import Audit, audit
+from cetane.gates.residency.chips import Target
+from cetane.gates.residency.store import summary
+from cetane.mil.reader import load
 from cetane.plan import Planner
 
 
@@ -24,7 +28,7 @@ def port(
 ) -> None:
     """Port a model: plan it, build it, and prove that the result is right.
 
-    The first shard of every kind is judged before the others are built.
+    The first shard of every kind is judged, and audited for residency, before the others are made.
     """
     checkpoint = open_checkpoint(model)
     gates: dict[str, Any] = {}
@@ -32,8 +36,11 @@ def port(
     def climb(planner: Planner, packages: dict[str, Path]) -> None:
         result = ladder(checkpoint, planner, packages)
         gates["ladder"] = result.model_dump(mode="json")
+        placed = audit({name: load(path) for name, path in packages.items()}, Target())
+        gates["residency"] = summary(placed)
         if not json:
             show_checks("first shard of every kind", result.checks)
+            warn(placed)
         if not result.passed:
             if json:
                 print_json({"bundle": None, "gates": gates})
@@ -56,3 +63,13 @@ def port(
     elif result.passed:
         console.print(f"next: cetane run {bundle.path} --chat", markup=False, soft_wrap=True)
     raise typer.Exit(0 if result.passed else 1)
+
+
+def warn(found: Audit) -> None:
+    """Say what keeps the first shards off the ANE. It is a prediction, so it stops nothing."""
+    for reason in found.reasons:
+        errors.print(
+            f"warning: residency on {found.target}, {found.basis}: {reason}; "
+            "cetane audit BUNDLE tells more",
+            markup=False, soft_wrap=True,
+        )  # fmt: skip

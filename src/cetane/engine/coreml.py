@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from cetane.bundle import Bundle, replacing
+from cetane.bundle import Bundle, remove, replacing
 from cetane.checkpoint.cache import cache_dir
 from cetane.engine.backend import Arrays
 from cetane.errors import CetaneError
+from cetane.mac import os_build
 from cetane.quiet import import_coremltools
 
 
@@ -37,7 +38,8 @@ class CoreMLProgram:
 
 
 class CoreMLBackend:
-    """Compiles each shard once, then keeps the result in the cache under the bundle's digest."""
+    """Compiles each shard once, then keeps the result in the cache under the bundle's digest and
+    the build of the system."""
 
     name = "coreml"
     dtype: type[np.floating[Any]] = np.float16
@@ -60,9 +62,18 @@ class CoreMLBackend:
         """The `.mlmodelc` of a shard."""
         ct = import_coremltools()
         package = self.bundle.shard(shard)
-        target = cache_dir() / "compiled" / f"{self.bundle.digest[:16]}-{shard}.mlmodelc"
+        target = self._target(shard)
         if not target.is_dir():
             target.parent.mkdir(parents=True, exist_ok=True)
             with replacing(target) as temporary:
                 shutil.move(ct.models.utils.compile_model(str(package)), temporary)
         return target
+
+    def forget(self, shard: str) -> None:
+        """Have a shard compiled anew."""
+        remove(self._target(shard))
+
+    def _target(self, shard: str) -> Path:
+        """Where a shard's program is kept: by the system's build, since others do not load it."""
+        name = f"{self.bundle.digest[:16]}-{shard}-{os_build()}.mlmodelc"
+        return cache_dir() / "compiled" / name

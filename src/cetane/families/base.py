@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from typing import Any, ClassVar, Protocol
@@ -14,6 +14,7 @@ from cetane.errors import CetaneError
 from cetane.families.flow import Source
 from cetane.families.layers import Held, Leaf, Order, Projection, RMSNorm
 from cetane.families.rotary import RotaryTable
+from cetane.notch import cut, on_notch
 
 Flow = dict[str, Tensor]
 Memory = dict[str, Callable[..., Any]]
@@ -45,6 +46,8 @@ class Weight:
     """The part of the tensor, along its first axis, that the parameter is; None for all of it."""
     pick: Callable[[Tensor], Tensor] | None = None
     """What the parameter takes of the tensor, where it is neither all of it nor rows."""
+    columns: tuple[int, int] | None = None
+    """The part of the tensor, along its last axis, that the parameter is; None for all of it."""
 
     @property
     def elements(self) -> int:
@@ -60,6 +63,8 @@ class Weight:
                 f"which needs {wanted}"
             )
         check_finite(self.name, tensor)
+        if self.columns:
+            tensor = tensor[..., slice(*self.columns)]
         return (self.pick(tensor) if self.pick else tensor).reshape(self.shape)
 
 
@@ -93,13 +98,28 @@ class Block(nn.Module):
         for path, module in self.named_modules():
             if isinstance(module, Leaf):
                 for name, held in module.held.items():
-                    full = f"{path}.{name}" if path else name
+                    full, stored = (
+                        f"{path}.{leaf}" if path else leaf
+                        for leaf in (name, "weight" if held.columns else name)
+                    )
                     shape = tuple(module.get_parameter(name).shape)
-                    yield full, self.weight(full, shape, held)
+                    yield full, replace(self.weight(stored, shape, held), columns=held.columns)
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         """What stands behind a parameter."""
         return Weight(self.prefix + path, shape, held.stored, held.kind, pick=held.pick)
+
+    def split_contracting(self, bits: Callable[[Weight], int]) -> None:
+        """Cut the projections whose weights, of so many `bits` an element, are on the notch."""
+        for path, weight in list(self.weights()):
+            parent, _, name = path.rpartition(".")
+            module = self.get_submodule(parent)
+            if isinstance(module, Projection) and name == "weight":
+                outputs, inputs = weight.shape[:2]
+                stored = bits(weight)
+                at = cut(outputs, inputs, stored) if on_notch(outputs, inputs, stored) else None
+                if at is not None:
+                    module.split(at)
 
     def load(self, source: Weights) -> None:
         """Materialise the parameters in fp32."""

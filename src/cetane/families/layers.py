@@ -6,7 +6,7 @@ serves both.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -51,6 +51,8 @@ class Held:
     """`attention`, `mlp`, `head` ...; None for gains and biases, which stay in fp16."""
     pick: Callable[[Tensor], Tensor] | None = None
     """What the parameter takes of the stored tensor, if not all of it."""
+    columns: tuple[int, int] | None = None
+    """The part of a checkpoint's `weight`, along its last axis, that the parameter is."""
 
 
 class Leaf(nn.Module):
@@ -89,18 +91,41 @@ class Projection(Leaf):
     """
 
     weight: Tensor
+    first: Tensor
+    second: Tensor
     bias: Tensor | None
 
     def __init__(self, inputs: int, outputs: int, kind: str | None, bias: bool = False) -> None:
         super().__init__()
+        self.at = 0
+        """Where the contracted axis is cut; 0 if it is not."""
         self.hold("weight", (outputs, inputs, 1, 1), (outputs, inputs), kind)
         if bias:
             self.hold("bias", (outputs,))
         else:
             self.bias = None
 
+    def split(self, at: int) -> None:
+        """Contract the first `at` channels and the others apart, and add: for weights that an ANE
+        streams slowly as they are (`cetane.notch`)."""
+        whole, (outputs, inputs) = self.held.pop("weight"), self.weight.shape[:2]
+        device = self.weight.device
+        del self.weight
+        self.at = at
+        with device:
+            for name, (start, stop) in (("first", (0, at)), ("second", (at, inputs))):
+                self.hold(name, (outputs, stop - start, 1, 1))
+                self.held[name] = replace(whole, columns=(start, stop))
+
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.conv2d(x, self.weight, self.bias)
+        return self.contract(x, self.bias)
+
+    def contract(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The product with the weight, and with no bias but the one that is given."""
+        if not self.at:
+            return nn.functional.conv2d(x, self.weight, bias)
+        first = nn.functional.conv2d(x[:, : self.at], self.first, bias)
+        return first + nn.functional.conv2d(x[:, self.at :], self.second)
 
 
 class CausalConvolution(Leaf):

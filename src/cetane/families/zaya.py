@@ -77,7 +77,7 @@ class Values(nn.Module):
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
         # The bias comes after the delay: the value before the first token is the bias.
-        projected = nn.functional.conv2d(x, self.v_proj_delayed.weight)
+        projected = self.v_proj_delayed.contract(x)
         delayed = memory["delayed"](projected)[self.past]
         if self.v_proj_delayed.bias is not None:
             delayed = delayed + self.v_proj_delayed.bias.reshape(-1, 1, 1)

@@ -8,9 +8,13 @@
 one small function per MIL op (`ops`). It is the reference: exact and readable before fast.
 """
 
-from cetane.mil.executor import Executable, State
+from typing import TYPE_CHECKING, Any
+
 from cetane.mil.program import Block, Constant, Function, Op, Program, Range, TensorType, Value
 from cetane.mil.reader import load
+
+if TYPE_CHECKING:
+    from cetane.mil.executor import Executable, State
 
 __all__ = [
     "Block",
@@ -25,3 +29,12 @@ __all__ = [
     "Value",
     "load",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The executor needs torch, which takes seconds to import; reading a program does not."""
+    if name not in ("Executable", "State"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from cetane.mil import executor
+
+    return getattr(executor, name)

@@ -5,20 +5,21 @@ from pathlib import Path
 from typing import Any
 
 from cetane.errors import CetaneError
-from cetane.quiet import import_coremltools
+from cetane.mil.proto import model_message
 
 
 class Package:
-    """An `.mlpackage`. `spec` is the parsed Model message, `file` finds a weight file."""
+    """An `.mlpackage`. `spec` is the parsed Model message in the file `spec_path`, `file` finds a
+    weight file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._spec_path = _root_model(path)
-        self.spec = _parse(self._spec_path)
+        self.spec_path = _root_model(path)
+        self.spec = _parse(self.spec_path)
 
     def file(self, name: str) -> Path:
         """The file that `name` ("@model_path/weights/weight.bin") means. It must be inside."""
-        file = self._spec_path.parent / name.removeprefix("@model_path/")
+        file = self.spec_path.parent / name.removeprefix("@model_path/")
         return _inside(self.path, file, "weight file")
 
 
@@ -47,11 +48,9 @@ def _inside(package: Path, file: Path, what: str) -> Path:
 
 
 def _parse(file: Path) -> Any:
-    import_coremltools()
-    from coremltools.proto import Model_pb2
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-    spec = Model_pb2.Model()
+    spec = model_message()()
     try:
         spec.ParseFromString(file.read_bytes())
     except DecodeError:

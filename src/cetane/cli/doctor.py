@@ -1,0 +1,19 @@
+"""cetane doctor: whether this machine can port and run."""
+
+from dataclasses import asdict
+
+import typer
+
+from cetane.cli.output import Json, print_json, table
+from cetane.upkeep import diagnose
+
+
+def doctor(json: Json = False) -> None:
+    """Check versions, native libraries, disk, and what upgrades left. Exit code 1 on a failure."""
+    checks = diagnose()
+    if json:
+        print_json([asdict(check) for check in checks])
+    else:
+        rows = [[check.state, check.name, check.found, check.hint] for check in checks]
+        table("this machine", ["state", "what", "found", "hint"], rows)
+    raise typer.Exit(1 if any(check.state == "failure" for check in checks) else 0)

@@ -1,0 +1,275 @@
+"""The audit of programs: a placement for every op, what was found, and a verdict."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from cetane.errors import CetaneError
+from cetane.gates.residency.chips import Target
+from cetane.gates.residency.graph import Graph
+from cetane.gates.residency.rule import (
+    PREDICATES,
+    WORSE,
+    Confidence,
+    Placement,
+    Rule,
+    Severity,
+    load_rules,
+    read_toml,
+    seen,
+)
+from cetane.gates.residency.tail import dragged
+from cetane.mil.program import Op, Program, TensorType
+
+DAMAGED = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError)
+"""What reading an op raises that has not the inputs it should."""
+UNSEEN = "unseen"
+"""The id where no rule and no evidence says anything about an op."""
+
+
+@dataclass
+class Placed:
+    """Where an op is predicted to run, and by which rule or evidence; where it was measured to."""
+
+    name: str
+    output: str
+    """Its first result, by which a Mac's plan names it; empty if it has none."""
+    kind: str
+    placement: Placement
+    rule: str
+    confidence: Confidence
+    weights: int = 0
+    """Elements of the matrix that it multiplies by."""
+    measured: Placement | None = None
+
+    @property
+    def final(self) -> Placement:
+        """What was measured wins."""
+        return self.measured or self.placement
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule that applies: to some ops of a function, to all of them, or to the bundle."""
+
+    rule: str
+    severity: Severity
+    placement: Placement | None
+    confidence: Confidence
+    message: str
+    fix: str
+    details: tuple[str, ...]
+    ops: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FunctionAudit:
+    """One function at one shape."""
+
+    package: str
+    function: str
+    variant: str
+    """Empty for the shape that the function was made for."""
+    tokens: int
+    ops: tuple[Placed, ...]
+    findings: tuple[Finding, ...]
+
+    def count(self, placement: Placement | None = None, conv: bool = False) -> int:
+        """How many compute ops, or convolutions, there are, or are at a place."""
+        return sum(
+            (placement is None or op.final == placement) and (not conv or op.kind == "conv")
+            for op in self.ops
+        )
+
+    def table(self) -> dict[str, int]:
+        """The seeds' columns; every compute op counts, constants do not."""
+        total, on = self.count(conv=True), self.count("ANE", conv=True)
+        return {
+            "conv_total": total,
+            "conv_ane": on,
+            "conv_non_ane": total - on,
+            "ops": self.count(),
+            "ops_ane": self.count("ANE"),
+            "ops_cpu": self.count("CPU"),
+            "ops_unknown": self.count("unknown"),
+            "ops_fail": self.count("fails"),
+            "ops_wrong": self.count("wrong"),
+        }
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Every function at every shape, and what is about all of them."""
+
+    target: Target
+    functions: tuple[FunctionAudit, ...]
+    findings: tuple[Finding, ...]
+    """About the whole bundle."""
+    reasons: tuple[str, ...] = field(default=())
+    """Why it did not pass."""
+
+    @property
+    def passed(self) -> bool:
+        return not self.reasons
+
+    @property
+    def basis(self) -> str:
+        """Whether its figures were predicted, measured, or some of each."""
+        measured = [op.measured is not None for f in self.functions for op in f.ops]
+        if not any(measured):
+            return "predicted"
+        return "measured" if all(measured) else "measured where a Mac said so, else predicted"
+
+
+def audit(programs: dict[str, Program], target: Target) -> Audit:
+    """Audit the packages of a bundle, or one, by name. Reads no weights.
+
+    Raises CetaneError for a program whose ops are not what MIL allows.
+    """
+    rules = [rule for rule in load_rules().values() if rule.applies(target)]
+    graphs = [
+        Graph(function, target, name, len(program.functions))
+        for name, program in programs.items()
+        for function in program.functions.values()
+    ]
+    functions: list[FunctionAudit] = []
+    for graph in graphs:
+        try:
+            functions += examine(graph, rules)
+        except DAMAGED as error:
+            where = f"{graph.package}/{graph.function.name}"
+            raise CetaneError(f"{where}: its ops are damaged: {error!r}") from error
+    return judged(target, tuple(functions), tuple(about_all(graphs, rules)))
+
+
+def judged(
+    target: Target, functions: tuple[FunctionAudit, ...], findings: tuple[Finding, ...]
+) -> Audit:
+    """An audit with its verdict."""
+    return Audit(target, functions, findings, tuple(reasons(functions, findings)))
+
+
+def examine(graph: Graph, rules: Sequence[Rule]) -> Iterator[FunctionAudit]:
+    """A function at every shape."""
+    for variant in ("", *variants(graph.flexible)):
+        graph.variant = variant
+        yield place(graph, rules)
+    graph.variant = ""
+
+
+def variants(inputs: dict[str, TensorType]) -> Iterator[str]:
+    """The shapes of flexible inputs, beside the ones a function was made for: a range counts as
+    one."""
+    for type_ in inputs.values():
+        if type_.enumerated:
+            others = [shape for shape in type_.enumerated if shape != type_.default]
+            yield from ("x".join(map(str, shape)) for shape in others)
+        else:
+            yield "x".join(map(str, type_.shape))
+        return  # the inputs of a function grow together
+
+
+def place(graph: Graph, rules: Sequence[Rule]) -> FunctionAudit:
+    """The placement of every op of a function at one shape, and the findings."""
+    placed = {id(op): by_evidence(op, graph) for op in graph.ops}
+    findings, drags = [], []
+    for rule in rules:
+        scope, predicate = PREDICATES[rule.id]
+        if scope == "op":
+            hits = [(op, detail) for op in graph.ops if (detail := predicate(op, graph))]
+            if hits:
+                findings.append(finding(rule, [d for _, d in hits], [op.name for op, _ in hits]))
+            # One op that does not compile keeps all of the function from running.
+            whole = bool(hits) and rule.placement == "fails"
+            concerned: Iterable[Op] = graph.ops if whole else [op for op, _ in hits]
+            drags += [op for op, _ in hits] if rule.drags else []
+        elif scope == "function" and (detail := predicate(graph)):
+            findings.append(finding(rule, [detail]))
+            concerned = graph.ops
+        else:
+            continue
+        for op in concerned:
+            worsen(placed[id(op)], rule)
+    for op, leader in dragged(graph, drags):
+        worsen(placed[id(op)], leading(placed[id(leader)], rules))
+    return FunctionAudit(
+        graph.package, graph.function.name, graph.variant, graph.tokens,
+        tuple(placed.values()), tuple(findings),
+    )  # fmt: skip
+
+
+def by_evidence(op: Op, graph: Graph) -> Placed:
+    """What is known of a kind of op by itself. Evidence is about fp16."""
+    matrix = graph.matrix(op)
+    result = op.outputs[0].name if op.outputs else ""
+    placed = Placed(op.name, result, op.kind, "unknown", UNSEEN, "low")
+    placed.weights = 0 if matrix is None else matrix.elements
+    evidence = seen().get(op.kind)
+    # The first result decides: a top-k's second one is integers.
+    of_halves = not op.outputs or graph.dtype(op.outputs[0].name) in ("fp16", "bool")
+    if evidence is not None and evidence.placement is not None and of_halves:
+        placed.placement, placed.rule = evidence.placement, evidence.id
+        placed.confidence = evidence.confidence
+    return placed
+
+
+def worsen(placed: Placed, rule: Rule) -> None:
+    """Take over what a rule says, if it is worse than what was said before."""
+    if rule.placement and WORSE.index(rule.placement) > WORSE.index(placed.placement):
+        placed.placement, placed.rule = rule.placement, rule.id
+        placed.confidence = rule.confidence
+
+
+def leading(placed: Placed, rules: Sequence[Rule]) -> Rule:
+    """The rule that placed an op."""
+    return next(rule for rule in rules if rule.id == placed.rule)
+
+
+def finding(rule: Rule, details: list[str], ops: Sequence[str] = ()) -> Finding:
+    unique = tuple(dict.fromkeys(details))
+    return Finding(
+        rule.id, rule.severity, rule.placement, rule.confidence, rule.message, rule.fix, unique,
+        tuple(ops),
+    )  # fmt: skip
+
+
+def about_all(graphs: Sequence[Graph], rules: Sequence[Rule]) -> Iterator[Finding]:
+    """What rules say of all programs together."""
+    for rule in rules:
+        scope, predicate = PREDICATES[rule.id]
+        if scope == "bundle" and (detail := predicate(graphs)):
+            yield finding(rule, [detail])
+
+
+def reasons(functions: Sequence[FunctionAudit], findings: Sequence[Finding]) -> Iterator[str]:
+    """Why an audit does not pass, by `verdict.toml`. What a Mac measured to be on the ANE is not
+    held against it."""
+    limits = read_toml("verdict.toml")
+    where: Counter[tuple[str, Severity]] = Counter()
+    for function in functions:
+        refuted = {op.name for op in function.ops if op.measured == "ANE"}
+        every = {op.name for op in function.ops}
+        for found in function.findings:
+            if not (found.placement in ("CPU", "fails") and set(found.ops or every) <= refuted):
+                where[found.rule, found.severity] += 1
+    for found in findings:
+        where[found.rule, found.severity] += 1
+    for (rule, severity), count in where.items():
+        if severity in limits["severities"]:
+            yield f"{severity}: {rule}" + (f" ({count} functions)" if count > 1 else "")
+    share = weights_off_ane(functions)
+    if share > limits["weights_off_ane"]:
+        yield (
+            f"{share:.1%} of the weights are read off the ANE, "
+            f"at most {limits['weights_off_ane']:.0%} may be"
+        )
+
+
+def weights_off_ane(functions: Sequence[FunctionAudit]) -> float:
+    """The share of weights, of all functions at the shape they were made for, whose op is placed
+    elsewhere than on the ANE; those of unknown placement do not count as off it."""
+    ops = [op for function in functions if not function.variant for op in function.ops]
+    off = sum(op.weights for op in ops if op.final not in ("ANE", "unknown"))
+    return off / max(sum(op.weights for op in ops), 1)

@@ -1,0 +1,305 @@
+"""A function as rules see it: compute ops, who makes and who uses a value, weights by their form.
+
+No weight is read: what rules ask of one is its type.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, Literal
+
+from cetane.gates.residency.chips import Target
+from cetane.mil.dtypes import PACKED_BITS, Array, byte_count
+from cetane.mil.program import Block, Constant, Function, Op, TensorType
+
+Argument = str | Constant
+Granularity = Literal["tensor", "channel", "group", "block"]
+LARGEST_VALUE = 1 << 20
+"""Elements of the largest constant that a rule may look into."""
+VOCABULARY = 32_000
+"""So many output channels are a vocabulary."""
+
+SHAPE_KINDS = frozenset(
+    ("reshape", "squeeze", "expand_dims", "transpose", "slice_by_index", "slice_by_size", "concat",
+     "split", "tile", "identity", "cast")
+)  # fmt: skip
+"""Ops that move values and compute none."""
+UNARY_KINDS = frozenset(
+    ("tanh", "mul", "add", "sub", "real_div", "sigmoid", "silu", "relu", "gelu", "exp", "log",
+     "sqrt", "rsqrt", "abs", "clip", "square", "pow", "maximum", "minimum")
+)  # fmt: skip
+"""Ops that work on every element alone; those with two inputs count if one is a constant."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A constant as a program stores it: what its dense form is, and how it is encoded."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    encoding: Literal["dense", "affine", "lut", "sparse"] = "dense"
+    bits: int = 16
+    """Of one stored element."""
+    granularity: Granularity = "tensor"
+    """What shares a scale or a palette: everything, a channel, a group of channels, or less."""
+    inner: Weight | None = None
+    """The encoded weight that this one scales, if it is not stored data."""
+    palette: str = "fp16"
+    """Element type of a palette."""
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+
+class Graph:
+    """One function of a package, at the shape it was made for."""
+
+    def __init__(
+        self, function: Function, target: Target, package: str = "", functions: int = 1
+    ) -> None:
+        self.function, self.target = function, target
+        self.package, self.functions = package, functions
+        """The name of its package, and how many functions that has."""
+        self.variant = ""
+        """Of a function of flexible shapes: which shapes are meant, if not those it was made
+        for."""
+        every = list(flatten(function.block))
+        self.ops = tuple(op for op in every if not is_constant(op))
+        """All compute ops, those of nested blocks too."""
+        self._makers = {value.name: op for op in every for value in op.outputs}
+        self._users: dict[str, list[Op]] = {}
+        for op in self.ops:
+            for arguments in op.inputs.values():
+                for name in dict.fromkeys(a for a in arguments if isinstance(a, str)):
+                    self._users.setdefault(name, []).append(op)
+        self._types: dict[str, TensorType | None] = {**function.inputs, **function.states}
+        self._types |= {value.name: value.type for op in every for value in op.outputs}
+        self._weights: dict[str, Weight] = {}
+        self.outputs = frozenset(function.block.outputs)
+
+    def maker(self, argument: Argument) -> Op | None:
+        """The op that computes a value; None for inputs, states and constants."""
+        op = self._makers.get(argument) if isinstance(argument, str) else None
+        return None if op is None or is_constant(op) else op
+
+    def makers(self, op: Op) -> list[Op]:
+        """The ops whose results an op reads."""
+        found = (self.maker(a) for arguments in op.inputs.values() for a in arguments)
+        return [maker for maker in found if maker is not None]
+
+    def users(self, op: Op) -> list[Op]:
+        """The ops that read an op's results."""
+        return [user for value in op.outputs for user in self._users.get(value.name, [])]
+
+    def is_output(self, op: Op) -> bool:
+        return any(value.name in self.outputs for value in op.outputs)
+
+    def argument(self, op: Op, name: str) -> Argument | None:
+        """The one argument of an op's input; None if it has none."""
+        arguments = op.inputs.get(name, ())
+        return arguments[0] if len(arguments) == 1 else None
+
+    def type(self, argument: Argument | None) -> TensorType | None:
+        if isinstance(argument, Constant):
+            return argument.type
+        return self._types.get(argument) if argument is not None else None
+
+    def dtype(self, argument: Argument) -> str | None:
+        type_ = self.type(argument)
+        return None if type_ is None else type_.dtype
+
+    def shape(self, argument: Argument | None) -> tuple[int, ...]:
+        """Sizes of a value, 1 for those that only a run can tell; () if nothing is known."""
+        type_ = self.type(argument)
+        if type_ is None or type_.any_shape:
+            return ()
+        if type_.default is not None:
+            return type_.default
+        return tuple(size if isinstance(size, int) else 1 for size in type_.shape)
+
+    def output_types(self, op: Op) -> list[TensorType]:
+        return [value.type for value in op.outputs if value.type is not None]
+
+    def output_shape(self, op: Op) -> tuple[int, ...]:
+        return self.shape(op.outputs[0].name) if op.outputs else ()
+
+    def constant(self, argument: Argument | None) -> Constant | None:
+        """The literal behind an argument, if it is one and not encoded."""
+        if isinstance(argument, Constant):
+            return argument
+        op = self._makers.get(argument) if argument is not None else None
+        if op is None or op.kind != "const":
+            return None
+        value = op.inputs["val"][0]
+        return value if isinstance(value, Constant) else None
+
+    def value(self, op: Op, name: str) -> Array | None:
+        """The value of an input that is a small literal."""
+        found = self.constant(self.argument(op, name))
+        if found is None or prod(found.type.static_shape or ()) > LARGEST_VALUE:
+            return None
+        return found.numpy()
+
+    def number(self, op: Op, name: str, default: Any = None) -> Any:
+        """A parameter of an op as a plain value, or its default."""
+        found = self.value(op, name)
+        return default if found is None else found.tolist()
+
+    def weight(self, argument: Argument | None) -> Weight | None:
+        """The constant that an argument is; None for values that are computed."""
+        if isinstance(argument, Constant):
+            return dense(argument)
+        op = self._makers.get(argument) if argument is not None else None
+        return self.weight_of(op) if op is not None and is_constant(op) else None
+
+    def weight_of(self, op: Op) -> Weight:
+        """The constant that a `const` or `constexpr_*` op makes."""
+        name = op.outputs[0].name
+        if name not in self._weights:
+            self._weights[name] = self._read_weight(op)
+        return self._weights[name]
+
+    def _read_weight(self, op: Op) -> Weight:
+        literals = [a for arguments in op.inputs.values() for a in arguments]
+        nbytes = sum(self._stored(a) for a in literals)
+        type_ = self._types[op.outputs[0].name]
+        assert type_ is not None
+        shape = type_.static_shape or ()
+        match op.kind:
+            case "constexpr_affine_dequantize":
+                data, scale = self.type_of(op, "quantized_data"), self.type_of(op, "scale")
+                channel = len(scale.shape) == 1 and scale.shape[0] != 1
+                return Weight(
+                    shape, type_.dtype, nbytes, "affine", width(data.dtype),
+                    "channel" if channel else "tensor",
+                )  # fmt: skip
+            case "constexpr_blockwise_shift_scale":
+                data, scale = self.type_of(op, "data"), self.type_of(op, "scale")
+                inner = self._makers.get(str(self.argument(op, "data")))
+                encoded = None if inner is None or inner.kind == "const" else self.weight_of(inner)
+                return Weight(
+                    shape, type_.dtype, nbytes, "affine", width(data.dtype),
+                    granularity(scale.static_shape or (), shape), encoded,
+                )  # fmt: skip
+            case "constexpr_lut_to_dense":
+                indices, lut = self.type_of(op, "indices"), self.type_of(op, "lut")
+                sizes = lut.static_shape or ()
+                entries = sizes[-2] if len(sizes) > 1 else sizes[0]
+                bits = PACKED_BITS.get(indices.dtype, max(1, (entries - 1).bit_length()))
+                groups = sizes[:-2] if len(sizes) > 2 else ()
+                several = sum(size > 1 for size in groups)
+                return Weight(
+                    shape, type_.dtype, nbytes, "lut", bits,
+                    "tensor" if several == 0 else "group" if several == 1 else "block",
+                    palette=lut.dtype,
+                )  # fmt: skip
+            case kind if "sparse" in kind:
+                return Weight(shape, type_.dtype, nbytes, "sparse")
+            case _:
+                return Weight(shape, type_.dtype, nbytes, bits=width(type_.dtype))
+
+    def type_of(self, op: Op, name: str) -> TensorType:
+        """The type of an op's input, which it must have."""
+        found = self.type(self.argument(op, name))
+        if found is None:
+            raise ValueError(f"{op.kind} {op.name} has no {name}")
+        return found
+
+    def _stored(self, argument: Argument) -> int:
+        """Bytes behind an argument of a constant op."""
+        if isinstance(argument, Constant):
+            return dense(argument).nbytes
+        op = self._makers.get(argument)
+        return self.weight_of(op).nbytes if op is not None and is_constant(op) else 0
+
+    @cached_property
+    def weights(self) -> dict[str, Weight]:
+        """Constants that compute ops read, by name; none is counted twice."""
+        names = {
+            a: None for op in self.ops for arguments in op.inputs.values()
+            for a in arguments if isinstance(a, str)
+        }  # fmt: skip
+        found = ((name, self.weight(name)) for name in names)
+        return {name: weight for name, weight in found if weight is not None}
+
+    @cached_property
+    def constant_bytes(self) -> int:
+        """What the function's constants take in the program that is compiled of it."""
+        return sum(weight.nbytes for weight in self.weights.values())
+
+    @cached_property
+    def projections(self) -> tuple[Op, ...]:
+        """Ops that multiply by a stored matrix."""
+        return tuple(op for op in self.ops if self.matrix(op) is not None)
+
+    def matrix(self, op: Op) -> Weight | None:
+        """The stored matrix that an op multiplies by."""
+        if op.kind in ("conv", "conv_transpose", "linear"):
+            return self.weight(self.argument(op, "weight"))
+        if op.kind == "matmul":
+            return self.weight(self.argument(op, "y")) or self.weight(self.argument(op, "x"))
+        return None
+
+    def depth(self, op: Op) -> int:
+        """How many products one output of a convolution or a matrix product sums; 0 for others."""
+        if op.kind in ("conv", "linear"):
+            return prod(self.shape(self.argument(op, "weight"))[1:])
+        if op.kind == "matmul":
+            axis = -2 if self.number(op, "transpose_x", False) else -1
+            shape = self.shape(self.argument(op, "x"))
+            return shape[axis] if len(shape) >= -axis else 0
+        return 0
+
+    @cached_property
+    def tokens(self) -> int:
+        """Columns of a call: what most 1x1 convolutions make; 1 if there are none."""
+        widths = Counter(
+            prod(self.output_shape(op)[2:]) for op in self.ops
+            if op.kind == "conv" and prod(self.shape(self.argument(op, "weight"))[2:]) == 1
+        )  # fmt: skip
+        return widths.most_common(1)[0][0] if widths else 1
+
+    @property
+    def flexible(self) -> dict[str, TensorType]:
+        """Inputs of more than one shape."""
+        return {n: t for n, t in self.function.inputs.items() if t.static_shape is None}
+
+
+def flatten(block: Block) -> Iterator[Op]:
+    """The ops of a block and of the blocks inside them."""
+    for op in block.ops:
+        yield op
+        for inner in op.blocks:
+            yield from flatten(inner)
+
+
+def is_constant(op: Op) -> bool:
+    """Whether Core ML evaluates the op when it loads a program: it is no compute op."""
+    return op.kind == "const" or op.kind.startswith("constexpr_")
+
+
+def dense(constant: Constant) -> Weight:
+    shape = constant.type.static_shape or ()
+    dtype = constant.type.dtype
+    nbytes = 0 if dtype == "string" else byte_count(dtype, shape)
+    return Weight(shape, dtype, nbytes, bits=width(dtype))
+
+
+def width(dtype: str) -> int:
+    """Bits of one element."""
+    return PACKED_BITS.get(dtype, 0) or (8 * byte_count(dtype, (1,)) if dtype != "string" else 0)
+
+
+def granularity(scales: tuple[int, ...], shape: tuple[int, ...]) -> Granularity:
+    """What shares a scale, of a weight of `shape`."""
+    several = [axis for axis, size in enumerate(scales) if size > 1]
+    if not several:
+        return "tensor"
+    alone = len(several) == 1 and scales[several[0]] == shape[several[0]]
+    return "channel" if alone else "block"

@@ -1,0 +1,240 @@
+"""What Core ML itself says: MLComputePlan of every function, written on a Mac, read anywhere.
+
+One plan is of one function: Core ML plans a package's default function, so every other one is made
+the default of a copy that shares the weight file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shutil
+import tempfile
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, ValidationError
+
+from cetane.errors import CetaneError
+from cetane.gates.residency.audit import Audit, FunctionAudit, Placed, judged
+from cetane.gates.residency.rule import Data, Placement
+from cetane.mac import BRAND, BUILD, is_mac, sysctl
+from cetane.mil.package import Package
+from cetane.quiet import import_coremltools
+
+Device = Literal["ANE", "CPU", "GPU"]
+NO_MEASUREMENTS = "not measurements of a Mac"
+HINT = "cetane audit PACKAGE --measure, on a Mac, writes them"
+LARGEST = 1 << 28
+"""Bytes of the largest file of measurements that is read."""
+
+
+class MeasuredOp(Data):
+    """One op of a plan."""
+
+    output: str
+    kind: str
+    device: Device | None
+    """The preferred one; None for what has none, as constants."""
+    cost: float | None = None
+    """Its share of the function's time, as Core ML estimates it."""
+
+
+class MeasuredFunction(Data):
+    """A function's plan, or why there is none."""
+
+    ops: tuple[MeasuredOp, ...] = ()
+    error: str | None = None
+
+
+class MeasuredPackage(Data):
+    """The plans of a package; `specification` is the sha256 of its model file."""
+
+    specification: str
+    functions: dict[str, MeasuredFunction]
+
+
+class Measured(Data):
+    """What one machine said about some packages."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    schema_version: Literal[1] = 1
+    machine: str
+    system: str
+    tools: str
+    compute_units: str = "CPU_AND_NE"
+    date: str
+    packages: dict[str, MeasuredPackage]
+
+    def __str__(self) -> str:
+        return f"{self.machine}, {self.system}, {self.date}"
+
+
+def read_measured(path: Path) -> Measured:
+    """A file that `cetane audit --measure` wrote; CetaneError if it is none."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise CetaneError(f"{path}: too large for a file of measurements")
+        return parse_measured(json.loads(path.read_bytes()), str(path))
+    except OSError as error:
+        raise CetaneError(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise CetaneError(f"{path}: {NO_MEASUREMENTS}: {error}", HINT) from error
+
+
+def parse_measured(content: Any, where: str) -> Measured:
+    """Measurements from JSON; CetaneError if it holds none."""
+    try:
+        return Measured.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        reason = f"{key}: {first['msg']}" if key else first["msg"]
+        raise CetaneError(f"{where}: {NO_MEASUREMENTS}: {reason}", HINT) from error
+
+
+def with_measured(found: Audit, measured: Measured, packages: dict[str, Path]) -> Audit:
+    """The audit with what was measured, which wins; CetaneError if that is of other packages."""
+    known = {n: p for n, p in measured.packages.items() if n in packages}
+    if not known:
+        raise CetaneError(f"the measurements are of {', '.join(measured.packages)}, not of these")
+    for name, plans in known.items():
+        if plans.specification != specification(packages[name]):
+            raise CetaneError(
+                f"the measurements are of another build of {name}", "measure this one"
+            )
+    functions = tuple(
+        merged(function, known[function.package].functions.get(function.function))
+        if function.package in known and not function.variant else function
+        for function in found.functions
+    )  # fmt: skip
+    return judged(found.target, functions, found.findings)
+
+
+def merged(function: FunctionAudit, plan: MeasuredFunction | None) -> FunctionAudit:
+    """A function with the plan that a Mac made of it."""
+    if plan is None:
+        return function
+    by_output = {op.output: op for op in plan.ops if op.output}
+    nameless: defaultdict[str, deque[MeasuredOp]] = defaultdict(deque)
+    # Writes of states have no result: they are told by their order.
+    for said in plan.ops:
+        if not said.output:
+            nameless[said.kind].append(said)
+
+    def place(op: Placed) -> Placed:
+        if plan.error is not None:
+            return replace(op, measured="fails")
+        queue = nameless[op.kind]
+        said = by_output.get(op.output) if op.output else queue.popleft() if queue else None
+        return replace(op, measured=None if said is None else placement(said.device))
+
+    return replace(function, ops=tuple(place(op) for op in function.ops))
+
+
+def placement(device: Device | None) -> Placement | None:
+    return None if device is None else "ANE" if device == "ANE" else "CPU"
+
+
+def specification(package: Path) -> str:
+    """The identity of a package's programs: sha256 of its model file."""
+    return hashlib.sha256(Package(package).spec_path.read_bytes()).hexdigest()
+
+
+def measure(packages: dict[str, Path]) -> Measured:
+    """The plan of every function of some packages. Compiles them: minutes for large ones.
+
+    Raises CetaneError anywhere but on a Mac.
+    """
+    if not is_mac():
+        raise CetaneError(
+            "only a Mac can measure where ops run",
+            "run the same command there, then pass the file it writes: --measured FILE",
+        )
+    return Measured(
+        machine=sysctl(BRAND),
+        system=f"macOS {platform.mac_ver()[0]} ({sysctl(BUILD)})",
+        tools=f"coremltools {version('coremltools')}",
+        date=datetime.now(UTC).date().isoformat(),
+        packages={name: measure_package(path) for name, path in packages.items()},
+    )
+
+
+def measure_package(path: Path) -> MeasuredPackage:
+    """The plans of all functions of a package."""
+    functions = Package(path).spec.mlProgram.functions
+    plans = {}
+    for name in sorted(functions):
+        with tempfile.TemporaryDirectory(prefix="cetane-plan-") as folder:
+            try:
+                copy = default_copy(path, name, Path(folder)) if len(functions) > 1 else path
+                plans[name] = MeasuredFunction(ops=tuple(plan_of(copy, name, Path(folder))))
+            except (RuntimeError, ValueError) as error:  # what the compiler refuses
+                plans[name] = MeasuredFunction(error=" ".join(str(error).split()))
+    return MeasuredPackage(specification=specification(path), functions=plans)
+
+
+def default_copy(path: Path, function: str, folder: Path) -> Path:
+    """A package whose default function is `function`, beside links to the other files."""
+    package = Package(path)
+    spec = type(package.spec)()
+    spec.CopyFrom(package.spec)
+    spec.description.defaultFunctionName = function
+    copy = folder / path.name
+    for file in (p for p in path.rglob("*") if p.is_file()):
+        target = copy / file.relative_to(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if file == package.spec_path:
+            target.write_bytes(spec.SerializeToString())
+        else:
+            link(file, target)
+    return copy
+
+
+def link(file: Path, target: Path) -> None:
+    """The same file under another name; a copy where the disk is another one."""
+    try:
+        target.hardlink_to(file)
+    except OSError:
+        shutil.copyfile(file, target)
+
+
+def plan_of(package: Path, function: str, folder: Path) -> Iterator[MeasuredOp]:
+    """Core ML's plan of a package's default function, for the CPU and the ANE."""
+    ct = import_coremltools()
+    from coremltools.models.compute_plan import MLComputePlan
+    from coremltools.models.utils import compile_model
+
+    compiled = compile_model(str(package), str(folder / "plan.mlmodelc"))
+    plan = MLComputePlan.load_from_path(compiled, compute_units=ct.ComputeUnit.CPU_AND_NE)
+    program = plan.model_structure.program
+    yield from planned(plan, program.functions[function].block)
+
+
+def planned(plan: Any, block: Any) -> Iterator[MeasuredOp]:
+    """The ops of a block, and of the blocks inside them."""
+    for op in block.operations:
+        usage = plan.get_compute_device_usage_for_mlprogram_operation(op)
+        cost = plan.get_estimated_cost_for_mlprogram_operation(op)
+        yield MeasuredOp(
+            output=op.outputs[0].name if op.outputs else "",
+            kind=op.operator_name.rpartition(".")[2],  # "ios18.conv"
+            device=None if usage is None else device(usage.preferred_compute_device),
+            cost=None if cost is None else cost.weight,
+        )
+        for inner in op.blocks:
+            yield from planned(plan, inner)
+
+
+def device(found: Any) -> Device | None:
+    """The short name of coremltools' MLNeuralEngineComputeDevice and its like."""
+    names: dict[str, Device] = {"NeuralEngine": "ANE", "CPU": "CPU", "GPU": "GPU"}
+    kind = type(found).__name__.removeprefix("ML").removesuffix("ComputeDevice")
+    return names.get(kind)

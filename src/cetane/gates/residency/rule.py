@@ -1,0 +1,163 @@
+"""A rule: what is known about a pattern, as data with sources; its predicate finds the pattern.
+
+The data of a group of rules is `rules/GROUP.toml`, its predicates `rules/GROUP.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cetane.errors import CetaneError
+
+if TYPE_CHECKING:
+    from cetane.gates.residency.chips import Target
+    from cetane.gates.residency.graph import Graph
+    from cetane.mil.program import Op
+
+GROUPS = ("shapes", "selection", "operations", "weights", "states", "numerics", "programs")
+
+Placement = Literal["ANE", "CPU", "fails", "wrong", "unknown"]
+"""Where an op runs: on the ANE; not on it (whichever other unit takes it); nowhere, since the
+program does not compile, load or run; on the ANE with wrong numbers; or nobody has said."""
+Severity = Literal["fatal", "silent", "risk", "perf", "info"]
+"""It does not run; it runs elsewhere or wrong and nothing says so; the evidence is thin or divided;
+it is slower than it has to be; worth knowing."""
+Confidence = Literal["high", "medium", "low"]
+Scope = Literal["op", "function", "bundle"]
+"""What a predicate looks at."""
+
+WORSE: tuple[Placement, ...] = ("ANE", "unknown", "CPU", "wrong", "fails")
+"""Of what several rules say about one op, the worst holds."""
+
+
+class Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Source(Data):
+    """One piece of evidence."""
+
+    claim: str
+    where: str
+    """Repository and file, issue, or paper."""
+    date: str
+    """When it was published or measured: "2026-04", or "2026" where no more is known."""
+    contradicts: bool = False
+    """Whether it speaks against the rule: then its confidence cannot be high."""
+
+
+class Known(Data):
+    """What rules and evidence have in common."""
+
+    id: str
+    placement: Placement | None = None
+    """Of the ops that it is about; None if it leaves that open."""
+    confidence: Confidence
+    sources: tuple[Source, ...] = Field(min_length=1)
+
+
+class Evidence(Known):
+    """Kinds of op that were seen on the ANE (or to be nothing at all)."""
+
+    kinds: tuple[str, ...] = Field(min_length=1)
+
+
+class Rule(Known):
+    """A pattern that decides where ops run, or how fast."""
+
+    title: str
+    severity: Severity
+    message: str
+    fix: str
+    chips: tuple[str, ...] = ("*",)
+    """Patterns of chip ids."""
+    min_os: float = 0
+    framework: Literal["Core ML"] = "Core ML"
+    drags: bool = False
+    """Whether unary and shape ops between the op and the edge of the graph go with it."""
+    group: str = ""
+
+    def applies(self, target: Target) -> bool:
+        """Whether it is about this chip and system."""
+        return target.os >= self.min_os and any(
+            fnmatchcase(target.chip, chip) for chip in self.chips
+        )
+
+
+OpPredicate = Callable[["Op", "Graph"], str | None]
+FunctionPredicate = Callable[["Graph"], str | None]
+BundlePredicate = Callable[[Sequence["Graph"]], str | None]
+"""What was found, in words that follow the rule's message; None where the pattern is not there.
+Of a bundle: the graphs of all functions."""
+
+PREDICATES: dict[str, tuple[Scope, Callable[..., str | None]]] = {}
+
+
+def on_op(id: str) -> Callable[[OpPredicate], OpPredicate]:
+    """Register the predicate of a rule about single ops."""
+    return _register("op", id)
+
+
+def on_function(id: str) -> Callable[[FunctionPredicate], FunctionPredicate]:
+    """Register the predicate of a rule about all ops of a function."""
+    return _register("function", id)
+
+
+def on_bundle(id: str) -> Callable[[BundlePredicate], BundlePredicate]:
+    """Register the predicate of a rule about all programs that are loaded together."""
+    return _register("bundle", id)
+
+
+def _register(scope: Scope, id: str) -> Callable[[Any], Any]:
+    def register(predicate: Any) -> Any:
+        PREDICATES[id] = scope, predicate
+        return predicate
+
+    return register
+
+
+@cache
+def load_rules() -> dict[str, Rule]:
+    """All rules by id, with their predicates registered."""
+    rules = {}
+    for group in GROUPS:
+        importlib.import_module(f"cetane.gates.residency.rules.{group}")
+        for content in read_toml(f"rules/{group}.toml")["rule"]:
+            rule = Rule(**content, group=group)
+            rules[rule.id] = rule
+    return rules
+
+
+@cache
+def load_evidence() -> dict[str, Evidence]:
+    """Where kinds of op were seen, by the id of the evidence."""
+    found = (Evidence(**content) for content in read_toml("evidence.toml")["evidence"])
+    return {evidence.id: evidence for evidence in found}
+
+
+@cache
+def seen() -> dict[str, Evidence]:
+    """The evidence for every kind of op."""
+    return {kind: evidence for evidence in load_evidence().values() for kind in evidence.kinds}
+
+
+def find(id: str) -> Rule | Evidence:
+    """A rule or a piece of evidence; CetaneError if there is none of that id."""
+    known: dict[str, Rule | Evidence] = {**load_rules(), **load_evidence()}
+    if id not in known:
+        raise CetaneError(f"no rule {id!r}", "cetane audit --rules lists them")
+    return known[id]
+
+
+@cache
+def read_toml(name: str) -> dict[str, Any]:
+    """A file of this room."""
+    return tomllib.loads(resources.files("cetane.gates.residency").joinpath(name).read_text())

@@ -1,0 +1,102 @@
+"""What is audited, and where its measurements and its verdict are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from cetane.errors import CetaneError
+from cetane.gates.residency.audit import Audit, Finding
+from cetane.gates.residency.measured import Measured, parse_measured, read_measured
+
+if TYPE_CHECKING:
+    from cetane.bundle import Bundle
+
+GATE, MEASURED = "residency", "residency-measured"
+
+
+class Artifact(Protocol):
+    """A package, or the packages of a bundle."""
+
+    @property
+    def packages(self) -> dict[str, Path]: ...
+    def measured(self) -> Measured | None:
+        """What was kept of an earlier measurement."""
+
+    def keep(self, measured: Measured) -> None: ...
+    def judge(self, found: Audit) -> None:
+        """Keep the verdict."""
+
+
+def open_artifact(path: Path) -> Artifact:
+    """A package or a bundle; CetaneError if it is neither."""
+    # By the listed names: to a file system that ignores case, the manifests of both are one.
+    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+    if "manifest.json" in names:
+        from cetane.bundle import Bundle  # needs torch, which takes seconds to import
+
+        return InBundle(Bundle(path))
+    if "Manifest.json" in names:
+        return Single(path)
+    raise CetaneError(f"{path}: neither an .mlpackage nor a bundle", "cetane port MODEL makes one")
+
+
+@dataclass(frozen=True)
+class Single:
+    """One package; measurements lie beside it."""
+
+    path: Path
+
+    @property
+    def packages(self) -> dict[str, Path]:
+        return {self.path.resolve().stem: self.path}
+
+    @property
+    def beside(self) -> Path:
+        path = self.path.resolve()
+        return path.with_name(f"{path.stem}.measured.json")
+
+    def measured(self) -> Measured | None:
+        return read_measured(self.beside) if self.beside.exists() else None
+
+    def keep(self, measured: Measured) -> None:
+        temporary = self.beside.with_suffix(".tmp")
+        temporary.write_text(measured.model_dump_json(indent=1) + "\n")
+        temporary.replace(self.beside)
+
+    def judge(self, found: Audit) -> None:
+        """A package has no place for it."""
+
+
+@dataclass(frozen=True)
+class InBundle:
+    """The shards of a bundle; measurements and verdict are kept with its other gates."""
+
+    bundle: Bundle
+
+    @property
+    def packages(self) -> dict[str, Path]:
+        return {shard.name: self.bundle.shard(shard.name) for shard in self.bundle.plan.shards}
+
+    def measured(self) -> Measured | None:
+        kept = self.bundle.gates().get(MEASURED)
+        return None if kept is None else parse_measured(kept.get("measured"), str(self.bundle.path))
+
+    def keep(self, measured: Measured) -> None:
+        self.bundle.write_gate(MEASURED, {"measured": measured.model_dump(mode="json")})
+
+    def judge(self, found: Audit) -> None:
+        self.bundle.write_gate(GATE, summary(found))
+
+
+def summary(found: Audit) -> dict[str, object]:
+    """An audit as a gate's result: the verdict, and the rules that apply with their severity."""
+    every: list[Finding] = [f for function in found.functions for f in function.findings]
+    return {
+        "passed": found.passed,
+        "basis": found.basis,
+        "target": str(found.target),
+        "reasons": list(found.reasons),
+        "findings": {finding.rule: finding.severity for finding in [*every, *found.findings]},
+    }

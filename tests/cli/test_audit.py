@@ -1,0 +1,221 @@
+"""cetane audit, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.gates.residency.cases import half, many_convs
+from tests.gates.residency.graphs import Model, mb
+
+from cetane.bundle import Bundle
+from cetane.gates.residency.measured import Measured, specification
+from cetane.gates.residency.rule import load_rules
+from cetane.mil.reader import load
+
+from .conftest import Cetane
+
+WIDE = {"x": ((1, 2048, 1, 8), "fp16")}
+
+
+def clean(x: Any) -> Any:
+    return mb.tanh(x=mb.mul(x=many_convs(x, 2, "lut4"), y=half((), 2)))
+
+
+def tailed(x: Any) -> Any:
+    return mb.reduce_argmax(x=clean(x), axis=1)
+
+
+def islanded(x: Any) -> Any:
+    wide = mb.softmax(x=mb.cast(x=many_convs(x, 2, "lut4"), dtype="fp32"), axis=1)
+    return mb.relu(x=mb.cast(x=wide, dtype="fp16"))
+
+
+def package(body: Any, folder: Path) -> Path:
+    Model(body, inputs=WIDE).program(folder)
+    return folder / "model.mlpackage"
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    return package(clean, tmp_path)
+
+
+def test_a_clean_package(cetane: Cetane, good: Path) -> None:
+    found = cetane("audit", good, "--json")
+    assert found.code == 0
+    content = found.json
+    assert content["basis"] == "predicted"
+    assert content["passed"] is True
+    (function,) = content["functions"]
+    assert function["table"] == {
+        "conv_total": 2, "conv_ane": 2, "conv_non_ane": 0, "ops": 4, "ops_ane": 4, "ops_cpu": 0,
+        "ops_unknown": 0, "ops_fail": 0, "ops_wrong": 0,
+    }  # fmt: skip
+    assert [(op["kind"], op["placement"], op["rule"]) for op in function["ops"]] == [
+        ("conv", "ANE", "seen-projections"), ("conv", "ANE", "seen-projections"),
+        ("mul", "ANE", "seen-elementwise"), ("tanh", "ANE", "seen-elementwise"),
+    ]  # fmt: skip
+    shown = cetane("audit", good)
+    assert shown.code == 0
+    assert "residency for m4-max, OS 26: predicted" in shown.out
+    assert "residency, predicted: pass" in shown.out
+    assert not list(good.parent.glob("*.json"))  # it was read, nothing else
+
+
+def test_a_tail_is_a_finding_and_no_failure(cetane: Cetane, tmp_path: Path) -> None:
+    found = cetane("audit", package(tailed, tmp_path), "--json")
+    assert found.code == 0
+    (function,) = found.json["functions"]
+    assert {f["rule"]: f["severity"] for f in function["findings"]} == {
+        "argmax": "perf", "unaligned-last-axis": "info",
+    }  # fmt: skip
+    assert function["table"]["ops_cpu"] == 3
+
+
+def test_an_island_fails(cetane: Cetane, tmp_path: Path) -> None:
+    path = package(islanded, tmp_path)
+    shown = cetane("audit", path)
+    assert shown.code == 1
+    assert "silent: fp32-island (predicted: CPU, confidence high), model/main" in shown.out
+    assert "residency, predicted: FAIL" in shown.out
+    assert cetane("audit", path, "--json").json["reasons"] == ["silent: fp32-island"]
+
+
+def test_scope(cetane: Cetane, tmp_path: Path) -> None:
+    """The same package fails for a phone only."""
+
+    def quantized(x: Any) -> Any:
+        stored = mb.quantize(input=many_convs(x, 2, "lut4"), scale=half((), 1), output_dtype="int8")
+        return mb.dequantize(input=stored, scale=half((), 1))
+
+    path = package(quantized, tmp_path)
+    assert cetane("audit", path).code == 0
+    assert cetane("audit", path, "--chip", "a19-pro").code == 1
+    found = cetane("audit", path, "--chip", "z80")
+    assert found.error.startswith("unknown chip 'z80'; known: a13")
+
+
+def test_explain(cetane: Cetane) -> None:
+    shown = cetane("audit", "--explain", "program-constants").out
+    for part in ("2 GiB", "fix: cut it into shards", "ane-book", "2026-05", "confidence high"):
+        assert part in shown
+    assert "Phi-4-mini" in cetane("audit", "--explain", "seen-projections").out
+    assert cetane("audit", "--explain", "argmax", "--json").json["severity"] == "perf"
+    assert cetane("audit", "--explain", "nothing").error == "no rule 'nothing'"
+
+
+def test_rules(cetane: Cetane) -> None:
+    listed = cetane("audit", "--rules", "--json").json
+    assert [rule["id"] for rule in listed] == list(load_rules())
+    assert "fp32-island" in cetane("audit", "--rules").out
+
+
+def test_the_page_of_rules_is_up_to_date(cetane: Cetane) -> None:
+    """`cetane audit --rules --markdown > docs/residency.md`."""
+    page = Path(__file__).parents[2] / "docs" / "residency.md"
+    assert cetane("audit", "--rules", "--markdown").out == page.read_text()
+
+
+def test_bad_paths(cetane: Cetane, tmp_path: Path) -> None:
+    assert cetane("audit").error.startswith("cetane audit: name a package or a bundle")
+    assert "neither an .mlpackage nor a bundle" in cetane("audit", tmp_path / "nothing").error
+    assert "neither an .mlpackage nor a bundle" in cetane("audit", tmp_path).error
+    (tmp_path / "Manifest.json").write_text("{}")
+    assert "not a package manifest" in cetane("audit", tmp_path).error
+
+
+def measurements(path: Path, device: str) -> str:
+    """What a Mac would have written that runs every op on one device."""
+    ops = [
+        {"output": op.outputs[0].name, "kind": op.kind, "device": device}
+        for op in load(path).functions["main"].ops
+    ]
+    said = {
+        "machine": "Apple M4 Max", "system": "macOS 26.1", "tools": "coremltools 9.0",
+        "date": "2026-11-20",
+        "packages": {path.stem: {"specification": specification(path),
+                                 "functions": {"main": {"ops": ops}}}},
+    }  # fmt: skip
+    return Measured.model_validate(said).model_dump_json()
+
+
+def test_measured(cetane: Cetane, good: Path, tmp_path: Path) -> None:
+    """It wins, is shown beside the prediction, and is kept beside the package."""
+    file = tmp_path / "from-a-mac.json"
+    file.write_text(measurements(good, "CPU"))
+    found = cetane("audit", good, "--measured", file)
+    assert found.code == 1
+    assert "residency for m4-max, OS 26: measured" in found.out
+    assert "measured on Apple M4 Max, macOS 26.1, 2026-11-20: 0 of 4 ops as predicted" in found.out
+    assert "predicted otherwise" in found.out
+    file.unlink()
+    again = cetane("audit", good, "--json").json
+    assert again["basis"] == "measured"
+    assert again["measured"] == "Apple M4 Max, macOS 26.1, 2026-11-20"
+    assert "another build" in cetane(
+        "audit", package(tailed, tmp_path), "--measured", tmp_path / "model.measured.json"
+    ).error  # fmt: skip
+
+
+def test_measure_needs_a_mac(cetane: Cetane, good: Path) -> None:
+    if sys.platform != "darwin":
+        assert cetane("audit", good, "--measure").error.startswith("only a Mac can measure")
+
+
+def test_a_bundle(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
+    """Every function of every shard; the verdict is kept with the other gates."""
+    bundle = Bundle(Path(shutil.copytree(ported.path, tmp_path / "bundle")))
+    content = cetane("audit", bundle.path, "--json").json
+    assert {(f["package"], f["function"]) for f in content["functions"]} == set(
+        bundle.plan.functions
+    )
+    gate = bundle.gates()["residency"]
+    assert gate["passed"] is content["passed"]
+    assert gate["findings"]["tiny-program"] == "risk"
+    bundle.verify()
+    assert "gate residency" in cetane("info", bundle.path).out
+
+    shard = bundle.plan.shards[0].name
+    file = tmp_path / "from-a-mac.json"
+    file.write_text(measurements_of_all(bundle, shard))
+    assert cetane("audit", bundle.path, "--measured", file).code == 0
+    assert cetane("audit", bundle.path, "--json").json["passed"] is True
+    assert bundle.gates()["residency"]["basis"] == "measured"
+    assert cetane("info", bundle.path).code == 0
+
+    bundle.write_gate("residency-measured", {"measured": {"machine": 1}})
+    assert "not measurements of a Mac" in cetane("audit", bundle.path).error
+
+
+def measurements_of_all(bundle: Bundle, shard: str) -> str:
+    """Every op of every function of a shard on the ANE."""
+    functions = {
+        name: {"ops": [{"output": op.outputs[0].name if op.outputs else "", "kind": op.kind,
+                        "device": "ANE"} for op in function.ops]}
+        for name, function in load(bundle.shard(shard)).functions.items()
+    }  # fmt: skip
+    package = {"specification": specification(bundle.shard(shard)), "functions": functions}
+    return json.dumps({
+        "machine": "Apple M4 Max", "system": "macOS 26.1", "tools": "coremltools 9.0",
+        "date": "2026-11-20", "packages": {shard: package},
+    })  # fmt: skip
+
+
+def test_it_needs_neither_torch_nor_coremltools(good: Path) -> None:
+    """Importing those takes longer than auditing may."""
+    code = (
+        "import sys; from cetane.cli import main; sys.argv = ['cetane', 'audit', sys.argv[1]]\n"
+        "try: main()\n"
+        "finally: print(sorted({'torch', 'coremltools', 'transformers'} & set(sys.modules)))"
+    )
+    started = time.perf_counter()
+    run = subprocess.run([sys.executable, "-c", code, good], capture_output=True, text=True)
+    assert run.stdout.splitlines()[-1] == "[]", run.stderr
+    assert time.perf_counter() - started < 30

@@ -1,0 +1,169 @@
+"""Programs of real size without their weights: coremltools' builder makes the graph, and constants
+are then put in as references to a weight file that is all hole."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from coremltools.converters.mil.mil import Operation, types
+from coremltools.converters.mil.mil.input_type import InputSpec, TensorInputType
+from coremltools.converters.mil.mil.ops.defs._op_reqs import register_op
+from coremltools.proto import MIL_pb2
+from tests.mil.conftest import build_program, ct, mb
+
+from cetane.lower.package import MANIFEST, MODEL, WEIGHTS
+from cetane.mil.program import Program
+from cetane.mil.reader import load
+
+gc.freeze()  # coremltools collects garbage in every conversion
+
+Body = Callable[..., Any]
+Specs = Mapping[str, tuple[tuple[int, ...], str]]
+FEW = 1 << 13
+CODES = {"fp16": 10, "fp32": 11, "int8": 21, "int4": 25, "uint8": 31, "uint4": 35}
+
+
+@register_op
+class constexpr_test_weight(Operation):
+    """A weight of a shape, stored in a form; `save` makes the real op of it."""
+
+    input_spec = InputSpec(
+        form=TensorInputType(const=True, type_domain=types.str),
+        shape=TensorInputType(const=True, type_domain=types.str),
+    )
+
+    def type_inference(self) -> Any:
+        return types.tensor(types.fp16, tuple(int(size) for size in self.shape.val.split("x")))
+
+
+def weight(*shape: int, form: str = "fp16") -> Any:
+    """A weight stored as `fp16`, `int8` or `int4` (per channel, or `-block32`), or as a palette of
+    groups of 32 channels `lut4`, `lut8` (or `-tensor`, `-block`, `-int8`)."""
+    return mb.constexpr_test_weight(form=form, shape="x".join(map(str, shape)))
+
+
+def conv(x: Any, outputs: int, form: str = "fp16", **options: Any) -> Any:
+    """A 1x1 convolution of x to `outputs` channels."""
+    return mb.conv(x=x, weight=weight(outputs, x.shape[1], 1, 1, form=form), **options)
+
+
+@dataclass
+class Model:
+    """What a test builds: a body of inputs and states, and what makes it special."""
+
+    body: Body
+    inputs: Specs = field(default_factory=lambda: {"x": ((1, 64, 1, 8), "fp16")})
+    states: Specs = field(default_factory=dict)
+    ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Axes of x that are ranges."""
+    enumerated: tuple[tuple[int, ...], ...] = ()
+    """All shapes of x."""
+    edit: Callable[[Any], None] = lambda block: None
+    """Makes of the finished body what coremltools itself would refuse, or takes too long for."""
+    functions: int = 1
+    """How many functions of this body the package has."""
+    target: Any = ct.target.iOS18
+    chip: str = "m4-max"
+    os: float = 26
+
+    def program(self, folder: Path) -> Program:
+        """The program as a package in `folder`, read again."""
+        model = ct.convert(
+            build_program(self.inputs, self.body, self.states, self.target),
+            convert_to="mlprogram",
+            minimum_deployment_target=self.target,
+            compute_precision=ct.precision.FLOAT32,
+            pass_pipeline=ct.PassPipeline.EMPTY,
+            skip_model_load=True,
+        )
+        spec = model.get_spec()
+        for function in spec.mlProgram.functions.values():
+            block = function.block_specializations[function.opset]
+            for op in block.operations:
+                if op.type == "constexpr_test_weight":
+                    store(op)
+            self.edit(block)
+        self._make_flexible(spec)
+        for index in range(1, self.functions):
+            main = spec.mlProgram.functions["main"]
+            spec.mlProgram.functions[f"more-{index}"].CopyFrom(main)
+        return write(spec, folder, Path(model.weights_dir) / WEIGHTS.name)
+
+    def _make_flexible(self, spec: Any) -> None:
+        if not self.ranges and not self.enumerated:
+            return
+        axes = self.ranges or {len(self.enumerated[0]) - 1: (0, 0)}
+        (x,) = (item for item in spec.mlProgram.functions["main"].inputs if item.name == "x")
+        for axis in axes:
+            x.type.tensorType.dimensions[axis].unknown.variadic = False
+        (feature,) = (item for item in spec.description.input if item.name == "x")
+        array = feature.type.multiArrayType
+        for shape in self.enumerated:
+            array.enumeratedShapes.shapes.add(shape=shape)
+        for axis, size in enumerate(array.shape if self.ranges else ()):
+            low, high = self.ranges.get(axis, (size, size))
+            array.shapeRange.sizeRanges.add(lowerBound=low, upperBound=high)
+
+
+def write(spec: Any, folder: Path, weights: Path | None = None) -> Program:
+    """A specification as a package, read again; `weights` are those that coremltools wrote."""
+    path = folder / "model.mlpackage"
+    for file in (MODEL, WEIGHTS):
+        (path / file).parent.mkdir(parents=True, exist_ok=True)
+    (path / MODEL).write_bytes(spec.SerializeToString())
+    (path / WEIGHTS).write_bytes(weights.read_bytes() if weights and weights.exists() else b"")
+    entry = {"path": MODEL.relative_to("Data").as_posix()}
+    manifest = {"itemInfoEntries": {"model": entry}, "rootModelIdentifier": "model"}
+    (path / MANIFEST).write_text(json.dumps(manifest))
+    return load(path)
+
+
+def store(op: Any) -> None:
+    """Make a `const` or `constexpr_*` op of a placeholder, in place."""
+    given = {
+        name: op.attributes.pop(name).immediateValue.tensor.strings.values[0]
+        for name in ("form", "shape")
+    }
+    shape = [int(size) for size in given["shape"].split("x")]
+    form, _, detail = given["form"].partition("-")
+    if form == "fp16":
+        op.type = "const"
+        op.attributes["val"].CopyFrom(blob("fp16", shape))
+    elif form in ("int8", "int4"):
+        op.type = "constexpr_blockwise_shift_scale"
+        add(op, "data", blob(form, shape))
+        scales = [shape[0], *([1] * (len(shape) - 1))]
+        scales[1] = shape[1] // int(detail[5:]) if detail.startswith("block") else 1
+        add(op, "scale", blob("fp16", scales))
+    else:
+        bits = int(form.removeprefix("lut"))
+        groups = [1] * len(shape)
+        groups[0] = 1 if detail == "tensor" else max(1, shape[0] // 32)
+        groups[1] = shape[1] // 32 if detail == "block" else 1
+        op.type = "constexpr_lut_to_dense"
+        add(op, "indices", blob(f"uint{bits}", shape))
+        add(op, "lut", blob("int8" if detail == "int8" else "fp16", [*groups, 1 << bits, 1]))
+
+
+def add(op: Any, name: str, value: Any) -> None:
+    op.inputs[name].arguments.add().value.CopyFrom(value)
+
+
+def blob(dtype: str, shape: list[int]) -> Any:
+    """A constant that lies in the weight file; zeros in the value itself if there are few."""
+    value = MIL_pb2.Value()
+    tensor = value.type.tensorType
+    tensor.dataType, tensor.rank = CODES[dtype], len(shape)
+    for size in shape:
+        tensor.dimensions.add().constant.size = size
+    if dtype == "fp16" and prod(shape) <= FEW:
+        value.immediateValue.tensor.bytes.values = bytes(2 * prod(shape))
+    else:
+        value.blobFileValue.fileName = "@model_path/weights/weight.bin"
+    return value

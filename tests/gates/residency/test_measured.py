@@ -1,0 +1,187 @@
+"""What a Mac measures: a stand-in for its Core ML, and the files that it writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from coremltools.models import compute_plan, utils
+from coremltools.models.compute_device import MLCPUComputeDevice, MLNeuralEngineComputeDevice
+from tests.gates.residency.cases import many_convs
+from tests.gates.residency.graphs import Model, mb
+
+from cetane.errors import CetaneError
+from cetane.gates.residency.audit import audit
+from cetane.gates.residency.chips import Target
+from cetane.gates.residency.measured import (
+    Measured,
+    default_copy,
+    measure,
+    read_measured,
+    with_measured,
+)
+from cetane.mil.program import Program
+from cetane.mil.reader import load
+
+REFUSED = "more-1"
+"""The function that the stand-in does not compile."""
+
+
+def body(x: Any) -> Any:
+    return mb.reduce_argmax(x=mb.relu(x=many_convs(x, 2, "int8")), axis=1)
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    wide = {"x": ((1, 2048, 1, 8), "fp16")}
+    Model(body, inputs=wide, functions=3).program(tmp_path)
+    return tmp_path / "model.mlpackage"
+
+
+class Plan:
+    """MLComputePlan of a Mac that runs everything on the ANE but activations."""
+
+    def __init__(self, program: Program) -> None:
+        self.model_structure = SimpleNamespace(
+            program=SimpleNamespace(
+                functions={
+                    name: SimpleNamespace(block=SimpleNamespace(operations=list(ops(function))))
+                    for name, function in program.functions.items()
+                }
+            )
+        )
+
+    @classmethod
+    def load_from_path(cls, path: str, compute_units: Any) -> Plan:
+        program = load(path)
+        if program.default == REFUSED:
+            raise RuntimeError("error code: -14\n  at load")
+        return cls(program)
+
+    def get_compute_device_usage_for_mlprogram_operation(self, op: Any) -> Any:
+        if op.operator_name.endswith(("const", "shift_scale")):
+            return None
+        kind = MLCPUComputeDevice if "relu" in op.operator_name else MLNeuralEngineComputeDevice
+        return SimpleNamespace(preferred_compute_device=object.__new__(kind))
+
+    def get_estimated_cost_for_mlprogram_operation(self, op: Any) -> Any:
+        return SimpleNamespace(weight=0.25) if "conv" in op.operator_name else None
+
+
+def ops(function: Any) -> Any:
+    for op in function.ops:
+        outputs = [SimpleNamespace(name=value.name) for value in op.outputs]
+        yield SimpleNamespace(operator_name=f"ios18.{op.kind}", outputs=outputs, blocks=[])
+
+
+@pytest.fixture
+def mac(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    monkeypatch.setattr("cetane.gates.residency.measured.sysctl", lambda name: f"<{name}>")
+    monkeypatch.setattr(compute_plan, "MLComputePlan", Plan)
+    monkeypatch.setattr(utils, "compile_model", lambda path, target: path)
+
+
+def test_only_a_mac_measures(package: Path) -> None:
+    with pytest.raises(CetaneError, match="only a Mac") as error:
+        measure({"model": package})
+    assert "--measured FILE" in str(error.value)
+
+
+@pytest.mark.usefixtures("mac")
+def test_measured_wins(package: Path) -> None:
+    """Both are there, op by op, and the verdict follows the measurement."""
+    said = measure({"model": package})
+    plan = said.packages["model"].functions["main"]
+    assert {op.kind: op.device for op in plan.ops} == {
+        "const": None, "constexpr_blockwise_shift_scale": None, "conv": "ANE", "relu": "CPU",
+        "reduce_argmax": "ANE",
+    }  # fmt: skip
+    assert [op.cost for op in plan.ops if op.kind == "conv"] == [0.25, 0.25]
+
+    before = audit({"model": load(package)}, Target())
+    found = with_measured(before, said, {"model": package})
+    assert before.basis == "predicted"
+    assert found.basis == "measured"
+    main = next(f for f in found.functions if f.function == "main")
+    assert {(op.kind, op.placement, op.measured) for op in main.ops} == {
+        ("conv", "ANE", "ANE"), ("relu", "CPU", "CPU"), ("reduce_argmax", "CPU", "ANE"),
+    }  # fmt: skip
+    assert main.table()["ops_ane"] == 3
+    refused = next(f for f in found.functions if f.function == REFUSED)
+    assert {op.measured for op in refused.ops} == {"fails"}
+    assert "-14" in str(said.packages["model"].functions[REFUSED].error)
+    assert before.passed
+    assert found.reasons == ("33.3% of the weights are read off the ANE, at most 1% may be",)
+
+
+@pytest.mark.usefixtures("mac")
+def test_a_mac_refutes_a_finding(tmp_path: Path) -> None:
+    """int4 per block is predicted off the ANE; where it was measured on it, it passes."""
+    wide = {"x": ((1, 2048, 1, 8), "fp16")}
+    Model(lambda x: many_convs(x, 2, "int4-block32"), inputs=wide).program(tmp_path)
+    packages = {"model": tmp_path / "model.mlpackage"}
+    predicted = audit({"model": load(packages["model"])}, Target())
+    assert not predicted.passed
+    assert with_measured(predicted, measure(packages), packages).passed
+
+
+@pytest.mark.usefixtures("mac")
+def test_a_file_of_measurements(package: Path, tmp_path: Path) -> None:
+    said = measure({"model": package})
+    file = tmp_path / "measured.json"
+    file.write_text(said.model_dump_json())
+    assert read_measured(file) == said
+
+    other = said.model_copy(
+        update={"packages": {"model": said.packages["model"].model_copy(
+            update={"specification": "0" * 64})}}
+    )  # fmt: skip
+    found = audit({"model": load(package)}, Target())
+    with pytest.raises(CetaneError, match="another build of model"):
+        with_measured(found, other, {"model": package})
+    with pytest.raises(CetaneError, match="the measurements are of model, not of these"):
+        with_measured(found, said, {"elsewhere": package})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000, b'{"schema_version": 2}',
+        json.dumps({"machine": "m", "system": "s", "tools": "t", "date": "d", "packages": {
+            "p": {"specification": "0", "functions": {"f": {"ops": [
+                {"output": "y", "kind": "conv", "device": "TPU"}]}}}}}).encode(),
+    ],
+    ids=["empty", "list", "no keys", "not text", "deep", "schema", "device"],
+)  # fmt: skip
+def test_bad_files_of_measurements(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "measured.json"
+    file.write_bytes(content)
+    with pytest.raises(CetaneError, match="not measurements of a Mac"):
+        read_measured(file)
+
+
+def test_no_file_of_measurements(tmp_path: Path) -> None:
+    with pytest.raises(CetaneError, match="No such file"):
+        read_measured(tmp_path / "nothing.json")
+
+
+def test_every_function_becomes_the_default(package: Path, tmp_path: Path) -> None:
+    for name in ("main", "more-2"):
+        folder = tmp_path / name
+        folder.mkdir()
+        copy = load(default_copy(package, name, folder))
+        assert copy.default == name
+        assert copy.functions.keys() == load(package).functions.keys()
+    assert load(package).default == "main"
+
+
+def test_measurements_are_read_without_what_is_not_known() -> None:
+    """A later version may say more."""
+    said = Measured.model_validate(
+        {"machine": "m", "system": "s", "tools": "t", "date": "d", "packages": {}, "more": 1}
+    )
+    assert str(said) == "m, s, d"
