@@ -111,7 +111,8 @@ def test_a_shard_name_that_points_outside(path: Path) -> None:
     def rename(content: Any) -> None:
         content["plan"]["shards"][0].update(name="../../outside")
         for mode in content["plan"]["modes"].values():
-            mode["steps"][0].update(shard="../../outside")
+            for step in (mode["steps"][0], mode["silent"][0]):
+                step.update(shard="../../outside")
 
     edit(path, rename)
     bundle = Bundle(path)

@@ -26,7 +26,7 @@ from cetane.families.base import (
     Truth,
     Weights,
 )
-from cetane.families.caches import CONTRACTS, CacheSpec, HistorySpec
+from cetane.families.caches import CacheSpec, HistorySpec, Slots
 from cetane.families.flow import (
     Data,
     Embedding,
@@ -36,15 +36,17 @@ from cetane.families.flow import (
     Input,
     Mask,
     Output,
+    Position,
     Rotary,
     Shape,
     State,
     ToLogits,
     ToTensor,
+    WriteMask,
 )
 from cetane.families.layers import hidden_shape
 from cetane.families.shard import Shard
-from cetane.recipe import Mode, Recipe
+from cetane.recipe import Layout, Mode, Recipe
 
 CONTEXTS = (512, 1024, 2048, 4096, 8192)
 """Context lengths for which a plan states the cache's size, beside the recipe's own."""
@@ -108,6 +110,15 @@ class ModePlan(Data):
 
     tokens: int = Field(ge=1)
     steps: tuple[Step | Route, ...]
+    silent: tuple[Step | Route, ...]
+    """The calls where nobody reads the logits: those on which something depends that is kept."""
+
+
+class TablePlan(Data):
+    """A table of the host, with a row for each token."""
+
+    rows: int = Field(ge=1)
+    channels: int = Field(ge=1)
 
 
 class Plan(Data):
@@ -124,7 +135,13 @@ class Plan(Data):
     """Bits per weight, scales and palettes not counted."""
     kv_bytes: dict[int, int]
     """Key/value cache of the whole model, by context length."""
+    caches: dict[str, Slots]
+    """By cache group."""
+    softcap: float | None = Field(default=None, gt=0)
+    """Logits are c * tanh(x / c), which the host applies."""
     rotary: tuple[str, ...]
+    tables: dict[str, TablePlan]
+    """Of rows by token; `tokens` is the embedding."""
     shards: tuple[ShardPlan, ...]
     modes: dict[Mode, ModePlan]
 
@@ -139,6 +156,7 @@ class Plan(Data):
             raise ValueError("two functions of a shard have one name")
         for mode, steps in self.modes.items():
             Check(self, mode).steps(steps)
+        check_caches(self)
         return self
 
     @cached_property
@@ -162,19 +180,24 @@ class Check:
         """Of the vocabulary, for which there are logits."""
 
     def steps(self, mode: ModePlan) -> None:
-        order = list(self.plan.by_name)  # in which an engine opens the shards, each once
-        called = [order.index(step.shard) for step in mode.steps if step.shard in order]
-        if called != sorted(called):
-            raise ValueError(f"{self.mode}: steps are not in the order of the shards")
-        for step in mode.steps:
-            if isinstance(step, Route):
-                self.route(step)
-            else:
-                self.call(self.find(step.shard, step.function), step.shard)
+        self.follow(mode.silent)
+        self.channels, self.rows = {}, 0
+        self.follow(mode.steps)
         if self.rows != self.plan.vocab:
             raise ValueError(
                 f"{self.mode}: {self.rows} logits for a vocabulary of {self.plan.vocab}"
             )
+
+    def follow(self, steps: Sequence[Step | Route]) -> None:
+        order = list(self.plan.by_name)  # in which an engine opens the shards, each once
+        called = [order.index(step.shard) for step in steps if step.shard in order]
+        if called != sorted(called):
+            raise ValueError(f"{self.mode}: steps are not in the order of the shards")
+        for step in steps:
+            if isinstance(step, Route):
+                self.route(step)
+            else:
+                self.call(self.find(step.shard, step.function), step.shard)
 
     def find(self, shard: str, name: str) -> Function:
         function = self.plan.functions.get((shard, name))
@@ -190,6 +213,8 @@ class Check:
                 raise ValueError(f"{self.mode}: nothing writes {item.name} of {shard}")
             if isinstance(source, Rotary) and source.table not in self.plan.rotary:
                 raise ValueError(f"{self.mode}: no rotary table {source.table}")
+            if isinstance(source, Embedding) and source.table not in self.plan.tables:
+                raise ValueError(f"{self.mode}: no table {source.table}")
             if isinstance(source, FromCache | FromHistory):
                 kept.add((source.host, source.name))
         for output in function.outputs:
@@ -231,6 +256,41 @@ class Check:
         if len(written) != 1:
             raise ValueError(f"{self.mode}: experts of {route.shard} write different tensors")
         self.channels = after
+
+
+def check_caches(plan: Plan) -> None:
+    """ValueError unless every mask, cache, write mask and state is of a group of the plan and as
+    long as its slots, and a group's heads are the same everywhere: one shard that was made for
+    another context runs, and is wrong."""
+    for slots in plan.caches.values():
+        if slots.sinks >= slots.count:
+            raise ValueError(f"{slots.sinks} of {slots.count} slots are never used again")
+    heads: dict[str, tuple[int, ...]] = {}
+    for function in plan.functions.values():
+        where = f"{function.owner}/{function.name}"
+        for item in function.inputs:
+            source = item.source
+            if not isinstance(source, Mask | WriteMask | Position | FromCache):
+                continue
+            if source.group not in plan.caches:
+                raise ValueError(f"{where}: no cache group {source.group}")
+            slots = plan.caches[source.group]
+            if isinstance(source, Mask):
+                length = slots.form(function.tokens).visible(slots.count, function.tokens)
+            else:
+                length = 1 if isinstance(source, Position) else slots.count
+            if item.shape[-1] != length:
+                raise ValueError(f"{where}: {item.name} is {item.shape[-1]} long, not {length}")
+            if isinstance(source, FromCache):
+                found = heads.setdefault(source.group, item.shape[1:3])
+                if len(item.shape) != 4 or item.shape[1:3] != found:
+                    raise ValueError(f"{where}: {item.name} has shape {item.shape}")
+        for state in function.states:
+            group = plan.caches.get(state.name.removesuffix("_kv"))
+            if group is not None and state.shape[-1] != group.count:
+                raise ValueError(
+                    f"{where}: {state.name} is {state.shape[-1]} long, not {group.count}"
+                )
 
 
 @dataclass(frozen=True)
@@ -278,7 +338,12 @@ class Planner:
                 f"cache.context = {recipe.cache.context}: {checkpoint.source} was trained for "
                 f"{self.model.max_context} positions"
             )
-        self.contract = CONTRACTS[recipe.cache.contract]
+        self.slots = {
+            name: self._slots(group, recipe.cache.context)
+            for name, group in self.model.memory.items()
+            if isinstance(group, CacheGroup)
+        }
+        self._check_slots()
         self.heads = self.model.heads(recipe.head.slices)
         self.members = self._members()
         self.segments = {
@@ -286,6 +351,45 @@ class Planner:
         }
         self._order = [segment for segments in self.segments.values() for segment in segments]
         self._check_tensors()
+
+    def _slots(self, group: CacheGroup, context: int) -> Slots:
+        """How long the caches of a group are: a multiple of 32, as ANE rows are aligned."""
+        cache = self.recipe.cache
+        if group.window is None or not cache.windowed:
+            return Slots(contract=cache.contract, count=context)
+        contract = cache.sliding or cache.contract
+        need = group.sinks + group.window
+        if contract == "stateful":  # it is written before the first token of a call has looked
+            need += max(self.recipe.tokens.by_mode().values()) - 1
+        count = min(context, -(-need // 32) * 32)
+        limited = count < context
+        return Slots(
+            contract=contract,
+            count=count,
+            limited=limited,
+            sinks=group.sinks if limited else 0,
+        )
+
+    def _check_slots(self) -> None:
+        """CetaneError for what the contracts of limited caches cannot do."""
+        windows = [g.window for g in self.model.memory.values() if isinstance(g, CacheGroup)]
+        if self.recipe.cache.sliding is not None and not any(windows):
+            raise CetaneError(
+                f"cache.sliding: no layers of {self.checkpoint.source} see only a window"
+            )
+        for name, slots in self.slots.items():
+            if slots.limited and slots.contract in ("shift", "blend"):
+                if self.recipe.tokens.shapes == "range":
+                    raise CetaneError(
+                        f"tokens.shapes = 'range': a {slots.contract} cache of a window has other "
+                        "inputs for one token than for several",
+                        "use static shapes, or a readonly cache",
+                    )
+                if slots.contract == "shift" and slots.sinks:
+                    raise CetaneError(
+                        f"a shift cache forgets the first tokens, which layers of {name} see",
+                        "use another contract for them: cache.sliding",
+                    )
 
     def _members(self) -> dict[str, tuple[Block, ...]]:
         """Blocks of every shard, by shard name, in the order of their calls."""
@@ -299,14 +403,14 @@ class Planner:
         elif layout.kind == "per-layer":
             shards = {f"layer-{index:02}": layer for index, layer in enumerate(layers)}
         else:
-            count = layout.chunks or min(4, len(layers))
-            if count > len(layers):
-                raise CetaneError(f"layout.chunks = {count}: the model has {len(layers)} layers")
-            bounds = [len(layers) * i // count for i in range(count + 1)]
+            bounds = chunk_bounds(layout, len(layers))
             shards = {
                 f"chunk-{i:02}": tuple(chain.from_iterable(layers[start:stop]))
                 for i, (start, stop) in enumerate(pairwise(bounds))
             }
+        if layout.head == "last":
+            *_, last = shards
+            return shards | {last: (*shards[last], *heads)}
         return shards | {head.name: (head,) for head in heads}
 
     def _segments(self, shard: str, blocks: tuple[Block, ...]) -> tuple[Segment, ...]:
@@ -331,6 +435,8 @@ class Planner:
         self._check_shape(table.weight, (self.model.vocab, self.model.hidden))
         for name in filter(None, (table.bias, table.scale)):
             self._check_shape(name, (self.model.hidden,))
+        for other in self.model.tables.values():
+            self._check_shape(other.table.weight, (other.rows, other.channels))
         for block in (*self.model.layers, *self.heads):
             for _, weight in block.weights():
                 self._check_shape(weight.name, weight.stored)
@@ -357,11 +463,19 @@ class Planner:
         """How many of the blocks keep a memory of each name."""
         return Counter(name for block in blocks for name in block.keeps)
 
-    def caches(self, segment: Segment) -> tuple[CacheSpec, ...]:
-        """The cache groups of a segment."""
-        slots, memory = self.recipe.cache.context, self.model.memory
+    def caches(self, segment: Segment, tokens: int) -> tuple[CacheSpec, ...]:
+        """The cache groups of a segment, for a call of so many tokens."""
+        slots, memory = self.slots, self.model.memory
         return tuple(
-            CacheSpec(segment.owner, name, layers, group.heads, group.dim, slots)
+            CacheSpec(
+                owner=segment.owner,
+                group=name,
+                layers=layers,
+                heads=group.heads,
+                dim=group.dim,
+                slots=slots[name].count,
+                form=slots[name].form(tokens),
+            )
             for name, layers in self._kept(segment.blocks).items()
             if isinstance(group := memory[name], CacheGroup)
         )
@@ -384,6 +498,30 @@ class Planner:
             for graph in self._segment_graphs(segment, name, tokens)
         ]
 
+    @cached_property
+    def _kept_up(self) -> frozenset[Block]:
+        """The blocks on which something depends that is kept; all layers, unless some share."""
+        wanted: set[str] = set()
+        live = set()
+        for block in reversed([block for segment in self._order for block in segment.blocks]):
+            if not self.model.shared:
+                live |= {block} - set(self.heads)
+            elif block.keeps or wanted & set(block.writes):
+                live.add(block)
+                wanted = wanted - set(block.writes) | set(block.reads)
+        return frozenset(live)
+
+    def _silent(self, segment: Segment) -> tuple[Block, ...]:
+        """The blocks of a segment that must run where nobody reads the logits."""
+        return tuple(block for block in segment.blocks if block in self._kept_up)
+
+    def _fills(self, segment: Segment, mode: str) -> bool:
+        """Whether a segment has a function of its own for that: where layers that share others'
+        caches are behind them, in prefill."""
+        silent = self._silent(segment)
+        layers = [block for block in segment.blocks if not isinstance(block, Head)]
+        return mode == "prefill" and bool(self.model.shared) and 0 < len(silent) < len(layers)
+
     def widest(self, shard: str) -> list[Graph]:
         """The same functions at the most tokens that a flexible shape may have."""
         most = max(self.recipe.tokens.by_mode().values())
@@ -398,6 +536,10 @@ class Planner:
         full = f"{name}{segment.suffix}"
         if not self._routes(segment, name):
             yield self._graph(segment, full, tokens, segment.blocks, self._after(segment))
+            if self._fills(segment, name):
+                later = [block for block in self._after(segment) if block in self._kept_up]
+                silent = self._silent(segment)
+                yield self._graph(segment, f"fill{segment.suffix}", tokens, silent, later)
             return
         assert isinstance(last, RoutedBlock)
         experts = last.experts()
@@ -446,16 +588,16 @@ class Planner:
                 shape=self._shape(name, tokens),
                 sink=ToTensor(name=name),
             )
-            for name in self.model.channels
+            for name in (*self.model.channels, *self.model.shared)
             if name in inside & live
         ]
         keeping = any(block.keeps for block in blocks)
-        caches = self.caches(segment) if keeping else ()
+        caches = self.caches(segment, tokens) if keeping else ()
         histories = self.histories(segment) if keeping else ()
         for cache in caches:
-            for item in self.contract.inputs(cache, tokens):
+            for item in cache.form.inputs(cache, tokens):
                 inputs[item.name] = item
-            outputs += self.contract.outputs(cache, tokens)
+            outputs += cache.form.outputs(cache, tokens)
         for history in histories:
             inputs[history.name] = history.input()
             outputs.append(history.output(tokens))
@@ -470,11 +612,21 @@ class Planner:
             tokens=tokens,
             inputs=tuple(inputs.values()),
             outputs=tuple(outputs),
-            states=tuple(state for cache in caches for state in self.contract.states(cache)),
+            states=tuple(state for cache in caches for state in cache.form.states(cache)),
         )
         return Graph(function, blocks, caches, histories)
 
+    def _seen(self, group: str, tokens: int) -> int:
+        """How many keys of a cache group a call sees."""
+        slots = self.slots[group]
+        return slots.form(tokens).visible(slots.count, tokens)
+
     def _shape(self, name: str, tokens: int) -> Shape:
+        if name in self.model.shared:
+            group = self.model.shared[name]
+            kept = self.model.memory[group]
+            assert isinstance(kept, CacheGroup)
+            return (1, kept.heads, kept.dim, self._seen(group, tokens))
         return hidden_shape(self.model.order, self.model.channels[name], tokens)
 
     def _input(self, name: str, tokens: int, handed: set[str]) -> Input:
@@ -490,8 +642,7 @@ class Planner:
             shape = (1, 1, dim, tokens)
         else:
             assert isinstance(source, Mask)
-            keys = self.contract.visible(self.recipe.cache.context, tokens)
-            shape = (1, 1, tokens, keys)
+            shape = (1, 1, tokens, self._seen(source.group, tokens))
         return Input(name=name, shape=shape, source=source)
 
     def module(self, graph: Graph) -> Shard:
@@ -499,7 +650,6 @@ class Planner:
         return Shard(
             self.model,
             graph.blocks,
-            self.recipe.cache.contract,
             graph.caches,
             graph.histories,
             graph.function.inputs,
@@ -518,21 +668,32 @@ class Planner:
                     sizes.append(weight.elements)
                     bits.append(weight.elements * chosen.bits)
         contexts = {c for c in CONTEXTS if c <= self.model.max_context}
-        kept = [self.model.memory[n] for block in self.model.layers for n in block.keeps]
-        slot = sum(2 * 2 * k.heads * k.dim for k in kept if isinstance(k, CacheGroup))
+        tables = {
+            "tokens": TablePlan(rows=self.model.vocab, channels=self.model.hidden),
+            **{
+                n: TablePlan(rows=t.rows, channels=t.channels) for n, t in self.model.tables.items()
+            },
+        }
         return Plan(
             architecture=str(self.checkpoint.config["model_type"]),
             recipe=self.recipe,
             hidden=self.model.hidden,
             vocab=self.model.vocab,
             layers=len({block.layer for block in self.model.layers}),
-            embedding_bytes=2 * self.model.vocab * self.model.hidden,
+            embedding_bytes=sum(
+                t.rows
+                * (2 * t.channels if self.recipe.embedding.format == "fp16" else t.channels + 2)
+                for t in tables.values()
+            ),
             weight_bytes=sum(shard.weight_bytes for shard in shards),
             mean_bits=sum(bits) / sum(sizes),
             kv_bytes={
-                context: slot * context
+                context: self._cache_bytes(context)
                 for context in sorted(contexts | {self.recipe.cache.context})
             },
+            caches=self.slots,
+            softcap=self.model.softcap,
+            tables=tables,
             rotary=tuple(self.model.rotary),
             shards=shards,
             modes={
@@ -541,9 +702,23 @@ class Planner:
                     steps=tuple(
                         step for segment in self._order for step in self._steps(segment, mode)
                     ),
+                    silent=tuple(
+                        step
+                        for segment in self._order
+                        for step in self._silent_steps(segment, mode)
+                    ),
                 )
                 for mode, tokens in modes.items()
             },
+        )
+
+    def _cache_bytes(self, context: int) -> int:
+        """Keys and values of the whole model."""
+        kept = [self.model.memory[name] for block in self.model.layers for name in block.keeps]
+        return sum(
+            2 * 2 * group.heads * group.dim * self._slots(group, context).count
+            for group in kept
+            if isinstance(group, CacheGroup)
         )
 
     def truths(self, mode: Mode) -> dict[Step | Route, dict[str, Truth]]:
@@ -581,6 +756,13 @@ class Planner:
             for name, truth in block.truths().items()
             if name in reads
         }
+
+    def _silent_steps(self, segment: Segment, mode: Mode) -> Iterator[Step | Route]:
+        """The calls of a segment in a mode where nobody reads the logits."""
+        if "main" not in self.widths and self._fills(segment, mode):
+            yield Step(shard=segment.shard, function=f"fill{segment.suffix}")
+        elif self._silent(segment):
+            yield from self._steps(segment, mode)
 
     def _steps(self, segment: Segment, mode: Mode) -> Iterator[Step | Route]:
         """The calls of a segment in a mode."""
@@ -628,6 +810,18 @@ class Planner:
             else 2 * weight.elements
             for _, weight in block.weights()
         )
+
+
+def chunk_bounds(layout: Layout, layers: int) -> list[int]:
+    """The first layer of every chunk, and the number of layers."""
+    if layout.cuts:
+        if layout.cuts[-1] >= layers:
+            raise CetaneError(f"layout.cuts: {layout.cuts[-1]}, but the model has {layers} layers")
+        return [0, *layout.cuts, layers]
+    count = layout.chunks or min(4, layers)
+    if count > layers:
+        raise CetaneError(f"layout.chunks = {count}: the model has {layers} layers")
+    return [layers * i // count for i in range(count + 1)]
 
 
 def needed(blocks: Sequence[Block]) -> set[str]:

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 from typing import Any, ClassVar, Protocol
@@ -51,7 +51,8 @@ class Weight:
         return prod(self.shape)
 
     def read(self, source: Weights) -> Tensor:
-        """The parameter in the checkpoint's dtype; refuses NaN and infinity."""
+        """The parameter, in the checkpoint's dtype unless `pick` says another; refuses NaN and
+        infinity."""
         tensor = source.read_rows(self.name, *self.rows) if self.rows else source.read(self.name)
         wanted = (self.rows[1] - self.rows[0], *self.stored[1:]) if self.rows else self.stored
         if tuple(tensor.shape) != wanted:
@@ -185,13 +186,13 @@ class Head(Block):
     def __init__(self, index: int, model: "Model", start: int, stop: int) -> None:
         super().__init__(f"head-{index}", len(model.layers), "")
         self.start, self.stop, self.model = start, stop, (model,)
-        self.norm = RMSNorm(model.hidden, model.eps)
+        self.norm = RMSNorm(model.hidden, model.eps, unit_offset=model.unit_offset)
         self.lm_head = Projection(model.hidden, stop - start, "head")
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         model = self.model[0]
         if held.kind is None:
-            return Weight(model.norm, shape, held.stored, None)
+            return Weight(model.norm, shape, held.stored, None, pick=held.pick)
         whole, rows = (model.vocab, model.hidden), (self.start, self.stop)
         return Weight(model.output, shape, whole, held.kind, rows)
 
@@ -204,11 +205,17 @@ class Head(Block):
 
 @dataclass(frozen=True)
 class CacheGroup:
-    """Layers whose caches have equal shape: query heads, key/value heads and their width."""
+    """Layers whose caches have equal shape: query heads, key/value heads and their width.
+
+    Where all of them see only the last `window` tokens, and the first `sinks` of the sequence, no
+    more need be kept.
+    """
 
     query: int
     heads: int
     dim: int
+    window: int | None = None
+    sinks: int = 0
 
 
 @dataclass(frozen=True)
@@ -221,21 +228,36 @@ class History:
 
 @dataclass(frozen=True)
 class EmbeddingTable:
-    """The host's table: `(weight + bias) * scale`, by canonical names."""
+    """A table of the host: `(weight + bias) * scale * factor`, by canonical names."""
 
     weight: str
     bias: str | None = None
     scale: str | None = None
+    factor: float = 1.0
 
-    def read(self, source: Weights) -> Tensor:
-        """fp32 `(V, C)`; refuses NaN, infinity and what fp16 cannot hold."""
-        table = source.read(self.weight).float()
+    def read(self, source: Weights, start: int = 0, stop: int | None = None) -> Tensor:
+        """fp32 `(V, C)`, or some rows; refuses NaN, infinity and what fp16 cannot hold."""
+        stored = (
+            source.read(self.weight) if stop is None else source.read_rows(self.weight, start, stop)
+        )
+        table = stored.float()
         if self.bias is not None:
             table += source.read(self.bias).float()
         if self.scale is not None:
             table *= source.read(self.scale).float()
+        if self.factor != 1:
+            table *= self.factor
         check_finite(self.weight, table)
         return table
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """A table of the host with a row of `channels` for each of `rows` tokens."""
+
+    rows: int
+    channels: int
+    table: EmbeddingTable
 
 
 @dataclass(frozen=True)
@@ -260,6 +282,14 @@ class Model:
     max_context: int
     channels: dict[str, int]
     """Channels of the tensors that blocks hand on, by name; `hidden` is one."""
+    shared: dict[str, str] = field(default_factory=dict)
+    """Keys and values that one layer makes and others read: name of the tensor -> cache group."""
+    tables: dict[str, TokenTable] = field(default_factory=dict)
+    """Tables beside the embedding's, by the name that `Embedding` sources give them."""
+    unit_offset: bool = False
+    """The final norm's gains are stored less one."""
+    softcap: float | None = None
+    """Logits are c * tanh(x / c): the host's work, since it leaves the greedy choice as it is."""
 
     def heads(self, slices: int) -> list[Head]:
         """The output projection in `slices` parts of the vocabulary, cut at multiples of 32 rows

@@ -28,9 +28,10 @@ class Data(BaseModel):
 
 
 class Embedding(Data):
-    """Rows of the embedding table, `(1, C, 1, T)`."""
+    """Rows of a table of the host, by token, `(1, C, 1, T)`."""
 
     host: Literal["embedding"] = "embedding"
+    table: str = "tokens"
 
 
 class Rotary(Data):
@@ -42,11 +43,13 @@ class Rotary(Data):
 
 
 class Mask(Data):
-    """Additive mask `(1, 1, T, slots)` over the slots of a cache group; `window` in tokens."""
+    """Additive mask `(1, 1, T, keys)` over what a call sees of a cache group: the last `window`
+    tokens, itself included, and the first `sinks` of the sequence."""
 
     host: Literal["mask"] = "mask"
     group: str
     window: int | None = None
+    sinks: int = 0
 
 
 class WriteMask(Data):
@@ -71,10 +74,11 @@ class FromTensor(Data):
 
 
 class FromCache(Data):
-    """A cache buffer that the host owns."""
+    """A buffer of a cache group that the host owns."""
 
     host: Literal["cache"] = "cache"
     name: str
+    group: str
 
 
 class FromHistory(Data):
@@ -98,10 +102,12 @@ class ToTensor(Data):
 
 
 class ToCache(Data):
-    """A cache buffer: `append` writes the call's columns at its slots, `replace` swaps it."""
+    """A buffer of a cache group: `append` writes the call's columns where they belong, `replace`
+    swaps the buffer."""
 
     host: Literal["cache"] = "cache"
     name: str
+    group: str
     write: Literal["append", "replace"]
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from cetane.families.base import Block, CacheGroup, Memory, Model
-from cetane.families.caches import CONTRACTS, CacheSpec, ContractName, HistorySpec, PastColumns
+from cetane.families.caches import CacheSpec, HistorySpec, PastColumns
 from cetane.families.flow import Input, Mask, Output, ToLogits, ToTensor
 
 
@@ -21,7 +21,6 @@ class Shard(nn.Module):
         self,
         model: Model,
         blocks: Sequence[Block],
-        contract: ContractName,
         caches: Sequence[CacheSpec],
         histories: Sequence[HistorySpec],
         inputs: Sequence[Input],
@@ -29,10 +28,10 @@ class Shard(nn.Module):
     ) -> None:
         super().__init__()
         self.blocks, self.inputs, self.outputs = tuple(blocks), inputs, outputs
-        self.cache, self.caches, self.histories = CONTRACTS[contract], caches, histories
+        self.caches, self.histories = caches, histories
         self.repeats = {i.name: rows_per_token(model, i) for i in inputs}
         for spec in caches:
-            for state in self.cache.states(spec):
+            for state in spec.form.states(spec):
                 self.register_buffer(state.name, torch.zeros(state.shape))
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -41,7 +40,7 @@ class Shard(nn.Module):
         for name, repeats in self.repeats.items():
             if repeats > 1:  # made once for all layers
                 flow[name] = torch.cat([flow[name]] * repeats, dim=2)
-        caches = {spec.group: self.cache(spec, flow) for spec in self.caches}
+        caches = {spec.group: spec.form(spec, flow) for spec in self.caches}
         histories = {spec.name: PastColumns(spec, flow) for spec in self.histories}
         keepers = caches | histories
         memory: Memory = {name: keeper.extend for name, keeper in keepers.items()}

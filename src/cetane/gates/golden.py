@@ -13,7 +13,7 @@ from importlib import resources
 import numpy as np
 
 from cetane.build import Progress
-from cetane.bundle import Bundle
+from cetane.bundle import Bundle, Rows
 from cetane.checkpoint import Checkpoint, Tokenizer
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine, columns, gather
@@ -179,7 +179,7 @@ def answer(bundle: Bundle, prompts: list[list[int]], length: int) -> list[list[i
     return [list(generate(engine.session(modes), p, Sampler(), length)) for p in prompts]
 
 
-def make_probes(embedding: Array, tokenizer: Tokenizer, plan: Plan) -> list[Probe]:
+def make_probes(embedding: Rows, tokenizer: Tokenizer, plan: Plan) -> list[Probe]:
     """A random sequence and a text, longer than one call of any mode if the context allows it."""
     widest = max(step.tokens for step in plan.modes.values())
     length = min(plan.recipe.cache.context, widest + widest // 8 + 5)

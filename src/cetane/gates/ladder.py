@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cetane.bundle import Tables
 from cetane.checkpoint import Checkpoint
+from cetane.engine.authored import host_tables
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine, gather
 from cetane.engine.portable import PortableBackend
@@ -51,13 +51,11 @@ class Packages:
 
 def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) -> LadderResult:
     """Judge some finished shards, by name."""
-    embedding = planner.model.embedding.read(checkpoint).numpy().astype(np.float16)
-    context = planner.recipe.cache.context
-    rotary = {n: table.cos_sin(context).numpy() for n, table in planner.model.rotary.items()}
+    tables = host_tables(planner, checkpoint)
     plan = planner.plan()
-    probe = make_probes(embedding, checkpoint.tokenizer, plan)[-1]
+    probe = make_probes(tables.embedding, checkpoint.tokenizer, plan)[-1]
     backend = PortableBackend(Packages(packages), "fp16")
-    engine = Engine(plan, backend, Tables(embedding, rotary), resident=False)
+    engine = Engine(plan, backend, tables, resident=False)
     rung = Rung(engine, planner, Reference(checkpoint), probe.tokens)
     scores = [score for shard in packages for score in rung.scores(shard)]
     checks = tuple(judge_shards(scores, thresholds(plan)))
