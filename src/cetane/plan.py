@@ -40,6 +40,7 @@ from cetane.families.flow import (
     Rotary,
     Shape,
     State,
+    TokenIds,
     ToLogits,
     ToTensor,
     WriteMask,
@@ -333,6 +334,8 @@ class Planner:
         self.model: Model = author(
             checkpoint.config, recipe.tensor_layout, recipe.family, checkpoint
         )
+        if recipe.embedding.inside:
+            self.model = self.model.with_lookup()
         if recipe.cache.context > self.model.max_context:
             raise CetaneError(
                 f"cache.context = {recipe.cache.context}: {checkpoint.source} was trained for "
@@ -635,6 +638,8 @@ class Planner:
             return Input(name=name, shape=self._shape(name, tokens), source=FromTensor(name=name))
         source = self.model.host[name]
         shape: Shape
+        if isinstance(source, TokenIds):
+            return Input(name=name, shape=(1, tokens), dtype="int32", source=source)
         if isinstance(source, Embedding):
             shape = self._shape(name, tokens)
         elif isinstance(source, Rotary):
@@ -763,6 +768,19 @@ class Planner:
             yield Step(shard=segment.shard, function=f"fill{segment.suffix}")
         elif self._silent(segment):
             yield from self._steps(segment, mode)
+
+    def makers(self, shard: str) -> list[str]:
+        """Earlier shards that make what a shard takes and no module of the Hugging Face model
+        gives."""
+        reads = needed(self.members[shard])
+        names = list(self.members)
+        return [
+            earlier
+            for earlier in names[: names.index(shard)]
+            if any(
+                reads & set(block.writes) - set(block.truths()) for block in self.members[earlier]
+            )
+        ]
 
     def _steps(self, segment: Segment, mode: Mode) -> Iterator[Step | Route]:
         """The calls of a segment in a mode."""

@@ -89,6 +89,8 @@ class Embedding(Data):
     """How the host keeps its tables: `int8` rows each have a scale in fp16."""
 
     format: Literal["fp16", "int8"] = "fp16"
+    inside: bool = False
+    """Whether the first shard looks tokens up itself: a gather, which leaves the ANE."""
 
 
 class Head(Data):

@@ -1,23 +1,12 @@
 """Gemma 3 and 4 equal transformers in fp32, past their windows, however a text is fed."""
 
-from functools import cache
 from typing import Any
 
-import numpy as np
-import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.families import gemma_models
-from tests.families.gemma_models import FEEDS, build_gemma3, build_gemma4, recipe
-from tests.families.parity import assert_close, assert_parity, engine_of, tokens, truth
-
-from cetane.errors import CetaneError
-from cetane.families import author
-from cetane.families.caches import CONTRACTS
-from cetane.families.layers import Heads, attend
-from cetane.families.rotary import rotary_table
-from cetane.plan import Route
+from tests.families.gemma_models import FEEDS, build_gemma3, build_gemma4
+from tests.families.parity import assert_parity
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)

@@ -7,7 +7,7 @@ import numpy as np
 from cetane.bundle import Tables
 from cetane.engine.backend import Array
 from cetane.families.caches import ReadOnly, Slots
-from cetane.families.flow import Embedding, Input, Mask, Position, Rotary, WriteMask
+from cetane.families.flow import Embedding, Input, Mask, Position, Rotary, TokenIds, WriteMask
 from cetane.families.layers import MASKED, Order, hidden_shape
 
 EMPTY = -1
@@ -75,6 +75,10 @@ def host_input(item: Input, call: Call, tables: Tables, dtype: type) -> Array:
         rows: Array = np.zeros((found.shape[1], call.width), dtype)
         rows[:, :valid] = found.T
         return rows.reshape(hidden_shape(call.order, len(rows), call.width))
+    if isinstance(source, TokenIds):
+        ids: Array = np.zeros((1, call.width), np.int32)
+        ids[0, :valid] = call.tokens
+        return ids
     if isinstance(source, Rotary):
         table = tables.rotary[source.table][0 if source.part == "cos" else 1]
         rows = np.zeros((table.shape[1], call.width), dtype)

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
 from typing import Any, ClassVar, Protocol
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from cetane.errors import CetaneError
-from cetane.families.flow import Source
-from cetane.families.layers import Held, Leaf, Order, Projection, RMSNorm
+from cetane.families.flow import Source, TokenIds
+from cetane.families.layers import Held, Leaf, Order, Projection, RMSNorm, hidden_shape
 from cetane.families.rotary import RotaryTable
 
 Flow = dict[str, Tensor]
@@ -203,6 +203,40 @@ class Head(Block):
         flow["logits"] = self.lm_head(self.norm(flow["hidden"]))
 
 
+class Lookup(Block):
+    """The embedding as a block: a gather over `token_ids (1, T)`."""
+
+    reads = ("token_ids",)
+
+    def __init__(self, model: "Model") -> None:
+        super().__init__("embedding", 0, "")
+        self.order, self.name_of, self.factor = (
+            model.order, model.embedding.weight, model.embedding.factor,
+        )  # fmt: skip
+        self.rows = Rows(model.vocab, model.hidden)
+
+    def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
+        return Weight(self.name_of, shape, held.stored, held.kind)
+
+    def truths(self) -> dict[str, Truth]:
+        return {}
+
+    def forward(self, flow: Flow, memory: Memory) -> None:
+        found = nn.functional.embedding(flow["token_ids"], self.rows.weight) * self.factor
+        shape = hidden_shape(self.order, found.shape[2], found.shape[1])
+        flow["hidden"] = found.transpose(1, 2).reshape(shape)
+
+
+class Rows(Leaf):
+    """A table of rows by token."""
+
+    weight: Tensor
+
+    def __init__(self, rows: int, channels: int) -> None:
+        super().__init__()
+        self.hold("weight", (rows, channels), kind="embedding")
+
+
 @dataclass(frozen=True)
 class CacheGroup:
     """Layers whose caches have equal shape: query heads, key/value heads and their width.
@@ -290,6 +324,14 @@ class Model:
     """The final norm's gains are stored less one."""
     softcap: float | None = None
     """Logits are c * tanh(x / c): the host's work, since it leaves the greedy choice as it is."""
+
+    def with_lookup(self) -> "Model":
+        """The model with its embedding as the first block."""
+        if self.embedding.bias is not None or self.embedding.scale is not None:
+            raise CetaneError("embedding.inside: this model's embedding is more than a table")
+        with torch.device("meta"):
+            layers = (Lookup(self), *self.layers)
+        return replace(self, layers=layers, host=self.host | {"token_ids": TokenIds()})
 
     def heads(self, slices: int) -> list[Head]:
         """The output projection in `slices` parts of the vocabulary, cut at multiples of 32 rows

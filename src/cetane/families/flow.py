@@ -34,6 +34,12 @@ class Embedding(Data):
     table: str = "tokens"
 
 
+class TokenIds(Data):
+    """The tokens themselves, int32 `(1, T)`, for a shard that holds the embedding."""
+
+    host: Literal["token_ids"] = "token_ids"
+
+
 class Rotary(Data):
     """Cosines or sines of the call's positions, `(1, 1, D, T)`, from a named table."""
 
@@ -89,7 +95,15 @@ class FromHistory(Data):
 
 
 Source = Annotated[
-    Embedding | Rotary | Mask | WriteMask | Position | FromTensor | FromCache | FromHistory,
+    Embedding
+    | TokenIds
+    | Rotary
+    | Mask
+    | WriteMask
+    | Position
+    | FromTensor
+    | FromCache
+    | FromHistory,
     Field(discriminator="host"),
 ]
 

@@ -127,7 +127,11 @@ def golden(
     answers = answer(bundle, questions, greedy_tokens)
 
     progress("reference", 2, steps)
-    wanted = {block.name: block.truths()["hidden"] for block in planner.model.layers}
+    wanted = {
+        block.name: truth
+        for block in planner.model.layers
+        if (truth := block.truths().get("hidden"))
+    }
     handed = {truth for mode in modes for seen in found[mode] for truth in seen.tensors}
     asked = [[*q, *a] for q, a in zip(questions, answers, strict=True)]
     results = Reference(checkpoint).run(
