@@ -609,6 +609,9 @@ class Planner:
             shape = hidden_shape(self.model.order, head.stop - head.start, tokens)
             sink = ToLogits(start=head.start, stop=head.stop)
             outputs.append(Output(name=f"logits_{number}", shape=shape, sink=sink))
+        if not outputs:  # a state was written; but a program must have an output
+            shape = self._shape("hidden", tokens)
+            outputs.append(Output(name="hidden_out", shape=shape, sink=ToTensor(name="hidden")))
         function = Function(
             name=name,
             owner=segment.owner,
