@@ -358,9 +358,11 @@ class Planner:
     def _slots(self, group: CacheGroup, context: int) -> Slots:
         """How long the caches of a group are: a multiple of 32, as ANE rows are aligned."""
         cache = self.recipe.cache
-        if group.window is None or not cache.windowed:
+        if group.window is None:
             return Slots(contract=cache.contract, count=context)
         contract = cache.sliding or cache.contract
+        if not cache.windowed:
+            return Slots(contract=contract, count=context)
         need = group.sinks + group.window
         if contract == "stateful":  # it is written before the first token of a call has looked
             need += max(self.recipe.tokens.by_mode().values()) - 1
@@ -542,7 +544,10 @@ class Planner:
             if self._fills(segment, name):
                 later = [block for block in self._after(segment) if block in self._kept_up]
                 silent = self._silent(segment)
-                yield self._graph(segment, f"fill{segment.suffix}", tokens, silent, later)
+                # A program must have an output, and use all weights that it is said to have.
+                yield self._graph(
+                    segment, f"fill{segment.suffix}", tokens, silent, later, {"hidden"}
+                )
             return
         assert isinstance(last, RoutedBlock)
         experts = last.experts()
@@ -609,9 +614,6 @@ class Planner:
             shape = hidden_shape(self.model.order, head.stop - head.start, tokens)
             sink = ToLogits(start=head.start, stop=head.stop)
             outputs.append(Output(name=f"logits_{number}", shape=shape, sink=sink))
-        if not outputs:  # a state was written; but a program must have an output
-            shape = self._shape("hidden", tokens)
-            outputs.append(Output(name="hidden_out", shape=shape, sink=ToTensor(name="hidden")))
         function = Function(
             name=name,
             owner=segment.owner,

@@ -35,7 +35,9 @@ def tokens(vocab: int, length: int = CONTEXT) -> list[int]:
 def truth(model: Any, length: int = CONTEXT) -> np.ndarray:
     """Logits of transformers' eager attention for the whole sequence at once."""
     ids = torch.tensor([tokens(model.config.vocab_size, length)])
-    return model(ids, use_cache=False).logits[0].numpy()
+    # transformers 5.23 cannot leave positions out of a Gemma 4 that shares caches and has no
+    # per-layer embeddings; who asks for hidden states gets them all.
+    return model(ids, use_cache=False, output_hidden_states=True).logits[0].numpy()
 
 
 def run(engine: Engine, pieces: list[int]) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import typer
 
-from cetane.cli import build, demo, info, inspect, plan, port, run, validate
+from cetane.cli import build, demo, export, info, inspect, plan, port, run, validate
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,3 +18,4 @@ app.command()(build.build)
 app.command()(validate.validate)
 app.command()(run.run)
 app.command()(info.info)
+app.command()(export.export)
