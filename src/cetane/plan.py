@@ -40,6 +40,7 @@ from cetane.families.flow import (
     Rotary,
     Shape,
     State,
+    ToChoice,
     TokenIds,
     ToLogits,
     ToTensor,
@@ -208,6 +209,7 @@ class Check:
 
     def call(self, function: Function, shard: str) -> None:
         kept = set()
+        rows: tuple[int, int] | None = None
         for item in function.inputs:
             source = item.source
             if isinstance(source, FromTensor) and source.name not in self.channels:
@@ -220,11 +222,18 @@ class Check:
                 kept.add((source.host, source.name))
         for output in function.outputs:
             sink = output.sink
-            if self.plan.by_name[shard].kind == "head" and not isinstance(sink, ToLogits):
+            head = self.plan.by_name[shard].kind == "head"
+            if head and not isinstance(sink, ToLogits | ToChoice):
                 raise ValueError(f"{self.mode}: {shard}, a head, writes more than logits")
             if isinstance(sink, ToTensor):
                 self.channels[sink.name] = prod(output.shape) // function.tokens
-            elif isinstance(sink, ToLogits):
+            elif isinstance(sink, ToChoice) and sink.part == "row":
+                if output.dtype != "int32":
+                    raise ValueError(f"{self.mode}: {output.name} of {shard} is not of integers")
+                rows = sink.start, sink.stop
+            elif isinstance(sink, ToLogits | ToChoice):
+                if isinstance(sink, ToChoice) and rows != (sink.start, sink.stop):
+                    raise ValueError(f"{self.mode}: {output.name} of {shard} has no row before it")
                 if sink.start != self.rows or sink.stop <= self.rows:
                     raise ValueError(f"{self.mode}: logits do not cover the vocabulary in order")
                 self.rows = sink.stop
@@ -611,9 +620,7 @@ class Planner:
             outputs.append(history.output(tokens))
         heads = [block for block in blocks if isinstance(block, Head)]
         for number, head in enumerate(heads):
-            shape = hidden_shape(self.model.order, head.stop - head.start, tokens)
-            sink = ToLogits(start=head.start, stop=head.stop)
-            outputs.append(Output(name=f"logits_{number}", shape=shape, sink=sink))
+            outputs += self._head_outputs(head, number, tokens)
         function = Function(
             name=name,
             owner=segment.owner,
@@ -623,6 +630,20 @@ class Planner:
             states=tuple(state for cache in caches for state in cache.form.states(cache)),
         )
         return Graph(function, blocks, caches, histories)
+
+    def _head_outputs(self, head: Head, number: int, tokens: int) -> list[Output]:
+        """Logits, or the largest of them and its row."""
+        start, stop = head.start, head.stop
+        if not self.recipe.head.choose:
+            shape = hidden_shape(self.model.order, stop - start, tokens)
+            sink = ToLogits(start=start, stop=stop)
+            return [Output(name=f"logits_{number}", shape=shape, sink=sink)]
+        row = ToChoice(part="row", start=start, stop=stop)
+        logit = ToChoice(part="logit", start=start, stop=stop)
+        return [
+            Output(name=f"row_{number}", shape=(1, tokens), dtype="int32", sink=row),
+            Output(name=f"logit_{number}", shape=(1, tokens), sink=logit),
+        ]
 
     def _seen(self, group: str, tokens: int) -> int:
         """How many keys of a cache group a call sees."""

@@ -97,6 +97,9 @@ class Head(Data):
     """The output projection, in `slices` of the vocabulary."""
 
     slices: int = Field(default=1, ge=1)
+    choose: bool = False
+    """Whether a slice gives only its largest logit and where it is: enough to decode greedily, and
+    nothing else. ANE compilers leave the argmax to the CPU."""
 
 
 class Target(Data):

@@ -149,6 +149,18 @@ def test_an_embedding_inside() -> None:
     assert_close(engine, plain(), SOME)
 
 
+@pytest.mark.parametrize("layout", [{"kind": "single"}, {"kind": "chunks", "chunks": 2}])
+def test_a_head_that_chooses(layout: dict[str, Any]) -> None:
+    """Of three slices each its largest logit: the model's own choice, and the logit it has."""
+    wanted = recipe(layout=layout, head={"slices": 3, "choose": True})
+    engine = engine_of(gemma4(), wanted)
+    for pieces in SOME.values():
+        found = run(engine, pieces)
+        assert (found.argmax(1) == plain().argmax(1)).all()
+        assert np.abs(found.max(1) - plain().max(1)).max() <= TOLERANCE
+        assert ((found > MASKED).sum(1) == 3).all()
+
+
 class TestSeeds:
     """The pipeline of the second seed, rule by rule (CoreML-LLM, commit 72178c6)."""
 

@@ -21,14 +21,16 @@ from cetane.families.flow import (
     Input,
     Sink,
     ToCache,
+    ToChoice,
     ToHistory,
     ToTensor,
 )
-from cetane.families.layers import hidden_shape
+from cetane.families.layers import MASKED, hidden_shape
 from cetane.plan import Function, Plan, Route, Step
 from cetane.recipe import Mode
 
 Wanted = Literal["none", "last", "all"]
+PORT_AGAIN = "port the model again"
 Watch = Callable[[Step | Route, str, Array, int], None]
 
 
@@ -43,6 +45,8 @@ class Running:
     tensors: Arrays = field(default_factory=dict)
     hosted: Arrays = field(default_factory=dict)
     logits: Array | None = None
+    rows: Array | None = None
+    """Of the vocabulary: what a head has just chosen."""
 
 
 class Engine:
@@ -322,7 +326,7 @@ class Session:
             if value is None or not (flexible or value.size == prod(item.shape)):
                 raise CetaneError(
                     f"{shard}/{function.name} does not give the {item.name} of its plan",
-                    "port the model again",
+                    PORT_AGAIN,
                 )
         return outputs
 
@@ -347,12 +351,24 @@ class Session:
             length = past.shape[axis]
             self.histories[sink.name] = np.take(joined, range(-length, 0), axis)
         elif running.wanted:
-            if running.logits is None:
-                running.logits = np.empty((count, self.plan.vocab), np.float32)
-            found = columns(value)[:, :count].T.astype(np.float32)
-            if self.plan.softcap is not None:
-                found = self.plan.softcap * np.tanh(found / self.plan.softcap)
-            running.logits[:, sink.start : sink.stop] = found
+            if running.logits is None:  # what a head does not choose has no chance
+                running.logits = np.full((count, self.plan.vocab), MASKED, np.float32)
+            if isinstance(sink, ToChoice) and sink.part == "row":
+                running.rows = sink.start + value.reshape(-1)[:count]
+                if not ((running.rows >= sink.start) & (running.rows < sink.stop)).all():
+                    raise CetaneError("a head chose a token that there is not", PORT_AGAIN)
+            elif isinstance(sink, ToChoice):
+                chosen = self.capped(value.reshape(-1)[:count])
+                running.logits[np.arange(count), running.rows] = chosen
+            else:
+                found = self.capped(columns(value)[:, :count].T)
+                running.logits[:, sink.start : sink.stop] = found
+
+    def capped(self, logits: Array) -> Array:
+        """Logits in fp32, as the model's softcap leaves them."""
+        found: Array = logits.astype(np.float32)
+        cap = self.plan.softcap
+        return found if cap is None else cap * np.tanh(found / cap)
 
 
 def columns(value: Array) -> Array:

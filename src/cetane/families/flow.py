@@ -133,6 +133,15 @@ class ToLogits(Data):
     stop: int
 
 
+class ToChoice(Data):
+    """The largest logit of a slice of the vocabulary, `(1, T)`, or which row of the slice it is."""
+
+    host: Literal["choice"] = "choice"
+    part: Literal["row", "logit"]
+    start: int
+    stop: int
+
+
 class ToHistory(Data):
     """The call's own columns of a history; the host appends those of accepted tokens."""
 
@@ -140,7 +149,7 @@ class ToHistory(Data):
     name: str
 
 
-Sink = Annotated[ToTensor | ToCache | ToLogits | ToHistory, Field(discriminator="host")]
+Sink = Annotated[ToTensor | ToCache | ToLogits | ToChoice | ToHistory, Field(discriminator="host")]
 
 
 class Input(Data):

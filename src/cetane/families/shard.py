@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from cetane.families.base import Block, CacheGroup, Memory, Model
+from cetane.families.base import Block, CacheGroup, Head, Memory, Model
 from cetane.families.caches import CacheSpec, HistorySpec, PastColumns
-from cetane.families.flow import Input, Mask, Output, ToLogits, ToTensor
+from cetane.families.flow import Input, Mask, Output, ToChoice, ToLogits, ToTensor
 
 
 class Shard(nn.Module):
@@ -44,21 +44,26 @@ class Shard(nn.Module):
         histories = {spec.name: PastColumns(spec, flow) for spec in self.histories}
         keepers = caches | histories
         memory: Memory = {name: keeper.extend for name, keeper in keepers.items()}
-        heads = []
+        heads: dict[int, Tensor] = {}
         for block in self.blocks:
             block(flow, memory)
-            if "logits" in block.writes:
-                heads.append(flow["logits"])
+            if isinstance(block, Head):
+                heads[block.start] = flow["logits"]
         results = {name: value for k in keepers.values() for name, value in k.results().items()}
-        logits = iter(heads)
-        return tuple(
-            next(logits)
-            if isinstance(out.sink, ToLogits)
-            else flow[out.sink.name]
-            if isinstance(out.sink, ToTensor)
-            else results[out.name]
-            for out in self.outputs
-        )
+
+        def result(output: Output) -> Tensor:
+            match output.sink:
+                case ToLogits(start=start):
+                    return heads[start]
+                case ToChoice(part="row", start=start):
+                    return heads[start].flatten(2).argmax(1).to(torch.int32)
+                case ToChoice(start=start):
+                    return heads[start].flatten(2).amax(1)
+                case ToTensor(name=name):
+                    return flow[name]
+            return results[output.name]
+
+        return tuple(result(output) for output in self.outputs)
 
 
 def rows_per_token(model: Model, item: Input) -> int:

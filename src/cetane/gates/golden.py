@@ -286,6 +286,9 @@ def judge(
     limits = thresholds(plan)
     yield from judge_shards(shards, limits)
     for score in logits:
+        if plan.recipe.head.choose:  # there is nothing else to compare
+            yield at_least(f"top-1 agreement ({score.mode})", score.top1, limits["top1"])
+            continue
         yield at_least(f"logit cosine ({score.mode})", score.cosine, limits["logit_cosine"])
         yield at_least(f"logit PSNR dB ({score.mode})", score.psnr, limits["logit_psnr"])
         limit = limits["kl"]
