@@ -40,6 +40,7 @@ from cetane.families.flow import (
     Rotary,
     Shape,
     State,
+    ToCache,
     ToChoice,
     TokenIds,
     ToLogits,
@@ -159,6 +160,11 @@ class Plan(Data):
         for mode, steps in self.modes.items():
             Check(self, mode).steps(steps)
         check_caches(self)
+        tokens = TablePlan(rows=self.vocab, channels=self.hidden)
+        if self.tables.get("tokens") != tokens:
+            raise ValueError(f"the table of tokens is not {self.vocab} by {self.hidden}")
+        if any(table.rows < self.vocab for table in self.tables.values()):
+            raise ValueError(f"a table has fewer rows than the vocabulary, {self.vocab}")
         return self
 
     @cached_property
@@ -278,6 +284,12 @@ def check_caches(plan: Plan) -> None:
     heads: dict[str, tuple[int, ...]] = {}
     for function in plan.functions.values():
         where = f"{function.owner}/{function.name}"
+        read = {i.source.name: i.source.group for i in function.inputs
+                if isinstance(i.source, FromCache)}  # fmt: skip
+        for output in function.outputs:
+            sink = output.sink
+            if isinstance(sink, ToCache) and read.get(sink.name) != sink.group:
+                raise ValueError(f"{where}: {output.name} is not of the group {sink.group}")
         for item in function.inputs:
             source = item.source
             if not isinstance(source, Mask | WriteMask | Position | FromCache):

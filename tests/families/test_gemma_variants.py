@@ -265,3 +265,37 @@ def test_a_shard_for_another_context(name: str, shape: list[int], message: str) 
     damage(content, name, shape)
     with pytest.raises(ValueError, match=message):
         type(made).model_validate(content)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: p["tables"]["tokens"].update(rows=5), "table of tokens is not 288 by 64"),
+        (lambda p: p["tables"].pop("tokens"), "no table tokens"),
+        (lambda p: p["tables"]["per_layer"].update(rows=5), "fewer rows than the vocabulary"),
+        (lambda p: p["tables"].pop("per_layer"), "no table per_layer"),
+        (lambda p: p["caches"]["full"].update(sinks=64), "64 of 64 slots are never used again"),
+        (lambda p: p["caches"]["full"].update(count=2**40), "less than or equal"),
+        (lambda p: p["caches"].pop("sliding"), "no cache group sliding"),
+        (lambda p: sink(p).update(group="sliding"), "is not of the group sliding"),
+    ],
+)
+def test_a_plan_that_an_engine_cannot_run(change: Any, message: str) -> None:
+    made = engine_of(gemma4(), recipe()).plan
+    content = made.model_dump(mode="json")
+    change(content)
+    with pytest.raises(ValueError, match=message):
+        type(made).model_validate(content)
+
+
+def sink(plan: Any) -> Any:
+    """Where the first shard's new keys of full layers go."""
+    outputs = plan["shards"][0]["functions"][0]["outputs"]
+    return next(o["sink"] for o in outputs if o["name"] == "full_k_out")
+
+
+def test_layers_that_differ_in_more_than_their_heads() -> None:
+    config = gemma4().config.to_dict()
+    config["per_layer_config"]["1"]["intermediate_size"] = 7
+    with pytest.raises(CetaneError, match="not valid"):
+        author(config, "c1t", {}, None)

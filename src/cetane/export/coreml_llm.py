@@ -190,7 +190,9 @@ def renamed(item: Port) -> Port:
 def export(bundle: Bundle, checkpoint: Checkpoint, target: Path, progress: Progress) -> None:
     """Write the folder; `target` must not exist. Raises CetaneError for a bundle that is not of
     Gemma 4, or whose layout or contracts their runtime does not know."""
-    planner = ContractPlanner(checkpoint, bundle.plan.recipe)
+    made = bundle.plan.recipe  # whose head may choose by itself; here the adapter does
+    recipe = made.model_copy(update={"head": made.head.model_copy(update={"choose": False})})
+    planner = ContractPlanner(checkpoint, recipe)
     names = packages(planner)
     if target.exists():
         raise CetaneError(f"{target} exists", "choose another name")

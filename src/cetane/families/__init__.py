@@ -56,7 +56,7 @@ def author(
         raise CetaneError(f"family: a {parsed.model_type} model has no options")
     try:
         model: Model = family.author(*arguments)
-    except RuntimeError as error:  # from torch
+    except RuntimeError as error:  # from torch, or of a config whose layers differ
         reason = str(error).splitlines()[0]
         raise CetaneError(
             f"config.json of a {parsed.model_type} model is not valid: {reason}"

@@ -40,7 +40,7 @@ class Slots(Data):
     """
 
     contract: ContractName
-    count: int = Field(ge=1)
+    count: int = Field(ge=1, le=2**24)
     sinks: int = Field(default=0, ge=0)
     limited: bool = False
     """Fewer than the context: a slot is used again."""
