@@ -9,8 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from safetensors.torch import load_file
 
-from cetane.bundle import SCHEMA, Bundle
+from cetane.bundle import SCHEMA, Bundle, QuantizedRows, quantize_rows
 from cetane.errors import CetaneError
 
 FILES = (
@@ -111,7 +115,8 @@ def test_a_shard_name_that_points_outside(path: Path) -> None:
     def rename(content: Any) -> None:
         content["plan"]["shards"][0].update(name="../../outside")
         for mode in content["plan"]["modes"].values():
-            mode["steps"][0].update(shard="../../outside")
+            for step in (mode["steps"][0], mode["silent"][0]):
+                step.update(shard="../../outside")
 
     edit(path, rename)
     bundle = Bundle(path)
@@ -233,3 +238,36 @@ def test_a_gate_result_that_is_broken(path: Path) -> None:
     (path / "gates/golden.json").write_text("{")
     with pytest.raises(CetaneError, match=r"golden\.json: not a gate result"):
         Bundle(path).gates()
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    hnp.arrays(
+        np.float32,
+        st.tuples(st.integers(1, 5), st.integers(1, 9)),
+        elements=st.floats(-1000, 1000, width=32),
+    )
+)
+def test_quantized_rows(rows: np.ndarray) -> None:
+    """Every value within half a step, and what rounding the scale to fp16 costs; zeros stay."""
+    values, scales = quantize_rows(rows)
+    assert values.dtype == np.int8
+    found = QuantizedRows(values, scales)[np.arange(len(rows))]
+    limit = np.abs(rows).max(axis=1, keepdims=True) * (0.5 / 127 + 2**-10) + 1e-6
+    assert (np.abs(found - rows) <= limit).all()
+    assert np.array_equal(QuantizedRows(values, scales)[0], found[0])
+
+
+def test_an_int8_embedding(
+    tiny_bundle: Callable[..., Bundle], tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    made = tiny_bundle(embedding={"format": "int8"}, verify=None, prefill=None)
+    weights = load_file(tiny_checkpoint_folder / "model.safetensors")["model.embed_tokens.weight"]
+    rows = made.tables().embedding[np.array([3, 7])]
+    step = weights[[3, 7]].abs().amax(1, keepdim=True).numpy() / 127
+    assert (np.abs(rows - weights[[3, 7]].numpy()) <= step).all()
+    copy = tmp_path / "copy"
+    shutil.copytree(made.path, copy)
+    np.save(copy / "embedding-scales.npy", np.zeros(5, np.float16))
+    with pytest.raises(CetaneError, match=r"embedding-scales.npy does not fit embedding.npy"):
+        Bundle(copy).tables()

@@ -378,7 +378,7 @@ def first(content: dict[str, Any], part: str) -> dict[str, Any]:
         (lambda c: c.update(vocab=289), "288 logits for a vocabulary of 289"),
         (
             lambda c: first(c, "outputs").update(
-                sink={"host": "cache", "name": "x", "write": "append"}
+                sink={"host": "cache", "name": "x", "group": "kv", "write": "append"}
             ),
             "writes a cache it does not read",
         ),
@@ -640,7 +640,7 @@ def route(content: dict[str, Any]) -> dict[str, Any]:
 
 
 HOST = {"host": "position", "group": "kv"}
-CACHE = {"host": "cache", "name": "attn-00.kv_k"}
+CACHE = {"host": "cache", "name": "attn-00.kv_k", "group": "kv"}
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_modes_can_be_left_out() -> None:
         ({"zzz": 1}, "zzz: unknown key; known: name, description, family, tensor_layout, layout, "),
         (
             {"cache": {"contxt": 512}},
-            "cache.contxt: unknown key; did you mean 'context'? known: contract, context",
+            "cache.contxt: unknown key; did you mean 'context'? known: contract, sliding, context",
         ),
         (
             {"tokens": {"drafts": 4}},

@@ -5,12 +5,11 @@ import json
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from cetane.bundle import (
-    EMBEDDING,
     MANIFEST,
     TOKENIZER,
     Bundle,
@@ -18,11 +17,14 @@ from cetane.bundle import (
     Manifest,
     disk_errors,
     producers,
+    quantize_rows,
     records,
     remove,
     replacing,
     rotary_path,
+    scales_path,
     shard_path,
+    table_path,
     write_json,
 )
 from cetane.checkpoint import Checkpoint
@@ -87,6 +89,10 @@ def build_only(
     with disk_errors(work.partial.bundle):
         work.make([shard_path(name) for name in chosen], progress)
     return {name: work.partial.bundle / shard_path(name) for name in chosen}
+
+
+TABLE_ELEMENTS = 1 << 24
+"""Of a host table, in memory at a time."""
 
 
 class Build:
@@ -244,10 +250,26 @@ def parts(
 ) -> dict[str, Callable[[Path], None]]:
     """What a bundle is made of: path -> how to write it."""
 
-    def embedding(path: Path) -> None:
-        table = planner.model.embedding.read(checkpoint)
-        with path.open("wb") as file:
-            np.save(file, table.numpy().astype(np.float16))
+    plan, tables = planner.plan(), planner.model.tables
+    embeddings = {"tokens": planner.model.embedding, **{n: t.table for n, t in tables.items()}}
+    quantized = planner.recipe.embedding.format == "int8"
+
+    def rows(name: str, part: Literal["values", "scales"]) -> Callable[[Path], None]:
+        def write(path: Path) -> None:
+            table, size = embeddings[name], plan.tables[name]
+            shape = (size.rows,) if part == "scales" else (size.rows, size.channels)
+            dtype = np.int8 if quantized and part == "values" else np.float16
+            step = max(1, TABLE_ELEMENTS // size.channels)
+            with path.open("wb") as file:
+                header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+                for start in range(0, size.rows, step):
+                    found = table.read(checkpoint, start, min(start + step, size.rows)).numpy()
+                    if quantized:
+                        found = quantize_rows(found)[0 if part == "values" else 1]
+                    file.write(found.astype(dtype).tobytes())
+
+        return write
 
     def rotary(table: str) -> Callable[[Path], None]:
         def write(path: Path) -> None:
@@ -265,7 +287,9 @@ def parts(
         return lambda path: lowering.lower(name, path)
 
     return (
-        {EMBEDDING: embedding, TOKENIZER: tokenizer}
+        {TOKENIZER: tokenizer}
+        | {table_path(name): rows(name, "values") for name in embeddings}
+        | ({scales_path(name): rows(name, "scales") for name in embeddings} if quantized else {})
         | {rotary_path(table): rotary(table) for table in planner.model.rotary}
         | {shard_path(name): shard(name) for name in planner.members}
     )

@@ -12,11 +12,11 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from pydantic import ValidationError
@@ -24,12 +24,11 @@ from pydantic import ValidationError
 from cetane.checkpoint import Tokenizer
 from cetane.errors import CetaneError
 from cetane.families.flow import Data
-from cetane.plan import Plan
+from cetane.plan import Plan, TablePlan
 
-SCHEMA = 2
+SCHEMA = 3
 MANIFEST = "manifest.json"
 GATES = "gates"
-EMBEDDING = "embedding.npy"
 TOKENIZER = "tokenizer"
 PRODUCERS = ("cetane", "coremltools", "torch", "transformers")
 FULL = (os.strerror(errno.ENOSPC), "[MIL FileWriter]", "filesystem error: cannot copy")
@@ -43,12 +42,52 @@ class FileRecord(Data):
     sha256: str
 
 
+class Rows(Protocol):
+    """A table of rows by token, in memory or not."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def __getitem__(self, tokens: Any, /) -> np.ndarray[Any, Any]: ...
+
+
 @dataclass(frozen=True)
 class Tables:
-    """Host tables: `embedding (V, C)` fp16, `rotary[name] (2, context, D)` fp32; memory-mapped."""
+    """Host tables: `embedding (V, C)`, `rotary[name] (2, context, D)` fp32, and further tables of
+    rows by token; memory-mapped."""
 
-    embedding: np.ndarray[Any, Any]
+    embedding: Rows
     rotary: dict[str, np.ndarray[Any, Any]]
+    others: dict[str, Rows] = field(default_factory=dict)
+
+    def rows(self, name: str) -> Rows:
+        """A table by its name in the plan."""
+        return self.embedding if name == "tokens" else self.others[name]
+
+
+class QuantizedRows:
+    """int8 rows `(V, C)`, each with an fp16 scale: row = values * scale / 127."""
+
+    def __init__(self, values: np.ndarray[Any, Any], scales: np.ndarray[Any, Any]) -> None:
+        self.values, self.scales = values, scales
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    def __getitem__(self, tokens: Any) -> np.ndarray[Any, Any]:
+        """fp32 rows of some tokens."""
+        scales = np.asarray(self.scales[tokens], np.float32) / 127
+        found: np.ndarray[Any, Any] = self.values[tokens] * scales[..., None]
+        return found
+
+
+def quantize_rows(
+    rows: np.ndarray[Any, Any],
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """int8 values and fp16 scales, the largest magnitude of each row: CoreML-LLM's own form."""
+    scales = np.abs(rows).max(axis=-1).astype(np.float16)
+    steps = np.where(scales == 0, 1, scales).astype(np.float32)[:, None] / 127
+    return np.clip(np.rint(rows / steps), -127, 127).astype(np.int8), scales
 
 
 class Manifest(Data):
@@ -66,6 +105,15 @@ class Manifest(Data):
 
 def shard_path(name: str) -> str:
     return f"shards/{name}.mlpackage"
+
+
+def table_path(name: str) -> str:
+    """Rows by token; a quantised table has its scales in a file of its own."""
+    return "embedding.npy" if name == "tokens" else f"embedding-{name}.npy"
+
+
+def scales_path(name: str) -> str:
+    return table_path(name).replace(".npy", "-scales.npy")
 
 
 def rotary_path(table: str) -> str:
@@ -149,14 +197,23 @@ class Bundle:
     def tables(self) -> Tables:
         """The host's tables, memory-mapped; CetaneError if one has not the shape of the plan."""
         plan = self.plan
-        embedding = self._array(EMBEDDING)
-        if embedding.shape != (plan.vocab, plan.hidden):
-            raise CetaneError(f"{self.path}: {EMBEDDING} has shape {embedding.shape}")
+        found = {name: self._rows(name, table) for name, table in plan.tables.items()}
         rotary = {name: self._array(rotary_path(name)) for name in plan.rotary}
         for name, table in rotary.items():
             if table.ndim != 3 or table.shape[:2] != (2, plan.recipe.cache.context):
                 raise CetaneError(f"{self.path}: {rotary_path(name)} has shape {table.shape}")
-        return Tables(embedding, rotary)
+        return Tables(found.pop("tokens"), rotary, found)
+
+    def _rows(self, name: str, table: TablePlan) -> Rows:
+        rows = self._array(table_path(name))
+        if rows.shape != (table.rows, table.channels):
+            raise CetaneError(f"{self.path}: {table_path(name)} has shape {rows.shape}")
+        if self.plan.recipe.embedding.format == "fp16":
+            return rows
+        scales = self._array(scales_path(name))
+        if rows.dtype != np.int8 or scales.shape != (table.rows,):
+            raise CetaneError(f"{self.path}: {scales_path(name)} does not fit {table_path(name)}")
+        return QuantizedRows(rows, scales)
 
     def _array(self, name: str) -> np.ndarray[Any, Any]:
         try:

@@ -28,7 +28,7 @@ from cetane.families.base import (
     Weight,
     Weights,
 )
-from cetane.families.caches import CONTRACTS, CacheSpec, HistorySpec
+from cetane.families.caches import CacheSpec, HistorySpec, Slots
 from cetane.families.flow import (
     Data,
     Embedding,
@@ -38,15 +38,20 @@ from cetane.families.flow import (
     Input,
     Mask,
     Output,
+    Position,
     Rotary,
     Shape,
     State,
+    ToCache,
+    ToChoice,
+    TokenIds,
     ToLogits,
     ToTensor,
+    WriteMask,
 )
 from cetane.families.layers import hidden_shape
 from cetane.families.shard import Shard
-from cetane.recipe import Mode, Recipe
+from cetane.recipe import Layout, Mode, Recipe
 
 CONTEXTS = (512, 1024, 2048, 4096, 8192)
 """Context lengths for which a plan states the cache's size, beside the recipe's own."""
@@ -110,6 +115,15 @@ class ModePlan(Data):
 
     tokens: int = Field(ge=1)
     steps: tuple[Step | Route, ...]
+    silent: tuple[Step | Route, ...]
+    """The calls where nobody reads the logits: those on which something depends that is kept."""
+
+
+class TablePlan(Data):
+    """A table of the host, with a row for each token."""
+
+    rows: int = Field(ge=1)
+    channels: int = Field(ge=1)
 
 
 class Plan(Data):
@@ -126,7 +140,13 @@ class Plan(Data):
     """Bits per weight, scales and palettes not counted."""
     kv_bytes: dict[int, int]
     """Key/value cache of the whole model, by context length."""
+    caches: dict[str, Slots]
+    """By cache group."""
+    softcap: float | None = Field(default=None, gt=0)
+    """Logits are c * tanh(x / c), which the host applies."""
     rotary: tuple[str, ...]
+    tables: dict[str, TablePlan]
+    """Of rows by token; `tokens` is the embedding."""
     shards: tuple[ShardPlan, ...]
     modes: dict[Mode, ModePlan]
 
@@ -141,6 +161,12 @@ class Plan(Data):
             raise ValueError("two functions of a shard have one name")
         for mode, steps in self.modes.items():
             Check(self, mode).steps(steps)
+        check_caches(self)
+        tokens = TablePlan(rows=self.vocab, channels=self.hidden)
+        if self.tables.get("tokens") != tokens:
+            raise ValueError(f"the table of tokens is not {self.vocab} by {self.hidden}")
+        if any(table.rows < self.vocab for table in self.tables.values()):
+            raise ValueError(f"a table has fewer rows than the vocabulary, {self.vocab}")
         return self
 
     @cached_property
@@ -164,19 +190,24 @@ class Check:
         """Of the vocabulary, for which there are logits."""
 
     def steps(self, mode: ModePlan) -> None:
-        order = list(self.plan.by_name)  # in which an engine opens the shards, each once
-        called = [order.index(step.shard) for step in mode.steps if step.shard in order]
-        if called != sorted(called):
-            raise ValueError(f"{self.mode}: steps are not in the order of the shards")
-        for step in mode.steps:
-            if isinstance(step, Route):
-                self.route(step)
-            else:
-                self.call(self.find(step.shard, step.function), step.shard)
+        self.follow(mode.silent)
+        self.channels, self.rows = {}, 0
+        self.follow(mode.steps)
         if self.rows != self.plan.vocab:
             raise ValueError(
                 f"{self.mode}: {self.rows} logits for a vocabulary of {self.plan.vocab}"
             )
+
+    def follow(self, steps: Sequence[Step | Route]) -> None:
+        order = list(self.plan.by_name)  # in which an engine opens the shards, each once
+        called = [order.index(step.shard) for step in steps if step.shard in order]
+        if called != sorted(called):
+            raise ValueError(f"{self.mode}: steps are not in the order of the shards")
+        for step in steps:
+            if isinstance(step, Route):
+                self.route(step)
+            else:
+                self.call(self.find(step.shard, step.function), step.shard)
 
     def find(self, shard: str, name: str) -> Function:
         function = self.plan.functions.get((shard, name))
@@ -186,21 +217,31 @@ class Check:
 
     def call(self, function: Function, shard: str) -> None:
         kept = set()
+        rows: tuple[int, int] | None = None
         for item in function.inputs:
             source = item.source
             if isinstance(source, FromTensor) and source.name not in self.channels:
                 raise ValueError(f"{self.mode}: nothing writes {item.name} of {shard}")
             if isinstance(source, Rotary) and source.table not in self.plan.rotary:
                 raise ValueError(f"{self.mode}: no rotary table {source.table}")
+            if isinstance(source, Embedding) and source.table not in self.plan.tables:
+                raise ValueError(f"{self.mode}: no table {source.table}")
             if isinstance(source, FromCache | FromHistory):
                 kept.add((source.host, source.name))
         for output in function.outputs:
             sink = output.sink
-            if self.plan.by_name[shard].kind == "head" and not isinstance(sink, ToLogits):
+            head = self.plan.by_name[shard].kind == "head"
+            if head and not isinstance(sink, ToLogits | ToChoice):
                 raise ValueError(f"{self.mode}: {shard}, a head, writes more than logits")
             if isinstance(sink, ToTensor):
                 self.channels[sink.name] = prod(output.shape) // function.tokens
-            elif isinstance(sink, ToLogits):
+            elif isinstance(sink, ToChoice) and sink.part == "row":
+                if output.dtype != "int32":
+                    raise ValueError(f"{self.mode}: {output.name} of {shard} is not of integers")
+                rows = sink.start, sink.stop
+            elif isinstance(sink, ToLogits | ToChoice):
+                if isinstance(sink, ToChoice) and rows != (sink.start, sink.stop):
+                    raise ValueError(f"{self.mode}: {output.name} of {shard} has no row before it")
                 if sink.start != self.rows or sink.stop <= self.rows:
                     raise ValueError(f"{self.mode}: logits do not cover the vocabulary in order")
                 self.rows = sink.stop
@@ -233,6 +274,47 @@ class Check:
         if len(written) != 1:
             raise ValueError(f"{self.mode}: experts of {route.shard} write different tensors")
         self.channels = after
+
+
+def check_caches(plan: Plan) -> None:
+    """ValueError unless every mask, cache, write mask and state is of a group of the plan and as
+    long as its slots, and a group's heads are the same everywhere: one shard that was made for
+    another context runs, and is wrong."""
+    for slots in plan.caches.values():
+        if slots.sinks >= slots.count:
+            raise ValueError(f"{slots.sinks} of {slots.count} slots are never used again")
+    heads: dict[str, tuple[int, ...]] = {}
+    for function in plan.functions.values():
+        where = f"{function.owner}/{function.name}"
+        read = {i.source.name: i.source.group for i in function.inputs
+                if isinstance(i.source, FromCache)}  # fmt: skip
+        for output in function.outputs:
+            sink = output.sink
+            if isinstance(sink, ToCache) and read.get(sink.name) != sink.group:
+                raise ValueError(f"{where}: {output.name} is not of the group {sink.group}")
+        for item in function.inputs:
+            source = item.source
+            if not isinstance(source, Mask | WriteMask | Position | FromCache):
+                continue
+            if source.group not in plan.caches:
+                raise ValueError(f"{where}: no cache group {source.group}")
+            slots = plan.caches[source.group]
+            if isinstance(source, Mask):
+                length = slots.form(function.tokens).visible(slots.count, function.tokens)
+            else:
+                length = 1 if isinstance(source, Position) else slots.count
+            if item.shape[-1] != length:
+                raise ValueError(f"{where}: {item.name} is {item.shape[-1]} long, not {length}")
+            if isinstance(source, FromCache):
+                found = heads.setdefault(source.group, item.shape[1:3])
+                if len(item.shape) != 4 or item.shape[1:3] != found:
+                    raise ValueError(f"{where}: {item.name} has shape {item.shape}")
+        for state in function.states:
+            group = plan.caches.get(state.name.removesuffix("_kv"))
+            if group is not None and state.shape[-1] != group.count:
+                raise ValueError(
+                    f"{where}: {state.name} is {state.shape[-1]} long, not {group.count}"
+                )
 
 
 @dataclass(frozen=True)
@@ -282,6 +364,8 @@ class Planner:
             if like is not None and shared
             else author(checkpoint.config, recipe.tensor_layout, recipe.family, checkpoint)
         )
+        if recipe.embedding.inside:
+            self.model = self.model.with_lookup()
         if recipe.cache.context > self.model.max_context:
             raise CetaneError(
                 f"cache.context = {recipe.cache.context}: {checkpoint.source} was trained for "
@@ -290,7 +374,12 @@ class Planner:
         self._parts: dict[str, tuple[Part, tuple[Part, ...]]] = (
             like._parts if like is not None and shared else {}
         )
-        self.contract = CONTRACTS[recipe.cache.contract]
+        self.slots = {
+            name: self._slots(group, recipe.cache.context)
+            for name, group in self.model.memory.items()
+            if isinstance(group, CacheGroup)
+        }
+        self._check_slots()
         self.heads = self.model.heads(recipe.head.slices)
         if recipe.lowering.split_contracting:
             for block in (*self.model.layers, *self.heads):
@@ -302,6 +391,47 @@ class Planner:
         self._order = [segment for segments in self.segments.values() for segment in segments]
         if like is None or not shared or like.recipe.compression != recipe.compression:
             self._check_tensors()
+
+    def _slots(self, group: CacheGroup, context: int) -> Slots:
+        """How long the caches of a group are: a multiple of 32, as ANE rows are aligned."""
+        cache = self.recipe.cache
+        if group.window is None:
+            return Slots(contract=cache.contract, count=context)
+        contract = cache.sliding or cache.contract
+        if not cache.windowed:
+            return Slots(contract=contract, count=context)
+        need = group.sinks + group.window
+        if contract == "stateful":  # it is written before the first token of a call has looked
+            need += max(self.recipe.tokens.by_mode().values()) - 1
+        count = min(context, -(-need // 32) * 32)
+        limited = count < context
+        return Slots(
+            contract=contract,
+            count=count,
+            limited=limited,
+            sinks=group.sinks if limited else 0,
+        )
+
+    def _check_slots(self) -> None:
+        """CetaneError for what the contracts of limited caches cannot do."""
+        windows = [g.window for g in self.model.memory.values() if isinstance(g, CacheGroup)]
+        if self.recipe.cache.sliding is not None and not any(windows):
+            raise CetaneError(
+                f"cache.sliding: no layers of {self.checkpoint.source} see only a window"
+            )
+        for name, slots in self.slots.items():
+            if slots.limited and slots.contract in ("shift", "blend"):
+                if self.recipe.tokens.shapes == "range":
+                    raise CetaneError(
+                        f"tokens.shapes = 'range': a {slots.contract} cache of a window has other "
+                        "inputs for one token than for several",
+                        "use static shapes, or a readonly cache",
+                    )
+                if slots.contract == "shift" and slots.sinks:
+                    raise CetaneError(
+                        f"a shift cache forgets the first tokens, which layers of {name} see",
+                        "use another contract for them: cache.sliding",
+                    )
 
     def _members(self) -> dict[str, tuple[Block, ...]]:
         """Blocks of every shard, by shard name, in the order of their calls."""
@@ -315,14 +445,14 @@ class Planner:
         elif layout.kind == "per-layer":
             shards = {f"layer-{index:02}": layer for index, layer in enumerate(layers)}
         else:
-            count = layout.chunks or min(4, len(layers))
-            if count > len(layers):
-                raise CetaneError(f"layout.chunks = {count}: the model has {len(layers)} layers")
-            bounds = [len(layers) * i // count for i in range(count + 1)]
+            bounds = chunk_bounds(layout, len(layers))
             shards = {
                 f"chunk-{i:02}": tuple(chain.from_iterable(layers[start:stop]))
                 for i, (start, stop) in enumerate(pairwise(bounds))
             }
+        if layout.head == "last":
+            *_, last = shards
+            return shards | {last: (*shards[last], *heads)}
         return shards | {head.name: (head,) for head in heads}
 
     def _segments(self, shard: str, blocks: tuple[Block, ...]) -> tuple[Segment, ...]:
@@ -349,6 +479,8 @@ class Planner:
         self._check_shape(table.weight, (self.model.vocab, self.model.hidden))
         for name in filter(None, (table.bias, table.scale)):
             self._check_shape(name, (self.model.hidden,))
+        for other in self.model.tables.values():
+            self._check_shape(other.table.weight, (other.rows, other.channels))
         for block in (*self.model.layers, *self.heads):
             for _, weight in block.weights():
                 self._check_shape(weight.name, weight.stored)
@@ -377,11 +509,19 @@ class Planner:
         """How many of the blocks keep a memory of each name."""
         return Counter(name for block in blocks for name in block.keeps)
 
-    def caches(self, segment: Segment) -> tuple[CacheSpec, ...]:
-        """The cache groups of a segment."""
-        slots, memory = self.recipe.cache.context, self.model.memory
+    def caches(self, segment: Segment, tokens: int) -> tuple[CacheSpec, ...]:
+        """The cache groups of a segment, for a call of so many tokens."""
+        slots, memory = self.slots, self.model.memory
         return tuple(
-            CacheSpec(segment.owner, name, layers, group.heads, group.dim, slots)
+            CacheSpec(
+                owner=segment.owner,
+                group=name,
+                layers=layers,
+                heads=group.heads,
+                dim=group.dim,
+                slots=slots[name].count,
+                form=slots[name].form(tokens),
+            )
             for name, layers in self._kept(segment.blocks).items()
             if isinstance(group := memory[name], CacheGroup)
         )
@@ -404,6 +544,30 @@ class Planner:
             for graph in self._segment_graphs(segment, name, tokens)
         ]
 
+    @cached_property
+    def _kept_up(self) -> frozenset[Block]:
+        """The blocks on which something depends that is kept; all layers, unless some share."""
+        wanted: set[str] = set()
+        live = set()
+        for block in reversed([block for segment in self._order for block in segment.blocks]):
+            if not self.model.shared:
+                live |= {block} - set(self.heads)
+            elif block.keeps or wanted & set(block.writes):
+                live.add(block)
+                wanted = wanted - set(block.writes) | set(block.reads)
+        return frozenset(live)
+
+    def _silent(self, segment: Segment) -> tuple[Block, ...]:
+        """The blocks of a segment that must run where nobody reads the logits."""
+        return tuple(block for block in segment.blocks if block in self._kept_up)
+
+    def _fills(self, segment: Segment, mode: str) -> bool:
+        """Whether a segment has a function of its own for that: where layers that share others'
+        caches are behind them, in prefill."""
+        silent = self._silent(segment)
+        layers = [block for block in segment.blocks if not isinstance(block, Head)]
+        return mode == "prefill" and bool(self.model.shared) and 0 < len(silent) < len(layers)
+
     def widest(self, shard: str) -> list[Graph]:
         """The same functions at the most tokens that a flexible shape may have."""
         most = max(self.recipe.tokens.by_mode().values())
@@ -418,6 +582,13 @@ class Planner:
         full = f"{name}{segment.suffix}"
         if not self._routes(segment, name):
             yield self._graph(segment, full, tokens, segment.blocks, self._after(segment))
+            if self._fills(segment, name):
+                later = [block for block in self._after(segment) if block in self._kept_up]
+                silent = self._silent(segment)
+                # A program must have an output, and use all weights that it is said to have.
+                yield self._graph(
+                    segment, f"fill{segment.suffix}", tokens, silent, later, {"hidden"}
+                )
             return
         assert isinstance(last, RoutedBlock)
         experts = last.experts()
@@ -466,35 +637,57 @@ class Planner:
                 shape=self._shape(name, tokens),
                 sink=ToTensor(name=name),
             )
-            for name in self.model.channels
+            for name in (*self.model.channels, *self.model.shared)
             if name in inside & live
         ]
         keeping = any(block.keeps for block in blocks)
-        caches = self.caches(segment) if keeping else ()
+        caches = self.caches(segment, tokens) if keeping else ()
         histories = self.histories(segment) if keeping else ()
         for cache in caches:
-            for item in self.contract.inputs(cache, tokens):
+            for item in cache.form.inputs(cache, tokens):
                 inputs[item.name] = item
-            outputs += self.contract.outputs(cache, tokens)
+            outputs += cache.form.outputs(cache, tokens)
         for history in histories:
             inputs[history.name] = history.input()
             outputs.append(history.output(tokens))
         heads = [block for block in blocks if isinstance(block, Head)]
         for number, head in enumerate(heads):
-            shape = hidden_shape(self.model.order, head.stop - head.start, tokens)
-            sink = ToLogits(start=head.start, stop=head.stop)
-            outputs.append(Output(name=f"logits_{number}", shape=shape, sink=sink))
+            outputs += self._head_outputs(head, number, tokens)
         function = Function(
             name=name,
             owner=segment.owner,
             tokens=tokens,
             inputs=tuple(inputs.values()),
             outputs=tuple(outputs),
-            states=tuple(state for cache in caches for state in self.contract.states(cache)),
+            states=tuple(state for cache in caches for state in cache.form.states(cache)),
         )
         return Graph(function, blocks, caches, histories)
 
+    def _head_outputs(self, head: Head, number: int, tokens: int) -> list[Output]:
+        """Logits, or the largest of them and its row."""
+        start, stop = head.start, head.stop
+        if not self.recipe.head.choose:
+            shape = hidden_shape(self.model.order, stop - start, tokens)
+            sink = ToLogits(start=start, stop=stop)
+            return [Output(name=f"logits_{number}", shape=shape, sink=sink)]
+        row = ToChoice(part="row", start=start, stop=stop)
+        logit = ToChoice(part="logit", start=start, stop=stop)
+        return [
+            Output(name=f"row_{number}", shape=(1, tokens), dtype="int32", sink=row),
+            Output(name=f"logit_{number}", shape=(1, tokens), sink=logit),
+        ]
+
+    def _seen(self, group: str, tokens: int) -> int:
+        """How many keys of a cache group a call sees."""
+        slots = self.slots[group]
+        return slots.form(tokens).visible(slots.count, tokens)
+
     def _shape(self, name: str, tokens: int) -> Shape:
+        if name in self.model.shared:
+            group = self.model.shared[name]
+            kept = self.model.memory[group]
+            assert isinstance(kept, CacheGroup)
+            return (1, kept.heads, kept.dim, self._seen(group, tokens))
         return hidden_shape(self.model.order, self.model.channels[name], tokens)
 
     def _input(self, name: str, tokens: int, handed: set[str]) -> Input:
@@ -503,6 +696,8 @@ class Planner:
             return Input(name=name, shape=self._shape(name, tokens), source=FromTensor(name=name))
         source = self.model.host[name]
         shape: Shape
+        if isinstance(source, TokenIds):
+            return Input(name=name, shape=(1, tokens), dtype="int32", source=source)
         if isinstance(source, Embedding):
             shape = self._shape(name, tokens)
         elif isinstance(source, Rotary):
@@ -510,8 +705,7 @@ class Planner:
             shape = (1, 1, dim, tokens)
         else:
             assert isinstance(source, Mask)
-            keys = self.contract.visible(self.recipe.cache.context, tokens)
-            shape = (1, 1, tokens, keys)
+            shape = (1, 1, tokens, self._seen(source.group, tokens))
         return Input(name=name, shape=shape, source=source)
 
     def module(self, graph: Graph) -> Shard:
@@ -519,7 +713,6 @@ class Planner:
         return Shard(
             self.model,
             graph.blocks,
-            self.recipe.cache.contract,
             graph.caches,
             graph.histories,
             graph.function.inputs,
@@ -538,21 +731,32 @@ class Planner:
                     sizes.append(weight.elements)
                     bits.append(weight.elements * chosen.bits)
         contexts = {c for c in CONTEXTS if c <= self.model.max_context}
-        kept = [self.model.memory[n] for block in self.model.layers for n in block.keeps]
-        slot = sum(2 * 2 * k.heads * k.dim for k in kept if isinstance(k, CacheGroup))
+        tables = {
+            "tokens": TablePlan(rows=self.model.vocab, channels=self.model.hidden),
+            **{
+                n: TablePlan(rows=t.rows, channels=t.channels) for n, t in self.model.tables.items()
+            },
+        }
         return Plan(
             architecture=str(self.checkpoint.config["model_type"]),
             recipe=self.recipe,
             hidden=self.model.hidden,
             vocab=self.model.vocab,
             layers=len({block.layer for block in self.model.layers}),
-            embedding_bytes=2 * self.model.vocab * self.model.hidden,
+            embedding_bytes=sum(
+                t.rows
+                * (2 * t.channels if self.recipe.embedding.format == "fp16" else t.channels + 2)
+                for t in tables.values()
+            ),
             weight_bytes=sum(shard.weight_bytes for shard in shards),
             mean_bits=sum(bits) / sum(sizes),
             kv_bytes={
-                context: slot * context
+                context: self._cache_bytes(context)
                 for context in sorted(contexts | {self.recipe.cache.context})
             },
+            caches=self.slots,
+            softcap=self.model.softcap,
+            tables=tables,
             rotary=tuple(self.model.rotary),
             shards=shards,
             modes={
@@ -561,9 +765,23 @@ class Planner:
                     steps=tuple(
                         step for segment in self._order for step in self._steps(segment, mode)
                     ),
+                    silent=tuple(
+                        step
+                        for segment in self._order
+                        for step in self._silent_steps(segment, mode)
+                    ),
                 )
                 for mode, tokens in modes.items()
             },
+        )
+
+    def _cache_bytes(self, context: int) -> int:
+        """Keys and values of the whole model."""
+        kept = [self.model.memory[name] for block in self.model.layers for name in block.keeps]
+        return sum(
+            2 * 2 * group.heads * group.dim * self._slots(group, context).count
+            for group in kept
+            if isinstance(group, CacheGroup)
         )
 
     def truths(self, mode: Mode) -> dict[Step | Route, dict[str, Truth]]:
@@ -611,6 +829,26 @@ class Planner:
             if name in reads
         }
 
+    def _silent_steps(self, segment: Segment, mode: Mode) -> Iterator[Step | Route]:
+        """The calls of a segment in a mode where nobody reads the logits."""
+        if "main" not in self.widths and self._fills(segment, mode):
+            yield Step(shard=segment.shard, function=f"fill{segment.suffix}")
+        elif self._silent(segment):
+            yield from self._steps(segment, mode)
+
+    def makers(self, shard: str) -> list[str]:
+        """Earlier shards that make what a shard takes and no module of the Hugging Face model
+        gives."""
+        reads = needed(self.members[shard])
+        names = list(self.members)
+        return [
+            earlier
+            for earlier in names[: names.index(shard)]
+            if any(
+                reads & set(block.writes) - set(block.truths()) for block in self.members[earlier]
+            )
+        ]
+
     def _steps(self, segment: Segment, mode: Mode) -> Iterator[Step | Route]:
         """The calls of a segment in a mode."""
         name = "main" if "main" in self.widths else mode
@@ -657,6 +895,18 @@ class Planner:
             else 2 * weight.elements
             for _, weight in block.weights()
         )
+
+
+def chunk_bounds(layout: Layout, layers: int) -> list[int]:
+    """The first layer of every chunk, and the number of layers."""
+    if layout.cuts:
+        if layout.cuts[-1] >= layers:
+            raise CetaneError(f"layout.cuts: {layout.cuts[-1]}, but the model has {layers} layers")
+        return [0, *layout.cuts, layers]
+    count = layout.chunks or min(4, layers)
+    if count > layers:
+        raise CetaneError(f"layout.chunks = {count}: the model has {layers} layers")
+    return [layers * i // count for i in range(count + 1)]
 
 
 def needed(blocks: Sequence[Block]) -> set[str]:

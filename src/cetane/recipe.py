@@ -23,6 +23,10 @@ class Layout(Data):
     kind: Literal["per-block", "per-layer", "chunks", "single"] = "chunks"
     chunks: int | None = Field(default=None, ge=1)
     """How many shards the layers are cut into; 4, or one a layer, when it is not said."""
+    cuts: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """The first layer of every chunk but the first, where they are not of equal length."""
+    head: Literal["apart", "last"] = "apart"
+    """Whether the head has shards of its own, or is in the last one of the layers."""
     routed: tuple[Mode, ...] = ()
     """Modes that run only the experts that their tokens choose, each a function of its own; the
     others compute all experts in one graph."""
@@ -31,14 +35,22 @@ class Layout(Data):
     def consistent(self) -> "Layout":
         if self.chunks is not None and self.kind != "chunks":
             raise ValueError(f"chunks = {self.chunks} has no meaning for the layout {self.kind!r}")
+        if self.cuts and (self.chunks is not None or self.kind != "chunks"):
+            raise ValueError("cuts are for the layout 'chunks', in place of their number")
+        if list(self.cuts) != sorted(set(self.cuts)):
+            raise ValueError(f"cuts = {list(self.cuts)} are not in ascending order")
         return self
 
 
 class Cache(Data):
-    """The key/value cache: its contract, and its slots (a multiple of 32)."""
+    """The key/value caches: their contracts, and the slots (a multiple of 32) of the longest."""
 
     contract: ContractName = "readonly"
+    sliding: ContractName | None = None
+    """The contract of layers that see only a window; the same, when it is not said."""
     context: int = Field(default=512, ge=32)
+    windowed: bool = True
+    """Whether layers that see only a window keep only that much."""
 
     @field_validator("context")
     @classmethod
@@ -73,10 +85,21 @@ class Tokens(Data):
         return {mode: tokens for mode, tokens in modes.items() if tokens is not None}
 
 
+class Embedding(Data):
+    """How the host keeps its tables: `int8` rows each have a scale in fp16."""
+
+    format: Literal["fp16", "int8"] = "fp16"
+    inside: bool = False
+    """Whether the first shard looks tokens up itself: a gather, which leaves the ANE."""
+
+
 class Head(Data):
     """The output projection, in `slices` of the vocabulary."""
 
     slices: int = Field(default=1, ge=1)
+    choose: bool = False
+    """Whether a slice gives only its largest logit and where it is: enough to decode greedily, and
+    nothing else. ANE compilers leave the argmax to the CPU."""
 
 
 class Lowering(Data):
@@ -104,6 +127,7 @@ class Recipe(Data):
     layout: Layout = Layout()
     cache: Cache = Cache()
     tokens: Tokens = Tokens()
+    embedding: Embedding = Embedding()
     head: Head = Head()
     compression: Selection = Selection()
     lowering: Lowering = Lowering()

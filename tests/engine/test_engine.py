@@ -113,7 +113,8 @@ def test_padding_leaves_nothing_behind(tiny_engine, truth, contract, pieces: lis
     for piece in pieces:
         assert close(session.feed(IDS[fed : fed + piece], "all"), truth[fed : fed + piece])
         fed += piece
-        held = sorted(session.slots[session.slots >= 0])
+        slots = session.slots["kv"]
+        held = sorted(slots[slots >= 0])
         assert held == list(range(fed))
 
 
@@ -124,13 +125,13 @@ def test_padded_columns_stay_out_of_the_cache(tiny_engine, contract: str) -> Non
     for name, cache in session.caches.items():
         assert np.abs(cache[..., :5]).min() > 0, name
         assert not cache[..., 5:].any(), name
-    assert session.slots.tolist() == [0, 1, 2, 3, 4] + [-1] * 27
+    assert session.slots["kv"].tolist() == [0, 1, 2, 3, 4] + [-1] * 27
 
 
 def test_shift_keeps_the_newest_on_the_right(tiny_engine) -> None:
     session = tiny_engine("shift").session()
     session.feed(IDS[:5])
-    assert session.slots.tolist() == [-1] * 27 + [0, 1, 2, 3, 4]
+    assert session.slots["kv"].tolist() == [-1] * 27 + [0, 1, 2, 3, 4]
     for name, cache in session.caches.items():
         assert np.abs(cache[..., 27:]).min() > 0, name
         assert not cache[..., :27].any(), name
@@ -428,14 +429,14 @@ def test_what_cannot_be_scheduled_changes_nothing(
     session = engine.session(["prefill"])
     session.feed(tokens(101)[:fed], "none")
     before = (session.position, session.slots, dict(session.caches), dict(session.histories))
-    slots = session.slots.copy()
+    slots = session.slots["kv"].copy()
     engine.backend.calls.clear()
     with pytest.raises(CetaneError, match=r"no function takes [15] tokens; widths: \[8\]"):
         session.feed(tokens(101)[fed : fed + more])
     assert engine.backend.calls == []
     assert session.position == before[0]
     assert session.slots is before[1]
-    assert np.array_equal(session.slots, slots)
+    assert np.array_equal(session.slots["kv"], slots)
     assert all(session.caches[name] is cache for name, cache in before[2].items())
     assert all(session.histories[name] is history for name, history in before[3].items())
     found = session.feed(tokens(101)[fed : fed + 8], "all")

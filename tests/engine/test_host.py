@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cetane.bundle import Tables
-from cetane.engine.host import Call, host_input
+from cetane.engine.host import Call, Placed, host_input
 from cetane.families.flow import (
     Embedding,
     Input,
@@ -29,12 +29,12 @@ def call(order: str = "c1t", width: int = 3, **changes: Any) -> Call:
         "tokens": np.array([7, 2]),
         "positions": np.array([4, 5]),
         "width": width,
-        "slots": np.array([0, 1, 2, 3, 4, 5, -1, -1]),
-        "keys": np.array([0, 1, 2, 3, 4, 5, -1, -1]),
-        "start": 4,
         "order": order,
     }
-    return Call(**fields | changes)
+    held = np.array([0, 1, 2, 3, 4, 5, -1, -1])
+    placed = {"slots": held, "keys": held, "targets": np.array([4, 5])}
+    fields["groups"] = {"kv": Placed(**placed | changes)}
+    return Call(**fields)
 
 
 def host(source: Source, at: Call, dtype: type = np.float32) -> np.ndarray:
@@ -135,13 +135,14 @@ def test_prepare(tiny_engine, contract: str, keys: list[int], slots: list[int]) 
     session.feed([1, 2, 3], "none")
     made = session.prepare(np.array([8, 9]), 4)
     assert made.positions.tolist() == [3, 4]
-    assert made.keys.tolist() == keys
-    assert made.slots.tolist() == slots
-    assert (made.start, made.width) == (3, 4)
+    assert made.width == 4
+    assert made.groups["kv"].keys.tolist() == keys
+    assert made.groups["kv"].slots.tolist() == slots
+    assert made.groups["kv"].targets.tolist() == [3, 4]
 
 
 def test_prepare_a_shift(tiny_engine) -> None:
     session = tiny_engine("shift").session()
     session.feed([1, 2, 3], "none")
-    made = session.prepare(np.array([8, 9, 8, 9]), 4)
+    made = session.prepare(np.array([8, 9, 8, 9]), 4).groups["kv"]
     assert made.keys.tolist() == made.slots.tolist() == [-1] * 25 + list(range(7))

@@ -15,9 +15,13 @@ from cetane.families.flow import (
 )
 from cetane.families.layers import hidden_shape
 
-SPEC = CacheSpec("chunk-01", "kv", layers=2, heads=3, dim=4, slots=8)
 SHAPE = (2, 3, 4, 8)
+STATE = (4, 3, 4, 8)
 TOKENS, START = 3, 2
+
+
+def spec(contract: str) -> CacheSpec:
+    return CacheSpec("chunk-01", "kv", layers=2, heads=3, dim=4, slots=8, form=CONTRACTS[contract])
 
 
 def random(*shape: int, seed: int) -> np.ndarray:
@@ -34,16 +38,16 @@ NEW = {part: random(2, 3, 4, TOKENS, seed=seed + 9) for seed, part in enumerate(
         ("readonly", {"kv_k": SHAPE, "kv_v": SHAPE}, (2, 3, 4, 5), 0, 13, True),
         ("blend", {"kv_k": SHAPE, "kv_v": SHAPE, "kv_write": (1, 1, 5, 8)}, SHAPE, 0, 8, True),
         ("shift", {"kv_k": SHAPE, "kv_v": SHAPE}, SHAPE, 0, 8, False),
-        ("stateful", {"kv_position": (1,)}, None, 2, 8, True),
+        ("stateful", {"kv_position": (1,)}, None, 1, 8, True),
     ],
 )
 def test_ports(contract, inputs, outputs, states, visible, pads) -> None:
-    cache = CONTRACTS[contract]
-    assert {item.name: item.shape for item in cache.inputs(SPEC, 5)} == inputs
+    cache, made = CONTRACTS[contract], spec(contract)
+    assert {item.name: item.shape for item in cache.inputs(made, 5)} == inputs
     expected = {} if outputs is None else {"kv_k_out": outputs, "kv_v_out": outputs}
-    assert {item.name: item.shape for item in cache.outputs(SPEC, 5)} == expected
-    found = [(state.name, state.shape, state.dtype) for state in cache.states(SPEC)]
-    assert found == [("kv_k", SHAPE, "fp16"), ("kv_v", SHAPE, "fp16")][:states]
+    assert {item.name: item.shape for item in cache.outputs(made, 5)} == expected
+    found = [(state.name, state.shape, state.dtype) for state in cache.states(made)]
+    assert found == [("kv_kv", STATE, "fp16")][:states]
     assert cache.visible(8, 5) == visible
     assert cache.pads == pads
 
@@ -52,14 +56,16 @@ def test_ports(contract, inputs, outputs, states, visible, pads) -> None:
 def test_caches_that_the_host_carries_are_named_by_shard(contract: str) -> None:
     cache = CONTRACTS[contract]
     names = ["chunk-01.kv_k", "chunk-01.kv_v"]
-    read = [i.source.name for i in cache.inputs(SPEC, 5) if isinstance(i.source, FromCache)]
+    made = spec(contract)
+    read = [i.source for i in cache.inputs(made, 5) if isinstance(i.source, FromCache)]
     write = "append" if contract == "readonly" else "replace"
-    assert read == names
-    assert [o.sink for o in cache.outputs(SPEC, 5)] == [ToCache(name=n, write=write) for n in names]
+    assert read == [FromCache(name=n, group="kv") for n in names]
+    expected = [ToCache(name=n, group="kv", write=write) for n in names]
+    assert [o.sink for o in cache.outputs(made, 5)] == expected
 
 
 def test_the_host_says_where_to_write() -> None:
-    blend, stateful = CONTRACTS["blend"].inputs(SPEC, 5), CONTRACTS["stateful"].inputs(SPEC, 5)
+    blend, stateful = (CONTRACTS[c].inputs(spec(c), 5) for c in ("blend", "stateful"))
     assert blend[-1].source == WriteMask(group="kv")
     assert (stateful[0].source, stateful[0].dtype) == (Position(group="kv"), "int32")
 
@@ -67,7 +73,10 @@ def test_the_host_says_where_to_write() -> None:
 def run(contract: str, **extra: torch.Tensor):
     """Extend both layers by NEW: what each may attend to, the results, and the tensors after."""
     tensors = {f"kv_{part}": torch.tensor(past) for part, past in PAST.items()} | extra
-    cache = CONTRACTS[contract](SPEC, tensors)
+    if contract == "stateful":  # of every layer its keys, then its values
+        rows = [PAST[part][layer] for layer in range(2) for part in "kv"]
+        tensors["kv_kv"] = torch.tensor(np.stack(rows))
+    cache = CONTRACTS[contract](spec(contract), tensors)
     seen = [
         cache.extend(*(torch.tensor(NEW[part][layer : layer + 1]) for part in "kv"))
         for layer in range(2)
@@ -116,7 +125,7 @@ class TestSemantics:
     def test_stateful(self, part: str) -> None:
         seen, results, tensors = run("stateful", kv_position=torch.tensor([START]))
         assert np.array_equal(seen[part], updated(part))
-        assert np.array_equal(tensors[f"kv_{part}"], updated(part))
+        assert np.array_equal(tensors["kv_kv"]["kv".index(part) :: 2], updated(part))
         assert results == {}
 
 

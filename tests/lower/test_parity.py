@@ -70,10 +70,14 @@ class PackageBackend:
 
 def half_logits(model: transformers.PreTrainedModel) -> np.ndarray:
     """transformers' logits with weights rounded to fp16, in fp32."""
+    return half_logits_of(model, TOKENS)
+
+
+def half_logits_of(model: transformers.PreTrainedModel, tokens: list[int]) -> np.ndarray:
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.half())
-        return model(torch.tensor([TOKENS])).logits[0].numpy()
+        for tensor in model.state_dict().values():
+            tensor.copy_(tensor.half())
+        return model(torch.tensor([tokens])).logits[0].numpy()
 
 
 def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -66,6 +66,14 @@ class GGUFCheckpoint(Checkpoint):
 
         return torch.from_numpy(values)
 
+    def _read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        stored = self._stored(name)
+        if len(stored.shape) < 2 or self._architecture.interleaved_rope or start == stop:
+            return super()._read_rows(name, start, stop)
+        import torch
+
+        return torch.from_numpy(_dequantize(stored.rows(start, stop)))
+
     def _load_tokenizer(self) -> Tokenizer:
         return load_gguf_tokenizer(self._file)
 

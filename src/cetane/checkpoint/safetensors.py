@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cetane.checkpoint.checkpoint import Checkpoint, StoredTensor
 from cetane.checkpoint.files import file_identity, read_exactly, read_json
+from cetane.checkpoint.text_part import has_text_part, text_config, text_tensors
 from cetane.checkpoint.tokenizer import TOKENIZER_FILES, Tokenizer
 from cetane.checkpoint.zaya_original import hf_config, hf_tensors, is_original
 from cetane.errors import CetaneError
@@ -39,7 +40,8 @@ _INDEX = "model.safetensors.index.json"
 
 
 class SafetensorsCheckpoint(Checkpoint):
-    """A folder as `save_pretrained` writes it, or as Zyphra wrote ZAYA's before that."""
+    """A folder as `save_pretrained` writes it, or as Zyphra wrote ZAYA's before that; of a model
+    that sees and hears too, the text part."""
 
     def __init__(self, source: str, folder: Path, tensors: dict[str, StoredTensor]) -> None:
         path = folder / "config.json"
@@ -49,6 +51,8 @@ class SafetensorsCheckpoint(Checkpoint):
         if is_original(config):
             config = hf_config(config, path)
             tensors = hf_tensors(tensors, config, path)
+        elif has_text_part(config):
+            config, tensors = text_config(config, path), text_tensors(tensors)
         super().__init__(source, config, tensors)
 
     @classmethod

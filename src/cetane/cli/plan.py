@@ -92,9 +92,10 @@ def swept(sweep: Sweep) -> list[Combination]:
 def show(plan: Plan) -> None:
     """Print a plan; shards with equal functions share a row of the second table."""
     recipe = plan.recipe
+    caches = ", ".join(f"{n} cache ({s.contract}) of {s.count}" for n, s in plan.caches.items())
     console.print(
         f"[bold]{plan.architecture}[/], {plan.layers} layers, recipe {escape(recipe.name)}: "
-        f"{recipe.cache.contract} cache of {recipe.cache.context} slots, "
+        f"{caches} slots, "
         f"weights {megabytes(plan.weight_bytes)}, embedding {megabytes(plan.embedding_bytes)}"
     )
     rows = [

@@ -8,7 +8,7 @@ import torch
 from cetane.bundle import Tables
 from cetane.engine.backend import Array, Arrays
 from cetane.engine.engine import Engine
-from cetane.families.base import Weights
+from cetane.families.base import TokenTable, Weights
 from cetane.families.shard import Shard
 from cetane.plan import Planner
 
@@ -27,7 +27,8 @@ class AuthoredProgram:
             setattr(module, name, state[name])
         results = module(*(torch.from_numpy(inputs[item.name]) for item in module.inputs))
         return {
-            item.name: result.numpy() for item, result in zip(module.outputs, results, strict=True)
+            item.name: np.array(result)  # not a view of a state, which later calls write
+            for item, result in zip(module.outputs, results, strict=True)
         }
 
 
@@ -49,8 +50,31 @@ class AuthoredBackend:
 
 def authored_engine(planner: Planner, weights: Weights) -> Engine:
     """An engine on the authored modules of a plan."""
+    return Engine(planner.plan(), AuthoredBackend(planner, weights), host_tables(planner, weights))
+
+
+class StoredRows:
+    """A table whose rows are read from the checkpoint when they are asked for."""
+
+    def __init__(self, table: TokenTable, weights: Weights) -> None:
+        self.table, self.weights = table, weights
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.table.rows, self.table.channels
+
+    def __getitem__(self, tokens: Array) -> Array:
+        rows = [self.table.table.read(self.weights, int(t), int(t) + 1) for t in tokens]
+        found: Array = torch.cat(rows).numpy()
+        return found
+
+
+def host_tables(planner: Planner, weights: Weights) -> Tables:
+    """The host's tables without their files: the embedding in memory, others row by row."""
     model = planner.model
-    embedding: Array = model.embedding.read(weights).numpy()
     context = planner.recipe.cache.context
-    rotary = {name: table.cos_sin(context).numpy() for name, table in model.rotary.items()}
-    return Engine(planner.plan(), AuthoredBackend(planner, weights), Tables(embedding, rotary))
+    return Tables(
+        model.embedding.read(weights).numpy(),
+        {name: table.cos_sin(context).numpy() for name, table in model.rotary.items()},
+        {name: StoredRows(table, weights) for name, table in model.tables.items()},
+    )

@@ -11,9 +11,9 @@ import numpy as np
 
 from cetane.bundle import Tables
 from cetane.engine.backend import Array, Arrays, Backend, Program
-from cetane.engine.host import EMPTY, Call, host_input
+from cetane.engine.host import EMPTY, Call, host_input, place, room
 from cetane.errors import CetaneError
-from cetane.families.caches import CONTRACTS, time_axis
+from cetane.families.caches import time_axis
 from cetane.families.flow import (
     FromCache,
     FromHistory,
@@ -21,14 +21,16 @@ from cetane.families.flow import (
     Input,
     Sink,
     ToCache,
+    ToChoice,
     ToHistory,
     ToTensor,
 )
-from cetane.families.layers import hidden_shape
+from cetane.families.layers import MASKED, hidden_shape
 from cetane.plan import Function, Plan, Route, Step
 from cetane.recipe import Mode
 
 Wanted = Literal["none", "last", "all"]
+PORT_AGAIN = "port the model again"
 Watch = Callable[[Step | Route, str, Array, int], None]
 
 
@@ -43,6 +45,8 @@ class Running:
     tensors: Arrays = field(default_factory=dict)
     hosted: Arrays = field(default_factory=dict)
     logits: Array | None = None
+    rows: Array | None = None
+    """Of the vocabulary: what a head has just chosen."""
 
 
 class Engine:
@@ -64,13 +68,22 @@ class Engine:
         """Time spent by shard, in opening shards (`load`), and by the host (`host`)."""
         self._programs: dict[str, Program] = {}
         self.steps = {
-            mode: {
-                shard.name: [step for step in chosen.steps if step.shard == shard.name]
+            (mode, wanted): {
+                shard.name: [step for step in steps if step.shard == shard.name]
                 for shard in plan.shards
             }
             for mode, chosen in plan.modes.items()
+            for wanted, steps in ((True, chosen.steps), (False, chosen.silent))
         }
-        """The calls of a mode by shard."""
+        """The calls of a mode, where its logits are wanted and where not, by shard."""
+
+        heads = {shard.name for shard in plan.shards if shard.kind == "head"}
+        self.cheaper = {
+            mode
+            for mode, chosen in plan.modes.items()
+            if set(chosen.silent) != {step for step in chosen.steps if step.shard not in heads}
+        }
+        """Modes in which logits that nobody reads save more than the head."""
 
     def program(self, shard: str) -> Program:
         """The opened shard."""
@@ -100,9 +113,8 @@ class Engine:
                 continue
             for session, calls in work:
                 for running in calls:
-                    if running.wanted or shard.kind != "head":
-                        for step in self.steps[running.mode][shard.name]:
-                            session.step(step, running)
+                    for step in self.steps[running.mode, running.wanted][shard.name]:
+                        session.step(step, running)
             if not self.resident:
                 self._programs.pop(shard.name, None)
         spent = time.perf_counter() - started
@@ -120,10 +132,10 @@ class Session:
         self.plan = engine.plan
         self.modes = {m: plan for m, plan in self.plan.modes.items() if not modes or m in modes}
         self.context = self.plan.recipe.cache.context
-        self.contract = CONTRACTS[self.plan.recipe.cache.contract]
         self.order = self.plan.recipe.tensor_layout
         self.position = 0
-        self.slots = np.full(self.context, EMPTY)
+        self.slots = {name: np.full(g.count, EMPTY) for name, g in self.plan.caches.items()}
+        """By cache group: the position that every slot holds."""
         self.caches, self.histories = self._zeros(FromCache), self._zeros(FromHistory)
         self.states: dict[str, Any] = {}
         self.failed = False
@@ -175,25 +187,40 @@ class Session:
             )
         calls = []
         while len(ids):
-            mode = self.choose(len(ids))
-            taken = ids[: self.modes[mode].tokens]
-            ids = ids[len(taken) :]
+            mode, count = self.next_call(len(ids), wanted)
+            taken, ids = ids[:count], ids[count:]
             last = wanted == "last" and not len(ids)
             call = self.prepare(taken, self.modes[mode].tokens)
             calls.append(Running(mode, call, wanted == "all" or last))
-            self.slots = call.slots
+            self.slots = {name: placed.slots for name, placed in call.groups.items()}
             self.position += len(taken)
         return calls
+
+    def next_call(self, tokens: int, wanted: Wanted) -> tuple[Mode, int]:
+        """The mode of the next call of some tokens, and how many it takes.
+
+        Where prefill is cheaper without logits, the one token whose logits are wanted is left for a
+        call of its own.
+        """
+        mode = self.choose(tokens)
+        cheaper = mode in self.engine.cheaper and wanted == "last" and "decode" in self.modes
+        if cheaper and tokens > 1 and self.choose(tokens - 1) == mode:
+            tokens -= 1
+        return mode, min(tokens, self.modes[mode].tokens)
 
     def choose(self, tokens: int) -> Mode:
         """The narrowest function that takes all tokens, else the widest that is filled.
 
         Padding is possible where a contract can keep the padded columns out of the cache.
         """
-        widths = sorted((step.tokens, mode) for mode, step in self.modes.items())
+        rooms = [room(group, self.position) for group in self.plan.caches.values()]
+        most = min((r for r in rooms if r is not None), default=self.context)
+        widths = sorted(
+            (step.tokens, mode) for mode, step in self.modes.items() if step.tokens <= most
+        )
         free = self.context - self.position
         for width, mode in widths:
-            if width == tokens or (width > tokens and self.contract.pads and width <= free):
+            if width == tokens or (width > tokens and self.pads(width) and width <= free):
                 return mode
         fitting = [mode for width, mode in widths if width <= tokens]
         if not fitting:
@@ -202,19 +229,18 @@ class Session:
             )
         return fitting[-1]
 
+    def pads(self, width: int) -> bool:
+        """Whether a call of a width may hold fewer tokens."""
+        return all(group.form(width).pads for group in self.plan.caches.values())
+
     def prepare(self, tokens: Array, width: int) -> Call:
         """Where the tokens go, and which keys they see."""
-        count = len(tokens)
-        positions = self.position + np.arange(count)
-        padded = np.concatenate([positions, np.full(width - count, EMPTY)])
-        if self.contract.contract == "shift":
-            after = np.concatenate([self.slots, padded])[width:]
-        else:
-            after = self.slots.copy()
-            after[positions] = positions
-        sees_past = self.contract.contract == "readonly"
-        keys = np.concatenate([self.slots, padded]) if sees_past else after
-        return Call(tokens, positions, width, after, keys, self.position, self.order)
+        positions = self.position + np.arange(len(tokens))
+        groups = {
+            name: place(group, self.slots[name], positions, width)
+            for name, group in self.plan.caches.items()
+        }
+        return Call(tokens, positions, width, self.order, groups)
 
     def step(self, step: Step | Route, running: Running) -> None:
         """One step of a call."""
@@ -300,7 +326,7 @@ class Session:
             if value is None or not (flexible or value.size == prod(item.shape)):
                 raise CetaneError(
                     f"{shard}/{function.name} does not give the {item.name} of its plan",
-                    "port the model again",
+                    PORT_AGAIN,
                 )
         return outputs
 
@@ -313,17 +339,36 @@ class Session:
         elif isinstance(sink, ToCache):
             if sink.write == "replace":
                 self.caches[sink.name] = value
+            elif self.plan.caches[sink.group].contract == "shift":
+                joined = np.concatenate([self.caches[sink.name], value[..., :count]], -1)
+                self.caches[sink.name] = joined[..., count:]
             else:
-                self.caches[sink.name][..., call.start : call.start + count] = value[..., :count]
+                targets = call.groups[sink.group].targets
+                self.caches[sink.name][..., targets] = value[..., :count]
         elif isinstance(sink, ToHistory):
             axis, past = time_axis(self.order), self.histories[sink.name]
             joined = np.concatenate([past, np.take(value, range(count), axis)], axis)
             length = past.shape[axis]
             self.histories[sink.name] = np.take(joined, range(-length, 0), axis)
         elif running.wanted:
-            if running.logits is None:
-                running.logits = np.empty((count, self.plan.vocab), np.float32)
-            running.logits[:, sink.start : sink.stop] = columns(value)[:, :count].T
+            if running.logits is None:  # what a head does not choose has no chance
+                running.logits = np.full((count, self.plan.vocab), MASKED, np.float32)
+            if isinstance(sink, ToChoice) and sink.part == "row":
+                running.rows = sink.start + value.reshape(-1)[:count]
+                if not ((running.rows >= sink.start) & (running.rows < sink.stop)).all():
+                    raise CetaneError("a head chose a token that there is not", PORT_AGAIN)
+            elif isinstance(sink, ToChoice):
+                chosen = self.capped(value.reshape(-1)[:count])
+                running.logits[np.arange(count), running.rows] = chosen
+            else:
+                found = self.capped(columns(value)[:, :count].T)
+                running.logits[:, sink.start : sink.stop] = found
+
+    def capped(self, logits: Array) -> Array:
+        """Logits in fp32, as the model's softcap leaves them."""
+        found: Array = logits.astype(np.float32)
+        cap = self.plan.softcap
+        return found if cap is None else cap * np.tanh(found / cap)
 
 
 def columns(value: Array) -> Array:

@@ -6,7 +6,8 @@ import numpy as np
 
 from cetane.bundle import Tables
 from cetane.engine.backend import Array
-from cetane.families.flow import Embedding, Input, Mask, Position, Rotary, WriteMask
+from cetane.families.caches import ReadOnly, Slots
+from cetane.families.flow import Embedding, Input, Mask, Position, Rotary, TokenIds, WriteMask
 from cetane.families.layers import MASKED, Order, hidden_shape
 
 EMPTY = -1
@@ -14,19 +15,55 @@ EMPTY = -1
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call: `tokens` of it at `positions`, in a function `width` tokens wide.
+class Placed:
+    """Where a call's columns go in the caches of a group, and what it sees there.
 
-    `keys` are the positions of all keys that the call sees, EMPTY where there is none.
+    Slots and keys are given by the positions that they hold, EMPTY where there is none.
     """
+
+    slots: Array
+    """After the call."""
+    keys: Array
+    """All that the call sees."""
+    targets: Array
+    """The slot of every token; of no meaning where columns shift."""
+
+
+def place(group: Slots, held: Array, positions: Array, width: int) -> Placed:
+    """The columns of a call among the slots `held` before it; what is beyond `positions`, up to
+    its width, is padding."""
+    form, count = group.form(width), len(positions)
+    padded = np.concatenate([positions, np.full(width - count, EMPTY)])
+    targets = np.array([group.of(position) for position in positions])
+    if group.contract == "shift":
+        new = positions if form is ReadOnly else padded  # a graph cannot tell the padding
+        after = np.concatenate([held, new])[len(new) :]
+    else:
+        after = held.copy()
+        if group.contract == "stateful":
+            after[targets[0] : targets[0] + width] = EMPTY
+        after[targets] = positions  # of equal targets, the last counts
+    keys = np.concatenate([held, padded]) if form is ReadOnly else after
+    return Placed(after, keys, targets)
+
+
+def room(group: Slots, position: int) -> int | None:
+    """How many columns fit in one call of a contract that writes slots in a row; None for any."""
+    if group.contract != "stateful" or not group.limited:
+        return None
+    return group.count - group.of(position)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: `tokens` of it at `positions`, in a function `width` tokens wide."""
 
     tokens: Array
     positions: Array
     width: int
-    slots: Array
-    keys: Array
-    start: int
     order: Order
+    groups: dict[str, Placed]
+    """By cache group."""
 
 
 def host_input(item: Input, call: Call, tables: Tables, dtype: type) -> Array:
@@ -34,25 +71,32 @@ def host_input(item: Input, call: Call, tables: Tables, dtype: type) -> Array:
     source = item.source
     valid = len(call.tokens)
     if isinstance(source, Embedding):
-        rows = np.zeros((tables.embedding.shape[1], call.width), dtype)
-        rows[:, :valid] = tables.embedding[call.tokens].T
+        found = tables.rows(source.table)[call.tokens]
+        rows: Array = np.zeros((found.shape[1], call.width), dtype)
+        rows[:, :valid] = found.T
         return rows.reshape(hidden_shape(call.order, len(rows), call.width))
+    if isinstance(source, TokenIds):
+        ids: Array = np.zeros((1, call.width), np.int32)
+        ids[0, :valid] = call.tokens
+        return ids
     if isinstance(source, Rotary):
         table = tables.rotary[source.table][0 if source.part == "cos" else 1]
         rows = np.zeros((table.shape[1], call.width), dtype)
         rows[:, :valid] = table[call.positions].T
         return rows[None, None]
     if isinstance(source, Mask):
+        keys = call.groups[source.group].keys
         queries = np.full((call.width, 1), EMPTY)
         queries[:valid, 0] = call.positions
-        distance = queries - call.keys
-        seen = (call.keys != EMPTY) & (distance >= 0)
+        distance = queries - keys
+        seen = (keys != EMPTY) & (distance >= 0)
         if source.window is not None:
-            seen &= distance < source.window
+            seen &= (distance < source.window) | (keys < source.sinks)
         return np.where(seen, 0, MASKED).astype(dtype)[None, None]
     if isinstance(source, WriteMask):
-        write: Array = np.zeros((call.width, len(call.slots)), dtype)
-        write[np.arange(valid), call.start + np.arange(valid)] = 1
+        group = call.groups[source.group]
+        write: Array = np.zeros((call.width, len(group.slots)), dtype)
+        write[np.arange(valid), group.targets] = 1
         return write[None, None]
     assert isinstance(source, Position)
-    return np.array([call.start], np.int32)
+    return call.groups[source.group].targets[:1].astype(np.int32)

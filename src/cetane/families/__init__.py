@@ -20,6 +20,7 @@ SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "sliding_window", "max_position_embeddings",
     "num_experts", "moe_intermediate_size", "router_hidden_size", "cca_time0", "cca_time1",
+    "vocab_size_per_layer_input", "query_pre_attn_scalar",
 )  # fmt: skip
 
 LARGEST = 2**31
@@ -55,7 +56,7 @@ def author(
         raise CetaneError(f"family: a {parsed.model_type} model has no options")
     try:
         model: Model = family.author(*arguments)
-    except RuntimeError as error:  # from torch
+    except RuntimeError as error:  # from torch, or of a config whose layers differ
         reason = str(error).splitlines()[0]
         raise CetaneError(
             f"config.json of a {parsed.model_type} model is not valid: {reason}"
@@ -103,11 +104,11 @@ def check_sizes(config: Any) -> None:
     """CetaneError for sizes that no model has; transformers lets them pass."""
     where = f"config.json of a {config.model_type} model is not valid"
     for name in SIZES:
-        size = getattr(config, name, None)
+        size = vars(config).get(name)  # of a config with layers that differ, the others'
         most = MOST_EXPERTS if name == "num_experts" else LARGEST
         if size is not None and not 1 <= size <= most:
             raise CetaneError(f"{where}: {name} = {size}")
-    query, kv = config.num_attention_heads, config.num_key_value_heads
+    query, kv = (vars(config)[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
     if query % kv:
         raise CetaneError(
             f"{where}: num_attention_heads = {query} is no multiple of num_key_value_heads = {kv}"

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
 from typing import Any, ClassVar, Protocol
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from cetane.errors import CetaneError
-from cetane.families.flow import Source
-from cetane.families.layers import Held, Leaf, Order, Projection, RMSNorm
+from cetane.families.flow import Source, TokenIds
+from cetane.families.layers import Held, Leaf, Order, Projection, RMSNorm, hidden_shape
 from cetane.families.rotary import RotaryTable
 from cetane.notch import cut, on_notch
 
@@ -54,7 +54,8 @@ class Weight:
         return prod(self.shape)
 
     def read(self, source: Weights) -> Tensor:
-        """The parameter in the checkpoint's dtype; refuses NaN and infinity."""
+        """The parameter, in the checkpoint's dtype unless `pick` says another; refuses NaN and
+        infinity."""
         tensor = source.read_rows(self.name, *self.rows) if self.rows else source.read(self.name)
         wanted = (self.rows[1] - self.rows[0], *self.stored[1:]) if self.rows else self.stored
         if tuple(tensor.shape) != wanted:
@@ -205,13 +206,13 @@ class Head(Block):
     def __init__(self, index: int, model: "Model", start: int, stop: int) -> None:
         super().__init__(f"head-{index}", len(model.layers), "")
         self.start, self.stop, self.model = start, stop, (model,)
-        self.norm = RMSNorm(model.hidden, model.eps)
+        self.norm = RMSNorm(model.hidden, model.eps, unit_offset=model.unit_offset)
         self.lm_head = Projection(model.hidden, stop - start, "head")
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         model = self.model[0]
         if held.kind is None:
-            return Weight(model.norm, shape, held.stored, None)
+            return Weight(model.norm, shape, held.stored, None, pick=held.pick)
         whole, rows = (model.vocab, model.hidden), (self.start, self.stop)
         return Weight(model.output, shape, whole, held.kind, rows)
 
@@ -222,13 +223,53 @@ class Head(Block):
         flow["logits"] = self.lm_head(self.norm(flow["hidden"]))
 
 
+class Lookup(Block):
+    """The embedding as a block: a gather over `token_ids (1, T)`."""
+
+    reads = ("token_ids",)
+
+    def __init__(self, model: "Model") -> None:
+        super().__init__("embedding", 0, "")
+        self.order, self.name_of, self.factor = (
+            model.order, model.embedding.weight, model.embedding.factor,
+        )  # fmt: skip
+        self.rows = Rows(model.vocab, model.hidden)
+
+    def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
+        return Weight(self.name_of, shape, held.stored, held.kind)
+
+    def truths(self) -> dict[str, Truth]:
+        return {}
+
+    def forward(self, flow: Flow, memory: Memory) -> None:
+        found = nn.functional.embedding(flow["token_ids"], self.rows.weight) * self.factor
+        shape = hidden_shape(self.order, found.shape[2], found.shape[1])
+        flow["hidden"] = found.transpose(1, 2).reshape(shape)
+
+
+class Rows(Leaf):
+    """A table of rows by token."""
+
+    weight: Tensor
+
+    def __init__(self, rows: int, channels: int) -> None:
+        super().__init__()
+        self.hold("weight", (rows, channels), kind="embedding")
+
+
 @dataclass(frozen=True)
 class CacheGroup:
-    """Layers whose caches have equal shape: query heads, key/value heads and their width."""
+    """Layers whose caches have equal shape: query heads, key/value heads and their width.
+
+    Where all of them see only the last `window` tokens, and the first `sinks` of the sequence, no
+    more need be kept.
+    """
 
     query: int
     heads: int
     dim: int
+    window: int | None = None
+    sinks: int = 0
 
 
 @dataclass(frozen=True)
@@ -241,21 +282,36 @@ class History:
 
 @dataclass(frozen=True)
 class EmbeddingTable:
-    """The host's table: `(weight + bias) * scale`, by canonical names."""
+    """A table of the host: `(weight + bias) * scale * factor`, by canonical names."""
 
     weight: str
     bias: str | None = None
     scale: str | None = None
+    factor: float = 1.0
 
-    def read(self, source: Weights) -> Tensor:
-        """fp32 `(V, C)`; refuses NaN, infinity and what fp16 cannot hold."""
-        table = source.read(self.weight).float()
+    def read(self, source: Weights, start: int = 0, stop: int | None = None) -> Tensor:
+        """fp32 `(V, C)`, or some rows; refuses NaN, infinity and what fp16 cannot hold."""
+        stored = (
+            source.read(self.weight) if stop is None else source.read_rows(self.weight, start, stop)
+        )
+        table = stored.float()
         if self.bias is not None:
             table += source.read(self.bias).float()
         if self.scale is not None:
             table *= source.read(self.scale).float()
+        if self.factor != 1:
+            table *= self.factor
         check_finite(self.weight, table)
         return table
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """A table of the host with a row of `channels` for each of `rows` tokens."""
+
+    rows: int
+    channels: int
+    table: EmbeddingTable
 
 
 @dataclass(frozen=True)
@@ -280,6 +336,22 @@ class Model:
     max_context: int
     channels: dict[str, int]
     """Channels of the tensors that blocks hand on, by name; `hidden` is one."""
+    shared: dict[str, str] = field(default_factory=dict)
+    """Keys and values that one layer makes and others read: name of the tensor -> cache group."""
+    tables: dict[str, TokenTable] = field(default_factory=dict)
+    """Tables beside the embedding's, by the name that `Embedding` sources give them."""
+    unit_offset: bool = False
+    """The final norm's gains are stored less one."""
+    softcap: float | None = None
+    """Logits are c * tanh(x / c): the host's work, since it leaves the greedy choice as it is."""
+
+    def with_lookup(self) -> "Model":
+        """The model with its embedding as the first block."""
+        if self.embedding.bias is not None or self.embedding.scale is not None:
+            raise CetaneError("embedding.inside: this model's embedding is more than a table")
+        with torch.device("meta"):
+            layers = (Lookup(self), *self.layers)
+        return replace(self, layers=layers, host=self.host | {"token_ids": TokenIds()})
 
     def heads(self, slices: int) -> list[Head]:
         """The output projection in `slices` parts of the vocabulary, cut at multiples of 32 rows

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from cetane.families.flow import (
+    Data,
     FromCache,
     FromHistory,
     Input,
@@ -30,6 +32,37 @@ from cetane.families.layers import Order, hidden_shape
 ContractName = Literal["readonly", "blend", "shift", "stateful"]
 
 
+class Slots(Data):
+    """What all caches of a group have in common: how many slots, and how they are written.
+
+    With `shift` the newest token is on the right. With the others a token has its slot: the first
+    `sinks` of a sequence for ever, the others in turn.
+    """
+
+    contract: ContractName
+    count: int = Field(ge=1, le=2**24)
+    sinks: int = Field(default=0, ge=0)
+    limited: bool = False
+    """Fewer than the context: a slot is used again."""
+
+    def form(self, tokens: int) -> "type[Cache]":
+        """The contract of a call of so many tokens.
+
+        Where slots are used again, several tokens cannot be written before they have been seen:
+        the last would take the place of what the first still sees, and a draft that is refused
+        would have destroyed it. So such a call reads and returns its columns, and the host writes
+        those that count. A state is longer instead, by as much as its widest call.
+        """
+        read = self.limited and tokens > 1 and self.contract in ("shift", "blend")
+        return ReadOnly if read else CONTRACTS[self.contract]
+
+    def of(self, position: int) -> int:
+        """The slot of a position, unless columns shift."""
+        if position < self.sinks:
+            return position
+        return self.sinks + (position - self.sinks) % (self.count - self.sinks)
+
+
 @dataclass(frozen=True)
 class CacheSpec:
     """A group of layers with equal caches inside one segment of a shard."""
@@ -40,6 +73,7 @@ class CacheSpec:
     heads: int
     dim: int
     slots: int
+    form: "type[Cache]"
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -72,14 +106,18 @@ class Cache(ABC):
     @classmethod
     def inputs(cls, spec: CacheSpec, tokens: int) -> list[Input]:
         return [
-            Input(name=name, shape=spec.shape, source=FromCache(name=buffer))
+            Input(name=name, shape=spec.shape, source=FromCache(name=buffer, group=spec.group))
             for name, buffer in spec.names()
         ]
 
     @classmethod
     def outputs(cls, spec: CacheSpec, tokens: int) -> list[Output]:
         return [
-            Output(name=f"{name}_out", shape=spec.shape, sink=ToCache(name=buffer, write="replace"))
+            Output(
+                name=f"{name}_out",
+                shape=spec.shape,
+                sink=ToCache(name=buffer, group=spec.group, write="replace"),
+            )
             for name, buffer in spec.names()
         ]
 
@@ -124,7 +162,7 @@ class ReadOnly(Cache):
             Output(
                 name=f"{name}_out",
                 shape=(*spec.shape[:3], tokens),
-                sink=ToCache(name=buffer, write="append"),
+                sink=ToCache(name=buffer, group=spec.group, write="append"),
             )
             for name, buffer in spec.names()
         ]
@@ -173,14 +211,18 @@ class Shift(Cache):
 
 
 class Stateful(Cache):
-    """`slice_update` on two MLStates, keys and values: more states or other forms fail on the ANE
-    (coremltools #2553, #2631; CoreML-LLM MLSTATE_PATTERN)."""
+    """`slice_update` on one MLState a group, a layer's keys and then its values.
+
+    More than two states in a package, or other ways to write one, fail on the ANE, and a function
+    of several tokens may have only one (coremltools #2553, #2631; CoreML-LLM MLSTATE_PATTERN).
+    """
 
     contract = "stateful"
     pads = True
 
     def __init__(self, spec: CacheSpec, tensors: dict[str, Tensor]) -> None:
-        super().__init__(spec, tensors)
+        self.spec, self.written = spec, []
+        self.state = tensors[f"{spec.group}_kv"]
         self.start = tensors[f"{spec.group}_position"]
 
     @classmethod
@@ -194,7 +236,12 @@ class Stateful(Cache):
 
     @classmethod
     def states(cls, spec: CacheSpec) -> list[State]:
-        return [State(name=name, shape=spec.shape) for name, _ in spec.names()]
+        return [State(name=f"{spec.group}_kv", shape=(2 * spec.layers, *spec.shape[1:]))]
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        row = 2 * len(self.written)
+        self.written.append((k, v))
+        return self.write(row, self.state, k), self.write(row + 1, self.state, v)
 
     def write(self, layer: int, cache: Tensor, new: Tensor) -> Tensor:
         start, tokens = self.start, new.shape[-1]

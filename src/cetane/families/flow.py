@@ -28,9 +28,16 @@ class Data(BaseModel):
 
 
 class Embedding(Data):
-    """Rows of the embedding table, `(1, C, 1, T)`."""
+    """Rows of a table of the host, by token, `(1, C, 1, T)`."""
 
     host: Literal["embedding"] = "embedding"
+    table: str = "tokens"
+
+
+class TokenIds(Data):
+    """The tokens themselves, int32 `(1, T)`, for a shard that holds the embedding."""
+
+    host: Literal["token_ids"] = "token_ids"
 
 
 class Rotary(Data):
@@ -42,11 +49,13 @@ class Rotary(Data):
 
 
 class Mask(Data):
-    """Additive mask `(1, 1, T, slots)` over the slots of a cache group; `window` in tokens."""
+    """Additive mask `(1, 1, T, keys)` over what a call sees of a cache group: the last `window`
+    tokens, itself included, and the first `sinks` of the sequence."""
 
     host: Literal["mask"] = "mask"
     group: str
     window: int | None = None
+    sinks: int = 0
 
 
 class WriteMask(Data):
@@ -71,10 +80,11 @@ class FromTensor(Data):
 
 
 class FromCache(Data):
-    """A cache buffer that the host owns."""
+    """A buffer of a cache group that the host owns."""
 
     host: Literal["cache"] = "cache"
     name: str
+    group: str
 
 
 class FromHistory(Data):
@@ -85,7 +95,15 @@ class FromHistory(Data):
 
 
 Source = Annotated[
-    Embedding | Rotary | Mask | WriteMask | Position | FromTensor | FromCache | FromHistory,
+    Embedding
+    | TokenIds
+    | Rotary
+    | Mask
+    | WriteMask
+    | Position
+    | FromTensor
+    | FromCache
+    | FromHistory,
     Field(discriminator="host"),
 ]
 
@@ -98,10 +116,12 @@ class ToTensor(Data):
 
 
 class ToCache(Data):
-    """A cache buffer: `append` writes the call's columns at its slots, `replace` swaps it."""
+    """A buffer of a cache group: `append` writes the call's columns where they belong, `replace`
+    swaps the buffer."""
 
     host: Literal["cache"] = "cache"
     name: str
+    group: str
     write: Literal["append", "replace"]
 
 
@@ -113,6 +133,15 @@ class ToLogits(Data):
     stop: int
 
 
+class ToChoice(Data):
+    """The largest logit of a slice of the vocabulary, `(1, T)`, or which row of the slice it is."""
+
+    host: Literal["choice"] = "choice"
+    part: Literal["row", "logit"]
+    start: int
+    stop: int
+
+
 class ToHistory(Data):
     """The call's own columns of a history; the host appends those of accepted tokens."""
 
@@ -120,7 +149,7 @@ class ToHistory(Data):
     name: str
 
 
-Sink = Annotated[ToTensor | ToCache | ToLogits | ToHistory, Field(discriminator="host")]
+Sink = Annotated[ToTensor | ToCache | ToLogits | ToChoice | ToHistory, Field(discriminator="host")]
 
 
 class Input(Data):

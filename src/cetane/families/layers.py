@@ -78,9 +78,15 @@ class Leaf(nn.Module):
         self.register_parameter(name, nn.Parameter(torch.empty(shape), requires_grad=False))
         self.held[name] = Held(stored or shape, kind, pick)
 
-    def hold_channels(self, name: str, size: int, axis: int = 1) -> None:
+    def hold_channels(
+        self,
+        name: str,
+        size: int,
+        axis: int = 1,
+        pick: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         """Register a vector over one axis of a tensor of rank 4."""
-        self.hold(name, (size,) + (1,) * (3 - axis), (size,))
+        self.hold(name, (size,) + (1,) * (3 - axis), (size,), pick=pick)
 
 
 class Projection(Leaf):
@@ -156,6 +162,8 @@ class Heads:
     dim: int
     scale: float
     order: Order = "c1t"
+    block: int | None = None
+    """Keys that attention takes at a time; all of them, unless it is said."""
 
     def split(self, x: Tensor, heads: int) -> Tensor:
         """Channels of a hidden tensor -> `(1, heads, D, T)`."""
@@ -173,15 +181,20 @@ def normalize(x: Tensor, size: int, eps: float, axis: int) -> Tensor:
     return normed[(slice(None),) * axis + (slice(0, size),)]
 
 
+def plus_one(stored: Tensor) -> Tensor:
+    """Gains from gains less one, in fp32: bfloat16 would lose them."""
+    return stored.float() + 1
+
+
 class RMSNorm(Leaf):
-    """x / rms(x) * weight over `axis`."""
+    """x / rms(x) * weight over `axis`; with `unit_offset` a checkpoint has the weight less one."""
 
     weight: Tensor
 
-    def __init__(self, size: int, eps: float, axis: int = 1) -> None:
+    def __init__(self, size: int, eps: float, axis: int = 1, unit_offset: bool = False) -> None:
         super().__init__()
         self.size, self.eps, self.axis = size, eps, axis
-        self.hold_channels("weight", size, axis)
+        self.hold_channels("weight", size, axis, plus_one if unit_offset else None)
 
     def forward(self, x: Tensor) -> Tensor:
         return normalize(x, self.size, self.eps, self.axis) * self.weight
@@ -220,6 +233,33 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: Heads) -> Tenso
     """
     kv, groups, dim = heads.kv, heads.query // heads.kv, heads.dim
     rows = q.reshape(kv, groups, dim, -1).transpose(2, 3).reshape(1, kv, -1, dim)
-    probabilities = torch.softmax(rows @ k * heads.scale + mask, dim=-1)
-    mixed = probabilities @ v.transpose(2, 3)
+    if heads.scale != 1:
+        rows = rows * heads.scale
+    if heads.block is None or heads.block >= k.shape[3]:
+        mixed = torch.softmax(rows @ k + mask, dim=-1) @ v.transpose(2, 3)
+    else:
+        mixed = attend_in_blocks(rows, k, v, mask, heads.block)
     return mixed.reshape(kv, groups, -1, dim).transpose(2, 3).reshape(1, heads.query, dim, -1)
+
+
+def attend_in_blocks(rows: Tensor, k: Tensor, v: Tensor, mask: Tensor, block: int) -> Tensor:
+    """Attention over `block` keys at a time, the softmax rescaled as its maximum grows.
+
+    "Flash decoding" in the seeds (arXiv 2307.08691). Masks are finite, so a block of which nothing
+    is seen has a maximum too: its weights vanish as soon as a seen key comes, and 0 / 0 never
+    arises.
+    """
+    before: tuple[Tensor, Tensor, Tensor] | None = None
+    for start in range(0, k.shape[3], block):
+        part = slice(start, min(start + block, k.shape[3]))
+        scores = rows @ k[..., part] + mask[..., part]
+        top = scores.amax(-1, keepdim=True)
+        if before is not None:
+            top = torch.maximum(top, before[0])
+        weights = torch.exp(scores - top)
+        total, mixed = weights.sum(-1, keepdim=True), weights @ v[..., part].transpose(2, 3)
+        if before is not None:
+            fade = torch.exp(before[0] - top)
+            total, mixed = total + before[1] * fade, mixed + before[2] * fade
+        before = top, total, mixed
+    return mixed / total

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cetane.errors import CetaneError
 
-STATIC = ("default", "linear", "llama3", "yarn")
+STATIC = ("default", "linear", "llama3", "yarn", "proportional")
 """Kinds whose frequencies do not depend on the length of the text."""
 
 
@@ -47,6 +47,8 @@ def rotary_table(config: Any, dim: int, layer_type: str | None = None) -> Rotary
     # Without kinds of layers, transformers rotates whole heads, whatever the factor says.
     part = 1.0 if layer_type is None else parameters.get("partial_rotary_factor", 1.0)
     width = int(dim * part) if isinstance(part, int | float) and 0 < part <= 1 else 0
+    if kind == "proportional" and width:  # the other pairs are turned by nothing
+        width = dim
     if width % 2 or not width:
         raise CetaneError(f"{invalid}: {part!r} of {dim} channels of a head to rotate")
     if kind == "default":

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from cetane.families.base import Block, CacheGroup, Memory, Model
-from cetane.families.caches import CONTRACTS, CacheSpec, ContractName, HistorySpec, PastColumns
-from cetane.families.flow import Input, Mask, Output, ToLogits, ToTensor
+from cetane.families.base import Block, CacheGroup, Head, Memory, Model
+from cetane.families.caches import CacheSpec, HistorySpec, PastColumns
+from cetane.families.flow import Input, Mask, Output, ToChoice, ToLogits, ToTensor
 
 
 class Shard(nn.Module):
@@ -21,7 +21,6 @@ class Shard(nn.Module):
         self,
         model: Model,
         blocks: Sequence[Block],
-        contract: ContractName,
         caches: Sequence[CacheSpec],
         histories: Sequence[HistorySpec],
         inputs: Sequence[Input],
@@ -29,10 +28,10 @@ class Shard(nn.Module):
     ) -> None:
         super().__init__()
         self.blocks, self.inputs, self.outputs = tuple(blocks), inputs, outputs
-        self.cache, self.caches, self.histories = CONTRACTS[contract], caches, histories
+        self.caches, self.histories = caches, histories
         self.repeats = {i.name: rows_per_token(model, i) for i in inputs}
         for spec in caches:
-            for state in self.cache.states(spec):
+            for state in spec.form.states(spec):
                 self.register_buffer(state.name, torch.zeros(state.shape))
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -41,25 +40,30 @@ class Shard(nn.Module):
         for name, repeats in self.repeats.items():
             if repeats > 1:  # made once for all layers
                 flow[name] = torch.cat([flow[name]] * repeats, dim=2)
-        caches = {spec.group: self.cache(spec, flow) for spec in self.caches}
+        caches = {spec.group: spec.form(spec, flow) for spec in self.caches}
         histories = {spec.name: PastColumns(spec, flow) for spec in self.histories}
         keepers = caches | histories
         memory: Memory = {name: keeper.extend for name, keeper in keepers.items()}
-        heads = []
+        heads: dict[int, Tensor] = {}
         for block in self.blocks:
             block(flow, memory)
-            if "logits" in block.writes:
-                heads.append(flow["logits"])
+            if isinstance(block, Head):
+                heads[block.start] = flow["logits"]
         results = {name: value for k in keepers.values() for name, value in k.results().items()}
-        logits = iter(heads)
-        return tuple(
-            next(logits)
-            if isinstance(out.sink, ToLogits)
-            else flow[out.sink.name]
-            if isinstance(out.sink, ToTensor)
-            else results[out.name]
-            for out in self.outputs
-        )
+
+        def result(output: Output) -> Tensor:
+            match output.sink:
+                case ToLogits(start=start):
+                    return heads[start]
+                case ToChoice(part="row", start=start):
+                    return heads[start].flatten(2).argmax(1).to(torch.int32)
+                case ToChoice(start=start):
+                    return heads[start].flatten(2).amax(1)
+                case ToTensor(name=name):
+                    return flow[name]
+            return results[output.name]
+
+        return tuple(result(output) for output in self.outputs)
 
 
 def rows_per_token(model: Model, item: Input) -> int:

@@ -13,7 +13,7 @@ from importlib import resources
 import numpy as np
 
 from cetane.build import Progress
-from cetane.bundle import Bundle
+from cetane.bundle import Bundle, Rows
 from cetane.checkpoint import Checkpoint, Tokenizer
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine, columns, gather
@@ -127,7 +127,11 @@ def golden(
     answers = answer(bundle, questions, greedy_tokens)
 
     progress("reference", 2, steps)
-    wanted = {block.name: block.truths()["hidden"] for block in planner.model.layers}
+    wanted = {
+        block.name: truth
+        for block in planner.model.layers
+        if (truth := block.truths().get("hidden"))
+    }
     handed = {truth for mode in modes for seen in found[mode] for truth in seen.tensors}
     asked = [[*q, *a] for q, a in zip(questions, answers, strict=True)]
     results = Reference(checkpoint).run(
@@ -179,7 +183,7 @@ def answer(bundle: Bundle, prompts: list[list[int]], length: int) -> list[list[i
     return [list(generate(engine.session(modes), p, Sampler(), length)) for p in prompts]
 
 
-def make_probes(embedding: Array, tokenizer: Tokenizer, plan: Plan) -> list[Probe]:
+def make_probes(embedding: Rows, tokenizer: Tokenizer, plan: Plan) -> list[Probe]:
     """A random sequence and a text, longer than one call of any mode if the context allows it."""
     widest = max(step.tokens for step in plan.modes.values())
     length = min(plan.recipe.cache.context, widest + widest // 8 + 5)
@@ -282,6 +286,9 @@ def judge(
     limits = thresholds(plan)
     yield from judge_shards(shards, limits)
     for score in logits:
+        if plan.recipe.head.choose:  # there is nothing else to compare
+            yield at_least(f"top-1 agreement ({score.mode})", score.top1, limits["top1"])
+            continue
         yield at_least(f"logit cosine ({score.mode})", score.cosine, limits["logit_cosine"])
         yield at_least(f"logit PSNR dB ({score.mode})", score.psnr, limits["logit_psnr"])
         limit = limits["kl"]

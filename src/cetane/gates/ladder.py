@@ -1,7 +1,8 @@
 """The first shard of every kind, before the others are built.
 
 A shard gets what the Hugging Face model computes before it, so that it is judged alone, and is
-compared in every mode with what that model computes after it.
+compared in every mode with what that model computes after it. What no module of that model gives,
+such as keys and values that layers share, an earlier shard makes, which gets the same.
 """
 
 from collections.abc import Iterator
@@ -10,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cetane.bundle import Tables
 from cetane.checkpoint import Checkpoint
+from cetane.engine.authored import host_tables
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine, gather
 from cetane.engine.portable import PortableBackend
@@ -52,13 +53,11 @@ class Packages:
 
 def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) -> LadderResult:
     """Judge some finished shards, by name."""
-    embedding = planner.model.embedding.read(checkpoint).numpy().astype(np.float16)
-    context = planner.recipe.cache.context
-    rotary = {n: table.cos_sin(context).numpy() for n, table in planner.model.rotary.items()}
+    tables = host_tables(planner, checkpoint)
     plan = planner.plan()
-    probe = make_probes(embedding, checkpoint.tokenizer, plan)[-1]
+    probe = make_probes(tables.embedding, checkpoint.tokenizer, plan)[-1]
     backend = PortableBackend(Packages(packages), "fp16")
-    engine = Engine(plan, backend, Tables(embedding, rotary), resident=False)
+    engine = Engine(plan, backend, tables, resident=False)
     rung = Rung(engine, planner, Reference(checkpoint), probe.tokens)
     scores = [score for shard in packages for score in rung.scores(shard)]
     checks = tuple(judge_shards(scores, thresholds(plan)))
@@ -98,7 +97,8 @@ class Rung:
         feeds = self.planner.feeds(shard)
         if self.engine.plan.by_name[shard].kind == "head":
             # Any hidden state will do, so take one that does not need the whole model.
-            feeds = {"hidden": self.planner.model.layers[0].truths()["hidden"]}
+            layers = self.planner.model.layers
+            feeds = {"hidden": next(t for b in layers if (t := b.truths().get("hidden")))}
         names = {
             truth: name.removesuffix("_out")
             for mode in modes
@@ -106,16 +106,20 @@ class Rung:
             if step.shard == shard
             for name, truth in outputs.items()
         }
-        truths = self.reference.tensors(self.tokens, list({*feeds.values(), *names}))
+        makers = {maker: self.planner.feeds(maker) for maker in self.all_makers(shard)}
+        fed = {truth for some in (feeds, *makers.values()) for truth in some.values()}
+        truths = self.reference.tensors(self.tokens, list({*fed, *names}))
         slices = self.slices(shard)
-        theirs = self.logits(feeds, truths) if slices else None
+        theirs = self.logits(shard, feeds, truths) if slices else None
         for mode in modes:
             watched = Watched(self.engine, self.planner, mode, self.tokens)
-            for running in watched.calls:
-                for name, truth in feeds.items():
-                    rows = truths[truth][running.call.positions]
-                    running.tensors[name] = self.padded(rows, running.call.width)
-            self.engine.run([(watched.session, watched.calls)], [shard])
+            for maker, supply in (*makers.items(), (shard, feeds)):
+                watched.seen.clear()
+                for running in watched.calls:
+                    for name, truth in supply.items():
+                        rows = truths[truth][running.call.positions]
+                        running.tensors[name] = self.padded(rows, running.call.width)
+                self.engine.run([(watched.session, watched.calls)], [maker])
             for truth, found in watched.tensors().items():
                 yield Pair(names[truth], truth, mode, found, truths[truth])
             for start, stop in slices:
@@ -124,9 +128,16 @@ class Rung:
                 wanted = theirs[:, start:stop]
                 yield Pair("logits", ("lm_head", 0), mode, logits[:, start:stop], wanted)
 
-    def logits(self, feeds: dict[str, Truth], truths: dict[Truth, Array]) -> Array:
-        """The model's, from what a shard is fed: nothing, if it holds the whole model."""
-        if "hidden" in feeds:
+    def all_makers(self, shard: str) -> list[str]:
+        """The shards that must run before one, in order."""
+        found: list[str] = []
+        for maker in self.planner.makers(shard):
+            found += [m for m in (*self.all_makers(maker), maker) if m not in found]
+        return found
+
+    def logits(self, shard: str, feeds: dict[str, Truth], truths: dict[Truth, Array]) -> Array:
+        """The model's; from what a shard is fed, if it is a head and no more."""
+        if self.engine.plan.by_name[shard].kind == "head":
             return self.reference.head(truths[feeds["hidden"]])
         return self.reference.run([self.tokens])[0].logits
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cetane.bundle import Rows
 from cetane.checkpoint import Tokenizer
-from cetane.engine.backend import Array
 
+ROWS = 1 << 14
+"""Of the embedding, in memory at a time."""
 SMALL = 5.0
 """Percentile of embedding norms below which a token is not drawn."""
 
@@ -31,9 +33,14 @@ class Probe:
     tokens: tuple[int, ...]
 
 
-def random_probe(embedding: Array, length: int, seed: int, excluded: set[int]) -> Probe:
+def random_probe(embedding: Rows, length: int, seed: int, excluded: set[int]) -> Probe:
     """Ordinary tokens drawn evenly; `embedding (V, C)`."""
-    norms = np.linalg.norm(np.asarray(embedding, dtype=np.float32), axis=1)
+    norms = np.concatenate(
+        [
+            np.linalg.norm(np.asarray(embedding[start : start + ROWS], dtype=np.float32), axis=1)
+            for start in range(0, embedding.shape[0], ROWS)
+        ]
+    )
     usable = np.flatnonzero(norms >= np.percentile(norms, SMALL))
     usable = usable[~np.isin(usable, sorted(excluded))]
     drawn = np.random.default_rng(seed).choice(usable, length)

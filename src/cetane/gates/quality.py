@@ -49,6 +49,8 @@ def perplexity(
     bundle: Bundle, checkpoint: Checkpoint, tokens: list[int], progress: Progress
 ) -> Quality:
     """Perplexity in windows of the whole context, each predicted from its own start."""
+    if bundle.plan.recipe.head.choose:
+        raise CetaneError(f"{bundle.path} gives choices, not the logits that perplexity needs")
     context = bundle.plan.recipe.cache.context
     windows = [tokens[i : i + context] for i in range(0, len(tokens), context)]
     windows = [window for window in windows if len(window) > 1]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cetane.compress import Format, parse_format
 from cetane.families.base import Block, Weight
-from cetane.families.flow import Input
+from cetane.families.flow import Input, Position
 from cetane.plan import Graph, Planner
 
 TORCH = {"fp16": torch.float32, "int32": torch.int32}
@@ -106,6 +106,6 @@ def replaced(used: list[Constant]) -> Iterator[Callable[[Callable[[Constant], Te
 
 
 def example(item: Input, device: str) -> Tensor:
-    """Zeros for an input; integers stay on the CPU, since slices read them."""
-    device = device if item.dtype == "fp16" else "cpu"
+    """Zeros for an input; positions stay on the CPU, since slices read them."""
+    device = "cpu" if isinstance(item.source, Position) else device
     return torch.zeros(item.shape, dtype=TORCH[item.dtype], device=device)

@@ -113,12 +113,13 @@ class Predictor:
         """One call of some blocks."""
         memory = border = macs = 0
         if any(block.keeps for block in blocks):
-            contract = planner.recipe.cache.contract
-            visible = planner.contract.visible(context, tokens)
-            for cache in planner.caches(segment):
+            for cache in planner.caches(segment, tokens):
                 group = planner.model.memory[cache.group]
                 assert isinstance(group, CacheGroup)
-                own = 2 * HALF * prod(cache.shape[:3]) * context
+                contract = cache.form.contract
+                slots = cache.slots if planner.slots[cache.group].limited else context
+                visible = cache.form.visible(slots, tokens)
+                own = 2 * HALF * prod(cache.shape[:3]) * slots
                 memory += (1 + COPIED[contract]) * own
                 border += CROSSES[contract] * own
                 macs += 2 * cache.layers * group.query * group.dim * visible * tokens

@@ -1,0 +1,43 @@
+"""The text part of checkpoints that see and hear too: their config's and tensors' own names for it.
+
+Sources: the released Gemma 3 (4B and up) and Gemma 4 checkpoints, and what transformers 5 writes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cetane.checkpoint.checkpoint import StoredTensor
+from cetane.errors import CetaneError
+
+_TEXT_TYPES = {"gemma3": "gemma3_text", "gemma4": "gemma4_text"}
+_PREFIXES = {
+    "model.language_model.": "model.",  # transformers 5
+    "language_model.model.": "model.",  # before that
+    "language_model.lm_head.": "lm_head.",
+    "lm_head.": "lm_head.",
+}
+
+
+def has_text_part(config: dict[str, Any]) -> bool:
+    """Whether a config.json is of a model of which only a part is for text."""
+    return config.get("model_type") in _TEXT_TYPES and "text_config" in config
+
+
+def text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The config of the text part."""
+    found = config["text_config"]
+    if not isinstance(found, dict):
+        raise CetaneError(f"{path}: text_config is not an object")
+    return {**found, "model_type": _TEXT_TYPES[config["model_type"]]}
+
+
+def text_tensors(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The text part's tensors, by the names that a text model has."""
+    return {
+        ours + name.removeprefix(theirs): tensor
+        for name, tensor in tensors.items()
+        for theirs, ours in _PREFIXES.items()
+        if name.startswith(theirs)
+    }

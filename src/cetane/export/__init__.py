@@ -1,0 +1,1 @@
+"""Bundles in the form of other runtimes."""

@@ -1,0 +1,167 @@
+"""What Gemma 3 and Gemma 4 have in common: layers of two kinds, sliding and full, each with a
+rotary base, caches and masks of its own; norms before and after attention and MLP."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from cetane.errors import CetaneError
+from cetane.families.base import Block, CacheGroup, Flow, Memory
+from cetane.families.flow import Data, Mask, Rotary, Source
+from cetane.families.layers import Heads, Projection, RMSNorm, activation, attend, rotate
+from cetane.families.rotary import RotaryTable, rotary_table
+
+KINDS = {"sliding_attention": "sliding", "full_attention": "full"}
+
+
+class Options(Data):
+    """The `[family]` table of a recipe: how the layers attend that see everything."""
+
+    full_window: int | None = Field(default=None, ge=1)
+    """They see only so many tokens ("WFA" in the seeds): their caches stay as short."""
+    sinks: int = Field(default=0, ge=0)
+    """And the first so many of the sequence (arXiv 2309.17453)."""
+    full_block: int | None = Field(default=None, ge=1)
+    """They take so many keys at a time ("flash decoding")."""
+
+    @model_validator(mode="after")
+    def consistent(self) -> Self:
+        if self.sinks and self.full_window is None:
+            raise ValueError("sinks are for layers with a full_window; without, all is seen")
+        return self
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the layers of one kind share."""
+
+    name: str
+    """Of their cache group."""
+    heads: Heads
+    window: int | None
+    sinks: int
+    rotary: RotaryTable
+
+    @property
+    def reads(self) -> tuple[str, str, str]:
+        """Cosines, sines and mask."""
+        return f"cos_{self.name}", f"sin_{self.name}", f"mask_{self.name}"
+
+    def host(self) -> dict[str, Source]:
+        """What the host supplies to them."""
+        cos, sin, mask = self.reads
+        return {
+            cos: Rotary(table=self.name, part="cos"),
+            sin: Rotary(table=self.name, part="sin"),
+            mask: Mask(group=self.name, window=self.window, sinks=self.sinks),
+        }
+
+    def group(self) -> CacheGroup:
+        return CacheGroup(self.heads.query, self.heads.kv, self.heads.dim, self.window, self.sinks)
+
+
+def layer_kinds(config: Any) -> list[str]:
+    """The kind of every layer; CetaneError for one that there is not."""
+    where = f"config.json of a {config.model_type} model is not valid"
+    for name in config.layer_types:
+        if name not in KINDS:
+            raise CetaneError(f"{where}: layer_types: {name!r}; known: {', '.join(KINDS)}")
+    if "sliding_attention" in config.layer_types and not config.sliding_window:
+        raise CetaneError(f"{where}: sliding_window = {config.sliding_window}")
+    if config.use_bidirectional_attention in (True, "all"):
+        raise CetaneError("use_bidirectional_attention: only causal models generate text")
+    return [KINDS[name] for name in config.layer_types]
+
+
+def make_kind(config: Any, of: Any, layer_type: str, heads: Heads, options: Options) -> Kind:
+    """The layers of a type; `of` is the config of one of them."""
+    parameters = (config.rope_parameters or {}).get(layer_type)
+    if isinstance(parameters, dict) and parameters.get("rope_type", "default") == "default":
+        part = parameters.get("partial_rotary_factor", 1.0)
+        if part != 1:  # transformers takes no notice of it
+            raise CetaneError(f"rope_parameters: partial_rotary_factor = {part} of {layer_type}")
+    full = layer_type == "full_attention"
+    return Kind(
+        name=KINDS[layer_type],
+        heads=heads,
+        window=options.full_window if full else config.sliding_window,
+        sinks=options.sinks if full else 0,
+        rotary=rotary_table(of, heads.dim, layer_type),
+    )
+
+
+class Attention(nn.Module):
+    """Queries and keys are normed; `norm` is how (width, axis)."""
+
+    def __init__(self, hidden: int, heads: Heads, bias: bool, eps: float, unit: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q_proj = Projection(hidden, heads.query * heads.dim, "attention", bias)
+        self.k_proj = Projection(hidden, heads.kv * heads.dim, "attention", bias)
+        self.v_proj = Projection(hidden, heads.kv * heads.dim, "attention", bias)
+        self.o_proj = Projection(heads.query * heads.dim, hidden, "attention", bias)
+        self.q_norm = RMSNorm(heads.dim, eps, axis=2, unit_offset=unit)
+        self.k_norm = RMSNorm(heads.dim, eps, axis=2, unit_offset=unit)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, kept: Any) -> Tensor:
+        """`kept` is what the layer attends to: its memory, by `keys_values`."""
+        heads = self.heads
+        q = self.q_norm(heads.split(self.q_proj(x), heads.query))
+        keys, values = self.keys_values(x, cos, sin, kept)
+        mixed = attend(rotate(q, cos, sin, heads.dim), keys, values, mask, heads)
+        return self.o_proj(heads.merge(mixed))
+
+    def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor, kept: Any) -> tuple[Tensor, Tensor]:
+        heads = self.heads
+        k = self.k_norm(heads.split(self.k_proj(x), heads.kv))
+        found: tuple[Tensor, Tensor] = kept(
+            rotate(k, cos, sin, heads.dim), self.values(heads.split(self.v_proj(x), heads.kv))
+        )
+        return found
+
+    def values(self, v: Tensor) -> Tensor:
+        return v
+
+
+class MLP(nn.Module):
+    def __init__(self, hidden: int, inner: int, act: str) -> None:
+        super().__init__()
+        self.gate_proj = Projection(hidden, inner, "mlp")
+        self.up_proj = Projection(hidden, inner, "mlp")
+        self.down_proj = Projection(inner, hidden, "mlp")
+        self.act = activation(act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(Block):
+    """Attention and MLP, each normed before and after."""
+
+    def __init__(
+        self, config: Any, index: int, kind: Kind, attention: Attention, inner: int, unit: bool
+    ) -> None:
+        super().__init__(f"layer-{index:02}", index, f"model.layers.{index}.")
+        self.kind = kind
+        self.reads, self.keeps = ("hidden", *kind.reads), (kind.name,)
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RMSNorm(size, eps, unit_offset=unit)
+        self.self_attn = attention
+        self.post_attention_layernorm = RMSNorm(size, eps, unit_offset=unit)
+        self.pre_feedforward_layernorm = RMSNorm(size, eps, unit_offset=unit)
+        self.mlp = MLP(size, inner, config.hidden_activation)
+        self.post_feedforward_layernorm = RMSNorm(size, eps, unit_offset=unit)
+
+    def kept(self, flow: Flow, memory: Memory) -> Any:
+        """What attention gets its keys and values from."""
+        return memory[self.kind.name]
+
+    def forward(self, flow: Flow, memory: Memory) -> None:
+        h = flow["hidden"]
+        cos, sin, mask = (flow[name] for name in self.kind.reads)
+        x = self.self_attn(self.input_layernorm(h), cos, sin, mask, self.kept(flow, memory))
+        h = h + self.post_attention_layernorm(x)
+        x = self.mlp(self.pre_feedforward_layernorm(h))
+        flow["hidden"] = h + self.post_feedforward_layernorm(x)

@@ -1,0 +1,242 @@
+"""Gemma 4, dense text models (E2B, E4B): sliding and full layers with heads of their own width,
+per-layer embeddings, and last layers that read the caches of earlier ones.
+
+Truth is transformers' `modeling_gemma4.py`. Scores are not scaled; full layers turn a quarter of
+their pairs ("proportional" rotary embedding); values are normed without gains; every layer's output
+is multiplied by a scalar. Layers that share project no keys and values: the last layer of their
+kind that does hands its own on, as tensors, to whatever shard needs them.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cetane.errors import CetaneError
+from cetane.families.base import (
+    Block,
+    CacheGroup,
+    EmbeddingTable,
+    Flow,
+    Memory,
+    Model,
+    TokenTable,
+    Truth,
+    Weight,
+    Weights,
+)
+from cetane.families.flow import Embedding, Source
+from cetane.families.gemma import KINDS, Attention, Kind, Layer, Options, layer_kinds, make_kind
+from cetane.families.layers import (
+    Heads,
+    Held,
+    Leaf,
+    Order,
+    Projection,
+    RMSNorm,
+    activation,
+    hidden_shape,
+    normalize,
+)
+
+MODEL_TYPES = ("gemma4_text",)
+LARGEST_HEAD = 1 << 16
+"""No head of any model is wider."""
+
+__all__ = ["MODEL_TYPES", "Options", "author"]
+
+
+class OwnAttention(Attention):
+    """Values are normed too; where `same`, they are the keys before their norm."""
+
+    def __init__(self, hidden: int, heads: Heads, bias: bool, eps: float, same: bool) -> None:
+        super().__init__(hidden, heads, bias, eps, unit=False)
+        self.eps = eps
+        if same:
+            self.v_proj = self.k_proj
+
+    def values(self, v: Tensor) -> Tensor:
+        return normalize(v, self.heads.dim, self.eps, axis=2)
+
+
+class SharedAttention(Attention):
+    """Projects queries only."""
+
+    def __init__(self, hidden: int, heads: Heads, bias: bool, eps: float) -> None:
+        super().__init__(hidden, heads, bias, eps, unit=False)
+        del self.k_proj, self.v_proj, self.k_norm
+
+    def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor, kept: Any) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = kept
+        return found
+
+
+class Scalar(Leaf):
+    """One number."""
+
+    value: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hold("value", (1, 1, 1, 1), (1,))
+
+
+class Gemma4Layer(Layer):
+    """A layer that may hand its keys and values on, or read another's, and that may have an input
+    of its own, `width` channels of the tensor `per_layer`."""
+
+    def __init__(self, config: Any, index: int, kind: Kind, mode: str | None, same: bool) -> None:
+        size, eps, bias = config.hidden_size, config.rms_norm_eps, config.attention_bias
+        reuses = mode == "reuse"
+        attention = (
+            SharedAttention(size, kind.heads, bias, eps)
+            if reuses
+            else OwnAttention(size, kind.heads, bias, eps, same)
+        )
+        wide = 2 if reuses and config.use_double_wide_mlp else 1
+        super().__init__(
+            config, index, kind, attention, wide * config.intermediate_size, unit=False
+        )
+        self.shared = shared_names(kind.name)
+        self.reuses, self.hands_on = reuses, mode == "store"
+        if reuses:
+            self.reads, self.keeps = (*self.reads, *self.shared), ()
+        if self.hands_on:
+            self.writes = ("hidden", *self.shared)
+        self.width = config.hidden_size_per_layer_input or 0
+        if self.width:
+            self.reads = (*self.reads, "per_layer")
+            self.per_layer_input_gate = Projection(size, self.width, "per_layer")
+            self.per_layer_projection = Projection(self.width, size, "per_layer")
+            self.post_per_layer_input_norm = RMSNorm(size, eps)
+            self.act = activation(config.hidden_activation)
+        self.layer_scalar = Scalar()
+
+    def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
+        return super().weight(path.replace("layer_scalar.value", "layer_scalar"), shape, held)
+
+    def kept(self, flow: Flow, memory: Memory) -> Any:
+        if self.reuses:
+            return tuple(flow[name] for name in self.shared)
+
+        def extend(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            keys, values = memory[self.kind.name](k, v)
+            if self.hands_on:
+                for name, tensor in zip(self.shared, (keys, values), strict=True):
+                    flow[name] = tensor
+            return keys, values
+
+        return extend
+
+    def forward(self, flow: Flow, memory: Memory) -> None:
+        super().forward(flow, memory)
+        h = flow["hidden"]
+        if self.width:
+            start = self.layer * self.width
+            own = flow["per_layer"][:, start : start + self.width]
+            x = self.per_layer_projection(self.act(self.per_layer_input_gate(h)) * own)
+            h = h + self.post_per_layer_input_norm(x)
+        flow["hidden"] = h * self.layer_scalar.value
+
+
+def shared_names(kind: str) -> tuple[str, str]:
+    """The tensors that carry the keys and values of a kind of layers."""
+    return f"shared_{kind}_k", f"shared_{kind}_v"
+
+
+class PerLayerInputs(Block):
+    """What every layer gets of the token itself: its row of a second embedding, and a projection
+    of the first; `width` channels for each of `layers`."""
+
+    reads = ("hidden", "per_layer_tokens")
+    writes = ("per_layer",)
+
+    def __init__(self, config: Any, order: Order) -> None:
+        super().__init__("per-layer-inputs", 0, "model.")
+        self.count, self.width = config.num_hidden_layers, config.hidden_size_per_layer_input
+        self.size, self.order = config.hidden_size, order
+        self.per_layer_model_projection = Projection(
+            self.size, self.count * self.width, "per_layer"
+        )
+        self.per_layer_projection_norm = RMSNorm(self.width, config.rms_norm_eps, axis=2)
+
+    def truths(self) -> dict[str, Truth]:
+        return {}
+
+    def forward(self, flow: Flow, memory: Memory) -> None:
+        x = self.per_layer_model_projection(flow["hidden"]) * self.size**-0.5
+        x = self.per_layer_projection_norm(x.reshape(1, self.count, self.width, -1))
+        x = x.reshape(hidden_shape(self.order, self.count * self.width, -1))
+        flow["per_layer"] = (x + flow["per_layer_tokens"]) * 2**-0.5
+
+
+def author(config: Any, order: Order, options: Options, weights: Weights) -> Model:
+    """The model of a Gemma4TextConfig."""
+    invalid = f"config.json of a {config.model_type} model is not valid"
+    if config.enable_moe_block:
+        raise CetaneError("enable_moe_block: Gemma 4's mixtures of experts are not supported")
+    if len(config.layer_types) != config.num_hidden_layers:
+        raise CetaneError(f"{invalid}: layer_types of {len(config.layer_types)} layers")
+    names = layer_kinds(config)
+    try:
+        modes = config.kv_sharing_modes
+        own = {kind: config.per_layer_config[kind] for kind in dict.fromkeys(config.layer_types)}
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise CetaneError(f"{invalid}: {error}") from error
+    kinds: dict[str, Kind] = {}
+    for layer_type, of in own.items():
+        query, kv, dim = config.num_attention_heads, of.num_key_value_heads, of.head_dim
+        if not (0 < dim <= LARGEST_HEAD and 0 < kv <= query and query % kv == 0):
+            raise CetaneError(f"{invalid}: {query} heads of {dim} channels for {kv} keys")
+        block = options.full_block if layer_type == "full_attention" else None
+        heads = Heads(query, kv, dim, 1.0, order, block)
+        kinds[KINDS[layer_type]] = make_kind(config, of, layer_type, heads, options)
+    width = config.hidden_size_per_layer_input or 0
+    count, vocab = config.num_hidden_layers, config.vocab_size
+    if width and config.vocab_size_per_layer_input < vocab:
+        raise CetaneError(
+            f"{invalid}: vocab_size_per_layer_input = {config.vocab_size_per_layer_input}"
+        )
+    with torch.device("meta"):
+        layers: list[Block] = [PerLayerInputs(config, order)] if width else []
+        for index, name in enumerate(names):
+            same = config.attention_k_eq_v and name == "full"
+            layers.append(Gemma4Layer(config, index, kinds[name], modes[index], same))
+    table = "model.embed_tokens.weight"
+    host: dict[str, Source] = {"hidden": Embedding()}
+    for kind in kinds.values():
+        host |= kind.host()
+    channels, tables = {"hidden": config.hidden_size}, {}
+    if width:
+        host["per_layer_tokens"] = Embedding(table="per_layer")
+        channels |= {"per_layer": count * width, "per_layer_tokens": count * width}
+        tables["per_layer"] = TokenTable(
+            config.vocab_size_per_layer_input,
+            count * width,
+            EmbeddingTable("model.embed_tokens_per_layer.weight", factor=width**0.5),
+        )
+    memory: dict[str, CacheGroup | Any] = {name: kind.group() for name, kind in kinds.items()}
+    shared = {
+        tensor: names[index]
+        for index, mode in enumerate(modes)
+        if mode == "store"
+        for tensor in shared_names(names[index])
+    }
+    return Model(
+        order=order,
+        hidden=config.hidden_size,
+        vocab=vocab,
+        eps=config.rms_norm_eps,
+        layers=tuple(layers),
+        embedding=EmbeddingTable(table, factor=config.hidden_size**0.5),
+        norm="model.norm.weight",
+        output=table if config.tie_word_embeddings else "lm_head.weight",
+        host=host,
+        memory=memory,
+        rotary={name: kind.rotary for name, kind in kinds.items()},
+        max_context=config.max_position_embeddings,
+        channels=channels,
+        shared=shared,
+        tables=tables,
+        softcap=config.final_logit_softcapping,
+    )

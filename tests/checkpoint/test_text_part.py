@@ -1,0 +1,93 @@
+"""Gemma checkpoints in every form they are released in: the port is the same model."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tests.families.gemma_models import build_gemma3, build_gemma4, recipe
+from tests.families.parity import TOLERANCE, run, tokens, truth
+
+from cetane.checkpoint import open_checkpoint
+from cetane.engine.authored import authored_engine
+from cetane.errors import CetaneError
+from cetane.plan import Planner
+
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+
+def logits(path: Path, length: int) -> np.ndarray:
+    checkpoint = open_checkpoint(path)
+    return run(authored_engine(Planner(checkpoint, recipe()), checkpoint), [length])
+
+
+def seeing(folder: Path) -> np.ndarray:
+    """A Gemma 3 that sees, as transformers writes it; returns its logits for a text."""
+    text = build_gemma3(final_logit_softcapping=None)  # which this class ignores
+    config = transformers.Gemma3Config(
+        text_config=text.config, vision_config=VISION, mm_tokens_per_image=4, image_token_index=287
+    )
+    torch.manual_seed(0)
+    model = transformers.Gemma3ForConditionalGeneration(config).eval()
+    model.model.language_model.load_state_dict(text.model.state_dict())
+    model.tie_weights()
+    model.save_pretrained(folder)
+    ids = torch.tensor([tokens(287, 48)])
+    with torch.inference_mode():
+        found = model(input_ids=ids).logits[0].numpy()
+    assert np.abs(found).max() > 0.1
+    return found
+
+
+def test_a_model_that_sees(tmp_path: Path) -> None:
+    expected = seeing(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.config["model_type"] == "gemma3_text"
+    assert all(name.startswith("model.") for name in checkpoint.names())
+    assert not any("vision" in name for name in checkpoint.names())
+    engine = authored_engine(Planner(checkpoint, recipe()), checkpoint)
+    found = engine.session().feed(tokens(287, 48), "all")
+    assert found is not None
+    assert np.abs(found - expected).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+@pytest.mark.parametrize("kind", ["gemma3", "gemma4"])
+def test_names_of_released_checkpoints(tmp_path: Path, kind: str, prefix: str) -> None:
+    model = build_gemma3() if kind == "gemma3" else build_gemma4()
+    model.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    renamed = {prefix + name.removeprefix("model."): t for name, t in stored.items()}
+    renamed["vision_tower.patch.weight"] = torch.zeros(2)
+    save_file(renamed, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "text_config": config}))
+    assert np.abs(logits(tmp_path, 48) - truth(model, 48)).max() <= TOLERANCE
+
+
+def test_a_text_config_that_is_none(tmp_path: Path) -> None:
+    save_file({"model.norm.weight": torch.ones(4)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3", "text_config": 3}')
+    with pytest.raises(CetaneError, match="text_config is not an object"):
+        open_checkpoint(tmp_path)
+
+
+def test_gguf(
+    tmp_path: Path, tiny_model: Callable[..., Any], write_gguf: Callable[..., Path]
+) -> None:
+    """Gains are stored as they are there, and less one in safetensors."""
+    model = tiny_model("gemma3")
+    path = write_gguf(tmp_path / "m.gguf", "gemma3", model)
+    assert np.abs(logits(path, 48) - truth(model, 48)).max() <= TOLERANCE

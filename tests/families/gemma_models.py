@@ -1,0 +1,187 @@
+"""Small random Gemmas, in which every parameter matters, and recipes for them."""
+
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from tests.conftest import build_model
+
+from cetane.families.caches import CONTRACTS
+from cetane.recipe import Recipe, parse_recipe
+
+CONTEXT = 64
+SLIDING, FULL = "sliding_attention", "full_attention"
+FEEDS = {
+    "prefill": [64],
+    "steps": [1] * 64,
+    "steps of 4": [4] * 16,
+    "uneven": [5, 1, 27, 2, 4, 3, 22],
+}
+GEMMA3: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "layer_types": [SLIDING, FULL, SLIDING],
+    "sliding_window": 32,
+    "query_pre_attn_scalar": 24,
+    "final_logit_softcapping": 20.0,
+}
+GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "layer_types": [SLIDING, FULL, SLIDING, FULL, SLIDING, FULL],
+    "num_key_value_heads": 1,
+    "global_head_dim": 32,
+    "sliding_window": 32,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 288,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "final_logit_softcapping": 30.0,
+}
+"""Layers 4 and 5 read the caches of 2 and 3."""
+
+
+def build_gemma3(**config: Any) -> Any:
+    return build_model("gemma3_text", **GEMMA3 | config)
+
+
+def build_gemma4(**config: Any) -> Any:
+    """Its layers' scalars, which are no parameters, are random too; queries are short enough that
+    scores, which nothing scales, do not make a choice of every softmax."""
+    model = build_model("gemma4_text", **GEMMA4 | config)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.layer_scalar.copy_(torch.rand(1) * 0.7 + 0.3)
+            layer.self_attn.q_norm.weight *= layer.self_attn.head_dim**-0.5
+    return model
+
+
+def recipe(
+    contract: str = "readonly",
+    sliding: str | None = None,
+    layout: dict[str, Any] | None = None,
+    context: int = CONTEXT,
+    windowed: bool = True,
+    tokens: dict[str, Any] | None = None,
+    **tables: Any,
+) -> Recipe:
+    content = {
+        "name": "test",
+        "layout": layout or {"kind": "chunks", "chunks": 2},
+        "cache": {
+            "contract": contract,
+            "sliding": sliding,
+            "context": context,
+            "windowed": windowed,
+        },
+        "tokens": tokens or {"verify": 4, "prefill": 8},
+    }
+    return parse_recipe(content | tables, "test")
+
+
+LAYOUTS: list[dict[str, Any]] = [
+    {"kind": "single"},
+    {"kind": "per-block"},
+    {"kind": "chunks"},
+    {"kind": "chunks", "chunks": 2, "head": "last"},
+]
+
+
+@st.composite
+def recipes(draw: st.DrawFn, layers: int) -> Recipe:
+    """Any contracts, layout and widths."""
+    contracts = st.sampled_from(list(CONTRACTS))
+    layout = draw(st.sampled_from(LAYOUTS))
+    if layout.get("chunks", 1) > layers:
+        layout = LAYOUTS[0]
+    return recipe(
+        contract=draw(contracts),
+        sliding=draw(st.none() | contracts),
+        layout=layout,
+        windowed=draw(st.booleans()),
+        tokens={
+            "verify": draw(st.sampled_from([2, 4])),
+            "prefill": draw(st.sampled_from([8, 24, 40])),
+        },
+        tensor_layout=draw(st.sampled_from(["c1t", "ct1"])),
+        head={"slices": draw(st.integers(1, 3))},
+        family={"full_block": draw(st.sampled_from([None, 5, 16, 32]))},
+    )
+
+
+def rope(draw: st.DrawFn, kinds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Parameters for layers that see a window, and for those that see everything."""
+    return {
+        SLIDING: {"rope_type": "default", "rope_theta": draw(st.sampled_from([100.0, 1e4]))},
+        FULL: {"rope_theta": draw(st.sampled_from([1e3, 1e6]))} | draw(st.sampled_from(kinds)),
+    }
+
+
+WINDOWS = [1, 7, 31, 32, 33, 63, 64, 100]
+"""Shorter and longer than a prefill call and than the text; as long as the slots, and not."""
+
+
+@st.composite
+def gemma3_configs(draw: st.DrawFn) -> dict[str, Any]:
+    layers = draw(st.integers(1, 4))
+    kv, ratio = draw(st.integers(1, 2)), draw(st.sampled_from([1, 2, 4]))
+    return {
+        "num_hidden_layers": layers,
+        "layer_types": [draw(st.sampled_from([SLIDING, FULL])) for _ in range(layers)],
+        "sliding_window": draw(st.sampled_from(WINDOWS)),
+        "num_attention_heads": kv * ratio,
+        "num_key_value_heads": kv,
+        "hidden_size": kv * ratio * draw(st.sampled_from([8, 12])),
+        "head_dim": draw(st.sampled_from([4, 10, 16])),
+        "intermediate_size": draw(st.integers(8, 60)),
+        "vocab_size": draw(st.integers(20, 200)),
+        "pad_token_id": None,
+        "query_pre_attn_scalar": draw(st.sampled_from([4, 16, 24])),
+        "attention_bias": draw(st.booleans()),
+        "tie_word_embeddings": draw(st.booleans()),
+        "final_logit_softcapping": draw(st.sampled_from([None, 5.0, 30.0])),
+        "attn_logit_softcapping": draw(st.sampled_from([None, 50.0])),
+        "rope_parameters": rope(
+            draw, [{"rope_type": "default"}, {"rope_type": "linear", "factor": 8.0}]
+        ),
+    }
+
+
+@st.composite
+def gemma4_configs(draw: st.DrawFn) -> dict[str, Any]:
+    """With and without sharing, per-layer embeddings, wide MLPs and values of their own."""
+    layers = draw(st.integers(2, 5))
+    kinds = [draw(st.sampled_from([SLIDING, FULL])) for _ in range(layers - 1)] + [FULL]
+    own = max(kinds.index(kind) for kind in set(kinds)) + 1
+    query = draw(st.sampled_from([2, 4]))
+    width = draw(st.sampled_from([0, 4, 8]))
+    vocab = draw(st.integers(20, 200))
+    return {
+        "num_hidden_layers": layers,
+        "layer_types": kinds,
+        "num_kv_shared_layers": draw(st.integers(0, layers - own)),
+        "sliding_window": draw(st.sampled_from(WINDOWS)),
+        "num_attention_heads": query,
+        "num_key_value_heads": draw(st.sampled_from([1, 2])),
+        "num_global_key_value_heads": draw(st.sampled_from([None, 1, 2])),
+        "attention_k_eq_v": draw(st.booleans()),
+        "hidden_size": query * draw(st.sampled_from([8, 12])),
+        "head_dim": draw(st.sampled_from([8, 12, 16])),
+        "global_head_dim": draw(st.sampled_from([8, 16, 32])),
+        "intermediate_size": draw(st.integers(8, 60)),
+        "use_double_wide_mlp": draw(st.booleans()),
+        "hidden_size_per_layer_input": width,
+        "vocab_size": vocab,
+        "vocab_size_per_layer_input": vocab + draw(st.sampled_from([0, 5])),
+        "pad_token_id": None,
+        "attention_bias": draw(st.booleans()),
+        "tie_word_embeddings": draw(st.booleans()),
+        "final_logit_softcapping": draw(st.sampled_from([None, 5.0, 30.0])),
+        "rope_parameters": rope(
+            draw,
+            [
+                {"rope_type": "proportional", "partial_rotary_factor": 0.25},
+                {"rope_type": "proportional", "partial_rotary_factor": 0.5},
+                {"rope_type": "proportional"},
+                {"rope_type": "default"},
+            ],
+        ),
+    }

@@ -1,0 +1,35 @@
+"""Gemma 3 and 4 equal transformers in fp32, past their windows, however a text is fed."""
+
+from typing import Any
+
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from tests.families import gemma_models
+from tests.families.gemma_models import FEEDS, build_gemma3, build_gemma4
+from tests.families.parity import assert_parity
+
+from cetane.recipe import Recipe
+
+QUICKLY = settings(max_examples=30, deadline=None, derandomize=True, phases=[Phase.generate])
+
+
+def recipe_for(config: dict[str, Any], data: st.DataObject) -> Recipe:
+    """Any; but where no layer has a window, a recipe may not speak of them."""
+    wanted = data.draw(gemma_models.recipes(config["num_hidden_layers"]))
+    if gemma_models.SLIDING in config["layer_types"]:
+        return wanted
+    return wanted.model_copy(update={"cache": wanted.cache.model_copy(update={"sliding": None})})
+
+
+@QUICKLY
+@given(st.data())
+def test_gemma3(data: st.DataObject) -> None:
+    config = data.draw(gemma_models.gemma3_configs())
+    assert_parity(build_gemma3(**config), recipe_for(config, data), FEEDS)
+
+
+@QUICKLY
+@given(st.data())
+def test_gemma4(data: st.DataObject) -> None:
+    config = data.draw(gemma_models.gemma4_configs())
+    assert_parity(build_gemma4(**config), recipe_for(config, data), FEEDS)

@@ -1,0 +1,301 @@
+"""What a recipe may ask of Gemma's attention, and what the seeds' pipeline got wrong."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.families.gemma_models import (
+    FEEDS,
+    FULL,
+    GEMMA4,
+    SLIDING,
+    build_gemma3,
+    build_gemma4,
+    recipe,
+)
+from tests.families.parity import TOLERANCE, assert_close, engine_of, run, tokens, truth
+
+from cetane.bundle import Tables
+from cetane.engine.engine import Engine
+from cetane.errors import CetaneError
+from cetane.families import author
+from cetane.families.caches import CONTRACTS, ReadOnly, Shift, Slots
+from cetane.families.layers import MASKED, Heads, attend
+from cetane.families.rotary import RotaryTable
+
+LENGTH = 64
+SOME = {name: FEEDS[name] for name in ("prefill", "uneven")}
+
+
+@cache
+def gemma4() -> Any:
+    return build_gemma4()
+
+
+@cache
+def plain() -> np.ndarray:
+    return truth(gemma4(), LENGTH)
+
+
+@torch.inference_mode()
+def masked_truth(model: Any, window: int, sinks: int = 0) -> np.ndarray:
+    """transformers' logits when its full layers see only a window, and the first tokens."""
+    at = torch.arange(LENGTH)
+    distance = at[:, None] - at[None]
+    inside = {
+        SLIDING: distance < model.config.sliding_window,
+        FULL: (distance < window) | (at[None] < sinks),
+    }
+    masks = {
+        kind: torch.where((distance >= 0) & seen, 0.0, -1e9)[None, None]
+        for kind, seen in inside.items()
+    }
+    ids = torch.tensor([tokens(model.config.vocab_size, LENGTH)])
+    return model(ids, attention_mask=masks, use_cache=False).logits[0].numpy()
+
+
+@pytest.mark.parametrize(
+    ("contract", "window", "sinks"),
+    [
+        ("shift", 32, 0),
+        ("blend", 32, 0),
+        ("readonly", 20, 0),
+        ("stateful", 20, 0),
+        ("readonly", 28, 4),
+        ("blend", 20, 3),
+        ("stateful", 17, 5),
+    ],
+)
+def test_full_layers_with_a_window(contract: str, window: int, sinks: int) -> None:
+    """Their caches are short; the first tokens, where they are sinks, stay for ever."""
+    wanted = recipe(contract, family={"full_window": window, "sinks": sinks})
+    engine = engine_of(gemma4(), wanted)
+    assert engine.plan.caches["full"].limited
+    expected = masked_truth(gemma4(), window, sinks)
+    assert_close(engine, expected, FEEDS)
+    assert np.abs(expected - plain())[window + 1 :].max() > 1e-2  # it is another model there
+    found = run(engine, FEEDS["uneven"])
+    assert np.abs(found - plain())[:window].max() <= TOLERANCE  # and the same one here
+
+
+def test_sinks_cannot_shift() -> None:
+    with pytest.raises(CetaneError, match="a shift cache forgets the first tokens"):
+        engine_of(gemma4(), recipe("shift", family={"full_window": 24, "sinks": 4}))
+    with pytest.raises(CetaneError, match="sinks are for layers with a full_window"):
+        engine_of(gemma4(), recipe(family={"sinks": 4}))
+
+
+@pytest.mark.parametrize("block", [1, 5, 16, 64])
+@pytest.mark.parametrize("seen", ["all", "none of the first", "none of the last", "none"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_attention_in_blocks(block: int, seen: str, dtype: torch.dtype) -> None:
+    """Against a softmax in float64; blocks that do not divide the keys, or are unseen."""
+    rng = np.random.default_rng(block)
+    q, k, v = (
+        torch.tensor(rng.standard_normal((1, h, 8, n))) for h, n in ((4, 3), (2, 37), (2, 37))
+    )
+    mask = torch.zeros(1, 1, 6, 37)
+    if seen != "all":
+        hidden = {"none of the first": slice(0, 20), "none of the last": slice(16, 37)}
+        mask[..., hidden.get(seen, slice(0, 37))] = MASKED
+    rows = q.reshape(2, 2, 8, 3).transpose(2, 3).reshape(1, 2, 6, 8)
+    weights = torch.softmax(rows @ k * 0.5 + mask, -1)
+    expected = (weights @ v.transpose(2, 3)).reshape(2, 2, 3, 8).transpose(2, 3).reshape(1, 4, 8, 3)
+    heads = Heads(4, 2, 8, 0.5, block=block)
+    found = attend(q.to(dtype), k.to(dtype), v.to(dtype), mask.to(dtype), heads)
+    assert torch.isfinite(found).all()
+    if seen == "none":  # padding, whose result nobody reads: any mean of values
+        return
+    limit = 1e-6 if dtype == torch.float32 else 4e-3
+    assert (found.double() - expected).abs().max() < limit
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_blocks_that_do_not_divide_the_context(contract: str) -> None:
+    engine = engine_of(gemma4(), recipe(contract, family={"full_block": 24}))
+    assert_close(engine, plain(), SOME)
+
+
+@pytest.mark.parametrize("layout", [{"kind": "single"}, {"kind": "chunks", "cuts": [2, 4]}])
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_prefill_leaves_out_what_nobody_reads(contract: str, layout: dict[str, Any]) -> None:
+    """Layers that read others' caches run for the last token alone, and it is as it was."""
+    engine = engine_of(gemma4(), recipe(contract, layout=layout))
+    called: list[str] = []
+    session = engine.session(["prefill", "decode"])
+    session.watch = lambda step, name, value, count: called.append(f"{step.shard}/{step.function}")
+    ids = tokens(288, LENGTH)
+    logits = session.feed(ids[:43])
+    assert logits is not None
+    assert np.abs(logits - plain()[42]).max() <= TOLERANCE
+    prefill = {call for call in called if not call.endswith("decode")}
+    if layout["kind"] == "single":
+        assert prefill == {"model/fill"}
+    else:
+        assert prefill == {"chunk-00/prefill", "chunk-01/prefill"}
+        assert "chunk-02/decode" in called
+    for token, expected in zip(ids[43:], plain()[43:], strict=True):
+        assert np.abs(session.feed([token]) - expected).max() <= TOLERANCE
+
+
+def test_an_embedding_inside() -> None:
+    wanted = recipe(embedding={"inside": True}, layout={"kind": "chunks", "cuts": [4]})
+    engine = engine_of(gemma4(), wanted)
+    inputs = {item.name for item in engine.plan.shards[0].functions[0].inputs}
+    assert "token_ids" in inputs
+    assert "hidden" not in inputs
+    assert_close(engine, plain(), SOME)
+
+
+@pytest.mark.parametrize("layout", [{"kind": "single"}, {"kind": "chunks", "chunks": 2}])
+def test_a_head_that_chooses(layout: dict[str, Any]) -> None:
+    """Of three slices each its largest logit: the model's own choice, and the logit it has."""
+    wanted = recipe(layout=layout, head={"slices": 3, "choose": True})
+    engine = engine_of(gemma4(), wanted)
+    for pieces in SOME.values():
+        found = run(engine, pieces)
+        assert (found.argmax(1) == plain().argmax(1)).all()
+        assert np.abs(found.max(1) - plain().max(1)).max() <= TOLERANCE
+        assert ((found > MASKED).sum(1) == 3).all()
+
+
+class TestSeeds:
+    """The pipeline of the second seed, rule by rule (CoreML-LLM, commit 72178c6)."""
+
+    def test_all_pairs_of_full_layers_turned(self) -> None:
+        """Right at position 0, where its parity test looked, and nowhere else."""
+        engine = engine_of(gemma4(), recipe())
+        wrong = 1e6 ** (-torch.arange(0, 32, 2).float() / 32)
+        tables = engine.tables
+        rotary = tables.rotary | {"full": RotaryTable(wrong).cos_sin(LENGTH).numpy()}
+        theirs = Engine(
+            engine.plan, engine.backend, Tables(tables.embedding, rotary, tables.others)
+        )
+        error = np.abs(run(theirs, FEEDS["prefill"]) - plain()).max(axis=1)
+        assert error[0] <= TOLERANCE
+        assert error[8:].min() > 1e-3
+        assert_close(engine, plain(), SOME)
+
+    def test_one_mask_for_both_kinds_in_prefill(self) -> None:
+        """Sliding layers that look beyond their window, in prompts that are longer than it."""
+        engine = engine_of(gemma4(), recipe(windowed=False, tokens={"verify": 2, "prefill": 64}))
+        plan = engine.plan.model_dump(mode="json")
+        for shard in plan["shards"]:
+            for function in shard["functions"]:
+                for item in function["inputs"]:
+                    if item["source"]["host"] == "mask":
+                        item["source"]["window"] = None
+        theirs = Engine(type(engine.plan).model_validate(plan), engine.backend, engine.tables)
+        error = np.abs(run(theirs, FEEDS["prefill"]) - plain()).max(axis=1)
+        window = GEMMA4["sliding_window"]
+        assert error[:window].max() <= TOLERANCE
+        assert error[window:].min() > 1e-3
+        assert_close(engine, plain(), SOME)
+
+    def test_verify_that_shifts_before_it_looks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The first tokens of a call lose keys that are still in their window."""
+        ours = engine_of(gemma4(), recipe("blend", "shift"))
+        assert ours.plan.caches["sliding"].form(4) is ReadOnly
+        assert_close(ours, plain(), {"steps of 4": FEEDS["steps of 4"]})
+        monkeypatch.setattr(Slots, "form", lambda self, tokens: CONTRACTS[self.contract])
+        theirs = engine_of(gemma4(), recipe("blend", "shift"))
+        assert theirs.plan.caches["sliding"].form(4) is Shift
+        error = np.abs(run(theirs, FEEDS["steps of 4"]) - plain()).max(axis=1)
+        window = GEMMA4["sliding_window"]
+        assert error[:window].max() <= TOLERANCE
+        calls = error[window:].reshape(-1, 4)  # of every call the last token has all its keys ...
+        assert calls[:, :3].min() > 1e-5  # ... and those before it do not
+        assert calls[0, 0] > TOLERANCE
+
+
+CONFIG = {"model_type": "gemma4_text", **GEMMA4}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"enable_moe_block": True}, "mixtures of experts"),
+        ({"use_bidirectional_attention": "all"}, "only causal models"),
+        ({"layer_types": ["chunked_attention", *GEMMA4["layer_types"][1:]]}, "chunked_attention"),
+        ({"layer_types": GEMMA4["layer_types"][:3]}, "not valid"),
+        ({"num_kv_shared_layers": 6}, "not valid"),
+        ({"num_kv_shared_layers": 5}, "not valid"),
+        ({"sliding_window": 0}, "sliding_window = 0"),
+        ({"head_dim": 0}, "not valid"),
+        ({"global_head_dim": 0}, "not valid"),
+        ({"global_head_dim": 2**40}, "not valid"),
+        ({"vocab_size_per_layer_input": 100}, "vocab_size_per_layer_input = 100"),
+        ({"rope_parameters": {SLIDING: {"rope_theta": 1e4}}}, "not valid"),
+        ({"hidden_activation": "swish-ish"}, "unknown hidden_act"),
+    ],
+)
+def test_configs_that_no_model_has(config: dict[str, Any], message: str) -> None:
+    known = {k: v for k, v in gemma4().config.to_dict().items() if k != "per_layer_config"}
+    with pytest.raises(CetaneError, match=message):
+        author(known | CONFIG | config, "c1t", {}, None)
+
+
+def test_gemma3_refuses_what_is_not_causal() -> None:
+    config = build_gemma3().config.to_dict() | {"use_bidirectional_attention": True}
+    with pytest.raises(CetaneError, match="only causal models"):
+        author(config, "c1t", {}, None)
+
+
+def damage(plan: Any, name: str, shape: list[int]) -> None:
+    for item in plan["shards"][0]["functions"][0]["inputs"]:
+        if item["name"] == name:
+            item["shape"] = shape
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("mask_full", [1, 1, 1, 32], "mask_full is 32 long, not 65"),
+        ("mask_sliding", [1, 1, 1, 65], "mask_sliding is 65 long, not 33"),
+        ("full_k", [1, 1, 32, 32], "full_k is 32 long, not 64"),
+        ("full_k", [1, 2, 32, 64], r"full_v has shape \(1, 1, 32, 64\)"),
+    ],
+)
+def test_a_shard_for_another_context(name: str, shape: list[int], message: str) -> None:
+    """The seeds' "8K rebuild" of one chunk: found before anything runs."""
+    made = engine_of(build_gemma4(num_kv_shared_layers=0), recipe()).plan
+    content = made.model_dump(mode="json")
+    damage(content, name, shape)
+    with pytest.raises(ValueError, match=message):
+        type(made).model_validate(content)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: p["tables"]["tokens"].update(rows=5), "table of tokens is not 288 by 64"),
+        (lambda p: p["tables"].pop("tokens"), "no table tokens"),
+        (lambda p: p["tables"]["per_layer"].update(rows=5), "fewer rows than the vocabulary"),
+        (lambda p: p["tables"].pop("per_layer"), "no table per_layer"),
+        (lambda p: p["caches"]["full"].update(sinks=64), "64 of 64 slots are never used again"),
+        (lambda p: p["caches"]["full"].update(count=2**40), "less than or equal"),
+        (lambda p: p["caches"].pop("sliding"), "no cache group sliding"),
+        (lambda p: sink(p).update(group="sliding"), "is not of the group sliding"),
+    ],
+)
+def test_a_plan_that_an_engine_cannot_run(change: Any, message: str) -> None:
+    made = engine_of(gemma4(), recipe()).plan
+    content = made.model_dump(mode="json")
+    change(content)
+    with pytest.raises(ValueError, match=message):
+        type(made).model_validate(content)
+
+
+def sink(plan: Any) -> Any:
+    """Where the first shard's new keys of full layers go."""
+    outputs = plan["shards"][0]["functions"][0]["outputs"]
+    return next(o["sink"] for o in outputs if o["name"] == "full_k_out")
+
+
+def test_layers_that_differ_in_more_than_their_heads() -> None:
+    config = gemma4().config.to_dict()
+    config["per_layer_config"]["1"]["intermediate_size"] = 7
+    with pytest.raises(CetaneError, match="not valid"):
+        author(config, "c1t", {}, None)
