@@ -2,7 +2,7 @@
 
 import typer
 
-from cetane.cli import build, demo, info, inspect, plan, port, run, validate
+from cetane.cli import bench, build, demo, info, inspect, plan, port, run, validate
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -17,4 +17,5 @@ app.command()(demo.demo)
 app.command()(build.build)
 app.command()(validate.validate)
 app.command()(run.run)
+app.command()(bench.bench)
 app.command()(info.info)

@@ -1,8 +1,9 @@
 """Drafters and a controller at work on one sequence, with their counters."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cetane.engine.engine import Session
@@ -24,11 +25,13 @@ class Counters:
     accepted: int = 0
     tokens: int = 0
     draft_seconds: float = 0.0
+    calls: Counter[int] = field(default_factory=Counter)
+    """Verifying calls by tokens, that of the text among them."""
 
     def summary(self) -> dict[str, Any]:
         """The counters, with acceptance and tokens per verifying call."""
         calls = self.verifier_calls
-        return asdict(self) | {
+        return {name: value for name, value in asdict(self).items() if name != "calls"} | {
             "acceptance": self.accepted / self.drafted if self.drafted else None,
             "tokens_per_call": 1 + self.accepted / calls if calls else None,
         }
@@ -115,6 +118,7 @@ class Speculator:
         counters.accepted += accepted
         if drafted:
             counters.verifier_calls += 1
+            counters.calls[1 + drafted] += 1
         else:
             counters.fallbacks += 1
         if self.controller:
@@ -125,6 +129,11 @@ class Speculator:
         for drafter in self.drafters:
             drafter.extend(new)
             drafter.end()
+
+    def close(self) -> None:
+        """Nothing more will be generated."""
+        for drafter in self.drafters:
+            drafter.close()
 
     def summary(self) -> dict[str, Any]:
         """Counters, and the share of drafted tokens that pays, from times measured."""
