@@ -62,7 +62,10 @@ def test_a_conversation_with_drafts(cetane: Cetane, ported: Bundle) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--speculative", "oracle"), "no drafter 'oracle'; known: ngram, suffix, union"),
+        (
+            ("--speculative", "oracle"),
+            "no drafter 'oracle': no oracle; known: ngram, suffix, union, medusa, eagle3",
+        ),
         (("--speculative", "ngram", "--ngram-min", 0), "n-grams of 0 to 8 tokens"),
         (("--speculative", "ngram", "--ngram-max", 1), "n-grams of 2 to 1 tokens"),
         (("--speculative", "ngram", "--draft-tokens", 0), "--draft-tokens 0: must be 1 to 7"),
@@ -104,6 +107,32 @@ def test_a_damaged_suffix_trie(cetane: Cetane, ported: Bundle, cache: Path) -> N
     (path,) = (cache / "suffixes").iterdir()
     path.write_bytes(path.read_bytes()[:-1])
     assert "damaged" in cetane(*run).error
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+def test_a_head_is_trained_and_used(
+    cetane: Cetane, tiny_bundle: Callable[..., Bundle], tmp_path: Path, kind: str
+) -> None:
+    built = tiny_bundle(contract="shift", layout={"kind": "chunks", "chunks": 2})
+    bundle = shutil.copytree(built.path, tmp_path / "tiny")
+    text = tmp_path / "text.txt"
+    text.write_text("The rating of how readily a fuel ignites is its cetane number. " * 40)
+    small = ("--tokens", 400, "--window", 32, "--vocabulary", 60, "--epochs", 2, "--steps", 2)
+    found = cetane("train-head", kind, "--target", bundle, "--data", text, *small, "--json").json
+    assert Path(found["head"]) == tmp_path / f"tiny-{kind}.safetensors"
+    for when in ("untrained", "trained"):
+        assert len(found[when]["top1"]) == 2
+    expected = cetane("run", bundle, *PROMPT, "--json").json["tokens"]
+    for drafter in (kind, found["head"]):
+        run = cetane("run", bundle, *PROMPT, "--speculative", drafter, "--json").json
+        assert run["tokens"] == expected
+        assert run["speculation"]["tokens"] == len(expected) - 1
+    shown = cetane("train-head", kind, "--target", bundle, "--data", text, *small)
+    assert "held-out positions" in shown.out
+    missing = cetane("run", built.path, *PROMPT, "--speculative", kind)
+    assert f"no drafter '{kind}'" in missing.error
+    none = cetane("train-head", kind, "--target", bundle, "--data", tmp_path / "none")
+    assert "cannot read" in none.error
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Prompt lookup against a search that looks everywhere."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,10 @@ from hypothesis import strategies as st
 from cetane.errors import CetaneError
 from cetane.speculate.ngram import Ngram
 
-SESSION: Any = object()
+
+def session(position: int = 0) -> Any:
+    """All that a drafter asks of a session."""
+    return SimpleNamespace(position=position)
 
 
 def search(tokens: list[int], low: int, high: int, most: int) -> tuple[list[int], int]:
@@ -35,7 +39,7 @@ def search(tokens: list[int], low: int, high: int, most: int) -> tuple[list[int]
 def test_every_text_in_any_pieces(tokens, cuts, low: int, more: int, most: int) -> None:
     drafter = Ngram(low, low + more)
     bounds = [0, *sorted(cuts), len(tokens)]
-    drafter.begin(SESSION, tokens[: bounds[1]])
+    drafter.begin(session(), tokens[: bounds[1]])
     for start, stop in pairwise(bounds[1:]):
         drafter.extend(tokens[start:stop])
     expected, length = search(tokens, low, low + more, most)
@@ -46,10 +50,14 @@ def test_every_text_in_any_pieces(tokens, cuts, low: int, more: int, most: int) 
 
 def test_a_new_session_forgets_the_text_and_the_same_goes_on() -> None:
     drafter = Ngram()
-    drafter.begin(SESSION, [1, 2, 3])
-    drafter.begin(SESSION, [1, 2])
-    assert drafter.propose(1).tokens == (3,)
-    drafter.begin(object(), [1, 2])
+    first = session()
+    drafter.begin(first, [1, 2, 3])
+    drafter.extend([4, 5])
+    first.position = 4  # the last token has not been fed: it comes again
+    drafter.begin(first, [5, 1, 2])
+    assert drafter.tokens == [1, 2, 3, 4, 5, 1, 2]
+    assert drafter.propose(2).tokens == (3, 4)
+    drafter.begin(session(), [1, 2])
     assert drafter.propose(1).tokens == ()
 
 

@@ -1,6 +1,7 @@
 """Drafts from earlier outputs, which a thread inserts."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ OWNER = "00" * 32
 def told(drafter: Suffix, *texts: list[int]) -> Suffix:
     """The drafter after some outputs, each of a session of its own, all inserted."""
     for text in texts:
-        drafter.begin(object(), text[:1])
+        drafter.begin(SimpleNamespace(position=0), text[:1])
         drafter.extend(text[1:])
         drafter.end()
     drafter.close()
@@ -23,7 +24,7 @@ def told(drafter: Suffix, *texts: list[int]) -> Suffix:
 
 
 def asked(drafter: Suffix, tokens: list[int], most: int = 8) -> tuple[tuple[int, ...], str]:
-    session: Any = object()
+    session: Any = SimpleNamespace(position=0)
     drafter.begin(session, tokens)
     draft = drafter.propose(most)
     return draft.tokens, draft.kind
@@ -46,10 +47,11 @@ def test_drafts_end_where_they_get_unlikely() -> None:
 
 def test_only_what_the_model_said_is_learned_with_what_led_to_it() -> None:
     drafter = Suffix(Trie(4, 1000))
-    session: Any = object()
+    session: Any = SimpleNamespace(position=0)
     drafter.begin(session, [1, 2, 3, 4, 5])
     drafter.extend([6, 7])
     drafter.end()
+    session.position = 7
     drafter.begin(session, [8, 9])  # the conversation goes on
     drafter.extend([10])
     drafter.end()

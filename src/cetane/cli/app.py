@@ -2,7 +2,7 @@
 
 import typer
 
-from cetane.cli import bench, build, demo, info, inspect, plan, port, run, validate
+from cetane.cli import bench, build, demo, info, inspect, plan, port, run, train_head, validate
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,4 +18,5 @@ app.command()(build.build)
 app.command()(validate.validate)
 app.command()(run.run)
 app.command()(bench.bench)
+app.command()(train_head.train_head)
 app.command()(info.info)

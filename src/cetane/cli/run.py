@@ -33,7 +33,8 @@ def run(
     speculative: Annotated[
         str | None,
         typer.Option(
-            help=f"Draft tokens, verify several at once: {', '.join(NAMES)}, or a smaller bundle."
+            help=f"Draft tokens, verify several at once: {', '.join(NAMES)}, or the path of a head "
+            "or of a smaller bundle."
         ),
     ] = None,
     ngram_min: Annotated[int, typer.Option(help="Shortest match of a text with itself.")] = 2,

@@ -30,7 +30,7 @@ class Speculation(Protocol):
     """Proposes drafts for one sequence."""
 
     def begin(self, session: Session, tokens: Sequence[int]) -> None:
-        """The session has been fed these tokens, and generation starts."""
+        """The session is about to be fed these tokens, and then to generate."""
 
     def draft(self, new: Sequence[int], most: int) -> Draft:
         """A draft of at most `most` tokens after `new`, whose last one has not been fed."""
@@ -55,12 +55,12 @@ def generate(
     Also ends when the context is full. Every token that was yielded is in the session, except the
     last: feed it first when the conversation goes on. `speculation` changes the speed only.
     """
+    if speculation is not None:
+        speculation.begin(session, prompt)
     logits = session.feed(prompt)
     if not max_new:
         return
     assert logits is not None
-    if speculation is not None:
-        speculation.begin(session, prompt)
     new, left = [sampler(logits)], max_new
     while True:
         said = until(new, stop)

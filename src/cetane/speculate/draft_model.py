@@ -1,10 +1,8 @@
 """A smaller model with the same tokens drafts what a larger one verifies."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from cetane.engine.engine import Engine, Mark, Session
+from cetane.engine.engine import Engine, Mark
 from cetane.engine.sampling import Sampler
 from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.speculate.drafter import Drafter
@@ -20,27 +18,20 @@ class DraftModel(Drafter):
     costly = True
 
     def __init__(self, engine: Engine, sampler: Sampler) -> None:
+        super().__init__()
         self.engine, self.sampler = engine, sampler
-        self.target: Session | None = None
-        self.tokens: list[int] = []
 
-    def begin(self, session: Session, tokens: Sequence[int]) -> None:
-        if session is not self.target:
-            self.target, self.session = session, self.engine.session()
-            self.tokens = []
-            self.fed: list[int] = []
-            self.marks: dict[int, Mark] = {}
-        self.tokens.extend(tokens)
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        self.tokens.extend(tokens)
+    def forget(self) -> None:
+        self.own = self.engine.session()
+        self.fed: list[int] = []
+        self.marks: dict[int, Mark] = {}
 
     def propose(self, most: int) -> Draft:
-        most = min(most, self.session.context - len(self.tokens))
+        most = min(most, self.own.context - len(self.tokens))
         if most < 1:
             return NO_DRAFT
         self.go_back()
-        logits = self.session.feed(self.tokens[len(self.fed) :])
+        logits = self.own.feed(self.tokens[len(self.fed) :])
         assert logits is not None
         self.fed = list(self.tokens)
         drafted: list[int] = []
@@ -51,8 +42,8 @@ class DraftModel(Drafter):
             drafted.append(self.sampler(logits))
             if len(drafted) == most:
                 break
-            self.marks[len(self.fed)] = self.session.mark()
-            logits = self.session.feed(drafted[-1:])
+            self.marks[len(self.fed)] = self.own.mark()
+            logits = self.own.feed(drafted[-1:])
             assert logits is not None
             self.fed.append(drafted[-1])
         drawn_from = np.stack(distributions) if distributions else None
@@ -66,6 +57,10 @@ class DraftModel(Drafter):
         if common is None:
             common = min(len(self.fed), len(self.tokens) - 1)
         if common < len(self.fed):
-            self.session.rewind(self.marks[common])
+            mark = self.marks.get(common)
+            if mark is None:  # the text is not the one that was drafted for
+                self.forget()
+                return
+            self.own.rewind(mark)
             del self.fed[common:]
         self.marks = {}

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from cetane.engine.engine import Session
 from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.errors import CetaneError
 from cetane.speculate.drafter import Drafter
@@ -19,20 +18,12 @@ class Ngram(Drafter):
     def __init__(self, low: int = 2, high: int = 8) -> None:
         if not 1 <= low <= high:
             raise CetaneError(f"n-grams of {low} to {high} tokens: must be 1 <= least <= most")
+        super().__init__()
         self.lengths = range(high, low - 1, -1)
-        self.session: Session | None = None
-        self.forget()
 
     def forget(self) -> None:
-        self.tokens: list[int] = []
         self.after: dict[int, dict[tuple[int, ...], int]] = {n: {} for n in self.lengths}
         """Where the token after an n-gram stands, by length and n-gram."""
-
-    def begin(self, session: Session, tokens: Sequence[int]) -> None:
-        if session is not self.session:
-            self.forget()
-        self.session = session
-        self.extend(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
         for token in tokens:

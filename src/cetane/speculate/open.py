@@ -12,12 +12,15 @@ from cetane.errors import CetaneError
 from cetane.speculate.controller import Controller, measure
 from cetane.speculate.draft_model import DraftModel
 from cetane.speculate.drafter import Drafter
+from cetane.speculate.head_drafter import head_drafter
+from cetane.speculate.heads import Head, load_head
 from cetane.speculate.ngram import Ngram
 from cetane.speculate.speculator import Speculator
 from cetane.speculate.suffix import Suffix
 
-NAMES = ("ngram", "suffix", "union")
+LOOKUPS = ("ngram", "suffix", "union")
 """`union` is suffix and n-gram: the controller takes the one that promises more."""
+NAMES = (*LOOKUPS, *Head.kinds)
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Wish:
     """What a user asked for."""
 
     drafter: str
-    """One of `NAMES`, or the path of a bundle with the same tokenizer."""
+    """One of `NAMES`, the file of a head, or the path of a bundle with the same tokenizer."""
     ngram_min: int = 2
     ngram_max: int = 8
     draft_tokens: int | None = None
@@ -39,23 +42,30 @@ def open_drafters(
     to run if it shall `remember`."""
     ngram = Ngram(wish.ngram_min, wish.ngram_max)
     owner = tokenizer_hash(bundle)
-    path = cache_dir() / "suffixes" / f"{owner[:16]}.trie" if remember else None
+    texts = cache_dir() / "suffixes" / f"{owner[:16]}.trie" if remember else None
     match wish.drafter:
         case "ngram":
             return [ngram]
         case "suffix":
-            return [Suffix(path=path, owner=owner)]
+            return [Suffix(path=texts, owner=owner)]
         case "union":
-            return [Suffix(path=path, owner=owner), ngram]
-    if not Path(wish.drafter).exists():
-        raise CetaneError(
-            f"no drafter {wish.drafter!r}; known: {', '.join(NAMES)}, or the path of a bundle"
-        )
-    other = Bundle(Path(wish.drafter))
+            return [Suffix(path=texts, owner=owner), ngram]
+    path = head_path(bundle, wish.drafter) if wish.drafter in NAMES else Path(wish.drafter)
+    if not path.exists():
+        known = f"known: {', '.join(NAMES)}, or the path of a head or of a bundle"
+        raise CetaneError(f"no drafter {wish.drafter!r}: no {path}; {known}")
+    if path.is_file():
+        return [head_drafter(load_head(path), bundle)]
+    other = Bundle(path)
     other.verify()
     if tokenizer_hash(other) != owner or other.plan.vocab != bundle.plan.vocab:
         raise CetaneError(f"{wish.drafter}: its tokenizer is not that of {bundle.path}")
     return [DraftModel(open_engine(other, backend), sampler)]
+
+
+def head_path(bundle: Bundle, kind: str) -> Path:
+    """Where the head of a bundle is: beside it."""
+    return bundle.path.with_name(f"{bundle.path.name}-{kind}.safetensors")
 
 
 def tokenizer_hash(bundle: Bundle) -> str:

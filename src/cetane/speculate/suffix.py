@@ -32,12 +32,11 @@ class Suffix(Drafter):
     ) -> None:  # fmt: skip
         """`path`: where the trie is kept between runs, as the `owner`'s (a sha256); CetaneError if
         the file there is not one."""
+        super().__init__()
         self.trie, self.threshold = trie or Trie(), threshold
         self.path, self.owner = path, owner
         if path is not None and path.exists():
             self.trie.load(path, owner)
-        self.session: Session | None = None
-        self.tokens: list[int] = []
         self.inserted = 0
         self.queue: SimpleQueue[list[int] | None] = SimpleQueue()
         self.thread = threading.Thread(target=self._insert, daemon=True)
@@ -48,14 +47,8 @@ class Suffix(Drafter):
             self.trie = self.trie.insert(tokens)
 
     def begin(self, session: Session, tokens: Sequence[int]) -> None:
-        if session is not self.session:
-            self.tokens = []
-        self.session = session
-        self.tokens.extend(tokens)
+        super().begin(session, tokens)
         self.inserted = len(self.tokens)  # of a prompt only what the model says is learned
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        self.tokens.extend(tokens)
 
     def propose(self, most: int) -> Draft:
         trie = self.trie
