@@ -121,6 +121,21 @@ def test_accepting_some_is_as_if_the_others_had_not_been_there(
     assert np.array_equal(*found)
 
 
+@pytest.mark.parametrize("contract", ["readonly", "blend", "shift"])
+def test_refused_columns_are_in_no_cache(engines, contract: str) -> None:
+    """What the host keeps is, bit for bit, what it is after other refused tokens, or none."""
+    engine, kept = engines("llama", contract), []
+    for refused in ([], [5, 6], [7, 7]):
+        session = engine.session()
+        session.feed(tokens(288)[:5])
+        session.evaluate([*tokens(288)[5:7], *refused])
+        session.accept(2)
+        kept.append(remembered(session))
+    assert same(kept[1], kept[2])
+    for name, cache in kept[0][2].items():
+        assert np.allclose(cache, kept[1][2][name], atol=1e-5), name
+
+
 @pytest.mark.parametrize("contract", CONTRACTS)
 def test_accepting_all_is_feeding(engines, contract: str) -> None:
     engine = engines("zaya-routed", contract)

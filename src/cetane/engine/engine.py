@@ -416,7 +416,11 @@ class Session:
             new = value[..., self.context - call.width :][..., :count]
             kept = self.caches[sink.name][..., count:]
             self.caches[sink.name] = np.concatenate([kept, new], -1)
-        else:  # columns of tokens that do not count lie where no slot is held: masks hide them
+        elif count < len(call.tokens):
+            kept, accepted = self.caches[sink.name].copy(), call.positions[:count]
+            kept[..., accepted] = value[..., accepted]
+            self.caches[sink.name] = kept
+        else:
             self.caches[sink.name] = value
 
 
