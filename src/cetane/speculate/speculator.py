@@ -69,6 +69,8 @@ class Speculator:
         for drafter in self.drafters:
             drafter.extend(new)
             drafts.append(self.ask(drafter, most))
+        if self.controller:  # before it says what is affordable
+            self.controller.spent += time.perf_counter() - started
         best = self.pick(drafts)
         self.proposing = time.perf_counter() - started
         self.counters.draft_seconds += self.proposing
@@ -122,8 +124,7 @@ class Speculator:
         else:
             counters.fallbacks += 1
         if self.controller:
-            calling = seconds - self.proposing
-            self.controller.settle(draft.kind, drafted, accepted, calling, self.proposing)
+            self.controller.settle(draft.kind, drafted, accepted, seconds - self.proposing)
 
     def end(self, new: Sequence[int]) -> None:
         for drafter in self.drafters:
