@@ -7,10 +7,10 @@ import typer
 from typer.core import TyperGroup
 
 COMMANDS = (
-    "inspect", "plan", "port", "demo", "build", "audit", "validate", "diff", "run", "export",
-    "info", "doctor", "recompile", "gc",
+    "inspect", "plan", "port", "demo", "build", "audit", "validate", "diff", "run", "bench",
+    "train-head", "export", "info", "doctor", "recompile", "gc",
 )  # fmt: skip
-"""Each is a function of that name in a module of that name."""
+"""Each is a function of that name in a module of that name, with underscores."""
 
 
 class Commands(TyperGroup):
@@ -23,8 +23,9 @@ class Commands(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        module = importlib.import_module(f"cetane.cli.{cmd_name}")
-        single.command(cmd_name)(getattr(module, cmd_name))
+        name = cmd_name.replace("-", "_")
+        module = importlib.import_module(f"cetane.cli.{name}")
+        single.command(cmd_name)(getattr(module, name))
         return typer.main.get_command(single)
 
 

@@ -12,6 +12,8 @@ from cetane.engine.engine import Engine, Session
 from cetane.engine.generate import generate, open_engine
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
+from cetane.speculate.open import NAMES, Wish, open_speculator
+from cetane.speculate.speculator import Speculator
 
 
 def run(
@@ -28,6 +30,18 @@ def run(
     min_p: Annotated[float, typer.Option(help="0 keeps all.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
     backend: Annotated[str, typer.Option(help="auto, portable or coreml.")] = "auto",
+    speculative: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Draft tokens, verify several at once: {', '.join(NAMES)}, or the path of a head "
+            "or of a smaller bundle."
+        ),
+    ] = None,
+    ngram_min: Annotated[int, typer.Option(help="Shortest match of a text with itself.")] = 2,
+    ngram_max: Annotated[int, typer.Option(help="Longest match.")] = 8,
+    draft_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens of a draft.", show_default="verify - 1")
+    ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Print where time went.")] = False,
     json: Json = False,
 ) -> None:
@@ -40,31 +54,49 @@ def run(
     if chat and json:
         raise CetaneError("--json is for one answer, not for --chat")
     engine = open_engine(opened, backend)
+    speculator = None
+    if speculative is not None:
+        wish = Wish(speculative, ngram_min, ngram_max, draft_tokens)
+        speculator = open_speculator(wish, opened, engine, sampler, backend)
     if chat:
-        converse(opened, engine, sampler, max_new)
+        converse(opened, engine, sampler, max_new, speculator)
     else:
         if prompt_ids is None:
             ids = ask(opened, [message("user", prompt or "")])
         else:
             ids = parse_ids(prompt_ids)
-        answer = Answer(opened, engine.session(), sampler, max_new, quiet=json)
+        answer = Answer(opened, engine.session(), sampler, max_new, json, speculator)
         answer.give(ids)
-        if json:
-            print_json(answer.summary() | ({"profile": dict(engine.seconds)} if profile else {}))
-            return
-    if profile:
+    counted = {}
+    if speculator is not None:
+        speculator.close()
+        counted = {"speculation": speculator.summary()}
+    if json:
+        print_json(
+            answer.summary() | ({"profile": dict(engine.seconds)} if profile else {}) | counted
+        )
+    elif profile:
         rows = [[name, seconds] for name, seconds in engine.seconds.items()]
         table("profile", ["where", "seconds"], rows)
+        for title, counters in counted.items():
+            rows = [[name, "-" if v is None else v] for name, v in counters.items()]
+            table(title, ["what", "value"], rows)
 
 
 class Answer:
     """Generates one answer and prints it as it comes."""
 
     def __init__(
-        self, bundle: Bundle, session: Session, sampler: Sampler, max_new: int, quiet: bool
+        self,
+        bundle: Bundle,
+        session: Session,
+        sampler: Sampler,
+        max_new: int,
+        quiet: bool,
+        speculator: Speculator | None,
     ) -> None:
         self.bundle, self.session, self.sampler = bundle, session, sampler
-        self.max_new, self.quiet = max_new, quiet
+        self.max_new, self.quiet, self.speculator = max_new, quiet, speculator
         self.prompt: list[int] = []
         self.tokens: list[int] = []
         self.text = ""
@@ -75,7 +107,9 @@ class Answer:
         tokenizer = self.bundle.tokenizer
         self.prompt, started = ids, time.perf_counter()
         stream = tokenizer.stream()
-        for token in generate(self.session, ids, self.sampler, self.max_new, tokenizer.eos_ids):
+        for token in generate(
+            self.session, ids, self.sampler, self.max_new, tokenizer.eos_ids, self.speculator
+        ):
             if not self.tokens:
                 self.seconds["first_token"] = time.perf_counter() - started
                 started = time.perf_counter()
@@ -118,7 +152,9 @@ def ask(bundle: Bundle, messages: list[dict[str, str]]) -> list[int]:
     return tokenizer.encode("\n".join(item["content"] for item in messages))
 
 
-def converse(bundle: Bundle, engine: Engine, sampler: Sampler, max_new: int) -> None:
+def converse(
+    bundle: Bundle, engine: Engine, sampler: Sampler, max_new: int, speculator: Speculator | None
+) -> None:
     """A conversation on the terminal; what is already in the cache is not run again."""
     messages: list[dict[str, str]] = []
     session = engine.session()
@@ -141,7 +177,7 @@ def converse(bundle: Bundle, engine: Engine, sampler: Sampler, max_new: int) -> 
         shared = held == ids[: len(held)]
         if not shared:
             session, held = engine.session(), []
-        answer = Answer(bundle, session, sampler, max_new, quiet=False)
+        answer = Answer(bundle, session, sampler, max_new, False, speculator)
         messages.append(message("assistant", answer.give(ids[len(held) :])))
         held = [*ids, *answer.tokens][: session.position]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from cetane.bundle import Tables
 from cetane.engine.backend import Array, Arrays, Backend, Program
-from cetane.engine.host import EMPTY, Call, host_input, place, room
+from cetane.engine.host import EMPTY, Call, accepted, host_input, place, room
 from cetane.errors import CetaneError
 from cetane.families.caches import time_axis
 from cetane.families.flow import (
@@ -42,11 +42,24 @@ class Running:
     call: Call
     wanted: bool
     """Whether its logits are."""
+    held: bool = False
+    """Whether what it writes waits to be accepted."""
     tensors: Arrays = field(default_factory=dict)
     hosted: Arrays = field(default_factory=dict)
+    writes: list[tuple[ToCache | ToHistory, Array]] = field(default_factory=list)
     logits: Array | None = None
     rows: Array | None = None
     """Of the vocabulary: what a head has just chosen."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a session remembered at some position."""
+
+    position: int
+    slots: dict[str, Array]
+    caches: Arrays
+    histories: Arrays
 
 
 class Engine:
@@ -139,6 +152,8 @@ class Session:
         self.caches, self.histories = self._zeros(FromCache), self._zeros(FromHistory)
         self.states: dict[str, Any] = {}
         self.failed = False
+        self.pending: Running | None = None
+        """The call that was evaluated last, until some of its tokens are accepted."""
         self.watch: Watch | None = None
         """Called with step, output name, value and valid tokens of every output: for gates."""
 
@@ -157,6 +172,69 @@ class Session:
         Returns logits fp32: `(V,)` of the last token, `(len(tokens), V)` of all, or None.
         Raises CetaneError when the context is full or a token is not in the vocabulary.
         """
+        calls = self.schedule(self.check(tokens), wanted)
+        self.failed = True  # until all went well: a call that stops halfway leaves caches behind
+        self.engine.run([(self, calls)])
+        self.failed = False
+        return gather(calls, wanted)
+
+    def evaluate(self, tokens: Sequence[int]) -> Array:
+        """Run tokens in one call, and remember nothing until `accept` says how many of them count.
+
+        Returns logits fp32 `(len(tokens), V)`. What an earlier call left unaccepted is forgotten.
+        Raises CetaneError where `feed` does, and when no function is as wide as the tokens.
+        """
+        ids = self.check(tokens)
+        self.check_room(len(ids))
+        mode = self.choose(len(ids), held=True)
+        width = self.modes[mode].tokens
+        if width < len(ids):
+            raise CetaneError(f"one call takes {width} tokens here, not {len(ids)}")
+        running = Running(mode, self.prepare(ids, width), wanted=True, held=True)
+        self.pending = None
+        self.engine.run([(self, [running])])
+        self.pending = running
+        assert running.logits is not None
+        return running.logits
+
+    def accept(self, count: int) -> None:
+        """Remember the first `count` tokens of the call that was evaluated last, and no others."""
+        pending = self.pending
+        if pending is None or not 0 <= count <= len(pending.call.tokens):
+            most = 0 if pending is None else len(pending.call.tokens)
+            raise CetaneError(f"cannot accept {count} tokens: {most} have been evaluated")
+        self.pending = None
+        if count:
+            for sink, value in pending.writes:
+                self.write(sink, value, pending.call, count)
+        call = pending.call
+        self.slots = {
+            name: accepted(group, self.slots[name], call.positions, call.width, count)
+            for name, group in self.plan.caches.items()
+        }
+        self.position += count
+
+    def mark(self) -> Mark:
+        """What the session remembers now, to come back to."""
+        limited = [group.contract for group in self.plan.caches.values() if group.limited]
+        if "stateful" in limited:
+            raise CetaneError("a state of a window forgets what a mark would come back to")
+        caches = {n: a.copy() if limited else a for n, a in self.caches.items()}
+        return Mark(self.position, self.slots, caches, dict(self.histories))
+
+    def rewind(self, mark: Mark) -> None:
+        """Forget what came after a mark; later marks are void.
+
+        A cache of the whole context is either replaced, so the mark has it as it was, or written at
+        the positions of its columns, so those after the mark are hidden and will be written again.
+        Of a window, whose slots are used again, the mark has a copy.
+        """
+        self.pending = None
+        self.position, self.slots = mark.position, mark.slots
+        self.caches, self.histories = dict(mark.caches), dict(mark.histories)
+
+    def check(self, tokens: Sequence[int]) -> Array:
+        """The tokens as an array; CetaneError for what no call can take."""
         if self.failed:
             raise CetaneError("a call of this session failed", "start a new session")
         if not len(tokens):
@@ -164,11 +242,15 @@ class Session:
         unknown = [token for token in tokens if not 0 <= token < self.plan.vocab]
         if unknown:
             raise CetaneError(f"token {unknown[0]} is not in the vocabulary of {self.plan.vocab}")
-        calls = self.schedule(np.asarray(tokens, dtype=np.int64), wanted)
-        self.failed = True  # until all went well: a call that stops halfway leaves caches behind
-        self.engine.run([(self, calls)])
-        self.failed = False
-        return gather(calls, wanted)
+        return np.asarray(tokens, dtype=np.int64)
+
+    def check_room(self, tokens: int) -> None:
+        """CetaneError if so many more tokens do not fit the context."""
+        if self.position + tokens > self.context:
+            raise CetaneError(
+                f"{tokens} tokens after {self.position} do not fit a context of {self.context}",
+                "port with a larger cache.context",
+            )
 
     def schedule(self, ids: Array, wanted: Wanted) -> list[Running]:
         """The calls for some tokens, which the session counts as run from here on."""
@@ -180,11 +262,8 @@ class Session:
             raise
 
     def _schedule(self, ids: Array, wanted: Wanted) -> list[Running]:
-        if self.position + len(ids) > self.context:
-            raise CetaneError(
-                f"{len(ids)} tokens after {self.position} do not fit a context of {self.context}",
-                "port with a larger cache.context",
-            )
+        self.check_room(len(ids))
+        self.pending = None
         calls = []
         while len(ids):
             mode, count = self.next_call(len(ids), wanted)
@@ -208,19 +287,31 @@ class Session:
             tokens -= 1
         return mode, min(tokens, self.modes[mode].tokens)
 
-    def choose(self, tokens: int) -> Mode:
+    @property
+    def room(self) -> int:
+        """The most columns that one call can write now."""
+        rooms = [room(group, self.position) for group in self.plan.caches.values()]
+        return min((r for r in rooms if r is not None), default=self.context)
+
+    @property
+    def widths(self) -> list[int]:
+        """Tokens per call of the functions that fit what is left of the context, ascending."""
+        free = min(self.room, self.context - self.position)
+        return sorted({step.tokens for step in self.modes.values() if step.tokens <= free})
+
+    def choose(self, tokens: int, held: bool = False) -> Mode:
         """The narrowest function that takes all tokens, else the widest that is filled.
 
-        Padding is possible where a contract can keep the padded columns out of the cache.
+        Padding is possible where a contract can keep the padded columns out of the cache, and
+        where the host does, in a call that is `held`.
         """
-        rooms = [room(group, self.position) for group in self.plan.caches.values()]
-        most = min((r for r in rooms if r is not None), default=self.context)
+        room, free = self.room, self.context - self.position
         widths = sorted(
-            (step.tokens, mode) for mode, step in self.modes.items() if step.tokens <= most
+            (step.tokens, mode) for mode, step in self.modes.items() if step.tokens <= room
         )
-        free = self.context - self.position
         for width, mode in widths:
-            if width == tokens or (width > tokens and self.pads(width) and width <= free):
+            padded = (held or self.pads(width)) and width <= free
+            if width == tokens or (width > tokens and padded):
                 return mode
         fitting = [mode for width, mode in widths if width <= tokens]
         if not fitting:
@@ -332,24 +423,14 @@ class Session:
 
     def keep(self, sink: Sink, value: Array, running: Running) -> None:
         """Put an output where it belongs; of padded tokens nothing is remembered."""
-        call = running.call
-        count = len(call.tokens)
+        count = len(running.call.tokens)
         if isinstance(sink, ToTensor):
             running.tensors[sink.name] = value
-        elif isinstance(sink, ToCache):
-            if sink.write == "replace":
-                self.caches[sink.name] = value
-            elif self.plan.caches[sink.group].contract == "shift":
-                joined = np.concatenate([self.caches[sink.name], value[..., :count]], -1)
-                self.caches[sink.name] = joined[..., count:]
+        elif isinstance(sink, ToCache | ToHistory):
+            if running.held:
+                running.writes.append((sink, value))
             else:
-                targets = call.groups[sink.group].targets
-                self.caches[sink.name][..., targets] = value[..., :count]
-        elif isinstance(sink, ToHistory):
-            axis, past = time_axis(self.order), self.histories[sink.name]
-            joined = np.concatenate([past, np.take(value, range(count), axis)], axis)
-            length = past.shape[axis]
-            self.histories[sink.name] = np.take(joined, range(-length, 0), axis)
+                self.write(sink, value, running.call, count)
         elif running.wanted:
             if running.logits is None:  # what a head does not choose has no chance
                 running.logits = np.full((count, self.plan.vocab), MASKED, np.float32)
@@ -369,6 +450,29 @@ class Session:
         found: Array = logits.astype(np.float32)
         cap = self.plan.softcap
         return found if cap is None else cap * np.tanh(found / cap)
+
+    def write(self, sink: ToCache | ToHistory, value: Array, call: Call, count: int) -> None:
+        """Remember what a call wrote for its first `count` tokens."""
+        if isinstance(sink, ToHistory):
+            axis, past = time_axis(self.order), self.histories[sink.name]
+            joined = np.concatenate([past, np.take(value, range(count), axis)], axis)
+            length = past.shape[axis]
+            self.histories[sink.name] = np.take(joined, range(-length, 0), axis)
+            return
+        before, targets = self.caches[sink.name], call.groups[sink.group].targets[:count]
+        shifts = self.plan.caches[sink.group].contract == "shift"
+        if shifts and (sink.write == "append" or count < call.width):
+            new = value if sink.write == "append" else value[..., -call.width :]
+            joined = np.concatenate([before, new[..., :count]], -1)
+            self.caches[sink.name] = joined[..., count:]
+        elif sink.write == "append":
+            before[..., targets] = value[..., :count]
+        elif count < len(call.tokens):
+            kept = before.copy()
+            kept[..., targets] = value[..., targets]
+            self.caches[sink.name] = kept
+        else:
+            self.caches[sink.name] = value
 
 
 def columns(value: Array) -> Array:

@@ -1,7 +1,9 @@
 """From a prompt to tokens."""
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from cetane.bundle import Bundle
 from cetane.engine.backend import Backend
@@ -9,6 +11,7 @@ from cetane.engine.coreml import CoreMLBackend
 from cetane.engine.engine import Engine, Session
 from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
+from cetane.engine.verify import NO_DRAFT, Draft, verify
 from cetane.errors import CetaneError
 
 BACKENDS = ("auto", "portable", "coreml")
@@ -24,25 +27,61 @@ def open_engine(bundle: Bundle, backend: str = "auto") -> Engine:
     return Engine(bundle.plan, chosen, bundle.tables())
 
 
+class Speculation(Protocol):
+    """Proposes drafts for one sequence."""
+
+    def begin(self, session: Session, tokens: Sequence[int]) -> None:
+        """The session is about to be fed these tokens, and then to generate."""
+
+    def draft(self, new: Sequence[int], most: int) -> Draft:
+        """A draft of at most `most` tokens after `new`, whose last one has not been fed."""
+
+    def settle(self, draft: Draft, new: Sequence[int], seconds: float) -> None:
+        """The step with this draft gave the tokens `new`."""
+
+    def end(self, new: Sequence[int]) -> None:
+        """Nothing comes after `new`."""
+
+
 def generate(
     session: Session,
     prompt: Sequence[int],
     sampler: Sampler,
     max_new: int,
     stop: Sequence[int] = (),
+    speculation: Speculation | None = None,
 ) -> Iterator[int]:
     """Feed the prompt, then yield up to `max_new` tokens; a stop token ends it, unyielded.
 
     Also ends when the context is full. Every token that was yielded is in the session, except the
-    last: feed it first when the conversation goes on.
+    last: feed it first when the conversation goes on. `speculation` changes the speed only.
     """
+    if speculation is not None:
+        speculation.begin(session, prompt)
     logits = session.feed(prompt)
-    for count in range(max_new):
-        assert logits is not None
-        token = sampler(logits)
-        if token in stop:
+    if not max_new:
+        return
+    assert logits is not None
+    new, left = [sampler(logits)], max_new
+    while True:
+        said = until(new, stop)
+        yield from said
+        left -= len(said)
+        if len(said) < len(new) or not left or session.position == session.context:
+            if speculation is not None:
+                speculation.end(said)
             return
-        yield token
-        if count + 1 == max_new or session.position == session.context:
-            return
-        logits = session.feed([token])
+        started = time.perf_counter()
+        most = min(left, max(session.widths, default=1)) - 1
+        draft = NO_DRAFT if speculation is None else speculation.draft(new, most)
+        rows = session.evaluate([new[-1], *draft.tokens])
+        new = verify(rows, draft, sampler)[:left]
+        new = new[: len(until(new, stop)) + 1]
+        session.accept(len(new))
+        if speculation is not None:
+            speculation.settle(draft, new, time.perf_counter() - started)
+
+
+def until(tokens: list[int], stop: Sequence[int]) -> list[int]:
+    """The tokens before the first stop token."""
+    return next((tokens[:i] for i, token in enumerate(tokens) if token in stop), tokens)

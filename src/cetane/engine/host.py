@@ -47,6 +47,17 @@ def place(group: Slots, held: Array, positions: Array, width: int) -> Placed:
     return Placed(after, keys, targets)
 
 
+def accepted(group: Slots, held: Array, positions: Array, width: int, count: int) -> Array:
+    """The slots after a call of which the first `count` positions count."""
+    if group.contract == "shift":
+        return np.concatenate([held, positions[:count]])[count:]
+    after, targets = held.copy(), np.array([group.of(position) for position in positions])
+    if group.contract == "stateful":  # it was written all the same
+        after[targets[0] : targets[0] + width] = EMPTY
+    after[targets[:count]] = positions[:count]
+    return after
+
+
 def room(group: Slots, position: int) -> int | None:
     """How many columns fit in one call of a contract that writes slots in a row; None for any."""
     if group.contract != "stateful" or not group.limited:

@@ -1,0 +1,1 @@
+"""Drafters, and the controller that decides when drafting pays."""

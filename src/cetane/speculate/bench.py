@@ -1,0 +1,164 @@
+"""How much faster a generation is with drafts: by category of prompt and by drafter."""
+
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from statistics import median
+
+from cetane.build import Progress
+from cetane.engine.engine import Engine
+from cetane.engine.generate import generate
+from cetane.engine.sampling import Sampler
+from cetane.families.flow import Data
+from cetane.speculate.controller import Controller, Cost
+from cetane.speculate.drafter import Drafter
+from cetane.speculate.speculator import Counters, Speculator
+
+Ids = Sequence[int]
+
+
+class Speed(Data):
+    """One drafter on the prompts of one category."""
+
+    category: str
+    drafter: str
+    prompts: int
+    tokens: int
+    """After the first of every answer."""
+    plain: float
+    """Tokens per second of the greedy generations, medians of the rounds."""
+    speculative: float
+    ratio: float
+    slowest: float
+    """The smallest ratio of any of the prompts."""
+    by_calls: float
+    """The ratio as the numbers of calls, and what one of each width takes, have it: hardly moved by
+    other work on the machine."""
+    acceptance: float | None
+    tokens_per_call: float | None
+    verifier_calls: int
+    fallbacks: int
+    same: bool
+    """Whether all tokens are those of plain decoding."""
+
+
+def suite() -> dict[str, list[str]]:
+    """The prompts by category."""
+    path = resources.files("cetane") / "data/prompts/speculative.toml"
+    content: dict[str, list[str]] = tomllib.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+@dataclass(frozen=True)
+class Take:
+    """One generation."""
+
+    tokens: list[int]
+    seconds: float
+    """After the first token."""
+
+
+def take(engine: Engine, prompt: Ids, count: int, stop: Ids, speculator: Speculator | None) -> Take:
+    """Generate greedily, on the clock from the first token on."""
+    tokens, marks = [], []
+    for token in generate(engine.session(), prompt, Sampler(), count, stop, speculator):
+        tokens.append(token)
+        marks.append(time.perf_counter())
+    return Take(tokens, time.perf_counter() - marks[0] if marks else 0.0)
+
+
+def compare(
+    engine: Engine,
+    prompts: Mapping[str, Sequence[Ids]],
+    drafters: dict[str, Callable[[], list[Drafter]]],
+    costs: Mapping[int, Cost],
+    longest: int,
+    count: int,
+    rounds: int,
+    stop: Ids,
+    progress: Progress,
+) -> list[Speed]:
+    """Every prompt in turn, plain and with each drafter, in every round.
+
+    A round has drafters and controllers of its own, which learn from prompt to prompt, so that
+    a suffix tree knows the answers to other prompts but never the one to this.
+    """
+    plain: dict[tuple[str, int], list[Take]] = {}
+    takes: dict[tuple[str, str, int], list[Take]] = {}
+    counters: dict[tuple[str, str], Counters] = {}
+    work = [(category, i) for category, group in prompts.items() for i in range(len(group))]
+    take(engine, prompts[work[0][0]][0], 8, (), None)  # nothing is measured cold
+    for turn in range(rounds):
+        used = {
+            name: Speculator(
+                make(), longest, Controller({w: list(cost.recent) for w, cost in costs.items()})
+            )
+            for name, make in drafters.items()
+        }
+        for done, (category, index) in enumerate(work):
+            progress(category, turn * len(work) + done, rounds * len(work))
+            prompt = prompts[category][index]
+            plain.setdefault((category, index), []).append(take(engine, prompt, count, stop, None))
+            for name, speculator in used.items():
+                speculator.counters = counters.setdefault((category, name), Counters())
+                found = take(engine, prompt, count, stop, speculator)
+                takes.setdefault((category, name, index), []).append(found)
+        for speculator in used.values():
+            speculator.close()
+    return [
+        summary(
+            category,
+            name,
+            [plain[category, i] for i in range(len(prompts[category]))],
+            [takes[category, name, i] for i in range(len(prompts[category]))],
+            counters[category, name],
+            costs,
+        )
+        for category in prompts
+        for name in drafters
+    ]
+
+
+def summary(
+    category: str,
+    drafter: str,
+    plain: Sequence[Sequence[Take]],
+    drafted: Sequence[Sequence[Take]],
+    counters: Counters,
+    costs: Mapping[int, Cost],
+) -> Speed:
+    """Of the rounds of every prompt the median time, then all prompts together."""
+    tokens = sum(len(rounds[0].tokens) - 1 for rounds in plain)
+    seconds = [median(taken.seconds for taken in rounds) for rounds in plain]
+    others = [median(taken.seconds for taken in rounds) for rounds in drafted]
+    found = counters.summary()
+    step = costs[1].seconds
+    calling = counters.fallbacks * step + counters.draft_seconds
+    calling += sum(count * cost(costs, t) for t, count in counters.calls.items())
+    return Speed(
+        category=category,
+        drafter=drafter,
+        prompts=len(plain),
+        tokens=tokens,
+        plain=tokens / sum(seconds),
+        speculative=tokens / sum(others),
+        ratio=sum(seconds) / sum(others),
+        by_calls=counters.tokens * step / calling if calling else 1.0,
+        slowest=min(one / other for one, other in zip(seconds, others, strict=True)),
+        acceptance=found["acceptance"],
+        tokens_per_call=found["tokens_per_call"],
+        verifier_calls=counters.verifier_calls,
+        fallbacks=counters.fallbacks,
+        same=all(
+            taken.tokens == rounds[0].tokens
+            for rounds, group in zip(plain, drafted, strict=True)
+            for taken in group
+        ),
+    )
+
+
+def cost(costs: Mapping[int, Cost], tokens: int) -> float:
+    """Seconds of the narrowest call for so many tokens."""
+    return costs[min(width for width in costs if width >= tokens)].seconds

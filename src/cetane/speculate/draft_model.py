@@ -1,0 +1,66 @@
+"""A smaller model with the same tokens drafts what a larger one verifies."""
+
+import numpy as np
+
+from cetane.engine.engine import Engine, Mark
+from cetane.engine.sampling import Sampler
+from cetane.engine.verify import NO_DRAFT, Draft
+from cetane.speculate.drafter import Drafter
+
+
+class DraftModel(Drafter):
+    """Runs a bundle of its own beside the target's, and goes back where its draft was refused.
+
+    Where the target samples, so does the draft, with the same settings: `sampler`.
+    """
+
+    name = "model"
+    costly = True
+
+    def __init__(self, engine: Engine, sampler: Sampler) -> None:
+        super().__init__()
+        self.engine, self.sampler = engine, sampler
+
+    def forget(self) -> None:
+        self.own = self.engine.session()
+        self.fed: list[int] = []
+        self.marks: dict[int, Mark] = {}
+
+    def propose(self, most: int) -> Draft:
+        most = min(most, self.own.context - len(self.tokens))
+        if most < 1:
+            return NO_DRAFT
+        self.go_back()
+        logits = self.own.feed(self.tokens[len(self.fed) :])
+        assert logits is not None
+        self.fed = list(self.tokens)
+        drafted: list[int] = []
+        distributions = []
+        while True:
+            if self.sampler.temperature:
+                distributions.append(self.sampler.probabilities(logits))
+            drafted.append(self.sampler(logits))
+            if len(drafted) == most:
+                break
+            self.marks[len(self.fed)] = self.own.mark()
+            logits = self.own.feed(drafted[-1:])
+            assert logits is not None
+            self.fed.append(drafted[-1])
+        drawn_from = np.stack(distributions) if distributions else None
+        return Draft(tuple(drafted), self.name, drawn_from)
+
+    def go_back(self) -> None:
+        """To the last token that the draft and the text have in common, but not all of the text:
+        its last token gives the next."""
+        pairs = zip(self.fed, self.tokens[:-1], strict=False)
+        common = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
+        if common is None:
+            common = min(len(self.fed), len(self.tokens) - 1)
+        if common < len(self.fed):
+            mark = self.marks.get(common)
+            if mark is None:  # the text is not the one that was drafted for
+                self.forget()
+                return
+            self.own.rewind(mark)
+            del self.fed[common:]
+        self.marks = {}

@@ -1,0 +1,112 @@
+"""Drafters by name, and the controller of an engine."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cetane.bundle import TOKENIZER, Bundle
+from cetane.checkpoint.cache import cache_dir
+from cetane.engine.engine import Engine
+from cetane.engine.generate import open_engine
+from cetane.engine.sampling import Sampler
+from cetane.errors import CetaneError
+from cetane.speculate.controller import Controller, measure
+from cetane.speculate.draft_model import DraftModel
+from cetane.speculate.drafter import Drafter
+from cetane.speculate.head_drafter import head_drafter
+from cetane.speculate.heads import Head, load_head
+from cetane.speculate.ngram import Ngram
+from cetane.speculate.speculator import Speculator
+from cetane.speculate.suffix import Suffix
+
+LOOKUPS = ("ngram", "suffix", "union")
+"""`union` is suffix and n-gram: the controller takes the one that promises more."""
+NAMES = (*LOOKUPS, *Head.kinds)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a user asked for."""
+
+    drafter: str
+    """One of `NAMES`, the file of a head, or the path of a bundle with the same tokenizer."""
+    ngram_min: int = 2
+    ngram_max: int = 8
+    draft_tokens: int | None = None
+    """Most tokens of a draft; None for what a verifying call takes."""
+
+
+def open_drafters(
+    wish: Wish, bundle: Bundle, sampler: Sampler, backend: str, remember: bool = True
+) -> list[Drafter]:
+    """The drafters of a wish, in order of preference. The suffix trie of a tokenizer lasts from run
+    to run if it shall `remember`."""
+    ngram = Ngram(wish.ngram_min, wish.ngram_max)
+    owner = tokenizer_hash(bundle)
+    texts = cache_dir() / "suffixes" / f"{owner[:16]}.trie" if remember else None
+    match wish.drafter:
+        case "ngram":
+            return [ngram]
+        case "suffix":
+            return [Suffix(path=texts, owner=owner)]
+        case "union":
+            return [Suffix(path=texts, owner=owner), ngram]
+    path = head_path(bundle, wish.drafter) if wish.drafter in NAMES else Path(wish.drafter)
+    if not path.exists():
+        known = f"known: {', '.join(NAMES)}, or the path of a head or of a bundle"
+        raise CetaneError(f"no drafter {wish.drafter!r}: no {path}; {known}")
+    if path.is_file():
+        return [head_drafter(load_head(path), bundle)]
+    other = Bundle(path)
+    other.verify()
+    if tokenizer_hash(other) != owner or other.plan.vocab != bundle.plan.vocab:
+        raise CetaneError(f"{wish.drafter}: its tokenizer is not that of {bundle.path}")
+    return [DraftModel(open_engine(other, backend), sampler)]
+
+
+def head_path(bundle: Bundle, kind: str) -> Path:
+    """Where the head of a bundle is: beside it."""
+    return bundle.path.with_name(f"{bundle.path.name}-{kind}.safetensors")
+
+
+def tokenizer_hash(bundle: Bundle) -> str:
+    """sha256 of the tokenizer's file: bundles with equal ones have equal tokens."""
+    record = bundle.manifest.files.get(f"{TOKENIZER}/tokenizer.json")
+    if record is None:
+        raise CetaneError(f"{bundle.path}: no tokenizer.json: drafters need to know the tokens")
+    return record.sha256
+
+
+def open_controller(engine: Engine, longest: int) -> Controller:
+    """A controller that has measured the engine's calls; the profile starts after that."""
+    costs = measure(engine.session(), 1 + longest)
+    loading = engine.seconds["load"]
+    engine.seconds.clear()
+    engine.seconds["load"] = loading
+    return Controller(costs)
+
+
+def longest_draft(wish: Wish, engine: Engine) -> int:
+    """Most tokens of a draft: what was asked for, else what the narrowest call has room for that is
+    wider than a plain step."""
+    wider = [step.tokens for step in engine.plan.modes.values() if step.tokens > 1]
+    if not wider:
+        raise CetaneError(
+            "the bundle has no call wider than one token", "port with tokens.verify, 4 or 8"
+        )
+    if wish.draft_tokens is None:
+        return min(wider) - 1
+    if not 1 <= wish.draft_tokens < max(wider):
+        raise CetaneError(
+            f"--draft-tokens {wish.draft_tokens}: must be 1 to {max(wider) - 1}, one less than "
+            "the widest call"
+        )
+    return wish.draft_tokens
+
+
+def open_speculator(
+    wish: Wish, bundle: Bundle, engine: Engine, sampler: Sampler, backend: str
+) -> Speculator:
+    """All that a generation needs to speculate."""
+    longest = longest_draft(wish, engine)
+    drafters = open_drafters(wish, bundle, sampler, backend)
+    return Speculator(drafters, longest, open_controller(engine, longest))

@@ -1,0 +1,176 @@
+"""A trie over token sequences with counts, of bounded size, kept in a file between runs."""
+
+import hashlib
+import struct
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cetane.bundle import disk_errors, replacing
+from cetane.errors import CetaneError
+
+MAGIC = b"cetane-trie-1\n"
+HEADER = struct.Struct("<qq32s32s")
+"""Nodes, clock, sha256 of the rest, and whose tokens these are."""
+ROOT = 0
+ROW = 4
+"""Integers of a node in a file: parent, token, count, last use."""
+
+
+class Trie:
+    """Counts of every run of up to `depth` tokens; node 0 is the empty run.
+
+    A full trie has a successor: without the half of the nodes that was met least, and longest ago,
+    and with all counts halved, so that what is still met survives. A parent is never met less than
+    its child, nor longer ago, so what is kept is a trie. The full one stays whole, for whoever is
+    looking something up in it.
+    """
+
+    def __init__(self, depth: int = 16, most: int = 100_000) -> None:
+        if depth < 2 or most < 2 * depth:
+            raise CetaneError(f"a trie of {most} nodes, {depth} deep, has no room for a text")
+        self.depth, self.most, self.clock = depth, most, 0
+        self.children: dict[int, int] = {}
+        """Node by parent and token: `parent << 32 | token`."""
+        self.parent, self.token = array("i", [ROOT]), array("i", [0])
+        self.count, self.used = array("i", [0]), array("i", [0])
+        self.best = array("i", [ROOT])
+        """The child that was met most often, the newest of equals; ROOT if there is none."""
+
+    def __len__(self) -> int:
+        return len(self.count)
+
+    def insert(self, tokens: Sequence[int]) -> "Trie":
+        """Count every run of a text; the trie to go on with, this one or a successor."""
+        trie = self
+        for start in range(len(tokens)):
+            run = tokens[start : start + trie.depth]
+            if len(trie) + len(run) > trie.most:
+                trie = trie.successor()
+            trie.clock += 1
+            trie.count[ROOT] += 1
+            node = ROOT
+            for token in run:
+                node = trie.step(node, token)
+        return trie
+
+    def step(self, node: int, token: int) -> int:
+        """The child for a token, which was met once more."""
+        key = node << 32 | token
+        child = self.children.get(key)
+        if child is None:
+            child = len(self)
+            for column, value in (
+                (self.parent, node), (self.token, token), (self.count, 0), (self.used, 0),
+                (self.best, ROOT),
+            ):  # fmt: skip
+                column.append(value)
+            self.children[key] = child
+        self.count[child] += 1
+        self.used[child] = self.clock
+        best = self.best[node]
+        if best == ROOT or self.count[child] >= self.count[best]:
+            self.best[node] = child
+        return child
+
+    def find(self, tokens: Sequence[int]) -> int | None:
+        """The node of a run; None if it was not met."""
+        node: int | None = ROOT
+        for token in tokens:
+            node = self.children.get(node << 32 | token)  # type: ignore[operator]
+            if node is None:
+                return None
+        return node
+
+    def follow(self, node: int, most: int, threshold: float) -> tuple[list[int], float]:
+        """What came after a run most often, as long as the chance of all of it stays at
+        `threshold`; and how many of these tokens may be expected to be right."""
+        tokens: list[int] = []
+        chance, expected = 1.0, 0.0
+        while len(tokens) < most:
+            child = self.best[node]
+            if child == ROOT:
+                break
+            chance *= self.count[child] / self.count[node]
+            if chance < threshold:
+                break
+            tokens.append(self.token[child])
+            expected += chance
+            node = child
+        return tokens, expected
+
+    def successor(self) -> "Trie":
+        """A trie of the better half of the nodes."""
+        count, used = np.array(self.count), np.array(self.used)
+        order = np.lexsort((-used[1:], -count[1:])) + 1  # stable, and parents come first
+        kept = np.sort(np.append(order[: self.most // 2], ROOT))
+        rows = np.stack([np.array(c) for c in (self.parent, self.token, self.count, self.used)])
+        rows = rows[:, kept]
+        rows[0] = np.searchsorted(kept, rows[0])
+        rows[2] = np.maximum(rows[2] // 2, 1)
+        result = Trie(self.depth, self.most)
+        result.clock = self.clock
+        result._fill(rows)
+        return result
+
+    def _fill(self, rows: np.ndarray[tuple[int, int], np.dtype[np.int32]]) -> None:
+        """Take nodes from a matrix of `ROW` rows; a parent stands before its children."""
+        made = [array("i", row.astype(np.int32).tobytes()) for row in rows]
+        parent, token, count, _ = made
+        children, best = {}, array("i", bytes(4 * len(parent)))
+        for node in range(1, len(parent)):
+            above = parent[node]
+            children[above << 32 | token[node]] = node
+            if best[above] == ROOT or count[node] >= count[best[above]]:
+                best[above] = node
+        self.parent, self.token, self.count, self.used = made
+        self.children, self.best = children, best
+
+    def save(self, path: Path, owner: str) -> None:
+        """Write the trie; `owner` is the sha256 of whose tokens these are. A kill leaves the
+        earlier file as it was."""
+        rows = np.stack([np.array(c) for c in (self.parent, self.token, self.count, self.used)])
+        body = rows.astype("<i4").tobytes()
+        header = HEADER.pack(
+            len(self), self.clock, hashlib.sha256(body).digest(), bytes.fromhex(owner)
+        )
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as temporary:
+                temporary.write_bytes(MAGIC + header + body)
+
+    def load(self, path: Path, owner: str) -> None:
+        """Read what `save` wrote; CetaneError if it is damaged, too large or not of `owner`."""
+        start = len(MAGIC) + HEADER.size
+        longest = start + 4 * ROW * self.most
+        try:
+            with path.open("rb") as file:
+                content = file.read(longest + 1)
+        except OSError as error:
+            raise CetaneError(f"cannot read {path}: {error}") from error
+        body = content[start:]
+        hint = "remove it to start anew"
+        if not content.startswith(MAGIC) or len(content) < start or len(content) > longest:
+            raise CetaneError(f"{path}: not a suffix trie of at most {self.most} nodes", hint)
+        nodes, clock, digest, whose = HEADER.unpack(content[len(MAGIC) : start])
+        if len(body) != 4 * ROW * nodes or hashlib.sha256(body).digest() != digest:
+            raise CetaneError(f"{path}: damaged: its hash differs", hint)
+        if whose.hex() != owner:
+            raise CetaneError(f"{path}: belongs to another tokenizer", hint)
+        rows = np.frombuffer(body, "<i4").reshape(ROW, nodes)
+        parent, token, count, used = rows
+        valid = (
+            nodes > 0
+            and 0 <= clock < 2**31
+            and (token >= 0).all()
+            and (count[1:] > 0).all()
+            and (used >= 0).all()
+            and (parent >= 0).all()
+            and (parent[1:] < np.arange(1, nodes)).all()
+        )
+        if not valid:
+            raise CetaneError(f"{path}: not a suffix trie", hint)
+        self._fill(rows.copy())
+        self.clock = clock

@@ -1,0 +1,186 @@
+"""run --speculative and bench: the same tokens, and what they cost."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cetane.bundle import Bundle
+from cetane.speculate.bench import suite
+
+from .conftest import Cetane
+
+PROMPT = ("--prompt-ids", "7,250,31,99,7,250,31", "--max-new", 30)
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def drafting(tiny_bundle: Callable[..., Bundle]) -> Path:
+    """A bundle with the same tokenizer, of another recipe."""
+    return tiny_bundle(layout={"kind": "single"}, verify=None, prefill=None).path
+
+
+def test_every_drafter_says_what_the_model_says(
+    cetane: Cetane, ported: Bundle, drafting: Path, cache: Path
+) -> None:
+    expected = cetane("run", ported.path, *PROMPT, "--json").json
+    assert "speculation" not in expected
+    for drafter in ("ngram", "suffix", "union", drafting):
+        run = ("run", ported.path, *PROMPT, "--speculative", drafter, "--json", "--profile")
+        found = cetane(*run).json
+        assert found["tokens"] == expected["tokens"]
+        assert found["profile"].keys() == {"load", "model", "host"}
+        counted = found["speculation"]
+        # the first token comes with the prompt
+        assert counted["tokens"] == len(expected["tokens"]) - 1
+        steps = counted["verifier_calls"] + counted["fallbacks"]
+        assert counted["tokens"] == steps + counted["accepted"]
+        assert counted["break_even_acceptance"] is not None
+    assert [path.suffix for path in (cache / "suffixes").iterdir()] == [".trie"]
+
+
+def test_the_counters_are_shown(cetane: Cetane, ported: Bundle) -> None:
+    run = ("run", ported.path, *PROMPT, "--speculative", "ngram", "--profile", "--ngram-min", 1)
+    shown = cetane(*run).out
+    for name in ("verifier_calls", "drafted", "accepted", "fallbacks", "break_even_acceptance"):
+        assert name in shown
+    assert "speculation" not in cetane("run", ported.path, *PROMPT, "--speculative", "ngram").out
+
+
+def test_a_conversation_with_drafts(cetane: Cetane, ported: Bundle) -> None:
+    chat = ("run", ported.path, "--chat", "--max-new", 5)
+    expected = cetane(*chat, stdin="Hi\nHi\n\n").out
+    assert cetane(*chat, "--speculative", "union", stdin="Hi\nHi\n\n").out == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--speculative", "oracle"),
+            "no drafter 'oracle': no oracle; known: ngram, suffix, union, medusa, eagle3",
+        ),
+        (("--speculative", "ngram", "--ngram-min", 0), "n-grams of 0 to 8 tokens"),
+        (("--speculative", "ngram", "--ngram-max", 1), "n-grams of 2 to 1 tokens"),
+        (("--speculative", "ngram", "--draft-tokens", 0), "--draft-tokens 0: must be 1 to 7"),
+        (("--speculative", "union", "--draft-tokens", 8), "--draft-tokens 8: must be 1 to 7"),
+        (("--speculative", "."), "no manifest.json, not a complete bundle"),
+    ],
+    ids=str,
+)
+def test_bad_wishes(cetane: Cetane, ported: Bundle, options, message: str) -> None:
+    found = cetane("run", ported.path, *PROMPT, *options)
+    assert message in found.error
+    assert found.out == ""
+
+
+def test_a_bundle_that_cannot_verify(cetane: Cetane, drafting: Path) -> None:
+    found = cetane("run", drafting, *PROMPT, "--speculative", "ngram")
+    assert "no call wider than one token" in found.error
+
+
+def test_a_draft_model_with_other_tokens(
+    cetane: Cetane, ported: Bundle, drafting: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(drafting, tmp_path / "other")
+    manifest = (other / "manifest.json").read_text()
+    record = Bundle(other).manifest.files["tokenizer/tokenizer.json"]
+    file = other / "tokenizer" / "tokenizer.json"
+    file.write_text(file.read_text().replace("<eos>", "<end>"))
+    from cetane.bundle import sha256
+
+    assert file.stat().st_size == record.bytes
+    (other / "manifest.json").write_text(manifest.replace(record.sha256, sha256(file)))
+    found = cetane("run", ported.path, *PROMPT, "--speculative", other)
+    assert "its tokenizer is not that of" in found.error
+
+
+def test_a_damaged_suffix_trie(cetane: Cetane, ported: Bundle, cache: Path) -> None:
+    run = ("run", ported.path, *PROMPT, "--speculative", "suffix")
+    assert cetane(*run).code == 0
+    (path,) = (cache / "suffixes").iterdir()
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "damaged" in cetane(*run).error
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+def test_a_head_is_trained_and_used(
+    cetane: Cetane, tiny_bundle: Callable[..., Bundle], tmp_path: Path, kind: str
+) -> None:
+    built = tiny_bundle(contract="shift", layout={"kind": "chunks", "chunks": 2})
+    bundle = shutil.copytree(built.path, tmp_path / "tiny")
+    text = tmp_path / "text.txt"
+    text.write_text("The rating of how readily a fuel ignites is its cetane number. " * 40)
+    small = ("--tokens", 400, "--window", 32, "--vocabulary", 60, "--epochs", 2, "--steps", 2)
+    found = cetane("train-head", kind, "--target", bundle, "--data", text, *small, "--json").json
+    assert Path(found["head"]) == tmp_path / f"tiny-{kind}.safetensors"
+    for when in ("untrained", "trained"):
+        assert len(found[when]["top1"]) == 2
+    expected = cetane("run", bundle, *PROMPT, "--json").json["tokens"]
+    for drafter in (kind, found["head"]):
+        run = cetane("run", bundle, *PROMPT, "--speculative", drafter, "--json").json
+        assert run["tokens"] == expected
+        assert run["speculation"]["tokens"] == len(expected) - 1
+    shown = cetane("train-head", kind, "--target", bundle, "--data", text, *small)
+    assert "held-out positions" in shown.out
+    missing = cetane("run", built.path, *PROMPT, "--speculative", kind)
+    assert f"no drafter '{kind}'" in missing.error
+    none = cetane("train-head", kind, "--target", bundle, "--data", tmp_path / "none")
+    assert "cannot read" in none.error
+
+
+@pytest.fixture
+def small_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = {"chat": ["Hi", "Hello"], "edit": ["fuel fuel fuel"]}
+    monkeypatch.setattr("cetane.cli.bench.speculative_suite", lambda: prompts)
+
+
+@pytest.mark.usefixtures("small_suite")
+def test_bench(cetane: Cetane, ported: Bundle) -> None:
+    bench = ("bench", ported.path, "--tokens", 12, "--rounds", 2)
+    found = cetane(*bench, "--json").json
+    assert found["draft_tokens"] == 2
+    assert found["seconds"].keys() == {"1", "3"}
+    rows = found["speeds"]
+    assert [(row["category"], row["drafter"]) for row in rows] == [
+        (category, drafter)
+        for category in ("chat", "edit")
+        for drafter in ("ngram", "suffix", "union")
+    ]
+    for row in rows:
+        assert row["same"]
+        assert row["prompts"] == (2 if row["category"] == "chat" else 1)
+        assert row["ratio"] == pytest.approx(row["speculative"] / row["plain"])
+        assert 0 < row["slowest"] <= row["ratio"]
+        assert row["by_calls"] > 0
+    shown = cetane(*bench, "--only", "edit", "--drafters", "ngram")
+    assert shown.code == 0
+    assert "chat" not in shown.out
+
+
+@pytest.mark.usefixtures("small_suite")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--suite", "speed"), "no suite 'speed'"),
+        (("--only", "chat,poems"), "no category 'poems'; known: chat, edit"),
+        (("--drafters", "ngram,oracle"), "no drafter 'oracle'"),
+    ],
+    ids=str,
+)
+def test_bad_benches(cetane: Cetane, ported: Bundle, options, message: str) -> None:
+    assert message in cetane("bench", ported.path, *options).error
+
+
+def test_the_suite_has_enough_of_everything() -> None:
+    prompts = suite()
+    assert prompts.keys() == {"chat", "code", "qa", "summarise", "edit", "structured"}
+    for category, texts in prompts.items():
+        assert len(texts) >= 8, category
+        assert len(set(texts)) == len(texts)

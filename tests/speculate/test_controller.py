@@ -1,0 +1,146 @@
+"""The controller in a simulated world, where times and acceptance are known exactly."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cetane.speculate.controller import Controller, measure
+
+
+@dataclass
+class World:
+    """Calls of width w take `times[w]`; a drafted token of a kind is right with some chance."""
+
+    times: dict[int, float]
+    chances: dict[str, float]
+    seed: int = 0
+    proposing: float = 0.0
+    """Seconds per drafted token, where drafts are costly."""
+    noise: float = 0.0
+    used: dict[str, int] = field(default_factory=dict)
+
+    def controller(self) -> Controller:
+        return Controller({width: [time] * 3 for width, time in self.times.items()})
+
+    def generate(self, controller: Controller, tokens: int, most: int) -> float:
+        """Speed relative to plain of one generation, in which every step has a draft."""
+        random = np.random.default_rng(self.seed)
+        kinds = list(self.chances)
+        controller.begin()
+        made, spent = 0, 0.0
+        while made < tokens:
+            kind = kinds[int(random.integers(len(kinds)))]
+            longest = min(most, tokens - made - 1)
+            drafted = controller.length(kind, longest, self.proposing)
+            right = random.random(drafted) < self.chances[kind]
+            accepted = int(np.cumprod(right).sum())
+            seconds = self.times[controller.width(1 + drafted)]
+            seconds *= 1 + self.noise * random.random()
+            proposing = self.proposing * drafted
+            controller.settle(kind, drafted, accepted, seconds, proposing)
+            if drafted:
+                self.used[kind] = self.used.get(kind, 0) + 1
+            else:
+                controller.skip(kind)
+            spent += seconds + proposing
+            made += 1 + accepted
+        return tokens * self.times[1] / spent
+
+
+@given(
+    ratio=st.floats(1.0, 6.0),
+    chances=st.lists(st.floats(0, 1), min_size=1, max_size=4),
+    lengths=st.lists(st.integers(1, 120), min_size=1, max_size=5),
+    most=st.integers(1, 7),
+    proposing=st.sampled_from([0.0, 0.1, 0.9]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=150, deadline=None)
+def test_no_generation_is_slower_than_its_bound(
+    ratio, chances, lengths, most, proposing, seed
+) -> None:
+    """However bad or dear the drafts, from the first token of the first generation on."""
+    kinds = {f"kind-{i}": chance for i, chance in enumerate(chances)}
+    world = World({1: 1.0, 4: ratio, 8: 1.4 * ratio}, kinds, seed, proposing)
+    controller = world.controller()
+    for tokens in lengths:
+        world.seed += 1
+        assert world.generate(controller, tokens, most) >= 0.97 - 1e-9
+
+
+@pytest.mark.parametrize(("chance", "least"), [(1.0, 3.0), (0.9, 2.5), (0.7, 1.75), (0.4, 1.2)])
+def test_good_drafts_pay_nearly_all_they_can(chance: float, least: float) -> None:
+    world = World({1: 1.0, 4: 1.1}, {"good": chance})
+    assert world.generate(world.controller(), 300, 3) >= least
+
+
+def test_bad_kinds_are_left_and_good_ones_kept() -> None:
+    world = World({1: 1.0, 4: 1.6}, {"good": 0.95, "bad": 0.02})
+    speed = world.generate(world.controller(), 600, 3)
+    assert world.used["bad"] < 20
+    assert world.used["good"] > 80
+    assert speed > 1.2
+
+
+def test_a_kind_that_gets_better_is_found() -> None:
+    world = World({1: 1.0, 4: 1.6}, {"only": 0.0})
+    controller = world.controller()
+    world.generate(controller, 200, 3)
+    world.chances["only"] = 1.0
+    world.generate(controller, 600, 3)
+    assert world.generate(controller, 100, 3) > 1.8
+
+
+def test_a_call_that_no_draft_can_pay_is_never_made() -> None:
+    """The seed's ZAYA: a call of four took more than four plain steps."""
+    world = World({1: 109.0, 4: 483.0}, {"only": 1.0})
+    controller = world.controller()
+    world.generate(controller, 2000, 3)
+    assert not world.used
+    assert controller.break_even(3) == pytest.approx((483 / 109 - 1) / 3)
+    assert controller.break_even(3) > 1
+
+
+def test_the_length_is_the_one_that_pays_most() -> None:
+    """Beyond 3 tokens a draft needs a call of 16, which only sure ones are worth."""
+    for chance, expected in ((1.0, 15), (0.5, 3)):
+        world = World({1: 1.0, 4: 1.2, 16: 3.0}, {"only": chance})
+        controller = world.controller()
+        for _ in range(20):
+            world.generate(controller, 200, 15)
+        controller.plain += 100.0
+        assert controller.length("only", 15) == expected
+
+
+def test_costly_drafts_are_shorter() -> None:
+    """A doubtful draft is cut though the call has room, when every token costs something."""
+    lengths = {}
+    for proposing in (0.0, 0.2):
+        world = World({1: 1.0, 8: 1.3}, {"only": 0.7}, proposing=proposing)
+        controller = world.controller()
+        for _ in range(10):
+            world.generate(controller, 200, 7)
+        controller.plain += 100.0
+        lengths[proposing] = controller.length("only", 7, proposing)
+    assert lengths[0.0] == 7
+    assert 1 <= lengths[0.2] <= 5
+
+
+def test_one_slow_call_changes_nothing() -> None:
+    controller = World({1: 1.0, 4: 1.1}, {}).controller()
+    controller.settle("only", 3, 0, 50.0)
+    controller.settle("", 0, 0, 50.0)
+    assert controller.costs[1].seconds == 1.0
+    assert controller.costs[4].seconds == 1.1
+
+
+def test_times_are_measured_up_to_what_drafts_need(tiny_engine) -> None:
+    session = tiny_engine().session()
+    assert {w: len(found) for w, found in measure(session, 3).items()} == {1: 3, 4: 3}
+    assert measure(session, 5).keys() == {1, 4, 8}
+    assert measure(session, 50).keys() == {1, 4, 8}
+    assert min(t for found in measure(session, 8).values() for t in found) > 0
+    assert session.position == 0

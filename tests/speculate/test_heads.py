@@ -1,0 +1,235 @@
+"""Draft heads: what they see, that they learn, that they are judged aligned, and their files."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.families.parity import tokens
+
+from cetane.bundle import Bundle
+from cetane.engine.engine import Engine
+from cetane.engine.generate import generate, open_engine
+from cetane.engine.sampling import Sampler
+from cetane.errors import CetaneError
+from cetane.speculate.features import Taps, tapped
+from cetane.speculate.head_drafter import head_drafter
+from cetane.speculate.heads import Eagle3, Head, HeadConfig, load_head, make_head
+from cetane.speculate.speculator import Speculator
+from cetane.speculate.train import Windows, acceptance, aligned, collect, split, train
+
+KINDS = ["medusa", "eagle3"]
+STEPS = 3
+
+
+def config(kind: str, rows: int = 50, hidden: int = 16) -> HeadConfig:
+    return HeadConfig(
+        kind=kind, hidden=hidden, rows=rows, steps=STEPS, eps=1e-5, bundle="ab" * 32
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_engine: Callable[..., Engine]) -> Engine:
+    return tiny_engine()
+
+
+def test_hidden_states_are_those_of_the_model(engine: Engine, model: Any) -> None:
+    """Of accepted tokens only, whatever calls they came in."""
+    ids, session = tokens(288), engine.session()
+    with torch.inference_mode():
+        truth = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+    shards = tapped(engine.plan)
+    assert shards == ("chunk-00", "chunk-01", "chunk-01")
+    taps, found = Taps(session, shards), []
+    session.feed(ids[:9])
+    found.append(taps.take())
+    assert taps.take().shape == (0, 3, 64)
+    session.evaluate([*ids[9:11], 5, 6])
+    session.accept(2)
+    found.append(taps.take())
+    session.evaluate([ids[11]])
+    session.accept(1)
+    session.evaluate(ids[12:16])
+    session.accept(4)
+    found.append(taps.take())
+    rows = np.concatenate(found)
+    assert [len(part) for part in found] == [9, 2, 5]
+    assert np.abs(rows[:, 0] - truth[1][0, :16].numpy()).max() < 1e-4
+    assert np.array_equal(rows[:, 1], rows[:, 2])
+    # transformers' last hidden state is normed: undo nothing, norm ours
+    normed = model.model.norm(torch.from_numpy(rows[:, 2])).detach().numpy()
+    assert np.abs(normed - truth[2][0, :16].numpy()).max() < 1e-4
+
+
+def test_a_layout_without_hidden_states(tiny_engine: Callable[..., Engine]) -> None:
+    with pytest.raises(CetaneError, match="need shards that hand on hidden states"):
+        tapped(tiny_engine(layout={"kind": "single"}).plan)
+
+
+def counting(windows: int = 40, length: int = 24, vocab: int = 8, hidden: int = 64) -> Any:
+    """A target that counts: the token after t is t + 1. Its features hold the token by which it
+    chooses, so that a head can know all that follows."""
+    random = torch.Generator().manual_seed(0)
+    starts = torch.randint(0, vocab, (windows, 1), generator=random)
+    ids = (starts + torch.arange(length)) % vocab
+    embedding = torch.randn(vocab, hidden, generator=random)
+    features = embedding[(ids + 1) % vocab][:, :, None].repeat(1, 1, 3, 1) * 3
+    return Windows(features.half(), ids, (ids + 1) % vocab), embedding
+
+
+def untrained(kind: str, embedding: torch.Tensor) -> Head:
+    head = make_head(config(kind, *embedding.shape))  # rows, hidden
+    head.vocabulary, head.output = torch.arange(len(embedding)), embedding * 2
+    return head
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_learn(kind: str) -> None:
+    windows, embedding = counting()
+    learned, held = split(windows)
+    assert (len(learned), len(held)) == (36, 4)
+    head = untrained(kind, embedding)
+    before = acceptance(head, held, embedding)
+    losses: list[str] = []
+    train(head, learned, embedding, 150, 1.0, 12, lambda what, *_: losses.append(what))
+    after = acceptance(head, held, embedding)
+    assert max(before.top1) < 0.3
+    assert min(after.top1) > 0.8, after
+    assert after.positions == 4 * (24 - STEPS)
+    assert float(losses[-1].split()[1]) < 0.5 * float(losses[0].split()[1])
+
+
+def test_training_ends_with_the_time() -> None:
+    windows, embedding = counting()
+    steps: list[str] = []
+    train(untrained("medusa", embedding), windows, embedding, 10**6, 0.005, 8,
+          lambda what, *_: steps.append(what))  # fmt: skip
+    assert 0 < len(steps) < 10**4
+
+
+def test_the_evaluation_is_aligned_and_the_seeds_was_not() -> None:
+    """A perfect head scores 1. The seed compared the drafts of the last tenth of a text with tokens
+    from its start, by which a perfect head scores like a guess (its famous 1.3 %)."""
+    random = torch.Generator().manual_seed(1)
+    choices = torch.randint(0, 50, (1, 400), generator=random)
+    drafts = [choices[:, 1 + k :] for k in range(STEPS)]  # from position i: chosen at i + 1 + k
+    assert aligned(drafts, choices).all()
+    assert aligned(drafts, choices).shape == (1, 400 - STEPS, STEPS)
+    start = 360
+    seeds = (drafts[0][0, start:] == choices[0, 1 : 1 + 399 - start]).float().mean()
+    assert seeds < 0.1
+    late = [choices[:, 2 + k :] for k in range(STEPS)]  # one token off
+    assert aligned(late, choices[:, :-1]).float().mean() < 0.1
+
+
+def test_acceptance_is_that_of_real_drafting(engine: Engine) -> None:
+    """EAGLE-3 judged in parallel says what it says step by step, with keys and values kept."""
+    windows = collect(engine, tokens(288) * 3, 24, lambda *_: None)
+    assert windows.features.shape == (4, 24, 3, 64)
+    embedding = torch.from_numpy(np.array(engine.tables.embedding)).float()
+    torch.manual_seed(3)
+    head = make_head(config("eagle3", 288, 64))
+    assert isinstance(head, Eagle3)
+    head.vocabulary, head.output = torch.arange(288), embedding
+    part = windows.part([1])
+    with torch.inference_mode():
+        made = head.teach(part.features.float(), embedding[part.tokens])
+        past, done = None, 0
+        for upto in (1, 5, 6, 13):  # in pieces, as tokens are accepted
+            features = part.features[0, done:upto].float()
+            h, past = head.follow(features, embedding[part.tokens[0, done + 1 : upto + 1]], past)
+            done = upto
+            assert torch.allclose(head.logits(h), made[0][0, upto - 1], atol=1e-4)
+            # step 1 with the token of the text, as in training
+            feature, after = h[None, None], embedding[part.tokens[:, upto + 1]][:, None]
+            h1, longer = head.extend(feature, after, past)
+            assert torch.allclose(head.logits(h1), made[1][0, upto - 1], atol=1e-4)
+            h2, _ = head.extend(
+                h1[None, None], embedding[part.tokens[:, upto + 2]][:, None], longer
+            )
+            assert torch.allclose(head.logits(h2), made[2][0, upto - 1], atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_and_loaded(tmp_path: Path, kind: str) -> None:
+    windows, embedding = counting(4)
+    head = untrained(kind, embedding)
+    head.save(tmp_path / "head.safetensors")
+    found = load_head(tmp_path / "head.safetensors")
+    assert found.config == head.config
+    with torch.inference_mode():
+        for one, other in zip(head.teach(windows.features.float(), embedding[windows.tokens]),
+                              found.teach(windows.features.float(), embedding[windows.tokens]),
+                              strict=True):  # fmt: skip
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "damage", ["none", "text", "no config", "other config", "huge", "missing", "shape", "kind"]
+)
+def test_files_that_are_no_heads(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "head.safetensors"
+    head = make_head(config("medusa"))
+    head.save(path)
+    tensors, about = load_file(path), head.config.model_dump_json()
+    if damage == "none":
+        path.unlink()
+    elif damage == "text":
+        path.write_text("not a head")
+    else:
+        match damage:
+            case "no config":
+                about = ""
+            case "other config":
+                about = about.replace('"steps":3', '"steps":4')
+            case "huge":
+                about = about.replace('"hidden":16', '"hidden":9999999')
+            case "missing":
+                del tensors["norm"]
+            case "shape":
+                tensors["norm"] = torch.ones(17)
+            case "kind":
+                about = about.replace("medusa", "pickle")
+        save_file(tensors, path, {"cetane": about} if about else {})
+    with pytest.raises(CetaneError, match="not a draft head"):
+        load_head(path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("contract", ["readonly", "shift"])
+def test_generation_with_a_head_is_generation_without(
+    tiny_bundle: Callable[..., Bundle], kind: str, contract: str
+) -> None:
+    """On real packages; an untrained head is mostly wrong. Conversations go on."""
+    bundle = tiny_bundle(contract=contract, layout={"kind": "chunks", "chunks": 2})
+    engine = open_engine(bundle, "portable")
+    head = make_head(
+        HeadConfig(kind=kind, hidden=64, rows=288, steps=STEPS, eps=1e-5, bundle=bundle.digest)
+    )
+    head.vocabulary = torch.arange(288)
+    head.output = torch.from_numpy(np.array(bundle.tables().embedding)).float()
+    prompt, session = tokens(288)[:7], engine.session()
+    expected = list(generate(session, prompt, Sampler(), 30))
+    drafter = head_drafter(head.eval(), bundle)
+    speculator = Speculator([drafter], 2)
+    for _ in range(2):  # the second time in another session
+        session = engine.session()
+        first = list(generate(session, prompt, Sampler(), 12, (), speculator))
+        second = list(generate(session, first[-1:], Sampler(), 18, (), speculator))
+        assert first + second == expected
+        assert drafter.tokens == [*prompt, *expected]
+    assert speculator.counters.drafted > 20
+
+
+def test_a_head_of_another_bundle(tiny_bundle: Callable[..., Bundle]) -> None:
+    bundle = tiny_bundle(contract="shift", layout={"kind": "chunks", "chunks": 2})
+    with pytest.raises(CetaneError, match="was trained for another bundle"):
+        head_drafter(make_head(config("medusa", 288, 64)), bundle)
+
+
+def test_too_little_text(engine: Engine) -> None:
+    with pytest.raises(CetaneError, match="too few for two windows"):
+        collect(engine, [1] * 40, 24, lambda *_: None)

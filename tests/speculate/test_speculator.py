@@ -1,0 +1,233 @@
+"""Generation with drafts is generation without them, whatever is drafted."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.families.parity import tokens
+
+from cetane.engine.engine import Engine, Session
+from cetane.engine.generate import generate
+from cetane.engine.sampling import Sampler
+from cetane.engine.verify import Draft
+from cetane.errors import CetaneError
+from cetane.families.caches import CONTRACTS
+from cetane.speculate.controller import Controller
+from cetane.speculate.draft_model import DraftModel
+from cetane.speculate.drafter import Drafter
+from cetane.speculate.ngram import Ngram
+from cetane.speculate.speculator import Speculator
+from cetane.speculate.suffix import Suffix
+
+PROMPT = 6
+CONTEXT = 32
+WIDTHS = range(2, 9)
+
+
+class Scripted(Drafter):
+    """Knows what comes, and says it, or something else, as the script has it."""
+
+    name = "scripted"
+
+    def __init__(self, future: Sequence[int], script: Sequence[tuple[int, int, list[int]]]) -> None:
+        """`script`: for every proposal how many right tokens, how many beyond what was asked for,
+        and what is said after the right ones."""
+        self.future, self.script = list(future), list(script)
+        self.tokens: list[int] = []
+        self.asked: list[int] = []
+
+    def begin(self, session: Session, tokens: Sequence[int]) -> None:
+        self.tokens = []
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self.tokens.extend(tokens)
+
+    def propose(self, most: int) -> Draft:
+        self.asked.append(most)
+        right, beyond, wrong = self.script[len(self.asked) % len(self.script)]
+        rest = self.future[len(self.tokens) :]
+        said = [*rest[:right], *wrong, *rest] + [5] * (most + beyond)
+        return Draft(tuple(said[: most + beyond]), self.name)
+
+
+@pytest.fixture(scope="module")
+def engines(tiny_engine: Callable[..., Engine], zaya_engine: Callable[..., Engine]) -> Any:
+    """`engines(family, contract, width)`, made once; verifying calls are `width` tokens wide."""
+    made: dict[tuple[str, str, int], Engine] = {}
+
+    def engine(family: str, contract: str, width: int) -> Engine:
+        key = (family, contract, width)
+        if key not in made:
+            if family == "llama":
+                made[key] = tiny_engine(contract, tokens={"verify": width, "prefill": 16})
+            else:
+                routed = ["decode", "verify"] if width % 2 else []
+                made[key] = zaya_engine(contract, verify=width, prefill=16, routed=routed)
+        return made[key]
+
+    return engine
+
+
+def plain(engine: Engine, sampler: Sampler, max_new: int = 40, stop: Sequence[int] = ()) -> Any:
+    session = engine.session()
+    prompt = tokens(engine.plan.vocab)[:PROMPT]
+    return list(generate(session, prompt, sampler, max_new, stop)), session.position
+
+
+scripts = st.lists(
+    st.tuples(
+        st.integers(0, 9),
+        st.integers(-9, 4),
+        st.lists(st.integers(-1, 290), max_size=2),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("family", ["llama", "zaya"])
+@given(
+    script=scripts,
+    width=st.sampled_from(WIDTHS),
+    max_new=st.integers(1, 40),
+    at=st.integers(0, 30),
+    temperature=st.sampled_from([0.0, 1.0]),
+    controlled=st.booleans(),
+)
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_drafts_change_nothing(
+    engines, family, contract, script, width, max_new, at, temperature, controlled
+) -> None:
+    """Right, wrong, too long, no tokens at all, past a stop token, past the end of the context."""
+    engine = engines(family, contract, width)
+    future, _ = plain(engine, Sampler(temperature, seed=4))
+    stop = [future[at % len(future)]]
+    expected, position = plain(engine, Sampler(temperature, seed=4), max_new, stop)
+    session, drafter = engine.session(), Scripted(future, script)
+    controller = Controller({w: [1.0 + w / 100] for w in (1, width, 16)}) if controlled else None
+    speculator = Speculator([drafter], width - 1, controller)
+    prompt = tokens(engine.plan.vocab)[:PROMPT]
+    sampler = Sampler(temperature, seed=4)
+    found = list(generate(session, prompt, sampler, max_new, stop, speculator))
+    assert found == expected
+    assert session.position == position
+    assert all(asked <= width - 1 for asked in drafter.asked)
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_drafts_that_are_always_right(engines, contract: str, width: int) -> None:
+    engine = engines("llama", contract, width)
+    future, _ = plain(engine, Sampler())
+    drafter = Scripted(future, [(99, 0, [])])
+    speculator = Speculator([drafter], width - 1)
+    prompt = tokens(288)[:PROMPT]
+    count = 1 + 2 * width
+    found = list(generate(engine.session(), prompt, Sampler(), count, (), speculator))
+    assert found == future[:count]
+    assert speculator.summary() == {
+        "verifier_calls": 2, "fallbacks": 0, "drafted": 2 * (width - 1),
+        "accepted": 2 * (width - 1), "tokens": 2 * width, "acceptance": 1.0,
+        "tokens_per_call": width, "break_even_acceptance": None,
+        "draft_seconds": speculator.counters.draft_seconds,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_drafts_that_are_always_wrong(engines, contract: str) -> None:
+    engine = engines("zaya", contract, 5)
+    future, _ = plain(engine, Sampler())
+    wrong = [(token + 1) % 101 for token in future]
+    speculator = Speculator([Scripted(wrong, [(99, 0, [])])], 4)
+    prompt = tokens(101)[:PROMPT]
+    found = list(generate(engine.session(), prompt, Sampler(), 40, (), speculator))
+    assert found == future
+    summary = speculator.summary()
+    assert summary["accepted"] == 0
+    assert summary["tokens_per_call"] == 1
+    assert summary["tokens"] == len(future) - 1
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("family", ["llama", "zaya"])
+def test_every_drafter_and_all_together(engines, family: str, contract: str) -> None:
+    engine = engines(family, contract, 4)
+    expected, _ = plain(engine, Sampler())
+    prompt = tokens(engine.plan.vocab)[:PROMPT]
+    suffix, model = Suffix(), DraftModel(engine, Sampler())
+    for drafters in ([Ngram(1, 3)], [suffix], [suffix], [model], [suffix, Ngram(1), model]):
+        speculator = Speculator(drafters, 3)
+        found = list(generate(engine.session(), prompt, Sampler(), 40, (), speculator))
+        assert found == expected
+        if drafters == [model]:  # the target itself: all it says is right
+            assert speculator.summary()["acceptance"] == 1
+    suffix.close()
+    assert suffix.trie.find(expected[:3]) is not None
+
+
+def test_a_conversation_goes_on(engines) -> None:
+    """The session, and what drafters know of it, is used again."""
+    engine = engines("llama", "readonly", 4)
+    expected, _ = plain(engine, Sampler(), 16)
+    prompt, session = tokens(288)[:PROMPT], engine.session()
+    model = DraftModel(engine, Sampler())
+    speculator = Speculator([model, Ngram(1)], 3)
+    first = list(generate(session, prompt, Sampler(), 7, (), speculator))
+    second = list(generate(session, first[-1:], Sampler(), 9, (), speculator))
+    assert first + second == expected
+    assert model.tokens == [*prompt, *first, *second]
+
+
+def test_a_draft_model_that_samples(engines) -> None:
+    """Drawn from the distribution it says, so that with the target as its own draft all counts."""
+    engine = engines("llama", "readonly", 4)
+    model = DraftModel(engine, Sampler(1.0, top_k=20, seed=1))
+    speculator = Speculator([model], 3)
+    prompt = tokens(288)[:PROMPT]
+    sampler = Sampler(1.0, top_k=20, seed=2)
+    assert len(list(generate(engine.session(), prompt, sampler, 20, (), speculator))) == 20
+    assert speculator.summary()["acceptance"] == 1
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_a_draft_model_of_another_mind(engines, contract: str) -> None:
+    """It goes back where its draft was refused, whatever its own contract."""
+    target, other = engines("llama", "readonly", 4), engines("zaya", contract, 4)
+    expected, _ = plain(other, Sampler(), 20)
+    prompt, session = tokens(101)[:PROMPT], target.session()
+    model = DraftModel(other, Sampler())
+    model.begin(session, prompt)
+    random, said = np.random.default_rng(0), []
+    for token in expected[:12]:
+        said.append(token)
+        model.extend([token])
+        count = int(random.integers(1, 5))
+        assert list(model.propose(count).tokens) == expected[len(said) : len(said) + count]
+        if len(said) == 6:  # what nobody would have drafted
+            said.append((expected[6] + 1) % 101)
+            model.extend(said[-1:])
+            break
+    fresh = other.session()
+    logits = fresh.feed([*prompt, *said])
+    assert model.propose(1).tokens == (int(logits.argmax()),)
+
+
+def test_the_controller_takes_the_draft_that_promises_most() -> None:
+    controller = Controller({1: [1.0], 4: [1.1]})
+    controller.plain = 100.0
+    speculator = Speculator([], 3, controller)
+    long, short = Draft((1, 2, 3), "long"), Draft((1,), "short")
+    assert speculator.pick([short, long]) == long
+    for _ in range(9):
+        controller.settle("long", 3, 0, 1.1)
+    assert speculator.pick([long, short]) == short
+    assert speculator.pick([]).tokens == ()
+
+
+def test_no_drafts_at_all() -> None:
+    with pytest.raises(CetaneError, match="must be at least 1"):
+        Speculator([Ngram()], 0)
