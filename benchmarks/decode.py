@@ -23,6 +23,7 @@ from cetane.gates.metrics import log_softmax
 from cetane.gates.probes import chat_prompts
 from cetane.gates.quality import read_tokens
 from cetane.gates.reference import Reference
+from cetane.mil.fast import share_threads
 from cetane.recipe import load_recipe
 from common import arguments, bundle_of, report, standard_library_text
 
@@ -126,6 +127,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--perplexity", type=int, default=0, help="of so many tokens of text")
     options = parser.parse_args()
+    share_threads()
     checkpoint = open_checkpoint(options.model)
     bundles = {name: bundle_of(checkpoint, load_recipe(name)) for name in options.recipes}
     runners: dict[str, Runner] = {

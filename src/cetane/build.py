@@ -287,8 +287,8 @@ def parts(
         return lambda path: lowering.lower(name, path)
 
     return (
-        {TOKENIZER: tokenizer}
-        | {table_path(name): rows(name, "values") for name in embeddings}
+        {table_path(name): rows(name, "values") for name in embeddings}
+        | {TOKENIZER: tokenizer}
         | ({scales_path(name): rows(name, "scales") for name in embeddings} if quantized else {})
         | {rotary_path(table): rotary(table) for table in planner.model.rotary}
         | {shard_path(name): shard(name) for name in planner.members}

@@ -12,7 +12,7 @@ import pytest
 from tests.converting import converted_once
 
 from cetane.bundle import Bundle
-from cetane.cli import main
+from cetane.cli import bench, main, run
 from cetane.lower.lower import Lowering
 
 RECIPE = """
@@ -25,6 +25,13 @@ context = 64
 prefill = 8
 {verify}
 """
+
+
+@pytest.fixture(autouse=True)
+def own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command owns its process, a test does not."""
+    for module in (bench, run):
+        monkeypatch.setattr(module, "share_threads", lambda: None)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ _PREFIXES = {
 
 def has_text_part(config: dict[str, Any]) -> bool:
     """Whether a config.json is of a model of which only a part is for text."""
-    return config.get("model_type") in _TEXT_TYPES and "text_config" in config
+    return str(config.get("model_type")) in _TEXT_TYPES and "text_config" in config
 
 
 def text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from cetane.cli.validate import BundlePath
 from cetane.engine.generate import open_engine
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
+from cetane.mil.fast import share_threads
 from cetane.speculate.bench import Speed, compare
 from cetane.speculate.bench import suite as speculative_suite
 from cetane.speculate.drafter import Drafter
@@ -48,6 +49,7 @@ def bench(
         raise CetaneError(f"no category {unknown[0]!r}; known: {', '.join(known)}")
     opened = Bundle(bundle)
     opened.verify()
+    share_threads()
     engine = open_engine(opened, backend)
     wishes = [Wish(name, draft_tokens=draft_tokens) for name in drafters.split(",")]
     longest = longest_draft(wishes[0], engine)

@@ -12,6 +12,7 @@ from cetane.engine.engine import Engine, Session
 from cetane.engine.generate import generate, open_engine
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
+from cetane.mil.fast import share_threads
 from cetane.speculate.open import NAMES, Wish, open_speculator
 from cetane.speculate.speculator import Speculator
 
@@ -53,6 +54,7 @@ def run(
         raise CetaneError("give one of: a prompt, --prompt-ids, or --chat")
     if chat and json:
         raise CetaneError("--json is for one answer, not for --chat")
+    share_threads()
     engine = open_engine(opened, backend)
     speculator = None
     if speculative is not None:

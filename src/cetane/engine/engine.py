@@ -23,6 +23,7 @@ from cetane.families.flow import (
     ToCache,
     ToChoice,
     ToHistory,
+    ToLogits,
     ToTensor,
 )
 from cetane.families.layers import MASKED, hidden_shape
@@ -90,13 +91,20 @@ class Engine:
         }
         """The calls of a mode, where its logits are wanted and where not, by shard."""
 
-        heads = {shard.name for shard in plan.shards if shard.kind == "head"}
         self.cheaper = {
             mode
             for mode, chosen in plan.modes.items()
-            if set(chosen.silent) != {step for step in chosen.steps if step.shard not in heads}
+            if not {s for s in chosen.steps if not self.is_head(s)} <= set(chosen.silent)
         }
         """Modes in which logits that nobody reads save more than the head."""
+
+    def is_head(self, step: Step | Route) -> bool:
+        """Whether a step gives logits and no more."""
+        if isinstance(step, Route):
+            return False
+        function = self.plan.functions[step.shard, step.function]
+        only = all(isinstance(output.sink, ToLogits | ToChoice) for output in function.outputs)
+        return only and not function.states
 
     def program(self, shard: str) -> Program:
         """The opened shard."""

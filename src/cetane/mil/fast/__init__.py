@@ -11,5 +11,6 @@ cannot: `unsupported` lists the ops that a function would need.
 
 from cetane.mil.fast.lower import unsupported
 from cetane.mil.fast.program import FastFunction, FastProgram, State
+from cetane.mil.fast.sessions import share_threads
 
-__all__ = ["FastFunction", "FastProgram", "State", "unsupported"]
+__all__ = ["FastFunction", "FastProgram", "State", "share_threads", "unsupported"]

@@ -17,7 +17,8 @@ from cetane.mil.program import Constant, Function, Op
 
 # Constants of more elements stay out of the graph.
 _LITERAL_ELEMENTS = 64
-_STATE_OPS = ("read_state", "write_state")
+# Lowered by the lowerer itself; `view` is what `fusion` makes of a part of an input.
+_OWN = ("read_state", "write_state", "view")
 
 
 def unsupported(function: Function) -> list[str]:
@@ -28,7 +29,7 @@ def unsupported(function: Function) -> list[str]:
             op.kind
             for op in _live(function)
             if op.kind not in LOWERINGS
-            and op.kind not in _STATE_OPS
+            and op.kind not in _OWN
             and not all(value.name in constants for value in op.outputs)
         }
     )
