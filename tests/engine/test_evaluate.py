@@ -8,7 +8,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.families.parity import tokens
+from tests.families.gemma_models import build_gemma4
+from tests.families.gemma_models import recipe as gemma_recipe
+from tests.families.parity import engine_of, tokens
 from tests.families.parity import truth as truth_of
 
 from cetane.engine.engine import Engine, Session
@@ -257,3 +259,49 @@ def test_a_call_that_fails_while_evaluated_leaves_the_session_as_it_was(
     with pytest.raises(CetaneError, match="0 have been evaluated"):
         session.accept(3)
     assert close(session.feed(ids[5:9], "all"), llama_truth[5:9])
+
+
+@pytest.mark.parametrize("sliding", CONTRACTS)
+@given(steps=steps)
+@few
+def test_windows(gemma_truth: np.ndarray, gemma_engines: Any, sliding: str, steps: Any) -> None:
+    """The same where a group's slots are used again, and layers share caches."""
+    engine = gemma_engines(sliding)
+    ids, session = tokens(engine.plan.vocab, 64), engine.session()
+    session.feed(ids[:16], "none")  # beyond the window of 12
+    at = 16
+    for count, right, taken in steps:
+        count = min(count, max(session.widths, default=0), len(ids) - at)
+        if count <= 0:
+            break
+        right = min(count, max(right, 1))
+        wrong = [(token + 1) % engine.plan.vocab for token in ids[at + right : at + count]]
+        found = session.evaluate([*ids[at : at + right], *wrong])
+        assert close(found[:right], gemma_truth[at : at + right])
+        taken = min(taken, right)
+        session.accept(taken)
+        at += taken
+    if at < len(ids):
+        assert close(session.feed(ids[at:], "all"), gemma_truth[at:])
+
+
+@pytest.fixture(scope="module")
+def gemma() -> Any:
+    return build_gemma4(sliding_window=12)
+
+
+@pytest.fixture(scope="module")
+def gemma_truth(gemma: Any) -> np.ndarray:
+    return truth_of(gemma, 64)
+
+
+@pytest.fixture(scope="module")
+def gemma_engines(gemma: Any) -> Any:
+    made: dict[str, Engine] = {}
+
+    def engine(sliding: str) -> Engine:
+        if sliding not in made:
+            made[sliding] = engine_of(gemma, gemma_recipe(sliding=sliding))
+        return made[sliding]
+
+    return engine
