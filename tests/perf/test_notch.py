@@ -4,7 +4,7 @@ import pytest
 
 from cetane.perf.chips import find_chip
 from cetane.perf.cost import load_fit
-from cetane.perf.notch import cost, hit_bytes, is_hit, payload
+from cetane.perf.notch import cost, hit_bytes
 from cetane.perf.shapes import load_decoders
 
 
@@ -23,13 +23,11 @@ from cetane.perf.shapes import load_decoders
         ((100, 64), 16, False),  # nearly nothing is no multiple
     ],
 )
-def test_hits(shape: tuple[int, ...], bits: float, hit: bool) -> None:
-    assert is_hit(shape, bits) is hit
+def test_hits(shape: tuple[int, ...], bits: int, hit: bool) -> None:
+    assert bool(hit_bytes([shape], bits)) is hit
 
 
-def test_payload_and_cost() -> None:
-    assert payload((4096, 2048), 16) == 2**20
-    assert payload((17, 8), 8) == 2 * 8
+def test_bytes_and_cost() -> None:
     assert hit_bytes([(4096, 2048), (2048, 2048)], 16) == 2 * 4096 * 2048
     rates, chip = load_fit().rates, find_chip("m4-max")
     slow = 2 * 4096 * 2048 * (1 / 23 - 1 / rates["half"].value) * 1e-6
