@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,17 +17,32 @@ Argument = str | Constant
 
 
 class Context:
-    """Producers, readers, shapes and constants of a function."""
+    """Producers, readers, shapes and constants of a function, each found when it is asked for."""
 
     def __init__(self, function: Function) -> None:
         self.inputs = function.inputs
-        self.constants = Constants(function.ops)
-        self.readers: dict[Argument, list[Op]] = defaultdict(list)
-        for op in function.ops:
-            for argument in dict.fromkeys(a for given in op.inputs.values() for a in given):
-                self.readers[argument].append(op)
-        self._producers = {value.name: op for op in function.ops for value in op.outputs}
-        self._types = {v.name: v.type for op in function.ops for v in op.outputs}
+        self._ops = function.ops
+
+    @cached_property
+    def constants(self) -> Constants:
+        return Constants(self._ops)
+
+    @cached_property
+    def readers(self) -> dict[Argument, list[Op]]:
+        """The ops that read a value, by its name."""
+        readers: dict[Argument, list[Op]] = defaultdict(list)
+        for op in self._ops:
+            for name in set(op.references()):
+                readers[name].append(op)
+        return readers
+
+    @cached_property
+    def _producers(self) -> dict[str, Op]:
+        return {value.name: op for op in self._ops for value in op.outputs}
+
+    @cached_property
+    def _types(self) -> dict[str, TensorType | None]:
+        return {value.name: value.type for op in self._ops for value in op.outputs}
 
     def producer(self, argument: Argument, kind: str) -> Op | None:
         """The op that makes a value, if it is of this kind."""
