@@ -1,4 +1,4 @@
-"""Products with packed weights, against numpy with activations rounded as they should be."""
+"""Products with packed weights, against numpy: exact where 8 bits hold the activations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,13 +24,11 @@ NARROW = {
 LIMITS = {"int4": (-8, 7), "uint4": (0, 15), "int8": (-128, 127), "uint8": (0, 255)}
 
 
-def rounded(x: np.ndarray) -> np.ndarray:
-    """`(..., K)` in 8 bits, one scale for 32 elements."""
-    missing = -x.shape[-1] % 32
-    blocks = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]).reshape(*x.shape[:-1], -1, 32)
-    scale = np.abs(blocks).max(-1, keepdims=True) / 127
-    steps = np.rint(np.divide(blocks, scale, out=np.zeros_like(blocks), where=scale > 0))
-    return (steps * scale).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
+def in_8_bits(columns: int, tokens: int) -> np.ndarray:
+    """Activations `(1, columns, 1, tokens)` that 8 bits hold: of 32, the largest is 127/64."""
+    steps = np.random.default_rng(columns).integers(-127, 128, (columns, tokens))
+    steps[::32] = 127
+    return (steps / 64).astype(np.float16)[None, :, None]
 
 
 def linear(
@@ -75,15 +73,21 @@ def test_product(build: Build, split: bool, dtype: str, rows: int, form: tuple[i
     path = build(
         {"x": ((1, columns, 1, tokens), "fp16")}, lambda x: mb.conv(x=x, weight=weight(), **more)
     )
-    x = normal(1, columns, 1, tokens).astype(np.float16)
+    x = in_8_bits(columns, tokens)
+    near = normal(1, columns, 1, tokens).astype(np.float16)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed, "eight_bits_add_up", lambda: not split)
         assert "MatMulNBits" in kinds(load(path).functions["main"], pack=True)
-        (y,) = fast(path, x=x)
-    rows_of_x = rounded(x[0, :, 0].T.astype(np.float64))
-    truth = rows_of_x @ values.T + (more["bias"].astype(np.float64) if bias else 0)
+        (y,), (rounded,) = fast(path, x=x), fast(path, x=near)
     assert y.shape == (1, rows, 1, tokens)
-    np.testing.assert_allclose(y[0, :, 0].T, truth, rtol=1e-4, atol=1e-4 * np.abs(truth).max())
+    truth, nearly = (
+        a[0, :, 0].T.astype(np.float64) @ values.T + more.get("bias", 0) for a in (x, near)
+    )
+    np.testing.assert_allclose(y[0, :, 0].T, truth, rtol=1e-5, atol=1e-5 * np.abs(truth).max())
+    # Others are half a step off, at most.
+    step = np.abs(near).max() / 127
+    bound = np.abs(values).sum(1) * step / 2 * 1.01 + 1e-3
+    assert (np.abs(rounded[0, :, 0].T - nearly) <= bound).all()
 
 
 def test_the_kernel_of_this_processor() -> None:
