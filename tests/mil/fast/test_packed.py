@@ -149,3 +149,19 @@ def test_layers(tiny_bundle: Callable[..., Bundle], order: str, format_: str) ->
             for output, truth in exact.items():
                 error = np.abs(close[output] - truth).max() / np.abs(truth).max()
                 assert error < (0.03 if few else 1e-5), (name, output)
+
+
+def test_tokens_along_two_axes(build: Build) -> None:
+    """`(1, C, 1, 2) + (1, C, 2, 1)` is an image, not rows."""
+    make, values = linear(4, 32, "int8", 1, offset=False)
+
+    def body(x: Any) -> Any:
+        y = mb.conv(x=x, weight=make())
+        turned = mb.conv(x=mb.transpose(x=x, perm=[0, 1, 3, 2]), weight=make())
+        return mb.add(x=y, y=turned)
+
+    path = build({"x": ((1, 32, 1, 2), "fp16")}, body)
+    x = in_8_bits(32, 2)
+    (y,) = fast(path, x=x)
+    product = np.einsum("oc,nchw->nohw", values, x.astype(np.float64))
+    np.testing.assert_allclose(y, product + product.swapaxes(2, 3), rtol=1e-5, atol=1e-4)

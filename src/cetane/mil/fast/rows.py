@@ -45,7 +45,7 @@ class _Rows:
 
     def _rewrite(self, op: Op) -> None:
         match op.kind:
-            case "conv" if self.is_product(op):
+            case "conv" if self._is_product(op):
                 self._product(op)
             case "rms_norm" if self._tokens(op.inputs["x"][0]) and self._axis(op, "axes") == [1]:
                 inputs = self._with(op, x=self._row(op.inputs["x"][0]), axes=literal([-1]))
@@ -64,7 +64,7 @@ class _Rows:
                     self._channels(name)
                 self._ops.append(op)
 
-    def is_product(self, op: Op) -> bool:
+    def _is_product(self, op: Op) -> bool:
         context = self._context
         (weight,), (x,) = op.inputs["weight"], op.inputs["x"]
         if weight not in context.constants or not self._tokens(x):
@@ -107,7 +107,7 @@ class _Rows:
         shape = self._context.shape(next(a for a in given if a in self._rows))
         channel = (shape[1], 1, 1)
         return all(
-            a in self._rows
+            (a in self._rows and self._context.shape(a)[2:] == shape[2:])
             or self._context.shape(a) == ()
             or (isinstance(a, str) and self._context.shape(a) in (shape, (1, *channel), channel))
             for a in given
