@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from cetane.build import build
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
+from cetane.lower.lower import Lowering
 from cetane.recipe import Recipe, parse_recipe
 
 TINY = {
@@ -174,6 +175,20 @@ def tiny_bundle(
         return made[key]
 
     return bundle
+
+
+@pytest.fixture
+def lowered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the shards that are lowered, in order."""
+    names: list[str] = []
+    lower = Lowering.lower
+
+    def watch(self: Lowering, shard: str, target: Path) -> None:
+        names.append(shard)
+        lower(self, shard, target)
+
+    monkeypatch.setattr(Lowering, "lower", watch)
+    return names
 
 
 @pytest.fixture(scope="session", params=VARIANTS)

@@ -83,22 +83,8 @@ def checkpoint(tiny_checkpoint_folder: Path) -> Checkpoint:
 
 
 @pytest.fixture
-def shards(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the shards that are lowered, in order."""
-    names: list[str] = []
-    lower = Lowering.lower
-
-    def watch(self: Lowering, shard: str, target: Path) -> None:
-        names.append(shard)
-        lower(self, shard, target)
-
-    monkeypatch.setattr(Lowering, "lower", watch)
-    return names
-
-
-@pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """As `shards`, but packages are empty."""
+    """As `lowered`, but packages are empty."""
     names: list[str] = []
 
     def write(self: Lowering, shard: str, target: Path) -> None:
@@ -135,17 +121,17 @@ def assert_same(bundle: Bundle, other: Bundle) -> None:
 
 
 def test_progress(
-    stopped: Path, checkpoint: Checkpoint, small: Recipe, undisturbed: Bundle, shards: list[str]
+    stopped: Path, checkpoint: Checkpoint, small: Recipe, undisturbed: Bundle, lowered: list[str]
 ) -> None:
     seen: list[tuple[str, int, int]] = []
     bundle = build(checkpoint, small, stopped, lambda *call: seen.append(call))
     assert seen == [(name, index, 6) for index, name in enumerate(STEPS)]
-    assert shards == []
+    assert lowered == []
     assert_same(bundle, undisturbed)
 
 
 def test_stopped_after_every_part(
-    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, undisturbed: Bundle, shards: list[str]
+    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, undisturbed: Bundle, lowered: list[str]
 ) -> None:
     target = tmp_path / "out"
     for step in STEPS:
@@ -155,7 +141,7 @@ def test_stopped_after_every_part(
         with pytest.raises(CetaneError):
             Bundle(target)
     assert_same(build(checkpoint, small, target, silent), undisturbed)
-    assert shards == ["layer-00", "head-0", "layer-01"]
+    assert lowered == ["layer-00", "head-0", "layer-01"]
 
 
 @pytest.mark.parametrize("shard", ["layer-00", "head-0"])
@@ -223,24 +209,24 @@ def test_another_recipe_starts_anew(
     stopped: Path,
     checkpoint: Checkpoint,
     small: Recipe,
-    shards: list[str],
+    lowered: list[str],
 ) -> None:
     other = small.model_copy(update={"name": "other"})
     bundle = build(checkpoint, other, stopped, silent)
     bundle.verify()
-    assert shards == ["layer-00", "head-0", "layer-01"]
+    assert lowered == ["layer-00", "head-0", "layer-01"]
     assert bundle.plan.recipe == other
 
 
 def test_another_checkpoint_starts_anew(
-    stopped: Path, small: Recipe, tiny_checkpoint_folder: Path, tmp_path: Path, shards: list[str]
+    stopped: Path, small: Recipe, tiny_checkpoint_folder: Path, tmp_path: Path, lowered: list[str]
 ) -> None:
     folder = shutil.copytree(tiny_checkpoint_folder, tmp_path / "other")
     weights = load_file(folder / "model.safetensors")
     save_file({k: v + 1 for k, v in weights.items()}, folder / "model.safetensors")
     with pytest.raises(Stop):
         build(open_checkpoint(folder), small, stopped, stop_at("shards/head-0.mlpackage"))
-    assert shards == ["layer-00"]
+    assert lowered == ["layer-00"]
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing", "file missing", "file added"])
@@ -251,7 +237,7 @@ def test_a_finished_part_that_was_damaged_is_made_again(
     checkpoint: Checkpoint,
     small: Recipe,
     undisturbed: Bundle,
-    shards: list[str],
+    lowered: list[str],
 ) -> None:
     package = tmp_path / "out.partial/bundle/shards/layer-01.mlpackage"
     weights = package / "Data/com.apple.CoreML/weights/weight.bin"
@@ -266,7 +252,7 @@ def test_a_finished_part_that_was_damaged_is_made_again(
     else:
         (package / "more").touch()
     bundle = build(checkpoint, small, stopped, silent)
-    assert shards == ["layer-01"]
+    assert lowered == ["layer-01"]
     assert_same(bundle, undisturbed)
 
 
@@ -298,12 +284,12 @@ def test_a_record_that_was_damaged_is_not_trusted(
 
 
 def test_a_finished_bundle_is_kept(
-    undisturbed: Bundle, checkpoint: Checkpoint, small: Recipe, shards: list[str]
+    undisturbed: Bundle, checkpoint: Checkpoint, small: Recipe, lowered: list[str]
 ) -> None:
     leftover = undisturbed.path.with_name(undisturbed.path.name + ".partial")
     (leftover / "done").mkdir(parents=True)
     assert build(checkpoint, small, undisturbed.path, silent).digest == undisturbed.digest
-    assert shards == []
+    assert lowered == []
     assert not leftover.exists()
 
 
@@ -395,7 +381,7 @@ def test_disk_full_then_finished(
     small: Recipe,
     undisturbed: Bundle,
     monkeypatch: pytest.MonkeyPatch,
-    shards: list[str],
+    lowered: list[str],
 ) -> None:
     """At any rename: of the record, of a part, of its hashes, of the manifest."""
     (tmp_path / "out.partial/bundle/embedding.npy").unlink()
@@ -410,7 +396,7 @@ def test_disk_full_then_finished(
         patch.setattr(os, "replace", fail)
         build(checkpoint, small, stopped, silent)
     assert_same(build(checkpoint, small, stopped, silent), undisturbed)
-    assert shards == []
+    assert lowered == []
 
 
 def test_a_disk_that_refuses(
@@ -650,7 +636,7 @@ def test_a_kill_while_a_part_is_made_anew(
     checkpoint: Checkpoint,
     small: Recipe,
     undisturbed: Bundle,
-    shards: list[str],
+    lowered: list[str],
 ) -> None:
     """Between the new part and its record, the old record is of other files."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
@@ -666,4 +652,4 @@ def test_a_kill_while_a_part_is_made_anew(
         patch.setattr(cetane.build.Partial, "record", die)
         build_only(checkpoint, small, stopped, ["layer-00"], silent, rebuild=True)
     assert_same(build(checkpoint, small, stopped, silent), undisturbed)
-    assert shards == ["layer-00"]
+    assert lowered == ["layer-00"]

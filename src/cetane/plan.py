@@ -817,13 +817,17 @@ class Planner:
         router, experts = self._parts[last.name]
         return [(*before, router), experts]
 
+    def _before(self, shard: str) -> list[str]:
+        """The shards that run before one."""
+        names = list(self.members)
+        return names[: names.index(shard)]
+
     def feeds(self, shard: str) -> dict[str, Truth]:
         """What the tensors that a shard takes from earlier ones should equal, by tensor name."""
         reads = needed(self.members[shard])
         return {
             name: truth
-            for earlier in self.members
-            if list(self.members).index(earlier) < list(self.members).index(shard)
+            for earlier in self._before(shard)
             for block in self.members[earlier]
             for name, truth in block.truths().items()
             if name in reads
@@ -840,10 +844,9 @@ class Planner:
         """Earlier shards that make what a shard takes and no module of the Hugging Face model
         gives."""
         reads = needed(self.members[shard])
-        names = list(self.members)
         return [
             earlier
-            for earlier in names[: names.index(shard)]
+            for earlier in self._before(shard)
             if any(
                 reads & set(block.writes) - set(block.truths()) for block in self.members[earlier]
             )

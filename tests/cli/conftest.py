@@ -13,7 +13,6 @@ from tests.converting import converted_once
 
 from cetane.bundle import Bundle
 from cetane.cli import bench, main, run
-from cetane.lower.lower import Lowering
 
 RECIPE = """
 description = "The tiny model's."
@@ -103,20 +102,6 @@ def small_file(tmp_path: Path) -> Iterator[Path]:
     file.write_text(SMALL)
     with converted_once():
         yield file
-
-
-@pytest.fixture
-def lowered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The shards that are lowered, in order."""
-    names: list[str] = []
-    lower = Lowering.lower
-
-    def watch(self: Lowering, shard: str, target: Path) -> None:
-        names.append(shard)
-        lower(self, shard, target)
-
-    monkeypatch.setattr(Lowering, "lower", watch)
-    return names
 
 
 @pytest.fixture

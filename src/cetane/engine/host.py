@@ -35,14 +35,10 @@ def place(group: Slots, held: Array, positions: Array, width: int) -> Placed:
     form, count = group.form(width), len(positions)
     padded = np.concatenate([positions, np.full(width - count, EMPTY)])
     targets = np.array([group.of(position) for position in positions])
-    if group.contract == "shift":
-        new = positions if form is ReadOnly else padded  # a graph cannot tell the padding
-        after = np.concatenate([held, new])[len(new) :]
+    if group.contract == "shift" and form is not ReadOnly:  # a graph cannot tell the padding
+        after = np.concatenate([held, padded])[width:]
     else:
-        after = held.copy()
-        if group.contract == "stateful":
-            after[targets[0] : targets[0] + width] = EMPTY
-        after[targets] = positions  # of equal targets, the last counts
+        after = accepted(group, held, positions, width, count)
     keys = np.concatenate([held, padded]) if form is ReadOnly else after
     return Placed(after, keys, targets)
 
@@ -54,7 +50,7 @@ def accepted(group: Slots, held: Array, positions: Array, width: int, count: int
     after, targets = held.copy(), np.array([group.of(position) for position in positions])
     if group.contract == "stateful":  # it was written all the same
         after[targets[0] : targets[0] + width] = EMPTY
-    after[targets[:count]] = positions[:count]
+    after[targets[:count]] = positions[:count]  # of equal targets, the last counts
     return after
 
 

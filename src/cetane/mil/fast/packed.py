@@ -12,15 +12,17 @@ offset between two integers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 from cetane.mil.dtypes import Array
 from cetane.mil.fast.constants import Constants
 from cetane.mil.fast.graph import MICROSOFT, Graph, Tensor, Weight
+from cetane.mil.fast.model import model
 from cetane.mil.fast.sessions import open_session
 from cetane.mil.program import Constant, Op
 
@@ -127,8 +129,7 @@ class Packed:
             "zero": (self.rows * per_row,),
         }
         tensors = [self._weight_of(g, name, shape) for name, shape in shapes.items()]
-        sizes = {"N": self.rows, "K": columns, "bits": self.bits, "block_size": BLOCK}
-        return g("MatMulNBits", given, *tensors, domain=MICROSOFT, accuracy_level=4, **sizes)
+        return _product(g, given, tensors, self.rows, columns, self.bits)
 
     def _weight_of(self, g: Graph, name: str, shape: tuple[int, ...]) -> str:
         key = ("packed", name, self.bits, self._constants.key(self._weight))
@@ -165,20 +166,16 @@ def eight_bits_add_up() -> bool:
     Without VNNI instructions it may add pairs of products in 16 bits, which saturate; products of
     4-bit weights never do.
     """
-    inputs = {
-        "x": np.ones((1, BLOCK), np.float32),
-        "data": np.full((1, 1, BLOCK), 255, np.uint8),
-        "scale": np.ones(1, np.float32),
-        "zero": np.zeros(1, np.uint8),
-    }
-    sizes = {"N": 1, "K": BLOCK, "bits": 8, "block_size": BLOCK}
-    node = helper.make_node(
-        "MatMulNBits", list(inputs), ["y"], domain=MICROSOFT, accuracy_level=4, **sizes
-    )
-    constants = [numpy_helper.from_array(inputs.pop(n), n) for n in ("data", "scale", "zero")]
-    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in "xy")
-    graph = helper.make_graph([node], "probe", [x], [y], constants)
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
-    proto = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    (result,) = open_session(proto).run(None, inputs)
+    g = Graph({"x": Tensor("x", (1, BLOCK), "fp32")})
+    most = np.full((1, 1, BLOCK), 255, np.uint8), np.ones(1, np.float32), np.zeros(1, np.uint8)
+    g.outputs["y"] = _product(g, "x", [g.literal(array) for array in most], 1, BLOCK, 8)
+    (result,) = open_session(model([g])).run(None, {"x": np.ones((1, BLOCK), np.float32)})
     return bool(np.isclose(result[0, 0], 255 * BLOCK))
+
+
+def _product(
+    g: Graph, x: Tensor | str, weight: Sequence[str], rows: int, columns: int, bits: int
+) -> str:
+    """`x` with a matrix of data, scales and zero points; its activations are rounded to 8 bits."""
+    sizes = {"N": rows, "K": columns, "bits": bits, "block_size": BLOCK}
+    return g("MatMulNBits", x, *weight, domain=MICROSOFT, accuracy_level=4, **sizes)
