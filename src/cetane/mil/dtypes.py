@@ -61,9 +61,12 @@ def from_bytes(data: npt.NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) 
     return elements.reshape(shape)
 
 
+_KINDS = {"f": "float", "i": "int", "u": "int", "b": "bool"}
+
+
 def kind(dtype: np.dtype[Any]) -> str:
     """What a numpy type holds, whatever its width: "float", "int", "bool", else its own name."""
-    return {"f": "float", "i": "int", "u": "int", "b": "bool"}.get(dtype.kind, str(dtype))
+    return _KINDS.get(dtype.kind) or str(dtype)  # the name of a dtype takes numpy a while
 
 
 def byte_count(dtype: str, shape: tuple[int, ...]) -> int:
