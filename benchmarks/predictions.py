@@ -15,8 +15,8 @@ import numpy as np
 import torch
 import transformers
 
+from cetane.chips import find_chip, load_chips
 from cetane.perf.breakeven import Speculation, per_slot_formula
-from cetane.perf.chips import find_chip, load_chips
 from cetane.perf.cost import TERM_OF, Work, costs_of, load_fit, terms, total
 from cetane.perf.evidence import Measurement, formats, load_evidence, read
 from cetane.perf.fit import Checked, check, leave_one_group_out

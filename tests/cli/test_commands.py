@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import cetane.lower.lower
 from cetane.bundle import Bundle
+from cetane.chips import Figure, find_chip
 from cetane.cli.demo import DEMOS, Demo
 from cetane.cli.output import print_json
 from cetane.gates.golden import thresholds
@@ -105,7 +106,10 @@ def test_plan_counts_programs(
     warned: bool,
 ) -> None:
     """Every function is one, and a process holds only so many."""
-    monkeypatch.setattr("cetane.cli.plan.PROGRAMS", limit)
+    known = find_chip("m4-max")
+    few = Figure(value=limit, source="a test", date="2026")
+    lacking = known.model_copy(update={"programs": (few,)})
+    monkeypatch.setattr("cetane.cli.plan.find_chip", {"m4-max": lacking}.__getitem__)
     plan = ("plan", tiny_checkpoint_folder, "-r", small_file)
     shown = cetane(*plan)
     assert shown.code == 0

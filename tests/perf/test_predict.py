@@ -8,8 +8,8 @@ import torch
 import transformers
 from tests.conftest import InMemoryCheckpoint, build_model
 
+from cetane.chips import find_chip
 from cetane.families.caches import CONTRACTS
-from cetane.perf.chips import find_chip
 from cetane.perf.cost import load_fit
 from cetane.perf.predict import Predictor, distinct
 from cetane.perf.sweep import Sweep

@@ -10,15 +10,16 @@ from typing import Annotated, Any
 
 import typer
 
+from cetane.chips import DEFAULT_CHIP
 from cetane.cli.output import Json, console, print_json, table
 from cetane.errors import CetaneError
 from cetane.gates.residency.audit import Audit, Finding, FunctionAudit
 from cetane.gates.residency.audit import audit as examine
-from cetane.gates.residency.chips import DEFAULT_CHIP, DEFAULT_OS, Target
 from cetane.gates.residency.docs import explained, markdown
 from cetane.gates.residency.measured import Measured, measure, read_measured, with_measured
 from cetane.gates.residency.rule import find, load_rules
 from cetane.gates.residency.store import open_artifact
+from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.mil.reader import load
 
 ORDER = ("fatal", "silent", "risk", "perf", "info")

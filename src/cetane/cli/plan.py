@@ -6,6 +6,7 @@ import typer
 from rich.markup import escape
 
 from cetane.checkpoint import open_checkpoint
+from cetane.chips import DEFAULT_CHIP, Chip, find_chip, load_chips
 from cetane.cli.output import (
     Json,
     Model,
@@ -26,14 +27,10 @@ from cetane.cli.predicted import (
 )
 from cetane.errors import CetaneError
 from cetane.families.flow import Input, Output, State
-from cetane.perf.chips import find_chip, load_chips
 from cetane.perf.predict import Predictor
 from cetane.perf.sweep import Combination, Sweep
 from cetane.plan import Plan, Planner, ShardPlan
 from cetane.recipe import load_recipe
-
-PROGRAMS = 128
-"""About as many loaded programs as a process can hold (reported: 100 to 128)."""
 
 
 def plan(
@@ -69,7 +66,7 @@ def plan(
             content = resolved.model_dump(mode="json")
             print_json(content | (predicted_json(planner, predictor) if predictor else {}))
         else:
-            show(resolved)
+            show(resolved, found)
             if predictor:
                 show_predicted(planner, predictor)
             else:
@@ -89,7 +86,7 @@ def swept(sweep: Sweep) -> list[Combination]:
     return found
 
 
-def show(plan: Plan) -> None:
+def show(plan: Plan, chip: Chip | None = None) -> None:
     """Print a plan; shards with equal functions share a row of the second table."""
     recipe = plan.recipe
     caches = ", ".join(f"{n} cache ({s.contract}) of {s.count}" for n, s in plan.caches.items())
@@ -105,9 +102,10 @@ def show(plan: Plan) -> None:
     table("shards", ["name", "kind", "blocks", "weights", "functions:T"], rows)
     programs = len(plan.functions)
     console.print(f"{len(plan.shards)} packages, {programs} programs when every function is loaded")
-    if programs > PROGRAMS:
+    most = (chip or find_chip(DEFAULT_CHIP)).figure("programs").value
+    if programs > most:
         errors.print(
-            f"warning: a process is reported to hold about {PROGRAMS} loaded programs; "
+            f"warning: a process is reported to hold about {most:.0f} loaded programs; "
             "fewer modes, or larger shards, need fewer",
             soft_wrap=True,
         )

@@ -12,8 +12,8 @@ from cetane.cli.plan import show
 from cetane.cli.validate import check, show_checks
 from cetane.gates.ladder import ladder
 from cetane.gates.residency.audit import Audit, audit
-from cetane.gates.residency.chips import Target
 from cetane.gates.residency.store import summary
+from cetane.gates.residency.target import Target
 from cetane.mil.reader import load
 from cetane.plan import Planner
 

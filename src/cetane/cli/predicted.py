@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from cetane.chips import Chip
 from cetane.cli.output import console, table
 from cetane.perf.breakeven import Speculation
-from cetane.perf.chips import Chip
 from cetane.perf.cost import TERM_OF
 from cetane.perf.predict import Prediction, Predictor
 from cetane.perf.sweep import CONTEXTS, Combination

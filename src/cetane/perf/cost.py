@@ -22,9 +22,9 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from cetane.chips import Chip, Figure
 from cetane.errors import CetaneError
 from cetane.families.flow import Data
-from cetane.perf.chips import Chip, Figure
 
 Term = Literal["dispatch", "bytes", "MACs", "KV", "host"]
 RateName = Literal[

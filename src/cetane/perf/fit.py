@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cetane.perf.chips import find_chip
+from cetane.chips import find_chip
 from cetane.perf.cost import (
     Errors,
     Fit,

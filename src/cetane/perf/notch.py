@@ -7,8 +7,8 @@ slowness (docs/performance.md).
 from collections.abc import Iterable
 from math import prod
 
+from cetane.chips import Chip
 from cetane.notch import on_notch
-from cetane.perf.chips import Chip
 from cetane.perf.cost import Rates
 
 Shape = tuple[int, ...]

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from cetane.chips import Chip, find_chip
 from cetane.families.base import Block, CacheGroup, Head, Part
 from cetane.families.caches import ContractName
-from cetane.perf.chips import Chip, find_chip
 from cetane.perf.cost import Fit, Rates, Term, Work, costs_of, load_fit, on_chip, terms, total
 from cetane.perf.shapes import COPIES, HALF
 from cetane.plan import Planner, Segment

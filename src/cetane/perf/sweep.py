@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from cetane.chips import Chip
 from cetane.errors import CetaneError
 from cetane.families.base import RoutedBlock
 from cetane.families.caches import CONTRACTS
-from cetane.perf.chips import Chip
 from cetane.perf.predict import Prediction, Predictor
 from cetane.plan import Planner, Source
 from cetane.recipe import Recipe, parse_recipe

@@ -13,7 +13,7 @@ from tests.gates.residency.graphs import Model, mb
 
 from cetane.errors import CetaneError
 from cetane.gates.residency.audit import audit
-from cetane.gates.residency.chips import Target
+from cetane.gates.residency.target import Target
 from cetane.mil.proto import model_message
 from cetane.mil.reader import load
 

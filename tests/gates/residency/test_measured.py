@@ -15,7 +15,6 @@ from tests.gates.residency.graphs import Model, mb
 
 from cetane.errors import CetaneError
 from cetane.gates.residency.audit import audit
-from cetane.gates.residency.chips import Target
 from cetane.gates.residency.measured import (
     Measured,
     default_copy,
@@ -23,6 +22,7 @@ from cetane.gates.residency.measured import (
     read_measured,
     with_measured,
 )
+from cetane.gates.residency.target import Target
 from cetane.mil.program import Program
 from cetane.mil.reader import load
 

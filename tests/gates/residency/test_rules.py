@@ -7,8 +7,8 @@ from tests.gates.residency.cases import CASES, wide
 from tests.gates.residency.graphs import Model, mb
 
 from cetane.gates.residency.audit import Audit, audit
-from cetane.gates.residency.chips import Target
 from cetane.gates.residency.rule import PREDICATES, WORSE, load_evidence, load_rules, seen
+from cetane.gates.residency.target import Target
 from cetane.mil.program import Program
 
 OF_BUNDLES = {"program-count", "loaded-constants"}

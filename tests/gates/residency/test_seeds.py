@@ -15,7 +15,7 @@ from tests.gates.residency.graphs import Model, conv, mb, weight
 from tests.gates.residency.shards import lowered
 
 from cetane.gates.residency.audit import FunctionAudit, audit
-from cetane.gates.residency.chips import Target
+from cetane.gates.residency.target import Target
 from cetane.mil.program import Program
 
 KV = ((1, 8, 128, 2048), "fp16")

@@ -9,7 +9,7 @@ from tests.gates.residency.cases import half
 from tests.gates.residency.graphs import Model, conv, mb
 
 from cetane.gates.residency.audit import audit
-from cetane.gates.residency.chips import Target
+from cetane.gates.residency.target import Target
 
 WIDE = {"x": ((1, 2048, 1, 8), "fp16")}
 

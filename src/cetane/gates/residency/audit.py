@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from cetane.errors import CetaneError
-from cetane.gates.residency.chips import Target
 from cetane.gates.residency.graph import Graph
 from cetane.gates.residency.rule import (
     PREDICATES,
@@ -21,6 +20,7 @@ from cetane.gates.residency.rule import (
     seen,
 )
 from cetane.gates.residency.tail import dragged
+from cetane.gates.residency.target import Target
 from cetane.mil.program import Op, Program, TensorType
 
 DAMAGED = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError)

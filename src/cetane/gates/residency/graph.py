@@ -12,7 +12,7 @@ from functools import cached_property
 from math import prod
 from typing import Any, Literal
 
-from cetane.gates.residency.chips import Target
+from cetane.gates.residency.target import Target
 from cetane.mil.dtypes import PACKED_BITS, Array, byte_count
 from cetane.mil.program import Block, Constant, Function, Op, TensorType
 

@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
-    from cetane.gates.residency.chips import Target
     from cetane.gates.residency.graph import Graph
+    from cetane.gates.residency.target import Target
     from cetane.mil.program import Op
 
 GROUPS = ("shapes", "selection", "operations", "weights", "states", "numerics", "programs")

@@ -15,7 +15,6 @@ TINY = 2_000_000
 FEW_LINEARS = 3
 LONE_LINEAR, FEW_LINEARS_BYTES = 16_800_000, 40_000_000
 MOST_OPS = 6000
-MOST_PROGRAMS = 100
 LOADED_CONSTANTS = 3_000_000_000
 
 
@@ -75,7 +74,8 @@ def op_count(graph: Graph) -> str | None:
 @on_bundle("program-count")
 def program_count(graphs: Sequence[Graph]) -> str | None:
     count = len({(graph.package, graph.function.name) for graph in graphs})
-    return f"{count} functions" if count > MOST_PROGRAMS else None
+    most = min(graph.target.limit("programs") for graph in graphs)
+    return f"{count} functions" if count > most else None
 
 
 @on_bundle("loaded-constants")

@@ -51,7 +51,7 @@ def unaligned_last_axis(op: Op, graph: Graph) -> str | None:
 @on_op("axis-limit")
 def axis_limit(op: Op, graph: Graph) -> str | None:
     longest = max((*graph.output_shape(op), 0))
-    return f"an axis of {longest}" if longest > graph.target.longest_axis else None
+    return f"an axis of {longest}" if longest > graph.target.limit("axis") else None
 
 
 @on_op("late-slice")

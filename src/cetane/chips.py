@@ -6,17 +6,18 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from cetane.errors import CetaneError
-from cetane.families.flow import Data
 
 Quantity = Literal[
     "stream", "compute", "dispatch", "program_bytes", "programs", "states", "axis", "notch"
 ]
+DEFAULT_CHIP = "m4-max"
+"""Where most of the evidence was measured."""
 
 
-class Figure(Data):
+class Figure(BaseModel, frozen=True, extra="forbid"):
     """One value, as published or measured by somebody; the unit is its quantity's."""
 
     value: float = Field(gt=0, allow_inf_nan=False)
@@ -27,7 +28,7 @@ class Figure(Data):
     """The chip it belongs to, where another one borrows it."""
 
 
-class Chip(Data):
+class Chip(BaseModel, frozen=True, extra="forbid"):
     """A chip; figures that it lacks are those of `fallback`."""
 
     id: str

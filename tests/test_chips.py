@@ -2,8 +2,8 @@
 
 import pytest
 
+from cetane.chips import chip_of, find_chip, load_chips, parse_chips
 from cetane.errors import CetaneError
-from cetane.perf.chips import chip_of, find_chip, load_chips, parse_chips
 
 RECORD = 'stream = [{ value = 60.0, source = "a paper", date = "2026" }]'
 
