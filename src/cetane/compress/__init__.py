@@ -1,7 +1,7 @@
 """Compression formats as encode/decode pairs on arrays, and the rules that choose between them."""
 
 from cetane.compress.encoded import Affine, Dense, Encoded, Palettized
-from cetane.compress.formats import Format, Fp16, Int8, Palette, parse_format
+from cetane.compress.formats import Format, Fp16, Linear, Palette, parse_format
 from cetane.compress.select import Selection
 
 __all__ = [
@@ -10,7 +10,7 @@ __all__ = [
     "Encoded",
     "Format",
     "Fp16",
-    "Int8",
+    "Linear",
     "Palette",
     "Palettized",
     "Selection",
