@@ -3,6 +3,7 @@
 from cetane.compress.encoded import Affine, Dense, Encoded, Palettized
 from cetane.compress.formats import Format, Fp16, Linear, Palette, parse_format
 from cetane.compress.select import Selection
+from cetane.compress.sensitivity import Sensitivities, SensitivityFile
 
 __all__ = [
     "Affine",
@@ -14,5 +15,7 @@ __all__ = [
     "Palette",
     "Palettized",
     "Selection",
+    "Sensitivities",
+    "SensitivityFile",
     "parse_format",
 ]
