@@ -48,7 +48,9 @@ def sweep(
     ] = None,
     formats: Annotated[
         list[str] | None,
-        typer.Option(help="Only formats of this name or pattern, of all that there are; '*' is all."),
+        typer.Option(
+            help="Only formats of this name or pattern, of all that there are; '*' is all."
+        ),
     ] = None,
     chip: Annotated[str, typer.Option(help="Predict speed and residency on this chip.")] = "m4-max",
     recipe: RecipeName = "default",
@@ -103,9 +105,7 @@ def sweep(
             f"{megabytes(smallest)}"
         )
     else:
-        console.print(
-            f"next: cetane port {model} -r {written[-1]}", markup=False, soft_wrap=True
-        )
+        console.print(f"next: cetane port {model} -r {written[-1]}", markup=False, soft_wrap=True)
 
 
 def read(path: Path | None) -> tuple[str, str]:
@@ -140,19 +140,24 @@ def show(points: Sequence[Point], pick: Point | None) -> None:
         right = sum(a.expected for a in p.smoke if a.expected is not None)
         asked = sum(a.expected is not None for a in p.smoke)
         rows.append([
-            mark, p.name, megabytes(p.weight_bytes), f"{p.bits_per_weight:.2f}",
-            f"{p.perplexity:.2f}", f"{p.kl:.4f}", f"{p.top1:.1%}",
-            f"{min(p.cosines.values(), default=1.0):.4f}", f"{right}/{asked}",
-            f"{p.predicted.tok_s:.0f}", f"{p.predicted.weights_off_ane:.0%}",
+            mark, p.name, f"{p.weight_bytes / 1e6:.1f}", f"{p.bits_per_weight:.2f}",
+            f"{p.perplexity:.2f}", f"{p.kl:.4f}", f"{p.top1:.1%}", f"{right}/{asked}",
+            f"{p.predicted.tok_s:.0f}",
         ])  # fmt: skip
     first = points[0]
     title = (
-        f"{first.text.tokens} tokens of {first.text.name}; * no other is smaller and nearer; "
-        f"speed and residency predicted for {first.predicted.chip}"
+        f"{first.text.tokens} tokens of {first.text.name}; *: no point is smaller and nearer to "
+        f"fp16; tok/s are predicted for {first.predicted.chip}"
     )
-    columns = ["", "point", "weights", "bits", "perplexity", "KL", "top-1", "cosine", "smoke",
-               "tok/s", "off ANE"]  # fmt: skip
+    columns = ["", "point", "MB", "bits", "perplexity", "KL", "top-1", "smoke", "tok/s"]
     table(title, columns, rows)
+    for p in points:
+        if p.predicted.weights_off_ane:
+            errors.print(
+                f"predicted: {p.predicted.weights_off_ane:.0%} of the weights of {p.name} are read "
+                f"off the ANE: {', '.join(p.predicted.rules)}",
+                markup=False, soft_wrap=True,
+            )  # fmt: skip
     for p in sorted(points, key=lambda p: -p.weight_bytes):
         said = " | ".join(" ".join(answer.text.split())[:60] for answer in p.smoke)
         console.print(f"{p.name}: {said}", markup=False, highlight=False, soft_wrap=True)

@@ -13,12 +13,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load, save
 
 from cetane.errors import CetaneError
 
 Vector = npt.NDArray[np.float32]
+KEY = "key"
+"""Of the metadata that says what a file depends on."""
 LARGEST = 1 << 28
 """Bytes of a file that is read."""
 
@@ -48,11 +50,20 @@ class Sensitivities:
             )
         return part.reshape(1, -1, *[1] * (len(shape) - 2))
 
-    def save(self, path: Path) -> str:
-        """Write a safetensors file; returns its SHA-256."""
-        content = save(self.inputs)
+    def save(self, path: Path, key: str = "") -> str:
+        """Write a safetensors file, and into it what they depend on; returns its SHA-256."""
+        content = save(self.inputs, {KEY: key})
         path.write_bytes(content)
         return hashlib.sha256(content).hexdigest()
+
+
+def written_for(path: Path) -> str | None:
+    """What the sensitivities in a file depend on; None for any other file, or none."""
+    try:
+        with safe_open(path, "np") as file:
+            return (file.metadata() or {}).get(KEY)
+    except (OSError, SafetensorError):
+        return None
 
 
 class SensitivityFile(BaseModel):

@@ -75,9 +75,7 @@ class Lowering:
         return self._templates[key]
 
 
-def encode(
-    item: Constant, weights: Weights, sensitivities: Sensitivities | None = None
-) -> Encoded:
+def encode(item: Constant, weights: Weights, sensitivities: Sensitivities | None = None) -> Encoded:
     """A weight as its format stores it, made from its fp16 values."""
     weight = item.weight
     values = weight.read(weights).to(torch.float16).numpy()

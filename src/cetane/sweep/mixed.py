@@ -6,15 +6,14 @@ the fp16 weights. Then the formats whose harms sum up least for a size are chose
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 
 from cetane.build import Progress
 from cetane.compress import Format, Selection, SensitivityFile, parse_format
 from cetane.families.base import Weight
+from cetane.plan import Planner
 from cetane.sweep.allocate import Option, allocate
 from cetane.sweep.grid import Candidate, fits, load_grid, pattern
-from cetane.sweep.judge import Judge, Window
-from cetane.sweep.points import Lines, Score
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,11 @@ class Group:
         return sum(form.nbytes(weight.shape) for weight in self.weights)
 
 
-def groups_of(judge: Judge) -> list[Group]:
+def groups_of(planner: Planner) -> list[Group]:
     """The groups of a model, those that no format of the grid fits left out."""
+    blocks = chain.from_iterable(planner.members.values())
     found = sorted(
-        ((p.block.layer, p.weight.kind, p.weight) for p in judge.parameters if p.weight.kind),
+        ((b.layer, w.kind, w) for b in blocks for _, w in b.weights() if w.kind),
         key=lambda item: item[:2],
     )
     names = {weight.name for _, _, weight in found}
@@ -55,33 +55,19 @@ def groups_of(judge: Judge) -> list[Group]:
 
 
 def harms(
-    judge: Judge,
     groups: Sequence[Group],
-    truth: Sequence[Window],
+    harm: Callable[[Group, Format, Selection], float],
     counted: SensitivityFile,
-    lines: Lines[Score],
-    key: Callable[[Selection], str],
     progress: Progress,
 ) -> list[list[Option]]:
-    """Every group's formats with the harm of each, measured now or in an earlier sweep."""
+    """Every group's formats with the harm of each, where all else is in fp16."""
     wanted = [(group, form) for group in groups for form in group.formats()]
     found: dict[Group, list[Option]] = {group: [] for group in groups}
     for done, (group, form) in enumerate(wanted):
         progress(f"layer {group.layer}, {group.kind}, {form.name}", done, len(wanted))
         names = dict.fromkeys(group.patterns, form.name)
-        selection = Selection(names=names, sensitivity=counted)
-        score = lines.get(key(selection))
-        if score is None:
-            judge.compress(selection)
-            score = Score(
-                key=key(selection),
-                layer=group.layer,
-                kind=group.kind,
-                format=form.name,
-                kl=judge.compare(truth).kl,
-            )
-            lines.append(score)
-        found[group].append(Option(form.name, group.nbytes(form), score.kl))
+        cost = harm(group, form, Selection(names=names, sensitivity=counted))
+        found[group].append(Option(form.name, group.nbytes(form), cost))
     progress("layers", len(wanted), len(wanted))
     return list(found.values())
 

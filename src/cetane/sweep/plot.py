@@ -77,24 +77,27 @@ def draw(axes: Axes, points: Sequence[Point], pick: Point | None) -> None:
             xycoords=axes.get_yaxis_transform(), xytext=(-4, 4), ha="right", fontsize=9,
         )  # fmt: skip
     if pick is not None:
+        right = pick.bits_per_weight > sum(axes.get_xlim()) / 2
         axes.annotate(
-            f"{pick.name}\n{pick.weight_bytes / 1e6:.0f} MB, perplexity {pick.perplexity:.2f}",
-            (pick.bits_per_weight, pick.perplexity), textcoords="offset points", xytext=(14, 26),
-            fontsize=9, arrowprops={"arrowstyle": "-", "color": INK, "linewidth": 0.8},
+            f"chosen: {pick.name}\n{pick.weight_bytes / 1e6:.1f} MB, "
+            f"perplexity {pick.perplexity:.2f}",
+            (pick.bits_per_weight, pick.perplexity), textcoords="offset points",
+            xytext=(-16 if right else 16, 34), ha="right" if right else "left", fontsize=9,
+            arrowprops={"arrowstyle": "-", "color": INK, "linewidth": 0.8},
         )  # fmt: skip
     decorate(axes, points)
 
 
 def decorate(axes: Axes, points: Sequence[Point]) -> None:
-    from matplotlib.ticker import NullFormatter, ScalarFormatter
+    from matplotlib.ticker import MultipleLocator, NullLocator
 
     first = points[0]
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(ScalarFormatter())
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_locator(MultipleLocator(1))
     perplexities = [point.perplexity for point in points]
     ticks = nice(min(perplexities), max(perplexities))
-    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_yticks(ticks, [f"{tick:,g}" for tick in ticks])
     axes.grid(axis="y", color=FAINT, linewidth=0.7, alpha=0.7)
     axes.set_axisbelow(True)
     axes.tick_params(length=0)
@@ -113,7 +116,7 @@ def bits_and_perplexity(points: Sequence[Point]) -> tuple[list[float], list[floa
 
 def nice(low: float, high: float) -> list[Any]:
     """Ticks of a log axis: 1, 2 and 5 times powers of ten, more where they are few."""
-    for steps in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), tuple(x / 4 for x in range(4, 40))):
+    for steps in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), tuple(x / 20 for x in range(20, 200))):
         ticks = [s * 10.0**p for p in range(-1, 10) for s in steps if low <= s * 10.0**p <= high]
         if len(ticks) >= 4:
             break

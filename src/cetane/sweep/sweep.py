@@ -14,7 +14,8 @@ from typing import Any
 from cetane.build import Progress, location
 from cetane.bundle import disk_errors, producers, replacing
 from cetane.checkpoint import Checkpoint
-from cetane.compress import Selection, SensitivityFile, parse_format
+from cetane.compress import Format, Selection, SensitivityFile, parse_format
+from cetane.compress.sensitivity import written_for
 from cetane.errors import CetaneError
 from cetane.gates.residency.chips import Target, chips
 from cetane.perf.chips import Chip
@@ -94,6 +95,12 @@ class Sweep:
         return list(self.judge.read(self.passage.judged))
 
     @cached_property
+    def layer_truth(self) -> list[Window]:
+        """What they make of the text that layers are measured on."""
+        self.judge.compress(Selection())
+        return list(self.judge.read(self.passage.calibration[:LAYERS]))
+
+    @cached_property
     def answers(self) -> list[list[int]]:
         """What the fp16 weights answer."""
         self.judge.compress(Selection())
@@ -104,14 +111,12 @@ class Sweep:
         """The file of sensitivities: the folder's, or made now."""
         path = self.folder / SENSITIVITY
         key = key_of(self.checkpoint.fingerprint, self.passage.calibration)
-        note = path.with_suffix(".key")
-        if not (path.is_file() and note.is_file() and note.read_text() == key):
+        if written_for(path) != key:
             self.progress("sensitivities", 0, 1)
             self.judge.compress(Selection())
             found = moments.measure(self.judge, self.passage.calibration)
             with disk_errors(path), replacing(path) as temporary:
-                found.save(temporary)
-            note.write_text(key)
+                found.save(temporary, key)
         made = SensitivityFile(
             file=SENSITIVITY, sha256=hashlib.sha256(path.read_bytes()).hexdigest()
         )
@@ -148,17 +153,10 @@ class Sweep:
     def mixes(self, sizes: Sequence[int]) -> list[Point]:
         """Mixed formats for sizes in bytes of the weights that formats are for."""
         known = []
-        groups = mixed.groups_of(self.judge)
+        groups = mixed.groups_of(self.planner)
         taken = {weight.name for group in groups for weight in group.weights}
         others = sum(2 * w.elements for w in weights(self.planner) if w.name not in taken)
-        self.judge.compress(Selection())
-        self.judge.sensitivities = self.counted.read()
-        truth = list(self.judge.read(self.passage.calibration[:LAYERS]))
-        options = mixed.harms(
-            self.judge, groups, truth, self.counted, self.scores,
-            lambda selection: self.key(selection, self.passage.calibration[:LAYERS]),
-            self.progress,
-        )  # fmt: skip
+        options = mixed.harms(groups, self.harm, self.counted, self.progress)
         for size in dict.fromkeys(sizes):
             found = mixed.mix(groups, options, size - others, self.counted)
             if found is None:
@@ -166,6 +164,20 @@ class Sweep:
             else:
                 known.append(self.point(found))
         return known
+
+    def harm(self, group: mixed.Group, form: Format, selection: Selection) -> float:
+        """KL of one group in a format, measured now or in an earlier sweep."""
+        tokens = self.passage.calibration[:LAYERS]
+        key = self.key(selection, tokens)
+        score = self.scores.get(key)
+        if score is None:
+            truth = self.layer_truth
+            self.judge.sensitivities = self.counted.read()
+            self.judge.compress(selection)
+            kl = self.judge.compare(truth).kl
+            score = Score(key=key, layer=group.layer, kind=group.kind, format=form.name, kl=kl)
+            self.scores.append(score)
+        return score.kl
 
     def key(self, selection: Selection, tokens: Sequence[int]) -> str:
         """What a figure depends on."""
