@@ -323,3 +323,101 @@ class BundleReport(Data):
     speculation: Speculation | Absent
     predicted: Predicted | Absent
     provenance: tuple[Fact, ...]
+
+
+class Value(Data):
+    """A metric of one arm. `low` and `high` are quartiles of what was measured `n` times, or the
+    interval of a prediction."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    kind: str
+    n: int
+    note: str
+
+
+class Compared(Data):
+    """A metric of both arms."""
+
+    metric: str
+    about: str
+    unit: str
+    baseline: Value | None
+    candidate: Value | None
+    ratio: float | None
+    """Candidate to baseline."""
+    longest: float
+    """The end of the axis of both."""
+
+
+class GateValue(Data):
+    """A gate of an experiment, and the value that it saw."""
+
+    metric: str
+    arm: str
+    least: float | None
+    most: float | None
+    value: float | None
+    passed: bool
+
+
+class Reported(Data):
+    """A figure as the original gives it."""
+
+    what: str
+    baseline: str
+    candidate: str
+    source: str
+
+
+class RunRow(Data):
+    """One run."""
+
+    run: str
+    at: str
+    status: str
+    seconds: float | None
+    error: str
+
+
+class Curve(Data):
+    """Points `(x, y)` by arm."""
+
+    name: str
+    lines: dict[str, tuple[tuple[float, float], ...]]
+
+
+class Text(Data):
+    """What both arms wrote."""
+
+    name: str
+    baseline: str
+    candidate: str
+
+
+class ExperimentReport(Data):
+    """The page of an experiment; the figures are those of its last run with an outcome."""
+
+    kind: Literal["experiment"] = "experiment"
+    schema_version: Literal[1] = 1
+    title: str
+    subtitle: str
+    status: str
+    """A word of the decision log's legend."""
+    outcome: str
+    """Of the last run."""
+    hypothesis: str
+    expects: tuple[str, ...]
+    decided: str
+    """The verdict's reason."""
+    obituary: str
+    remarks: dict[str, str]
+    """Whatever else was written about it, by what that is."""
+    reported: tuple[Reported, ...]
+    figures: tuple[Compared, ...] | Absent
+    gates: tuple[GateValue, ...]
+    texts: tuple[Text, ...]
+    curves: tuple[Curve, ...]
+    runs: tuple[RunRow, ...]
+    provenance: tuple[Fact, ...]

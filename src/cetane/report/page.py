@@ -81,7 +81,8 @@ def whole(value: int) -> Markup:
 
 def percent(value: float | None, digits: int = 0) -> Markup:
     """A share as a percentage."""
-    return Markup("–") if value is None else data(value, f"{100 * value:.{digits}f} %")
+    text = "–" if value is None else f"{100 * value:.{digits if value else 0}f} %"
+    return Markup(text) if value is None else data(value, text)
 
 
 def size(value: int | None) -> Markup:

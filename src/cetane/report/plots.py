@@ -47,8 +47,8 @@ def quality(found: Quality) -> Markup:
     axes.set_ylabel("KL to the fp16 weights, nats")
     labelled = front[:: max(1, math.ceil(len(front) / 5))]
     for point in labelled:
-        axes.annotate(short(point), (point.bits, point.kl), xytext=(5, -11),
-                      textcoords="offset points", fontsize=9, color=INK)  # fmt: skip
+        axes.annotate(short(point), (point.bits, point.kl), xytext=(-5, -4), ha="right",
+                      va="top", textcoords="offset points", fontsize=9, color=INK)  # fmt: skip
     axes.legend(frameon=False, labelcolor=INK, fontsize=10, handletextpad=0.2)
     return svg(figure, "quality", f"KL against bits per weight of {len(drawn)} formats")
 
