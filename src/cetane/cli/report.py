@@ -1,5 +1,6 @@
 """cetane report: a page to look at."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -8,12 +9,17 @@ import typer
 from cetane.bundle import Bundle, replacing, write_json
 from cetane.cli.output import Json, console, finite, print_json
 from cetane.errors import CetaneError
-from cetane.families.flow import Data
 from cetane.gates.residency.chips import DEFAULT_CHIP
+from cetane.lab.experiment import shipped
 from cetane.perf.chips import find_chip
 from cetane.report.collect import bundle_report
+from cetane.report.content import BundleReport, ExperimentReport
+from cetane.report.experiments import experiment_report
 from cetane.report.given import read_benchmark, read_sweep
 from cetane.report.page import page
+
+ID = re.compile(r"[a-z0-9][a-z0-9-]*")
+"""An experiment's; a path that is not there looks otherwise, or nearly."""
 
 
 def report(
@@ -27,6 +33,9 @@ def report(
     bench: Annotated[
         Path | None, typer.Option(help="What cetane bench --json printed, for drafts.")
     ] = None,
+    lab: Annotated[
+        Path | None, typer.Option(help="A folder of experiments.", show_default="cetane's own")
+    ] = None,
     chip: Annotated[str, typer.Option(help="The chip that is predicted.")] = DEFAULT_CHIP,
     model: Annotated[
         str | None, typer.Option(help="The checkpoint, if it is not where the build found it.")
@@ -37,7 +46,13 @@ def report(
     it."""
     if output.suffix != ".html":
         raise CetaneError(f"{output}: a page ends in .html", "its JSON lies beside it")
-    content = about_bundle(Path(subject), sweep, bench, chip, model)
+    content: BundleReport | ExperimentReport
+    if Path(subject).exists() or not ID.fullmatch(subject):
+        content = about_bundle(Path(subject), sweep, bench, chip, model)
+    else:
+        if sweep or bench or model:
+            raise CetaneError(f"{subject}: --sweep, --bench and --model are for a bundle's page")
+        content = experiment_report(lab or shipped(), subject)
     beside = output.with_suffix(".json")
     output.parent.mkdir(parents=True, exist_ok=True)
     written = finite(content.model_dump(mode="json"))
@@ -52,7 +67,7 @@ def report(
 
 def about_bundle(
     path: Path, sweep: Path | None, bench: Path | None, chip: str, model: str | None
-) -> Data:
+) -> BundleReport:
     """The content of a bundle's page."""
     bundle = Bundle(path)
     return bundle_report(

@@ -1,25 +1,17 @@
 """The content of a bundle's page: from its manifest, its gates, an audit, and what is given."""
 
 import shlex
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 
-from cetane.bundle import MANIFEST, Bundle, shard_path
-from cetane.checkpoint import Checkpoint, open_checkpoint
-from cetane.errors import CetaneError
+from cetane.bundle import MANIFEST, Bundle
 from cetane.gates.golden import NEAR_LIMIT, GoldenResult, ShardScore
 from cetane.gates.residency.audit import audit
 from cetane.gates.residency.chips import DEFAULT_OS, Target
-from cetane.gates.residency.graph import Graph
 from cetane.gates.residency.measured import with_measured
 from cetane.gates.residency.store import InBundle
-from cetane.mil.program import LARGEST_FP16, Program
+from cetane.mil.program import LARGEST_FP16
 from cetane.mil.reader import load
 from cetane.perf.chips import Chip
-from cetane.perf.cost import TERM_OF
-from cetane.perf.predict import Prediction, Predictor
-from cetane.perf.sweep import CONTEXTS
-from cetane.plan import Planner, Route, ShardPlan
 from cetane.report.content import (
     Absent,
     BlockRange,
@@ -31,15 +23,15 @@ from cetane.report.content import (
     PositionRow,
     Positions,
     Predicted,
-    PredictedStep,
     Quality,
     Ranges,
-    ShardSize,
     Sizes,
     Speculation,
     Verdict,
 )
 from cetane.report.placement import residency
+from cetane.report.predicted import predicted
+from cetane.report.sizes import sizes
 from cetane.report.verdicts import Gates, command, verdicts, written
 
 WIDEST = 96
@@ -80,8 +72,7 @@ def bundle_report(
         quality=quality
         or Absent(
             why="No sweep was given.",
-            command=f"cetane sweep {shlex.quote(manifest.source)} --json > sweep.json, "
-            "then --sweep sweep.json",
+            command=f"cetane sweep {shlex.quote(manifest.source)} -o SWEEP, then --sweep SWEEP",
         ),
         speculation=speculation
         or Absent(
@@ -158,48 +149,6 @@ def ranges(golden: GoldenResult) -> Ranges:
     )
 
 
-def sizes(bundle: Bundle, programs: Mapping[str, Program]) -> Sizes:
-    """Bytes on disk: shards, and what the host keeps."""
-    parts: dict[str, int] = {shard_path(shard.name): 0 for shard in bundle.plan.shards}
-    for name, record in bundle.manifest.files.items():
-        top = "/".join(name.split("/")[: 2 if name.startswith("shards/") else 1])
-        parts[top] = parts.get(top, 0) + record.bytes
-    weights = {
-        shard_path(shard.name): stored(bundle, shard, programs[shard.name])
-        for shard in bundle.plan.shards
-    }
-    largest = max(parts.values())
-    return Sizes(
-        bytes=sum(parts.values()),
-        weights=sum(count for count, _ in weights.values()),
-        mean_bits=bundle.plan.mean_bits,
-        parts=tuple(
-            ShardSize(
-                name=name.removeprefix("shards/").removesuffix(".mlpackage"),
-                bytes=count,
-                share=count / largest,
-                weights=weights[name][0] if name in weights else None,
-                bits=8 * weights[name][1] / weights[name][0] if weights.get(name, (0,))[0] else None,
-            )
-            for name, count in parts.items()
-        ),
-        caches=dict(bundle.plan.kv_bytes),
-    )
-
-
-def stored(bundle: Bundle, shard: ShardPlan, program: Program) -> tuple[int, int]:
-    """Elements and bytes of a shard's weights, as the functions of one mode hold them."""
-    elements = nbytes = 0
-    for step in bundle.plan.modes["decode"].steps:
-        if step.shard == shard.name:
-            experts = [names[0] for names in step.experts] if isinstance(step, Route) else None
-            for name in experts or [step.function]:  # type: ignore[union-attr]
-                graph = Graph(program.functions[name], Target())
-                elements += sum(weight.elements for weight in graph.weights.values())
-                nbytes += graph.constant_bytes
-    return elements, nbytes
-
-
 def perplexity(gates: Gates) -> Perplexity | Absent:
     found = gates.perplexity
     if found is None:
@@ -215,67 +164,6 @@ def perplexity(gates: Gates) -> Perplexity | Absent:
         limit=quality.limit,
         kl=quality.kl,
         top1=quality.top1,
-    )
-
-
-def predicted(bundle: Bundle, chip: Chip, model: str | None) -> Predicted | Absent:
-    """Milliseconds by the cost model, which needs the checkpoint's shapes.
-
-    A hub id is downloaded only if it is asked for.
-    """
-    source = model or bundle.manifest.source
-    if model is None and not Path(source).exists():
-        return Absent(
-            why=f"The checkpoint {source} is not on this machine, and predictions need its shapes.",
-            command=f"cetane report {shlex.quote(str(bundle.path))} --model CHECKPOINT",
-        )
-    checkpoint = same(open_checkpoint(source), bundle)
-    planner, predictor = Planner(checkpoint, bundle.plan.recipe), Predictor(chip)
-    flexible = bundle.plan.recipe.tokens.shapes == "range"  # the ANE runs only the default shape
-    modes = [
-        step(predictor.predict(planner, mode))
-        for mode, tokens in planner.recipe.tokens.by_mode().items()
-        if not (flexible and tokens > 1)
-    ]
-    contexts = sorted({planner.recipe.cache.context, *CONTEXTS})
-    errors = predictor.fit.errors
-    return Predicted(
-        chip=chip.name,
-        longest=max(one.high or one.ms for one in modes),
-        terms=tuple(dict.fromkeys(TERM_OF.values())),
-        modes=tuple(modes),
-        contexts=tuple(
-            step(predictor.predict(planner, "decode", context))
-            for context in contexts
-            if context <= planner.model.max_context
-        ),
-        within=errors.share if chip.devices else None,
-        steps=errors.rows,
-        median=errors.median if chip.devices else None,
-    )
-
-
-def same(checkpoint: Checkpoint, bundle: Bundle) -> Checkpoint:
-    """CetaneError for another checkpoint than the bundle's: it might have other shapes."""
-    if checkpoint.fingerprint != bundle.manifest.fingerprint:
-        raise CetaneError(
-            f"{checkpoint.source} is not the checkpoint that {bundle.path} was made from",
-            "--model names the right one",
-        )
-    return checkpoint
-
-
-def step(found: Prediction) -> PredictedStep:
-    return PredictedStep(
-        mode=found.mode,
-        tokens=found.tokens,
-        context=found.context,
-        ms=found.ms,
-        low=found.low,
-        high=found.high,
-        tok_s=found.tok_s,
-        binds=found.binds,
-        terms={term: ms for term, ms in found.terms.items() if ms > 0},
     )
 
 

@@ -376,6 +376,7 @@ class RunRow(Data):
 
     run: str
     at: str
+    """When it started, UTC."""
     status: str
     seconds: float | None
     error: str

@@ -121,7 +121,7 @@ def curves(outcome: Outcome) -> Iterator[Curve]:
 def run_row(run: Run) -> RunRow:
     return RunRow(
         run=run.intent.run,
-        at=run.intent.at,
+        at=run.intent.at[:16].replace("T", " "),
         status=run.status,
         seconds=run.outcome.seconds if run.outcome else None,
         error=run.outcome.error if run.outcome else "",

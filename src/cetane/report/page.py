@@ -14,18 +14,21 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from cetane.families.flow import Data
 from cetane.report import plots
-from cetane.report.content import Cell
+from cetane.report.content import BundleReport, Cell, ExperimentReport
 
 LEVELS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 """Borders of the steps in which 1 - cosine is coloured; fp16 alone errs by some 1e-6."""
 
 
-def page(content: Data) -> str:
+def page(content: BundleReport | ExperimentReport) -> str:
     """The page of a bundle or an experiment."""
-    return environment().get_template(f"{content.kind}.html.j2").render(  # type: ignore[attr-defined]
-        content=content, levels=LEVELS, plots=plots
+    return (
+        environment()
+        .get_template(f"{content.kind}.html.j2")
+        .render(
+            content=content, levels=LEVELS, plots=plots
+        )
     )
 
 
@@ -62,8 +65,6 @@ def data(value: float, text: str) -> Markup:
 
 def plain(value: float, digits: int = 4) -> str:
     """A number with some significant digits, without the markup of a figure."""
-    if not math.isfinite(value):
-        return str(value)
     if value == int(value) and abs(value) < 1e7:
         return f"{int(value):,}"
     text = f"{value:.{digits}g}"
@@ -71,8 +72,10 @@ def plain(value: float, digits: int = 4) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> Markup:
-    """A figure with some significant digits; a dash for none."""
-    return Markup("–") if value is None else data(value, plain(value, digits))
+    """A figure with some significant digits; a dash for none, and for what is no number."""
+    if value is None or not math.isfinite(value):
+        return Markup("–")
+    return data(value, plain(value, digits))
 
 
 def whole(value: int) -> Markup:
@@ -81,18 +84,18 @@ def whole(value: int) -> Markup:
 
 def percent(value: float | None, digits: int = 0) -> Markup:
     """A share as a percentage."""
-    text = "–" if value is None else f"{100 * value:.{digits if value else 0}f} %"
+    text = "–" if value is None else f"{100 * value:.{digits if value else 0}f}\N{NO-BREAK SPACE}%"
     return Markup(text) if value is None else data(value, text)
 
 
-def size(value: int | None) -> Markup:
+def size(value: float | None) -> Markup:
     """Bytes with a unit that suits them."""
     if value is None:
         return Markup("–")
     for unit, bytes_ in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if value >= bytes_:
-            return data(value, f"{value / bytes_:.3g} {unit}")
-    return data(value, f"{value} B")
+            return data(value, f"{value / bytes_:.3g}\N{NO-BREAK SPACE}{unit}")
+    return data(value, f"{value}\N{NO-BREAK SPACE}B")
 
 
 def level(cosine: float) -> int:
@@ -119,8 +122,6 @@ def mixed(cell: Cell) -> str:
         colour = f"var(--{place.lower()})"
         stops.append(f"{colour} {100 * start / total:.0f}% {100 * done / total:.0f}%")
     return f"background:linear-gradient(to top,{','.join(stops)})"
-
-
 
 
 def groups(rows: Sequence[Any], key: str) -> list[tuple[str, list[Any]]]:

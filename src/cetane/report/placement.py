@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cetane.gates.residency.audit import UNSEEN, Audit, Placed, weights_off_ane
 from cetane.gates.residency.graph import Graph
-from cetane.gates.residency.rule import WORSE, Evidence, find
+from cetane.gates.residency.rule import WORSE, Evidence, Placement, find
 from cetane.mil.program import Op, Program
 from cetane.plan import Plan, Route
 from cetane.recipe import Mode
@@ -131,7 +131,7 @@ def cell(ops: Sequence[Placed]) -> Cell | None:
     return Cell(placed=worst_last(Counter(op.final for op in ops)), rules=tuple(rules))
 
 
-def worst_last(placed: Counter[str]) -> dict[str, int]:
+def worst_last(placed: Counter[Placement]) -> dict[Placement, int]:
     return {place: placed[place] for place in WORSE if placed[place]}
 
 

@@ -43,6 +43,7 @@ def quality(found: Quality) -> Markup:
                 color=SERIES[index], label=method, zorder=2, linewidths=0,
             )  # fmt: skip
     axes.set_yscale("log")
+    axes.margins(x=0.14)
     axes.set_xlabel("bits per weight, scales and palettes counted")
     axes.set_ylabel("KL to the fp16 weights, nats")
     labelled = front[:: max(1, math.ceil(len(front) / 5))]
@@ -65,8 +66,10 @@ def curves(name: str, lines: dict[str, Sequence[tuple[float, float]]], y: str) -
         colour = SERIES[index % len(SERIES)]
         axes.plot(xs, ys, color=colour, lw=1.8, marker=MARKERS[index % 6], ms=4)
         if points:
-            axes.annotate(label, (xs[-1], ys[-1]), xytext=(6, 0), textcoords="offset points",
-                          color=colour, fontsize=10, va="center", annotation_clip=False)  # fmt: skip
+            axes.annotate(
+                label, (xs[-1], ys[-1]), xytext=(6, 0), textcoords="offset points",
+                color=colour, fontsize=10, va="center", annotation_clip=False,
+            )  # fmt: skip
     axes.set_ylabel(y)
     return svg(figure, name, f"{y}: {', '.join(lines)}")
 
@@ -86,7 +89,7 @@ def blank() -> "tuple[Figure, Axes]":
     axes.tick_params(which="both", colors=SOFT, labelsize=10, length=3)
     for axis in (axes.xaxis, axes.yaxis):
         axis.label.set_color(SOFT)
-        axis.label.set_size(10.5)
+        axis.label.set_fontsize(10.5)
     return figure, axes
 
 

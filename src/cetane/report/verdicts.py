@@ -60,9 +60,8 @@ class Gates:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise CetaneError(
-                f"{self.file(gate)}: {where}: {first['msg']}", f"run it again: {command(gate, self.bundle.path)}"
-            ) from error
+            hint = f"run it again: {command(gate, self.bundle.path)}"
+            raise CetaneError(f"{self.file(gate)}: {where}: {first['msg']}", hint) from error
 
     def file(self, gate: str) -> Path:
         return self.bundle.file(f"{GATES}/{gate}.json")
