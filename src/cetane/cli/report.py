@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from cetane.bundle import Bundle, replacing, write_json
+from cetane.cli.lab import HERE, FolderOption, journal_of, library
 from cetane.cli.output import Json, console, finite, print_json
 from cetane.errors import CetaneError
 from cetane.gates.residency.chips import DEFAULT_CHIP
-from cetane.lab.experiment import shipped
+from cetane.lab.experiment import find_experiment
 from cetane.perf.chips import find_chip
 from cetane.report.collect import bundle_report
 from cetane.report.content import BundleReport, ExperimentReport
@@ -33,9 +34,7 @@ def report(
     bench: Annotated[
         Path | None, typer.Option(help="What cetane bench --json printed, for drafts.")
     ] = None,
-    lab: Annotated[
-        Path | None, typer.Option(help="A folder of experiments.", show_default="cetane's own")
-    ] = None,
+    lab: FolderOption = HERE,
     chip: Annotated[str, typer.Option(help="The chip that is predicted.")] = DEFAULT_CHIP,
     model: Annotated[
         str | None, typer.Option(help="The checkpoint, if it is not where the build found it.")
@@ -52,7 +51,7 @@ def report(
     else:
         if sweep or bench or model:
             raise CetaneError(f"{subject}: --sweep, --bench and --model are for a bundle's page")
-        content = experiment_report(lab or shipped(), subject)
+        content = experiment_report(find_experiment(library(lab), subject), journal_of(lab))
     beside = output.with_suffix(".json")
     output.parent.mkdir(parents=True, exist_ok=True)
     written = finite(content.model_dump(mode="json"))

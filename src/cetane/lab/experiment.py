@@ -23,6 +23,8 @@ ArmName = Literal["baseline", "candidate"]
 ARMS: tuple[ArmName, ...] = ("baseline", "candidate")
 BURIED: tuple[Status, ...] = ("Shelved", "Rejected")
 """What needs an obituary, lest somebody builds it again."""
+WHOSE = {"ratio": " to the baseline's", "baseline": " of the baseline"}
+"""What a limit is about, in words; nothing is said of the candidate's."""
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -68,8 +70,7 @@ class Limit(Data):
             for word, bound in (("at least", self.least), ("at most", self.most))
             if bound is not None
         ]
-        whose = {"ratio": " to the baseline's", "baseline": " of the baseline"}.get(self.of, "")
-        return f"{self.metric}{whose} {' and '.join(bounds)}"
+        return f"{self.metric}{WHOSE.get(self.of, '')} {' and '.join(bounds)}"
 
 
 class Arm(Data):
@@ -83,6 +84,8 @@ class Arm(Data):
     without them, for the model that the workload stands for."""
     drafter: str = ""
     """Who proposes tokens, as for `cetane run --speculative`; nobody, if it is empty."""
+    subset: int | None = Field(default=None, ge=1)
+    """Tokens that the head has rows for: what the model says most."""
     activations: Literal["", "naive", "real", "real-smooth"] = ""
     """How 8-bit activations are calibrated, if they are quantised."""
 
@@ -221,18 +224,25 @@ def load_experiments(folder: Path) -> dict[str, Experiment]:
 
 
 def find_experiment(folder: Path, name: str) -> Experiment:
-    """One of a folder by id; CetaneError with the alternatives."""
+    """One of a folder by id, with recipes that there are; CetaneError with the alternatives."""
     path = folder / f"{name}.toml"
     known = sorted(path.stem for path in folder.glob("*.toml"))
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
         guess = f"did you mean {close[0]!r}? " if close else ""
         raise CetaneError(f"no experiment {name!r} in {folder}; {guess}known: {', '.join(known)}")
-    return load_experiment(path)
+    experiment = load_experiment(path)
+    for arm in ARMS if experiment.runnable else ():
+        try:
+            experiment.arm(arm).recipe_here()
+            experiment.arm(arm).recipe_there()
+        except CetaneError as error:
+            raise CetaneError(f"{path}: {arm}: {error.message}", error.hint) from error
+    return experiment
 
 
 def load_experiment(path: Path) -> Experiment:
-    """An experiment from its file, its recipes resolved once to see that they can be."""
+    """An experiment from its file; its recipes are not looked up."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -242,12 +252,6 @@ def load_experiment(path: Path) -> Experiment:
     experiment = parse_experiment({"id": path.stem} | content, str(path))
     if experiment.id != path.stem:
         raise CetaneError(f"{path}: id {experiment.id!r} is not the file's name")
-    for name in ARMS if experiment.runnable else ():
-        try:
-            experiment.arm(name).recipe_here()
-            experiment.arm(name).recipe_there()
-        except CetaneError as error:
-            raise CetaneError(f"{path}: {name}: {error.message}", error.hint) from error
     return experiment
 
 

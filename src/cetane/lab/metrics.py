@@ -26,9 +26,7 @@ METRICS: dict[str, Metric] = {
     "perplexity": Metric("quality", "", "on the workload's text"),
     "perplexity_ratio": Metric("quality", "", "to the Hugging Face model's on the same tokens"),
     "kl": Metric("quality", "nat", "divergence from the Hugging Face model, mean over the text"),
-    "top1": Metric(
-        "quality", "share", "best tokens that are the Hugging Face model's, on the text"
-    ),
+    "top1": Metric("quality", "share", "best tokens that are the Hugging Face model's, on text"),
     "golden": Metric("golden", "share", "checks of the golden gate that pass"),
     "hidden_cosine": Metric("golden", "", "least of any shard, tensor, mode and probe"),
     "golden_kl": Metric("golden", "nat", "largest of any mode"),

@@ -411,7 +411,9 @@ class ExperimentReport(Data):
     hypothesis: str
     expects: tuple[str, ...]
     decided: str
-    """The verdict's reason."""
+    """The verdict's reason; empty if there is none."""
+    decide: str
+    """The command that gives one."""
     obituary: str
     remarks: dict[str, str]
     """Whatever else was written about it, by what that is."""

@@ -1,9 +1,9 @@
 """The content of an experiment's page: from its file, and what the journal says of it."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
-from cetane.lab.experiment import ARMS, Experiment, find_experiment
+from cetane.lab.document import Entry
+from cetane.lab.experiment import ARMS, Experiment
 from cetane.lab.journal import ArmOutcome, Journal, Outcome, Run
 from cetane.lab.journal import Figure as Measured
 from cetane.lab.metrics import METRICS
@@ -20,24 +20,22 @@ from cetane.report.content import (
     Value,
 )
 
-JOURNAL = "journal.jsonl"
 
-
-def experiment_report(lab: Path, name: str) -> ExperimentReport:
-    """Everything known of an experiment; CetaneError for an id that the lab has not."""
-    experiment, journal = find_experiment(lab, name), Journal(lab / JOURNAL)
-    runs, verdict = journal.runs().get(name, []), journal.verdicts().get(name)
-    done = [run for run in runs if run.outcome is not None and run.outcome.arms]
-    last = done[-1] if done else None
-    outcome = last.outcome if last else None
+def experiment_report(experiment: Experiment, journal: Journal) -> ExperimentReport:
+    """Everything known of an experiment."""
+    runs = journal.runs().get(experiment.id, [])
+    verdict = journal.verdicts().get(experiment.id)
+    entry = Entry(experiment, runs, verdict)
+    outcome = entry.outcome
     return ExperimentReport(
         title=experiment.title,
         subtitle=f"{experiment.id}, {experiment.group}, {experiment.date.isoformat()}",
-        status=verdict.status if verdict else experiment.status,
-        outcome=runs[-1].status if runs else "not run",
+        status=entry.status,
+        outcome=entry.state(),
         hypothesis=experiment.hypothesis,
         expects=tuple(map(str, experiment.expects)),
         decided=verdict.reason if verdict else "",
+        decide=f"cetane lab verdict {experiment.id} STATUS --reason REASON",
         obituary=(verdict.obituary if verdict else "") or experiment.obituary,
         remarks=remarks(experiment, outcome),
         reported=tuple(Reported(**report.model_dump()) for report in experiment.reported),
@@ -46,7 +44,7 @@ def experiment_report(lab: Path, name: str) -> ExperimentReport:
         texts=tuple(texts(outcome)) if outcome else (),
         curves=tuple(curves(outcome)) if outcome else (),
         runs=tuple(run_row(run) for run in reversed(runs)),
-        provenance=tuple(provenance(experiment, last)),
+        provenance=tuple(provenance(experiment, entry.last)),
     )
 
 

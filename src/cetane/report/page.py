@@ -23,13 +23,8 @@ LEVELS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 
 def page(content: BundleReport | ExperimentReport) -> str:
     """The page of a bundle or an experiment."""
-    return (
-        environment()
-        .get_template(f"{content.kind}.html.j2")
-        .render(
-            content=content, levels=LEVELS, plots=plots
-        )
-    )
+    template = environment().get_template(f"{content.kind}.html.j2")
+    return template.render(content=content, plots=plots)
 
 
 @cache
