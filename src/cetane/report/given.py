@@ -15,6 +15,8 @@ from cetane.sweep.points import Point, read_points
 
 LARGEST = 1 << 25
 """Bytes of the largest file that is read: a thousand points have a few megabytes."""
+WIDEST = 100
+"""The largest ratio that is drawn: no draft makes decoding so much faster."""
 
 
 class Benchmark(Data):
@@ -48,6 +50,8 @@ def read_benchmark(path: Path, bundle: Path) -> Speculation:
     if not found.speeds:
         raise CetaneError(f"{path}: a benchmark of nothing", hint)
     most = max(speed.ratio for speed in found.speeds)
+    if not all(0 <= speed.ratio <= WIDEST for speed in found.speeds):
+        raise CetaneError(f"{path}: a ratio that is not between 0 and {WIDEST}", hint)
     longest = max(2.0, math.ceil(most * 2) / 2)
     return Speculation(
         bundle=found.bundle,
@@ -74,6 +78,10 @@ def read_sweep(path: Path, fingerprint: str) -> Quality:
     points = read_points(file)
     if not points:
         raise CetaneError(f"{file}: no points", "cetane sweep MODEL -o FOLDER makes them")
+    for point in points:
+        for name in ("bits_per_weight", "kl", "perplexity_ratio"):
+            if not math.isfinite(getattr(point, name)):
+                raise CetaneError(f"{file}: {point.name}: {name} is no number")
     mine = [p for p in points if p.model.fingerprint == fingerprint] or points
     last = mine[-1]
     alike = [p for p in mine if of(p) == of(last)]

@@ -47,8 +47,10 @@ def stored(bundle: Bundle, shard: ShardPlan, program: Program) -> tuple[int, int
             names = [step.function] if isinstance(step, Step) else [e[0] for e in step.experts]
             for name in names:
                 graph = Graph(program.functions[name], Target())
-                elements += sum(weight.elements for weight in graph.weights.values())
-                nbytes += graph.constant_bytes
+                # Shapes and axes are constants too, but no weights: those become fp16.
+                weights = [w for w in graph.weights.values() if w.dtype == "fp16"]
+                elements += sum(weight.elements for weight in weights)
+                nbytes += sum(weight.nbytes for weight in weights)
     return elements, nbytes
 
 
