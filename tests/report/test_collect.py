@@ -142,7 +142,7 @@ def test_a_damaged_result_is_an_error(
 
 def test_another_checkpoint_is_an_error(
     judged: Bundle, tiny_checkpoint_folder: Path, tmp_path: Path
-) -> None:  # noqa: E501
+) -> None:
     other = tmp_path / "other"
     shutil.copytree(tiny_checkpoint_folder, other)
     content = (other / "config.json").read_text()

@@ -16,7 +16,7 @@ Report = BundleReport | ExperimentReport
 VOID = {"meta", "link", "hr", "br"}
 SECTIONS = ["verdicts", "placement", "agreement", "range", "sizes", "quality", "speculation",
             "predicted", "provenance"]  # fmt: skip
-NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?![\w])")
+NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?!\w)")
 
 
 class Parsed(HTMLParser):
