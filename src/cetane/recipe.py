@@ -166,7 +166,10 @@ def load_recipe(source: str) -> Recipe:
         content = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CetaneError(f"{path}: not TOML: {error}") from error
-    return parse_recipe({"name": path.stem} | content, str(path))
+    recipe = parse_recipe({"name": path.stem} | content, str(path))
+    if recipe.compression.sensitivity is not None:
+        recipe.compression.sensitivity.beside(path)
+    return recipe
 
 
 def parse_recipe(content: dict[str, Any], where: str) -> Recipe:

@@ -51,23 +51,27 @@ def constants(compressed: Any, op_type: str) -> Any:
     return op
 
 
-@pytest.mark.parametrize("per", ["channel", "tensor"])
+@pytest.mark.parametrize("per", ["channel", "tensor", "block3"])
+@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("kind", KINDS)
-def test_int8(kind: str, per: str) -> None:
+def test_linear(kind: str, bits: int, per: str) -> None:
     config = cto.OpLinearQuantizerConfig(
-        mode="linear_symmetric", granularity=f"per_{per}", weight_threshold=0
+        mode="linear_symmetric",
+        dtype=f"int{bits}",
+        granularity="per_block" if per == "block3" else f"per_{per}",
+        block_size=3,
+        weight_threshold=0,
     )
     compressed = cto.linear_quantize_weights(
         model(kind), cto.OptimizationConfig(global_config=config)
     )
     op = constants(compressed, "constexpr_blockwise_shift_scale")
 
-    encoded = parse_format(f"int8-per-{per}").encode(weight(kind))
+    encoded = parse_format(f"int{bits}-per-{per}").encode(weight(kind))
     assert isinstance(encoded, Affine)
     assert op.offset is None
-    assert encoded.data.dtype == op.data.val.dtype
     assert encoded.scale.dtype == op.scale.val.dtype
-    np.testing.assert_array_equal(encoded.data, op.data.val)
+    np.testing.assert_array_equal(encoded.data, op.data.val.astype(np.int8))
     np.testing.assert_array_equal(encoded.scale, op.scale.val)
     assert encoded.scale.shape == op.scale.val.shape
     np.testing.assert_array_equal(encoded.decode(), op.materialized_val_inference())

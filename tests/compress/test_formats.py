@@ -5,30 +5,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from cetane.compress import Affine, Dense, Fp16, Int8, Palette, Palettized, parse_format
+from cetane.compress import Affine, Dense, Fp16, Linear, Palette, Palettized, parse_format
 from cetane.errors import CetaneError
 
 PALETTES = [
     f"palette{bits}-{mode}-{per}"
     for bits in (1, 2, 3, 4, 6, 8)
-    for mode in ("uniform", "kmeans")
+    for mode in ("uniform", "kmeans", "weighted")
     for per in ("group2", "per-tensor")
 ]
-NAMES = ["fp16", "int8-per-channel", "int8-per-tensor", *PALETTES]
+LINEAR = [f"int{bits}-per-{per}" for bits in (8, 4) for per in ("channel", "tensor", "block2")]
+NAMES = ["fp16", *LINEAR, *PALETTES]
 
-# Rows come in twos, so that every format above can encode every weight.
+# Channels come in twos, so that every format above can encode every weight.
 weights = hnp.arrays(
     np.float16,
-    st.tuples(st.sampled_from([2, 4, 6]), st.integers(1, 5), st.integers(1, 3)),
+    st.tuples(st.sampled_from([2, 4, 6]), st.sampled_from([2, 4, 6]), st.integers(1, 3)),
     elements=st.floats(-1000, 1000, width=16),
 )
+
+
+def encode(name: str, weight: np.ndarray) -> Dense | Affine | Palettized:
+    """The encoding of a weight of which every second input counts three times as much."""
+    sensitivity = np.where(np.arange(weight.shape[1]) % 2, 3, 1).astype(np.float32)
+    return parse_format(name).encode(weight, sensitivity.reshape(1, -1, 1))
 
 
 def packed_bytes(encoded: Dense | Affine | Palettized) -> int:
     if isinstance(encoded, Dense):
         return encoded.weight.nbytes
     if isinstance(encoded, Affine):
-        return encoded.data.nbytes + encoded.scale.nbytes
+        packed = pack_elements_into_bits(encoded.data.flatten(), encoded.bits)
+        return packed.nbytes + encoded.scale.nbytes
     packed = pack_elements_into_bits(encoded.indices.flatten(), encoded.bits)
     return packed.nbytes + encoded.lut.nbytes
 
@@ -40,7 +48,7 @@ def test_a_name_is_read_and_written(name: str) -> None:
 
 def test_a_name_says_what_is_done() -> None:
     assert parse_format("fp16") == Fp16()
-    assert parse_format("int8-per-tensor") == Int8("tensor")
+    assert parse_format("int8-per-tensor") == Linear(8, "tensor")
     assert parse_format("palette4-kmeans-group32") == Palette(4, "kmeans", 32)
     assert parse_format("palette6-uniform-per-tensor") == Palette(6, "uniform", None)
     assert [parse_format(name).bits for name in ("fp16", "int8-per-channel", PALETTES[0])] == [
@@ -57,7 +65,9 @@ def test_a_name_says_what_is_done() -> None:
         "int8",
         "FP16",
         "fp16 ",
-        "int4-per-channel",
+        "int6-per-channel",
+        "int4-per-block0",
+        "int4-per-block",
         "palette5-kmeans-group32",
         "palette4-kmeans-group0",
         "palette4-kmeans-group032",
@@ -74,13 +84,12 @@ def test_an_unknown_name_is_answered_with_the_grammar(name: str) -> None:
 
 @given(name=st.sampled_from(NAMES), weight=weights)
 def test_nbytes_are_those_of_the_packed_constants(name: str, weight: np.ndarray) -> None:
-    fmt = parse_format(name)
-    assert fmt.nbytes(weight.shape) == packed_bytes(fmt.encode(weight))
+    assert parse_format(name).nbytes(weight.shape) == packed_bytes(encode(name, weight))
 
 
 @given(name=st.sampled_from(NAMES), weight=weights)
 def test_decoding_gives_fp16_of_the_same_shape(name: str, weight: np.ndarray) -> None:
-    decoded = parse_format(name).encode(weight).decode()
+    decoded = encode(name, weight).decode()
     assert decoded.dtype == np.float16
     assert decoded.shape == weight.shape
 
@@ -90,11 +99,13 @@ def test_fp16_keeps_every_value(weight: np.ndarray) -> None:
     np.testing.assert_array_equal(Fp16().encode(weight).decode(), weight)
 
 
-@pytest.mark.parametrize("per", ["channel", "tensor"])
+@pytest.mark.parametrize("name", LINEAR)
 @given(weight=weights)
-def test_int8_is_within_half_a_step(per: str, weight: np.ndarray) -> None:
-    encoded = parse_format(f"int8-per-{per}").encode(weight)
-    scale = encoded.scale.astype(np.float64)
+def test_linear_is_within_half_a_step(name: str, weight: np.ndarray) -> None:
+    encoded = parse_format(name).encode(weight)
+    assert isinstance(encoded, Affine)
+    blocks = weight.shape[1] // encoded.scale.shape[1] if "block" in name else 1
+    scale = encoded.scale.astype(np.float64).repeat(blocks, axis=1)
     error = np.abs(encoded.decode().astype(np.float64) - weight)
     # On top of half a step: the quotient rounds to fp16 (1/32 near 127), and so does the product
     # (1/16 of a step). The scale itself can be off by half of fp16's smallest number, 2**-25,
@@ -115,9 +126,17 @@ def test_a_uniform_palette_is_within_half_a_step(name: str, weight: np.ndarray) 
     assert (np.abs(decoded - groups) <= bound).all()
 
 
+def test_a_block_has_its_own_scale() -> None:
+    weight = np.array([[7, -3, 0.5, 0.25], [14, 2, -7, 7]], dtype=np.float16)
+    encoded = Linear(4, 2).encode(weight)
+    np.testing.assert_array_equal(encoded.scale, np.float16([[1, 0.5 / 7], [2, 1]]))
+    np.testing.assert_array_equal(encoded.data, [[7, -3, 7, 4], [7, 1, -7, 7]])
+    assert encoded.packed().tolist() == [0xD7, 0x47, 0x17, 0x79]  # the first in the lower half
+
+
 def test_a_value_is_the_scale_times_the_int8() -> None:
     weight = np.array([[127 / 64, -0.5], [0, 0], [1e-7, 0]], dtype=np.float16)
-    encoded = Int8("channel").encode(weight)
+    encoded = Linear(8, "channel").encode(weight)
     np.testing.assert_array_equal(encoded.data, [[127, -32], [0, 0], [0, 0]])
     np.testing.assert_array_equal(encoded.scale, [[1 / 64], [0], [0]])  # 1e-7 / 127 is 0 in fp16
 
@@ -130,7 +149,7 @@ def test_int8_is_numpys_arithmetic_for_every_value(largest: int) -> None:
     expected = np.zeros(weight.shape, dtype=np.int8)
     if scale > 0:
         expected[:] = np.clip(np.round(weight / scale), -127, 127)
-    encoded = Int8("channel").encode(weight[None])
+    encoded = Linear(8, "channel").encode(weight[None])
     np.testing.assert_array_equal(encoded.data[0], expected)
     assert encoded.scale[0, 0] == scale
 
@@ -166,8 +185,9 @@ def test_fp32_is_rounded_to_fp16_first(name: str) -> None:
 def test_a_value_beyond_fp16_is_refused(name: str, value: float) -> None:
     weight = np.ones((2, 3), dtype=np.float32)
     weight[1, 1] = value
+    weight = weight[:, :2]
     with pytest.raises(CetaneError, match=f"a weight of {abs(value):g} is not finite"):
-        parse_format(name).encode(weight)
+        encode(name, weight)
 
 
 def test_a_span_beyond_fp16_has_no_uniform_palette() -> None:
@@ -185,3 +205,37 @@ def test_channels_that_do_not_divide_into_groups_are_refused() -> None:
         fmt.encode(np.zeros((48, 8), dtype=np.float16))
     fmt.check((64, 8), "lm_head.weight")
     parse_format("int8-per-channel").check((48, 8), "lm_head.weight")
+
+
+def test_inputs_that_do_not_divide_into_blocks_are_refused() -> None:
+    fmt = parse_format("int4-per-block32")
+    with pytest.raises(CetaneError, match=r"down.weight has shape \(8, 48\).*blocks of 32"):
+        fmt.check((8, 48), "down.weight")
+    with pytest.raises(CetaneError, match="blocks of 32"):
+        fmt.encode(np.zeros((8, 48), dtype=np.float16))
+    with pytest.raises(CetaneError, match="blocks of 32"):
+        fmt.check((32,), "a vector")
+    fmt.check((48, 64, 1, 1), "down.weight")
+
+
+@pytest.mark.parametrize(
+    ("sensitivity", "message"),
+    [
+        (None, "needs to know what errors count"),
+        (np.ones((1, 3), np.float32), "do not fit"),
+        (-np.ones((1, 4), np.float32), "negative"),
+        (np.full((1, 4), np.nan, np.float32), "not finite"),
+        (np.full((1, 4), np.inf, np.float32), "not finite"),
+    ],
+)
+def test_a_bad_sensitivity_is_refused(sensitivity: np.ndarray | None, message: str) -> None:
+    with pytest.raises(CetaneError, match=message):
+        Palette(2, "weighted", 2).encode(np.zeros((4, 4), np.float16), sensitivity)
+
+
+def test_where_all_errors_count_the_same_weighted_is_kmeans() -> None:
+    weight = np.random.default_rng(3).normal(size=(8, 64)).astype(np.float16)
+    plain = Palette(3, "kmeans", 4).encode(weight)
+    for value in (0, 1, 7e-30):
+        same = Palette(3, "weighted", 4).encode(weight, np.full((1, 1), value, np.float32))
+        np.testing.assert_array_equal(same.decode(), plain.decode())

@@ -1,11 +1,11 @@
 """k-means palettes against exact k-means: kmeans1d, and every partition of a few values."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
 from coremltools._deps.kmeans1d import cluster
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -100,6 +100,47 @@ def test_a_dynamic_programme_by_hand_agrees(group: np.ndarray, repeats: int, bit
     # Centroids are rounded to fp16: by at most 2**-9 for values up to 8.
     bound = least[-1] + len(values) * 2.0**-18 + 1e-9
     assert squared_error(group, *kmeans(group, bits)) <= bound
+
+
+@pytest.mark.parametrize("bits", [1, 2])
+@settings(deadline=None)
+@given(data=st.data())
+def test_weighted_is_the_best_of_all_partitions(data: st.DataObject, bits: int) -> None:
+    count = data.draw(st.integers(1, 8))
+    values = st.lists(st.floats(-8, 8, width=16), min_size=count, max_size=count)
+    group = np.sort(np.array(data.draw(values), dtype=np.float16))
+    numbers = st.lists(st.integers(1, 1000), min_size=count, max_size=count)
+    costs = np.array(data.draw(numbers), dtype=np.float32)
+
+    def error(start: int, end: int) -> float:
+        v, c = group[start:end].astype(np.float64), costs[start:end].astype(np.float64)
+        return float((c * (v - np.average(v, weights=c)) ** 2).sum())
+
+    least = min(
+        sum(error(a, b) for a, b in pairwise((0, *cuts, count)))
+        for clusters in range(1, min(2**bits, count) + 1)
+        for cuts in combinations(range(1, count), clusters - 1)
+    )
+    lut, indices = palettes.kmeans(group[None], bits, costs[None])
+    found = costs * (lut[0].astype(np.float64)[indices[0]] - group.astype(np.float64)) ** 2
+    # Entries are rounded to fp16: by at most 2**-9 for values up to 8.
+    assert found.sum() <= least + costs.sum() * 2.0**-18 + 1e-9
+
+
+def test_weighted_is_better_where_it_counts() -> None:
+    rng = np.random.default_rng(5)
+    group = draw("normal", 32 * 512)
+    costs = rng.lognormal(0, 2, group.shape).astype(np.float32)
+
+    def cost(lut: np.ndarray, indices: np.ndarray) -> float:
+        return float((costs * (lut.astype(np.float64)[0][indices[0]] - group) ** 2).sum())
+
+    weighted = palettes.kmeans(group[None], 3, costs[None])
+    values, inverse = np.unique(group, return_inverse=True)
+    theirs = cluster(values, 8, weights=np.bincount(inverse, costs))
+    exact = np.array(theirs.centroids).astype(np.float16)[None]
+    assert cost(*weighted) <= cost(exact, np.array(theirs.clusters)[inverse][None]) * 1.001
+    assert cost(*weighted) < 0.99 * cost(*palettes.kmeans(group[None], 3))
 
 
 @given(groups(65504))

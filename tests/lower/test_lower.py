@@ -191,6 +191,16 @@ FORMATS = {
     "int8-per-tensor": cto.OpLinearQuantizerConfig(
         mode="linear_symmetric", granularity="per_tensor", weight_threshold=0
     ),
+    "int4-per-channel": cto.OpLinearQuantizerConfig(
+        mode="linear_symmetric", dtype="int4", granularity="per_channel", weight_threshold=0
+    ),
+    "int4-per-block16": cto.OpLinearQuantizerConfig(
+        mode="linear_symmetric",
+        dtype="int4",
+        granularity="per_block",
+        block_size=16,
+        weight_threshold=0,
+    ),
     "palette4-uniform-group8": cto.OpPalettizerConfig(
         mode="uniform", nbits=4, granularity="per_grouped_channel", group_size=8, weight_threshold=0
     ),
@@ -228,7 +238,7 @@ def test_compressed_constants(
         encoded = parse_format(name).encode(weight)
         if isinstance(encoded, Affine):
             assert op.op_type == "constexpr_blockwise_shift_scale"
-            np.testing.assert_array_equal(op.data.val, encoded.data)
+            np.testing.assert_array_equal(op.data.val.astype(np.int8), encoded.data)
             np.testing.assert_array_equal(op.scale.val, encoded.scale)
         else:
             assert isinstance(encoded, Palettized)
@@ -238,7 +248,7 @@ def test_compressed_constants(
         np.testing.assert_array_equal(decoded(op), encoded.decode())
 
     config = cto.OptimizationConfig(op_type_configs={"conv": FORMATS[name]})
-    optimize = cto.linear_quantize_weights if "int8" in name else cto.palettize_weights
+    optimize = cto.linear_quantize_weights if name.startswith("int") else cto.palettize_weights
     theirs = tmp_path / "theirs.mlpackage"
     optimize(ct.models.MLModel(str(dense), skip_model_load=True), config).save(str(theirs))
     for op, other in zip(ours, convolution_weights(theirs), strict=True):

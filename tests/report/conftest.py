@@ -80,7 +80,7 @@ def bench_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def point(name: str, method: str, bits: float, kl: float, **others: Any) -> dict[str, Any]:
     """A line of a sweep."""
     return {
-        "schema": 1, "key": name, "name": name, "method": method, "bits": round(bits),
+        "version": 1, "key": name, "name": name, "method": method, "bits": round(bits),
         "group": "32", "compression": {"default": "fp16"}, "weight_bytes": int(1000 * bits),
         "bits_per_weight": bits, "perplexity": 20 + kl, "perplexity_ratio": 1 + kl / 20, "kl": kl,
         "top1": 0.875, "cosines": {"chunk-00": 0.99, "chunk-01": 0.97},
@@ -103,7 +103,7 @@ def sweep_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         point("palette4-kmeans-group32", "kmeans", 4.1, 0.25),
         point("palette2-kmeans-group32", "kmeans", 2.1, 2.5),
     ]
-    path.write_text("".join(json.dumps(p) + "\n" for p in points) + '{"schema": 1, "ke')
+    path.write_text("".join(json.dumps(p) + "\n" for p in points) + '{"version": 1, "ke')
     return path
 
 

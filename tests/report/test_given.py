@@ -96,7 +96,7 @@ def test_this_models_points_come_first(tmp_path: Path) -> None:
     assert [p.name for p in read_sweep(path, "three").points] == ["theirs"]
 
 
-@pytest.mark.parametrize("content", ["", "\n", '{"schema": 2}\n', "[]\n"])
+@pytest.mark.parametrize("content", ["", "\n", '{"version": 2}\n', "[]\n"])
 def test_no_sweep(tmp_path: Path, content: str) -> None:
     path = tmp_path / "sweep.jsonl"
     path.write_text(content)

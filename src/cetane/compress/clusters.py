@@ -17,6 +17,7 @@ _CUBE_ROOT = 0x2A9F789300000000  # 2/3 of float64's bias, less what evens out th
 # Declared, so that a read-only or unaligned array does not compile everything anew.
 _Weights = types.Array(types.uint16, 2, "C", readonly=True, aligned=False)
 _Palettes = types.Array(types.float32, 2, "C", readonly=True)
+_Costs = types.Array(types.float32, 2, "C", readonly=True)
 
 
 @njit
@@ -208,22 +209,27 @@ def _squared_error(values, counts, entries):  # type: ignore[no-untyped-def]
     return error
 
 
-@njit(types.void(_Weights, _Palettes, types.float32[:, ::1], types.uint8[:, ::1]),
+@njit(types.void(_Weights, _Costs, _Palettes, types.float32[:, ::1], types.uint8[:, ::1]),
       nogil=True, cache=True)  # fmt: skip
-def kmeans(weights, evenly, lut, indices):  # type: ignore[no-untyped-def]
+def kmeans(weights, costs, evenly, lut, indices):  # type: ignore[no-untyped-def]
     """The palette of least squared error for each row: `lut`, ascending fp16 values, and indices.
 
-    `evenly` is a palette that is taken where it is better.
+    `costs` are what a squared error of each weight counts, above zero; of no columns, if all count
+    the same. `evenly` is a palette that is taken where it is better.
     """
     size = lut.shape[1]
-    histogram = np.zeros(_PATTERNS, dtype=np.int32)
+    histogram = np.zeros(_PATTERNS)
     present = np.empty(_PATTERNS, dtype=np.uint16)
     values = np.empty(_PATTERNS)
     counts = np.empty(_PATTERNS)
     index_of = np.empty(_PATTERNS, dtype=np.uint8)
     for row in range(len(weights)):
-        for pattern in weights[row]:
-            histogram[pattern] += 1
+        if costs.shape[1]:
+            for column in range(weights.shape[1]):
+                histogram[weights[row, column]] += costs[row, column]
+        else:
+            for pattern in weights[row]:
+                histogram[pattern] += 1
         distinct = _compact(histogram, present, values, counts)
         entries = lut[row]
         if distinct <= size:

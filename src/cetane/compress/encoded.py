@@ -23,17 +23,27 @@ class Dense:
 class Affine:
     """The inputs of `constexpr_blockwise_shift_scale`, without offset.
 
-    `data` is int8 with the weight's shape (O, I, ...); `scale` is fp16 of the same rank, with
-    shape (O, 1, ...) for one scale an output channel or (1, 1, ...) for one in all.
+    `data` is int8 with the weight's shape (O, I, ...) and values of 8 or 4 `bits`, not packed;
+    `scale` is fp16 of the same rank, with shape (O, 1, ...) for one scale an output channel,
+    (1, 1, ...) for one in all, or (O, blocks, 1, ...), where blocks divides I.
     """
 
     data: npt.NDArray[np.int8]
     scale: Half
+    bits: int
 
     def decode(self) -> Half:
         """`data · scale`, fp16 of shape (O, I, ...), rounded once."""
-        product = self.data.astype(np.float32) * self.scale.astype(np.float32)
-        return product.astype(np.float16)
+        blocks = self.scale.shape[1]
+        rows = self.data.reshape(len(self.data), blocks, -1).astype(np.float32)
+        product = rows * self.scale.reshape(-1, blocks, 1).astype(np.float32)
+        return product.reshape(self.data.shape).astype(np.float16)
+
+    def packed(self) -> npt.NDArray[np.uint8]:
+        """The data as weight.bin holds them, two's complements: uint8 (⌈elements · bits / 8⌉,)."""
+        if self.bits == 8:
+            return self.data.reshape(-1).view(np.uint8)
+        return packed(self.data.view(np.uint8) & np.uint8(2**self.bits - 1), self.bits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,13 +70,18 @@ class Palettized:
 
         uint8 of shape (⌈indices · bits / 8⌉,); bits that are left of the last byte are zero.
         """
-        from cetane.compress import kernels  # here because numba takes a while to load
-
-        flat = self.indices.reshape(-1)
-        eights = np.pad(flat, (0, -flat.size % 8)) if flat.size % 8 else flat
-        packed = np.empty((eights.size // 8, self.bits), dtype=np.uint8)
-        kernels.over_rows(kernels.pack, eights.view("<u8"), packed)
-        return packed.reshape(-1)[: -(-flat.size * self.bits // 8)]
+        return packed(self.indices, self.bits)
 
 
 Encoded = Dense | Affine | Palettized
+
+
+def packed(values: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
+    """Values of some bits one after the other, from the lowest bit up; the rest is zero."""
+    from cetane.compress import kernels  # here because numba takes a while to load
+
+    flat = values.reshape(-1)
+    eights = np.pad(flat, (0, -flat.size % 8)) if flat.size % 8 else flat
+    result = np.empty((eights.size // 8, bits), dtype=np.uint8)
+    kernels.over_rows(kernels.pack, eights.view("<u8"), result)
+    return result.reshape(-1)[: -(-flat.size * bits // 8)]

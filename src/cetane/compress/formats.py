@@ -4,11 +4,14 @@
 | --- | --- |
 | `fp16` | the weight |
 | `int8-per-channel` | int8, one fp16 scale an output channel; linear, symmetric |
-| `int8-per-tensor` | int8, one fp16 scale |
+| `int4-per-tensor` | int4, one fp16 scale |
+| `int4-per-block32` | int4, one fp16 scale per 32 input channels of every output channel |
 | `palette4-kmeans-group32` | 4-bit indices, one palette of 16 fp16 values per 32 output channels |
+| `palette4-weighted-group32` | the same, placed where errors count most |
 | `palette6-uniform-per-tensor` | 6-bit indices, one evenly spaced palette |
 
-A palette has 1, 2, 3, 4, 6 or 8 bits. Output channels are axis 0 of a weight.
+A linear weight has 8 or 4 bits, a palette 1, 2, 3, 4, 6 or 8. Output channels are axis 0 of a
+weight, input channels axis 1.
 """
 
 import math
@@ -25,7 +28,9 @@ from cetane.compress.encoded import Affine, Dense, Encoded, Half, Palettized
 from cetane.errors import CetaneError
 
 Weight = npt.NDArray[np.float16] | npt.NDArray[np.float32]
+Sensitivity = npt.NDArray[np.float32]
 Shape = tuple[int, ...]
+PaletteMode = Literal["uniform", "kmeans", "weighted"]
 
 
 class Format(ABC):
@@ -35,6 +40,8 @@ class Format(ABC):
     """
 
     bits: int
+    weighted = False
+    """Whether `encode` needs to know what errors count."""
 
     @property
     @abstractmethod
@@ -46,12 +53,14 @@ class Format(ABC):
         """Bytes of the constants for a weight of this shape, indices packed to bits."""
 
     @abstractmethod
-    def encode(self, weight: Weight) -> Encoded:
+    def encode(self, weight: Weight, sensitivity: Sensitivity | None = None) -> Encoded:
         """The constants for a weight, fp16 or fp32 of shape (O, I, ...).
 
         The weight is rounded to fp16 first, the type it is computed with. What `Fp16` returns may
-        be the weight itself, not a copy. Raises CetaneError for a
-        value that fp16 cannot hold and for a shape that `check` refuses.
+        be the weight itself, not a copy. `sensitivity`, fp32 of a shape that broadcasts to the
+        weight's, is what a squared error of each element counts; only `weighted` formats ask.
+        Raises CetaneError for a value that fp16 cannot hold, for a shape that `check` refuses, and
+        for a sensitivity that is missing or does not fit.
         """
 
     def check(self, shape: Shape, name: str) -> None:  # noqa: B027, most formats take any shape
@@ -66,43 +75,63 @@ class Fp16(Format):
     def nbytes(self, shape: Shape) -> int:
         return 2 * math.prod(shape)
 
-    def encode(self, weight: Weight) -> Dense:
+    def encode(self, weight: Weight, sensitivity: Sensitivity | None = None) -> Dense:
         return Dense(_to_half(weight))
 
 
 @dataclass(frozen=True)
-class Int8(Format):
-    """Linear and symmetric: values from −127 to 127, scale = max|w| / 127, no offset.
+class Linear(Format):
+    """Linear and symmetric: integers from −limit to limit, 127 or 7, scale = max|w| / limit, no
+    offset. One scale an output channel, in all, or for each block of so many input channels.
 
     Bit for bit coremltools' `linear_symmetric`, except where the scale rounds to zero: the values
     are then zero as well, where coremltools casts a division by zero.
     """
 
-    per: Literal["channel", "tensor"]
-    bits = 8
+    bits: int
+    per: Literal["channel", "tensor"] | int
 
     @property
     def name(self) -> str:
-        return f"int8-per-{self.per}"
+        per = f"block{self.per}" if isinstance(self.per, int) else self.per
+        return f"int{self.bits}-per-{per}"
 
     def nbytes(self, shape: Shape) -> int:
-        scales = shape[0] if self.per == "channel" else 1
-        return math.prod(shape) + 2 * scales
+        return (math.prod(shape) * self.bits + 7) // 8 + 2 * math.prod(self.scales(shape))
 
-    def encode(self, weight: Weight) -> Affine:
+    def check(self, shape: Shape, name: str) -> None:
+        if isinstance(self.per, int) and (len(shape) < 2 or shape[1] % self.per):
+            raise CetaneError(
+                f"{name} has shape {shape}: {self.name} cannot divide its input channels into "
+                f"blocks of {self.per}",
+                "choose a block size that divides them, or give this weight another format",
+            )
+
+    def encode(self, weight: Weight, sensitivity: Sensitivity | None = None) -> Affine:
         from cetane.compress import kernels  # here because numba takes a while to load
 
+        self.check(weight.shape, "the weight")
         half = _to_half(weight)
-        rows = half.reshape(len(half), -1).view(np.uint16)
+        shape, limit = self.scales(half.shape), np.float32(2 ** (self.bits - 1) - 1)
+        blocks = shape[1] if half.ndim > 1 else 1
+        rows = half.reshape(len(half) * blocks, -1).view(np.uint16)
         largest = np.empty(len(rows), dtype=np.uint16)
         kernels.over_rows(kernels.largest, rows, largest)
         if self.per == "tensor":
             largest = largest.max(keepdims=True)
-        scale = largest.view(np.float16) / np.float16(127)
+        scale = largest.view(np.float16) / np.float16(limit)
         data = np.empty(rows.shape, dtype=np.int8)
         scales = np.broadcast_to(scale, len(rows)).astype(np.float32)
-        kernels.over_rows(kernels.int8, rows, scales, data)
-        return Affine(data.reshape(half.shape), scale.reshape(-1, *[1] * (half.ndim - 1)))
+        kernels.over_rows(lambda *parts: kernels.linear(*parts, limit), rows, scales, data)
+        return Affine(data.reshape(half.shape), scale.reshape(shape), self.bits)
+
+    def scales(self, shape: Shape) -> Shape:
+        """The shape of the scales of a weight."""
+        outputs = 1 if self.per == "tensor" else shape[0]
+        inner = [1] * (len(shape) - 1)
+        if isinstance(self.per, int):
+            inner[0] = shape[1] // self.per
+        return (outputs, *inner)
 
 
 @dataclass(frozen=True)
@@ -110,12 +139,17 @@ class Palette(Format):
     """Indices into 2**bits fp16 values, one palette for each `group` output channels or for all.
 
     `uniform` spaces the values evenly from the least to the greatest weight, bit for bit as
-    coremltools does; `kmeans` places them for the least squared error.
+    coremltools does; `kmeans` places them for the least squared error; `weighted` for the least sum
+    of squared errors times what each counts (SqueezeLLM, arXiv 2306.07629).
     """
 
     bits: int
-    mode: Literal["uniform", "kmeans"]
+    mode: PaletteMode
     group: int | None
+
+    @property
+    def weighted(self) -> bool:  # type: ignore[override]
+        return self.mode == "weighted"
 
     @property
     def name(self) -> str:
@@ -134,12 +168,18 @@ class Palette(Format):
                 "choose a group size that divides them, or give this weight another format",
             )
 
-    def encode(self, weight: Weight) -> Palettized:
+    def encode(self, weight: Weight, sensitivity: Sensitivity | None = None) -> Palettized:
         self.check(weight.shape, "the weight")
         half = _to_half(weight)
         groups = half.reshape(self._groups(half.shape), -1)
-        choose = palettes.uniform if self.mode == "uniform" else palettes.kmeans
-        lut, indices = choose(groups, self.bits)
+        match self.mode:
+            case "uniform":
+                lut, indices = palettes.uniform(groups, self.bits)
+            case "kmeans":
+                lut, indices = palettes.kmeans(groups, self.bits)
+            case "weighted":
+                costs = _costs(sensitivity, half.shape, self.name).reshape(groups.shape)
+                lut, indices = palettes.kmeans(groups, self.bits, costs)
         lut_shape = (len(groups), *[1] * (half.ndim - 1), 2**self.bits, 1)
         return Palettized(indices.reshape(half.shape), lut.reshape(lut_shape), self.bits)
 
@@ -147,30 +187,51 @@ class Palette(Format):
         return 1 if self.group is None else shape[0] // self.group
 
 
-_PALETTE = re.compile(r"palette([123468])-(uniform|kmeans)-(?:group([1-9][0-9]*)|per-tensor)")
+_LINEAR = re.compile(r"int([48])-per-(channel|tensor|block([1-9][0-9]*))")
+_PALETTE = re.compile(
+    r"palette([123468])-(uniform|kmeans|weighted)-(?:group([1-9][0-9]*)|per-tensor)"
+)
 
 
 def parse_format(name: str) -> Format:
     """The format a name stands for; CetaneError with the grammar if there is none."""
     if name == "fp16":
         return Fp16()
-    if name == "int8-per-channel":
-        return Int8("channel")
-    if name == "int8-per-tensor":
-        return Int8("tensor")
+    if match := _LINEAR.fullmatch(name):
+        bits, per, block = match.groups()
+        return Linear(int(bits), int(block) if block else cast(Literal["channel", "tensor"], per))
     if match := _PALETTE.fullmatch(name):
         bits, mode, group = match.groups()
         return Palette(
             bits=int(bits),
-            mode=cast(Literal["uniform", "kmeans"], mode),
+            mode=cast(PaletteMode, mode),
             group=None if group is None else int(group),
         )
     raise CetaneError(
         f"unknown compression format {name!r}",
-        "write fp16, int8-per-channel, int8-per-tensor, "
-        "palette{1,2,3,4,6,8}-{uniform,kmeans}-group{N} or "
-        "palette{1,2,3,4,6,8}-{uniform,kmeans}-per-tensor; for example palette4-kmeans-group32",
+        "write fp16, int{4,8}-per-{channel,tensor,block{N}}, "
+        "palette{1,2,3,4,6,8}-{uniform,kmeans,weighted}-group{N} or "
+        "palette{1,2,3,4,6,8}-{uniform,kmeans,weighted}-per-tensor; "
+        "for example palette4-kmeans-group32",
     )
+
+
+def _costs(sensitivity: Sensitivity | None, shape: Shape, name: str) -> Sensitivity:
+    """What errors of every element count, checked."""
+    if sensitivity is None:
+        raise CetaneError(
+            f"{name} needs to know what errors count",
+            "name the file of sensitivities that `cetane sweep` writes: compression.sensitivity",
+        )
+    try:
+        costs = np.broadcast_to(sensitivity, shape)
+    except ValueError as error:
+        raise CetaneError(
+            f"sensitivities of shape {sensitivity.shape} do not fit a weight of shape {shape}"
+        ) from error
+    if not (sensitivity >= 0).all() or not np.isfinite(sensitivity).all():
+        raise CetaneError("a sensitivity is negative or not finite")
+    return np.ascontiguousarray(costs, dtype=np.float32)
 
 
 def _to_half(weight: Weight) -> Half:

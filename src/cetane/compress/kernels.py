@@ -74,13 +74,12 @@ def extremes(weights, lowest, highest):  # type: ignore[no-untyped-def]
         highest[row] = np.uint16(high ^ np.int16(np.int16(high >> np.int16(15)) & flip))
 
 
-@njit(types.void(_Weights, _Floats, types.int8[:, ::1]), nogil=True, cache=True)
-def int8(weights, scales, data):  # type: ignore[no-untyped-def]
-    """`clip(round(weight / scale), -127, 127)`; zeros where a row's scale is zero.
+@njit(types.void(_Weights, _Floats, types.int8[:, ::1], types.float32), nogil=True, cache=True)
+def linear(weights, scales, data, limit):  # type: ignore[no-untyped-def]
+    """`clip(round(weight / scale), -limit, limit)`; zeros where a row's scale is zero.
 
     A quotient below fp16's normal numbers rounds to zero, however it was rounded before.
     """
-    limit = np.float32(127)
     for row in range(len(weights)):
         scale = scales[row]
         if scale == 0:

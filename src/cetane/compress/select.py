@@ -5,9 +5,10 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from cetane.compress.formats import Format, parse_format
+from cetane.compress.sensitivity import SensitivityFile
 from cetane.errors import CetaneError
 
 
@@ -26,7 +27,8 @@ class Selection(BaseModel):
 
     `default` applies to every weight, `types` to the weights of one kind ("attention", "head"),
     and `names` to the weights whose canonical name matches a case-sensitive glob pattern
-    ("model.layers.0.*"), in the order of the file.
+    ("model.layers.0.*"), in the order of the file. `sensitivity` is what errors count, for the
+    formats that ask.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -34,6 +36,16 @@ class Selection(BaseModel):
     default: FormatName = "fp16"
     types: dict[str, FormatName] = Field(default_factory=dict)
     names: dict[str, FormatName] = Field(default_factory=dict)
+    sensitivity: SensitivityFile | None = None
+
+    @model_validator(mode="after")
+    def consistent(self) -> "Selection":
+        for name in (self.default, *self.types.values(), *self.names.values()):
+            if parse_format(name).weighted and self.sensitivity is None:
+                raise ValueError(
+                    f"{name} needs compression.sensitivity: the file that cetane sweep writes"
+                )
+        return self
 
     def format_for(self, name: str, kind: str) -> Format:
         """The format of the weight with this canonical name and kind."""

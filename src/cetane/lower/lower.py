@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from cetane.compress import Encoded
+from cetane.compress import Encoded, Sensitivities
 from cetane.errors import CetaneError
 from cetane.families.base import Weights
 from cetane.lower.convert import Constants, convert_shard
@@ -24,6 +24,8 @@ class Lowering:
 
     def __init__(self, planner: Planner, weights: Weights) -> None:
         self.planner, self.weights = planner, weights
+        counted = planner.recipe.compression.sensitivity
+        self.sensitivities = counted.read() if counted else None
         self._structures: dict[str, str] = {}
         self._templates: dict[str, Template] = {}
 
@@ -63,7 +65,7 @@ class Lowering:
     def constants(self, shard: str) -> Constants:
         """The constant of every label of a shard, read and encoded at every call."""
         used = used_by(self.planner, shard)
-        return lambda label: encode(used[label], self.weights)
+        return lambda label: encode(used[label], self.weights, self.sensitivities)
 
     def _template(self, shard: str, folder: Path) -> Template:
         key = self.structure(shard)
@@ -73,11 +75,17 @@ class Lowering:
         return self._templates[key]
 
 
-def encode(item: Constant, weights: Weights) -> Encoded:
+def encode(
+    item: Constant, weights: Weights, sensitivities: Sensitivities | None = None
+) -> Encoded:
     """A weight as its format stores it, made from its fp16 values."""
-    values = item.weight.read(weights).to(torch.float16).numpy()
+    weight = item.weight
+    values = weight.read(weights).to(torch.float16).numpy()
+    counts = None
+    if sensitivities and item.format.weighted:
+        counts = sensitivities.of(weight.name, weight.shape, weight.columns)
     try:
-        return item.format.encode(values)
+        return item.format.encode(values, counts)
     except CetaneError as error:
         raise CetaneError(f"{item.weight.name}: {error.message}", error.hint) from error
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from cetane.compress import Affine, Dense, Encoded, Format, Palettized
 from cetane.compress.encoded import Half
-from cetane.compress.formats import Fp16, Int8, Palette
+from cetane.compress.formats import Fp16, Linear, Palette
 
 ONE, INFINITY = 0x3C00, 0x7C00
 """As fp16 patterns."""
@@ -16,10 +16,11 @@ def placeholder(number: int, shape: tuple[int, ...], format: Format) -> Encoded:
     random = np.random.default_rng(number)
     if isinstance(format, Fp16):
         return Dense(halves(random, shape))
+    if isinstance(format, Linear):
+        limit = 2 ** (format.bits - 1)
+        data = random.integers(1 - limit, limit, shape, np.int8)
+        return Affine(data, halves(random, format.scales(shape)), format.bits)
     ones = (1,) * (len(shape) - 1)
-    if isinstance(format, Int8):
-        scales = shape[0] if format.per == "channel" else 1
-        return Affine(random.integers(-127, 128, shape, np.int8), halves(random, (scales, *ones)))
     assert isinstance(format, Palette)
     groups = 1 if format.group is None else shape[0] // format.group
     indices = random.integers(0, 1 << format.bits, shape, np.uint8)

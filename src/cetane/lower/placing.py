@@ -74,6 +74,10 @@ def parts_of(encoded: Encoded) -> Parts:
     if isinstance(encoded, Dense):
         return {"weight": encoded.weight}
     if isinstance(encoded, Affine):
-        return {"data": encoded.data, "scale": encoded.scale}
-    packed = types.nptype_from_builtin(types.string_to_builtin(f"uint{encoded.bits}"))
-    return {"indices": encoded.indices.astype(packed), "lut": encoded.lut}
+        return {"data": encoded.data.astype(narrow("int", encoded.bits)), "scale": encoded.scale}
+    return {"indices": encoded.indices.astype(narrow("uint", encoded.bits)), "lut": encoded.lut}
+
+
+def narrow(kind: str, bits: int) -> Any:
+    """coremltools' numpy type for integers of some bits."""
+    return types.nptype_from_builtin(types.string_to_builtin(f"{kind}{bits}"))

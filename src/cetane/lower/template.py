@@ -145,7 +145,7 @@ def stored(encoded: Encoded) -> Iterator[tuple[str, Bytes]]:
     if isinstance(encoded, Dense):
         yield "weight", as_bytes(encoded.weight)
     elif isinstance(encoded, Affine):
-        yield "data", as_bytes(encoded.data)
+        yield "data", encoded.packed()
         yield "scale", as_bytes(encoded.scale)
     else:
         yield "indices", encoded.packed()

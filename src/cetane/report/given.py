@@ -12,6 +12,7 @@ from cetane.families.flow import Data
 from cetane.report.content import Answer, Drafted, Quality, QualityPoint, Speculation
 from cetane.speculate.bench import Speed
 from cetane.sweep.points import Point, read_points
+from cetane.sweep.sweep import pareto
 
 LARGEST = 1 << 25
 """Bytes of the largest file that is read: a thousand points have a few megabytes."""
@@ -86,11 +87,12 @@ def read_sweep(path: Path, fingerprint: str) -> Quality:
     last = mine[-1]
     alike = [p for p in mine if of(p) == of(last)]
     alike = sorted(alike, key=lambda p: (-p.bits_per_weight, p.kl))
+    front = {point.key for point in pareto(alike)}
     return Quality(
         model=last.model.source,
         text=last.text.name,
         tokens=last.text.tokens,
-        points=tuple(quality_point(p, alike) for p in alike),
+        points=tuple(quality_point(p, p.key in front) for p in alike),
     )
 
 
@@ -99,12 +101,7 @@ def of(point: Point) -> tuple[Any, ...]:
     return point.model.fingerprint, point.text.sha256, point.text.tokens
 
 
-def quality_point(point: Point, among: list[Point]) -> QualityPoint:
-    beaten = any(
-        other.weight_bytes <= point.weight_bytes and other.kl <= point.kl
-        and (other.weight_bytes, other.kl) != (point.weight_bytes, point.kl)
-        for other in among
-    )  # fmt: skip
+def quality_point(point: Point, best: bool) -> QualityPoint:
     return QualityPoint(
         name=point.name,
         method=point.method,
@@ -117,7 +114,7 @@ def quality_point(point: Point, among: list[Point]) -> QualityPoint:
         cosine=min(point.cosines.values(), default=None),
         tok_s=point.predicted.tok_s,
         off_ane=point.predicted.weights_off_ane,
-        best=not beaten,
+        best=best,
         smoke=tuple(
             Answer(id=answer.id, text=answer.text, expected=answer.expected)
             for answer in point.smoke

@@ -1,0 +1,59 @@
+"""The mean squares of what the projections of a model read, on a text."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from cetane.compress import Sensitivities
+from cetane.errors import CetaneError
+from cetane.sweep.judge import Judge
+
+
+class Watcher(TorchFunctionMode):
+    """Sees every convolution, by whatever module it is called, and sums up its input's squares."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        """`names` of weights, by the id of their parameter."""
+        super().__init__()
+        self.names = names
+        self.sums: dict[str, Tensor] = {}
+        self.columns: dict[str, int] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in (torch.conv2d, torch.nn.functional.conv2d):
+            x, weight = args[:2]
+            name = self.names.get(id(weight))
+            if name is not None and x.shape[1] == weight.shape[1]:
+                found = x.double().square().sum((0, 2, 3))
+                self.sums[name] = self.sums.get(name, torch.zeros_like(found)) + found
+                self.columns[name] = self.columns.get(name, 0) + x[0, 0].numel()
+        return func(*args, **(kwargs or {}))
+
+
+def measure(judge: Judge, tokens: Sequence[int]) -> Sensitivities:
+    """Run a text through the judge's model as it is.
+
+    Of a weight that meets its inputs in another way than in a full convolution, all count the same.
+    CetaneError where the text is shorter than one call: padding would be counted.
+    """
+    width = judge.planner.recipe.tokens.prefill or 1
+    whole = tokens[: len(tokens) // width * width]
+    if not whole:
+        raise CetaneError(f"{len(tokens)} tokens are too few to measure sensitivities on: {width}")
+    weights = {
+        id(p.block.get_parameter(p.path)): p.weight for p in judge.parameters if p.weight.kind
+    }
+    watcher = Watcher({key: weight.name for key, weight in weights.items()})
+    with watcher:
+        for _ in judge.read(whole):
+            pass
+    means = {w.name: np.ones(w.stored[-1], np.float32) for w in weights.values()}
+    for name, total in watcher.sums.items():
+        means[name] = (total / watcher.columns[name]).numpy().astype(np.float32)
+    return Sensitivities(means)
