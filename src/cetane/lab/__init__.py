@@ -1,0 +1,1 @@
+"""Experiments as data: run, gated, judged, and logged."""

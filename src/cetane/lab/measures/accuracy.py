@@ -1,0 +1,115 @@
+"""Against the Hugging Face model, and the two sides against each other."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from cetane.engine.engine import Engine
+from cetane.engine.generate import generate
+from cetane.engine.portable import PortableBackend
+from cetane.engine.sampling import Sampler
+from cetane.gates import metrics
+from cetane.gates.golden import golden
+from cetane.gates.quality import perplexity
+from cetane.gates.reference import Reference, choices
+from cetane.lab.bench import Bench, Findings, Side, each, figure, measure
+from cetane.lab.experiment import ArmName
+from cetane.recipe import Mode
+
+
+@each("quality")
+def quality(side: Side) -> Findings:
+    """Perplexity, and how predictions agree, on the workload's text."""
+    tokens = side.given.tokens(side.bundle)
+    found = perplexity(side.bundle, side.checkpoint, tokens, side.progress)
+    note = f"{side.given.workload.text}; the Hugging Face model: {found.reference_perplexity:.4g}"
+    values = {
+        "perplexity": found.perplexity,
+        "perplexity_ratio": found.ratio,
+        "kl": found.kl,
+        "top1": found.top1,
+    }
+    return Findings({n: figure(n, v, n=found.tokens, note=note) for n, v in values.items()})
+
+
+@each("golden")
+def gate(side: Side) -> Findings:
+    """The golden gate: every mode, past every window and width."""
+    result = golden(side.bundle, side.checkpoint, side.progress, prompts=1, greedy_tokens=16)
+    failed = [check for check in result.checks if not check.passed]
+    values = {
+        "golden": 1 - len(failed) / len(result.checks),
+        "hidden_cosine": min((score.cosine for score in result.shards), default=1.0),
+        "golden_kl": max(score.kl for score in result.logits),
+        "golden_top1": min(score.top1 for score in result.logits),
+    }
+    worst = "; ".join(f"{c.name} {c.value:.4g} (limit {c.limit:g})" for c in failed[:5])
+    texts = {"golden": f"{len(failed)} of {len(result.checks)} checks fail: {worst}"}
+    count = sum(map(len, result.probes.values()))
+    figures = {name: figure(name, value, n=count) for name, value in values.items()}
+    return Findings(figures, texts if failed else {})
+
+
+def engine_of(side: Side) -> Engine:
+    """In fp32: arithmetic that rounds activations is not what is compared."""
+    return Engine(side.bundle.plan, PortableBackend(side.bundle), side.bundle.tables())
+
+
+def answers(side: Side, engine: Engine, prompts: Mapping[str, list[int]]) -> dict[str, list[int]]:
+    """Greedy answers; a prompt that is too long is cut."""
+    room = side.recipe.cache.context - side.given.workload.new_tokens
+    modes: list[Mode] = [mode for mode in side.bundle.plan.modes if mode != "verify"]
+    count, stop = side.given.workload.new_tokens, side.bundle.tokenizer.eos_ids
+    return {
+        name: list(generate(engine.session(modes), ids[:room], Sampler(), count, stop))
+        for name, ids in prompts.items()
+    }
+
+
+@each("smoke")
+def smoke(side: Side) -> Findings:
+    """Answers to read, and how many of their tokens the Hugging Face model would choose too."""
+    prompts = side.given.prompts(side.bundle)
+    said = answers(side, engine_of(side), prompts)
+    told = {name: tokens for name, tokens in said.items() if tokens}
+    agreed, distinct = [], []
+    reference = Reference(side.checkpoint)
+    for name, tokens in told.items():
+        observed = reference.run([[*prompts[name], *tokens]])[0]
+        agreed.append(float(choices(observed.logits, prompts[name], tokens).mean()))
+        distinct.append(len(set(tokens)) / len(tokens))
+    figures = {
+        "smoke_greedy": figure(
+            "smoke_greedy", float(np.mean(agreed)) if agreed else 0.0, n=len(prompts)
+        ),
+        "smoke_distinct": figure(
+            "smoke_distinct", float(np.mean(distinct)) if distinct else 0.0, n=len(prompts)
+        ),
+    }
+    decode = side.bundle.tokenizer.decode
+    return Findings(figures, {f"smoke {name}": decode(tokens) for name, tokens in said.items()})
+
+
+@measure("agreement")
+def agreement(bench: Bench) -> dict[ArmName, Findings]:
+    """Greedy tokens of the candidate, and its logits for the baseline's own answers."""
+    baseline, candidate = bench.baseline, bench.candidate
+    ours, theirs = engine_of(candidate), engine_of(baseline)
+    prompts = bench.given.prompts(baseline.bundle)
+    wanted = answers(baseline, theirs, prompts)
+    found = answers(candidate, ours, prompts)
+    context = min(baseline.recipe.cache.context, candidate.recipe.cache.context)
+    same, cosines = [], []
+    for name, tokens in wanted.items():
+        pairs = list(zip(tokens, found[name], strict=False))
+        same += [a == b for a, b in pairs] + [False] * (len(tokens) - len(pairs))
+        ids = [*prompts[name], *tokens][:context]
+        if not baseline.recipe.head.choose and not candidate.recipe.head.choose:
+            mine, others = ours.session().feed(ids, "all"), theirs.session().feed(ids, "all")
+            assert mine is not None and others is not None
+            cosines.append(metrics.cosine(mine, others))
+    figures = {"same_tokens": figure("same_tokens", float(np.mean(same)), n=len(same))}
+    if cosines:
+        every = np.concatenate(cosines)
+        figures["logit_cosine"] = figure("logit_cosine", float(every.min()), n=len(every))
+    return {"candidate": Findings(figures)}

@@ -1,0 +1,39 @@
+"""Speculative decoding by an arm's drafter, against plain decoding of the same bundle."""
+
+from functools import partial
+
+from cetane.engine.sampling import Sampler
+from cetane.lab.bench import Findings, Side, each, figure
+from cetane.speculate.bench import compare
+from cetane.speculate.open import Wish, longest_draft, open_controller, open_drafters
+
+
+@each("drafting")
+def drafting(side: Side) -> Findings:
+    """Acceptance and speed over the workload's prompts; nothing of an arm without a drafter."""
+    if not side.arm.drafter:
+        return Findings()
+    wish, workload = Wish(side.arm.drafter), side.given.workload
+    make = partial(open_drafters, wish, side.bundle, Sampler(), "portable", remember=False)
+    longest = longest_draft(wish, side.engine)
+    room = side.recipe.cache.context - workload.new_tokens - 1 - longest
+    prompts = [ids[:room] for ids in side.given.prompts(side.bundle).values()]
+    (found,) = compare(
+        side.engine,
+        {workload.prompts: prompts},
+        {wish.drafter: make},
+        open_controller(side.engine, longest).costs,
+        longest,
+        workload.new_tokens,
+        workload.rounds,
+        side.bundle.tokenizer.eos_ids,
+        side.progress,
+    )
+    note = f"{wish.drafter}, {found.verifier_calls} verifying calls, {found.fallbacks} plain"
+    values = {
+        "acceptance": found.acceptance,
+        "tokens_per_call": found.tokens_per_call,
+        "draft_speedup": found.ratio,
+        "draft_same": float(found.same),
+    }
+    return Findings({n: figure(n, v, n=len(prompts), note=note) for n, v in values.items()})

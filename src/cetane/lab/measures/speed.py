@@ -1,0 +1,122 @@
+"""Bytes, and milliseconds of this machine: both sides in one process, in turns."""
+
+import subprocess
+import sys
+import time
+
+from cetane.bundle import shard_path
+from cetane.engine.engine import Engine
+from cetane.errors import CetaneError
+from cetane.lab.bench import Bench, Findings, Side, each, figure, measure, spread
+from cetane.lab.experiment import ARMS, ArmName
+from cetane.perf.breakeven import Speculation
+from cetane.plan import Planner
+from cetane.recipe import Mode
+from cetane.speculate.controller import measure as measure_calls
+
+HERE = "portable backend"
+WARM = 4
+"""Steps of a round that are not counted."""
+
+
+@each("size")
+def size(side: Side) -> Findings:
+    """Of what was built."""
+    plan = side.bundle.plan
+    planner = Planner(side.checkpoint, side.recipe)
+    blocks = (*planner.model.layers, *planner.heads)
+    elements = sum(weight.elements for block in blocks for _, weight in block.weights())
+    packages = tuple(shard_path(shard.name) + "/" for shard in plan.shards)
+    files = side.bundle.manifest.files
+    values = {
+        "weight_bytes": plan.weight_bytes,
+        "package_bytes": sum(f.bytes for name, f in files.items() if name.startswith(packages)),
+        "bits_per_weight": 8 * plan.weight_bytes / elements,
+        "packages": len(plan.shards),
+        "programs": len(plan.functions),
+    }
+    return Findings({name: figure(name, value) for name, value in values.items()})
+
+
+@measure("decode")
+def decode(bench: Bench) -> dict[ArmName, Findings]:
+    """Steps after one prompt, side after side in every round, so that a busy machine is busy for
+    both; the first round is not counted."""
+    found: dict[ArmName, list[float]] = {name: [] for name in ARMS}
+    prompt = next(iter(bench.given.prompts(bench.baseline.bundle).values()))
+    for turn in range(1 + bench.workload.rounds):
+        for name in ARMS:
+            side = bench.sides[name]
+            room = side.recipe.cache.context - bench.workload.new_tokens - WARM
+            ms = step_ms(side.engine, prompt[:room], bench.workload.new_tokens)
+            if turn:
+                found[name].append(ms)
+    return {name: Findings({"decode_ms": spread("decode_ms", found[name], HERE)}) for name in ARMS}
+
+
+def step_ms(engine: Engine, prompt: list[int], count: int) -> float:
+    """Milliseconds a step of greedy decoding, after a prompt and some steps that warm up."""
+    modes: list[Mode] = [mode for mode in engine.plan.modes if mode != "verify"]
+    session = engine.session(modes)
+    logits = session.feed(prompt)
+    for step in range(WARM + count):
+        if step == WARM:
+            started = time.perf_counter()
+        assert logits is not None
+        logits = session.feed([int(logits.argmax())])
+    return 1e3 * (time.perf_counter() - started) / count
+
+
+@each("calls")
+def calls(side: Side) -> Findings:
+    """A verifying call beside a plain step, and what that asks of drafts."""
+    engine = side.engine
+    wider = [step.tokens for step in engine.plan.modes.values() if step.tokens > 1]
+    if "verify" not in engine.plan.modes:
+        note = "no verifying function"
+        names = ("verify_ms", "verify_slowdown", "break_even")
+        return Findings({name: figure(name, None, note=note) for name in names})
+    width = min(wider)
+    times = measure_calls(engine.session(), width, side.given.workload.rounds)
+    plain, call = spread("decode_ms", in_ms(times[1])), spread("verify_ms", in_ms(times[width]))
+    assert plain.value is not None and call.value is not None
+    spec = Speculation(plain.value, call.value, width)
+    share = spec.break_even_share()
+    note = f"T = {width}, {HERE}"
+    pays = note if share is not None else f"{note}; no acceptance pays"
+    return Findings(
+        {
+            "verify_ms": call.model_copy(update={"note": note}),
+            "verify_slowdown": figure("verify_slowdown", spec.slowdown, n=call.n, note=note),
+            "break_even": figure("break_even", share, n=call.n, note=pays),
+        }
+    )
+
+
+def in_ms(seconds: list[float]) -> list[float]:
+    return [1e3 * one for one in seconds]
+
+
+PEAK = """
+import resource, sys
+from pathlib import Path
+from cetane.bundle import Bundle
+from cetane.engine.generate import generate, open_engine
+from cetane.engine.sampling import Sampler
+engine = open_engine(Bundle(Path(sys.argv[1])), "portable")
+list(generate(engine.session(), [1, 2, 3], Sampler(), 8))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+UNIT = 1 if sys.platform == "darwin" else 1024
+"""Of the largest resident set, in bytes."""
+
+
+@each("memory")
+def memory(side: Side) -> Findings:
+    """Of a process of its own, which opens the bundle and decodes 8 tokens."""
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, str(side.bundle.path)], capture_output=True, text=True
+    )
+    if done.returncode:
+        raise CetaneError(f"a process that decodes failed: {done.stderr.strip()[-200:]}")
+    return Findings({"peak_bytes": figure("peak_bytes", UNIT * int(done.stdout), note=HERE)})

@@ -1,0 +1,48 @@
+"""What a structure can and cannot see: needles by distance, masks of another context."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from cetane.bundle import Bundle, remove
+from cetane.lab.bench import Bench, Findings, Side, each, figure, measure
+from cetane.lab.experiment import ArmName
+from cetane.lab.needle import DISTANCES, WINDOW, recall
+
+
+@each("needle")
+def needle(side: Side) -> Findings:
+    """Recall by distance with the arm's own attention, of a model that looks by content."""
+    found = recall(side.recipe.family, side.recipe.cache.contract)
+    near = [share for distance, share in found.items() if distance < WINDOW]
+    far = [share for distance, share in found.items() if distance >= WINDOW]
+    note = f"near is less than {WINDOW} tokens; a model made by hand"
+    return Findings(
+        {
+            "recall_near": figure("recall_near", sum(near) / len(near), n=len(near), note=note),
+            "recall_far": figure("recall_far", sum(far) / len(far), n=len(far), note=note),
+        },
+        curves={"recall by distance": [(float(d), found[d]) for d in DISTANCES]},
+    )
+
+
+@measure("masks")
+def masks(bench: Bench) -> dict[ArmName, Findings]:
+    """The baseline as it is, and the candidate with the baseline's last package in place of its
+    own: what the static checks say of each."""
+    from cetane.gates.static import static_checks
+
+    found: dict[ArmName, Findings] = {}
+    baseline, candidate = bench.baseline.bundle, bench.candidate.bundle
+    last = candidate.plan.shards[-1].name
+    with tempfile.TemporaryDirectory(dir=bench.given.setting.folder) as folder:
+        mixed = Path(folder) / "mixed"
+        shutil.copytree(candidate.path, mixed)
+        remove(Bundle(mixed).shard(last))
+        shutil.copytree(baseline.shard(last), Bundle(mixed).shard(last))
+        for name, bundle in (("baseline", baseline), ("candidate", Bundle(mixed))):
+            wrong = static_checks(bundle)
+            texts = {"masks": "; ".join(map(str, wrong[:3]))} if wrong else {}
+            figures = {"mask_mismatches": figure("mask_mismatches", len(wrong))}
+            found["baseline" if name == "baseline" else "candidate"] = Findings(figures, texts)
+    return found

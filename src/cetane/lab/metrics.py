@@ -1,0 +1,64 @@
+"""The names of what an experiment can measure, their units, and which measure gives them.
+
+Needs nothing that takes long to import: experiments are listed and checked without torch. The
+functions are in `measures/`.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure of an arm."""
+
+    measure: str
+    """The function that gives it, with others of its kind, at once."""
+    unit: str
+    about: str
+
+
+METRICS: dict[str, Metric] = {
+    "weight_bytes": Metric("size", "B", "weights, scales and palettes, by the plan"),
+    "package_bytes": Metric("size", "B", "all files of all packages"),
+    "bits_per_weight": Metric("size", "bit", "weight bytes of all, scales and palettes included"),
+    "packages": Metric("size", "", "packages that a runtime loads"),
+    "programs": Metric("size", "", "functions of all packages"),
+    "perplexity": Metric("quality", "", "on the workload's text"),
+    "perplexity_ratio": Metric("quality", "", "to the Hugging Face model's on the same tokens"),
+    "kl": Metric("quality", "nat", "divergence from the Hugging Face model, mean over the text"),
+    "top1": Metric("quality", "share", "best tokens that are the Hugging Face model's, on text"),
+    "golden": Metric("golden", "share", "checks of the golden gate that pass"),
+    "hidden_cosine": Metric("golden", "", "least of any shard, tensor, mode and probe"),
+    "golden_kl": Metric("golden", "nat", "largest of any mode"),
+    "golden_top1": Metric("golden", "share", "least of any mode"),
+    "smoke_greedy": Metric(
+        "smoke", "share", "tokens of the smoke answers that the Hugging Face model would choose"
+    ),
+    "smoke_distinct": Metric("smoke", "share", "different tokens of the smoke answers, of all"),
+    "same_tokens": Metric("agreement", "share", "greedy tokens equal to the baseline's"),
+    "logit_cosine": Metric("agreement", "", "least of any token, with the baseline's logits"),
+    "decode_ms": Metric("decode", "ms", "a step of one token, portable backend"),
+    "verify_ms": Metric("calls", "ms", "a call of the verifier, portable backend"),
+    "verify_slowdown": Metric("calls", "steps", "a verifying call in plain steps"),
+    "break_even": Metric("calls", "share", "of drafts accepted, from which a verifier pays"),
+    "peak_bytes": Metric("memory", "B", "most memory of a process that opens and decodes"),
+    "ane_ops": Metric("residency", "share", "ops predicted on the ANE, constants not counted"),
+    "off_ane": Metric("residency", "ops", "ops of the decode function not predicted on the ANE"),
+    "ane_weights": Metric("residency", "share", "weights read by ops predicted on the ANE"),
+    "residency": Metric("residency", "", "1 if the predicted audit passes, else 0"),
+    "largest_program": Metric("residency", "ops", "compute ops of the largest function"),
+    "predicted_ms": Metric("speed", "ms", "a decode step of the real model on the chip"),
+    "predicted_verify_ms": Metric("speed", "ms", "a verifying call of the real model on the chip"),
+    "predicted_break_even": Metric("speed", "share", "accepted, from which that verifier pays"),
+    "predicted_bytes": Metric("speed", "B", "weights of the real model"),
+    "predicted_cache_bytes": Metric("speed", "B", "key/value cache of the real model"),
+    "acceptance": Metric("drafting", "share", "drafted tokens that were accepted"),
+    "tokens_per_call": Metric("drafting", "", "tokens that a verifying call gives"),
+    "draft_speedup": Metric("drafting", "x", "tokens per second against plain, portable backend"),
+    "draft_same": Metric("drafting", "share", "prompts with the very tokens of plain decoding"),
+    "recall_near": Metric("needle", "share", "needles found inside the candidate's window"),
+    "recall_far": Metric("needle", "share", "needles found beyond it"),
+    "mask_mismatches": Metric("masks", "", "inputs whose shape is not the plan's"),
+    "activation_cosine": Metric("activations", "", "least of any shard's outputs, with A8"),
+    "activation_perplexity": Metric("activations", "", "on the text, with A8"),
+}

@@ -1,0 +1,118 @@
+"""Recall of a needle by distance, for every way that full layers may attend.
+
+The model is made by hand: one full layer of Gemma 4 that, at the question, looks for a needle by
+content, in channels that no rotation touches, and says what it found.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cetane.engine.authored import authored_engine
+from cetane.plan import Planner
+from cetane.recipe import parse_recipe
+
+FILLER, NEEDLE, QUESTION = 0, 20, 40
+"""The first token of each kind; there is one question."""
+NEEDLES = 12
+CONTEXT, WINDOW, LENGTH = 160, 64, 150
+"""Slots; tokens that a windowed arm is told to see; tokens of a text."""
+DISTANCES = (1, 8, 31, 62, 63, 64, 65, 90, 130, 149)
+"""From the question back to the needle; a window of 64 holds the question and 63 before it."""
+CONFIG: dict[str, Any] = {
+    "model_type": "gemma4_text", "vocab_size": 48, "vocab_size_per_layer_input": 48,
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
+    "layer_types": ["full_attention"], "num_attention_heads": 1, "num_key_value_heads": 1,
+    "head_dim": 16, "global_head_dim": 32, "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0, "sliding_window": 32, "final_logit_softcapping": None,
+    "max_position_embeddings": 256, "pad_token_id": None, "bos_token_id": None, "eos_token_id": 0,
+}  # fmt: skip
+
+
+class Seeker:
+    """The model as a checkpoint. Tokens are channels: filler 0, any needle 1 and one of 16 and up,
+    the question 2; heads have 32 channels, of which 4 pairs turn, and 8 to 11 do not."""
+
+    source = "a model made by hand"
+
+    def __init__(self) -> None:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(**CONFIG), attn_implementation="eager", dtype=torch.float32
+        ).eval()
+        with torch.no_grad():
+            fill(model)
+        self.model = model
+        self.config: dict[str, Any] = model.config.to_dict()
+        self.tensors: dict[str, Tensor] = dict(model.state_dict())
+        del self.tensors["lm_head.weight"]  # tied
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def names(self) -> list[str]:
+        return sorted(self.tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.tensors[name].shape)
+
+    def read(self, name: str) -> Tensor:
+        return self.tensors[name].clone()
+
+    def read_rows(self, name: str, start: int, stop: int) -> Tensor:
+        return self.tensors[name][start:stop].clone()
+
+
+def fill(model: Any) -> None:
+    """Zeros, but for what finds the needle."""
+    layer, table = model.model.layers[0], model.model.embed_tokens.weight
+    for parameter in model.parameters():
+        parameter.zero_()
+    table[:NEEDLE, 0] = 1
+    for index in range(NEEDLES):
+        table[NEEDLE + index, [1, 16 + index]] = 1
+    table[QUESTION, 2] = 1
+    attention = layer.self_attn
+    attention.q_proj.weight[8, 2] = attention.k_proj.weight[8, 1] = 1
+    attention.q_proj.weight[9, 0] = attention.k_proj.weight[10, 0] = 1
+    attention.k_proj.weight[11, 2] = 1
+    attention.v_proj.weight[range(NEEDLES), range(16, 16 + NEEDLES)] = 1
+    attention.o_proj.weight[range(16, 16 + NEEDLES), range(NEEDLES)] = 1
+    for norm in (layer.input_layernorm, attention.q_norm, attention.k_norm, model.model.norm):
+        norm.weight.fill_(1)
+    layer.post_attention_layernorm.weight.fill_(4)
+    layer.layer_scalar.fill_(1)
+
+
+def text(distance: int, needle: int) -> list[int]:
+    """`LENGTH` tokens, the last of them the question."""
+    last = LENGTH - 1
+    tokens = np.random.default_rng(distance).integers(FILLER, NEEDLE, last).tolist()
+    tokens[last - distance] = NEEDLE + needle
+    return [*tokens, QUESTION]
+
+
+def recall(family: dict[str, Any], contract: str) -> dict[int, float]:
+    """Share of needles found, by distance, with the options of a recipe's `[family]` table."""
+    seeker = Seeker()
+    recipe = parse_recipe(
+        {
+            "name": "needle",
+            "family": family,
+            "layout": {"kind": "single"},
+            "cache": {"contract": contract, "context": CONTEXT},
+            "tokens": {"verify": 4, "prefill": 8},
+        },
+        "needle",
+    )
+    engine = authored_engine(Planner(seeker, recipe), seeker)
+    found = {}
+    for distance in DISTANCES:
+        needles = (0, 5, 11)
+        answers = [engine.session().feed(text(distance, needle)) for needle in needles]
+        chosen = [int(np.argmax(logits)) - NEEDLE for logits in answers if logits is not None]
+        found[distance] = float(np.mean(np.array(chosen) == needles))
+    return found

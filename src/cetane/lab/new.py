@@ -1,0 +1,42 @@
+"""The start of an experiment: a file that is valid as it is, with what to fill in."""
+
+import datetime
+import tomllib
+
+from cetane.lab.experiment import parse_experiment
+
+TEMPLATE = """\
+title = "{name}"
+status = "Prototype"
+date = {date}
+hypothesis = "What is expected, with numbers, and why."
+metrics = ["weight_bytes", "perplexity_ratio", "decode_ms", "predicted_ms", "residency"]
+
+[workload]
+model = "zaya-tiny"
+tokens = 512
+
+[baseline]
+recipe = "zaya-int8"
+
+[candidate]
+recipe = "zaya-int8"
+# [candidate.changes.compression]
+# default = "palette4-kmeans-group32"
+
+[[expects]]
+metric = "weight_bytes"
+of = "ratio"
+most = 1.0
+
+[[gates]]
+metric = "perplexity_ratio"
+most = 1.05
+"""
+
+
+def template(name: str, where: str) -> str:
+    """The file of a new experiment; CetaneError for a name that no file should have."""
+    text = TEMPLATE.format(name=name, date=datetime.date.today().isoformat())
+    parse_experiment({"id": name} | tomllib.loads(text), where)
+    return text

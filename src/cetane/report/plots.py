@@ -1,0 +1,114 @@
+"""Plots as inline SVG: text stays text, and colours are the page's variables, so that a plot turns
+dark with it. The same content gives the same bytes."""
+
+import io
+import math
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from cetane.report.content import Quality, QualityPoint
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = {
+    "#000001": "var(--ink)",
+    "#000002": "var(--soft)",
+    "#000003": "var(--line)",
+    **{f"#00000{4 + i}": f"var(--s{i})" for i in range(6)},
+}
+"""What is drawn with, and what it becomes."""
+INK, SOFT, LINE, *SERIES = COLOURS
+MARKERS = "osD^vP"
+METHODS = ("fp16", "linear", "uniform", "kmeans", "weighted", "mixed")
+WIDTH, HEIGHT = 5.2, 3.9
+"""Inches of 72 points: text is as large on a phone as in the page around it."""
+
+
+def quality(found: Quality) -> Markup:
+    """KL of every format against its bits per weight, and the line of those that nothing beats."""
+    figure, axes = blank()
+    drawn = [p for p in found.points if p.kl > 0]  # on a logarithmic axis fp16 has no place
+    front = sorted((p for p in drawn if p.best), key=lambda p: p.bits)
+    axes.plot([p.bits for p in front], [p.kl for p in front], color=SOFT, lw=1, zorder=1)
+    for index, method in enumerate(METHODS):
+        mine = [p for p in drawn if p.method == method]
+        if mine:
+            axes.scatter(
+                [p.bits for p in mine], [p.kl for p in mine], s=34, marker=MARKERS[index],
+                color=SERIES[index], label=method, zorder=2, linewidths=0,
+            )  # fmt: skip
+    axes.set_yscale("log")
+    axes.margins(x=0.14)
+    axes.set_xlabel("bits per weight, scales and palettes counted")
+    axes.set_ylabel("KL to the fp16 weights, nats")
+    labelled = front[:: max(1, math.ceil(len(front) / 5))]
+    for point in labelled:
+        axes.annotate(short(point), (point.bits, point.kl), xytext=(-5, -4), ha="right",
+                      va="top", textcoords="offset points", fontsize=9, color=INK)  # fmt: skip
+    axes.legend(frameon=False, labelcolor=INK, fontsize=10, handletextpad=0.2)
+    return svg(figure, "quality", f"KL against bits per weight of {len(drawn)} formats")
+
+
+def short(point: QualityPoint) -> str:
+    return point.name.replace("-kmeans", "").replace("-group", "/").replace("palette", "p")
+
+
+def curves(name: str, lines: dict[str, Sequence[tuple[float, float]]], y: str) -> Markup:
+    """Some lines of `(x, y)`, each labelled at its end."""
+    figure, axes = blank()
+    for index, (label, points) in enumerate(lines.items()):
+        xs, ys = [x for x, _ in points], [v for _, v in points]
+        colour = SERIES[index % len(SERIES)]
+        axes.plot(xs, ys, color=colour, lw=1.8, marker=MARKERS[index % 6], ms=4)
+        if points:
+            axes.annotate(
+                label, (xs[-1], ys[-1]), xytext=(6, 0), textcoords="offset points",
+                color=colour, fontsize=10, va="center", annotation_clip=False,
+            )  # fmt: skip
+    axes.set_ylabel(y)
+    return svg(figure, name, f"{y}: {', '.join(lines)}")
+
+
+def blank() -> "tuple[Figure, Axes]":
+    """Axes without a box: two spines, a faint grid, text in the page's colours."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams["svg.fonttype"] = "none"
+    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(SOFT)
+    axes.grid(color=LINE, lw=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(which="both", colors=SOFT, labelsize=10, length=3)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.label.set_color(SOFT)
+        axis.label.set_fontsize(10.5)
+    return figure, axes
+
+
+def svg(figure: Any, name: str, label: str) -> Markup:
+    """A figure as an element of the page; `name` keeps the ids of several apart."""
+    import matplotlib
+
+    file = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r'(href="#|url\(#)', rf"\1{name}-", text)
+    text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1; font-family: inherit", text)
+    for colour, variable in COLOURS.items():
+        text = text.replace(colour, variable)
+    text = re.sub(r'(<svg [^>]*?) width="[^"]*"', r"\1", text.replace("\n", " ", 0), count=1)
+    text = re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", text, count=1)
+    head = Markup('<svg role="img" aria-label="{}"').format(label)
+    return Markup(text.replace("<svg", head, 1))

@@ -1,0 +1,59 @@
+"""What a bundle takes on disk, and how many bits a stored weight."""
+
+from collections.abc import Mapping
+
+from cetane.bundle import Bundle, shard_path
+from cetane.gates.residency.chips import Target
+from cetane.gates.residency.graph import Graph
+from cetane.mil.program import Program
+from cetane.plan import ShardPlan, Step
+from cetane.report.content import ShardSize, Sizes
+
+
+def sizes(bundle: Bundle, programs: Mapping[str, Program]) -> Sizes:
+    """Bytes on disk: shards, and what the host keeps."""
+    parts: dict[str, int] = {shard_path(shard.name): 0 for shard in bundle.plan.shards}
+    for name, record in bundle.manifest.files.items():
+        top = "/".join(name.split("/")[: 2 if name.startswith("shards/") else 1])
+        parts[top] = parts.get(top, 0) + record.bytes
+    weights = {
+        shard_path(shard.name): stored(bundle, shard, programs[shard.name])
+        for shard in bundle.plan.shards
+    }
+    largest = max(parts.values())
+    return Sizes(
+        bytes=sum(parts.values()),
+        weights=sum(count for count, _ in weights.values()),
+        mean_bits=bundle.plan.mean_bits,
+        parts=tuple(
+            ShardSize(
+                name=name.removeprefix("shards/").removesuffix(".mlpackage"),
+                bytes=count,
+                share=count / largest,
+                weights=weights[name][0] if name in weights else None,
+                bits=mean(*weights[name]) if name in weights else None,
+            )
+            for name, count in parts.items()
+        ),
+        caches=dict(bundle.plan.kv_bytes),
+    )
+
+
+def stored(bundle: Bundle, shard: ShardPlan, program: Program) -> tuple[int, int]:
+    """Elements and bytes of a shard's weights, as the functions of one mode hold them."""
+    elements = nbytes = 0
+    for step in bundle.plan.modes["decode"].steps:
+        if step.shard == shard.name:
+            names = [step.function] if isinstance(step, Step) else [e[0] for e in step.experts]
+            for name in names:
+                graph = Graph(program.functions[name], Target())
+                # Shapes and axes are constants too, but no weights: those become fp16.
+                weights = [w for w in graph.weights.values() if w.dtype == "fp16"]
+                elements += sum(weight.elements for weight in weights)
+                nbytes += sum(weight.nbytes for weight in weights)
+    return elements, nbytes
+
+
+def mean(elements: int, nbytes: int) -> float | None:
+    """Bits of an element; None if there are none."""
+    return 8 * nbytes / elements if elements else None

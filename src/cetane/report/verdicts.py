@@ -1,0 +1,131 @@
+"""What the gates of a bundle said, and the command that runs each that has said nothing."""
+
+import shlex
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from cetane.bundle import GATES, Bundle
+from cetane.errors import CetaneError
+from cetane.gates.golden import GoldenResult
+from cetane.gates.ladder import LadderResult
+from cetane.gates.quality import Quality
+from cetane.gates.residency.audit import Audit
+from cetane.gates.residency.store import GATE, MEASURED
+from cetane.report.content import Checked, Outcome, Verdict
+
+Result = TypeVar("Result", bound=BaseModel)
+QUESTIONS = {
+    "golden": "Does the whole chain agree with the reference, in every mode?",
+    "ladder": "Does the first shard of every kind agree, each alone?",
+    "perplexity": "Does it predict a text as well as the reference?",
+    "residency": "Will every op run on the Neural Engine?",
+}
+
+
+class Gates:
+    """The stored results of a bundle's gates."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.bundle, self.results = bundle, bundle.gates()
+
+    @property
+    def golden(self) -> GoldenResult | None:
+        return self.read("golden", GoldenResult)
+
+    @property
+    def ladder(self) -> LadderResult | None:
+        return self.read("ladder", LadderResult)
+
+    @property
+    def perplexity(self) -> tuple[Quality, str] | None:
+        """The result, and the name of the text."""
+        kept = self.results.get("perplexity")
+        if kept is None:
+            return None
+        quality = self.read("perplexity", Quality, "text")
+        return None if quality is None else (quality, str(kept.get("text", "a text")))
+
+    def read(self, gate: str, kind: type[Result], *without: str) -> Result | None:
+        """A gate's result; CetaneError if it is not what that gate writes."""
+        kept = self.results.get(gate)
+        if kept is None:
+            return None
+        content = {key: value for key, value in kept.items() if key not in ("bundle", *without)}
+        try:
+            return kind.model_validate(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            hint = f"run it again: {command(gate, self.bundle.path)}"
+            raise CetaneError(f"{self.file(gate)}: {where}: {first['msg']}", hint) from error
+
+    def file(self, gate: str) -> Path:
+        return self.bundle.file(f"{GATES}/{gate}.json")
+
+    def date(self, gate: str) -> str | None:
+        """When a gate's result was written."""
+        return written(self.file(gate)) if gate in self.results else None
+
+
+def command(gate: str, bundle: Path, source: str = "MODEL") -> str:
+    """What runs a gate."""
+    path, model = shlex.quote(str(bundle)), shlex.quote(source)
+    return {
+        "golden": f"cetane validate {path}",
+        "ladder": f"cetane port {model} -o {path}",
+        "perplexity": f"cetane validate {path} --perplexity TEXT",
+        "residency": f"cetane audit {path}",
+    }.get(gate, f"cetane info {path}")
+
+
+def verdicts(gates: Gates, audit: Audit) -> Iterator[Verdict]:
+    """The gates that every bundle should pass, then any others with a verdict."""
+    for gate in QUESTIONS:
+        yield verdict(gates, gate, audit)
+    for gate, result in gates.results.items():
+        if gate not in QUESTIONS and gate != MEASURED and isinstance(result.get("passed"), bool):
+            yield verdict(gates, gate, audit)
+
+
+def verdict(gates: Gates, gate: str, audit: Audit) -> Verdict:
+    """One gate. Residency is asked anew: it takes no time, and rules improve."""
+    notes: list[str] = []
+    checks: list[Checked] = []
+    result: dict[str, Any] = gates.results.get(gate, {})
+    outcome, basis = said(result.get("passed")), "measured"
+    match gate:
+        case "golden" if (golden := gates.golden) is not None:
+            checks = [Checked(**check.model_dump()) for check in golden.checks]
+            notes = list(golden.warnings)
+        case "ladder" if (ladder := gates.ladder) is not None:
+            checks = [Checked(**check.model_dump()) for check in ladder.checks]
+        case "perplexity" if (found := gates.perplexity) is not None:
+            quality, _ = found
+            checks = [Checked(name="perplexity, times the reference's", value=quality.ratio,
+                              limit=quality.limit, passed=quality.passed)]  # fmt: skip
+        case _ if gate == GATE:
+            outcome, basis = said(audit.passed), audit.basis
+            notes = list(audit.reasons)
+    return Verdict(
+        gate=gate,
+        question=QUESTIONS.get(gate, ""),
+        outcome=outcome,
+        basis=basis,
+        command=command(gate, gates.bundle.path, gates.bundle.manifest.source),
+        date=gates.date(gate),
+        notes=tuple(notes),
+        checks=tuple(checks),
+    )
+
+
+def said(passed: object) -> Outcome:
+    return "not run" if passed is None else "passed" if passed else "failed"
+
+
+def written(path: Path) -> str:
+    """When a file was last written, UTC, to the minute."""
+    return datetime.fromtimestamp(path.stat().st_mtime, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,56 @@
+"""cetane report: a page and its figures, or one line that says what is wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Cetane
+
+from cetane.bundle import Bundle
+
+
+def test_a_bundles_page_and_its_figures(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
+    page = tmp_path / "made" / "page.html"
+    result = cetane("report", ported.path, "-o", page, "--json")
+    beside = json.loads(page.with_suffix(".json").read_text())
+    assert result.json == beside | {"page": str(page), "json": str(page.with_suffix(".json"))}
+    assert page.read_text().startswith("<!doctype html>")
+    assert sorted(p.name for p in page.parent.iterdir()) == ["page.html", "page.json"]
+    first = page.read_bytes()
+    assert cetane("report", ported.path, "-o", page).code == 0
+    assert page.read_bytes() == first
+
+
+def test_an_experiments_page(cetane: Cetane, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = cetane("report", "triforce-quest", "--lab", tmp_path / "lab", "-o", page, "--json")
+    assert (result.code, result.json["status"]) == (0, "Planned")
+    assert page.is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["no-such-thing"], "no experiment 'no-such-thing'"),
+        (["triforce-ques"], "did you mean 'triforce-quest'"),
+        (["no/such/bundle"], "no such bundle"),
+        (["../x"], "no such bundle"),
+        (["triforce-quest", "--bench", "x.json"], "for a bundle's page"),
+    ],
+)
+def test_what_is_not_there(cetane: Cetane, tmp_path: Path, arguments: list[str], said: str) -> None:
+    page = tmp_path / "page.html"
+    assert said in cetane("report", *arguments, "-o", page).error
+    assert not page.exists()
+
+
+def test_wrong_use(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert "ends in .html" in cetane("report", ported.path, "-o", tmp_path / "page").error
+    assert "no chip" in cetane("report", ported.path, "-o", page, "--chip", "m99").error
+    assert "no such file" in cetane("report", ported.path, "-o", page, "--sweep", "none").error
+    assert "cannot read" in cetane("report", ported.path, "-o", page, "--bench", "none").error
+    assert "no such file" in cetane("report", ported.path, "-o", page, "--model", "none").error
+    (tmp_path / "file").write_text("")
+    assert cetane("report", ported.path, "-o", tmp_path / "file" / "page.html").code == 2
+    assert not page.exists()

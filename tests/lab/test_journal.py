@@ -1,0 +1,148 @@
+"""The journal: nothing that was appended is lost, whatever happens to the last line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cetane.errors import CetaneError
+from cetane.lab.journal import (
+    ArmOutcome,
+    Figure,
+    Intent,
+    Journal,
+    Outcome,
+    Verdict,
+    machine,
+    now,
+    versions,
+)
+
+
+def intent(run: str = "r1", experiment: str = "wfa") -> Intent:
+    return Intent(
+        run=run,
+        experiment=experiment,
+        at=now(),
+        experiment_sha256="e" * 64,
+        command=f"cetane lab run {experiment}",
+        recipes={"baseline": "a", "candidate": "b"},
+        machine=machine(),
+        versions=versions(),
+    )
+
+
+def outcome(run: str = "r1", experiment: str = "wfa", **fields: object) -> Outcome:
+    arm = ArmOutcome(metrics={"kl": Figure(value=0.5, unit="nat")}, texts={"smoke": "é\n\r "})
+    content = {"status": "passed", "seconds": 1.5, "arms": {"candidate": arm}} | fields
+    return Outcome(run=run, experiment=experiment, at=now(), **content)  # type: ignore[arg-type]
+
+
+def filled(path: Path) -> tuple[Journal, bytes]:
+    journal = Journal(path)
+    journal.append(intent())
+    journal.append(outcome())
+    journal.append(intent("r2"))
+    verdict = Verdict(experiment="wfa", at=now(), status="Measured", reason="recall 0 beyond 64")
+    journal.append(verdict)
+    return journal, path.read_bytes()
+
+
+def test_events_come_back(tmp_path: Path) -> None:
+    journal, content = filled(tmp_path / "lab" / "journal.jsonl")
+    assert [event.event for event in journal.events()] == [
+        "intent", "outcome", "intent", "verdict",
+    ]  # fmt: skip
+    assert all(isinstance(json.loads(line), dict) for line in content.splitlines())
+    first, second = journal.runs()["wfa"]
+    assert (first.status, second.status) == ("passed", "interrupted")
+    assert first.outcome is not None
+    assert first.outcome.arms["candidate"].texts["smoke"] == "é\n\r "
+    assert journal.verdicts()["wfa"].status == "Measured"
+    assert journal.repair() == 0 and not journal.broken.exists()
+
+
+def test_a_missing_journal_is_empty(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    assert journal.events() == [] and journal.runs() == {} and journal.repair() == 0
+    assert not journal.path.exists()
+
+
+def test_cut_at_every_byte(tmp_path: Path) -> None:
+    """A power loss anywhere: what was complete before it is read, kept, and added to."""
+    journal, content = filled(tmp_path / "journal.jsonl")
+    ends = [i for i, byte in enumerate(content) if byte == ord("\n")]
+    step = 7  # and every place near an end of a line, where the cases differ
+    near = {end + d for end in ends for d in (-2, -1, 0, 1, 2) if end + d <= len(content)}
+    for cut in sorted({*range(0, len(content) + 1, step), *near}):
+        journal.path.write_bytes(content[:cut])
+        journal.broken.unlink(missing_ok=True)
+        whole = sum(end <= cut for end in ends)  # a line needs no line end to be whole
+        assert len(journal.events()) == whole
+        assert journal.path.read_bytes() == content[:cut]  # reading changes nothing
+        journal.append(intent("after"))
+        assert len(journal.events()) == whole + 1
+        kept = content[: (ends[whole - 1] + 1) if whole else 0]
+        assert journal.path.read_bytes().startswith(kept)
+        lost = content[len(kept) : cut]
+        assert (journal.broken.read_bytes() if lost else b"\n") == lost + b"\n"
+        assert journal.broken.exists() == bool(lost)
+
+
+@settings(max_examples=50, deadline=None)
+@given(tail=st.binary(min_size=1, max_size=40).filter(lambda b: b"\n" not in b))
+def test_garbage_at_the_end_is_set_aside(
+    tmp_path_factory: pytest.TempPathFactory, tail: bytes
+) -> None:
+    journal, content = filled(tmp_path_factory.mktemp("lab") / "journal.jsonl")
+    try:
+        json.loads(tail)
+    except ValueError:
+        pass
+    else:
+        return  # a number is JSON, and then it is no power loss
+    journal.path.write_bytes(content + tail)
+    assert journal.repair() == len(tail)
+    assert journal.path.read_bytes() == content
+    assert journal.broken.read_bytes() == tail + b"\n"
+    assert journal.repair() == 0
+
+
+@pytest.mark.parametrize("line", [b"\x00\x00\n", b'{"event": "intent"}\n', b"half of a l\n", b"\n"])
+def test_a_broken_line_in_the_middle_is_an_error(tmp_path: Path, line: bytes) -> None:
+    journal, content = filled(tmp_path / "journal.jsonl")
+    lines = content.splitlines(keepends=True)
+    bad = b"".join([*lines[:2], line, *lines[2:]])
+    journal.path.write_bytes(bad)
+    for touch in (journal.events, journal.repair, lambda: journal.append(intent("x"))):
+        with pytest.raises(CetaneError, match="line 3 is broken"):
+            touch()
+    assert journal.path.read_bytes() == bad and not journal.broken.exists()
+
+
+def test_a_last_line_of_another_schema_is_no_power_loss(tmp_path: Path) -> None:
+    journal, content = filled(tmp_path / "journal.jsonl")
+    journal.path.write_bytes(content + b'{"event": "prophecy"}\n')
+    with pytest.raises(CetaneError, match="line 5 is broken"):
+        journal.repair()
+
+
+def test_several_losses_are_all_kept(tmp_path: Path) -> None:
+    journal, content = filled(tmp_path / "journal.jsonl")
+    for index in range(2):
+        with journal.path.open("ab") as file:
+            file.write(b'{"event": %d' % index)
+        assert journal.repair()
+    assert journal.path.read_bytes() == content
+    assert journal.broken.read_bytes() == b'{"event": 0\n{"event": 1\n'
+
+
+def test_every_event_is_synced_before_append_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, seen = tmp_path / "journal.jsonl", []
+    monkeypatch.setattr("os.fsync", lambda handle: seen.append(path.read_bytes()))
+    Journal(path).append(intent())
+    assert seen[-1] == path.read_bytes() != b""

@@ -1,0 +1,151 @@
+"""What a bundle's page says is what the files say."""
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import coremltools as ct
+import numpy as np
+import pytest
+
+from cetane.bundle import Bundle
+from cetane.checkpoint import open_checkpoint
+from cetane.errors import CetaneError
+from cetane.gates.golden import shard_score
+from cetane.perf.chips import find_chip
+from cetane.perf.predict import Predictor
+from cetane.plan import Planner
+from cetane.report.collect import bundle_report, position_row
+from cetane.report.content import Absent, BundleReport, Positions, Predicted, Ranges
+
+
+def test_every_op_of_the_packages_is_on_the_map(full: BundleReport, judged: Bundle) -> None:
+    """Counted by coremltools' own reader of the packages."""
+    for found in full.residency.maps:
+        kinds: Counter[str] = Counter()
+        for step in judged.plan.modes[found.mode].steps:
+            spec = ct.utils.load_spec(str(judged.shard(step.shard)))
+            function = spec.mlProgram.functions[step.function]
+            block = function.block_specializations[function.opset]
+            kinds.update(op.type for op in block.operations)
+        wanted = {k: n for k, n in kinds.items() if k != "const" and "constexpr" not in k}
+        assert {row.kind: row.ops for row in found.rows} == wanted
+        assert sum(found.placed.values()) == found.ops == sum(wanted.values())
+        for row in found.rows:
+            assert sum(sum(c.placed.values()) for c in row.cells if c) == row.ops
+
+
+def test_layers_alike_have_ops_alike(full: BundleReport) -> None:
+    """Both layers of the model are alike, and each attends once."""
+    (found, *_) = full.residency.maps
+    blocks = [column.block for column in found.columns]
+    assert blocks == ["layer-00", "layer-01", "head-0", "head-1"]
+    for row in found.rows:
+        first, second, *_ = [sum(cell.placed.values()) if cell else 0 for cell in row.cells]
+        assert first == second, row.kind
+        if row.kind == "softmax":
+            assert (first, second) == (1, 1)
+
+
+def test_what_placed_ops_adds_up(full: BundleReport) -> None:
+    total = sum(found.ops for found in full.residency.maps)
+    assert sum(reason.ops for reason in full.residency.reasons) == total
+    assert all(reason.message for reason in full.residency.reasons)
+
+
+def test_sizes_are_those_on_disk(full: BundleReport, judged: Bundle) -> None:
+    by_name = {part.name: part for part in full.sizes.parts}
+    for shard in judged.plan.shards:
+        files = [p for p in judged.shard(shard.name).rglob("*") if p.is_file()]
+        part = by_name[shard.name]
+        assert part.bytes == sum(p.stat().st_size for p in files)
+        assert part.bits == pytest.approx(16)
+    assert by_name["embedding.npy"].bytes == (judged.path / "embedding.npy").stat().st_size
+    assert full.sizes.bytes == sum(part.bytes for part in full.sizes.parts)
+
+
+def test_ranges_name_the_largest(full: BundleReport) -> None:
+    assert isinstance(full.ranges, Ranges)
+    assert full.ranges.largest.largest == max(b.largest for b in full.ranges.blocks)
+    assert full.ranges.share == full.ranges.largest.largest / np.finfo(np.float16).max
+
+
+def test_predictions_are_the_cost_models(full: BundleReport, judged: Bundle) -> None:
+    assert isinstance(full.predicted, Predicted)
+    planner = Planner(open_checkpoint(judged.manifest.source), judged.plan.recipe)
+    wanted = Predictor(find_chip("m4-max")).predict(planner, "decode")
+    decode = next(mode for mode in full.predicted.modes if mode.mode == "decode")
+    assert (decode.ms, decode.low, decode.high) == (wanted.ms, wanted.low, wanted.high)
+    assert {term.mode for term in full.predicted.modes} == set(judged.plan.modes)
+
+
+def test_positions_are_cosines_by_position(full: BundleReport, judged: Bundle) -> None:
+    """The mean over positions of the worse probe is no better than the worst probe's mean."""
+    assert isinstance(full.positions, Positions)
+    for row in full.positions.rows:
+        assert len(row.values) == full.positions.positions
+        assert min(row.values) == pytest.approx(row.worst, abs=1e-6)
+        assert np.mean(row.values) <= row.cosine + 1e-6
+        assert row.values[row.worst_at] == min(row.values)
+
+
+def test_a_position_that_differs_is_found() -> None:
+    """By numpy: one row of one probe is turned by 60 degrees."""
+    rows = np.tile(np.array([1.0, 0.0]), (5, 1))
+    turned = rows.copy()
+    turned[3] = np.cos(np.pi / 3), np.sin(np.pi / 3)
+    pairs = [(rows, rows), (turned, rows), (rows[:2], rows[:2])]
+    score = shard_score("shard", "hidden", ("model", 0), "decode", pairs)
+    assert score.by_position == (1.0, 1.0, 1.0, 0.5, 1.0)
+    assert position_row(score, 1).worst_at == 3
+    assert position_row(score, 2).values == (1.0, 0.5, 1.0)
+
+
+def test_verdicts(full: BundleReport, empty: BundleReport) -> None:
+    said = {verdict.gate: verdict for verdict in full.verdicts}
+    assert (said["golden"].outcome, full.outcome) == ("passed", "passed")
+    assert said["golden"].checks and all(check.passed for check in said["golden"].checks)
+    assert said["ladder"].outcome == said["perplexity"].outcome == "not run"
+    assert said["residency"].basis == "predicted"
+    assert empty.outcome == "not run"
+
+
+def test_a_failed_gate_fails_the_whole(judged: Bundle, tmp_path: Path) -> None:
+    shutil.copytree(judged.path, tmp_path / "bundle")
+    bundle = Bundle(tmp_path / "bundle")
+    bundle.write_gate("w8a8", {"passed": False})
+    found = bundle_report(bundle, find_chip("m4-max"), None, None, None)
+    assert found.outcome == "failed"
+    assert found.verdicts[-1].gate == "w8a8"
+
+
+def test_what_is_missing_says_how_to_make_it(empty: BundleReport) -> None:
+    for section in ("positions", "ranges", "perplexity", "quality", "speculation", "predicted"):
+        absent = getattr(empty, section)
+        assert isinstance(absent, Absent), section
+        assert absent.command.startswith("cetane ")
+
+
+@pytest.mark.parametrize(
+    "content", [{"passed": True}, {"passed": True, "checks": [[1]]}, {"checks": "many"}]
+)
+def test_a_damaged_result_is_an_error(
+    judged: Bundle, tmp_path: Path, content: dict[str, object]
+) -> None:
+    shutil.copytree(judged.path, tmp_path / "bundle")
+    bundle = Bundle(tmp_path / "bundle")
+    bundle.write_gate("golden", content)
+    with pytest.raises(CetaneError, match=r"golden\.json") as caught:
+        bundle_report(bundle, find_chip("m4-max"), None, None, None)
+    assert "cetane validate" in str(caught.value.hint)
+
+
+def test_another_checkpoint_is_an_error(
+    judged: Bundle, tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_checkpoint_folder, other)
+    content = (other / "config.json").read_text()
+    (other / "config.json").write_text(content.replace("{", '{"new": 1,', 1))
+    with pytest.raises(CetaneError, match="is not the checkpoint"):
+        bundle_report(judged, find_chip("m4-max"), str(other), None, None)

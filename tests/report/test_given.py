@@ -1,0 +1,112 @@
+"""What a report is given: read, or refused in one line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.report.conftest import point
+
+from cetane.errors import CetaneError
+from cetane.report import given
+from cetane.report.given import read_benchmark, read_sweep
+
+
+def test_a_benchmark(bench_file: Path, tmp_path: Path) -> None:
+    found = read_benchmark(bench_file, tmp_path)
+    assert found.calls == {1: 11.2, 4: pytest.approx(15.7)}
+    assert not found.ours
+    assert found.longest == 2.5  # the largest ratio is 2.31
+    assert found.ticks == (0.5, 1.0, 1.5, 2.0)
+    assert [row.ratio for row in found.rows] == [0.96, 2.31, 1]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "not a benchmark"),
+        (b'{"speeds": []}', "not a benchmark"),
+        (b'{"bundle": "b", "draft_tokens": 1, "seconds": {}, "speeds": []}', "of nothing"),
+        (b'{"bundle": "b", "draft_tokens": 1, "seconds": {}, "speeds": [{"ratio": "x"}]}',
+         "speeds.0"),
+    ],
+)  # fmt: skip
+def test_no_benchmark(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "bench.json"
+    path.write_bytes(content)
+    with pytest.raises(CetaneError, match=said) as caught:
+        read_benchmark(path, tmp_path)
+    assert "cetane bench" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("ratio", [float("nan"), float("inf"), 1e300])
+def test_ratios_that_no_axis_holds(tmp_path: Path, bench_file: Path, ratio: float) -> None:
+    content = json.loads(bench_file.read_text())
+    content["speeds"][0]["ratio"] = ratio
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(CetaneError, match="ratio"):
+        read_benchmark(path, tmp_path)
+
+
+def test_files_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(given, "LARGEST", 100)
+    path = tmp_path / "large"
+    path.write_bytes(b" " * 101)
+    with pytest.raises(CetaneError, match="too large"):
+        read_benchmark(path, tmp_path)
+    with pytest.raises(CetaneError, match="too large"):
+        read_sweep(path, "one")
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CetaneError, match="cannot read"):
+        read_benchmark(tmp_path / "none", tmp_path)
+    with pytest.raises(CetaneError, match="cannot read"):
+        read_benchmark(tmp_path, tmp_path)
+    with pytest.raises(CetaneError, match="no such file"):
+        read_sweep(tmp_path / "none", "one")
+
+
+def test_points_that_can_be_compared(sweep_file: Path) -> None:
+    """Those of the last text; the format that another beats at equal bytes is not on the line."""
+    found = read_sweep(sweep_file, "none of these")
+    assert {p.name: p.best for p in found.points} == {
+        "fp16": True,
+        "palette4-kmeans-group32": True,
+        "palette4-uniform": False,
+        "palette2-kmeans-group32": True,
+    }
+    assert (found.text, found.tokens) == ("text", 512)
+    assert {p.cosine for p in found.points} == {0.97}
+    assert read_sweep(sweep_file.parent, "none of these") == found  # its folder will do
+
+
+def test_this_models_points_come_first(tmp_path: Path) -> None:
+    points = [
+        point("mine", "kmeans", 4, 0.1),
+        point("theirs", "kmeans", 4, 0.2, model={"source": "m", "fingerprint": "two"}),
+    ]
+    path = tmp_path / "sweep.jsonl"
+    path.write_text("".join(json.dumps(p) + "\n" for p in points))
+    assert [p.name for p in read_sweep(path, "one").points] == ["mine"]
+    assert [p.name for p in read_sweep(path, "three").points] == ["theirs"]
+
+
+@pytest.mark.parametrize("content", ["", "\n", '{"version": 2}\n', "[]\n"])
+def test_no_sweep(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "sweep.jsonl"
+    path.write_text(content)
+    with pytest.raises(CetaneError):
+        read_sweep(path, "one")
+
+
+@pytest.mark.parametrize("change", [{"kl": float("nan")}, {"bits_per_weight": float("inf")}])
+def test_points_that_no_axis_holds(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = tmp_path / "sweep.jsonl"
+    path.write_text(json.dumps(point("mine", "kmeans", 4, 0.1) | change) + "\n")
+    with pytest.raises(CetaneError, match=next(iter(change))):
+        read_sweep(path, "one")

@@ -1,0 +1,186 @@
+"""The page: one file that asks for nothing, holds what it should, and takes no name for markup."""
+
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from tests.report.conftest import HOSTILE
+
+from cetane.cli.output import finite
+from cetane.report.content import BundleReport, ExperimentReport
+from cetane.report.page import page
+
+Report = BundleReport | ExperimentReport
+VOID = {"meta", "link", "hr", "br"}
+SECTIONS = ["verdicts", "placement", "agreement", "range", "sizes", "quality", "speculation",
+            "predicted", "provenance"]  # fmt: skip
+NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?!\w)")
+
+
+class Parsed(HTMLParser):
+    """A page's elements, its texts, and its figures."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[tuple[str, dict[str, str | None]]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.figures: list[float] = []
+        self.feed(text)
+        self.close()
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag == "data":
+            self.figures.append(float(dict(attrs)["value"] or "nan"))
+        if tag not in VOID:
+            self.open.append((tag, dict(attrs)))
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, text: str) -> None:
+        inside = {tag for tag, _ in self.open}
+        ticks = any("tick" in (attrs.get("class") or "") for _, attrs in self.open)
+        if not inside & {"style", "title", "data", "svg"} and not ticks:
+            self.texts.append(text)
+
+
+@pytest.fixture(params=["full", "empty", "run", "planned"])
+def report(request: pytest.FixtureRequest) -> Report:
+    found: Report = request.getfixturevalue(request.param)
+    return found
+
+
+def values(content: Any) -> tuple[set[float], set[str]]:
+    """All numbers and all strings of a JSON document; keys are both."""
+    numbers: set[float] = set()
+    strings: set[str] = set()
+    stack = [content]
+    while stack:
+        match stack.pop():
+            case dict() as table:
+                stack += [*table.keys(), *table.values()]
+            case list() as items:
+                stack += items
+            case str() as text:
+                strings.add(text)
+                if re.fullmatch(r"\d+", text):
+                    numbers.add(float(text))
+            case bool() | None:
+                pass
+            case number:
+                numbers.add(float(number))
+    return numbers, strings
+
+
+def test_every_figure_is_in_the_json(report: Report) -> None:
+    numbers, strings = values(json.loads(json.dumps(finite(report.model_dump(mode="json")))))
+    found = Parsed(page(report))
+    assert set(found.figures) <= numbers
+    known = {token for text in strings for token in NUMBER.findall(text)}
+    for text in found.texts:  # whatever is not marked as a figure is quoted
+        assert set(NUMBER.findall(text)) <= known | {"1"}, text
+
+
+def test_a_page_asks_for_nothing(report: Report) -> None:
+    text = page(report)
+    found = Parsed(text)
+    for tag, attributes in found.elements:
+        assert tag not in ("script", "iframe", "object", "embed", "img", "form", "base")
+        for name, value in attributes.items():
+            assert not name.startswith("on"), (tag, name)
+            if name in ("href", "xlink:href", "src") and tag != "a":
+                assert (value or "").startswith(("data:", "#")), (tag, value)
+    style = text[text.index("<style>") : text.index("</style>")]
+    assert "@import" not in text and "url(" not in style
+    assert not re.search(r"url\((?!#)", text)
+    assert "default-src 'none'" in text
+
+
+def test_hostile_texts_are_texts(report: Report) -> None:
+    """They are shown as they are, and nothing of them becomes an element or is evaluated."""
+    text = page(report)
+    assert "<script" not in text
+    assert "alert(1)" not in text or "&lt;script&gt;alert(1)" in text
+    if "alert(1)" in json.dumps(report.model_dump(mode="json")):
+        assert "{{ 7 * 7 }}" in "".join(Parsed(text).texts)
+
+
+def test_hostile_texts_are_there(full: BundleReport, empty: BundleReport) -> None:
+    assert HOSTILE in json.loads(json.dumps(full.model_dump(mode="json")))["speculation"]["bundle"]
+    assert HOSTILE in empty.subtitle
+    assert HOSTILE in " ".join("".join(Parsed(page(empty)).texts).split("\n"))
+
+
+def test_the_same_content_gives_the_same_page(report: Report) -> None:
+    assert page(report) == page(type(report).model_validate_json(report.model_dump_json()))
+
+
+def test_all_sections_are_there(full: BundleReport, empty: BundleReport) -> None:
+    for content in (full, empty):
+        found = Parsed(page(content))
+        assert [a["id"] for tag, a in found.elements if tag == "section"] == SECTIONS
+
+
+def test_no_two_elements_have_one_id(report: Report) -> None:
+    ids = [a["id"] for _, a in Parsed(page(report)).elements if "id" in a]
+    assert len(ids) == len(set(ids))
+
+
+def test_pictures_have_words(report: Report) -> None:
+    """For those who cannot see them."""
+    for tag, attributes in Parsed(page(report)).elements:
+        if tag == "svg" or attributes.get("role") == "img":
+            assert attributes["role"] == "img" and attributes["aria-label"], tag
+
+
+def test_a_section_without_data_has_no_picture(empty: BundleReport) -> None:
+    found = Parsed(page(empty))
+    pictures = [a for _, a in found.elements if a.get("role") == "img"]
+    assert len(pictures) == len(empty.residency.maps)
+    for section in ("positions", "quality", "speculation", "predicted"):
+        command = getattr(empty, section).command
+        assert " ".join(command.split()) in " ".join("".join(found.texts).split())
+
+
+def test_plots_take_the_colours_of_the_page(full: BundleReport) -> None:
+    text = page(full)
+    drawn = text[text.index("<svg") : text.index("</svg>")]
+    assert "var(--ink)" in drawn and "var(--s3)" in drawn
+    assert not re.search(r"#0000\d\d", drawn)
+    assert "<text" in drawn  # not outlines of letters
+    assert "metadata" not in drawn
+
+
+def contrast(a: str, b: str) -> float:
+    """WCAG 2.1's ratio of two colours."""
+
+    def luminance(colour: str) -> float:
+        channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    first, second = sorted((luminance(a), luminance(b)), reverse=True)
+    return (first + 0.05) / (second + 0.05)
+
+
+def test_texts_can_be_read_in_both_schemes(empty: BundleReport) -> None:
+    """Contrast of at least 4.5, as WCAG AA asks."""
+    style = page(empty).split("<style>")[1].split("</style>")[0]
+    light, dark = style.split("prefers-color-scheme: dark")
+    for scheme in (light, dark):
+        colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", scheme))
+        for text in ("ink", "soft", "good", "bad", "idle"):
+            for ground in ("paper", "card"):
+                assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+        for text in ("good", "bad", "idle"):
+            assert contrast(colours[text], colours[f"{text}-wash"]) >= 4.5, text
+        for ground in ("soft", "ink"):
+            assert contrast(colours[ground], colours["track"]) >= 4.5, ground
