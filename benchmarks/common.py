@@ -2,9 +2,7 @@
 
 import argparse
 import json
-import pkgutil
 import platform
-import pydoc
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from rich.table import Table
 from cetane.build import build
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
+from cetane.lab.workload import write_documentation
 from cetane.recipe import Recipe
 
 WORK = Path("build/bench")
@@ -44,11 +43,7 @@ def standard_library_text() -> Path:
     runs the same Python."""
     path = WORK / f"stdlib-{platform.python_version()}.txt"
     if not path.exists():
-        WORK.mkdir(parents=True, exist_ok=True)
-        names = ("argparse", "collections", "datetime", "functools", "itertools", "json", "logging")
-        known = {module.name for module in pkgutil.iter_modules()} | set(sys.builtin_module_names)
-        text = "\n".join(pydoc.plain(pydoc.render_doc(name)) for name in names if name in known)
-        path.write_text(text, encoding="utf-8")
+        write_documentation(path)
     return path
 
 

@@ -65,7 +65,7 @@ def without(*names: str) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(content: dict[str, Any], error: str) -> None:
-    with pytest.raises(CetaneError, match="^one.toml: ") as caught:
+    with pytest.raises(CetaneError, match=r"^one\.toml: ") as caught:
         parse_experiment(content, "one.toml")
     assert error in caught.value.message
 

@@ -4,14 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import quantiles
-from typing import Literal
+from typing import Any, Literal
 
 from cetane.build import Progress, build, build_key
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.engine.engine import Engine
 from cetane.engine.generate import open_engine
-from cetane.errors import CetaneError
 from cetane.lab.experiment import ARMS, Arm, ArmName, Experiment, sha256_of
 from cetane.lab.journal import Figure
 from cetane.lab.metrics import METRICS
@@ -61,9 +60,7 @@ class Side:
 
     def __init__(self, name: ArmName, arm: Arm, given: Given, progress: Progress) -> None:
         self.name, self.arm, self.given, self.progress = name, arm, given, progress
-        if arm.subset is not None:
-            raise CetaneError("a head of a part of the vocabulary cannot be built yet")
-        self.recipe = scaled(arm.recipe_here(), given.workload.context)
+        self.recipe = self.narrowed(scaled(arm.recipe_here(), given.workload.context))
         self.key = build_key(given.checkpoint, self.recipe)
         self.made: Bundle | None = None
 
@@ -92,8 +89,30 @@ class Side:
 
     @cached_property
     def real(self) -> Planner:
-        """The plan of the model that the workload stands for."""
-        return Planner(self.given.real, self.arm.recipe_there())
+        """The plan of the model that the workload stands for; a part of the vocabulary is of the
+        model that runs here."""
+        recipe = self.arm.recipe_there()
+        if self.given.workload.stands_for is None:
+            recipe = self.narrowed(recipe)
+        return Planner(self.given.real, recipe)
+
+    def narrowed(self, recipe: Recipe) -> Recipe:
+        """The recipe with a head for a part of the vocabulary, if the arm has one."""
+        if self.arm.subset is None:
+            return recipe
+        from cetane.vocabulary import (  # type: ignore[import-untyped, unused-ignore]
+            make_subset,
+            ranked,
+            read_text,
+        )
+
+        tokenizer: Any = self.checkpoint.tokenizer
+        vocab = self.checkpoint.config["vocab_size"]
+        texts = [read_text(tokenizer, self.given.setting.text(self.given.workload))]
+        order = ranked(texts, vocab, tokenizer.necessary())
+        content = recipe.model_dump()
+        content["head"]["subset"] = make_subset(order, self.arm.subset, tokenizer, texts, [])
+        return parse_recipe(content, f"{recipe.name} with {self.arm.subset} tokens")
 
 
 def scaled(recipe: Recipe, context: int | None) -> Recipe:

@@ -1,7 +1,6 @@
 """Activations of 8 bits, calibrated as an arm says."""
 
-from cetane.errors import CetaneError
-from cetane.lab.bench import Findings, Side, each
+from cetane.lab.bench import Findings, Side, each, figure
 
 
 @each("activations")
@@ -9,4 +8,27 @@ def activations(side: Side) -> Findings:
     """Cosine and perplexity with quantised activations; nothing of an arm without."""
     if not side.arm.activations:
         return Findings()
-    raise CetaneError("activations of 8 bits cannot be measured by this cetane yet")
+    from cetane.activations import (  # type: ignore[import-untyped, unused-ignore]
+        NAIVE,
+        Options,
+        measure_activations,
+        windows,
+    )
+
+    options = {"naive": NAIVE, "real": Options(), "real-smooth": Options(smooth=True)}
+    bundle, given = side.bundle, side.given
+    texts = windows(given.tokens(bundle), side.recipe.cache.context)
+    target = given.setting.folder / "activations" / f"{bundle.path.name}-{side.arm.activations}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    found = measure_activations(
+        bundle, side.checkpoint, options[side.arm.activations], texts, target, side.progress, True
+    )
+    note = (
+        f"calibration {side.arm.activations}, {found.made.samples} calls; perplexity "
+        f"{found.before.perplexity:.4g} without, the model's {found.reference_perplexity:.4g}"
+    )
+    values = {
+        "activation_cosine": found.after.cosine,
+        "activation_perplexity": found.after.perplexity,
+    }
+    return Findings({n: figure(n, v, n=found.tokens, note=note) for n, v in values.items()})

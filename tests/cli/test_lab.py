@@ -1,0 +1,150 @@
+"""cetane lab: what it prints, writes and refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Cetane
+from tests.lab import conftest as fixtures
+
+from cetane.lab.journal import Journal
+
+lab, faked = fixtures.lab, fixtures.faked
+
+
+@pytest.fixture(autouse=True)
+def own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cetane.mil.fast.share_threads", lambda: None)
+
+
+def run(cetane: Cetane, lab: Path, folder: Path, *arguments: object):
+    return cetane(
+        "lab", "run", *arguments, "--lab", lab, "--work", lab.parent / "work",
+        "--model", f"zaya-tiny={folder}",
+    )  # fmt: skip
+
+
+def test_a_lab_from_new_to_report(
+    cetane: Cetane,
+    lab: Path,
+    tiny_checkpoint_folder: Path,
+    faked: dict,
+    tmp_path: Path,
+) -> None:
+    listed = cetane("lab", "list", "--lab", lab, "--json").json["experiments"]
+    assert [(e["id"], e["last_run"]) for e in listed] == [("tiny", "not run")]
+    ran = run(cetane, lab, tiny_checkpoint_folder, "tiny", "--json")
+    assert ran.code == 0 and ran.json["outcomes"][0]["status"] == "passed"
+    shown = cetane("lab", "show", "tiny", "--lab", lab, "--json").json
+    assert shown["last_run"] == "passed" and shown["outcome"]["gates"][0]["value"] == 0.5
+    events = cetane("lab", "log", "tiny", "--lab", lab, "--json").json["events"]
+    assert [e["event"] for e in events] == ["intent", "outcome"]
+    decided = cetane(
+        "lab", "verdict", "tiny", "shelved", "--reason", "0.5 of the bytes", "--obituary", "No.",
+        "--lab", lab, "--json",
+    )  # fmt: skip
+    assert decided.json["verdict"]["status"] == "Shelved"
+    page = tmp_path / "out" / "page.md"
+    assert cetane("lab", "report", "--lab", lab, "-o", page).code == 0
+    first = page.read_bytes()
+    assert b"### Tiny \xe2\x80\x94 Shelved" in first
+    assert cetane("lab", "report", "--lab", lab, "-o", page).code == 0
+    assert page.read_bytes() == first
+    for command in (("list",), ("show", "tiny"), ("log",)):
+        told = cetane("lab", *command, "--lab", lab)
+        assert told.code == 0 and "iny" in told.out
+
+
+def test_all_goes_on_and_runs_only_what_has_not(
+    cetane: Cetane,
+    lab: Path,
+    tiny_checkpoint_folder: Path,
+    faked: dict,
+) -> None:
+    text = (lab / "tiny.toml").read_text()
+    (lab / "broken.toml").write_text(text.replace("small.toml", "gone.toml"))
+    first = run(cetane, lab, tiny_checkpoint_folder, "--all", "--json")
+    assert first.code == 1
+    assert [o["status"] for o in first.json["outcomes"]] == ["error", "passed"]
+    second = run(cetane, lab, tiny_checkpoint_folder, "--all", "--json")
+    runs = Journal(lab / "journal.jsonl").runs()
+    assert {name: len(found) for name, found in runs.items()} == {"broken": 2, "tiny": 1}
+    assert second.json["outcomes"][1] == first.json["outcomes"][1]
+    run(cetane, lab, tiny_checkpoint_folder, "--all", "--again")
+    assert len(Journal(lab / "journal.jsonl").runs()["tiny"]) == 2
+
+
+def test_a_red_gate_ends_with_1(
+    cetane: Cetane,
+    lab: Path,
+    tiny_checkpoint_folder: Path,
+    faked: dict,
+) -> None:
+    faked["perplexity_ratio"] = (1.0, 9.0)
+    ended = run(cetane, lab, tiny_checkpoint_folder, "tiny")
+    assert ended.code == 1 and "FAIL" in ended.out
+
+
+def test_new(cetane: Cetane, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    assert cetane("lab", "new", "idea", "--lab", folder).code == 0
+    assert cetane("lab", "show", "idea", "--lab", folder).code == 0
+    assert "exists already" in cetane("lab", "new", "idea", "--lab", folder).error
+    for name in ("../up", "Capital", ""):
+        assert cetane("lab", "new", name, "--lab", folder).code == 2
+    assert sorted(path.name for path in tmp_path.rglob("*.toml")) == ["idea.toml"]
+
+
+def test_a_cut_journal_is_told_of(
+    cetane: Cetane,
+    lab: Path,
+    tiny_checkpoint_folder: Path,
+    faked: dict,
+) -> None:
+    run(cetane, lab, tiny_checkpoint_folder, "tiny")
+    path = lab / "journal.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"event": "out')
+    told = cetane("lab", "log", "--lab", lab, "--json")
+    assert len(told.json["events"]) == 2 and "cut off" in told.err
+    assert path.read_bytes() == whole
+    path.write_bytes(b"nonsense\n" + whole)
+    assert "line 1 is broken" in cetane("lab", "log", "--lab", lab).error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("run",), "name some experiments, or --all"),
+        (("run", "tiny", "--all"), "name some experiments, or --all"),
+        (("run", "tny"), "did you mean 'tiny'"),
+        (("show", "nothing"), "no experiment 'nothing'"),
+        (("log", "nothing"), "no experiment 'nothing'"),
+        (("list", "--status", "done"), "no status 'done'"),
+        (("run", "tiny", "--model", "x"), "not NAME=PATH"),
+        (("verdict", "tiny", "Measured", "--reason", "better"), "reason with a number"),
+        (("verdict", "tiny", "Rejected", "--reason", "2 % worse"), "needs an obituary"),
+        (("verdict", "tiny", "Measured", "--reason", "2 % better"), "never run to its end"),
+        (("verdict", "tiny", "Great", "--reason", "2"), "no status 'Great'"),
+    ],
+)
+def test_what_is_refused(cetane: Cetane, lab: Path, arguments: tuple, error: str) -> None:
+    assert error in cetane("lab", *arguments, "--lab", lab).error
+    assert not (lab / "journal.jsonl").exists()
+
+
+def test_json_is_of_the_shape_that_is_documented(
+    cetane: Cetane,
+    lab: Path,
+    tiny_checkpoint_folder: Path,
+    faked: dict,
+) -> None:
+    run(cetane, lab, tiny_checkpoint_folder, "tiny")
+    intent, outcome = map(json.loads, (lab / "journal.jsonl").read_text().splitlines())
+    assert {"run", "experiment", "at", "experiment_sha256", "command", "recipes", "machine",
+            "versions"} < set(intent)  # fmt: skip
+    assert {"status", "seconds", "arms", "gates", "surprise", "lesson", "next", "error"} < set(
+        outcome
+    )
+    figure = outcome["arms"]["candidate"]["metrics"]["weight_bytes"]
+    assert set(figure) == {"value", "low", "high", "unit", "kind", "n", "note"}

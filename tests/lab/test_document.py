@@ -1,0 +1,80 @@
+"""The decision log: from files alone, always the same, and in step with what is committed."""
+
+from pathlib import Path
+
+from tests.lab.test_journal import intent, outcome
+
+from cetane.lab.document import cell, markdown
+from cetane.lab.experiment import load_experiments, shipped
+from cetane.lab.journal import ArmOutcome, Figure, GateOutcome, Journal, Verdict
+
+PAGE = Path(__file__).parents[2] / "docs" / "experiments.md"
+
+
+def filled(journal: Journal) -> None:
+    before = Figure(value=2e6, unit="B")
+    arms = {
+        "baseline": ArmOutcome(artefact="b" * 64, metrics={"weight_bytes": before}),
+        "candidate": ArmOutcome(
+            artefact="c" * 64,
+            metrics={
+                "weight_bytes": Figure(value=1e6, unit="B"),
+                "predicted_ms": Figure(value=9.0, low=8.0, high=10.5, unit="ms", kind="predicted",
+                                       note="a chip"),
+            },
+            texts={"smoke": "one|two\nthree"},
+            curves={"recall": ((1.0, 1.0), (64.0, 0.5))},
+        ),
+    }  # fmt: skip
+    gate = GateOutcome(metric="weight_bytes", arm="ratio", most=0.6, value=0.5, passed=True)
+    journal.append(intent("r1", "tiny"))
+    journal.append(outcome("r1", "tiny", arms=arms, gates=(gate,), surprise="smaller than 1"))
+
+
+def test_the_page_says_what_the_files_say(lab: Path, journal: Journal) -> None:
+    before = markdown(load_experiments(lab), journal)
+    assert "| Tiny (`tiny`) | Measured | Measured | not run |" in before
+    filled(journal)
+    page = markdown(load_experiments(lab), journal)
+    for part in (
+        "### Tiny — Measured",
+        "| weight_bytes | 2 MB | 1 MB | 0.5 | measured |",
+        "| predicted_ms |  | 9 (8 to 10.5) ms |  | predicted, a chip |",
+        "Gate: weight_bytes to the baseline's at most 0.6: 0.5, pass.",
+        "**Surprise.** smaller than 1",
+        "smoke, candidate: `one¦two⏎three`",
+        "recall, candidate: 1: 1, 64: 0.5",
+        "| size |  | half | nobody |",
+        "bundles baseline bbbbbbbbbbbb, candidate cccccccccccc",
+    ):
+        assert part in page
+    journal.append(intent("r2", "tiny"))  # a run that was killed hides nothing
+    assert "| Measured | interrupted | weight_bytes 0.5 |" in markdown(
+        load_experiments(lab), journal
+    )
+    journal.append(
+        Verdict(experiment="tiny", at="2026-05-01T00:00:00", status="Rejected", reason="0.5",
+                obituary="No."),
+    )  # fmt: skip
+    page = markdown(load_experiments(lab), journal)
+    assert "### Tiny — Rejected" in page and "**Verdict (2026-05-01).** Rejected: 0.5" in page
+    assert "**Obituary.** No." in page
+
+
+def test_it_is_always_the_same(lab: Path, journal: Journal) -> None:
+    filled(journal)
+    first = markdown(load_experiments(lab), journal)
+    assert first == markdown(load_experiments(lab), Journal(journal.path))
+
+
+def test_figures_for_people() -> None:
+    assert cell(None) == "" and cell(Figure(value=None)) == "none"
+    assert cell(Figure(value=0.98765, unit="share")) == "0.98765"
+    assert cell(Figure(value=1.5, low=1.0, high=2.0, unit="ms")) == "1.5 (1 to 2) ms"
+
+
+def test_the_committed_page_is_the_one_that_is_generated() -> None:
+    """After a run or a change of an experiment: `cetane lab report`."""
+    folder = shipped()
+    page = markdown(load_experiments(folder), Journal(folder / "journal.jsonl"))
+    assert PAGE.read_text(encoding="utf-8") == page

@@ -1,0 +1,220 @@
+"""Runs: what is logged, whatever happens; and a real one on the tiny model."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cetane.bundle import Bundle
+from cetane.errors import CetaneError
+from cetane.lab import bench as benches
+from cetane.lab import run as runs
+from cetane.lab.experiment import ARMS, Experiment, load_experiment, parse_experiment
+from cetane.lab.journal import ArmOutcome, Figure, Intent, Journal
+from cetane.lab.verdict import decide
+from cetane.lab.workload import Setting
+
+
+def quiet(*_: Any) -> None:
+    """No progress."""
+
+
+def test_intent_comes_before_and_outcome_after(
+    tiny: Experiment, setting: Setting, journal: Journal, monkeypatch: pytest.MonkeyPatch,
+    faked: dict[str, Any],
+) -> None:  # fmt: skip
+    seen: list[Any] = []
+    observe = runs.observe
+    monkeypatch.setattr(runs, "observe", lambda *a: (seen.extend(journal.events()), observe(*a))[1])
+    outcome = runs.run(tiny, setting, journal, quiet)
+    (intent,) = seen
+    assert isinstance(intent, Intent) and intent.run == outcome.run
+    assert intent.experiment_sha256 == tiny.sha256 and set(intent.recipes) == set(ARMS)
+    assert intent.command == "cetane lab run tiny" and intent.machine["cores"] == os.cpu_count()
+    assert journal.events()[1:] == [outcome]
+    assert outcome.status == "passed" and outcome.lesson == "Small things are small."
+    assert outcome.surprise == ("expected weight_bytes to the baseline's at most 0.1, found 0.5")
+    assert [gate.value for gate in outcome.gates] == [0.5, 1.2]
+
+
+@pytest.mark.parametrize("value", [1.6, float("nan"), None])
+def test_a_red_gate_fails(
+    tiny: Experiment, setting: Setting, journal: Journal, faked: dict[str, Any], value: Any
+) -> None:
+    faked["perplexity_ratio"] = (1.0, value)
+    outcome = runs.run(tiny, setting, journal, quiet)
+    assert outcome.status == "failed" and [g.passed for g in outcome.gates] == [True, False]
+    assert journal.runs()["tiny"][-1].status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [
+        (CetaneError("no such thing", "make one"), "no such thing (make one)"),
+        (ZeroDivisionError("by zero"), "ZeroDivisionError: by zero"),
+        (MemoryError(), "MemoryError: "),
+    ],
+)
+def test_what_goes_wrong_is_logged(
+    tiny: Experiment, setting: Setting, journal: Journal, faked: dict[str, Any],
+    failure: Exception, error: str,
+) -> None:  # fmt: skip
+    faked["decode_ms"] = failure
+    outcome = runs.run(tiny, setting, journal, quiet)
+    assert (outcome.status, outcome.error) == ("error", error)
+    assert journal.events()[-1] == outcome
+
+
+def test_ctrl_c_is_logged_and_goes_on(
+    tiny: Experiment, setting: Setting, journal: Journal, faked: dict[str, Any]
+) -> None:
+    faked["residency"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(tiny, setting, journal, quiet)
+    assert journal.runs()["tiny"][-1].status == "interrupted"
+    assert runs.settled(tiny, journal.runs()["tiny"]) is None
+
+
+def test_a_measure_that_is_not_there_fails(
+    tiny: Experiment, setting: Setting, journal: Journal, faked: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.delitem(benches.MEASURES, "speed")
+    outcome = runs.run(tiny, setting, journal, quiet)
+    assert outcome.status == "error" and "no function measures 'speed' yet" in outcome.error
+    monkeypatch.setitem(benches.MEASURES, "speed", lambda _: {})
+    outcome = runs.run(tiny, setting, journal, quiet)
+    assert outcome.status == "error" and "nothing was found for predicted_ms" in outcome.error
+
+
+def test_a_recipe_that_is_gone_is_an_error_of_the_run(
+    lab: Path, setting: Setting, journal: Journal
+) -> None:
+    path = lab / "tiny.toml"
+    path.write_text(path.read_text().replace("small.toml", "gone.toml"))
+    outcome = runs.run(load_experiment(path), setting, journal, quiet)
+    assert outcome.status == "error" and "gone.toml" in outcome.error
+
+
+def test_when_a_run_still_holds(
+    tiny: Experiment, setting: Setting, journal: Journal, faked: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    assert runs.settled(tiny, []) is None
+    outcome = runs.run(tiny, setting, journal, quiet)
+    mine = journal.runs()["tiny"]
+    held = runs.settled(tiny, mine)
+    assert held is not None and held.outcome == outcome
+    content = tiny.model_dump(mode="json")
+    other = parse_experiment(content | {"metrics": ["weight_bytes", "perplexity_ratio"]}, "x")
+    assert runs.settled(other, mine) is None
+    assert runs.settled(parse_experiment(content | {"lesson": "?"}, "x"), mine) is not None
+    monkeypatch.setattr(runs, "versions", lambda: {"cetane": "another"})
+    assert runs.settled(tiny, mine) is None
+
+
+def test_planned_ones_do_not_run(setting: Setting, journal: Journal) -> None:
+    plan = {"id": "p", "title": "P", "status": "Planned", "date": "2026-01-01",
+            "hypothesis": "h", "design": "d"}  # fmt: skip
+    with pytest.raises(CetaneError, match="nothing to run"):
+        runs.run(parse_experiment(plan, "p"), setting, journal, quiet)
+    assert journal.events() == []
+
+
+def test_values_and_ratios() -> None:
+    from cetane.lab.experiment import Limit
+
+    def arms(theirs: float | None, ours: float | None) -> dict[Any, ArmOutcome]:
+        return {
+            "baseline": ArmOutcome(metrics={"kl": Figure(value=theirs)}),
+            "candidate": ArmOutcome(metrics={"kl": Figure(value=ours)}),
+        }
+
+    ratio = Limit(metric="kl", of="ratio", most=1)
+    assert runs.value_of(ratio, arms(2.0, 1.0)) == 0.5
+    assert runs.value_of(ratio, arms(0.0, 1.0)) is None
+    assert runs.value_of(ratio, arms(2.0, None)) is None
+    assert runs.value_of(Limit(metric="kl", most=1), arms(2.0, 1.0)) == 1.0
+    assert runs.value_of(Limit(metric="kl", of="baseline", most=1), arms(2.0, 1.0)) == 2.0
+    assert runs.value_of(Limit(metric="top1", most=1), arms(2.0, 1.0)) is None
+
+
+def test_a_real_run(tiny: Experiment, setting: Setting, journal: Journal) -> None:
+    """Builds two bundles of the tiny model and takes every measure of the experiment."""
+    outcome = runs.run(tiny, setting, journal, quiet)
+    assert outcome.status == "passed", outcome.error
+    theirs, ours = (outcome.arms[name] for name in ARMS)
+    kinds = {name: f.kind for name, f in ours.metrics.items()}
+    assert kinds == {
+        "weight_bytes": "measured", "perplexity_ratio": "measured", "decode_ms": "measured",
+        "residency": "predicted", "predicted_ms": "predicted", "same_tokens": "measured",
+    }  # fmt: skip
+    bundles = {Bundle(p).digest: Bundle(p) for p in (setting.folder / "bundles").iterdir()}
+    assert set(bundles) == {theirs.artefact, ours.artefact}
+    for arm in (theirs, ours):
+        assert arm.artefact is not None
+        assert arm.metrics["weight_bytes"].value == bundles[arm.artefact].plan.weight_bytes
+    decode = ours.metrics["decode_ms"]
+    assert decode.n == 2 and "portable" in decode.note
+    assert decode.low is not None and decode.high is not None and decode.value is not None
+    assert 0 < decode.low <= decode.value <= decode.high
+
+
+SCRIPT = "from cetane.cli import main; main()"
+
+
+def test_a_killed_run_is_taken_up(lab: Path, setting: Setting, journal: Journal) -> None:
+    """Killed while it builds: the intent stays, the parts that were made are not made again."""
+    path = lab / "tiny.toml"
+    content = tomllib.loads(path.read_text())
+    kept = {k: content[k] for k in ("title", "status", "hypothesis")}
+    lines = [f"{k} = {json.dumps(v)}" for k, v in kept.items()]
+    lines += ["date = 2026-04-13", 'metrics = ["weight_bytes"]']
+    for table in ("workload", "baseline"):
+        lines += [f"[{table}]", *(f"{k} = {json.dumps(v)}" for k, v in content[table].items())]
+    lines += ["[candidate]", f"recipe = {json.dumps(content['baseline']['recipe'])}"]
+    path.write_text("\n".join(lines))
+    command = [
+        sys.executable, "-c", SCRIPT, "lab", "run", "tiny", "--lab", str(lab), "--work",
+        str(setting.folder), "--model", f"zaya-tiny={setting.models['zaya-tiny']}",
+    ]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    made = setting.folder / "bundles"
+    deadline = time.monotonic() + 240
+    while not list(made.glob("*.partial/done/*.json")) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    (run,) = journal.runs()["tiny"]
+    assert run.outcome is None and run.status == "interrupted"
+    notes = {p: p.stat().st_mtime_ns for p in made.glob("*.partial/done/*.json")}
+    outcome = runs.run(load_experiment(path), setting, journal, quiet)
+    assert outcome.status == "passed", outcome.error
+    assert [r.status for r in journal.runs()["tiny"]] == ["interrupted", "passed"]
+    assert notes  # what had been recorded was kept by the build, as tests/test_build.py shows
+    events = journal.path.read_text().splitlines()
+    assert [json.loads(line)["event"] for line in events] == ["intent", "intent", "outcome"]
+
+
+def test_verdicts(tiny: Experiment, setting: Setting, journal: Journal, faked: Any) -> None:
+    with pytest.raises(CetaneError, match="never run to its end"):
+        decide(tiny, [], "Measured", "0.5 of the bytes", "")
+    runs.run(tiny, setting, journal, quiet)
+    mine = journal.runs()["tiny"]
+    with pytest.raises(CetaneError, match="reason with a number"):
+        decide(tiny, mine, "Measured", "much smaller", "")
+    for status in ("Shelved", "Rejected"):
+        for obituary in ("", "  "):
+            with pytest.raises(CetaneError, match="needs an obituary"):
+                decide(tiny, mine, status, "0.5", obituary)
+    assert decide(tiny, mine, "Shelved", "0.5 of the bytes", "It was.").status == "Shelved"
+    assert decide(tiny, mine, "Measured", "0.5 of the bytes", "").obituary == ""
