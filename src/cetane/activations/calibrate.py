@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -21,11 +21,9 @@ from cetane.lower.package import single_function
 
 Ranges = dict[str, dict[str, float]]
 """By a tensor's name in the program: `rmin` and `rmax`."""
-Kept = Literal["all", "last"]
-"""The samples whose ranges count; coremltools 9 keeps the last one's."""
 
 
-def calibrate(package: Path, samples: Mapping[str, Sequence[Arrays]], kept: Kept = "all") -> Ranges:
+def calibrate(package: Path, samples: Mapping[str, Sequence[Arrays]]) -> Ranges:
     """Ranges of the tensors of a package's functions, each over the inputs of its own calls.
 
     Functions of one shard name their tensors alike, so what was found with one counts for all.
@@ -34,10 +32,10 @@ def calibrate(package: Path, samples: Mapping[str, Sequence[Arrays]], kept: Kept
     found: Ranges = {}
     for function, calls in samples.items():
         if calls:
-            with temporary_folder(), bridged(), repaired(kept):
+            with temporary_folder(), bridged(), repaired():
                 ranges = stats(single_function(package, function), calls)
             for name, new in ranges.items():
-                found[name] = merged(found.get(name, new), new) if kept == "all" else new
+                found[name] = merged(found.get(name, new), new)
     if not found:
         raise CetaneError(f"{package.name}: no call of it was recorded, so it has no ranges")
     for name, one in found.items():
@@ -77,9 +75,9 @@ def bridged() -> Iterator[None]:
 
 
 @contextmanager
-def repaired(kept: Kept) -> Iterator[None]:
-    """coremltools' calibration with one loaded model for all samples, without progress bars, and
-    with ranges that grow where all samples count."""
+def repaired() -> Iterator[None]:
+    """coremltools' calibration with one loaded model for all samples, with ranges that grow, and
+    without progress bars."""
     from coremltools.optimize.coreml.experimental import _model_debugger as debugger
     from coremltools.optimize.coreml.experimental import _post_training_quantization as calibration
 
@@ -104,12 +102,9 @@ def repaired(kept: Kept) -> Iterator[None]:
     )
     changes: list[tuple[Any, str, Any]] = [
         (debugger, "ct", coremltools), (debugger, "tqdm", silent), (calibration, "tqdm", silent),
+        (debugger.ModelDebugger, "record_intermediate_output", staticmethod(grow)),
+        (calibration, "_update_tensor_range", lambda n, v, ranges: grow(v, n, ranges)),
     ]  # fmt: skip
-    if kept == "all":
-        changes += [
-            (debugger.ModelDebugger, "record_intermediate_output", staticmethod(grow)),
-            (calibration, "_update_tensor_range", lambda n, v, ranges: grow(v, n, ranges)),
-        ]
     with replaced(changes):
         yield
 

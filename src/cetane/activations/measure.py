@@ -42,11 +42,11 @@ def measure_activations(
     """Write `bundle` with quantized activations to `target`, and compare both with the model.
 
     `texts` are the token ids of the held-out text, in windows of at most the bundle's context:
-    `held_out(bundle)`, or `windows(ids, context)`. W8A8 is a bundle of recipe `int8`, W4A8 one of
-    `palette4`; experiment 3.9 (naive) is `NAIVE`, realistic is `Options()`. Figures of the result:
-    `passed`, `after.cosine` (of the worst shard), `after.perplexity` beside `before.perplexity` and
-    `reference_perplexity`, `after.logits.kl` and `.top1`. It is stored with the new bundle's gates
-    as `activations`. Raises CetaneError where `quantize_activations` and `judge` do.
+    `held_out(bundle, tokens)`, or `windows(ids, context)`. W8A8 is a bundle of recipe `int8`, W4A8
+    one of `palette4`; experiment 3.9 (naive) is `NAIVE`, realistic is `Options()`. Figures of the
+    result: `passed`, `after.cosine` (of the worst shard), `after.perplexity` beside that of
+    `before` and `reference_perplexity`, `after.logits.kl` and `.top1`. It is stored with the new
+    bundle's gates as `activations`. Raises CetaneError where `quantize_activations` and `judge` do.
     """
     started = time.perf_counter()
     after, made = quantize_activations(bundle, target, options, progress, checkpoint, force)

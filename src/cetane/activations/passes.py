@@ -9,7 +9,7 @@ from typing import Any
 
 from cetane.activations.calibrate import Ranges, replaced
 from cetane.errors import CetaneError
-from cetane.lower.convert import written
+from cetane.lower.convert import quiet, written
 from cetane.lower.package import WEIGHTS, normalize
 from cetane.quiet import import_coremltools
 
@@ -54,7 +54,8 @@ def quantize_package(package: Path, ranges: Ranges, additions: bool, target: Pat
         PASS_REGISTRY[f"common::{name}"].apply(program)
     for function in program.functions.values():
         share(function)
-    written(program, spec.description, spec.specificationVersion).save(str(target))
+    with quiet():
+        written(program, spec.description, spec.specificationVersion).save(str(target))
     normalize(target)
     return count(program, "quantize")
 

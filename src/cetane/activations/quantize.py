@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
-from cetane.activations.calibrate import Kept, calibrate
+from cetane.activations.calibrate import calibrate
 from cetane.activations.passes import quantize_package
 from cetane.activations.samples import Traces, conversations, random_samples
 from cetane.activations.smooth import smooth
@@ -25,7 +25,7 @@ from cetane.bundle import (
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
 from cetane.families.flow import Data
-from cetane.plan import Planner
+from cetane.plan import Plan, Planner
 
 SUFFIX = "-a8"
 """Of the recipe's name."""
@@ -36,7 +36,7 @@ class Options(Data):
 
     samples: Literal["real", "random"] = "real"
     """The engine's own calls of 34 prompts and their answers, or five calls of random numbers."""
-    ranges: Kept = "all"
+    ranges: Literal["all", "last"] = "all"
     """The samples whose ranges count; coremltools 9 itself keeps those of the last one."""
     additions: bool = False
     """Whether additions are quantized too, as coremltools does unless told otherwise: among them
@@ -71,7 +71,7 @@ def quantize_activations(
     exists, unless it is a bundle and `force`; for a bundle with states, flexible shapes or routed
     experts, for one whose activations are quantized already, and when the disk is full.
     """
-    check(bundle)
+    check(bundle.plan, bundle.path)
     if target.exists() and not (force and (target / MANIFEST).is_file()):
         raise CetaneError(f"{target} exists", "name another place; --force replaces a bundle")
     source, shards = bundle.manifest, bundle.plan.shards
@@ -91,8 +91,10 @@ def quantize_activations(
         for index, shard in enumerate(shards):
             progress(shard.name, index, len(shards))
             calls = traces.shard(shard.name) if traces else random_samples(shard)
+            if options.ranges == "last":
+                calls = {function: some[-1:] for function, some in calls.items()}
             package = bundle.shard(shard.name)
-            ranges = calibrate(package, calls, options.ranges)
+            ranges = calibrate(package, calls)
             made = partial / shard_path(shard.name)
             quantized += quantize_package(package, ranges, options.additions, made)
             samples += sum(map(len, calls.values()))
@@ -101,11 +103,11 @@ def quantize_activations(
     return Bundle(target), Made(options=options, samples=samples, quantized=quantized)
 
 
-def check(bundle: Bundle) -> None:
+def check(plan: Plan, path: Path) -> None:
     """CetaneError for a bundle whose programs coremltools cannot calibrate."""
-    plan, recipe = bundle.plan, bundle.plan.recipe
+    recipe = plan.recipe
     if recipe.name.endswith(SUFFIX):
-        raise CetaneError(f"{bundle.path}: its activations are quantized already")
+        raise CetaneError(f"{path}: its activations are quantized already")
     for found, what, hint in (
         (any(f.states for f in plan.functions.values()), "states",
          'cache.contract = "readonly"'),
@@ -114,7 +116,7 @@ def check(bundle: Bundle) -> None:
     ):  # fmt: skip
         if found:
             raise CetaneError(
-                f"{bundle.path} has {what}, which coremltools does not calibrate",
+                f"{path} has {what}, which coremltools does not calibrate",
                 f"port it with {hint}",
             )
 

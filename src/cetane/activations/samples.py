@@ -15,16 +15,16 @@ from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
 from cetane.families.flow import FromCache
 from cetane.gates.probes import asked
-from cetane.plan import Plan, ShardPlan
+from cetane.plan import ShardPlan
 from cetane.recipe import Mode
 from cetane.speculate.bench import suite
 
 CALIBRATING = ("chat", "code", "qa", "summarise")
 """Categories of prompts that calibrate, 34 of them; the others are held out."""
-ANSWER = 24
+ANSWER = 16
 """Tokens that the model answers to each of them."""
-STRIDE = 16
-"""Of the calls of single tokens, every so many is kept."""
+TAIL = 6
+"""Tokens of a text after the calls of the widest function, where there are any."""
 NAIVE, SPREAD = 5, 0.1
 """Random samples, and their standard deviation, of every input, masks and caches too: what
 CoreML-LLM's `conversion/build_w8a8.py` calibrated with (experiment 3.9)."""
@@ -44,10 +44,11 @@ def prompts(tokenizer: Tokenizer, calibrating: bool) -> list[list[int]]:
     ]
 
 
-def held_out(bundle: Bundle) -> list[list[int]]:
-    """Prompts that do not calibrate, one after the other, in windows of the whole context."""
+def held_out(bundle: Bundle, tokens: int) -> list[list[int]]:
+    """Prompts that do not calibrate, one after the other, at most so many tokens of them, in
+    windows of the whole context."""
     joined = [token for prompt in prompts(bundle.tokenizer, False) for token in prompt]
-    return windows(joined, bundle.plan.recipe.cache.context)
+    return windows(joined[:tokens], bundle.plan.recipe.cache.context)
 
 
 def windows(tokens: Tokens, length: int) -> list[list[int]]:
@@ -85,25 +86,20 @@ def random_samples(shard: ShardPlan) -> Samples:
 
 
 class Recorder:
-    """A backend that keeps the inputs of calls: of every wide one, and of some of single tokens."""
+    """A backend that keeps the inputs of the calls of the programs it opens."""
 
-    def __init__(self, backend: Backend, plan: Plan) -> None:
-        self.backend, self.plan = backend, plan
-        self.name, self.dtype = backend.name, backend.dtype
+    def __init__(self, backend: Backend) -> None:
+        self.backend, self.name, self.dtype = backend, backend.name, backend.dtype
         self.samples: Samples = {}
-        self.singles = 0
 
     def open(self, shard: str) -> "Recorded":
-        return Recorded(self.backend.open(shard), shard, self)
+        return Recorded(self.backend.open(shard), self)
 
-    def keep(self, shard: str, function: str, inputs: Arrays) -> None:
+    def keep(self, function: str, inputs: Arrays) -> None:
         """Copies, since the caches among the inputs are written to; as the program types them."""
-        single = self.plan.functions[shard, function].tokens == 1
-        self.singles += single
-        if not single or self.singles % STRIDE == 1:
-            kept = {n: v.astype(np.float16 if v.dtype.kind == "f" else v.dtype)
-                    for n, v in inputs.items()}  # fmt: skip
-            self.samples.setdefault(function, []).append(kept)
+        kept = {n: v.astype(np.float16 if v.dtype.kind == "f" else v.dtype)
+                for n, v in inputs.items()}  # fmt: skip
+        self.samples.setdefault(function, []).append(kept)
 
 
 @dataclass
@@ -111,14 +107,13 @@ class Recorded:
     """A program whose calls are kept."""
 
     program: Program
-    shard: str
     recorder: Recorder
 
     def make_state(self, function: str) -> Any:
         return self.program.make_state(function)
 
     def call(self, function: str, inputs: Arrays, state: Any) -> Arrays:
-        self.recorder.keep(self.shard, function, inputs)
+        self.recorder.keep(function, inputs)
         return self.program.call(function, inputs, state)
 
 
@@ -129,7 +124,7 @@ class Traces:
     """
 
     def __init__(self, bundle: Bundle, texts: Sequence[Tokens]) -> None:
-        self.recorder = Recorder(PortableBackend(bundle), bundle.plan)
+        self.recorder = Recorder(PortableBackend(bundle))
         self.engine = Engine(bundle.plan, self.recorder, bundle.tables(), resident=False)
         self.work = [filled(self.engine.session(), text) for text in texts]
 
@@ -146,11 +141,15 @@ class Traces:
 
 
 def filled(session: Session, text: Tokens) -> tuple[Session, list[Running]]:
-    """The calls of a text without padding: the widest as long as they are filled, then single
-    tokens."""
-    width = max(session.widths)
-    whole = len(text) // width * width
-    calls = session.schedule(session.check(text[:whole]), "all") if whole else []
-    for token in text[whole:]:
-        calls += session.schedule(session.check([token]), "all")
+    """The calls of the beginning of a text: the widest as long as they are filled, then narrower
+    ones."""
+    calls: list[Running] = []
+    widest = max(session.widths)
+    if len(text) > widest:
+        text = text[: len(text) // widest * widest + TAIL]
+    for width in reversed(session.widths):
+        whole = len(text) // width * width
+        if whole:
+            calls += session.schedule(session.check(text[:whole]), "all")
+        text = text[whole:]
     return session, calls
