@@ -20,8 +20,11 @@ TEXTS = [np.random.default_rng(seed).integers(1, 288, 20).tolist() for seed in (
 class InMemory(InMemoryCheckpoint, Checkpoint):
     """A model in memory with all that a checkpoint has."""
 
-    _tensors: Any = {}
     fingerprint = "in memory"
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self._tensors: Any = {}
 
     def _load_tokenizer(self) -> Any: ...
     def _fingerprint(self) -> str:
@@ -72,7 +75,9 @@ def test_factors_are_those_of_the_paper(pair: tuple[InMemory, Smoothed]) -> None
 
 def test_reads_of_rows(pair: tuple[InMemory, Smoothed]) -> None:
     changed, name = pair[1], "model.layers.0.mlp.up_proj.weight"
-    assert torch.equal(Checkpoint.read_rows(changed, name, 3, 9), changed.read(name)[3:9])
+    assert torch.equal(changed.read_rows(name, 3, 9), changed.read(name)[3:9])
+    with pytest.raises(CetaneError, match="no rows"):
+        changed.read_rows(name, 3, 900)
 
 
 def test_other_tensors_and_identity(pair: tuple[InMemory, Smoothed]) -> None:

@@ -74,6 +74,14 @@ class Smoothed(Checkpoint):
                 tensor = tensor.float() * factor.reshape(-1, *[1] * (tensor.dim() - 1 - axis))
         return tensor
 
+    def read_rows(self, name: str, start: int, stop: int) -> Tensor:
+        if any(name in factors for factors in self.factors):
+            return super().read_rows(name, start, stop)
+        return self.checkpoint.read_rows(name, start, stop)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.checkpoint.shape(name)
+
     def _load_tokenizer(self) -> Tokenizer:
         return self.checkpoint.tokenizer
 
