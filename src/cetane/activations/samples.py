@@ -148,8 +148,7 @@ def filled(session: Session, text: Tokens) -> tuple[Session, list[Running]]:
     if len(text) > widest:
         text = text[: len(text) // widest * widest + TAIL]
     for width in reversed(session.widths):
-        whole = len(text) // width * width
-        if whole:
-            calls += session.schedule(session.check(text[:whole]), "all")
-        text = text[whole:]
+        while len(text) >= width:  # one call at a time: fewer tokens might be padded to a wider one
+            calls += session.schedule(session.check(text[:width]), "all")
+            text = text[width:]
     return session, calls
