@@ -30,7 +30,7 @@ E5_CACHE = "com.apple.e5rt.e5bundlecache"
 """Where Core ML keeps what it compiled for the ANE, in a folder a system build, for every program
 that ran: 86 GB were found after an upgrade (ane-book, experiment 35)."""
 DAY = 86_400
-LEFT_BEHIND = ("tmp*.mlpackage", "tmp*.mlmodelc", "cetane-plan-*")
+LEFT_BEHIND = ("tmp*.mlpackage", "tmp*.mlmodelc", "cetane-plan-*", "cetane-activations-*")
 """What conversions that were killed leave in the temporary folder."""
 
 

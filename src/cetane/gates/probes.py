@@ -57,7 +57,12 @@ def text_probe(tokenizer: Tokenizer, text: str, length: int) -> Probe:
 
 
 def chat_prompts(tokenizer: Tokenizer, count: int) -> list[list[int]]:
-    """Questions as the model is asked them: by its chat template, else as plain text."""
+    """Questions as the model is asked them."""
+    return [asked(tokenizer, question) for question in QUESTIONS[:count]]
+
+
+def asked(tokenizer: Tokenizer, question: str) -> list[int]:
+    """A question by the model's chat template, else as plain text."""
     if tokenizer.has_chat_template:
-        return [tokenizer.chat([{"role": "user", "content": q}]) for q in QUESTIONS[:count]]
-    return [tokenizer.encode(question) for question in QUESTIONS[:count]]
+        return tokenizer.chat([{"role": "user", "content": question}])
+    return tokenizer.encode(question)

@@ -97,8 +97,7 @@ def export(functions: dict[str, Converted]) -> Any:
     Not that itself: it would have to store and load every function with its weights, and it shares
     constants by nearly equal values, where ours are shared by their names.
     """
-    ct = import_coremltools()
-    from coremltools.converters.mil.converter import mil_convert
+    import_coremltools()
     from coremltools.converters.mil.mil import Program
     from coremltools.proto import Model_pb2
 
@@ -114,13 +113,21 @@ def export(functions: dict[str, Converted]) -> Any:
             functions=[interface(name, c.spec.description) for name, c in functions.items()],
             defaultFunctionName=program.default_function_name,
         )
+    return written(program, description, first.spec.specificationVersion)
+
+
+def written(program: Any, description: Any, version: int) -> Any:
+    """An MLModel of a finished coremltools program: no pass runs on it any more."""
+    ct = import_coremltools()
+    from coremltools.converters.mil.converter import mil_convert
+
     program.skip_all_passes = True
     return mil_convert(
         program,
         convert_from="milinternal",
         convert_to="mlprogram",
         compute_units=ct.ComputeUnit.CPU_AND_NE,
-        specification_version=first.spec.specificationVersion,
+        specification_version=version,
         model_description=description,
         pass_pipeline=ct.PassPipeline.EMPTY,
         skip_model_load=True,

@@ -1,0 +1,122 @@
+"""The range of every tensor of a program over some samples, by coremltools' own calibration.
+
+It runs through the bridge, so it needs no Mac. Two faults of coremltools 9 are mended while it
+runs: the range of a sample replaces that of the samples before it, and every sample makes and
+loads a package of its own, which stays until Python ends.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from cetane import bridge
+from cetane.activations.temporary import temporary_folder
+from cetane.engine.backend import Array, Arrays
+from cetane.errors import CetaneError
+from cetane.lower.package import single_function
+
+Ranges = dict[str, dict[str, float]]
+"""By a tensor's name in the program: `rmin` and `rmax`."""
+
+
+def calibrate(package: Path, samples: Mapping[str, Sequence[Arrays]]) -> Ranges:
+    """Ranges of the tensors of a package's functions, each over the inputs of its own calls.
+
+    Functions of one shard name their tensors alike, so what was found with one counts for all.
+    Raises CetaneError when there are no samples, or when one makes a value that is not finite.
+    """
+    found: Ranges = {}
+    for function, calls in samples.items():
+        if calls:
+            with temporary_folder(), bridged(), repaired():
+                ranges = stats(single_function(package, function), calls)
+            for name, new in ranges.items():
+                found[name] = merged(found.get(name, new), new)
+    if not found:
+        raise CetaneError(f"{package.name}: no call of it was recorded, so it has no ranges")
+    for name, one in found.items():
+        if not np.isfinite([one["rmin"], one["rmax"]]).all():
+            raise CetaneError(f"{package.name}: {name} overflows while it is calibrated")
+    return found
+
+
+def stats(model: Any, samples: Sequence[Arrays]) -> Ranges:
+    """What coremltools finds for a model of one function."""
+    from coremltools.optimize.coreml.experimental import _post_training_quantization as calibration
+
+    found = calibration._get_activation_calibration_stats(model, list(samples))
+    return {
+        name: {"rmin": float(one["rmin"]), "rmax": float(one["rmax"])}
+        for name, one in found.items()
+    }
+
+
+def merged(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+    """The range that holds both."""
+    return {
+        "rmin": min(one["rmin"], other["rmin"]),
+        "rmax": max(one["rmax"], other["rmax"]),
+    }
+
+
+@contextmanager
+def bridged() -> Iterator[None]:
+    """coremltools predicts here: by itself on a Mac, through the bridge elsewhere."""
+    mine = not bridge.installed() and bridge.install()
+    try:
+        yield
+    finally:
+        if mine:
+            bridge.uninstall()
+
+
+@contextmanager
+def repaired() -> Iterator[None]:
+    """coremltools' calibration with one loaded model for all samples, with ranges that grow, and
+    without progress bars."""
+    from coremltools.optimize.coreml.experimental import _model_debugger as debugger
+    from coremltools.optimize.coreml.experimental import _post_training_quantization as calibration
+
+    opened: dict[tuple[str, ...], Any] = {}
+    models = debugger.ct.models
+
+    def once(spec: Any, **options: Any) -> Any:
+        outputs = tuple(output.name for output in spec.description.output)
+        if outputs not in opened:
+            opened[outputs] = models.MLModel(spec, **options)
+        return opened[outputs]
+
+    def grow(value: Array, name: str, ranges: Any) -> None:
+        new = {"rmin": np.min(value), "rmax": np.max(value)}
+        ranges[name] = merged(ranges[name] or new, new)
+
+    def silent(iterable: Any, **_: Any) -> Any:
+        return iterable
+
+    coremltools = SimpleNamespace(
+        proto=debugger.ct.proto, models=SimpleNamespace(MLModel=once), ComputeUnit=None
+    )
+    changes: list[tuple[Any, str, Any]] = [
+        (debugger, "ct", coremltools), (debugger, "tqdm", silent), (calibration, "tqdm", silent),
+        (debugger.ModelDebugger, "record_intermediate_output", staticmethod(grow)),
+        (calibration, "_update_tensor_range", lambda n, v, ranges: grow(v, n, ranges)),
+    ]  # fmt: skip
+    with replaced(changes):
+        yield
+
+
+@contextmanager
+def replaced(changes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Attributes with other values, until the block ends."""
+    before = [(where, name, vars(where)[name]) for where, name, _ in changes]
+    for where, name, value in changes:
+        setattr(where, name, value)
+    try:
+        yield
+    finally:
+        for where, name, value in before:
+            setattr(where, name, value)

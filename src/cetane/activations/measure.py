@@ -1,0 +1,74 @@
+"""Quantize and judge in one call: what the command and the lab's experiments do."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from cetane.activations.judge import LIMIT, Score, judge
+from cetane.activations.quantize import Made, Options, quantize_activations
+from cetane.activations.samples import Tokens
+from cetane.build import Progress
+from cetane.bundle import Bundle
+from cetane.checkpoint import Checkpoint
+from cetane.families.flow import Data
+
+
+class Outcome(Data):
+    """A bundle before and after its activations were quantized, on text that was held out."""
+
+    passed: bool
+    """Whether every shard's mean cosine is at least `limit` afterwards."""
+    limit: float
+    fingerprint: str
+    """Of the checkpoint that both are compared with."""
+    made: Made
+    tokens: int
+    """That were predicted."""
+    reference_perplexity: float
+    """Of the Hugging Face model."""
+    before: Score
+    after: Score
+    bytes_before: int
+    bytes_after: int
+    """Of all shards' packages."""
+    seconds: float
+    """That quantizing took, with calibration and, if it was asked for, smoothing."""
+
+
+def measure_activations(
+    bundle: Bundle, checkpoint: Checkpoint, options: Options, texts: Sequence[Tokens],
+    target: Path, progress: Progress, force: bool = False,
+) -> Outcome:  # fmt: skip
+    """Write `bundle` with quantized activations to `target`, and compare both with the model.
+
+    `texts` are the token ids of the held-out text, in windows of at most the bundle's context:
+    `held_out(bundle, tokens)`, or `windows(ids, context)`. W8A8 is a bundle of recipe `int8`, W4A8
+    one of `palette4`; experiment 3.9 (naive) is `NAIVE`, realistic is `Options()`. Figures of the
+    result: `passed`, `after.cosine` (of the worst shard), `after.perplexity` beside that of
+    `before` and `reference_perplexity`, `after.logits.kl` and `.top1`. It is stored with the new
+    bundle's gates as `activations`. Raises CetaneError where `quantize_activations` and `judge` do.
+    """
+    started = time.perf_counter()
+    after, made = quantize_activations(bundle, target, options, progress, checkpoint, force)
+    seconds = time.perf_counter() - started
+    scores = judge({"before": bundle, "after": after}, checkpoint, texts, progress)
+    outcome = Outcome(
+        passed=scores.bundles["after"].cosine >= LIMIT,
+        limit=LIMIT,
+        fingerprint=checkpoint.fingerprint,
+        made=made,
+        tokens=scores.tokens,
+        reference_perplexity=scores.reference_perplexity,
+        before=scores.bundles["before"],
+        after=scores.bundles["after"],
+        bytes_before=package_bytes(bundle),
+        bytes_after=package_bytes(after),
+        seconds=seconds,
+    )
+    after.write_gate("activations", outcome.model_dump(mode="json"))
+    return outcome
+
+
+def package_bytes(bundle: Bundle) -> int:
+    """Bytes of a bundle's shards."""
+    return sum(r.bytes for name, r in bundle.manifest.files.items() if name.startswith("shards/"))

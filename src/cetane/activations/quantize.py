@@ -1,0 +1,133 @@
+"""A bundle with activations of 8 bits, made of one whose weights stay as they are."""
+
+import shutil
+from pathlib import Path
+from typing import Literal
+
+from cetane.activations.calibrate import calibrate
+from cetane.activations.passes import quantize_package
+from cetane.activations.samples import Traces, conversations, random_samples
+from cetane.activations.smooth import smooth
+from cetane.activations.temporary import temporary_folder
+from cetane.build import Progress, build
+from cetane.bundle import (
+    GATES,
+    MANIFEST,
+    Bundle,
+    Manifest,
+    disk_errors,
+    producers,
+    records,
+    replacing,
+    shard_path,
+    write_json,
+)
+from cetane.checkpoint import Checkpoint
+from cetane.errors import CetaneError
+from cetane.families.flow import Data
+from cetane.plan import Plan, Planner
+
+SUFFIX = "-a8"
+"""Of the recipe's name."""
+
+
+class Options(Data):
+    """How activations are quantized. The defaults are what works best (docs/activations.md)."""
+
+    samples: Literal["real", "random"] = "real"
+    """The engine's own calls of 34 prompts and their answers, or five calls of random numbers."""
+    ranges: Literal["all", "last"] = "all"
+    """The samples whose ranges count; coremltools 9 itself keeps those of the last one."""
+    additions: bool = False
+    """Whether additions are quantized too, as coremltools does unless told otherwise: among them
+    is that of a mask of -4e4, whose range leaves nothing for the scores."""
+    smooth: bool = False
+    """Whether SmoothQuant moves the channels' outliers into the weights first; that needs the
+    checkpoint, and a model of the Llama family."""
+
+
+NAIVE = Options(samples="random", ranges="last", additions=True)
+"""What CoreML-LLM's experiment 3.9 did."""
+
+
+class Made(Data):
+    """What was done to a bundle."""
+
+    options: Options
+    samples: int
+    """Calls that calibrated, over all shards."""
+    quantized: int
+    """Tensors that are rounded to 8 bits in a call of every shard."""
+
+
+def quantize_activations(
+    bundle: Bundle, target: Path, options: Options, progress: Progress,
+    checkpoint: Checkpoint | None = None, force: bool = False,
+) -> tuple[Bundle, Made]:  # fmt: skip
+    """Write a bundle to `target` whose convolutions take and give int8, each tensor with one
+    symmetric scale, which all functions of a shard share. Weights stay as they are.
+
+    `checkpoint` is the bundle's own, needed to `smooth` only. Raises CetaneError where `target`
+    exists, unless it is a bundle and `force`; for a bundle with states, flexible shapes or routed
+    experts, for one whose activations are quantized already, and when the disk is full.
+    """
+    check(bundle.plan, bundle.path)
+    if target.exists() and not (force and (target / MANIFEST).is_file()):
+        raise CetaneError(f"{target} exists", "name another place; --force replaces a bundle")
+    source, shards = bundle.manifest, bundle.plan.shards
+    with disk_errors(target), temporary_folder() as folder, replacing(target) as partial:
+        texts = conversations(bundle) if options.samples == "real" or options.smooth else []
+        if options.smooth:
+            if checkpoint is None:
+                raise CetaneError("smoothing changes weights, so it needs the checkpoint")
+            progress("smoothing", 0, len(shards))
+            planner = Planner(checkpoint, bundle.plan.recipe)
+            smoothed = smooth(checkpoint, planner, texts)
+            bundle = build(smoothed, bundle.plan.recipe, folder / "smooth", progress)
+        others = shutil.ignore_patterns(GATES, MANIFEST, "*.mlpackage")
+        shutil.copytree(bundle.path, partial, ignore=others)
+        traces = Traces(bundle, texts) if options.samples == "real" else None
+        samples = quantized = 0
+        for index, shard in enumerate(shards):
+            progress(shard.name, index, len(shards))
+            calls = traces.shard(shard.name) if traces else random_samples(shard)
+            if options.ranges == "last":
+                calls = {function: some[-1:] for function, some in calls.items()}
+            package = bundle.shard(shard.name)
+            ranges = calibrate(package, calls)
+            made = partial / shard_path(shard.name)
+            quantized += quantize_package(package, ranges, options.additions, made)
+            samples += sum(map(len, calls.values()))
+        write_json(partial / MANIFEST, manifest(source, partial).model_dump(mode="json"))
+        progress("done", len(shards), len(shards))
+    return Bundle(target), Made(options=options, samples=samples, quantized=quantized)
+
+
+def check(plan: Plan, path: Path) -> None:
+    """CetaneError for a bundle whose programs coremltools cannot calibrate."""
+    recipe = plan.recipe
+    if recipe.name.endswith(SUFFIX):
+        raise CetaneError(f"{path}: its activations are quantized already")
+    for found, what, hint in (
+        (any(f.states for f in plan.functions.values()), "states",
+         'cache.contract = "readonly"'),
+        (recipe.tokens.shapes == "range", "flexible shapes", 'tokens.shapes = "static"'),
+        (bool(recipe.layout.routed), "experts as functions", "layout.routed = []"),
+    ):  # fmt: skip
+        if found:
+            raise CetaneError(
+                f"{path} has {what}, which coremltools does not calibrate",
+                f"port it with {hint}",
+            )
+
+
+def manifest(source: Manifest, folder: Path) -> Manifest:
+    """Of the files in `folder`, for a bundle with the plan of another and a name of its own."""
+    recipe = source.plan.recipe
+    text = f"{recipe.description} Activations of 8 bits.".strip()
+    renamed = recipe.model_copy(update={"name": recipe.name + SUFFIX, "description": text})
+    return source.model_copy(update={
+        "producer": producers(),
+        "plan": source.plan.model_copy(update={"recipe": renamed}),
+        "files": records(folder, folder),
+    })  # fmt: skip

@@ -1,0 +1,154 @@
+"""What calibration sees: the engine's own calls of real text, or random numbers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cetane.bundle import Bundle
+from cetane.checkpoint import Tokenizer
+from cetane.engine.backend import Arrays, Backend, Program
+from cetane.engine.engine import Engine, Running, Session
+from cetane.engine.generate import generate
+from cetane.engine.portable import PortableBackend
+from cetane.engine.sampling import Sampler
+from cetane.families.flow import FromCache
+from cetane.gates.probes import asked
+from cetane.plan import ShardPlan
+from cetane.recipe import Mode
+from cetane.speculate.bench import suite
+
+CALIBRATING = ("chat", "code", "qa", "summarise")
+"""Categories of prompts that calibrate, 34 of them; the others are held out."""
+ANSWER = 16
+"""Tokens that the model answers to each of them."""
+TAIL = 6
+"""Tokens of a text after the calls of the widest function, where there are any."""
+NAIVE, SPREAD = 5, 0.1
+"""Random samples, and their standard deviation, of every input, masks and caches too: what
+CoreML-LLM's `conversion/build_w8a8.py` calibrated with (experiment 3.9)."""
+
+Samples = dict[str, list[Arrays]]
+"""Inputs of a shard's calls, by function."""
+Tokens = Sequence[int]
+
+
+def prompts(tokenizer: Tokenizer, calibrating: bool) -> list[list[int]]:
+    """The prompts that calibrate, or those that are held out, as the model is asked them."""
+    return [
+        asked(tokenizer, prompt)
+        for category, group in suite().items()
+        if (category in CALIBRATING) == calibrating
+        for prompt in group
+    ]
+
+
+def held_out(bundle: Bundle, tokens: int) -> list[list[int]]:
+    """Prompts that do not calibrate, one after the other, at most so many tokens of them, in
+    windows of the whole context."""
+    joined = [token for prompt in prompts(bundle.tokenizer, False) for token in prompt]
+    return windows(joined[:tokens], bundle.plan.recipe.cache.context)
+
+
+def windows(tokens: Tokens, length: int) -> list[list[int]]:
+    """A text cut into pieces of `length` tokens; a last one of a single token is left out."""
+    pieces = [list(tokens[start : start + length]) for start in range(0, len(tokens), length)]
+    return [piece for piece in pieces if len(piece) > 1]
+
+
+def conversations(bundle: Bundle) -> list[list[int]]:
+    """The prompts that calibrate, each with the beginning of the bundle's own greedy answer."""
+    room = bundle.plan.recipe.cache.context
+    modes: list[Mode] = [mode for mode in bundle.plan.modes if mode != "verify"]
+    engine = Engine(bundle.plan, PortableBackend(bundle), bundle.tables())
+    found = []
+    for prompt in prompts(bundle.tokenizer, True):
+        question = prompt[: max(1, room - ANSWER)]
+        answer = generate(engine.session(modes), question, Sampler(), ANSWER)
+        found.append([*question, *answer][:room])
+    return found
+
+
+def random_samples(shard: ShardPlan) -> Samples:
+    """Normal numbers for every input of a shard's decode function, as the seed drew them."""
+    draw = np.random.default_rng(0)
+    decode = next(function for function in shard.functions if function.tokens == 1)
+    return {
+        decode.name: [
+            {
+                item.name: (draw.standard_normal(item.shape) * SPREAD).astype(np.float16)
+                for item in decode.inputs
+            }
+            for _ in range(NAIVE)
+        ]
+    }
+
+
+class Recorder:
+    """A backend that keeps the inputs of the calls of the programs it opens."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend, self.name, self.dtype = backend, backend.name, backend.dtype
+        self.samples: Samples = {}
+
+    def open(self, shard: str) -> "Recorded":
+        return Recorded(self.backend.open(shard), self)
+
+    def keep(self, function: str, inputs: Arrays) -> None:
+        """Copies, since the caches among the inputs are written to; as the program types them."""
+        kept = {n: v.astype(np.float16 if v.dtype.kind == "f" else v.dtype)
+                for n, v in inputs.items()}  # fmt: skip
+        self.samples.setdefault(function, []).append(kept)
+
+
+@dataclass
+class Recorded:
+    """A program whose calls are kept."""
+
+    program: Program
+    recorder: Recorder
+
+    def make_state(self, function: str) -> Any:
+        return self.program.make_state(function)
+
+    def call(self, function: str, inputs: Arrays, state: Any) -> Arrays:
+        self.recorder.keep(function, inputs)
+        return self.program.call(function, inputs, state)
+
+
+class Traces:
+    """Texts on their way through the shards of a bundle, one shard after the other.
+
+    Calls are filled: a padded column sees nothing, and what it makes is no activation of the model.
+    """
+
+    def __init__(self, bundle: Bundle, texts: Sequence[Tokens]) -> None:
+        self.recorder = Recorder(PortableBackend(bundle))
+        self.engine = Engine(bundle.plan, self.recorder, bundle.tables(), resident=False)
+        self.work = [filled(self.engine.session(), text) for text in texts]
+
+    def shard(self, name: str) -> Samples:
+        """Inputs of a shard's calls; to be asked of every shard once, in the plan's order."""
+        self.recorder.samples = {}
+        self.engine.run(self.work, [name])
+        for session, _ in self.work:  # nobody reads this shard's caches any more
+            for function in self.engine.plan.by_name[name].functions:
+                for item in function.inputs:
+                    if isinstance(item.source, FromCache):
+                        session.caches.pop(item.source.name, None)
+        return self.recorder.samples
+
+
+def filled(session: Session, text: Tokens) -> tuple[Session, list[Running]]:
+    """The calls of the beginning of a text: the widest as long as they are filled, then narrower
+    ones."""
+    calls: list[Running] = []
+    widest = max(session.widths)
+    if len(text) > widest:
+        text = text[: len(text) // widest * widest + TAIL]
+    for width in reversed(session.widths):
+        while len(text) >= width:  # one call at a time: fewer tokens might be padded to a wider one
+            calls += session.schedule(session.check(text[:width]), "all")
+            text = text[width:]
+    return session, calls

@@ -1,0 +1,163 @@
+"""SmoothQuant: what channels have too much of goes from activations into weights, exactly.
+
+An int8 tensor with one scale loses all channels to its largest. Where a projection reads channel j,
+and something linear in that channel writes it, the writer is divided and the reader multiplied by
+s_j = max|X_j|^alpha / max|W_j|^(1 - alpha) (Xiao et al., arXiv 2211.10438, eq. 4). In a layer of
+the Llama family these are: the norms' gains and what reads them; the values and the output
+projection, where the query heads of a key/value head share the factors; `up` and `down`.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cetane.activations.samples import Tokens, filled
+from cetane.checkpoint import Checkpoint
+from cetane.checkpoint.tokenizer import Tokenizer
+from cetane.engine.authored import AuthoredBackend, host_tables
+from cetane.engine.engine import Engine
+from cetane.errors import CetaneError
+from cetane.families.base import Weights
+from cetane.families.llama import Layer
+from cetane.plan import Planner
+
+ALPHA = 0.5
+"""The paper's, for most models."""
+SMALLEST = 1e-5
+"""Of a maximum: a channel that is never used gets no infinite factor."""
+
+Factors = dict[str, tuple[int, Tensor]]
+"""By the name of a checkpoint's tensor: the axis whose entries are multiplied, and by what."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Projections that read some channels, and the tensors that write them, by their paths."""
+
+    readers: tuple[str, ...]
+    writers: tuple[str, ...]
+    channels: tuple[int, int, int] = (1, 1, -1)
+    """The channels that are read, as an array whose middle axis is written once: the query heads of
+    a key/value head."""
+
+
+def pairs(layer: Layer) -> list[Pair]:
+    """The places of a layer where factors can be moved, in the order in which they are."""
+    heads = layer.self_attn.heads
+    return [
+        Pair(("self_attn.o_proj",), ("self_attn.v_proj.weight", "self_attn.v_proj.bias"),
+             (heads.kv, heads.query // heads.kv, heads.dim)),
+        Pair(("mlp.down_proj",), ("mlp.up_proj.weight", "mlp.up_proj.bias")),
+        Pair(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+             ("input_layernorm.weight",)),
+        Pair(("mlp.gate_proj", "mlp.up_proj"), ("post_attention_layernorm.weight",)),
+    ]  # fmt: skip
+
+
+class Smoothed(Checkpoint):
+    """A checkpoint whose tensors are multiplied by factors, in fp32: the same model."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint.source, checkpoint.config, checkpoint._tensors)
+        self.checkpoint = checkpoint
+        self.factors: list[Factors] = []
+
+    def read(self, name: str) -> Tensor:
+        tensor = self.checkpoint.read(name)
+        for factors in self.factors:
+            if name in factors:
+                axis, factor = factors[name]
+                tensor = tensor.float() * factor.reshape(-1, *[1] * (tensor.dim() - 1 - axis))
+        return tensor
+
+    def read_rows(self, name: str, start: int, stop: int) -> Tensor:
+        if any(name in factors for factors in self.factors):
+            return super().read_rows(name, start, stop)
+        return self.checkpoint.read_rows(name, start, stop)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.checkpoint.shape(name)
+
+    def _load_tokenizer(self) -> Tokenizer:
+        return self.checkpoint.tokenizer
+
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256(self.checkpoint.fingerprint.encode())
+        for factors in self.factors:
+            for name, (_, factor) in factors.items():
+                digest.update(name.encode() + factor.numpy().tobytes())
+        return digest.hexdigest()
+
+
+def smooth(
+    checkpoint: Checkpoint, planner: Planner, texts: Sequence[Tokens], alpha: float = ALPHA
+) -> Smoothed:
+    """The checkpoint with factors from the largest activations of some texts, in fp32.
+
+    Raises CetaneError for a model with other layers than the Llama family's.
+    """
+    layers = [block for block in planner.model.layers if isinstance(block, Layer)]
+    if len(layers) != len(planner.model.layers):
+        raise CetaneError(
+            f"{checkpoint.source}: smoothing knows layers of the Llama family only",
+            "quantize without it",
+        )
+    largest = observed(checkpoint, planner, layers, texts)
+    result = Smoothed(checkpoint)
+    for layer in layers:
+        for pair in pairs(layer):
+            found = largest[layer.prefix + pair.readers[0]]
+            result.factors.append(moved(result, layer.prefix, pair, found, alpha))
+    return result
+
+
+def observed(
+    checkpoint: Checkpoint, planner: Planner, layers: Sequence[Layer], texts: Sequence[Tokens]
+) -> dict[str, Tensor]:
+    """The largest magnitude of every channel that the pairs' readers are given, by the path of the
+    first of them."""
+    engine = Engine(
+        planner.plan(), AuthoredBackend(planner, checkpoint), host_tables(planner, checkpoint)
+    )
+    largest: dict[str, Tensor] = {}
+    with ExitStack() as stack:
+        for layer in layers:
+            for pair in pairs(layer):
+                path = pair.readers[0]
+                stack.enter_context(watched(layer, path, largest))
+        engine.run([filled(engine.session(), text) for text in texts])
+    return largest
+
+
+@contextmanager
+def watched(layer: Layer, path: str, largest: dict[str, Tensor]) -> Iterator[None]:
+    """Note the largest magnitude of every input channel of a projection, `(1, C, 1, T)`."""
+
+    def note(_: object, inputs: tuple[Tensor, ...]) -> None:
+        found = inputs[0].abs().flatten(2).amax(2)[0]
+        name = layer.prefix + path
+        largest[name] = torch.maximum(largest[name], found) if name in largest else found
+
+    hook = layer.get_submodule(path).register_forward_pre_hook(note)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def moved(weights: Weights, prefix: str, pair: Pair, largest: Tensor, alpha: float) -> Factors:
+    """What the tensors of a pair are multiplied by; `largest` of every channel that is read."""
+    names = [f"{prefix}{reader}.weight" for reader in pair.readers]
+    columns = torch.stack([weights.read(n).float().abs().amax(0) for n in names]).amax(0)
+    activation, weight = (
+        values.reshape(pair.channels).amax(1).clamp(min=SMALLEST) for values in (largest, columns)
+    )
+    factor = activation**alpha / weight ** (1 - alpha)
+    read = factor[:, None].expand(*pair.channels[:2], -1).flatten()
+    return dict.fromkeys(names, (1, read)) | {
+        prefix + writer: (0, 1 / factor.flatten()) for writer in pair.writers
+    }

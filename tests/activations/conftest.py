@@ -1,0 +1,39 @@
+"""A tiny llama of int8 weights, and its activations quantized."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cetane.activations import Options, quantize_activations, samples
+from cetane.activations.quantize import Made
+from cetane.bundle import Bundle
+from cetane.checkpoint import Checkpoint, open_checkpoint
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_prompts() -> Iterator[None]:
+    """One category of prompts calibrates, and the answers are short."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(samples, "CALIBRATING", ("chat",))
+        patch.setattr(samples, "ANSWER", 2)
+        yield
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tiny_checkpoint_folder: Path) -> Checkpoint:
+    return open_checkpoint(tiny_checkpoint_folder)
+
+
+@pytest.fixture(scope="session")
+def bundle(tiny_bundle: Callable[..., Bundle]) -> Bundle:
+    """One shard of layers and one of the head, each with functions of 1 and 8 tokens."""
+    return tiny_bundle(verify=None, layout={"kind": "chunks", "chunks": 1},
+                       compression={"default": "int8-per-channel"})  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def made(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Made]:
+    """The bundle with activations of 8 bits, by real samples."""
+    target = tmp_path_factory.mktemp("activations") / "a8"
+    return quantize_activations(bundle, target, Options(), lambda *_: None)

@@ -1,0 +1,74 @@
+"""Figures of a bundle with quantized activations, against the Hugging Face model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.conftest import build_model
+
+from cetane.activations import NAIVE, measure_activations
+from cetane.activations.judge import judge
+from cetane.activations.measure import LIMIT
+from cetane.activations.quantize import Made
+from cetane.bundle import Bundle
+from cetane.checkpoint import Checkpoint
+from cetane.errors import CetaneError
+
+TEXTS = [np.random.default_rng(seed).integers(1, 288, 30).tolist() for seed in (1, 2)]
+
+
+def silent(*_: Any) -> None:
+    pass
+
+
+@torch.inference_mode()
+def perplexity() -> float:
+    """Of the texts, by transformers."""
+    model = build_model("llama")
+    losses = [float(model(torch.tensor([t]), labels=torch.tensor([t])).loss) for t in TEXTS]
+    return float(np.exp(np.mean(losses)))
+
+
+def test_scores_are_against_the_model(
+    bundle: Bundle, made: tuple[Bundle, Made], checkpoint: Checkpoint
+) -> None:
+    scores = judge({"w8": bundle, "w8a8": made[0]}, checkpoint, TEXTS, silent)
+    assert scores.tokens == 58
+    assert scores.reference_perplexity == pytest.approx(perplexity(), rel=1e-4)
+    before, after = scores.bundles["w8"], scores.bundles["w8a8"]
+    assert [score.shard for score in after.shards] == [bundle.plan.shards[0].name]
+    assert 0.97 < after.cosine < before.cosine < 1
+    assert before.perplexity == pytest.approx(scores.reference_perplexity, rel=0.02)
+    assert after.perplexity == pytest.approx(before.perplexity, rel=0.1)
+    assert before.logits.kl < after.logits.kl < 0.1
+
+
+def test_naive_calibration_fails_the_gate(
+    bundle: Bundle, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """Random numbers of 0.1 have not the ranges of the model: what is beyond them is cut off."""
+    target = tmp_path / "a8"
+    outcome = measure_activations(bundle, checkpoint, NAIVE, TEXTS, target, silent)
+    assert not outcome.passed and outcome.after.cosine < LIMIT == outcome.limit
+    assert outcome.before.cosine > 0.99
+    stored = json.loads((target / "gates" / "activations.json").read_text())
+    assert stored["passed"] is False
+    assert stored["made"]["options"] == NAIVE.model_dump()
+    assert Bundle(target).gates()["activations"]["after"] == outcome.after.model_dump(mode="json")
+    assert outcome.made.samples == 2  # the last of a shard's five
+    assert outcome.bytes_after > outcome.bytes_before
+
+
+def test_a_head_that_chooses_has_no_perplexity(bundle: Bundle, checkpoint: Checkpoint) -> None:
+    plan = bundle.plan
+    head = plan.recipe.head.model_copy(update={"choose": True})
+    recipe = plan.recipe.model_copy(update={"head": head})
+    chooses = Bundle(bundle.path)
+    chooses.manifest = chooses.manifest.model_copy(
+        update={"plan": plan.model_copy(update={"recipe": recipe})}
+    )
+    with pytest.raises(CetaneError, match="gives choices"):
+        judge({"it": chooses}, checkpoint, TEXTS, silent)

@@ -1,0 +1,159 @@
+"""Whole bundles with activations of 8 bits."""
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cetane.activations import Options, quantize, quantize_activations
+from cetane.activations.quantize import Made, check
+from cetane.bundle import Bundle
+from cetane.checkpoint import Checkpoint
+from cetane.engine.engine import Engine
+from cetane.engine.portable import PortableBackend
+from cetane.errors import CetaneError
+from cetane.mil import load
+from cetane.plan import Planner
+from cetane.recipe import Recipe
+
+TEXT = np.random.default_rng(7).integers(1, 288, 40).tolist()
+
+
+def silent(*_: Any) -> None:
+    pass
+
+
+def logits(bundle: Bundle, mode: Any, precision: Any = "fp32") -> Any:
+    engine = Engine(bundle.plan, PortableBackend(bundle, precision), bundle.tables())
+    return engine.session([mode, "decode"]).feed(TEXT, "all")
+
+
+def cosine(a: Any, b: Any) -> float:
+    return float((a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+def test_a_bundle_with_quantized_activations_runs(
+    bundle: Bundle, made: tuple[Bundle, Made]
+) -> None:
+    quantized, what = made
+    quantized.verify()
+    before = logits(bundle, "prefill")
+    found = {mode: logits(quantized, mode) for mode in ("decode", "prefill")}
+    assert 0.97 < cosine(found["prefill"], before) < 0.999999
+    np.testing.assert_allclose(found["decode"], found["prefill"], atol=0.2)
+    reference = logits(quantized, "prefill", "fp16")
+    assert cosine(reference, found["prefill"]) > 0.99  # a step of 8 bits where fp16 rounds apart
+    assert what.quantized == 2 * 11 + 1  # four inputs and seven outputs a layer; the head's input
+
+
+def test_functions_share_ranges_and_weights(bundle: Bundle, made: tuple[Bundle, Made]) -> None:
+    quantized, what = made
+    found = 0
+    for shard in bundle.plan.by_name:
+        before, after = (load(b.shard(shard)).functions for b in (bundle, quantized))
+        assert list(before) == list(after)
+        for name, function in after.items():
+            assert before[name].inputs == function.inputs
+            assert before[name].outputs == function.outputs
+        kinds = [Counter(op.kind for op in function.ops) for function in after.values()]
+        assert kinds[0]["quantize"] == kinds[1]["quantize"] == kinds[0]["dequantize"]
+        assert kinds[0]["constexpr_blockwise_shift_scale"] == kinds[0]["conv"]
+        found += kinds[0]["quantize"]
+    assert found == what.quantized
+    sizes = [
+        sum(r.bytes for name, r in b.manifest.files.items() if name.endswith("weight.bin"))
+        for b in (bundle, quantized)
+    ]
+    assert sizes[1] < 1.1 * sizes[0]  # stored once for both functions
+
+
+def test_the_bundle_says_what_it_is(bundle: Bundle, made: tuple[Bundle, Made]) -> None:
+    plan = made[0].plan
+    assert plan.recipe.name == "tiny-a8"
+    assert "Activations of 8 bits" in plan.recipe.description
+    assert plan.weight_bytes == bundle.plan.weight_bytes
+    assert made[0].manifest.fingerprint == bundle.manifest.fingerprint
+
+
+def test_quantizing_twice(made: tuple[Bundle, Made], tmp_path: Path) -> None:
+    with pytest.raises(CetaneError, match="quantized already"):
+        quantize_activations(made[0], tmp_path / "again", Options(), silent)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"contract": "stateful"}, "states"),
+        ({"shapes": "range"}, "flexible shapes"),
+    ],
+)
+def test_bundles_that_cannot_be_calibrated(
+    checkpoint: Checkpoint, recipe: Callable[..., Recipe], options: dict[str, Any], words: str
+) -> None:
+    plan = Planner(checkpoint, recipe(layout={"kind": "single"}, **options)).plan()
+    with pytest.raises(CetaneError, match=f"here has {words}") as caught:
+        check(plan, Path("here"))
+    assert "port it with" in str(caught.value.hint)
+
+
+def test_experts_as_functions(checkpoint: Checkpoint, recipe: Callable[..., Recipe]) -> None:
+    plan = Planner(checkpoint, recipe()).plan()
+    layout = plan.recipe.layout.model_copy(update={"routed": ("decode",)})
+    routed = plan.recipe.model_copy(update={"layout": layout})
+    with pytest.raises(CetaneError, match="experts as functions"):
+        check(plan.model_copy(update={"recipe": routed}), Path("here"))
+
+
+def test_a_target_that_exists(bundle: Bundle, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("not a bundle")
+    for force in (False, True):
+        with pytest.raises(CetaneError, match="exists"):
+            quantize_activations(bundle, tmp_path, Options(), silent, force=force)
+    assert (tmp_path / "mine").read_text() == "not a bundle"
+
+
+def test_smoothing_without_the_checkpoint(bundle: Bundle, tmp_path: Path) -> None:
+    with pytest.raises(CetaneError, match="checkpoint"):
+        quantize_activations(bundle, tmp_path / "a8", Options(smooth=True), silent)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_is_left(
+    bundle: Bundle, fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary, target = tmp_path / "temporary", tmp_path / "a8"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    seen = []
+    whole = quantize.quantize_package
+
+    def watched(*arguments: Any) -> int:
+        made = whole(*arguments)
+        seen.extend(temporary.rglob("*.mlpackage"))  # coremltools' own, of calibration
+        if fails:
+            raise RuntimeError("the end")
+        return made
+
+    monkeypatch.setattr(quantize, "quantize_package", watched)
+    options = Options(samples="random")
+    if fails:
+        with pytest.raises(RuntimeError, match="the end"):
+            quantize_activations(bundle, target, options, silent)
+    else:
+        quantize_activations(bundle, target, options, silent)
+    assert seen
+    assert not list(temporary.iterdir())
+    assert {path.name for path in tmp_path.iterdir()} == (
+        {"temporary"} if fails else {"temporary", "a8"}
+    )
+
+
+def test_smoothed(bundle: Bundle, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    options = Options(smooth=True)
+    quantized, what = quantize_activations(bundle, tmp_path / "a8", options, silent, checkpoint)
+    assert what.options == options
+    assert cosine(logits(quantized, "prefill"), logits(bundle, "prefill")) > 0.97

@@ -1,0 +1,96 @@
+"""SmoothQuant's factors: exact, and those of the paper."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.conftest import InMemoryCheckpoint, build_model, tiny_recipe
+
+from cetane.activations.smooth import Smoothed, smooth
+from cetane.checkpoint import Checkpoint
+from cetane.engine.authored import authored_engine
+from cetane.errors import CetaneError
+from cetane.families.llama import Layer
+from cetane.plan import Planner
+
+TEXTS = [np.random.default_rng(seed).integers(1, 288, 20).tolist() for seed in (1, 2)]
+
+
+class InMemory(InMemoryCheckpoint, Checkpoint):
+    """A model in memory with all that a checkpoint has."""
+
+    fingerprint = "in memory"
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self._tensors: Any = {}
+
+    def _load_tokenizer(self) -> Any: ...
+    def _fingerprint(self) -> str:
+        return self.fingerprint
+
+
+def smoothed(model: Any) -> tuple[InMemory, Smoothed]:
+    checkpoint = InMemory(model)
+    return checkpoint, smooth(checkpoint, Planner(checkpoint, tiny_recipe()), TEXTS)
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[InMemory, Smoothed]:
+    return smoothed(build_model("llama"))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_the_model_is_the_same(kind: str) -> None:
+    """Biases, norms of queries and keys, and heads that share keys among them."""
+    checkpoint, changed = smoothed(build_model(kind))
+    found = []
+    for weights in (checkpoint, changed):
+        engine = authored_engine(Planner(checkpoint, tiny_recipe()), weights)
+        found.append(engine.session().feed(TEXTS[0], "all"))
+    np.testing.assert_allclose(found[1], found[0], atol=2e-4)
+    for name in ("self_attn.v_proj", "mlp.up_proj", "self_attn.q_proj", "mlp.down_proj"):
+        weight = f"model.layers.1.{name}.weight"
+        assert not torch.allclose(changed.read(weight), checkpoint.read(weight), rtol=0.05)
+
+
+def test_factors_are_those_of_the_paper(pair: tuple[InMemory, Smoothed]) -> None:
+    """Of down_proj, computed by the Hugging Face model: s = max|X|^0.5 / max|W|^0.5."""
+    checkpoint, changed = pair
+    model, name = build_model("llama"), "model.layers.0.mlp.down_proj"
+    seen: list[torch.Tensor] = []
+    model.get_submodule(name).register_forward_pre_hook(lambda _, x: seen.append(x[0]))
+    for text in TEXTS:
+        model(torch.tensor([text]))
+    largest = torch.cat(seen, 1)[0].abs().amax(0)
+    weight = checkpoint.read(f"{name}.weight")
+    wanted = (largest / weight.abs().amax(0)).sqrt()
+    ratio = changed.read(f"{name}.weight") / weight
+    torch.testing.assert_close(ratio, wanted.expand_as(ratio), rtol=1e-3, atol=1e-5)
+    up = "model.layers.0.mlp.up_proj.weight"
+    columns = changed.read(up) * wanted[:, None] / checkpoint.read(up)  # the norm's factors alone
+    torch.testing.assert_close(columns, columns[:1].expand_as(columns), rtol=1e-3, atol=1e-5)
+
+
+def test_reads_of_rows(pair: tuple[InMemory, Smoothed]) -> None:
+    changed, name = pair[1], "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(changed.read_rows(name, 3, 9), changed.read(name)[3:9])
+    with pytest.raises(CetaneError, match="no rows"):
+        changed.read_rows(name, 3, 900)
+
+
+def test_other_tensors_and_identity(pair: tuple[InMemory, Smoothed]) -> None:
+    checkpoint, changed = pair
+    for name in ("model.embed_tokens.weight", "model.norm.weight"):
+        assert torch.equal(changed.read(name), checkpoint.read(name))
+    assert changed.fingerprint != checkpoint.fingerprint
+
+
+def test_other_families() -> None:
+    checkpoint = InMemory(build_model("llama"))
+    planner = Planner(checkpoint, tiny_recipe())
+    first: Any = planner.model.layers[0]
+    first.__class__ = type("Other", (Layer.__mro__[1],), {"forward": Layer.forward})
+    with pytest.raises(CetaneError, match="Llama family only"):
+        smooth(checkpoint, planner, TEXTS)
