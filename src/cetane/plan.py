@@ -5,7 +5,7 @@ option depends.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby, pairwise
@@ -161,7 +161,7 @@ class Plan(Data):
             raise ValueError("two functions of a shard have one name")
         for mode, steps in self.modes.items():
             Check(self, mode).steps(steps)
-        check_caches(self)
+        check_caches(self.caches, self.functions.values())
         tokens = TablePlan(rows=self.vocab, channels=self.hidden)
         if self.tables.get("tokens") != tokens:
             raise ValueError(f"the table of tokens is not {self.vocab} by {self.hidden}")
@@ -276,15 +276,15 @@ class Check:
         self.channels = after
 
 
-def check_caches(plan: Plan) -> None:
-    """ValueError unless every mask, cache, write mask and state is of a group of the plan and as
+def check_caches(caches: Mapping[str, Slots], functions: Iterable[Function]) -> None:
+    """ValueError unless every mask, cache, write mask and state is of one of the groups and as
     long as its slots, and a group's heads are the same everywhere: one shard that was made for
     another context runs, and is wrong."""
-    for slots in plan.caches.values():
+    for slots in caches.values():
         if slots.sinks >= slots.count:
             raise ValueError(f"{slots.sinks} of {slots.count} slots are never used again")
     heads: dict[str, tuple[int, ...]] = {}
-    for function in plan.functions.values():
+    for function in functions:
         where = f"{function.owner}/{function.name}"
         read = {i.source.name: i.source.group for i in function.inputs
                 if isinstance(i.source, FromCache)}  # fmt: skip
@@ -296,9 +296,9 @@ def check_caches(plan: Plan) -> None:
             source = item.source
             if not isinstance(source, Mask | WriteMask | Position | FromCache):
                 continue
-            if source.group not in plan.caches:
+            if source.group not in caches:
                 raise ValueError(f"{where}: no cache group {source.group}")
-            slots = plan.caches[source.group]
+            slots = caches[source.group]
             if isinstance(source, Mask):
                 length = slots.form(function.tokens).visible(slots.count, function.tokens)
             else:
@@ -310,7 +310,7 @@ def check_caches(plan: Plan) -> None:
                 if len(item.shape) != 4 or item.shape[1:3] != found:
                     raise ValueError(f"{where}: {item.name} has shape {item.shape}")
         for state in function.states:
-            group = plan.caches.get(state.name.removesuffix("_kv"))
+            group = caches.get(state.name.removesuffix("_kv"))
             if group is not None and state.shape[-1] != group.count:
                 raise ValueError(
                     f"{where}: {state.name} is {state.shape[-1]} long, not {group.count}"
@@ -341,6 +341,25 @@ class Graph:
     blocks: tuple[Block, ...]
     caches: tuple[CacheSpec, ...]
     histories: tuple[HistorySpec, ...]
+
+
+class Programs(Protocol):
+    """Shards as functions that can be traced: what lowering needs of a planner."""
+
+    @property
+    def recipe(self) -> Recipe: ...
+    @property
+    def members(self) -> Mapping[str, tuple[Block, ...]]:
+        """Blocks of every shard."""
+
+    def graphs(self, shard: str) -> list[Graph]:
+        """Every function of a shard."""
+
+    def widest(self, shard: str) -> list[Graph]:
+        """The same functions at the most tokens that a flexible shape may have."""
+
+    def module(self, graph: Graph) -> Shard:
+        """The torch module of a function."""
 
 
 class Planner:

@@ -23,6 +23,8 @@ from cetane.errors import CetaneError
 from cetane.families.flow import Data
 
 TAPS = 3
+THETA = 10_000.0
+"""Of EAGLE-3's rotary positions."""
 
 
 class HeadConfig(Data):
@@ -37,6 +39,11 @@ class HeadConfig(Data):
     eps: float
     bundle: str
     """Digest of the bundle whose hidden states it reads."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Which of the three depths it reads."""
+        return (TAPS - 1,) if self.kind == "medusa" else tuple(range(TAPS))
 
 
 class Head(nn.Module, ABC):
@@ -74,8 +81,19 @@ class Head(nn.Module, ABC):
         the token at i + 1, which the target has chosen.
         """
 
+    @torch.no_grad()
+    def round(self) -> None:
+        """Round all weights to what fp16, and so a package, holds."""
+        for tensor in self.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.copy_(tensor.half())
+
     def save(self, path: Path) -> None:
-        tensors = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        """Write the weights in fp16; a head that was rounded loses nothing."""
+        tensors = {
+            name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous()
+            for name, tensor in self.state_dict().items()
+        }
         with disk_errors(path), replacing(path) as temporary:
             save_file(tensors, temporary, {"cetane": self.config.model_dump_json()})
 
@@ -97,7 +115,9 @@ def load_head(path: Path) -> Head:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
             if wanted != found:
                 raise ValueError("tensors of other shapes")
-            head.load_state_dict({name: file.get_tensor(name) for name in wanted}, assign=True)
+            tensors = {name: file.get_tensor(name) for name in wanted}
+            floats = {n: t.float() if t.is_floating_point() else t for n, t in tensors.items()}
+            head.load_state_dict(floats, assign=True)
     except (OSError, SafetensorError, KeyError, ValueError, ValidationError) as error:
         raise CetaneError(f"{path}: not a draft head: {' '.join(str(error).split())}") from error
     return head.eval().requires_grad_(False)
@@ -229,7 +249,7 @@ class Eagle3(Head, kind="eagle3"):
 def rotate(x: Tensor, start: int) -> Tensor:
     """Rotary positions from `start` for `x (B, H, n, D)`."""
     half = x.shape[-1] // 2
-    frequencies = 10_000.0 ** (-torch.arange(half) / half)
+    frequencies = THETA ** (-torch.arange(half) / half)
     angles = torch.arange(start, start + x.shape[2])[:, None] * frequencies
     cos, sin = angles.cos(), angles.sin()
     one, two = x[..., :half], x[..., half:]
