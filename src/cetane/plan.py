@@ -4,8 +4,8 @@ Reads shapes from modules on torch's meta device, and no weights but those on wh
 option depends.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby, pairwise
@@ -276,7 +276,7 @@ class Check:
         self.channels = after
 
 
-def check_caches(caches: Mapping[str, Slots], functions: Iterable[Function]) -> None:
+def check_caches(caches: Mapping[str, Slots], functions: Collection[Function]) -> None:
     """ValueError unless every mask, cache, write mask and state is of one of the groups and as
     long as its slots, and a group's heads are the same everywhere: one shard that was made for
     another context runs, and is wrong."""
@@ -284,13 +284,16 @@ def check_caches(caches: Mapping[str, Slots], functions: Iterable[Function]) -> 
         if slots.sinks >= slots.count:
             raise ValueError(f"{slots.sinks} of {slots.count} slots are never used again")
     heads: dict[str, tuple[int, ...]] = {}
+    groups: defaultdict[str, set[str]] = defaultdict(set)
+    for function in functions:
+        for item in function.inputs:
+            if isinstance(item.source, FromCache):
+                groups[item.source.name].add(item.source.group)
     for function in functions:
         where = f"{function.owner}/{function.name}"
-        read = {i.source.name: i.source.group for i in function.inputs
-                if isinstance(i.source, FromCache)}  # fmt: skip
         for output in function.outputs:
             sink = output.sink
-            if isinstance(sink, ToCache) and read.get(sink.name) != sink.group:
+            if isinstance(sink, ToCache) and groups.get(sink.name) != {sink.group}:
                 raise ValueError(f"{where}: {output.name} is not of the group {sink.group}")
         for item in function.inputs:
             source = item.source

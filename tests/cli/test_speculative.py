@@ -123,7 +123,7 @@ def test_a_head_is_trained_and_used(
     assert found.code == 0
     assert Path(found.json["head"]) == bundle / "heads" / kind
     assert found.json["golden"]["passed"]
-    assert found.json["residency"]
+    assert not found.json["residency"]  # so small a program is better off on the CPU
     for when in ("untrained", "trained"):
         assert len(found.json[when]["top1"]) == 2
 
