@@ -9,6 +9,7 @@ import pytest
 from cetane.bundle import Bundle
 from cetane.listed import sha256
 from cetane.speculate.bench import suite
+from cetane.speculate.heads import load_head
 
 from .conftest import Cetane
 
@@ -108,6 +109,16 @@ def test_a_damaged_suffix_trie(cetane: Cetane, ported: Bundle, cache: Path) -> N
     assert "damaged" in cetane(*run).error
 
 
+def damage(head: Path) -> None:
+    """Give a head other weights than its package has, and a manifest that says so."""
+    source, manifest = head / "source.safetensors", head / "head.json"
+    before = sha256(source)
+    trained = load_head(source)
+    trained.output *= -1
+    trained.save(source)
+    manifest.write_text(manifest.read_text().replace(before, sha256(source)))
+
+
 @pytest.mark.parametrize("kind", ["medusa", "eagle3"])
 def test_a_head_is_trained_and_used(
     cetane: Cetane, tiny_bundle: Callable[..., Bundle], tmp_path: Path, kind: str
@@ -141,12 +152,18 @@ def test_a_head_is_trained_and_used(
     audited = cetane("audit", bundle, "--json").json
     assert kind in {function["package"] for function in audited["functions"]}
 
+    validated = cetane("validate", bundle, "--json")
+    assert validated.code == 0
+    assert validated.json["heads"][kind]["passed"]
+
     missing = cetane("run", built.path, *PROMPT, "--speculative", kind)
     assert f"has no {kind} head; cetane train-head {kind} --target" in missing.error
     shown = cetane(*training)  # again: it takes the place of the first
     assert "held-out positions" in shown.out
     assert f"golden gate of the {kind} head: pass" in shown.out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "text.txt", "tiny"]
+    damage(bundle / "heads" / kind)
+    assert cetane("validate", bundle).code == 1
     none = cetane("train-head", kind, "--target", bundle, "--data", tmp_path / "none")
     assert "cannot read" in none.error
 
