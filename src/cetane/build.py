@@ -13,12 +13,10 @@ from cetane.bundle import (
     MANIFEST,
     TOKENIZER,
     Bundle,
-    FileRecord,
     Manifest,
     disk_errors,
     producers,
     quantize_rows,
-    records,
     remove,
     replacing,
     rotary_path,
@@ -29,6 +27,7 @@ from cetane.bundle import (
 )
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
+from cetane.listed import FileRecord, records
 from cetane.lower.lower import Lowering
 from cetane.plan import Planner
 from cetane.recipe import Recipe

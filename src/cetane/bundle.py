@@ -2,10 +2,12 @@
 
 A bundle is written under `NAME.partial` and renamed when its manifest is complete. Reading one
 trusts nothing: every file is inside the folder, listed, and has the size and hash it should.
+
+Draft heads (`bundle_heads.py`) come and go after that: each is a folder with a manifest of its own,
+bound to the digest of the manifest here, which does not name them.
 """
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -15,16 +17,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from pydantic import ValidationError
 
+from cetane.bundle_heads import HeadKind, HeadShard, listed_files, open_heads
 from cetane.checkpoint import Tokenizer
 from cetane.errors import CetaneError
 from cetane.families.flow import Data
-from cetane.plan import Plan, TablePlan
+from cetane.listed import FileRecord, check_files, inside, sha256
+from cetane.plan import Function, Plan, TablePlan
 
 SCHEMA = 3
 MANIFEST = "manifest.json"
@@ -33,13 +37,6 @@ TOKENIZER = "tokenizer"
 PRODUCERS = ("cetane", "coremltools", "torch", "transformers")
 FULL = (os.strerror(errno.ENOSPC), "[MIL FileWriter]", "filesystem error: cannot copy")
 """What coremltools says on a full disk: it loses the error number, in shutil and in C++."""
-
-
-class FileRecord(Data):
-    """What a file must be."""
-
-    bytes: int
-    sha256: str
 
 
 class Rows(Protocol):
@@ -168,31 +165,30 @@ class Bundle:
 
     def file(self, name: str) -> Path:
         """A path inside the bundle; CetaneError for any that is not."""
-        parts = PurePosixPath(name)
-        path = self.path / parts
-        odd = parts.is_absolute() or ".." in parts.parts or "\0" in name
-        if odd or not path.resolve().is_relative_to(self.path.resolve()):
-            raise CetaneError(f"{self.path}: the manifest points outside the bundle: {name}")
-        return path
+        return inside(self.path, name)
 
     def verify(self) -> None:
         """CetaneError if a file is missing, changed, or present but not listed."""
-        for name, record in self.manifest.files.items():
-            path = self.file(name)
-            if not path.is_file():
-                raise CetaneError(f"{self.path}: {name} is missing")
-            if path.stat().st_size != record.bytes or sha256(path) != record.sha256:
-                raise CetaneError(
-                    f"{self.path}: {name} is not the file that was built (its hash differs)",
-                    "port the model again, or get the bundle again",
-                )
-        unknown = {name for name in relative_files(self.path)} - set(self.manifest.files)
+        hint = "port the model again, or get the bundle again"
+        check_files(self.path, self.manifest.files, hint)
+        heads = list(self.heads().values())
+        for head in heads:
+            head.verify()
+        unknown = set(relative_files(self.path)) - set(self.manifest.files) - listed_files(heads)
         if unknown:
             raise CetaneError(f"{self.path}: {min(unknown)} is not in the manifest")
 
     def shard(self, name: str) -> Path:
         """The package of a shard."""
         return self.file(shard_path(name))
+
+    def functions(self, name: str) -> tuple[Function, ...]:
+        """The functions of a shard."""
+        return self.plan.by_name[name].functions
+
+    def heads(self) -> dict[HeadKind, HeadShard]:
+        """Draft heads, as they are now; CetaneError for one that was trained for another bundle."""
+        return open_heads(self.path, self.digest, self.plan)
 
     def tables(self) -> Tables:
         """The host's tables, memory-mapped; CetaneError if one has not the shape of the plan."""
@@ -233,14 +229,19 @@ class Bundle:
             write_json(folder / f"{name}.json", {"bundle": self.digest} | result)
 
     def gates(self) -> dict[str, dict[str, Any]]:
-        """Stored gate results by gate name; those of another build are left out."""
+        """Stored gate results by gate name; those of another build are left out, and so are those
+        that judged `heads` (digests by kind) which have been trained again."""
         results = {}
+        heads = {kind: head.digest for kind, head in self.heads().items()}
         for path in sorted(self.file(GATES).glob("*.json")):
             try:
                 result = json.loads(path.read_bytes())
             except ValueError as error:
                 raise CetaneError(f"{path}: not a gate result: {error}") from error
-            if isinstance(result, dict) and result.get("bundle") == self.digest:
+            if not isinstance(result, dict) or result.get("bundle") != self.digest:
+                continue
+            judged = result.get("heads", {})
+            if isinstance(judged, dict) and judged.items() <= heads.items():
                 results[path.stem] = result
         return results
 
@@ -251,22 +252,6 @@ def relative_files(root: Path) -> Iterator[str]:
         name = path.relative_to(root)
         if path.is_file() and name.parts[0] != GATES and name.as_posix() != MANIFEST:
             yield name.as_posix()
-
-
-def records(root: Path, folder: Path) -> dict[str, FileRecord]:
-    """What the files under `folder`, or `folder` itself as a file, are now; by path from `root`."""
-    files = [folder] if folder.is_file() else sorted(p for p in folder.rglob("*") if p.is_file())
-    return {
-        path.relative_to(root).as_posix(): FileRecord(
-            bytes=path.stat().st_size, sha256=sha256(path)
-        )
-        for path in files
-    }
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -4,8 +4,8 @@ Reads shapes from modules on torch's meta device, and no weights but those on wh
 option depends.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby, pairwise
@@ -161,7 +161,7 @@ class Plan(Data):
             raise ValueError("two functions of a shard have one name")
         for mode, steps in self.modes.items():
             Check(self, mode).steps(steps)
-        check_caches(self)
+        check_caches(self.caches, self.functions.values())
         tokens = TablePlan(rows=self.vocab, channels=self.hidden)
         if self.tables.get("tokens") != tokens:
             raise ValueError(f"the table of tokens is not {self.vocab} by {self.hidden}")
@@ -276,29 +276,32 @@ class Check:
         self.channels = after
 
 
-def check_caches(plan: Plan) -> None:
-    """ValueError unless every mask, cache, write mask and state is of a group of the plan and as
+def check_caches(caches: Mapping[str, Slots], functions: Collection[Function]) -> None:
+    """ValueError unless every mask, cache, write mask and state is of one of the groups and as
     long as its slots, and a group's heads are the same everywhere: one shard that was made for
     another context runs, and is wrong."""
-    for slots in plan.caches.values():
+    for slots in caches.values():
         if slots.sinks >= slots.count:
             raise ValueError(f"{slots.sinks} of {slots.count} slots are never used again")
     heads: dict[str, tuple[int, ...]] = {}
-    for function in plan.functions.values():
+    groups: defaultdict[str, set[str]] = defaultdict(set)
+    for function in functions:
+        for item in function.inputs:
+            if isinstance(item.source, FromCache):
+                groups[item.source.name].add(item.source.group)
+    for function in functions:
         where = f"{function.owner}/{function.name}"
-        read = {i.source.name: i.source.group for i in function.inputs
-                if isinstance(i.source, FromCache)}  # fmt: skip
         for output in function.outputs:
             sink = output.sink
-            if isinstance(sink, ToCache) and read.get(sink.name) != sink.group:
+            if isinstance(sink, ToCache) and groups.get(sink.name) != {sink.group}:
                 raise ValueError(f"{where}: {output.name} is not of the group {sink.group}")
         for item in function.inputs:
             source = item.source
             if not isinstance(source, Mask | WriteMask | Position | FromCache):
                 continue
-            if source.group not in plan.caches:
+            if source.group not in caches:
                 raise ValueError(f"{where}: no cache group {source.group}")
-            slots = plan.caches[source.group]
+            slots = caches[source.group]
             if isinstance(source, Mask):
                 length = slots.form(function.tokens).visible(slots.count, function.tokens)
             else:
@@ -310,7 +313,7 @@ def check_caches(plan: Plan) -> None:
                 if len(item.shape) != 4 or item.shape[1:3] != found:
                     raise ValueError(f"{where}: {item.name} has shape {item.shape}")
         for state in function.states:
-            group = plan.caches.get(state.name.removesuffix("_kv"))
+            group = caches.get(state.name.removesuffix("_kv"))
             if group is not None and state.shape[-1] != group.count:
                 raise ValueError(
                     f"{where}: {state.name} is {state.shape[-1]} long, not {group.count}"
@@ -341,6 +344,25 @@ class Graph:
     blocks: tuple[Block, ...]
     caches: tuple[CacheSpec, ...]
     histories: tuple[HistorySpec, ...]
+
+
+class Programs(Protocol):
+    """Shards as functions that can be traced: what lowering needs of a planner."""
+
+    @property
+    def recipe(self) -> Recipe: ...
+    @property
+    def members(self) -> Mapping[str, tuple[Block, ...]]:
+        """Blocks of every shard."""
+
+    def graphs(self, shard: str) -> list[Graph]:
+        """Every function of a shard."""
+
+    def widest(self, shard: str) -> list[Graph]:
+        """The same functions at the most tokens that a flexible shape may have."""
+
+    def module(self, graph: Graph) -> Shard:
+        """The torch module of a function."""
 
 
 class Planner:

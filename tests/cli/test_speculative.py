@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from cetane.bundle import Bundle
+from cetane.listed import sha256
 from cetane.speculate.bench import suite
+from cetane.speculate.heads import load_head
 
 from .conftest import Cetane
 
@@ -93,8 +95,6 @@ def test_a_draft_model_with_other_tokens(
     record = Bundle(other).manifest.files["tokenizer/tokenizer.json"]
     file = other / "tokenizer" / "tokenizer.json"
     file.write_text(file.read_text().replace("<eos>", "<end>"))
-    from cetane.bundle import sha256
-
     assert file.stat().st_size == record.bytes
     (other / "manifest.json").write_text(manifest.replace(record.sha256, sha256(file)))
     found = cetane("run", ported.path, *PROMPT, "--speculative", other)
@@ -109,28 +109,61 @@ def test_a_damaged_suffix_trie(cetane: Cetane, ported: Bundle, cache: Path) -> N
     assert "damaged" in cetane(*run).error
 
 
+def damage(head: Path) -> None:
+    """Give a head other weights than its package has, and a manifest that says so."""
+    source, manifest = head / "source.safetensors", head / "head.json"
+    before = sha256(source)
+    trained = load_head(source)
+    trained.output *= -1
+    trained.save(source)
+    manifest.write_text(manifest.read_text().replace(before, sha256(source)))
+
+
 @pytest.mark.parametrize("kind", ["medusa", "eagle3"])
 def test_a_head_is_trained_and_used(
     cetane: Cetane, tiny_bundle: Callable[..., Bundle], tmp_path: Path, kind: str
 ) -> None:
     built = tiny_bundle(contract="shift", layout={"kind": "chunks", "chunks": 2})
     bundle = shutil.copytree(built.path, tmp_path / "tiny")
+    expected = cetane("run", bundle, *PROMPT, "--json").json["tokens"]
     text = tmp_path / "text.txt"
     text.write_text("The rating of how readily a fuel ignites is its cetane number. " * 40)
     small = ("--tokens", 400, "--window", 32, "--vocabulary", 60, "--epochs", 2, "--steps", 2)
-    found = cetane("train-head", kind, "--target", bundle, "--data", text, *small, "--json").json
-    assert Path(found["head"]) == tmp_path / f"tiny-{kind}.safetensors"
+    training = ("train-head", kind, "--target", bundle, "--data", text, *small)
+    found = cetane(*training, "--json")
+    assert found.code == 0
+    assert Path(found.json["head"]) == bundle / "heads" / kind
+    assert found.json["golden"]["passed"]
+    assert not found.json["residency"]  # so small a program is better off on the CPU
     for when in ("untrained", "trained"):
-        assert len(found[when]["top1"]) == 2
-    expected = cetane("run", bundle, *PROMPT, "--json").json["tokens"]
-    for drafter in (kind, found["head"]):
-        run = cetane("run", bundle, *PROMPT, "--speculative", drafter, "--json").json
-        assert run["tokens"] == expected
-        assert run["speculation"]["tokens"] == len(expected) - 1
-    shown = cetane("train-head", kind, "--target", bundle, "--data", text, *small)
-    assert "held-out positions" in shown.out
+        assert len(found.json[when]["top1"]) == 2
+
+    run = cetane("run", bundle, *PROMPT, "--speculative", kind, "--json").json
+    assert run["tokens"] == expected
+    assert run["speculation"]["tokens"] == len(expected) - 1
+    about = cetane("info", bundle, "--json").json
+    assert about["digest"] == built.digest  # a head does not change what the bundle is
+    head = about["heads"][kind]
+    assert head["digest"] == found.json["digest"]
+    assert head["training"]["top1"] == found.json["trained"]["top1"]
+    assert head["training"]["data"] == {"text.txt": sha256(text)}
+    assert about["gates"].keys() == {f"golden-{kind}", f"residency-{kind}"}
+    assert kind in cetane("info", bundle).out
+    audited = cetane("audit", bundle, "--json").json
+    assert kind in {function["package"] for function in audited["functions"]}
+
+    validated = cetane("validate", bundle, "--json")
+    assert validated.code == 0
+    assert validated.json["heads"][kind]["passed"]
+
     missing = cetane("run", built.path, *PROMPT, "--speculative", kind)
-    assert f"no drafter '{kind}'" in missing.error
+    assert f"has no {kind} head; cetane train-head {kind} --target" in missing.error
+    shown = cetane(*training)  # again: it takes the place of the first
+    assert "held-out positions" in shown.out
+    assert f"golden gate of the {kind} head: pass" in shown.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "text.txt", "tiny"]
+    damage(bundle / "heads" / kind)
+    assert cetane("validate", bundle).code == 1
     none = cetane("train-head", kind, "--target", bundle, "--data", tmp_path / "none")
     assert "cannot read" in none.error
 

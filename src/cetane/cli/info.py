@@ -1,6 +1,7 @@
 """cetane info: what a bundle is, and what its gates said."""
 
 from cetane.bundle import Bundle
+from cetane.bundle_heads import HeadShard
 from cetane.cli.output import Json, megabytes, print_json, table
 from cetane.cli.plan import show
 from cetane.cli.validate import BundlePath
@@ -13,7 +14,11 @@ def info(bundle: BundlePath, json: Json = False) -> None:
     gates = opened.gates()
     if json:
         manifest = opened.manifest.model_dump(mode="json")
-        print_json({"digest": opened.digest, "manifest": manifest, "gates": gates})
+        heads = {
+            kind: {"digest": head.digest} | head.manifest.model_dump(mode="json")
+            for kind, head in opened.heads().items()
+        }
+        print_json({"digest": opened.digest, "manifest": manifest, "heads": heads, "gates": gates})
         return
     show(opened.plan)
     total = sum(record.bytes for record in opened.manifest.files.values())
@@ -25,6 +30,21 @@ def info(bundle: BundlePath, json: Json = False) -> None:
         *([f"gate {name}", verdict(result)] for name, result in gates.items()),
     ]
     table("bundle", ["what", "value"], rows)
+    if shards := opened.heads():
+        columns = ["head", "functions", "proposes from", "weights", "right, held out"]
+        table("draft heads", columns, [head_row(head) for head in shards.values()])
+
+
+def head_row(head: HeadShard) -> list[str]:
+    """A draft head for people."""
+    about = head.manifest
+    return [
+        head.name,
+        ", ".join(f"{function.name} T={function.tokens}" for function in about.functions),
+        f"{about.rows} tokens",
+        megabytes(about.weight_bytes),
+        ", ".join(f"{share:.1%}" for share in about.training.top1),
+    ]
 
 
 def verdict(result: dict[str, object]) -> str:

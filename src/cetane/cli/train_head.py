@@ -8,11 +8,17 @@ import torch
 import typer
 
 from cetane.bundle import Bundle
+from cetane.bundle_heads import Training
 from cetane.checkpoint import open_checkpoint
 from cetane.cli.output import Json, console, print_json, progress, table
+from cetane.cli.port import warn
+from cetane.cli.validate import show_head
 from cetane.engine.generate import open_engine
+from cetane.errors import CetaneError
 from cetane.gates.quality import read_tokens
-from cetane.speculate.open import head_path
+from cetane.listed import sha256
+from cetane.speculate.head_build import add_head
+from cetane.speculate.head_gate import audit_head, judge_head
 from cetane.speculate.train import acceptance, collect, new_head, split, train
 
 
@@ -20,9 +26,6 @@ def train_head(
     kind: Annotated[Literal["medusa", "eagle3"], typer.Argument(help="medusa or eagle3.")],
     target: Annotated[Path, typer.Option(help="The bundle that it shall draft for.")],
     data: Annotated[list[Path], typer.Option(help="A text file; may be given again.")],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", show_default="beside the bundle")
-    ] = None,
     model: Annotated[
         str | None, typer.Option(help="The checkpoint, if it is not where the build found it.")
     ] = None,
@@ -35,33 +38,52 @@ def train_head(
     batch: Annotated[int, typer.Option(min=1, help="Windows of a step.")] = 4,
     json: Json = False,
 ) -> None:
-    """Train a head that drafts for a bundle, on hidden states from the calls that decode."""
+    """Train a head that drafts for a bundle, on hidden states from the calls that decode, and make
+    it a shard of the bundle, in place of an earlier one of its kind. Exit code 1 when its golden
+    gate is red."""
     bundle = Bundle(target)
     bundle.verify()
     checkpoint = open_checkpoint(model or bundle.manifest.source)
     engine = open_engine(bundle)
     window = min(window, bundle.plan.recipe.cache.context)
+    if window < 2 * steps:
+        raise CetaneError(f"--window {window}: less than two drafts of {steps} tokens")
     ids = [token for path in data for token in read_tokens(bundle.tokenizer, path, tokens)]
-    embedding = torch.from_numpy(np.array(bundle.tables().embedding))
+    rows = bundle.tables().embedding
+    embedding = torch.from_numpy(np.asarray(rows[np.arange(rows.shape[0])], np.float16))
     with progress(f"train {kind}") as update:
         learned, held = split(collect(engine, ids, window, update))
         head = new_head(kind, bundle, checkpoint, learned, vocabulary, steps)
         before = acceptance(head, held, embedding)
         train(head, learned, embedding, epochs, minutes, batch, update)
-    after = acceptance(head, held, embedding)
-    path = output or head_path(bundle, kind)
-    head.save(path)
+        head.round()
+        after = acceptance(head, held, embedding)
+        training = Training(
+            data={path.name: sha256(path) for path in data},
+            windows=len(learned),
+            length=window,
+            held_out=len(held),
+            **after.model_dump(),
+        )
+        update("lower", 0, 1)
+        shard = add_head(bundle, head, held.tokens, training)
+        judged = judge_head(bundle, shard, engine, update)
+    audited = audit_head(bundle, shard)
     if json:
-        results = {"untrained": before, "trained": after}
         print_json(
-            {"head": str(path), "windows": len(learned), "held_out": len(held)}
-            | {name: found.model_dump(mode="json") for name, found in results.items()}
+            {"head": str(shard.path), "digest": shard.digest, "windows": len(learned)}
+            | {"held_out": len(held), "untrained": before.model_dump(mode="json")}
+            | {"trained": after.model_dump(mode="json"), "residency": audited.passed}
+            | {"golden": judged.model_dump(mode="json")}
         )
     else:
-        rows = [
+        columns = ["drafted token", "right, untrained", "right", "right, with all before it"]
+        places = [
             [place + 1, before.top1[place], after.top1[place], after.accepted[place]]
             for place in range(steps)
         ]
-        columns = ["drafted token", "right, untrained", "right", "right, with all before it"]
-        table(f"{kind} on {after.positions} held-out positions", columns, rows)
-        console.print(f"wrote {path}", markup=False, soft_wrap=True)
+        table(f"{kind} on {after.positions} held-out positions", columns, places)
+        show_head(kind, judged)
+        warn(audited)
+        console.print(f"wrote {shard.path}", markup=False, soft_wrap=True)
+    raise typer.Exit(0 if judged.passed else 1)

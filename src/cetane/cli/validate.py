@@ -6,10 +6,12 @@ from typing import Annotated, Any
 import typer
 
 from cetane.bundle import Bundle
+from cetane.bundle_heads import HeadKind
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.cli.output import Json, console, errors, print_json, progress, table
 from cetane.gates.golden import Check, GoldenResult, golden
 from cetane.gates.quality import perplexity, read_tokens
+from cetane.speculate.head_gate import HeadResult, judge_heads
 
 BundlePath = Annotated[Path, typer.Argument(help="A bundle.")]
 
@@ -26,7 +28,8 @@ def validate(
     tokens: Annotated[int, typer.Option(min=2, help="How many tokens of the text.")] = 20_000,
     json: Json = False,
 ) -> None:
-    """Compare a bundle with the Hugging Face model. Exit code 1 when a gate is red."""
+    """Compare a bundle with the Hugging Face model, and its draft heads with what was trained. Exit
+    code 1 when a gate is red."""
     opened = Bundle(bundle)
     opened.verify()
     checkpoint = open_checkpoint(model or opened.manifest.source)
@@ -36,9 +39,13 @@ def validate(
         )
     if text is None:
         result = check(opened, checkpoint, json)
+        heads = check_heads(opened, json)
         if json:
-            print_json({"golden": result.model_dump(mode="json")})
-        raise typer.Exit(0 if result.passed else 1)
+            content = {"golden": result.model_dump(mode="json")}
+            judged = {kind: head.model_dump(mode="json") for kind, head in heads.items()}
+            print_json(content | ({"heads": judged} if judged else {}))
+        passed = result.passed and all(head.passed for head in heads.values())
+        raise typer.Exit(0 if passed else 1)
     ids = read_tokens(opened.tokenizer, text, tokens)
     with progress("perplexity") as update:
         quality = perplexity(opened, checkpoint, ids, update)
@@ -61,6 +68,26 @@ def check(bundle: Bundle, checkpoint: Checkpoint, json: bool) -> GoldenResult:
     return result
 
 
+def check_heads(bundle: Bundle, json: bool) -> dict[HeadKind, HeadResult]:
+    """Run the golden gates of a bundle's draft heads, and print them."""
+    with progress("heads") as update:
+        results = judge_heads(bundle, update)
+    if not json:
+        for kind, result in results.items():
+            show_head(kind, result)
+    return results
+
+
+def show_head(kind: str, result: HeadResult) -> None:
+    """Print the golden gate of a draft head."""
+    show_checks(f"golden gate of the {kind} head", result.checks)
+    console.print(f"golden gate of the {kind} head: {verdict(result.passed)}")
+
+
+def verdict(passed: bool) -> str:
+    return "[bold green]pass[/]" if passed else "[bold red]FAIL[/]"
+
+
 def show(result: GoldenResult) -> None:
     """Print the golden gate: every check, then the figures behind them."""
     show_checks("golden gate", result.checks)
@@ -77,8 +104,7 @@ def show(result: GoldenResult) -> None:
     )
     for warning in result.warnings:
         errors.print(f"warning: {warning}", markup=False, soft_wrap=True)
-    verdict = "[bold green]pass[/]" if result.passed else "[bold red]FAIL[/]"
-    console.print(f"golden gate: {verdict}")
+    console.print(f"golden gate: {verdict(result.passed)}")
 
 
 def show_checks(title: str, checks: tuple[Check, ...]) -> None:

@@ -2,16 +2,29 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from cetane.bundle import Bundle, remove, replacing
+from cetane.bundle import remove, replacing
 from cetane.checkpoint.cache import cache_dir
 from cetane.engine.backend import Arrays
 from cetane.errors import CetaneError
 from cetane.mac import os_build
+from cetane.plan import Function
 from cetane.quiet import import_coremltools
+
+
+class Shards(Protocol):
+    """What a backend needs to know of a bundle, or of a draft head."""
+
+    @property
+    def digest(self) -> str: ...
+    def shard(self, name: str) -> Path:
+        """The package of a shard."""
+
+    def functions(self, name: str) -> tuple[Function, ...]:
+        """Its functions."""
 
 
 class CoreMLProgram:
@@ -38,30 +51,29 @@ class CoreMLProgram:
 
 
 class CoreMLBackend:
-    """Compiles each shard once, then keeps the result in the cache under the bundle's digest and
-    the build of the system."""
+    """Compiles each shard once, then keeps the result in the cache under the digest of what it is
+    from and the build of the system."""
 
     name = "coreml"
     dtype: type[np.floating[Any]] = np.float16
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, shards: Shards) -> None:
         ct = import_coremltools()
         if ct.utils._macos_version() < (15, 0):
             raise CetaneError(
                 "the coreml backend needs macOS 15 or later", "--backend portable runs anywhere"
             )
-        self.bundle = bundle
+        self.shards = shards
 
     def open(self, shard: str) -> CoreMLProgram:
-        plan = self.bundle.plan.by_name[shard]
-        functions = [function.name for function in plan.functions]
-        stateful = any(function.states for function in plan.functions)
-        return CoreMLProgram(self.compiled(shard), functions, stateful)
+        functions = self.shards.functions(shard)
+        stateful = any(function.states for function in functions)
+        return CoreMLProgram(self.compiled(shard), [f.name for f in functions], stateful)
 
     def compiled(self, shard: str) -> Path:
         """The `.mlmodelc` of a shard."""
         ct = import_coremltools()
-        package = self.bundle.shard(shard)
+        package = self.shards.shard(shard)
         target = self._target(shard)
         if not target.is_dir():
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -75,5 +87,5 @@ class CoreMLBackend:
 
     def _target(self, shard: str) -> Path:
         """Where a shard's program is kept: by the system's build, since others do not load it."""
-        name = f"{self.bundle.digest[:16]}-{shard}-{os_build()}.mlmodelc"
+        name = f"{self.shards.digest[:16]}-{shard}-{os_build()}.mlmodelc"
         return cache_dir() / "compiled" / name

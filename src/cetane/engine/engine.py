@@ -164,6 +164,8 @@ class Session:
         """The call that was evaluated last, until some of its tokens are accepted."""
         self.watch: Watch | None = None
         """Called with step, output name, value and valid tokens of every output: for gates."""
+        self.whole = False
+        """Whether calls run all layers, even those whose logits nobody reads: for draft heads."""
 
     def _zeros(self, kind: type[FromCache | FromHistory]) -> Arrays:
         """What the host keeps of a kind, by name."""
@@ -278,7 +280,8 @@ class Session:
             taken, ids = ids[:count], ids[count:]
             last = wanted == "last" and not len(ids)
             call = self.prepare(taken, self.modes[mode].tokens)
-            calls.append(Running(mode, call, wanted == "all" or last))
+            whole = self.whole and mode in self.engine.cheaper
+            calls.append(Running(mode, call, wanted == "all" or last or whole))
             self.slots = {name: placed.slots for name, placed in call.groups.items()}
             self.position += len(taken)
         return calls
@@ -290,7 +293,8 @@ class Session:
         call of its own.
         """
         mode = self.choose(tokens)
-        cheaper = mode in self.engine.cheaper and wanted == "last" and "decode" in self.modes
+        cheaper = mode in self.engine.cheaper and not self.whole
+        cheaper = cheaper and wanted == "last" and "decode" in self.modes
         if cheaper and tokens > 1 and self.choose(tokens - 1) == mode:
             tokens -= 1
         return mode, min(tokens, self.modes[mode].tokens)

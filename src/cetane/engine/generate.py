@@ -7,7 +7,7 @@ from typing import Protocol
 
 from cetane.bundle import Bundle
 from cetane.engine.backend import Backend
-from cetane.engine.coreml import CoreMLBackend
+from cetane.engine.coreml import CoreMLBackend, Shards
 from cetane.engine.engine import Engine, Session
 from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
@@ -18,13 +18,17 @@ BACKENDS = ("auto", "portable", "coreml")
 
 
 def open_engine(bundle: Bundle, backend: str = "auto") -> Engine:
-    """An engine for a bundle; `auto` is Core ML on a Mac and our own executor elsewhere, in the
-    fastest arithmetic it has."""
+    """An engine for a bundle, on a backend of `open_backend`."""
+    return Engine(bundle.plan, open_backend(bundle, backend), bundle.tables())
+
+
+def open_backend(shards: Shards, backend: str = "auto") -> Backend:
+    """A backend by name; `auto` is Core ML on a Mac and our own executor elsewhere, in the fastest
+    arithmetic it has."""
     if backend not in BACKENDS:
         raise CetaneError(f"unknown backend {backend!r}; known: {', '.join(BACKENDS)}")
     native = backend == "coreml" or (backend == "auto" and sys.platform == "darwin")
-    chosen: Backend = CoreMLBackend(bundle) if native else PortableBackend(bundle, "int8")
-    return Engine(bundle.plan, chosen, bundle.tables())
+    return CoreMLBackend(shards) if native else PortableBackend(shards, "int8")
 
 
 class Speculation(Protocol):

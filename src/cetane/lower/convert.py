@@ -16,7 +16,7 @@ from cetane.families.flow import Input
 from cetane.lower.package import normalize
 from cetane.lower.structure import widest
 from cetane.lower.tracing import constants, trace
-from cetane.plan import Function, Graph, Planner
+from cetane.plan import Function, Graph, Programs
 from cetane.quiet import import_coremltools
 
 NUMPY = {"fp16": np.float16, "int32": np.int32}
@@ -35,7 +35,7 @@ class Converted:
     spec: Any
 
 
-def convert_shard(planner: Planner, shard: str, constant: Constants, target: Path) -> Placed:
+def convert_shard(planner: Programs, shard: str, constant: Constants, target: Path) -> Placed:
     """Write the package of a shard to `target`, its weights what `constant` gives for their labels.
 
     Takes every constant once and holds all of them until the package is written.
@@ -64,7 +64,7 @@ def convert_shard(planner: Planner, shard: str, constant: Constants, target: Pat
     return placed
 
 
-def convert(planner: Planner, shard: str, graph: Graph, wide: Function) -> Converted:
+def convert(planner: Programs, shard: str, graph: Graph, wide: Function) -> Converted:
     """One function of a shard."""
     ct = import_coremltools()
     from cetane.lower import frontend  # noqa: F401, registers our ops

@@ -16,13 +16,13 @@ from cetane.lower.convert import Constants, convert_shard
 from cetane.lower.structure import structure
 from cetane.lower.template import Template, used_by
 from cetane.lower.tracing import Constant
-from cetane.plan import Planner
+from cetane.plan import Programs
 
 
 class Lowering:
     """Writes the packages of a plan's shards; keeps what shards of one structure have in common."""
 
-    def __init__(self, planner: Planner, weights: Weights) -> None:
+    def __init__(self, planner: Programs, weights: Weights) -> None:
         self.planner, self.weights = planner, weights
         counted = planner.recipe.compression.sensitivity
         self.sensitivities = counted.read() if counted else None

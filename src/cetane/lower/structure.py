@@ -14,11 +14,11 @@ from torch.utils._pytree import tree_map
 from cetane.errors import CetaneError
 from cetane.families.flow import Input, Output, State
 from cetane.lower.tracing import Constant, constants, example, replaced
-from cetane.plan import Function, Graph, Planner
+from cetane.plan import Function, Graph, Programs
 from cetane.quiet import import_coremltools
 
 
-def structure(planner: Planner, shard: str) -> str:
+def structure(planner: Programs, shard: str) -> str:
     """A hash that is equal for shards whose programs differ in the values of weights alone."""
     target = planner.recipe.target.deployment
     versions = [torch.__version__, import_coremltools().__version__]
@@ -29,14 +29,14 @@ def structure(planner: Planner, shard: str) -> str:
     return digest.hexdigest()
 
 
-def widest(planner: Planner, shard: str) -> list[Function]:
+def widest(planner: Programs, shard: str) -> list[Function]:
     """Every function of a shard at its most tokens."""
     flexible = planner.recipe.tokens.shapes == "range"
     graphs = planner.widest(shard) if flexible else planner.graphs(shard)
     return [graph.function for graph in graphs]
 
 
-def describe(planner: Planner, shard: str, graph: Graph, wide: Function) -> Iterator[str]:
+def describe(planner: Programs, shard: str, graph: Graph, wide: Function) -> Iterator[str]:
     """A function's interface, its constants and its operations, as lines of text."""
     function = graph.function
     yield json.dumps([function.name, planner.recipe.cache.contract])
@@ -49,7 +49,7 @@ def describe(planner: Planner, shard: str, graph: Graph, wide: Function) -> Iter
     yield from operations(planner, graph, used)
 
 
-def operations(planner: Planner, graph: Graph, used: list[Constant]) -> Iterator[str]:
+def operations(planner: Programs, graph: Graph, used: list[Constant]) -> Iterator[str]:
     """What a function's module calls, one torch op a line, found out on shapes alone."""
     recorder = Recorder()
     inputs = [example(item, "meta") for item in graph.function.inputs]

@@ -19,7 +19,7 @@ from cetane.lower.placeholders import placeholder
 from cetane.lower.tracing import Constant, constants
 from cetane.mil.blob import BlobFile
 from cetane.mil.package import Package
-from cetane.plan import Planner
+from cetane.plan import Programs
 
 Bytes = np.ndarray[Any, Any]
 
@@ -34,7 +34,7 @@ class Slot:
     values: tuple[Any, ...] = ()
 
 
-def used_by(planner: Planner, shard: str) -> dict[str, Constant]:
+def used_by(planner: Programs, shard: str) -> dict[str, Constant]:
     """The weights of a shard, by label."""
     graphs = planner.graphs(shard)
     return {item.label: item for graph in graphs for item in constants(planner, shard, graph)}
@@ -43,7 +43,7 @@ def used_by(planner: Planner, shard: str) -> dict[str, Constant]:
 class Template:
     """The package of a structure; made from one shard, good for all of that structure."""
 
-    def __init__(self, planner: Planner, shard: str, scratch: Path) -> None:
+    def __init__(self, planner: Programs, shard: str, scratch: Path) -> None:
         """Converts the shard to `scratch`, an `.mlpackage` that does not exist; it is not needed
         afterwards."""
         used = used_by(planner, shard)

@@ -36,7 +36,7 @@ class Taps:
         self.rows: dict[str, list[Array]] = {shard: [] for shard in shards}
         self.at = session.position
         """The first position that has not been taken."""
-        session.watch = self.see
+        session.watch, session.whole = self.see, True
 
     def see(self, step: Step | Route, name: str, value: Array, valid: int) -> None:
         if name == HIDDEN and step.shard in self.rows:

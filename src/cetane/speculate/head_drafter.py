@@ -3,37 +3,29 @@
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from cetane.bundle import Bundle
-from cetane.engine.backend import Array
+from cetane.bundle_heads import HeadShard
+from cetane.engine.backend import Array, Backend
 from cetane.engine.engine import Session
 from cetane.engine.verify import NO_DRAFT, Draft
-from cetane.errors import CetaneError
 from cetane.speculate.drafter import Drafter
-from cetane.speculate.features import Taps, tapped
-from cetane.speculate.heads import Eagle3, Head, KeysValues, Medusa
+from cetane.speculate.features import Taps
+from cetane.speculate.head_runner import Eagle3Runner, HeadRunner, MedusaRunner, open_runner
 
 
 class HeadDrafter(Drafter):
-    """Keeps the hidden states of the sequence for a head."""
+    """Keeps the hidden states of the sequence for a head, which runs as the bundle's shards do."""
 
     costly = True
 
-    def __init__(self, head: Head, bundle: Bundle) -> None:
-        if head.config.bundle != bundle.digest or head.config.hidden != bundle.plan.hidden:
-            raise CetaneError(
-                f"the head was trained for another bundle than {bundle.path}",
-                "cetane train-head makes one",
-            )
+    def __init__(self, runner: HeadRunner) -> None:
         super().__init__()
-        self.head, self.shards = head, tapped(bundle.plan)
-        self.embedding = torch.from_numpy(np.array(bundle.tables().embedding))
+        self.runner = runner
 
     def begin(self, session: Session, tokens: Sequence[int]) -> None:
         if session is not self.session:
-            self.taps = Taps(session, self.shards)
+            self.taps = Taps(session, self.runner.head.manifest.taps)
         super().begin(session, tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -41,57 +33,57 @@ class HeadDrafter(Drafter):
         self.see(self.taps.take())
 
     def see(self, features: Array) -> None:
-        """The hidden states `(n, 3, C)` of the tokens that were accepted last."""
+        """The hidden states `(n, taps, C)` of the tokens that were accepted last."""
         raise NotImplementedError
 
 
 class MedusaDrafter(HeadDrafter):
     name = "medusa"
-    head: Medusa
+    runner: MedusaRunner
 
     def forget(self) -> None:
-        self.last: Tensor | None = None
+        self.last: Array | None = None
 
     def see(self, features: Array) -> None:
         if len(features):
-            self.last = torch.from_numpy(features[-1, -1])
+            self.last = features[-1, -1]
 
-    @torch.inference_mode()
     def propose(self, most: int) -> Draft:
         if self.last is None:
             return NO_DRAFT
-        return Draft(tuple(self.head.draft(self.last, most)), self.name)
+        best = self.runner.draft(self.last).argmax(-1)[:most]
+        return Draft(tuple(self.runner.vocabulary[best].tolist()), self.name)
 
 
 class Eagle3Drafter(HeadDrafter):
-    """Runs its layer over what is certain when it is asked, then over its own tokens, whose keys
-    and values are not kept."""
+    """Runs its layer over what is certain when it is asked, then over its own tokens."""
 
     name = "eagle3"
-    head: Eagle3
+    runner: Eagle3Runner
 
     def forget(self) -> None:
         self.waiting: list[Array] = []
-        self.past: KeysValues | None = None
-        self.done = 0
-        """Positions that the layer has seen."""
+        self.runner.forget()
 
     def see(self, features: Array) -> None:
         self.waiting.append(features)
 
-    @torch.inference_mode()
     def propose(self, most: int) -> Draft:
-        features = np.concatenate(self.waiting)
-        after = self.tokens[self.done + 1 : self.done + 1 + len(features)]
+        runner, features = self.runner, np.concatenate(self.waiting)
+        after = self.tokens[runner.done + 1 : runner.done + 1 + len(features)]
         if not len(features) or len(after) < len(features):
             return NO_DRAFT
-        embedded = self.embedding[after].float()
-        h, self.past = self.head.follow(torch.from_numpy(features), embedded, self.past)
-        self.done += len(features)
         self.waiting = []
-        return Draft(tuple(self.head.draft(h, self.past, self.embedding, most)), self.name)
+        drafted: list[int] = []
+        logits = runner.follow(features, after)
+        while True:
+            drafted.append(int(runner.vocabulary[logits.argmax()]))
+            if len(drafted) == min(most, runner.steps) or not runner.room:
+                return Draft(tuple(drafted), self.name)
+            logits = runner.step(drafted[-1])
 
 
-def head_drafter(head: Head, bundle: Bundle) -> HeadDrafter:
-    """The drafter of a head."""
-    return (MedusaDrafter if head.config.kind == "medusa" else Eagle3Drafter)(head, bundle)
+def head_drafter(head: HeadShard, bundle: Bundle, backend: Backend) -> HeadDrafter:
+    """The drafter of a bundle's head; `backend` opens the head's shard."""
+    runner = open_runner(head, bundle, backend)
+    return MedusaDrafter(runner) if isinstance(runner, MedusaRunner) else Eagle3Drafter(runner)

@@ -23,6 +23,8 @@ from cetane.errors import CetaneError
 from cetane.families.flow import Data
 
 TAPS = 3
+THETA = 10_000.0
+"""Of EAGLE-3's rotary positions."""
 
 
 class HeadConfig(Data):
@@ -37,6 +39,11 @@ class HeadConfig(Data):
     eps: float
     bundle: str
     """Digest of the bundle whose hidden states it reads."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Which of the three depths it reads."""
+        return (TAPS - 1,) if self.kind == "medusa" else tuple(range(TAPS))
 
 
 class Head(nn.Module, ABC):
@@ -74,8 +81,19 @@ class Head(nn.Module, ABC):
         the token at i + 1, which the target has chosen.
         """
 
+    @torch.no_grad()
+    def round(self) -> None:
+        """Round all weights to what fp16, and so a package, holds."""
+        for tensor in self.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.copy_(tensor.half())
+
     def save(self, path: Path) -> None:
-        tensors = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        """Write the weights in fp16; a head that was rounded loses nothing."""
+        tensors = {
+            name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous()
+            for name, tensor in self.state_dict().items()
+        }
         with disk_errors(path), replacing(path) as temporary:
             save_file(tensors, temporary, {"cetane": self.config.model_dump_json()})
 
@@ -97,7 +115,9 @@ def load_head(path: Path) -> Head:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
             if wanted != found:
                 raise ValueError("tensors of other shapes")
-            head.load_state_dict({name: file.get_tensor(name) for name in wanted}, assign=True)
+            tensors = {name: file.get_tensor(name) for name in wanted}
+            floats = {n: t.float() if t.is_floating_point() else t for n, t in tensors.items()}
+            head.load_state_dict(floats, assign=True)
     except (OSError, SafetensorError, KeyError, ValueError, ValidationError) as error:
         raise CetaneError(f"{path}: not a draft head: {' '.join(str(error).split())}") from error
     return head.eval().requires_grad_(False)
@@ -125,13 +145,6 @@ class Medusa(Head, kind="medusa"):
         last = features[:, :, -1]
         return [self.logits(last[:, : -1 - step], step) for step in range(self.config.steps)]
 
-    def draft(self, last: Tensor, most: int) -> list[int]:
-        """Tokens from the last hidden state `(C,)` of the last token that was fed."""
-        steps = range(min(most, self.config.steps))
-        best = (torch.stack([self.hidden(last, step) for step in steps]) @ self.output.T).argmax(-1)
-        tokens: list[int] = self.vocabulary[best].tolist()
-        return tokens
-
 
 KeysValues = tuple[Tensor, Tensor]
 
@@ -155,13 +168,12 @@ class Eagle3(Head, kind="eagle3"):
         self.gate_up = nn.Linear(hidden, 6 * hidden, bias=False)
         self.down = nn.Linear(3 * hidden, hidden, bias=False)
 
-    def project(self, feature: Tensor, embedded: Tensor, start: int) -> tuple[Tensor, KeysValues]:
-        """Queries, keys and values `(B, H, n, D)` of inputs `(B, n, C)` at positions from
-        `start`."""
+    def project(self, feature: Tensor, embedded: Tensor) -> tuple[Tensor, KeysValues]:
+        """Queries, keys and values `(B, H, n, D)` of inputs `(B, n, C)`."""
         x = torch.cat([self.norm_embedded(embedded), self.norm_features(feature)], -1)
         shape = (*x.shape[:2], 3, self.heads, self.WIDTH)
         q, k, v = self.qkv(x).reshape(shape).permute(2, 0, 3, 1, 4)
-        return rotate(q, start), (rotate(k, start), v)
+        return rotate(q), (rotate(k), v)
 
     def finish(self, feature: Tensor, q: Tensor, past: KeysValues, mask: Tensor | None) -> Tensor:
         """The layer's output `(B, n, C)`, which is also the next feature."""
@@ -185,7 +197,7 @@ class Eagle3(Head, kind="eagle3"):
         values: list[Tensor] = []
         made = []
         for step in range(self.config.steps):
-            q, (k, v) = self.project(feature, after, 0)
+            q, (k, v) = self.project(feature, after)
             keys, values = [*keys, k], [*values, v]
             behind = places[:, None] - places
             seen = [behind >= step] + [behind == step - back for back in range(1, step + 1)]
@@ -196,41 +208,12 @@ class Eagle3(Head, kind="eagle3"):
             feature = F.pad(h[:, :-1], (0, 0, 1, 0))  # what was made at i is the feature of i + 1
         return made
 
-    def follow(
-        self, features: Tensor, embedded: Tensor, past: KeysValues | None
-    ) -> tuple[Tensor, KeysValues]:
-        """Run over tokens that are certain: `features (n, 3, C)` and the embeddings `(n, C)` of the
-        tokens after them. The last output `(C,)`, and all keys and values."""
-        feature = self.fuse(features.flatten(1))[None]
-        return self.extend(feature, embedded[None], past)
 
-    def extend(
-        self, feature: Tensor, embedded: Tensor, past: KeysValues | None
-    ) -> tuple[Tensor, KeysValues]:
-        start = 0 if past is None else past[0].shape[2]
-        q, (k, v) = self.project(feature, embedded, start)
-        if past is not None:
-            k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
-        count = q.shape[2]
-        mask = torch.ones(count, start + count, dtype=torch.bool).tril(start)
-        return self.finish(feature, q, (k, v), mask)[0, -1], (k, v)
-
-    def draft(self, h: Tensor, past: KeysValues, embedding: Tensor, most: int) -> list[int]:
-        """Tokens after a certain one, from the output for it; `embedding (V, C)` is the target's
-        table."""
-        tokens: list[int] = []
-        while True:
-            tokens.append(int(self.vocabulary[self.logits(h).argmax()]))
-            if len(tokens) == min(most, self.config.steps):
-                return tokens
-            h, past = self.extend(h[None, None], embedding[tokens[-1]].float()[None, None], past)
-
-
-def rotate(x: Tensor, start: int) -> Tensor:
-    """Rotary positions from `start` for `x (B, H, n, D)`."""
+def rotate(x: Tensor) -> Tensor:
+    """Rotary positions for `x (B, H, n, D)`."""
     half = x.shape[-1] // 2
-    frequencies = 10_000.0 ** (-torch.arange(half) / half)
-    angles = torch.arange(start, start + x.shape[2])[:, None] * frequencies
+    frequencies = THETA ** (-torch.arange(half) / half)
+    angles = torch.arange(x.shape[2])[:, None] * frequencies
     cos, sin = angles.cos(), angles.sin()
     one, two = x[..., :half], x[..., half:]
     return torch.cat([one * cos - two * sin, two * cos + one * sin], -1)

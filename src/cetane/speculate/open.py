@@ -4,23 +4,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cetane.bundle import TOKENIZER, Bundle
+from cetane.bundle_heads import KINDS
 from cetane.checkpoint.cache import cache_dir
 from cetane.engine.engine import Engine
-from cetane.engine.generate import open_engine
+from cetane.engine.generate import open_backend, open_engine
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
 from cetane.speculate.controller import Controller, measure
 from cetane.speculate.draft_model import DraftModel
 from cetane.speculate.drafter import Drafter
 from cetane.speculate.head_drafter import head_drafter
-from cetane.speculate.heads import Head, load_head
 from cetane.speculate.ngram import Ngram
 from cetane.speculate.speculator import Speculator
 from cetane.speculate.suffix import Suffix
 
 LOOKUPS = ("ngram", "suffix", "union")
 """`union` is suffix and n-gram: the controller takes the one that promises more."""
-NAMES = (*LOOKUPS, *Head.kinds)
+NAMES = (*LOOKUPS, *KINDS)
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Wish:
     """What a user asked for."""
 
     drafter: str
-    """One of `NAMES`, the file of a head, or the path of a bundle with the same tokenizer."""
+    """One of `NAMES`, or the path of a bundle with the same tokenizer."""
     ngram_min: int = 2
     ngram_max: int = 8
     draft_tokens: int | None = None
@@ -50,22 +50,24 @@ def open_drafters(
             return [Suffix(path=texts, owner=owner)]
         case "union":
             return [Suffix(path=texts, owner=owner), ngram]
-    path = head_path(bundle, wish.drafter) if wish.drafter in NAMES else Path(wish.drafter)
+    heads = {str(kind): head for kind, head in bundle.heads().items()}
+    if wish.drafter in heads:
+        head = heads[wish.drafter]
+        return [head_drafter(head, bundle, open_backend(head, backend))]
+    if wish.drafter in KINDS:
+        raise CetaneError(
+            f"{bundle.path} has no {wish.drafter} head",
+            f"cetane train-head {wish.drafter} --target {bundle.path} --data FILE makes one",
+        )
+    path = Path(wish.drafter)
     if not path.exists():
-        known = f"known: {', '.join(NAMES)}, or the path of a head or of a bundle"
+        known = f"known: {', '.join(NAMES)}, or the path of a bundle"
         raise CetaneError(f"no drafter {wish.drafter!r}: no {path}; {known}")
-    if path.is_file():
-        return [head_drafter(load_head(path), bundle)]
     other = Bundle(path)
     other.verify()
     if tokenizer_hash(other) != owner or other.plan.vocab != bundle.plan.vocab:
         raise CetaneError(f"{wish.drafter}: its tokenizer is not that of {bundle.path}")
     return [DraftModel(open_engine(other, backend), sampler)]
-
-
-def head_path(bundle: Bundle, kind: str) -> Path:
-    """Where the head of a bundle is: beside it."""
-    return bundle.path.with_name(f"{bundle.path.name}-{kind}.safetensors")
 
 
 def tokenizer_hash(bundle: Bundle) -> str:

@@ -50,8 +50,8 @@ def collect(engine: Engine, ids: Sequence[int], length: int, progress: Progress)
     """Run a text through an engine, in windows of `length` tokens, each from its own start."""
     shards = tapped(engine.plan)
     starts = range(0, len(ids) - length + 1, length)
-    if len(starts) < 2:
-        raise CetaneError(f"{len(ids)} tokens of text: too few for two windows of {length}")
+    if not starts:
+        raise CetaneError(f"{len(ids)} tokens of text: too few for a window of {length}")
     features, choices = [], []
     for index, start in enumerate(starts):
         progress("hidden states", index, len(starts))
@@ -88,7 +88,7 @@ def new_head(
     head = make_head(config)
     head.vocabulary = vocabulary
     head.output = checkpoint.read(model.output).float()[vocabulary]
-    head.norm = checkpoint.read(model.norm).float()
+    head.norm = checkpoint.read(model.norm).float() + model.unit_offset
     return head
 
 
@@ -187,5 +187,7 @@ def followed(windows: Windows, steps: int) -> Tensor:
 
 def split(windows: Windows) -> tuple[Windows, Windows]:
     """Windows to train on, and those held out, evenly from the whole text."""
+    if len(windows) < 2:
+        raise CetaneError("too little text for two windows", "give more, or a smaller --window")
     held = [i for i in range(len(windows)) if i % HELD_OUT == HELD_OUT - 1] or [len(windows) - 1]
     return windows.part([i for i in range(len(windows)) if i not in held]), windows.part(held)

@@ -71,13 +71,15 @@ class Single:
 
 @dataclass(frozen=True)
 class InBundle:
-    """The shards of a bundle; measurements and verdict are kept with its other gates."""
+    """The shards of a bundle, its draft heads among them; measurements and verdict are kept with
+    its other gates."""
 
     bundle: Bundle
 
     @property
     def packages(self) -> dict[str, Path]:
-        return {shard.name: self.bundle.shard(shard.name) for shard in self.bundle.plan.shards}
+        shards = {shard.name: self.bundle.shard(shard.name) for shard in self.bundle.plan.shards}
+        return shards | {kind: head.shard(kind) for kind, head in self.bundle.heads().items()}
 
     def measured(self) -> Measured | None:
         kept = self.bundle.gates().get(MEASURED)
@@ -87,7 +89,8 @@ class InBundle:
         self.bundle.write_gate(MEASURED, {"measured": measured.model_dump(mode="json")})
 
     def judge(self, found: Audit) -> None:
-        self.bundle.write_gate(GATE, summary(found))
+        heads = {kind: head.digest for kind, head in self.bundle.heads().items()}
+        self.bundle.write_gate(GATE, summary(found) | {"heads": heads})
 
 
 def summary(found: Audit) -> dict[str, object]:
