@@ -102,6 +102,8 @@ class Build:
         self.checkpoint, self.recipe, self.target = checkpoint, recipe, target
         self.rebuild = rebuild
         self.planner = Planner(checkpoint, recipe)
+        if recipe.head.subset is not None:
+            recipe.head.subset.check(checkpoint.tokenizer)
         self.lowering = Lowering(self.planner, checkpoint)
         self.partial = Partial(target)
         self.jobs = parts(self.planner, checkpoint, self.lowering)

@@ -21,6 +21,7 @@ from cetane.families.base import (
     CacheGroup,
     Head,
     History,
+    Ids,
     Model,
     Part,
     RoutedBlock,
@@ -159,6 +160,9 @@ class Plan(Data):
             raise ValueError("two shards have one name")
         if len(self.functions) != sum(len(s.functions) for s in self.shards):
             raise ValueError("two functions of a shard have one name")
+        subset = self.recipe.head.subset
+        if subset is not None and subset.vocabulary != self.vocab:
+            raise ValueError(f"a subset of {subset.vocabulary} tokens, not of {self.vocab}")
         for mode, steps in self.modes.items():
             Check(self, mode).steps(steps)
         check_caches(self)
@@ -168,6 +172,17 @@ class Plan(Data):
         if any(table.rows < self.vocab for table in self.tables.values()):
             raise ValueError(f"a table has fewer rows than the vocabulary, {self.vocab}")
         return self
+
+    @property
+    def rows(self) -> int:
+        """Of the head: the tokens that it can choose."""
+        subset = self.recipe.head.subset
+        return self.vocab if subset is None else len(subset.ids)
+
+    def tokens(self, start: int, stop: int) -> slice | Ids:
+        """The tokens that some rows of the head are about."""
+        subset = self.recipe.head.subset
+        return slice(start, stop) if subset is None else subset.ids[start:stop]
 
     @cached_property
     def functions(self) -> dict[tuple[str, str], Function]:
@@ -187,16 +202,14 @@ class Check:
         self.channels: dict[str, int] = {}
         """Of the tensors written so far."""
         self.rows = 0
-        """Of the vocabulary, for which there are logits."""
+        """Of the head, for which there are logits."""
 
     def steps(self, mode: ModePlan) -> None:
         self.follow(mode.silent)
         self.channels, self.rows = {}, 0
         self.follow(mode.steps)
-        if self.rows != self.plan.vocab:
-            raise ValueError(
-                f"{self.mode}: {self.rows} logits for a vocabulary of {self.plan.vocab}"
-            )
+        if self.rows != self.plan.rows:
+            raise ValueError(f"{self.mode}: {self.rows} logits for {self.plan.rows} tokens")
 
     def follow(self, steps: Sequence[Step | Route]) -> None:
         order = list(self.plan.by_name)  # in which an engine opens the shards, each once
@@ -380,7 +393,14 @@ class Planner:
             if isinstance(group, CacheGroup)
         }
         self._check_slots()
-        self.heads = self.model.heads(recipe.head.slices)
+        subset = recipe.head.subset
+        if subset is not None and subset.vocabulary != self.model.vocab:
+            raise CetaneError(
+                f"head.subset: of {subset.vocabulary} tokens, but {checkpoint.source} has "
+                f"{self.model.vocab}",
+                "cetane vocabulary makes one for a model",
+            )
+        self.heads = self.model.heads(recipe.head.slices, None if subset is None else subset.ids)
         if recipe.lowering.split_contracting:
             for block in (*self.model.layers, *self.heads):
                 block.split_contracting(self._bits)

@@ -4,15 +4,22 @@ import difflib
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from cetane.compress import Selection
 from cetane.errors import CetaneError
 from cetane.families.caches import ContractName
 from cetane.families.flow import Data
 from cetane.families.layers import Order
+from cetane.subset import Subset, load_subset
 
 Mode = Literal["decode", "verify", "prefill"]
 
@@ -100,6 +107,9 @@ class Head(Data):
     choose: bool = False
     """Whether a slice gives only its largest logit and where it is: enough to decode greedily, and
     nothing else. ANE compilers leave the argmax to the CPU."""
+    subset: Subset | None = None
+    """The tokens that have rows; all, when it is not said. In a file, the path of one that
+    `cetane vocabulary` made, from the recipe's folder."""
 
 
 class Lowering(Data):
@@ -166,6 +176,9 @@ def load_recipe(source: str) -> Recipe:
         content = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CetaneError(f"{path}: not TOML: {error}") from error
+    head = content.get("head")
+    if isinstance(head, dict) and isinstance(head.get("subset"), str):
+        head["subset"] = load_subset(path.parent / head["subset"])
     return parse_recipe({"name": path.stem} | content, str(path))
 
 
@@ -190,5 +203,7 @@ def fields_at(location: tuple[int | str, ...]) -> list[str]:
     """The keys that a table of the recipe may have."""
     model: Any = Recipe
     for part in location:
-        model = model.model_fields[part].annotation
+        if isinstance(part, str):
+            found = model.model_fields[part].annotation
+            model = next(m for m in (found, *get_args(found)) if hasattr(m, "model_fields"))
     return list(model.model_fields)

@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 COMMANDS = (
     "inspect", "plan", "port", "demo", "build", "audit", "validate", "diff", "run", "bench",
-    "train-head", "export", "info", "doctor", "recompile", "gc",
+    "train-head", "vocabulary", "export", "info", "doctor", "recompile", "gc",
 )  # fmt: skip
 """Each is a function of that name in a module of that name, with underscores."""
 

@@ -98,6 +98,8 @@ def show(plan: Plan) -> None:
         f"{caches} slots, "
         f"weights {megabytes(plan.weight_bytes)}, embedding {megabytes(plan.embedding_bytes)}"
     )
+    if plan.rows != plan.vocab:
+        console.print(f"the head can choose {plan.rows} of {plan.vocab} tokens")
     rows = [
         [s.name, s.kind, len(s.blocks), megabytes(s.weight_bytes), functions(s)]
         for s in plan.shards
