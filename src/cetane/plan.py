@@ -29,7 +29,7 @@ from cetane.families.base import (
     Weight,
     Weights,
 )
-from cetane.families.caches import CacheSpec, HistorySpec, Slots
+from cetane.families.caches import PADDED, CacheSpec, HistorySpec, Slots
 from cetane.families.flow import (
     Data,
     Embedding,
@@ -141,6 +141,8 @@ class Plan(Data):
     """Bits per weight, scales and palettes not counted."""
     kv_bytes: dict[int, int]
     """Key/value cache of the whole model, by context length."""
+    kv_padding: int = Field(default=0, ge=0)
+    """Of the recipe's own context, what holds nothing: padding of a state's rows."""
     caches: dict[str, Slots]
     """By cache group."""
     softcap: float | None = Field(default=None, gt=0)
@@ -322,7 +324,13 @@ def check_caches(plan: Plan) -> None:
                 found = heads.setdefault(source.group, item.shape[1:3])
                 if len(item.shape) != 4 or item.shape[1:3] != found:
                     raise ValueError(f"{where}: {item.name} has shape {item.shape}")
+        used = [plan.caches[i.source.group].count for i in function.inputs
+                if isinstance(i.source, Position)]  # fmt: skip
         for state in function.states:
+            if state.name == PADDED and state.shape[-1] < max(used, default=0):
+                raise ValueError(
+                    f"{where}: {state.name} is {state.shape[-1]} long, not {max(used)}"
+                )
             group = plan.caches.get(state.name.removesuffix("_kv"))
             if group is not None and state.shape[-1] != group.count:
                 raise ValueError(
@@ -532,6 +540,8 @@ class Planner:
     def caches(self, segment: Segment, tokens: int) -> tuple[CacheSpec, ...]:
         """The cache groups of a segment, for a call of so many tokens."""
         slots, memory = self.slots, self.model.memory
+        state = self._padded(segment.blocks, slots)
+        rows = dict(self._rows(segment.blocks))
         return tuple(
             CacheSpec(
                 owner=segment.owner,
@@ -541,10 +551,37 @@ class Planner:
                 dim=group.dim,
                 slots=slots[name].count,
                 form=slots[name].form(tokens),
+                state=state,
+                first=rows[name] if state else 0,
             )
             for name, layers in self._kept(segment.blocks).items()
             if isinstance(group := memory[name], CacheGroup)
         )
+
+    def _rows(self, blocks: Sequence[Block]) -> Iterator[tuple[str, int]]:
+        """By group, the first row of some blocks' layers in a state that they share."""
+        row = 0
+        for name, layers in self._kept(blocks).items():
+            if isinstance(self.model.memory[name], CacheGroup):
+                yield name, row
+                row += 2 * layers
+
+    def _padded(self, blocks: Sequence[Block], slots: dict[str, Slots]) -> State | None:
+        """The one state of some blocks, if they share one: rows as large as the largest."""
+        kept = {
+            name: (layers, group)
+            for name, layers in self._kept(blocks).items()
+            if isinstance(group := self.model.memory[name], CacheGroup)
+        }
+        if not self.recipe.cache.padded or not kept:
+            return None
+        shape = (
+            sum(2 * layers for layers, _ in kept.values()),
+            max(self.recipe.cache.state_heads, *(group.heads for _, group in kept.values())),
+            max(group.dim for _, group in kept.values()),
+            max(slots[name].count for name in kept),
+        )
+        return State(name=PADDED, shape=shape)
 
     def histories(self, segment: Segment) -> tuple[HistorySpec, ...]:
         """The histories of a segment."""
@@ -679,7 +716,7 @@ class Planner:
             tokens=tokens,
             inputs=tuple(inputs.values()),
             outputs=tuple(outputs),
-            states=tuple(state for cache in caches for state in cache.form.states(cache)),
+            states=tuple(dict.fromkeys(s for cache in caches for s in cache.form.states(cache))),
         )
         return Graph(function, blocks, caches, histories)
 
@@ -774,6 +811,8 @@ class Planner:
                 context: self._cache_bytes(context)
                 for context in sorted(contexts | {self.recipe.cache.context})
             },
+            kv_padding=self._cache_bytes(self.recipe.cache.context)
+            - self._own_bytes(self.recipe.cache.context),
             caches=self.slots,
             softcap=self.model.softcap,
             tables=tables,
@@ -796,7 +835,18 @@ class Planner:
         )
 
     def _cache_bytes(self, context: int) -> int:
-        """Keys and values of the whole model."""
+        """Keys and values of the whole model, padding of states included."""
+        slots = {
+            name: self._slots(group, context)
+            for name, group in self.model.memory.items()
+            if isinstance(group, CacheGroup)
+        }
+        states = [self._padded(segment.blocks, slots) for segment in self._order]
+        padded = sum(2 * prod(state.shape) for state in states if state is not None)
+        return padded or self._own_bytes(context)
+
+    def _own_bytes(self, context: int) -> int:
+        """Keys and values of the whole model themselves."""
         kept = [self.model.memory[name] for block in self.model.layers for name in block.keeps]
         return sum(
             2 * 2 * group.heads * group.dim * self._slots(group, context).count

@@ -58,6 +58,11 @@ class Cache(Data):
     context: int = Field(default=512, ge=32)
     windowed: bool = True
     """Whether layers that see only a window keep only that much."""
+    padded: bool = False
+    """Whether one state of a package holds all layers, each in rows as wide and as long as the
+    largest: a function of several tokens may have only one on a phone."""
+    state_heads: int = Field(default=1, ge=1, le=256)
+    """Key/value heads that the rows of such a state have at least; 32 in the seeds' experiment."""
 
     @field_validator("context")
     @classmethod
@@ -67,6 +72,14 @@ class Cache(Data):
                 "context must be a multiple of 32 (ANE row alignment, coremltools #2631)"
             )
         return context
+
+    @model_validator(mode="after")
+    def consistent(self) -> "Cache":
+        if self.padded and {self.contract, self.sliding or self.contract} != {"stateful"}:
+            raise ValueError("padded: only states are; contract = 'stateful'")
+        if self.state_heads > 1 and not self.padded:
+            raise ValueError("state_heads: only rows of a padded state have room for more")
+        return self
 
 
 Width = Annotated[int | None, BeforeValidator(lambda value: None if value == 0 else value)]

@@ -122,6 +122,12 @@ def show(plan: Plan) -> None:
         table(f"{shard.name}/{function.name} ({kind})", ["", "name", "shape", "dtype"], ports)
     contexts = [[context, megabytes(size)] for context, size in sorted(plan.kv_bytes.items())]
     table("key/value cache", ["context", "bytes"], contexts)
+    if plan.kv_padding:
+        context = recipe.cache.context
+        console.print(
+            f"{megabytes(plan.kv_padding)} of the {megabytes(plan.kv_bytes[context])} at {context} "
+            "are padding of states"
+        )
 
 
 def functions(shard: ShardPlan) -> str:

@@ -97,8 +97,8 @@ def vocabulary(
         print_json({"subset": str(output), "necessary": len(necessary), "sizes": rows})
     else:
         show(rows, len(necessary), chosen.name)
-        reached = next(row["held_out"] for row in rows if row["chosen"])
-        if reached < coverage:
+        reached = share(subset_of(size).held_out, "covered", "tokens")
+        if reached is not None and reached < coverage:
             errors.print(
                 f"warning: {reached:.2%} of the held-out text, not {coverage:.2%}, as of the texts "
                 "that the tokens were chosen from: more of them, or others, would tell more",
