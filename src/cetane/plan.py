@@ -149,7 +149,7 @@ class Plan(Data):
     """Logits are c * tanh(x / c), which the host applies."""
     rotary: tuple[str, ...]
     tables: dict[str, TablePlan]
-    """Of rows by token; `tokens` is the embedding."""
+    """Of rows by token; `tokens` is the embedding, unless a shard holds it."""
     shards: tuple[ShardPlan, ...]
     modes: dict[Mode, ModePlan]
 
@@ -169,7 +169,7 @@ class Plan(Data):
             Check(self, mode).steps(steps)
         check_caches(self)
         tokens = TablePlan(rows=self.vocab, channels=self.hidden)
-        if self.tables.get("tokens") != tokens:
+        if self.tables.get("tokens", tokens) != tokens:
             raise ValueError(f"the table of tokens is not {self.vocab} by {self.hidden}")
         if any(table.rows < self.vocab for table in self.tables.values()):
             raise ValueError(f"a table has fewer rows than the vocabulary, {self.vocab}")
@@ -789,11 +789,11 @@ class Planner:
                     bits.append(weight.elements * chosen.bits)
         contexts = {c for c in CONTEXTS if c <= self.model.max_context}
         tables = {
-            "tokens": TablePlan(rows=self.model.vocab, channels=self.model.hidden),
-            **{
-                n: TablePlan(rows=t.rows, channels=t.channels) for n, t in self.model.tables.items()
-            },
+            name: TablePlan(rows=table.rows, channels=table.channels)
+            for name, table in self.model.tables.items()
         }
+        if not self.recipe.embedding.inside:
+            tables["tokens"] = TablePlan(rows=self.model.vocab, channels=self.model.hidden)
         return Plan(
             architecture=str(self.checkpoint.config["model_type"]),
             recipe=self.recipe,

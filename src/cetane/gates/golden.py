@@ -15,6 +15,7 @@ import numpy as np
 from cetane.build import Progress
 from cetane.bundle import Bundle, Rows
 from cetane.checkpoint import Checkpoint, Tokenizer
+from cetane.engine.authored import embedding_rows
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine, columns, gather
 from cetane.engine.generate import generate
@@ -114,7 +115,9 @@ def golden(
 ) -> GoldenResult:
     """Compare a bundle with the checkpoint's Hugging Face model."""
     plan, planner = bundle.plan, Planner(checkpoint, bundle.plan.recipe)
-    probes = make_probes(bundle.tables().embedding, bundle.tokenizer, plan)
+    table = bundle.tables().tokens
+    rows = embedding_rows(planner, checkpoint) if table is None else table
+    probes = make_probes(rows, bundle.tokenizer, plan)
     modes: list[Mode] = list(plan.modes)
     warnings = []
     if resident_bytes(planner) > RESIDENT:
