@@ -319,7 +319,7 @@ def test_windows_become_masks_of_their_own() -> None:
             r"lm_head.weight has shape \(96, 64, 1, 1\): .*groups of 36",
         ),
         ({"cache": {"context": 512}}, "a tiny llama was trained for 256 positions"),
-        ({"head": {"slices": 300}}, "the vocabulary has only 288 rows"),
+        ({"head": {"slices": 300}}, "the head has only 288 rows"),
     ],
     ids=str,
 )

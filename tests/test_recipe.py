@@ -84,6 +84,15 @@ def test_modes_can_be_left_out() -> None:
         ({"cache": {"context": 64.5}}, "cache.context: "),
         ({"cache": {"contract": "copy"}}, "cache.contract: Input should be 'readonly', 'blend', "),
         ({"cache": 512}, "cache: "),
+        ({"cache": {"padded": True}}, "cache: padded: only states are"),
+        (
+            {"cache": {"contract": "stateful", "sliding": "shift", "padded": True}},
+            "cache: padded: only states are",
+        ),
+        (
+            {"cache": {"contract": "stateful", "state_heads": 32}},
+            "cache: state_heads: only rows of a padded state",
+        ),
         (
             {"layout": {"kind": "merged"}},
             "layout.kind: Input should be 'per-block', 'per-layer', 'chunks' ",

@@ -101,6 +101,8 @@ class Build:
         self.checkpoint, self.recipe, self.target = checkpoint, recipe, target
         self.rebuild = rebuild
         self.planner = Planner(checkpoint, recipe)
+        if recipe.head.subset is not None:
+            recipe.head.subset.check(checkpoint.tokenizer)
         self.lowering = Lowering(self.planner, checkpoint)
         self.partial = Partial(target)
         self.jobs = parts(self.planner, checkpoint, self.lowering)
@@ -250,7 +252,8 @@ def parts(
     """What a bundle is made of: path -> how to write it."""
 
     plan, tables = planner.plan(), planner.model.tables
-    embeddings = {"tokens": planner.model.embedding, **{n: t.table for n, t in tables.items()}}
+    known = {"tokens": planner.model.embedding, **{n: t.table for n, t in tables.items()}}
+    embeddings = {name: table for name, table in known.items() if name in plan.tables}
     quantized = planner.recipe.embedding.format == "int8"
 
     def rows(name: str, part: Literal["values", "scales"]) -> Callable[[Path], None]:

@@ -49,12 +49,22 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Tables:
-    """Host tables: `embedding (V, C)`, `rotary[name] (2, context, D)` fp32, and further tables of
-    rows by token; memory-mapped."""
+    """Host tables: `tokens (V, C)`, the embedding, unless a shard holds it; `rotary[name] (2,
+    context, D)` fp32, and further tables of rows by token; memory-mapped."""
 
-    embedding: Rows
+    tokens: Rows | None
     rotary: dict[str, np.ndarray[Any, Any]]
     others: dict[str, Rows] = field(default_factory=dict)
+
+    @property
+    def embedding(self) -> Rows:
+        """Rows of the embedding; CetaneError if a shard holds it."""
+        if self.tokens is None:
+            raise CetaneError(
+                "this bundle has no table of the embedding: its first shard holds it",
+                "port without embedding.inside",
+            )
+        return self.tokens
 
     def rows(self, name: str) -> Rows:
         """A table by its name in the plan."""
@@ -198,7 +208,7 @@ class Bundle:
         for name, table in rotary.items():
             if table.ndim != 3 or table.shape[:2] != (2, plan.recipe.cache.context):
                 raise CetaneError(f"{self.path}: {rotary_path(name)} has shape {table.shape}")
-        return Tables(found.pop("tokens"), rotary, found)
+        return Tables(found.pop("tokens", None), rotary, found)
 
     def _rows(self, name: str, table: TablePlan) -> Rows:
         rows = self._array(table_path(name))

@@ -21,6 +21,7 @@ from cetane.families.base import (
     CacheGroup,
     Head,
     History,
+    Ids,
     Model,
     Part,
     RoutedBlock,
@@ -28,7 +29,7 @@ from cetane.families.base import (
     Weight,
     Weights,
 )
-from cetane.families.caches import CacheSpec, HistorySpec, Slots
+from cetane.families.caches import PADDED, CacheSpec, HistorySpec, Slots
 from cetane.families.flow import (
     Data,
     Embedding,
@@ -140,13 +141,15 @@ class Plan(Data):
     """Bits per weight, scales and palettes not counted."""
     kv_bytes: dict[int, int]
     """Key/value cache of the whole model, by context length."""
+    kv_padding: int = Field(default=0, ge=0)
+    """Of the recipe's own context, what holds nothing: padding of a state's rows."""
     caches: dict[str, Slots]
     """By cache group."""
     softcap: float | None = Field(default=None, gt=0)
     """Logits are c * tanh(x / c), which the host applies."""
     rotary: tuple[str, ...]
     tables: dict[str, TablePlan]
-    """Of rows by token; `tokens` is the embedding."""
+    """Of rows by token; `tokens` is the embedding, unless a shard holds it."""
     shards: tuple[ShardPlan, ...]
     modes: dict[Mode, ModePlan]
 
@@ -159,15 +162,29 @@ class Plan(Data):
             raise ValueError("two shards have one name")
         if len(self.functions) != sum(len(s.functions) for s in self.shards):
             raise ValueError("two functions of a shard have one name")
+        subset = self.recipe.head.subset
+        if subset is not None and subset.vocabulary != self.vocab:
+            raise ValueError(f"a subset of {subset.vocabulary} tokens, not of {self.vocab}")
         for mode, steps in self.modes.items():
             Check(self, mode).steps(steps)
         check_caches(self.caches, self.functions.values())
         tokens = TablePlan(rows=self.vocab, channels=self.hidden)
-        if self.tables.get("tokens") != tokens:
+        if self.tables.get("tokens", tokens) != tokens:
             raise ValueError(f"the table of tokens is not {self.vocab} by {self.hidden}")
         if any(table.rows < self.vocab for table in self.tables.values()):
             raise ValueError(f"a table has fewer rows than the vocabulary, {self.vocab}")
         return self
+
+    @property
+    def rows(self) -> int:
+        """Of the head: the tokens that it can choose."""
+        subset = self.recipe.head.subset
+        return self.vocab if subset is None else len(subset.ids)
+
+    def tokens(self, start: int, stop: int) -> slice | Ids:
+        """The tokens that some rows of the head are about."""
+        subset = self.recipe.head.subset
+        return slice(start, stop) if subset is None else subset.ids[start:stop]
 
     @cached_property
     def functions(self) -> dict[tuple[str, str], Function]:
@@ -187,16 +204,14 @@ class Check:
         self.channels: dict[str, int] = {}
         """Of the tensors written so far."""
         self.rows = 0
-        """Of the vocabulary, for which there are logits."""
+        """Of the head, for which there are logits."""
 
     def steps(self, mode: ModePlan) -> None:
         self.follow(mode.silent)
         self.channels, self.rows = {}, 0
         self.follow(mode.steps)
-        if self.rows != self.plan.vocab:
-            raise ValueError(
-                f"{self.mode}: {self.rows} logits for a vocabulary of {self.plan.vocab}"
-            )
+        if self.rows != self.plan.rows:
+            raise ValueError(f"{self.mode}: {self.rows} logits for {self.plan.rows} tokens")
 
     def follow(self, steps: Sequence[Step | Route]) -> None:
         order = list(self.plan.by_name)  # in which an engine opens the shards, each once
@@ -312,7 +327,13 @@ def check_caches(caches: Mapping[str, Slots], functions: Collection[Function]) -
                 found = heads.setdefault(source.group, item.shape[1:3])
                 if len(item.shape) != 4 or item.shape[1:3] != found:
                     raise ValueError(f"{where}: {item.name} has shape {item.shape}")
+        used = [caches[i.source.group].count for i in function.inputs
+                if isinstance(i.source, Position)]  # fmt: skip
         for state in function.states:
+            if state.name == PADDED and state.shape[-1] < max(used, default=0):
+                raise ValueError(
+                    f"{where}: {state.name} is {state.shape[-1]} long, not {max(used)}"
+                )
             group = caches.get(state.name.removesuffix("_kv"))
             if group is not None and state.shape[-1] != group.count:
                 raise ValueError(
@@ -402,7 +423,14 @@ class Planner:
             if isinstance(group, CacheGroup)
         }
         self._check_slots()
-        self.heads = self.model.heads(recipe.head.slices)
+        subset = recipe.head.subset
+        if subset is not None and subset.vocabulary != self.model.vocab:
+            raise CetaneError(
+                f"head.subset: of {subset.vocabulary} tokens, but {checkpoint.source} has "
+                f"{self.model.vocab}",
+                "cetane vocabulary makes one for a model",
+            )
+        self.heads = self.model.heads(recipe.head.slices, None if subset is None else subset.ids)
         if recipe.lowering.split_contracting:
             for block in (*self.model.layers, *self.heads):
                 block.split_contracting(self._bits)
@@ -534,6 +562,8 @@ class Planner:
     def caches(self, segment: Segment, tokens: int) -> tuple[CacheSpec, ...]:
         """The cache groups of a segment, for a call of so many tokens."""
         slots, memory = self.slots, self.model.memory
+        state = self._padded(segment.blocks, slots)
+        rows = dict(self._rows(segment.blocks))
         return tuple(
             CacheSpec(
                 owner=segment.owner,
@@ -543,10 +573,37 @@ class Planner:
                 dim=group.dim,
                 slots=slots[name].count,
                 form=slots[name].form(tokens),
+                state=state,
+                first=rows[name] if state else 0,
             )
             for name, layers in self._kept(segment.blocks).items()
             if isinstance(group := memory[name], CacheGroup)
         )
+
+    def _rows(self, blocks: Sequence[Block]) -> Iterator[tuple[str, int]]:
+        """By group, the first row of some blocks' layers in a state that they share."""
+        row = 0
+        for name, layers in self._kept(blocks).items():
+            if isinstance(self.model.memory[name], CacheGroup):
+                yield name, row
+                row += 2 * layers
+
+    def _padded(self, blocks: Sequence[Block], slots: dict[str, Slots]) -> State | None:
+        """The one state of some blocks, if they share one: rows as large as the largest."""
+        kept = {
+            name: (layers, group)
+            for name, layers in self._kept(blocks).items()
+            if isinstance(group := self.model.memory[name], CacheGroup)
+        }
+        if not self.recipe.cache.padded or not kept:
+            return None
+        shape = (
+            sum(2 * layers for layers, _ in kept.values()),
+            max(self.recipe.cache.state_heads, *(group.heads for _, group in kept.values())),
+            max(group.dim for _, group in kept.values()),
+            max(slots[name].count for name in kept),
+        )
+        return State(name=PADDED, shape=shape)
 
     def histories(self, segment: Segment) -> tuple[HistorySpec, ...]:
         """The histories of a segment."""
@@ -681,7 +738,7 @@ class Planner:
             tokens=tokens,
             inputs=tuple(inputs.values()),
             outputs=tuple(outputs),
-            states=tuple(state for cache in caches for state in cache.form.states(cache)),
+            states=tuple(dict.fromkeys(s for cache in caches for s in cache.form.states(cache))),
         )
         return Graph(function, blocks, caches, histories)
 
@@ -754,11 +811,11 @@ class Planner:
                     bits.append(weight.elements * chosen.bits)
         contexts = {c for c in CONTEXTS if c <= self.model.max_context}
         tables = {
-            "tokens": TablePlan(rows=self.model.vocab, channels=self.model.hidden),
-            **{
-                n: TablePlan(rows=t.rows, channels=t.channels) for n, t in self.model.tables.items()
-            },
+            name: TablePlan(rows=table.rows, channels=table.channels)
+            for name, table in self.model.tables.items()
         }
+        if not self.recipe.embedding.inside:
+            tables["tokens"] = TablePlan(rows=self.model.vocab, channels=self.model.hidden)
         return Plan(
             architecture=str(self.checkpoint.config["model_type"]),
             recipe=self.recipe,
@@ -776,6 +833,8 @@ class Planner:
                 context: self._cache_bytes(context)
                 for context in sorted(contexts | {self.recipe.cache.context})
             },
+            kv_padding=self._cache_bytes(self.recipe.cache.context)
+            - self._own_bytes(self.recipe.cache.context),
             caches=self.slots,
             softcap=self.model.softcap,
             tables=tables,
@@ -798,7 +857,18 @@ class Planner:
         )
 
     def _cache_bytes(self, context: int) -> int:
-        """Keys and values of the whole model."""
+        """Keys and values of the whole model, padding of states included."""
+        slots = {
+            name: self._slots(group, context)
+            for name, group in self.model.memory.items()
+            if isinstance(group, CacheGroup)
+        }
+        states = [self._padded(segment.blocks, slots) for segment in self._order]
+        padded = sum(2 * prod(state.shape) for state in states if state is not None)
+        return padded or self._own_bytes(context)
+
+    def _own_bytes(self, context: int) -> int:
+        """Keys and values of the whole model themselves."""
         kept = [self.model.memory[name] for block in self.model.layers for name in block.keeps]
         return sum(
             2 * 2 * group.heads * group.dim * self._slots(group, context).count

@@ -4,15 +4,22 @@ import difflib
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from cetane.compress import Selection
 from cetane.errors import CetaneError
 from cetane.families.caches import ContractName
 from cetane.families.flow import Data
 from cetane.families.layers import Order
+from cetane.subset import Subset, load_subset
 
 Mode = Literal["decode", "verify", "prefill"]
 
@@ -51,6 +58,11 @@ class Cache(Data):
     context: int = Field(default=512, ge=32)
     windowed: bool = True
     """Whether layers that see only a window keep only that much."""
+    padded: bool = False
+    """Whether one state of a package holds all layers, each in rows as wide and as long as the
+    largest: a function of several tokens may have only one on a phone."""
+    state_heads: int = Field(default=1, ge=1, le=256)
+    """Key/value heads that the rows of such a state have at least; 32 in the seeds' experiment."""
 
     @field_validator("context")
     @classmethod
@@ -60,6 +72,14 @@ class Cache(Data):
                 "context must be a multiple of 32 (ANE row alignment, coremltools #2631)"
             )
         return context
+
+    @model_validator(mode="after")
+    def consistent(self) -> "Cache":
+        if self.padded and {self.contract, self.sliding or self.contract} != {"stateful"}:
+            raise ValueError("padded: only states are; contract = 'stateful'")
+        if self.state_heads > 1 and not self.padded:
+            raise ValueError("state_heads: only rows of a padded state have room for more")
+        return self
 
 
 Width = Annotated[int | None, BeforeValidator(lambda value: None if value == 0 else value)]
@@ -100,6 +120,9 @@ class Head(Data):
     choose: bool = False
     """Whether a slice gives only its largest logit and where it is: enough to decode greedily, and
     nothing else. ANE compilers leave the argmax to the CPU."""
+    subset: Subset | None = None
+    """The tokens that have rows; all, when it is not said. In a file, the path of one that
+    `cetane vocabulary` made, from the recipe's folder."""
 
 
 class Lowering(Data):
@@ -166,6 +189,9 @@ def load_recipe(source: str) -> Recipe:
         content = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CetaneError(f"{path}: not TOML: {error}") from error
+    head = content.get("head")
+    if isinstance(head, dict) and isinstance(head.get("subset"), str):
+        head["subset"] = load_subset(path.parent / head["subset"])
     recipe = parse_recipe({"name": path.stem} | content, str(path))
     if recipe.compression.sensitivity is not None:
         recipe.compression.sensitivity.beside(path)
@@ -193,5 +219,7 @@ def fields_at(location: tuple[int | str, ...]) -> list[str]:
     """The keys that a table of the recipe may have."""
     model: Any = Recipe
     for part in location:
-        model = model.model_fields[part].annotation
+        if isinstance(part, str):
+            found = model.model_fields[part].annotation
+            model = next(m for m in (found, *get_args(found)) if hasattr(m, "model_fields"))
     return list(model.model_fields)

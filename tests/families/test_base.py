@@ -81,7 +81,7 @@ def test_head_slices(checkpoint, slices: int, bounds: list[tuple[int, int]]) -> 
 
 
 def test_more_slices_than_rows(checkpoint) -> None:
-    with pytest.raises(CetaneError, match=r"head.slices = 289: the vocabulary has only 288 rows"):
+    with pytest.raises(CetaneError, match=r"head.slices = 289: the head has only 288 rows"):
         author(checkpoint.config).heads(289)
 
 

@@ -40,9 +40,9 @@ def plain() -> np.ndarray:
 
 
 @torch.inference_mode()
-def masked_truth(model: Any, window: int, sinks: int = 0) -> np.ndarray:
+def masked_truth(model: Any, window: int, sinks: int = 0, length: int = LENGTH) -> np.ndarray:
     """transformers' logits when its full layers see only a window, and the first tokens."""
-    at = torch.arange(LENGTH)
+    at = torch.arange(length)
     distance = at[:, None] - at[None]
     inside = {
         SLIDING: distance < model.config.sliding_window,
@@ -52,7 +52,7 @@ def masked_truth(model: Any, window: int, sinks: int = 0) -> np.ndarray:
         kind: torch.where((distance >= 0) & seen, 0.0, -1e9)[None, None]
         for kind, seen in inside.items()
     }
-    ids = torch.tensor([tokens(model.config.vocab_size, LENGTH)])
+    ids = torch.tensor([tokens(model.config.vocab_size, length)])
     return model(ids, attention_mask=masks, use_cache=False).logits[0].numpy()
 
 
@@ -116,6 +116,50 @@ def test_attention_in_blocks(block: int, seen: str, dtype: torch.dtype) -> None:
 def test_blocks_that_do_not_divide_the_context(contract: str) -> None:
     engine = engine_of(gemma4(), recipe(contract, family={"full_block": 24}))
     assert_close(engine, plain(), SOME)
+
+
+@pytest.mark.parametrize("heads", [1, 8])
+@pytest.mark.parametrize("layout", [{"kind": "single"}, {"kind": "chunks", "cuts": [2, 4]}])
+def test_one_padded_state_for_all_layers(heads: int, layout: dict[str, Any]) -> None:
+    """It is the model, by calls of every width, and nothing is ever written beside its rows."""
+    cache = {"contract": "stateful", "context": 64, "padded": True, "state_heads": heads}
+    engine = engine_of(gemma4(), recipe("stateful", layout=layout, cache=cache))
+    assert_close(engine, plain(), FEEDS)
+    session = engine.session()
+    session.feed(tokens(288, 60), "all")
+    slots = {name: group.count for name, group in engine.plan.caches.items()}
+    assert slots == {"sliding": 64, "full": 64}
+    for state in session.states.values():
+        for rows in state.values():
+            assert rows.shape[1:] == (heads, 32, 64)
+            assert not rows[:, 1:].any()  # of one head
+            used = [int(np.abs(row.numpy()).sum((0, 2)).astype(bool).sum()) for row in rows]
+            assert set(used) <= {16, 32}  # channels of sliding layers, and of full ones
+    states = [len(state) for state in session.states.values()]
+    assert max(states) == 1
+
+
+def test_what_a_padded_state_wastes() -> None:
+    """By hand: keys and values of 2 sliding and 2 full layers, of which one state is made."""
+    cache = {"contract": "stateful", "context": 64, "padded": True, "state_heads": 8}
+    plan = engine_of(gemma4(), recipe(layout={"kind": "single"}, cache=cache)).plan
+    own = 2 * 2 * 2 * (1 * 16 + 1 * 32) * 64
+    assert plan.kv_bytes[64] == 2 * 8 * 8 * 32 * 64
+    assert plan.kv_padding == plan.kv_bytes[64] - own
+    plain = engine_of(gemma4(), recipe("stateful", layout={"kind": "single"})).plan
+    assert (plain.kv_bytes[64], plain.kv_padding) == (own, 0)
+    content = plan.model_dump(mode="json")  # a manifest may have been changed
+    content["shards"][0]["functions"][0]["states"][0]["shape"][-1] = 32
+    with pytest.raises(ValueError, match="padded_kv is 32 long, not 64"):
+        type(plan).model_validate(content)
+
+
+def test_a_padded_state_with_windows_and_sinks() -> None:
+    cache = {"contract": "stateful", "context": 96, "padded": True}
+    family = {"full_window": 17, "sinks": 5}
+    engine = engine_of(gemma4(), recipe(cache=cache, family=family))
+    assert engine.plan.caches["full"].count < engine.plan.caches["sliding"].count < 96
+    assert_close(engine, masked_truth(gemma4(), 17, 5), FEEDS)
 
 
 @pytest.mark.parametrize("layout", [{"kind": "single"}, {"kind": "chunks", "cuts": [2, 4]}])

@@ -1,5 +1,6 @@
 """Gemma 4, lowered: whatever the layout, the contracts and the form of attention, one model."""
 
+import copy
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -7,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.conftest import InMemoryCheckpoint
 from tests.families.gemma_models import FULL, SLIDING, build_gemma4, recipe
 from tests.families.parity import tokens
+from tests.families.test_gemma_variants import masked_truth
 from tests.lower.test_parity import HalfWeights, cosines, half_logits_of
 
 from cetane.engine.authored import host_tables
@@ -34,6 +37,10 @@ RECIPES: dict[str, dict[str, Any]] = {
         "head": {"slices": 2, "choose": True},
     },
     "states": {"contract": "stateful", "layout": {"kind": "chunks", "cuts": [2]}},
+    "one padded state": {
+        "layout": {"kind": "chunks", "cuts": [1, 2], "head": "last"},
+        "cache": {"contract": "stateful", "context": 96, "padded": True, "state_heads": 2},
+    },
     "lite": {
         "contract": "blend",
         "windowed": False,
@@ -78,13 +85,19 @@ class Packages:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_same_model(name: str, tmp_path: Path) -> None:
-    wanted = recipe(tokens={"verify": 0, "prefill": 8}, context=96, **RECIPES[name])
-    planner = Planner(checkpoint(), wanted)
-    lowering = Lowering(planner, checkpoint())
+    agrees(checkpoint(), expected(), RECIPES[name], tmp_path)
+
+
+def agrees(
+    checkpoint: HalfWeights, truth: np.ndarray, asked: dict[str, Any], tmp_path: Path
+) -> Any:
+    """By prefill and by single steps, in fp32 and in fp16; returns the plan."""
+    wanted = recipe(tokens={"verify": 0, "prefill": 8}, context=96, **asked)
+    planner = Planner(checkpoint, wanted)
+    lowering = Lowering(planner, checkpoint)
     for shard in planner.members:
         lowering.lower(shard, tmp_path / f"{shard}.mlpackage")
-    tables = host_tables(planner, checkpoint())
-    ids, truth = tokens(288, LENGTH), expected()
+    tables, ids = host_tables(planner, checkpoint), tokens(288, LENGTH)
 
     def logits(precision: str, pieces: list[int]) -> np.ndarray:
         engine = Engine(planner.plan(), Packages(tmp_path, precision), tables)
@@ -99,3 +112,69 @@ def test_the_same_model(name: str, tmp_path: Path) -> None:
         else:
             assert np.abs(found - truth).max() < 1e-4
             assert cosines(half, truth).min() > 0.9999
+    return planner.plan()
+
+
+WINDOW, FULL_WINDOW, SINKS = 12, 20, 3
+"""Of sliding layers, and of the full ones where they have one: both shorter than the text, so that
+slots are used again, and no multiple of 32, so that slots hold keys that are out of the window."""
+SHORT: dict[str, tuple[int, dict[str, Any]]] = {
+    "everything shifts, four chunks": (0, {
+        "contract": "shift",
+        "layout": {"kind": "chunks", "cuts": [1, 2, 3], "head": "last"},
+    }),
+    "blended, merged, the head chooses": (0, {
+        "contract": "blend",
+        "layout": {"kind": "single"},
+        "head": {"slices": 2, "choose": True},
+    }),
+    "read only, two chunks, in blocks": (SINKS, {
+        "contract": "readonly",
+        "layout": {"kind": "chunks", "cuts": [2]},
+        "family": {"full_block": 24},
+    }),
+    "states, three chunks": (SINKS, {
+        "contract": "stateful",
+        "layout": {"kind": "chunks", "cuts": [1, 2], "head": "last"},
+    }),
+    "one padded state": (0, {
+        "cache": {"contract": "stateful", "context": 96, "padded": True},
+        "layout": {"kind": "single"},
+    }),
+    "lite": (SINKS, {
+        "contract": "blend",
+        "windowed": False,
+        "layout": {"kind": "chunks", "cuts": [2], "head": "last"},
+        "embedding": {"inside": True},
+    }),
+}  # fmt: skip
+
+
+@cache
+def short() -> Any:
+    layer_types = [SLIDING, FULL, SLIDING, FULL]
+    return build_gemma4(num_hidden_layers=4, layer_types=layer_types, sliding_window=WINDOW)
+
+
+@cache
+@torch.no_grad()
+def seen_through(window: int, sinks: int) -> np.ndarray:
+    """transformers' logits, weights in fp16, when its full layers see only so much."""
+    model = copy.deepcopy(short())
+    for tensor in model.state_dict().values():
+        tensor.copy_(tensor.half())
+    return masked_truth(model, window, sinks, LENGTH)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_windows_shorter_than_the_text(name: str, tmp_path: Path) -> None:
+    """The same model again; inside its windows it is the one that sees everything."""
+    sinks, asked = SHORT[name]
+    family = asked.get("family", {}) | {"full_window": FULL_WINDOW, "sinks": sinks}
+    truth, whole = seen_through(FULL_WINDOW, sinks), seen_through(LENGTH, 0)
+    assert np.abs(truth - whole)[:FULL_WINDOW].max() < 1e-6
+    assert np.abs(truth - whole)[FULL_WINDOW + sinks + 1 :].max() > 1e-2
+    plan = agrees(
+        HalfWeights(InMemoryCheckpoint(short())), truth, asked | {"family": family}, tmp_path
+    )
+    assert all(group.limited == asked.get("windowed", True) for group in plan.caches.values())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -111,6 +115,23 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Tokens with an id, added ones included; the model's embedding may be taller."""
         return self.backend.get_vocab_size()
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of its tokens by id: tokenizers with equal ones have the same ids."""
+        tokens = sorted((i, text) for text, i in self.backend.get_vocab().items())
+        return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
+
+    def necessary(self) -> set[int]:
+        """Tokens that any text can be written and ended with: special ones and those that were
+        added, stop tokens, bytes, single characters."""
+        found = {*self.backend.get_added_tokens_decoder(), *self.eos_ids}
+        for text, token in self.backend.get_vocab().items():
+            written = self.decode([token])
+            character = len(written) == 1 and written != "\N{REPLACEMENT CHARACTER}"
+            if len(text) == 1 or _BYTE.fullmatch(text) or character:
+                found.add(token)
+        return found
 
     def stream(self) -> TextStream:
         """A decoder for tokens that come one by one."""

@@ -7,9 +7,9 @@ import typer
 from typer.core import TyperGroup
 
 COMMANDS = (
-    "inspect", "plan", "sweep", "port", "demo", "build", "quantize-activations", "audit",
-    "validate", "diff", "run", "bench", "train-head", "lab", "export", "info", "report", "doctor",
-    "recompile", "gc",
+    "inspect", "plan", "vocabulary", "sweep", "port", "demo", "build", "quantize-activations",
+    "audit", "validate", "diff", "run", "bench", "train-head", "lab", "export", "info", "report",
+    "doctor", "recompile", "gc",
 )  # fmt: skip
 """Each is a function of that name in a module of that name, with underscores, or a module with
 `commands` of its own."""

@@ -95,6 +95,8 @@ def show(plan: Plan, chip: Chip | None = None) -> None:
         f"{caches} slots, "
         f"weights {megabytes(plan.weight_bytes)}, embedding {megabytes(plan.embedding_bytes)}"
     )
+    if plan.rows != plan.vocab:
+        console.print(f"the head can choose {plan.rows} of {plan.vocab} tokens")
     rows = [
         [s.name, s.kind, len(s.blocks), megabytes(s.weight_bytes), functions(s)]
         for s in plan.shards
@@ -118,6 +120,12 @@ def show(plan: Plan, chip: Chip | None = None) -> None:
         table(f"{shard.name}/{function.name} ({kind})", ["", "name", "shape", "dtype"], ports)
     contexts = [[context, megabytes(size)] for context, size in sorted(plan.kv_bytes.items())]
     table("key/value cache", ["context", "bytes"], contexts)
+    if plan.kv_padding:
+        context = recipe.cache.context
+        console.print(
+            f"{megabytes(plan.kv_padding)} of the {megabytes(plan.kv_bytes[context])} at {context} "
+            "are padding of states"
+        )
 
 
 def functions(shard: ShardPlan) -> str:

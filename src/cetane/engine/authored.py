@@ -63,10 +63,19 @@ class StoredRows:
     def shape(self) -> tuple[int, int]:
         return self.table.rows, self.table.channels
 
-    def __getitem__(self, tokens: Array) -> Array:
+    def __getitem__(self, tokens: "Array | slice") -> Array:
+        if isinstance(tokens, slice):
+            start, stop, _ = tokens.indices(self.table.rows)
+            return np.asarray(self.table.table.read(self.weights, start, stop))
         rows = [self.table.table.read(self.weights, int(t), int(t) + 1) for t in tokens]
         found: Array = torch.cat(rows).numpy()
         return found
+
+
+def embedding_rows(planner: Planner, weights: Weights) -> StoredRows:
+    """The embedding, for a bundle that has no table of it."""
+    model = planner.model
+    return StoredRows(TokenTable(model.vocab, model.hidden, model.embedding), weights)
 
 
 def host_tables(planner: Planner, weights: Weights) -> Tables:

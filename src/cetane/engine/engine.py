@@ -49,8 +49,8 @@ class Running:
     hosted: Arrays = field(default_factory=dict)
     writes: list[tuple[ToCache | ToHistory, Array]] = field(default_factory=list)
     logits: Array | None = None
-    rows: Array | None = None
-    """Of the vocabulary: what a head has just chosen."""
+    chosen: Array | None = None
+    """Tokens: what a head has just chosen."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,13 @@ class Engine:
             if not {s for s in chosen.steps if not self.is_head(s)} <= set(chosen.silent)
         }
         """Modes in which logits that nobody reads save more than the head."""
+
+        self.tokens = np.arange(plan.vocab)[plan.tokens(0, plan.rows)]
+        """By row of the head."""
+        self.unseen = np.full(plan.vocab, -np.inf, np.float32)
+        """Logits before a head gives any: a token that it lacks can never be chosen, one that a
+        slice does not choose has no chance."""
+        self.unseen[self.tokens] = MASKED
 
     def is_head(self, step: Step | Route) -> bool:
         """Whether a step gives logits and no more."""
@@ -444,18 +451,19 @@ class Session:
             else:
                 self.write(sink, value, running.call, count)
         elif running.wanted:
-            if running.logits is None:  # what a head does not choose has no chance
-                running.logits = np.full((count, self.plan.vocab), MASKED, np.float32)
+            if running.logits is None:
+                running.logits = np.tile(self.engine.unseen, (count, 1))
             if isinstance(sink, ToChoice) and sink.part == "row":
-                running.rows = sink.start + value.reshape(-1)[:count]
-                if not ((running.rows >= sink.start) & (running.rows < sink.stop)).all():
+                rows = value.reshape(-1)[:count]
+                if not ((rows >= 0) & (rows < sink.stop - sink.start)).all():
                     raise CetaneError("a head chose a token that there is not", PORT_AGAIN)
+                running.chosen = self.engine.tokens[sink.start + rows]
             elif isinstance(sink, ToChoice):
                 chosen = self.capped(value.reshape(-1)[:count])
-                running.logits[np.arange(count), running.rows] = chosen
+                running.logits[np.arange(count), running.chosen] = chosen
             else:
                 found = self.capped(columns(value)[:, :count].T)
-                running.logits[:, sink.start : sink.stop] = found
+                running.logits[:, self.plan.tokens(sink.start, sink.stop)] = found
 
     def capped(self, logits: Array) -> Array:
         """Logits in fp32, as the model's softcap leaves them."""

@@ -231,6 +231,8 @@ def packages(planner: Planner) -> dict[str, str]:
             )
     if not planner.slots["sliding"].limited or planner.slots["full"].limited:
         raise CetaneError("their sliding layers keep a window, their full layers the context")
+    if recipe.head.subset is not None:
+        raise CetaneError("their runtime takes a choice of the head for a token: no head.subset")
     if recipe.embedding.inside or any(
         g.dim > WIDTH for g in planner.model.memory.values() if isinstance(g, CacheGroup)
     ):

@@ -7,6 +7,8 @@ from itertools import pairwise
 from math import prod
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +21,8 @@ from cetane.notch import cut, on_notch
 Flow = dict[str, Tensor]
 Memory = dict[str, Callable[..., Any]]
 """What a block's layer remembers, by name: `extend(k, v)` of a cache, `extend(x)` of a history."""
+Ids = npt.NDArray[np.int64]
+"""Tokens, ascending."""
 Truth = tuple[str, int]
 """Path of a Hugging Face module, and which of its outputs."""
 
@@ -198,14 +202,17 @@ class RoutedBlock(Block):
 
 
 class Head(Block):
-    """Final norm and one slice of the output projection: hidden -> logits of `start..stop`."""
+    """Final norm and some rows of the output projection, one for each of `tokens`: hidden ->
+    logits of `start..stop` of all rows that there are."""
 
     writes = ("logits",)
     reads = ("hidden",)
 
-    def __init__(self, index: int, model: "Model", start: int, stop: int) -> None:
+    def __init__(
+        self, index: int, model: "Model", start: int, stop: int, tokens: "range | Ids"
+    ) -> None:
         super().__init__(f"head-{index}", len(model.layers), "")
-        self.start, self.stop, self.model = start, stop, (model,)
+        self.start, self.stop, self.model, self.tokens = start, stop, (model,), tokens
         self.norm = RMSNorm(model.hidden, model.eps, unit_offset=model.unit_offset)
         self.lm_head = Projection(model.hidden, stop - start, "head")
 
@@ -213,8 +220,12 @@ class Head(Block):
         model = self.model[0]
         if held.kind is None:
             return Weight(model.norm, shape, held.stored, None, pick=held.pick)
-        whole, rows = (model.vocab, model.hidden), (self.start, self.stop)
-        return Weight(model.output, shape, whole, held.kind, rows)
+        first, last = int(self.tokens[0]), int(self.tokens[-1])
+        whole, rows = (model.vocab, model.hidden), (first, last + 1)
+        if last - first == len(self.tokens) - 1:
+            return Weight(model.output, shape, whole, held.kind, rows)
+        wanted = torch.as_tensor(self.tokens) - first
+        return Weight(model.output, shape, whole, held.kind, rows, lambda read: read[wanted])
 
     def truths(self) -> dict[str, Truth]:
         return {}
@@ -353,14 +364,17 @@ class Model:
             layers = (Lookup(self), *self.layers)
         return replace(self, layers=layers, host=self.host | {"token_ids": TokenIds()})
 
-    def heads(self, slices: int) -> list[Head]:
-        """The output projection in `slices` parts of the vocabulary, cut at multiples of 32 rows
-        (so that palettes' groups fit) where it is large enough."""
-        if slices > self.vocab:
-            raise CetaneError(f"head.slices = {slices}: the vocabulary has only {self.vocab} rows")
-        unit = 32 if self.vocab >= 32 * slices else 1
-        cuts = [self.vocab * i // slices // unit * unit for i in range(slices)] + [self.vocab]
+    def heads(self, slices: int, subset: Ids | None = None) -> list[Head]:
+        """The output projection for all tokens, or some, in `slices` parts, cut at multiples of 32
+        rows (so that palettes' groups fit) where it is large enough."""
+        tokens = range(self.vocab) if subset is None else subset
+        rows = len(tokens)
+        if slices > rows:
+            raise CetaneError(f"head.slices = {slices}: the head has only {rows} rows")
+        unit = 32 if rows >= 32 * slices else 1
+        cuts = [rows * i // slices // unit * unit for i in range(slices)] + [rows]
         with torch.device("meta"):
             return [
-                Head(index, self, start, stop) for index, (start, stop) in enumerate(pairwise(cuts))
+                Head(index, self, start, stop, tokens[start:stop])
+                for index, (start, stop) in enumerate(pairwise(cuts))
             ]

@@ -63,6 +63,10 @@ class Slots(Data):
         return self.sinks + (position - self.sinks) % (self.count - self.sinks)
 
 
+PADDED = "padded_kv"
+"""The one state of a package whose groups share it."""
+
+
 @dataclass(frozen=True)
 class CacheSpec:
     """A group of layers with equal caches inside one segment of a shard."""
@@ -74,6 +78,10 @@ class CacheSpec:
     dim: int
     slots: int
     form: "type[Cache]"
+    state: State | None = None
+    """The state that it shares with other groups, where its rows are among wider ones."""
+    first: int = 0
+    """Its first row there."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -215,6 +223,9 @@ class Stateful(Cache):
 
     More than two states in a package, or other ways to write one, fail on the ANE, and a function
     of several tokens may have only one (coremltools #2553, #2631; CoreML-LLM MLSTATE_PATTERN).
+
+    Of a state that all groups share a layer uses the first heads, channels and slots of its rows;
+    nobody writes the others, and nobody reads them.
     """
 
     contract = "stateful"
@@ -222,7 +233,7 @@ class Stateful(Cache):
 
     def __init__(self, spec: CacheSpec, tensors: dict[str, Tensor]) -> None:
         self.spec, self.written = spec, []
-        self.state = tensors[f"{spec.group}_kv"]
+        self.state = tensors[self.states(spec)[0].name]
         self.start = tensors[f"{spec.group}_position"]
 
     @classmethod
@@ -236,17 +247,22 @@ class Stateful(Cache):
 
     @classmethod
     def states(cls, spec: CacheSpec) -> list[State]:
-        return [State(name=f"{spec.group}_kv", shape=(2 * spec.layers, *spec.shape[1:]))]
+        own = State(name=f"{spec.group}_kv", shape=(2 * spec.layers, *spec.shape[1:]))
+        return [spec.state or own]
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        row = 2 * len(self.written)
+        row = self.spec.first + 2 * len(self.written)
         self.written.append((k, v))
         return self.write(row, self.state, k), self.write(row + 1, self.state, v)
 
     def write(self, layer: int, cache: Tensor, new: Tensor) -> Tensor:
         start, tokens = self.start, new.shape[-1]
-        cache[layer : layer + 1, :, :, start : start + tokens] = new
-        return cache[layer : layer + 1]
+        if self.spec.state is None:
+            cache[layer : layer + 1, :, :, start : start + tokens] = new
+            return cache[layer : layer + 1]
+        _, heads, dim, slots = self.spec.shape
+        cache[layer : layer + 1, :heads, :dim, start : start + tokens] = new
+        return cache[layer : layer + 1, :heads, :dim, :slots]
 
     def results(self) -> dict[str, Tensor]:
         return {}

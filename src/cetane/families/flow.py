@@ -126,7 +126,8 @@ class ToCache(Data):
 
 
 class ToLogits(Data):
-    """Logits `(1, stop - start, 1, T)` of a slice of the vocabulary."""
+    """Logits `(1, stop - start, 1, T)` of a slice of the head's rows: of the vocabulary, or of the
+    tokens that the head has."""
 
     host: Literal["logits"] = "logits"
     start: int
@@ -134,7 +135,7 @@ class ToLogits(Data):
 
 
 class ToChoice(Data):
-    """The largest logit of a slice of the vocabulary, `(1, T)`, or which row of the slice it is."""
+    """The largest logit of a slice of the head's rows, `(1, T)`, or which of its rows that is."""
 
     host: Literal["choice"] = "choice"
     part: Literal["row", "logit"]

@@ -16,6 +16,7 @@ import numpy as np
 from cetane.build import Progress
 from cetane.bundle import Bundle, Rows
 from cetane.checkpoint import Checkpoint, Tokenizer
+from cetane.engine.authored import embedding_rows
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine, columns, gather
 from cetane.engine.generate import generate
@@ -57,7 +58,9 @@ class ShardScore(Data):
 
 
 class LogitScore(Data):
-    """Logits, against the truth, over all tokens of all probes."""
+    """Logits, against the truth, over all tokens of all probes; of those that the head has, if it
+    lacks some. Its port and its choice are judged apart: `top1` and `top5` count where it has the
+    truth's best token, `best` says how often that is, so they agree on `top1 * best` of all."""
 
     mode: Mode
     cosine: float
@@ -67,6 +70,9 @@ class LogitScore(Data):
     kl_max: float
     top1: float
     top5: float
+    best: float = 1.0
+    absent: float = 0.0
+    """Mean probability that the truth gives to tokens that the head lacks."""
 
 
 class Range(Data):
@@ -112,7 +118,9 @@ def golden(
 ) -> GoldenResult:
     """Compare a bundle with the checkpoint's Hugging Face model."""
     plan, planner = bundle.plan, Planner(checkpoint, bundle.plan.recipe)
-    probes = make_probes(bundle.tables().embedding, bundle.tokenizer, plan)
+    table = bundle.tables().tokens
+    rows = embedding_rows(planner, checkpoint) if table is None else table
+    probes = make_probes(rows, bundle.tokenizer, plan)
     modes: list[Mode] = list(plan.modes)
     warnings = []
     if resident_bytes(planner) > RESIDENT:
@@ -146,7 +154,7 @@ def golden(
         for result, question, tokens in zip(results[len(probes) :], questions, answers, strict=True)
     )
     shards = [s for mode in modes for s in shard_scores(planner, mode, found[mode], truths)]
-    logits = [logit_score(mode, found[mode], truths) for mode in modes]
+    logits = [logit_score(mode, found[mode], truths, engine.tokens) for mode in modes]
     ranges = [
         Range(block=name, largest=max(float(np.abs(t.tensors[truth]).max()) for t in truths))
         for name, truth in wanted.items()
@@ -269,9 +277,16 @@ def shard_score(
     )
 
 
-def logit_score(mode: Mode, found: list[Observed], truths: list[Observed]) -> LogitScore:
+def logit_score(
+    mode: Mode, found: list[Observed], truths: list[Observed], tokens: Array
+) -> LogitScore:
+    """The score in a mode, of a head that has some tokens."""
     ours = np.concatenate([truth.logits for truth in found])
     theirs = np.concatenate([truth.logits for truth in truths])
+    has = np.isin(theirs.argmax(1), tokens)
+    top1, top5 = (metrics.contains_top(ours[has], theirs[has], k) for k in (1, 5))
+    kept = np.exp(metrics.log_softmax(theirs)[:, tokens]).sum(1)
+    ours, theirs = ours[:, tokens], theirs[:, tokens]
     kl, cosines = metrics.divergence(ours, theirs), metrics.cosine(ours, theirs)
     return LogitScore(
         mode=mode,
@@ -280,8 +295,10 @@ def logit_score(mode: Mode, found: list[Observed], truths: list[Observed]) -> Lo
         psnr=float(metrics.psnr(ours, theirs).mean()),
         kl=float(kl.mean()),
         kl_max=float(kl.max()),
-        top1=float(metrics.contains_top(ours, theirs, 1).mean()),
-        top5=float(metrics.contains_top(ours, theirs, 5).mean()),
+        top1=float(top1.mean()) if has.any() else 0.0,
+        top5=float(top5.mean()) if has.any() else 0.0,
+        best=float(has.mean()),
+        absent=max(0.0, float(1 - kept.mean())),
     )
 
 
@@ -292,6 +309,8 @@ def judge(
     limits = thresholds(plan)
     yield from judge_shards(shards, limits)
     for score in logits:
+        if plan.recipe.head.subset is not None:
+            yield at_least(f"best token in the head ({score.mode})", score.best, limits["best"])
         if plan.recipe.head.choose:  # there is nothing else to compare
             yield at_least(f"top-1 agreement ({score.mode})", score.top1, limits["top1"])
             continue

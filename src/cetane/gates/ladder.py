@@ -125,8 +125,9 @@ class Rung:
             for start, stop in slices:
                 logits = gather(watched.calls, "all")
                 assert logits is not None and theirs is not None
-                wanted = theirs[:, start:stop]
-                yield Pair("logits", ("lm_head", 0), mode, logits[:, start:stop], wanted)
+                tokens = self.engine.plan.tokens(start, stop)
+                found, wanted = logits[:, tokens], theirs[:, tokens]
+                yield Pair("logits", ("lm_head", 0), mode, found, wanted)
 
     def all_makers(self, shard: str) -> list[str]:
         """The shards that must run before one, in order."""
@@ -142,7 +143,7 @@ class Rung:
         return self.reference.run([self.tokens])[0].logits
 
     def slices(self, shard: str) -> set[tuple[int, int]]:
-        """The parts of the vocabulary that a head computes."""
+        """The rows of the head that a shard computes."""
         return {
             (item.sink.start, item.sink.stop)
             for function in self.engine.plan.by_name[shard].functions

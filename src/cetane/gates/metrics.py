@@ -32,6 +32,17 @@ def log_softmax(logits: Rows) -> Rows:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
+def with_missing(q: Rows, known: Rows, share: float) -> Rows:
+    """Log probabilities `(n, V)` of a model that has only the tokens `known`, as those of one that
+    says any other with probability `share`, each as likely."""
+    others = q.shape[1] - len(known)
+    if not others:
+        return q
+    found = np.full_like(q, np.log(share / others))
+    found[:, known] = q[:, known] + np.log1p(-share)
+    return found
+
+
 def divergence(logits: Rows, reference: Rows) -> Rows:
     """KL(reference || logits) of each row, in nats."""
     return kl(log_softmax(logits), log_softmax(reference))

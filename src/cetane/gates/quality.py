@@ -18,7 +18,13 @@ from cetane.recipe import Mode
 
 
 class Quality(Data):
-    """Perplexities over the predicted tokens, and how the predictions agree."""
+    """Perplexities over the predicted tokens, and how the predictions agree.
+
+    A head that lacks tokens would give a text with one of them no probability at all. It is judged
+    as a model that says one of those with probability `missing`, each as likely; this share comes
+    with the subset, from text that neither chose it nor judges it here. So perplexity, ratio and KL
+    are over all tokens, and hold what the subset costs.
+    """
 
     passed: bool
     fingerprint: str
@@ -31,6 +37,14 @@ class Quality(Data):
     """The most that the ratio may be."""
     kl: float
     top1: float
+    covered: float
+    """Share of the predicted tokens that the head has."""
+    covered_perplexity: float
+    """Over these alone, with no share for others."""
+    covered_reference_perplexity: float
+    missing: float
+    absent: float
+    """Mean probability that the model gives to tokens that the head lacks."""
 
 
 def read_tokens(tokenizer: Tokenizer, path: Path, limit: int) -> list[int]:
@@ -57,7 +71,10 @@ def perplexity(
     widest: Mode = max(bundle.plan.modes, key=lambda mode: bundle.plan.modes[mode].tokens)
     engine = Engine(bundle.plan, PortableBackend(bundle), bundle.tables())
     reference = Reference(checkpoint)
-    losses, reference_losses, kl, top1 = [], [], [], []
+    subset = bundle.plan.recipe.head.subset
+    missing = 0.0 if subset is None else subset.missing
+    known = np.isfinite(engine.unseen)
+    losses, reference_losses, plain, kl, top1, absent, hit = [], [], [], [], [], [], []
     for index, window in enumerate(windows):
         progress(f"{len(window)} tokens", index, len(windows))
         ours = engine.session([widest, "decode"]).feed(window, "all")
@@ -65,13 +82,17 @@ def perplexity(
         theirs = reference.run([window])[0].logits[:-1]
         ours, targets = ours[:-1], np.asarray(window[1:])[:, None]
         q, p = metrics.log_softmax(ours), metrics.log_softmax(theirs)
+        hit.append(known[targets])
+        absent.append(np.exp(p[:, ~known]).sum(1))
+        plain.append(-np.take_along_axis(q, targets, 1))
+        q = metrics.with_missing(q, engine.tokens, missing)
         losses.append(-np.take_along_axis(q, targets, 1))
         reference_losses.append(-np.take_along_axis(p, targets, 1))
         kl.append(metrics.kl(q, p))
         top1.append(metrics.contains_top(ours, theirs, 1))
     progress("done", len(windows), len(windows))
-    found = float(np.exp(np.concatenate(losses).mean()))
-    truth = float(np.exp(np.concatenate(reference_losses).mean()))
+    found, truth = perplexity_of(losses), perplexity_of(reference_losses)
+    covered = np.concatenate(hit)
     limit = thresholds(bundle.plan)["perplexity_ratio"]
     return Quality(
         passed=found / truth <= limit,
@@ -83,4 +104,15 @@ def perplexity(
         limit=limit,
         kl=float(np.concatenate(kl).mean()),
         top1=float(np.concatenate(top1).mean()),
+        covered=float(covered.mean()),
+        covered_perplexity=perplexity_of([np.concatenate(plain)[covered]]),
+        covered_reference_perplexity=perplexity_of([np.concatenate(reference_losses)[covered]]),
+        missing=missing,
+        absent=float(np.concatenate(absent).mean()),
     )
+
+
+def perplexity_of(losses: list[metrics.Rows]) -> float:
+    """From losses in nats, of a window each; NaN of none."""
+    together = np.concatenate(losses)
+    return float(np.exp(together.mean())) if together.size else float("nan")

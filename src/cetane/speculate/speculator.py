@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from cetane.engine.engine import Session
 from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.errors import CetaneError
@@ -51,12 +54,13 @@ class Speculator:
             raise CetaneError(f"drafts of {longest} tokens: must be at least 1")
         self.drafters, self.longest, self.controller = tuple(drafters), longest, controller
         self.counters = Counters()
-        self.vocab = 0
+        self.possible: npt.NDArray[np.bool_] = np.zeros(0, bool)
+        """Tokens that the target can choose."""
         self.proposing = 0.0
         """Seconds of this step that the drafters took."""
 
     def begin(self, session: Session, tokens: Sequence[int]) -> None:
-        self.vocab = session.plan.vocab
+        self.possible = np.isfinite(session.engine.unseen)
         for drafter in self.drafters:
             drafter.begin(session, tokens)
         if self.controller:
@@ -77,7 +81,7 @@ class Speculator:
         return best
 
     def ask(self, drafter: Drafter, most: int) -> Draft:
-        """A drafter's draft, cut where it is too long or holds what is no token."""
+        """A drafter's draft, cut where it is too long or holds what the target cannot choose."""
         if self.controller and drafter.costly:
             most = self.controller.length(
                 drafter.name, most, self.controller.drafting[drafter.name].seconds
@@ -90,10 +94,9 @@ class Speculator:
         draft = drafter.propose(most).first(most)
         if self.controller:
             self.controller.proposed(drafter.name, len(draft.tokens), time.perf_counter() - started)
-        valid = next(
-            (i for i, token in enumerate(draft.tokens) if not 0 <= token < self.vocab), most
-        )
-        return draft.first(valid)
+        size = len(self.possible)
+        chosen = (0 <= token < size and self.possible[token] for token in draft.tokens)
+        return draft.first(next((i for i, possible in enumerate(chosen) if not possible), most))
 
     def pick(self, drafts: Sequence[Draft]) -> Draft:
         """The draft to verify, as far as it is worth it."""
