@@ -10,6 +10,7 @@ from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.cli.output import Json, console, errors, print_json, progress, table
 from cetane.gates.golden import Check, GoldenResult, golden
 from cetane.gates.quality import perplexity, read_tokens
+from cetane.gates.static import Finding, static_checks
 
 BundlePath = Annotated[Path, typer.Argument(help="A bundle.")]
 
@@ -26,9 +27,16 @@ def validate(
     tokens: Annotated[int, typer.Option(min=2, help="How many tokens of the text.")] = 20_000,
     json: Json = False,
 ) -> None:
-    """Compare a bundle with the Hugging Face model. Exit code 1 when a gate is red."""
+    """Compare a bundle with the Hugging Face model. Exit code 1 when a gate is red.
+
+    First, its packages and tables are compared with its manifest and with each other.
+    """
     opened = Bundle(bundle)
-    opened.verify()
+    if findings := misfits(opened, json):
+        if json:
+            print_json({"static": [finding.model_dump() for finding in findings]})
+        raise typer.Exit(1)
+    opened.verify()  # which knows that a file is another one, not what is wrong with it
     checkpoint = open_checkpoint(model or opened.manifest.source)
     if checkpoint.fingerprint != opened.manifest.fingerprint:
         errors.print(
@@ -49,6 +57,18 @@ def validate(
         table("perplexity", ["what", "value"], rows)
     opened.write_gate("perplexity", quality.model_dump(mode="json") | {"text": text.name})
     raise typer.Exit(0 if quality.passed else 1)
+
+
+def misfits(bundle: Bundle, json: bool) -> list[Finding]:
+    """Run the static checks, store their result in the bundle, and print what they found."""
+    findings = static_checks(bundle)
+    listed = [finding.model_dump() for finding in findings]
+    bundle.write_gate("static", {"passed": not findings, "findings": listed})
+    for finding in findings if not json else []:
+        errors.print(str(finding), markup=False, soft_wrap=True)
+    if findings and not json:
+        console.print("static checks: [bold red]FAIL[/]")
+    return findings
 
 
 def check(bundle: Bundle, checkpoint: Checkpoint, json: bool) -> GoldenResult:
