@@ -28,7 +28,7 @@ from cetane.families.base import (
     Weight,
     Weights,
 )
-from cetane.families.caches import CacheSpec, HistorySpec, Slots
+from cetane.families.caches import Cache, CacheSpec, HistorySpec, Slots
 from cetane.families.flow import (
     Data,
     Embedding,
@@ -509,9 +509,13 @@ class Planner:
         """How many of the blocks keep a memory of each name."""
         return Counter(name for block in blocks for name in block.keeps)
 
+    def form(self, group: str, tokens: int) -> type[Cache]:
+        """How a call of so many tokens reads and writes the caches of a group."""
+        return self.slots[group].form(tokens)
+
     def caches(self, segment: Segment, tokens: int) -> tuple[CacheSpec, ...]:
         """The cache groups of a segment, for a call of so many tokens."""
-        slots, memory = self.slots, self.model.memory
+        memory = self.model.memory
         return tuple(
             CacheSpec(
                 owner=segment.owner,
@@ -519,8 +523,8 @@ class Planner:
                 layers=layers,
                 heads=group.heads,
                 dim=group.dim,
-                slots=slots[name].count,
-                form=slots[name].form(tokens),
+                slots=self.slots[name].count,
+                form=self.form(name, tokens),
             )
             for name, layers in self._kept(segment.blocks).items()
             if isinstance(group := memory[name], CacheGroup)
@@ -679,8 +683,7 @@ class Planner:
 
     def _seen(self, group: str, tokens: int) -> int:
         """How many keys of a cache group a call sees."""
-        slots = self.slots[group]
-        return slots.form(tokens).visible(slots.count, tokens)
+        return self.form(group, tokens).visible(self.slots[group].count, tokens)
 
     def _shape(self, name: str, tokens: int) -> Shape:
         if name in self.model.shared:

@@ -8,6 +8,7 @@ import typer
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.cli.output import Json, console, errors, print_json, progress, table
+from cetane.export import coreml_llm
 from cetane.gates.golden import Check, GoldenResult, golden
 from cetane.gates.quality import perplexity, read_tokens
 from cetane.gates.static import Finding, static_checks
@@ -16,7 +17,9 @@ BundlePath = Annotated[Path, typer.Argument(help="A bundle.")]
 
 
 def validate(
-    bundle: BundlePath,
+    bundle: Annotated[
+        Path, typer.Argument(help="A bundle, or a folder of CoreML-LLM's: its contract.")
+    ],
     model: Annotated[
         str | None, typer.Option(help="The checkpoint, if it is not where the build found it.")
     ] = None,
@@ -31,6 +34,13 @@ def validate(
 
     First, its packages and tables are compared with its manifest and with each other.
     """
+    if (bundle / "model_config.json").is_file():  # which no bundle has
+        problems = coreml_llm.check(bundle)
+        if json:
+            print_json({"problems": problems})
+        for problem in problems if not json else []:
+            errors.print(problem, markup=False, soft_wrap=True)
+        raise typer.Exit(1 if problems else 0)
     opened = Bundle(bundle)
     if findings := misfits(opened, json):
         if json:
