@@ -29,7 +29,7 @@ from cetane.families.base import (
     Weight,
     Weights,
 )
-from cetane.families.caches import PADDED, CacheSpec, HistorySpec, Slots
+from cetane.families.caches import PADDED, Cache, CacheSpec, HistorySpec, Slots
 from cetane.families.flow import (
     Data,
     Embedding,
@@ -559,10 +559,14 @@ class Planner:
         """How many of the blocks keep a memory of each name."""
         return Counter(name for block in blocks for name in block.keeps)
 
+    def form(self, group: str, tokens: int) -> type[Cache]:
+        """How a call of so many tokens reads and writes the caches of a group."""
+        return self.slots[group].form(tokens)
+
     def caches(self, segment: Segment, tokens: int) -> tuple[CacheSpec, ...]:
         """The cache groups of a segment, for a call of so many tokens."""
-        slots, memory = self.slots, self.model.memory
-        state = self._padded(segment.blocks, slots)
+        memory = self.model.memory
+        state = self._padded(segment.blocks, self.slots)
         rows = dict(self._rows(segment.blocks))
         return tuple(
             CacheSpec(
@@ -571,8 +575,8 @@ class Planner:
                 layers=layers,
                 heads=group.heads,
                 dim=group.dim,
-                slots=slots[name].count,
-                form=slots[name].form(tokens),
+                slots=self.slots[name].count,
+                form=self.form(name, tokens),
                 state=state,
                 first=rows[name] if state else 0,
             )
@@ -758,8 +762,7 @@ class Planner:
 
     def _seen(self, group: str, tokens: int) -> int:
         """How many keys of a cache group a call sees."""
-        slots = self.slots[group]
-        return slots.form(tokens).visible(slots.count, tokens)
+        return self.form(group, tokens).visible(self.slots[group].count, tokens)
 
     def _shape(self, name: str, tokens: int) -> Shape:
         if name in self.model.shared:

@@ -345,6 +345,22 @@ def test_a_bad_bundle(
     assert message in refused(cetane, command, copied, *question)
 
 
+def test_a_package_that_is_not_what_the_manifest_says(cetane: Cetane, copied: Path) -> None:
+    manifest = json.loads((copied / "manifest.json").read_text())
+    for function in manifest["plan"]["shards"][0]["functions"]:
+        sources = {item["source"].get("part"): item for item in function["inputs"]}
+        sources["cos"]["name"] = "cosines"
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    said = cetane("validate", copied, "--json")
+    assert said.code == 1
+    assert any(
+        finding["problem"] == "no input cosines, which the manifest has"
+        for finding in said.json["static"]
+    )
+    assert "cosines" in cetane("validate", copied).err
+    assert Bundle(copied).gates()["static"]["passed"] is False
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

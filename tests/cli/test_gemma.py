@@ -44,3 +44,11 @@ def test_port_and_run(cetane: Cetane, tmp_path: Path) -> None:
     assert said.code == 0, said.err
     refused = cetane("export", bundle, tmp_path / "out", "--layout", "coreml-llm")
     assert "is for Gemma 4" in refused.error
+
+
+def test_a_folder_of_another_runtime(cetane: Cetane, tmp_path: Path) -> None:
+    (tmp_path / "model_config.json").write_text("{}")
+    said = cetane("validate", tmp_path, "--json")
+    assert said.code == 1
+    assert said.json["problems"] == ["model_config.json: KeyError('context_length')"]
+    assert "context_length" in cetane("validate", tmp_path).err

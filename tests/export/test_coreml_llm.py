@@ -3,42 +3,189 @@
 import json
 import re
 import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.conftest import build_tokenizer
-from tests.families.gemma_models import build_gemma3, build_gemma4, recipe
+import torch
+from tests.conftest import InMemoryCheckpoint, build_tokenizer
+from tests.export.coreml_llm_runtime import Arrays, F, Runtime, S, given
+from tests.families.gemma_models import FULL, SLIDING, build_gemma3, build_gemma4, recipe
 from tests.families.parity import tokens
-from tests.lower.test_parity import half_logits_of
+from tests.lower.test_parity import HalfWeights, half_logits_of
 
 from cetane.checkpoint import open_checkpoint
 from cetane.engine.portable import ReferenceProgram
 from cetane.errors import CetaneError
-from cetane.export.coreml_llm import ContractPlanner, check, export, packages
+from cetane.export.coreml_llm import check, export
+from cetane.export.coreml_llm.adapter import Adapter
+from cetane.export.coreml_llm.planner import planners
 from cetane.mil import load
 
-CONTEXT, WINDOW, LENGTH = 64, 32, 40
-LAYOUT = {"kind": "chunks", "cuts": [2, 4], "head": "last"}
+CONTEXT, WINDOW, DRAFTS, PREFILL, LENGTH = 64, 32, 3, 40, 52
+KINDS = [S, F, S, S, S, F, S, F]
+MODEL: dict[str, Any] = {
+    "num_hidden_layers": len(KINDS),
+    "layer_types": [SLIDING if kind == S else FULL for kind in KINDS],
+    "num_kv_shared_layers": 2,
+}
+"""The caches of layers 4 and 5 are read by 6 and 7."""
+FIRST, SHARED = 3, 6
+FOUR = {"kind": "chunks", "cuts": [FIRST, SHARED, 7], "head": "last"}
+THREE = {"kind": "chunks", "cuts": [FIRST, 7], "head": "last"}
+DIMS = {S: 16, F: 32}
+
+
+def wanted(**options: Any) -> Any:
+    return recipe(
+        **{
+            "contract": "blend",
+            "sliding": "shift",
+            "layout": FOUR,
+            "tokens": {"verify": DRAFTS, "prefill": PREFILL},
+            "head": {"slices": 2},
+        }
+        | options
+    )
 
 
 class Made:
     """What `export` takes of a bundle."""
 
     def __init__(self, **options: Any) -> None:
-        self.plan = type("Plan", (), {"recipe": recipe(**options)})
+        self.plan = type("Plan", (), {"recipe": wanted(**options)})
+
+
+@cache
+def ids() -> list[int]:
+    return tokens(288, LENGTH)
+
+
+@cache
+def logits() -> np.ndarray:
+    """transformers', weights rounded to fp16."""
+    return half_logits_of(build_gemma4(**MODEL), ids())
+
+
+def choices() -> list[int]:
+    return [int(token) for token in logits().argmax(1)]
+
+
+def authored(options: dict[str, Any]) -> Runtime:
+    """The runtime around the modules that would be traced, with the tables as they are."""
+    checkpoint = HalfWeights(InMemoryCheckpoint(build_gemma4(**MODEL)))
+    found = planners(checkpoint, wanted(**options))
+    modules = {}
+    for planner in found:
+        for shard, name in planner.names.items():
+            for block in planner.members[shard]:
+                block.load(checkpoint)
+            for graph in planner.graphs(shard):
+                modules[name, graph.function.name] = planner.module(graph)
+
+    def call(package: str, function: str, inputs: Arrays) -> Arrays:
+        module = modules[package, function]
+        plan = module.function
+        values = given({item.name: item.shape for item in plan.inputs}, inputs)
+        with torch.no_grad():
+            made = module(*(torch.from_numpy(value) for value in values.values()))
+        for item, value in zip(plan.outputs, made, strict=True):
+            assert tuple(value.shape) == item.shape, item.name
+        return {o.name: v.numpy() for o, v in zip(plan.outputs, made, strict=True)}
+
+    model = found[0].model
+    tables = [
+        t.read(checkpoint).numpy() for t in (model.embedding, model.tables["per_layer"].table)
+    ]
+    rotary = {}
+    for kind, table in model.rotary.items():
+        rotary[f"cos_{kind}"], rotary[f"sin_{kind}"] = table.cos_sin(CONTEXT).numpy()
+    return Runtime(
+        call=call,
+        chunks=tuple(found[0].names.values()),
+        decode_function="decode_q1",
+        embed=lambda token: tables[0][token],
+        raw=lambda token: tables[1][token],
+        rotary=rotary,
+        **sizes(),
+    )
+
+
+def sizes() -> dict[str, Any]:
+    return {
+        "context": CONTEXT,
+        "window": WINDOW,
+        "kinds": KINDS[:SHARED],
+        "first": FIRST,
+        "dims": DIMS,
+        "prefill_tokens": PREFILL,
+    }
+
+
+@pytest.fixture(scope="module", params=["four", "three"])
+def runtime(request: pytest.FixtureRequest) -> Callable[[], Runtime]:
+    """A new session."""
+    made = authored({"layout": FOUR if request.param == "four" else THREE})
+    return lambda: Runtime(**{k: getattr(made, k) for k in Runtime.__dataclass_fields__})
+
+
+def test_decode(runtime: Callable[[], Runtime]) -> None:
+    session = runtime()
+    found = [session.decode(token) for token in ids()]
+    np.testing.assert_allclose([logit for _, logit in found], logits().max(1), atol=1e-3)
+    assert [token for token, _ in found] == choices()
+
+
+@pytest.mark.parametrize("length", [1, 2, WINDOW - 1, WINDOW, WINDOW + 1, PREFILL])
+def test_prefill_and_decode(runtime: Callable[[], Runtime], length: int) -> None:
+    """Prompts longer than the window too, though their one mask is causal alone."""
+    session = runtime()
+    token, logit = session.prefill(ids()[:length])
+    assert (token, logit) == (
+        choices()[length - 1],
+        pytest.approx(logits()[length - 1].max(), 1e-3),
+    )
+    for position in range(length, length + 4):
+        assert session.decode(ids()[position])[0] == choices()[position]
+
+
+@pytest.mark.parametrize("length", [1, WINDOW - 2, WINDOW - 1, WINDOW, PREFILL])
+@pytest.mark.parametrize("accepted", [0, 1, 2, DRAFTS])
+def test_verify_and_accept(runtime: Callable[[], Runtime], length: int, accepted: int) -> None:
+    """Drafts beyond the accepted ones are wrong, and leave nothing behind."""
+    session = runtime()
+    session.prefill(ids()[:length])
+    drafts = ids()[length : length + accepted]
+    wrong = [(token + 1) % 288 for token in ids()[length + accepted : length + DRAFTS]]
+    found = session.verify(drafts + wrong)
+    assert found[:accepted] == choices()[length : length + accepted]
+    session.commit(accepted)
+    at = length + accepted
+    assert session.verify(ids()[at : at + DRAFTS]) == choices()[at : at + DRAFTS]
+    session.commit(DRAFTS)
+    assert session.decode(ids()[at + DRAFTS])[0] == choices()[at + DRAFTS]
+
+
+def test_their_rule_in_prefill(
+    runtime: Callable[[], Runtime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same packages with their mask as it is: right up to the window, wrong beyond it."""
+    monkeypatch.setattr(Adapter, "mask", lambda _, value: value)
+    session = runtime()
+    assert session.prefill(ids()[:WINDOW])[1] == pytest.approx(logits()[WINDOW - 1].max(), 1e-3)
+    off = session.prefill(ids()[:PREFILL])[1] - logits()[PREFILL - 1].max()
+    assert abs(off) > 0.01
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("coreml-llm")
-    build_gemma4().save_pretrained(root / "checkpoint")
+    build_gemma4(**MODEL).save_pretrained(root / "checkpoint")
     build_tokenizer().save_pretrained(root / "checkpoint")
-    made = Made(
-        contract="blend", sliding="shift", layout=LAYOUT, tokens={"verify": 0, "prefill": 0}
-    )
-    export(made, open_checkpoint(root / "checkpoint"), root / "out", lambda *_: None)
+    export(Made(), open_checkpoint(root / "checkpoint"), root / "out", lambda *_: None)
     return root / "out"
 
 
@@ -48,96 +195,68 @@ def dequantized(folder: Path, name: str, token: int, width: int, factor: float) 
     return values.astype(np.float32) * (np.float32(scale) / 127) * factor
 
 
-def decode(folder: Path, ids: list[int]) -> list[int]:
-    """The greedy choice after every token, by the rules of ChunkedEngine.swift."""
+def packages(folder: Path) -> Runtime:
+    """The runtime around the finished folder."""
     config = json.loads((folder / "model_config.json").read_text())
-    names = ("chunk1", "chunk2_3way", "chunk3_3way")
-    chunks = {n: load(folder / f"{n}.mlpackage").functions["main"] for n in names}
-    programs = {n: ReferenceProgram(load(folder / f"{n}.mlpackage"), "fp32") for n in names}
-    rows = {
-        n: np.load(folder / f"{n}.npy")
-        for n in ("cos_sliding", "sin_sliding", "cos_full", "sin_full")
-    }
-    caches = {
-        (chunk, name): np.zeros(tuple(kind.shape), np.float32)
-        for chunk, function in chunks.items()
-        for name, kind in function.inputs.items()
-        if name.startswith(("K_", "V_"))
-    }
-    states = {chunk: program.make_state("main") for chunk, program in programs.items()}
-    chosen = []
-    for position, token in enumerate(ids):
-        full = np.where(np.arange(CONTEXT) <= position, 0, -4e4)
-        sliding = np.where(np.arange(WINDOW) >= WINDOW - min(position + 1, WINDOW), 0, -4e4)
-        width = config["num_layers"] * config["per_layer_dim"]
-        flow = {
-            "hidden_states": dequantized(
-                folder, "embed_tokens", token, config["hidden_size"], config["embed_scale"]
-            ),
-            "per_layer_raw": dequantized(
-                folder, "embed_tokens_per_layer", token, width, config["per_layer_embed_scale"]
-            ),
-            "causal_mask_full": full,
-            "causal_mask_sliding": sliding,
-            "update_mask": np.arange(CONTEXT) == position,
-            "cos_s": rows["cos_sliding"][position],
-            "sin_s": rows["sin_sliding"][position],
-            "cos_f": rows["cos_full"][position],
-            "sin_f": rows["sin_full"][position],
-        }
-        for chunk, function in chunks.items():
-            inputs = {
-                name: caches[chunk, name]
-                if (chunk, name) in caches
-                else np.asarray(flow[name], np.float32).reshape(tuple(kind.shape))
-                for name, kind in function.inputs.items()
-            }
-            outputs = programs[chunk].call("main", inputs, states[chunk])
-            for name, value in outputs.items():
-                if name.startswith(("K_", "V_")):
-                    caches[chunk, name.replace("_out", "_in")] = value
-            flow |= {n: v for n, v in outputs.items() if n.startswith("kv1")}
-            flow["hidden_states"] = outputs["hidden_states_out"]
-            if "per_layer_combined_out" in outputs:
-                flow["per_layer_combined"] = outputs["per_layer_combined_out"]
-        chosen.append(int(outputs["token_id"].reshape(-1)[0]))
-    return chosen
+    loaded = {path.stem: load(path) for path in sorted(folder.glob("*.mlpackage"))}
+    programs = {name: ReferenceProgram(program, "fp32") for name, program in loaded.items()}
+
+    def call(package: str, function: str, inputs: Arrays) -> Arrays:
+        types = loaded[package].functions[function].inputs
+        values = given({name: type_.shape for name, type_ in types.items()}, inputs)
+        return programs[package].call(function, values, programs[package].make_state(function))
+
+    width = config["num_layers"] * config["per_layer_dim"]
+    return Runtime(
+        call=call,
+        chunks=("chunk1", "chunk2", "chunk3", "chunk4"),
+        decode_function="decode_q1",
+        embed=lambda token: dequantized(
+            folder, "embed_tokens", token, config["hidden_size"], config["embed_scale"]
+        ),
+        raw=lambda token: dequantized(
+            folder, "embed_tokens_per_layer", token, width, config["per_layer_embed_scale"]
+        ),
+        rotary={
+            f"{part}_{kind}": np.load(folder / f"{part}_{kind}.npy")
+            for part in ("cos", "sin")
+            for kind in (S, F)
+        },
+        **sizes(),
+    )
 
 
-def test_driven_as_their_runtime_does(folder: Path) -> None:
-    ids = tokens(288, LENGTH)
-    model = build_gemma4()
-    logits = half_logits_of(model, ids)
-    found = decode(folder, ids)
-    top = np.sort(logits, 1)
+def test_the_folder_prefills_verifies_and_decodes(folder: Path) -> None:
+    session = packages(folder)
+    found = {PREFILL - 1: session.prefill(ids()[:PREFILL])[0]}
+    for position in range(PREFILL, PREFILL + 3):
+        found[position] = session.decode(ids()[position])[0]
+    at = PREFILL + 3
+    found |= dict(enumerate(session.verify([*ids()[at : at + 2], 0])[:2], at))
+    session.commit(2)
+    found |= dict(enumerate(session.verify(ids()[at + 2 : at + 5]), at + 2))
+    session.commit(3)
+    found[at + 5] = session.decode(ids()[at + 5])[0]
+    top = np.sort(logits(), 1)
     clear = top[:, -1] - top[:, -2] > 0.1  # int8 embeddings move what is nearly equal
-    assert clear.sum() > LENGTH // 2
-    assert (np.array(found) == logits.argmax(1))[clear].all()
+    judged = [position for position in found if clear[position]]
+    assert len(judged) > len(found) // 2
+    assert [found[p] for p in judged] == [choices()[p] for p in judged]
 
 
 def test_the_contract_is_kept(folder: Path) -> None:
     assert check(folder) == []
+    assert sorted(path.stem for path in folder.glob("*.mlpackage")) == [
+        *(f"chunk{i}" for i in (1, 2, 3, 4)),
+        *(f"prefill_chunk{i}" for i in (1, 2, 3, 4)),
+    ]
+    assert load(folder / "chunk1.mlpackage").default == "decode_q1"
 
 
-@pytest.mark.parametrize(
-    ("damage", "problem"),
-    [
-        (lambda f: (f / "cos_full.npy").unlink(), "cos_full.npy"),
-        (lambda f: np.save(f / "cos_full.npy", np.zeros((64, 32), np.float16)), "of \\(64, 32\\)"),
-        (lambda f: (f / "embed_tokens_q8.bin").write_bytes(b"x"), "has 1 bytes"),
-        (lambda f: shutil.rmtree(f / "chunk1.mlpackage"), "chunk1"),
-        (lambda f: edit(f, context_length=128), "causal_mask_full of shape"),
-        (lambda f: edit(f, vocab_size=None), "vocab_size = None"),
-        (lambda f: (f / "model_config.json").write_text("{"), "model_config.json"),
-        (lambda f: (f / "hf_model" / "tokenizer.json").unlink(), "tokenizer.json is missing"),
-    ],
-)
-def test_a_damaged_folder(folder: Path, tmp_path: Path, damage: Any, problem: str) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(folder, copy)
-    damage(copy)
-    problems = check(copy)
-    assert any(re.search(problem, found) for found in problems), problems
+def swap(folder: Path, name: str, other: str) -> None:
+    """One package in the place of another."""
+    shutil.rmtree(folder / f"{name}.mlpackage")
+    shutil.copytree(folder / f"{other}.mlpackage", folder / f"{name}.mlpackage")
 
 
 def edit(folder: Path, **changes: Any) -> None:
@@ -145,26 +264,135 @@ def edit(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+def respecify(folder: Path, package: str, change: Callable[[Any], None]) -> None:
+    """Change a package's specification; `change` gets the program's functions by name."""
+    from cetane.mil.proto import model_message
+
+    path = next((folder / f"{package}.mlpackage").glob("Data/*/model.mlmodel"))
+    spec = model_message()()
+    spec.ParseFromString(path.read_bytes())
+    change(spec)
+    path.write_bytes(spec.SerializeToString())
+
+
+def rename(folder: Path, package: str, function: str, old: str, new: str) -> None:
+    """An input or an output under another name."""
+
+    def change(spec: Any) -> None:
+        body = spec.mlProgram.functions[function]
+        block = body.block_specializations[body.opset]
+        for item in body.inputs:
+            if item.name == old:
+                item.name = new
+        for op in block.operations:
+            for argument in op.inputs.values():
+                for binding in argument.arguments:
+                    if binding.name == old:
+                        binding.name = new
+            for value in op.outputs:
+                if value.name == old:
+                    value.name = new
+        for index, name in enumerate(block.outputs):
+            if name == old:
+                block.outputs[index] = new
+
+    respecify(folder, package, change)
+
+
+def drop(folder: Path, package: str, function: str) -> None:
+    respecify(folder, package, lambda spec: spec.mlProgram.functions.pop(function))
+
+
+def other_default(spec: Any) -> None:
+    spec.description.defaultFunctionName = "verify_qK"
+
+
+def retype(folder: Path, package: str, function: str, name: str, shape: tuple[int, ...]) -> None:
+    """An input in another shape."""
+
+    def change(spec: Any) -> None:
+        for item in spec.mlProgram.functions[function].inputs:
+            if item.name == name:
+                for dimension, size in zip(item.type.tensorType.dimensions, shape, strict=True):
+                    dimension.constant.size = size
+
+    respecify(folder, package, change)
+
+
+DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
+    (lambda f: (f / "cos_full.npy").unlink(), "cos_full.npy"),
+    (lambda f: np.save(f / "cos_full.npy", np.zeros((64, 32), np.float16)), r"of \(64, 32\)"),
+    (lambda f: (f / "embed_tokens_q8.bin").write_bytes(b"x"), "has 1 bytes"),
+    (lambda f: shutil.rmtree(f / "chunk1.mlpackage"), "chunk1"),
+    (lambda f: edit(f, context_length=128), r"causal_mask_full of shape \(1, 1, 1, 64\), not"),
+    (lambda f: edit(f, sliding_window=16), "causal_mask_sliding of shape"),
+    (lambda f: edit(f, vocab_size=None), "vocab_size = None"),
+    (lambda f: edit(f, layer_types=["full_attention"]), "layer_types are not"),
+    (lambda f: edit(f, num_kv_shared_layers=8), "num_kv_shared_layers = 8"),
+    (lambda f: edit(f, num_kv_shared_layers=3), "packages have 6 caches, not 5"),
+    (lambda f: edit(f, context_length=32), "prefill of 40 tokens does not fit"),
+    (lambda f: (f / "model_config.json").write_text("{"), "model_config.json"),
+    (lambda f: (f / "hf_model" / "tokenizer.json").unlink(), "tokenizer.json is missing"),
+    (lambda f: shutil.rmtree(f / "prefill_chunk3.mlpackage"), "prefill_chunk3"),
+    (lambda f: swap(f, "prefill_chunk1", "prefill_chunk2"), "prefill_chunk1: nothing gives per_"),
+    (lambda f: swap(f, "prefill_chunk3", "chunk3"), "prefill_chunk3: functions decode_q1, verify"),
+    (lambda f: swap(f, "chunk3", "prefill_chunk3"), "functions are decode_q1, verify_qK; main"),
+    (lambda f: swap(f, "chunk4", "chunk3"), "chunk4/verify_qK: gives no token_ids"),
+    (lambda f: drop(f, "chunk2", "verify_qK"), "main everywhere, or decode_q1 and verify_qK"),
+    (lambda f: respecify(f, "chunk2", other_default), "verify_qK is its default function"),
+    (lambda f: rename(f, "chunk1", "verify_qK", "new_K_full", "x"), "gives no new_K_full"),
+    (lambda f: rename(f, "chunk1", "verify_qK", "update_indicator", "update_mask"),
+     "chunk1/verify_qK: nothing gives update_mask"),
+    (lambda f: rename(f, "chunk2", "verify_qK", "kv13_k", "x"), "chunk3/.*nothing gives kv13_k"),
+    (lambda f: retype(f, "chunk3", "verify_qK", "kv13_k", (1, 1, WINDOW, 16)),
+     r"kv13_k of shape \(1, 1, 32, 16\), not \(1, 1, 35, 16\)"),
+    (lambda f: rename(f, "prefill_chunk1", "main", "causal_mask", "causal_mask_full"),
+     "prefill_chunk1: nothing gives causal_mask_full"),
+    (lambda f: rename(f, "prefill_chunk1", "main", "K2", "K3"), "prefill_chunk1: gives no K2"),
+    (lambda f: rename(f, "prefill_chunk2", "main", "kv14_v", "V1"), "gives no kv14_v"),
+    (lambda f: retype(f, "prefill_chunk2", "main", "cos_f", (1, 1, 39, 32)), "cos_f of shape"),
+    (lambda f: rename(f, "prefill_chunk4", "main", "last_position_mask", "last"),
+     "prefill_chunk4: no last_position_mask"),
+    (lambda f: rename(f, "prefill_chunk4", "main", "token_id", "id"), "gives no token_id"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "problem"), DAMAGES)
+def test_a_damaged_folder(
+    folder: Path, tmp_path: Path, damage: Callable[[Path], Any], problem: str
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    damage(copy)
+    problems = check(copy)
+    assert any(re.search(problem, found) for found in problems), problems
+
+
+def small() -> InMemoryCheckpoint:
+    return InMemoryCheckpoint(build_gemma4(**MODEL))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"contract": "readonly"}, "full layers have blend caches"),
-        ({"contract": "blend"}, "sliding layers have shift caches"),
-        (
-            {"contract": "blend", "sliding": "shift", "layout": {"kind": "single"}},
-            "3 or 4 packages",
-        ),
-        ({"contract": "blend", "sliding": "shift", "windowed": False}, "keep a window"),
+        ({"contract": "readonly", "sliding": "readonly"}, "full layers have blend caches"),
+        ({"sliding": "blend"}, "sliding layers have shift caches"),
+        ({"layout": {"kind": "single"}}, "3 or 4 packages"),
+        ({"windowed": False}, "keep a window"),
+        ({"layout": FOUR | {"cuts": [2, 4, 7]}}, "own all caches: layers up to 6, .* 2, 4, 7"),
     ],
 )
-def test_bundles_that_their_runtime_cannot_load(folder: Path, options: Any, message: str) -> None:
-    checkpoint = open_checkpoint(folder.parent / "checkpoint")
-    wanted = recipe(**({"layout": LAYOUT} | options))
+def test_bundles_that_their_runtime_cannot_load(options: Any, message: str) -> None:
     with pytest.raises(CetaneError, match=message):
-        packages(ContractPlanner(checkpoint, wanted))
+        planners(small(), wanted(**options))
 
 
-def test_other_models(tmp_path: Path) -> None:
-    build_gemma3().save_pretrained(tmp_path)
+def test_modes_that_a_bundle_does_not_have() -> None:
+    (only,) = planners(small(), wanted(tokens={"verify": 0, "prefill": 0}))
+    assert [graph.function.name for graph in only.graphs("chunk-00")] == ["main"]
+
+
+def test_other_models() -> None:
+    checkpoint = InMemoryCheckpoint(build_gemma3())
     with pytest.raises(CetaneError, match="is for Gemma 4"):
-        packages(ContractPlanner(open_checkpoint(tmp_path), recipe(layout={"kind": "single"})))
+        planners(checkpoint, recipe(layout={"kind": "single"}))

@@ -9,15 +9,19 @@ from cetane.bundle import Bundle
 from cetane.bundle_heads import HeadKind
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.cli.output import Json, console, errors, print_json, progress, table
+from cetane.export import coreml_llm
 from cetane.gates.golden import Check, GoldenResult, golden
 from cetane.gates.quality import perplexity, read_tokens
+from cetane.gates.static import Finding, static_checks
 from cetane.speculate.head_gate import HeadResult, judge_heads
 
 BundlePath = Annotated[Path, typer.Argument(help="A bundle.")]
 
 
 def validate(
-    bundle: BundlePath,
+    bundle: Annotated[
+        Path, typer.Argument(help="A bundle, or a folder of CoreML-LLM's: its contract.")
+    ],
     model: Annotated[
         str | None, typer.Option(help="The checkpoint, if it is not where the build found it.")
     ] = None,
@@ -29,9 +33,23 @@ def validate(
     json: Json = False,
 ) -> None:
     """Compare a bundle with the Hugging Face model, and its draft heads with what was trained. Exit
-    code 1 when a gate is red."""
+    code 1 when a gate is red.
+
+    First, its packages and tables are compared with its manifest and with each other.
+    """
+    if (bundle / "model_config.json").is_file():  # which no bundle has
+        problems = coreml_llm.check(bundle)
+        if json:
+            print_json({"problems": problems})
+        for problem in problems if not json else []:
+            errors.print(problem, markup=False, soft_wrap=True)
+        raise typer.Exit(1 if problems else 0)
     opened = Bundle(bundle)
-    opened.verify()
+    if findings := misfits(opened, json):
+        if json:
+            print_json({"static": [finding.model_dump() for finding in findings]})
+        raise typer.Exit(1)
+    opened.verify()  # which knows that a file is another one, not what is wrong with it
     checkpoint = open_checkpoint(model or opened.manifest.source)
     if checkpoint.fingerprint != opened.manifest.fingerprint:
         errors.print(
@@ -56,6 +74,18 @@ def validate(
         table("perplexity", ["what", "value"], rows)
     opened.write_gate("perplexity", quality.model_dump(mode="json") | {"text": text.name})
     raise typer.Exit(0 if quality.passed else 1)
+
+
+def misfits(bundle: Bundle, json: bool) -> list[Finding]:
+    """Run the static checks, store their result in the bundle, and print what they found."""
+    findings = static_checks(bundle)
+    listed = [finding.model_dump() for finding in findings]
+    bundle.write_gate("static", {"passed": not findings, "findings": listed})
+    for finding in findings if not json else []:
+        errors.print(str(finding), markup=False, soft_wrap=True)
+    if findings and not json:
+        console.print("static checks: [bold red]FAIL[/]")
+    return findings
 
 
 def check(bundle: Bundle, checkpoint: Checkpoint, json: bool) -> GoldenResult:

@@ -1,0 +1,12 @@
+"""The folder that CoreML-LLM's Swift runtime loads for Gemma 4 (commit 72178c6).
+
+Its packages have other inputs and outputs than ours: channels last, caches 512 wide, the token
+chosen inside. So shards are lowered once more, from the same checkpoint by the same recipe, inside
+an adapter. Sources of the contract: `ChunkedEngine.swift`, `ModelConfig.swift` and
+`EmbeddingLookup.swift` of that repository, and the builders of its packages.
+"""
+
+from cetane.export.coreml_llm.check import check
+from cetane.export.coreml_llm.folder import COMPILE, export
+
+__all__ = ["COMPILE", "check", "export"]

@@ -1,0 +1,268 @@
+"""What in a folder their runtime would stumble over, or compute wrongly: static, no weights."""
+
+import json
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cetane.errors import CetaneError
+from cetane.export.coreml_llm.contract import (
+    CHUNKS,
+    DECODE,
+    FULL,
+    PREFILL,
+    SHARED,
+    SLIDING,
+    VERIFY,
+    Mode,
+    Sizes,
+    positions,
+    theirs,
+)
+from cetane.mil import Function, Program, load
+
+COUNTS = (
+    "context_length", "vocab_size", "hidden_size", "num_layers", "per_layer_dim", "sliding_window",
+    "head_dim", "global_head_dim", "num_key_value_heads",
+)  # fmt: skip
+"""Keys of `model_config.json` that are at least 1."""
+KINDS = {"sliding_attention": SLIDING, "full_attention": FULL}
+
+
+def check(folder: Path) -> list[str]:
+    """Problems of a folder; nothing, if it is right."""
+    try:
+        config = json.loads((folder / "model_config.json").read_text())
+        counts = {key: config[key] for key in COUNTS}
+        layers, shared = config["layer_types"], config["num_kv_shared_layers"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [f"model_config.json: {error!r}"]
+    problems = [
+        f"model_config.json: {key} = {value!r}"
+        for key, value in counts.items()
+        if type(value) is not int or value < 1
+    ]
+    known = isinstance(layers, list) and all(kind in KINDS for kind in layers)
+    if not known or len(layers) != counts["num_layers"]:
+        problems.append("model_config.json: layer_types are not one known kind for each layer")
+    if type(shared) is not int or not known or not 0 <= shared < len(layers):
+        problems.append(f"model_config.json: num_kv_shared_layers = {shared!r}")
+    if problems:
+        return problems
+    problems += check_files(folder, counts)
+    for name, dim in ((SLIDING, "head_dim"), (FULL, "global_head_dim")):
+        for part in ("cos", "sin"):
+            path = folder / f"{part}_{name}.npy"
+            problems += check_rotary(path, counts["context_length"], counts[dim])
+    sizes = Sizes(
+        hidden=counts["hidden_size"],
+        context=counts["context_length"],
+        window=counts["sliding_window"],
+        per_layer=counts["num_layers"] * counts["per_layer_dim"],
+        kv_heads=counts["num_key_value_heads"],
+        dims={SLIDING: counts["head_dim"], FULL: counts["global_head_dim"]},
+    )
+    owners = [KINDS[kind] for kind in layers[: len(layers) - shared]]
+    return problems + list(check_packages(folder, sizes, owners))
+
+
+def check_files(folder: Path, counts: dict[str, int]) -> Iterator[str]:
+    """Embeddings and the model's own files, by their sizes."""
+    vocab, hidden = counts["vocab_size"], counts["hidden_size"]
+    width = counts["num_layers"] * counts["per_layer_dim"]
+    files = {
+        "embed_tokens_q8.bin": vocab * hidden,
+        "embed_tokens_scales.bin": 2 * vocab,
+        "embed_tokens_per_layer_q8.bin": vocab * width,
+        "embed_tokens_per_layer_scales.bin": 2 * vocab,
+        "per_layer_projection.bin": 2 * width * hidden,
+        "per_layer_norm_weight.bin": 2 * counts["per_layer_dim"],
+        "hf_model/tokenizer.json": None,
+        "hf_model/config.json": None,
+    }
+    for name, size in files.items():
+        path = folder / name
+        if not path.is_file():
+            yield f"{name} is missing"
+        elif size is not None and path.stat().st_size != size:
+            yield f"{name} has {path.stat().st_size} bytes, not {size}"
+
+
+def check_rotary(path: Path, context: int, dim: int) -> list[str]:
+    """Rows for every position that the runtime may ask for, in fp16, header of version 1."""
+    try:
+        with path.open("rb") as file:
+            version = np.lib.format.read_magic(file)
+        table = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        return [f"{path.name}: {error}"]
+    if version != (1, 0) or table.dtype != np.float16 or table.shape != (positions(context), dim):
+        return [f"{path.name}: version {version}, {table.dtype} of {table.shape}"]
+    return []
+
+
+@dataclass
+class Chain:
+    """The packages of one mode, in the order of their calls."""
+
+    sizes: Sizes
+    mode: Mode
+    tokens: int | None = None
+    """Of a call: all packages have the same."""
+    handed: set[str] = field(default_factory=set)
+    """What the runtime, or an earlier package, has for the next one."""
+
+    def problems(
+        self, where: str, function: Function, owned: dict[str, int], last: bool
+    ) -> Iterator[str]:
+        """Of one function; `owned` layers of each kind have caches in it."""
+        shape = function.inputs["hidden_states"].shape if "hidden_states" in function.inputs else ()
+        if len(shape) != 3 or not isinstance(shape[1], int):
+            yield f"{where}: hidden_states of shape {shape}"
+            return
+        if self.tokens is None:
+            self.tokens = shape[1]
+        if self.mode == "decode" and self.tokens != 1:
+            yield f"{where}: takes {self.tokens} tokens"
+        wanted = self.sizes.inputs(self.mode, self.tokens, owned)
+        for name in function.inputs:
+            made = name.startswith(("kv1", "per_layer_combined"))
+            if name not in wanted or (made and name not in self.handed):
+                yield f"{where}: nothing gives {name}"
+        yield from self.shapes(where, wanted, function.inputs)
+        full = any(name in function.inputs for name in ("K_full_in", f"{SHARED[FULL]}_k"))
+        mask = theirs("mask_full", self.mode)
+        if (full or self.mode == "prefill") and mask not in function.inputs:
+            yield f"{where}: no {mask}"
+        yield from self.results(where, function, owned, last)
+
+    def results(
+        self, where: str, function: Function, owned: dict[str, int], last: bool
+    ) -> Iterator[str]:
+        """What a function must give."""
+        assert self.tokens is not None
+        possible = self.sizes.outputs(self.mode, self.tokens, owned)
+        yield from self.shapes(where, possible, function.outputs)
+        needed = {
+            name for name in possible if name.startswith(("K_", "V_", "new_"))
+        }  # fmt: skip
+        if last:
+            needed |= {name for name in possible if name.startswith("token_")}
+        if not last or self.mode != "prefill":
+            needed.add("hidden_states_out")
+        if "per_layer_raw" in function.inputs:
+            needed.add("per_layer_combined_out")
+        for name in sorted(needed - set(function.outputs)):
+            yield f"{where}: gives no {name}"
+        self.handed |= {name.removesuffix("_out") for name in function.outputs}
+
+    def shapes(
+        self, where: str, wanted: dict[str, tuple[int, ...]], there: dict[str, Any]
+    ) -> Iterator[str]:
+        """Ports of another shape or type than the contract's."""
+        for name, type_ in there.items():
+            if name not in wanted:
+                continue
+            dtype = "int32" if name.startswith("token_id") else "fp16"
+            if tuple(type_.shape) != wanted[name]:
+                yield f"{where}: {name} of shape {tuple(type_.shape)}, not {wanted[name]}"
+            if type_.dtype != dtype:
+                yield f"{where}: {name} is {type_.dtype}, not {dtype}"
+
+
+def check_packages(folder: Path, sizes: Sizes, owners: list[str]) -> Iterator[str]:
+    """Every package is there, takes what the runtime gives, and gives what it takes; `owners` are
+    the kinds of the layers that have caches."""
+    found = [names for names in CHUNKS.values() if (folder / f"{names[-1]}.mlpackage").is_dir()]
+    if not found:
+        yield "no chunk4.mlpackage and no chunk3_3way.mlpackage"
+        return
+    names = found[0]
+    programs = yield from opened(folder, names)
+    if len(programs) != len(names):
+        return
+    functions = {frozenset(program.functions) for program in programs}
+    if functions not in ({frozenset({"main"})}, {frozenset({DECODE, VERIFY})}):
+        listed = "; ".join(", ".join(sorted(f)) for f in sorted(functions, key=sorted))
+        yield f"functions are {listed}: main everywhere, or {DECODE} and {VERIFY} everywhere"
+        return
+    both = functions == {frozenset({DECODE, VERIFY})}
+    owned = [caches(program.functions[DECODE if both else "main"]) for program in programs]
+    if sum(sum(kinds.values()) for kinds in owned) != len(owners):
+        yield f"packages have {sum(sum(k.values()) for k in owned)} caches, not {len(owners)}"
+    decode, verify = Chain(sizes, "decode"), Chain(sizes, "verify")
+    for name, program, kinds in zip(names, programs, owned, strict=True):
+        last = name == names[-1]
+        if not both:
+            yield from decode.problems(name, program.functions["main"], kinds, last)
+            continue
+        if program.default != DECODE:
+            yield f"{name}: {program.default} is its default function, not {DECODE}"
+        for chain, function in ((decode, DECODE), (verify, VERIFY)):
+            where = f"{name}/{function}"
+            yield from chain.problems(where, program.functions[function], kinds, last)
+    if any((folder / f"{name}.mlpackage").is_dir() for name in PREFILL):
+        yield from check_prefill(folder, sizes, owners, sum(owned[0].values()))
+
+
+def check_prefill(folder: Path, sizes: Sizes, owners: list[str], first: int) -> Iterator[str]:
+    """The packages that prefill; `first` layers are in the first one."""
+    programs = yield from opened(folder, PREFILL)
+    chain = Chain(sizes, "prefill")
+    parts: tuple[list[str], ...] = (owners[:first], owners[first:], [], [])
+    for name, program, kinds in zip(PREFILL, programs, parts, strict=False):
+        if set(program.functions) != {"main"}:
+            yield f"{name}: functions {', '.join(sorted(program.functions))}, not main"
+            continue
+        function = program.functions["main"]
+        last = name == PREFILL[-1]
+        yield from chain.problems(name, function, {}, last)
+        if chain.tokens is None:
+            return
+        if last and "last_position_mask" not in function.inputs:
+            yield f"{name}: no last_position_mask"
+        yield from columns(name, function, chain, kinds, producing=kinds is parts[1])
+    if chain.tokens is not None and chain.tokens > sizes.context:
+        yield f"prefill of {chain.tokens} tokens does not fit a context of {sizes.context}"
+
+
+def columns(
+    where: str, function: Function, chain: Chain, kinds: list[str], producing: bool
+) -> Iterator[str]:
+    """Keys and values of every layer that has caches, numbered but for those handed on."""
+    assert chain.tokens is not None
+    producers = {len(kinds) - 1 - kinds[::-1].index(kind) for kind in set(kinds)}
+    number = 0
+    for index, kind in enumerate(kinds):
+        handed_on = producing and index in producers
+        names = [f"{SHARED[kind]}_{p}" if handed_on else f"{p.upper()}{number}" for p in "kv"]
+        number += not handed_on
+        wanted = chain.sizes.shared(kind, "prefill", chain.tokens)
+        for name in names:
+            if name not in function.outputs:
+                yield f"{where}: gives no {name}"
+        yield from chain.shapes(where, dict.fromkeys(names, wanted), function.outputs)
+
+
+def opened(folder: Path, names: tuple[str, ...]) -> Generator[str, None, list[Program]]:
+    """The packages that can be read, as a generator's result; of others, why not."""
+    programs: list[Program] = []
+    for name in names:
+        try:
+            programs.append(load(folder / f"{name}.mlpackage"))
+        except (CetaneError, ValueError) as error:
+            yield f"{name}: {error}"
+    return programs
+
+
+def caches(function: Function) -> dict[str, int]:
+    """How many layers of each kind have caches in a function."""
+    return {
+        kind: int(shape[0])
+        for kind in (SLIDING, FULL)
+        if f"K_{kind}_in" in function.inputs
+        and isinstance((shape := function.inputs[f"K_{kind}_in"].shape)[0], int)
+    }

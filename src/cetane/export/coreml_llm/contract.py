@@ -1,0 +1,141 @@
+"""Names and shapes of what their runtime gives to packages, and takes from them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Mode = Literal["decode", "verify", "prefill"]
+
+CHUNKS = {
+    4: ("chunk1", "chunk2", "chunk3", "chunk4"),
+    3: ("chunk1", "chunk2_3way", "chunk3_3way"),
+}
+"""Names of the packages that decode and verify, by how many there are."""
+PREFILL = ("prefill_chunk1", "prefill_chunk2", "prefill_chunk3", "prefill_chunk4")
+"""Packages of their own, four of them whatever the others are."""
+DECODE, VERIFY = "decode_q1", "verify_qK"
+"""Functions of a package that has both; one that only decodes has `main`."""
+WIDTH = 512
+"""Of keys and values in caches, whatever the heads' own."""
+NAMES = {
+    "hidden": "hidden_states",
+    "mask_full": "causal_mask_full",
+    "mask_sliding": "causal_mask_sliding",
+    "full_write": "update_mask",
+    "cos_sliding": "cos_s",
+    "sin_sliding": "sin_s",
+    "cos_full": "cos_f",
+    "sin_full": "sin_f",
+    "per_layer_tokens": "per_layer_raw",
+    "per_layer": "per_layer_combined",
+    "shared_sliding_k": "kv13_k",
+    "shared_sliding_v": "kv13_v",
+    "shared_full_k": "kv14_k",
+    "shared_full_v": "kv14_v",
+    **{f"{g}_{p}": f"{p.upper()}_{g}_in" for g in ("sliding", "full") for p in "kv"},
+}
+"""Our name of an input -> theirs, where decoding."""
+OTHERS: dict[Mode, dict[str, str]] = {
+    "decode": {},
+    "verify": {"full_write": "update_indicator"},
+    "prefill": {"mask_full": "causal_mask", "mask_sliding": "causal_mask"},
+}
+"""Where the other modes differ."""
+SLIDING, FULL = "sliding", "full"
+SHARED = {SLIDING: "kv13", FULL: "kv14"}
+LAST_POSITION = "last_position_mask"
+
+
+def theirs(name: str, mode: Mode) -> str:
+    """Their name of one of our inputs or outputs, prefill's keys and values aside."""
+    if not name.endswith("_out"):
+        return OTHERS[mode].get(name, NAMES[name])
+    inner = NAMES[name.removesuffix("_out")]
+    if inner.startswith(tuple(SHARED.values())):  # handed on under one name
+        return inner
+    base = inner.removesuffix("_in")
+    return f"new_{base}" if mode == "verify" and base != inner else f"{base}_out"
+
+
+def is_cache(name: str) -> bool:
+    """Whether keys or values are padded to the width of caches."""
+    return name.startswith(("K_", "V_"))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What `model_config.json` says."""
+
+    hidden: int
+    context: int
+    window: int
+    per_layer: int
+    """Channels of all layers together."""
+    kv_heads: int
+    dims: dict[str, int]
+    """Of a head, by kind of layer."""
+
+    def length(self, kind: str) -> int:
+        """Keys of a cache."""
+        return self.window if kind == SLIDING else self.context
+
+    def seen(self, kind: str, mode: Mode, tokens: int) -> int:
+        """Keys of a layer that shares them. A verify call of K tokens sees W + K of a window: W
+        would take from its first query K - 1 keys that it must see."""
+        if mode == "prefill":
+            return tokens
+        return self.length(kind) + (tokens if mode == "verify" and kind == SLIDING else 0)
+
+    def inputs(self, mode: Mode, tokens: int, owned: dict[str, int]) -> dict[str, tuple[int, ...]]:
+        """Everything that a function may take; `owned` layers of each kind have caches in it."""
+        keys = tokens if mode == "prefill" else 0
+        wide = (1, tokens, self.per_layer)
+        found: dict[str, tuple[int, ...]] = {
+            "hidden_states": (1, tokens, self.hidden),
+            theirs("mask_full", mode): (1, 1, tokens, keys or self.context),
+            theirs("mask_sliding", mode): (1, 1, tokens, keys or self.window),
+            "per_layer_raw": wide,
+            "per_layer_combined": wide,
+        }
+        for kind, letter in ((SLIDING, "s"), (FULL, "f")):
+            for part in ("cos", "sin"):
+                found[f"{part}_{letter}"] = (1, 1, tokens, self.dims[kind])
+            for part in "kv":
+                found[f"{SHARED[kind]}_{part}"] = self.shared(kind, mode, tokens)
+        if mode == "prefill":
+            return found | {LAST_POSITION: (1, tokens, 1)}
+        found[theirs("full_write", mode)] = (1, 1, self.context, tokens)
+        for kind, layers in owned.items():
+            for part in "KV":
+                found[f"{part}_{kind}_in"] = (layers, self.kv_heads, self.length(kind), WIDTH)
+        return found
+
+    def outputs(self, mode: Mode, tokens: int, owned: dict[str, int]) -> dict[str, tuple[int, ...]]:
+        """Everything that a function may give, but for prefill's keys and values by layer."""
+        ids = (1, tokens) if mode == "verify" else (1,)
+        found: dict[str, tuple[int, ...]] = {
+            "hidden_states_out": (1, tokens, self.hidden),
+            "per_layer_combined_out": (1, tokens, self.per_layer),
+            ("token_ids" if mode == "verify" else "token_id"): ids,
+        }
+        if mode != "verify":
+            found["token_logit"] = (1,)
+        for kind in (SLIDING, FULL):
+            for part in "kv":
+                found[f"{SHARED[kind]}_{part}"] = self.shared(kind, mode, tokens)
+            for part in "KV":
+                if mode == "decode" and kind in owned:
+                    shape = (owned[kind], self.kv_heads, self.length(kind), WIDTH)
+                    found[f"{part}_{kind}_out"] = shape
+                if mode == "verify" and kind in owned:
+                    shape = (owned[kind], self.kv_heads, tokens, self.dims[kind])
+                    found[f"new_{part}_{kind}"] = shape
+        return found
+
+    def shared(self, kind: str, mode: Mode, tokens: int) -> tuple[int, ...]:
+        """Keys or values that one layer hands on."""
+        return (1, self.kv_heads, self.seen(kind, mode, tokens), self.dims[kind])
+
+
+def positions(context: int) -> int:
+    """How many rows a rotary table has."""
+    return max(2 * context, 4096)

@@ -1,0 +1,120 @@
+"""Writes the folder: packages, embeddings, rotary tables, config and tokenizer."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cetane.build import Progress
+from cetane.bundle import Bundle, quantize_rows, replacing, write_json
+from cetane.checkpoint import Checkpoint
+from cetane.errors import CetaneError
+from cetane.export.coreml_llm.contract import positions
+from cetane.export.coreml_llm.planner import ContractPlanner, planners
+from cetane.families import parse_config
+from cetane.lower.lower import Lowering
+from cetane.plan import Planner
+
+COMPILE = "for p in *.mlpackage; do xcrun coremlcompiler compile $p . && rm -r $p; done"
+"""What a Mac runs in the folder: phones load compiled packages only."""
+ROWS = 1 << 12
+"""Of an embedding, in memory at a time."""
+
+
+def export(bundle: Bundle, checkpoint: Checkpoint, target: Path, progress: Progress) -> None:
+    """Write the folder; `target` must not exist. It has prefill packages and verify functions if
+    the bundle has these modes. Raises CetaneError for a bundle that is not of Gemma 4, or whose
+    layout or contracts their runtime does not know."""
+    found = planners(checkpoint, bundle.plan.recipe)
+    planner = found[0]
+    if target.exists():
+        raise CetaneError(f"{target} exists", "choose another name")
+    with replacing(target) as folder:
+        folder.mkdir(parents=True)
+        parts: dict[str, Callable[[], None]] = {}
+        for each in found:
+            lowering = Lowering(each, checkpoint)
+            for shard, name in each.names.items():
+                file = f"{name}.mlpackage"
+                parts[file] = partial(lowering.lower, shard, folder / file)
+        parts["embeddings"] = partial(write_embeddings, planner, checkpoint, folder)
+        parts["rotary tables"] = partial(write_rotary, planner, folder)
+        parts["config"] = partial(write_config, planner, checkpoint, folder)
+        for done, (name, make) in enumerate(parts.items()):
+            progress(name, done, len(parts))
+            make()
+        progress("done", len(parts), len(parts))
+
+
+def write_embeddings(planner: Planner, checkpoint: Checkpoint, folder: Path) -> None:
+    """int8 rows and their fp16 scales; the factors are in the config."""
+    tables = {
+        "embed_tokens": planner.model.embedding,
+        "embed_tokens_per_layer": planner.model.tables["per_layer"].table,
+    }
+    for name, table in tables.items():
+        plain = replace(table, factor=1.0)
+        rows = checkpoint.shape(table.weight)[0]
+        values, scales = folder / f"{name}_q8.bin", folder / f"{name}_scales.bin"
+        with values.open("wb") as to_values, scales.open("wb") as to_scales:
+            for start in range(0, rows, ROWS):
+                found = plain.read(checkpoint, start, min(start + ROWS, rows)).numpy()
+                quantized, scale = quantize_rows(found)
+                to_values.write(quantized.tobytes())
+                to_scales.write(scale.tobytes())
+    for name, weight in (
+        ("per_layer_projection", "model.per_layer_model_projection.weight"),
+        ("per_layer_norm_weight", "model.per_layer_projection_norm.weight"),
+    ):
+        half = checkpoint.read(weight).to(torch.float16).numpy()
+        (folder / f"{name}.bin").write_bytes(half.tobytes())
+
+
+def write_rotary(planner: Planner, folder: Path) -> None:
+    for name, table in planner.model.rotary.items():
+        rows = table.cos_sin(positions(planner.recipe.cache.context)).numpy().astype(np.float16)
+        for part, values in zip(("cos", "sin"), rows, strict=True):
+            np.save(folder / f"{part}_{name}.npy", values)
+
+
+def write_config(planner: ContractPlanner, checkpoint: Checkpoint, folder: Path) -> None:
+    """`model_config.json`, and the checkpoint's own config and tokenizer beside it."""
+    config = parse_config(checkpoint.config)
+    tokenizer = checkpoint.tokenizer
+    width = config.hidden_size_per_layer_input
+    write_json(
+        folder / "model_config.json",
+        {
+            "model_name": Path(checkpoint.source).name,
+            "architecture": "gemma4",
+            "hidden_size": config.hidden_size,
+            "context_length": planner.recipe.cache.context,
+            "vocab_size": config.vocab_size,
+            "bos_token_id": tokenizer.bos_id,
+            "eos_token_id": min(tokenizer.eos_ids, default=None),
+            "per_layer_dim": width,
+            "num_layers": config.num_hidden_layers,
+            "num_hidden_layers": config.num_hidden_layers,
+            "sliding_window": config.sliding_window,
+            "embed_scale": config.hidden_size**0.5,
+            "per_layer_model_projection_scale": config.hidden_size**-0.5,
+            "per_layer_input_scale": 2**-0.5,
+            "per_layer_embed_scale": width**0.5,
+            "layer_types": config.layer_types,
+            "num_kv_shared_layers": config.num_kv_shared_layers,
+            "num_attention_heads": config.num_attention_heads,
+            "num_key_value_heads": planner.group("sliding").heads,
+            "head_dim": planner.group("sliding").dim,
+            "global_head_dim": planner.group("full").dim,
+            "rms_norm_eps": config.rms_norm_eps,
+            "final_logit_softcapping": config.final_logit_softcapping,
+            "quantization": planner.recipe.compression.default,
+            "compute_units": "CPU_AND_NE",
+        },
+    )
+    (folder / "hf_model").mkdir()
+    tokenizer.save(folder / "hf_model")
+    write_json(folder / "hf_model" / "config.json", checkpoint.config)

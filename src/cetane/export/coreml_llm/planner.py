@@ -1,0 +1,245 @@
+"""Plans the functions of every package as their runtime calls them."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from cetane.checkpoint import Checkpoint
+from cetane.errors import CetaneError
+from cetane.export.coreml_llm.adapter import Adapter, Fresh, Staged, fresh_name
+from cetane.export.coreml_llm.contract import (
+    CHUNKS,
+    DECODE,
+    LAST_POSITION,
+    PREFILL,
+    SHARED,
+    SLIDING,
+    VERIFY,
+    WIDTH,
+    Mode,
+    Sizes,
+    theirs,
+)
+from cetane.families.base import CacheGroup, Head
+from cetane.families.caches import Cache, ReadOnly
+from cetane.families.flow import FromTensor, Input, Output, ToTensor
+from cetane.plan import Function, Graph, Planner, Source, chunk_bounds
+from cetane.recipe import Recipe
+
+
+class ContractPlanner(Planner):
+    """The packages that decode, and verify where the recipe does."""
+
+    def __init__(self, checkpoint: Source, recipe: Recipe, like: Planner | None = None) -> None:
+        head = recipe.head.model_copy(update={"choose": False})  # here the adapter chooses
+        super().__init__(checkpoint, recipe.model_copy(update={"head": head}), like)
+
+    @property
+    def functions(self) -> dict[str, Mode]:
+        """Names of a package's functions."""
+        return {DECODE: "decode", VERIFY: "verify"} if self.recipe.tokens.verify else {
+            "main": "decode"
+        }  # fmt: skip
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Their names of our shards."""
+        return dict(zip(self.members, CHUNKS[len(self.members)], strict=True))
+
+    def tokens(self, mode: Mode) -> int:
+        """Of a call."""
+        return self.recipe.tokens.by_mode()[mode]
+
+    def form(self, group: str, tokens: int) -> type[Cache]:
+        if tokens == 1:
+            return super().form(group, tokens)
+        return ReadOnly if group == SLIDING else Staged
+
+    def group(self, name: str) -> CacheGroup:
+        """Heads of a kind of layer."""
+        kept = self.model.memory[name]
+        assert isinstance(kept, CacheGroup)
+        return kept
+
+    def sizes(self) -> Sizes:
+        """Of the model, as their runtime knows it."""
+        return Sizes(
+            hidden=self.model.hidden,
+            context=self.recipe.cache.context,
+            window=self.slots[SLIDING].count,
+            per_layer=self.model.channels["per_layer"],
+            kv_heads=self.group(SLIDING).heads,
+            dims={name: self.group(name).dim for name in SHARED},
+        )
+
+    def inner(self, shard: str, mode: Mode) -> Graph:
+        """Our own function, up to the hidden state before the heads."""
+        (segment,) = self.segments[shard]
+        blocks = tuple(block for block in segment.blocks if not isinstance(block, Head))
+        return self._graph(
+            segment, mode, self.tokens(mode), blocks, self._after(segment), {"hidden"}
+        )
+
+    def _heads(self, shard: str) -> tuple[Head, ...]:
+        return tuple(block for block in self.members[shard] if isinstance(block, Head))
+
+    def ports(self, shard: str, mode: Mode, inner: Function) -> dict[str, str]:
+        """Inputs and outputs of our function, ours -> theirs."""
+        last = bool(self._heads(shard))
+        made = [o.name for o in inner.outputs if not (last and o.name == "hidden_out")]
+        named = {name: theirs(name, mode) for name in (*(i.name for i in inner.inputs), *made)}
+        return named
+
+    def graphs(self, shard: str) -> list[Graph]:
+        return [self._outer(shard, name, mode) for name, mode in self.functions.items()]
+
+    def _outer(self, shard: str, name: str, mode: Mode) -> Graph:
+        inner, tokens = self.inner(shard, mode), self.tokens(mode)
+        ports = self.ports(shard, mode, inner.function)
+        heads, sizes = self._heads(shard), self.sizes()
+        owned = {cache.group: cache.layers for cache in inner.caches}
+        shapes = sizes.inputs(mode, tokens, owned)
+        inputs = {
+            ports[item.name]: item.model_copy(
+                update={"name": ports[item.name], "shape": shapes[ports[item.name]]}
+            )
+            for item in inner.function.inputs
+        }
+        shapes = sizes.outputs(mode, tokens, owned)
+        outputs = [
+            item.model_copy(update={"name": port, "shape": shapes.get(port, swapped(item.shape))})
+            for item in inner.function.outputs
+            if (port := ports.get(item.name)) is not None
+        ]
+        if heads:
+            given = {
+                "decode": ("token_id", "token_logit", "hidden_states_out"),
+                "verify": ("token_ids", "hidden_states_out"),
+                "prefill": ("token_id", "token_logit"),
+            }[mode]
+            outputs += [
+                Output(
+                    name=port,
+                    shape=shapes[port],
+                    dtype="int32" if port.startswith("token_id") else "fp16",
+                    sink=ToTensor(name=port),
+                )
+                for port in given
+            ]
+        if heads and mode == "prefill":
+            inputs[LAST_POSITION] = Input(
+                name=LAST_POSITION, shape=(1, tokens, 1), source=FromTensor(name=LAST_POSITION)
+            )
+        function = inner.function.model_copy(
+            update={"name": name, "inputs": tuple(inputs.values()), "outputs": tuple(outputs)}
+        )
+        return replace(inner, function=function, blocks=(*inner.blocks, *heads))
+
+    def module(self, graph: Graph) -> Any:
+        function = graph.function
+        shard, mode = function.owner, self.functions[function.name]
+        inner = self.inner(shard, mode)
+        return Adapter(
+            super().module(inner),
+            function,
+            mode,
+            self.ports(shard, mode, inner.function),
+            self._heads(shard),
+            self.slots[SLIDING].count,
+        )
+
+
+class PrefillPlanner(ContractPlanner):
+    """The packages that prefill: always four, of which the first two own all caches."""
+
+    def __init__(self, checkpoint: Source, recipe: Recipe, like: Planner) -> None:
+        count = len({block.layer for block in like.model.layers})
+        cuts = chunk_bounds(recipe.layout, count)[1:-1]
+        shared = first_reader(like)
+        if len(cuts) == 2:
+            cuts = sorted({*cuts, shared})
+        if len(cuts) != 3 or cuts[1] != shared:
+            raise CetaneError(
+                f"their first two prefill packages own all caches: layers up to {shared}, but "
+                f"this layout is cut at {', '.join(map(str, cuts))}",
+                "port with the recipe gemma4-4chunk or gemma4-3chunk",
+            )
+        layout = recipe.layout.model_copy(update={"chunks": None, "cuts": tuple(cuts)})
+        super().__init__(checkpoint, recipe.model_copy(update={"layout": layout}), like)
+
+    @property
+    def functions(self) -> dict[str, Mode]:
+        return {"main": "prefill"}
+
+    @property
+    def names(self) -> dict[str, str]:
+        return dict(zip(self.members, PREFILL, strict=True))
+
+    def form(self, group: str, tokens: int) -> type[Cache]:
+        return Fresh
+
+    def ports(self, shard: str, mode: Mode, inner: Function) -> dict[str, str]:
+        """Keys and values are numbered by layer, but for those that are handed on."""
+        fresh = {}
+        seen: Counter[str] = Counter()
+        number = 0
+        for block in self.members[shard]:
+            for group in block.keeps:
+                names = [fresh_name(group, part, seen[group]) for part in "kv"]
+                seen[group] += 1
+                kept = not set(block.writes) & set(self.model.shared)
+                for name, part in zip(names, "KV", strict=True):
+                    fresh[name] = f"{part}{number}" if kept else None
+                number += kept
+        plain = inner.model_copy(
+            update={"outputs": tuple(o for o in inner.outputs if o.name not in fresh)}
+        )
+        kept_names = {name: port for name, port in fresh.items() if port is not None}
+        return super().ports(shard, mode, plain) | kept_names
+
+
+def first_reader(planner: Planner) -> int:
+    """The first layer that reads the caches of earlier ones."""
+    shared = set(planner.model.shared)
+    return min(
+        (block.layer for block in planner.model.layers if shared & set(block.reads)), default=-1
+    )
+
+
+def swapped(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Channels last."""
+    *outer, channels, tokens = shape
+    return (*outer, tokens, channels)
+
+
+def planners(checkpoint: Checkpoint, recipe: Recipe) -> list[ContractPlanner]:
+    """Of the folder's packages; CetaneError for a layout or contracts that their runtime does not
+    know, or another model."""
+    found = ContractPlanner(checkpoint, recipe)
+    refuse(found)
+    return [found, *([PrefillPlanner(checkpoint, recipe, found)] if recipe.tokens.prefill else [])]
+
+
+def refuse(planner: ContractPlanner) -> None:
+    """CetaneError for what their runtime cannot load."""
+    recipe = planner.recipe
+    if planner.checkpoint.config["model_type"] != "gemma4_text" or not planner.model.tables:
+        raise CetaneError("the layout coreml-llm is for Gemma 4 with per-layer embeddings")
+    if len(planner.members) not in CHUNKS or recipe.layout.head != "last":
+        raise CetaneError(
+            f"their runtime loads 3 or 4 packages, not {len(planner.members)}",
+            "port with the recipe gemma4-4chunk or gemma4-3chunk",
+        )
+    for name, contract in (("full", "blend"), ("sliding", "shift")):
+        if planner.slots[name].contract != contract or recipe.tensor_layout != "c1t":
+            raise CetaneError(
+                f"their {name} layers have {contract} caches, this bundle's "
+                f"{planner.slots[name].contract}",
+                "port with the recipe gemma4-4chunk or gemma4-3chunk",
+            )
+    if not planner.slots["sliding"].limited or planner.slots["full"].limited:
+        raise CetaneError("their sliding layers keep a window, their full layers the context")
+    if recipe.head.subset is not None:
+        raise CetaneError("their runtime takes a choice of the head for a token: no head.subset")
+    if recipe.embedding.inside or any(planner.group(name).dim > WIDTH for name in SHARED):
+        raise CetaneError(f"their runtime looks tokens up itself, and has heads of {WIDTH} at most")

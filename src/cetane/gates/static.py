@@ -1,0 +1,159 @@
+"""What a bundle's packages say of themselves, against its manifest and each other.
+
+A package that was made for another context loads, runs, and is wrong: the seeds rebuilt the last
+chunk of an 8K model because its mask was 2048 long. Hashes tell that a file is another one, not
+what is wrong with it, and nothing at all in a folder whose manifest was written anew. Only
+specifications and headers are read, no weights: less than a second for a large model.
+"""
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+from cetane.bundle import Bundle, rotary_path
+from cetane.errors import CetaneError
+from cetane.families.flow import (
+    Data,
+    Embedding,
+    FromCache,
+    FromTensor,
+    Input,
+    Mask,
+    Output,
+    Rotary,
+    State,
+    ToTensor,
+    WriteMask,
+)
+from cetane.mil import Function as Found
+from cetane.mil import TensorType, load
+from cetane.plan import Function, Plan, Step
+
+
+class Finding(Data):
+    """One thing that is wrong, and where: a package and its function, or a file."""
+
+    where: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.problem}"
+
+
+def static_checks(bundle: Bundle) -> list[Finding]:
+    """What is wrong with an opened bundle, as far as can be seen without running it; its hashes
+    are another check (`Bundle.verify`).
+
+    Every package has the manifest's functions, and they its inputs, outputs and states, by name,
+    shape and dtype; so masks and caches are as long as the context, and heads are the same
+    everywhere, since a manifest that says otherwise is refused (`plan.check_caches`). What one
+    package hands on has the shape that the next one takes; tables have a row for every token and
+    every position, and the channels that functions take.
+    """
+    plan = bundle.plan
+    found = list(tables(bundle))
+    for shard in plan.shards:
+        try:
+            functions = load(bundle.shard(shard.name)).functions
+        except CetaneError as error:
+            found.append(Finding(where=shard.name, problem=error.message))
+            continue
+        wanted = {function.name: function for function in shard.functions}
+        found += listed(shard.name, "function", set(wanted), set(functions))
+        for name in wanted.keys() & functions.keys():
+            found += interface(plan, f"{shard.name}/{name}", wanted[name], functions[name])
+    return found + list(handed_on(plan))
+
+
+def listed(where: str, what: str, wanted: set[str], there: set[str]) -> Iterator[Finding]:
+    """Names that are missing, and those that should not be there."""
+    for name in sorted(wanted - there):
+        yield Finding(where=where, problem=f"no {what} {name}, which the manifest has")
+    for name in sorted(there - wanted):
+        yield Finding(where=where, problem=f"the {what} {name} is not in the manifest")
+
+
+def interface(plan: Plan, where: str, wanted: Function, found: Found) -> Iterator[Finding]:
+    """A function as the manifest has it, against the one in the package."""
+    Ports = tuple[str, tuple[Input | Output | State, ...], Mapping[str, TensorType]]
+    kinds: tuple[Ports, ...] = (
+        ("input", wanted.inputs, found.inputs),
+        ("output", wanted.outputs, found.outputs),
+        ("state", wanted.states, found.states),
+    )
+    for kind, ports, there in kinds:
+        yield from listed(where, kind, {port.name for port in ports}, set(there))
+        for port in ports:
+            type_ = there.get(port.name)
+            if type_ is not None and not (fits(port.shape, type_) and type_.dtype == port.dtype):
+                given = type_.default or type_.shape
+                why = reason(plan, port, given)
+                problem = f"{port.name} is {type_.dtype} {given}, not {port.dtype} {port.shape}"
+                yield Finding(where=where, problem=f"{problem}{why}")
+
+
+def fits(shape: tuple[int, ...], found: TensorType) -> bool:
+    """Whether a package's type is a manifest's shape: its default, where it is flexible."""
+    return found.default == shape if found.default is not None else found.accepts(shape)
+
+
+def reason(plan: Plan, port: Input | Output | State, given: tuple[Any, ...]) -> str:
+    """What the sizes mean, where they tell."""
+    source = getattr(port, "source", None)
+    if not isinstance(source, Mask | WriteMask | FromCache) or len(given) != len(port.shape):
+        return ""
+    if given[-1] == port.shape[-1]:
+        return f": other heads than the group {source.group} of this bundle"
+    return (
+        f": made for another context or window than {plan.recipe.cache.context} tokens "
+        f"and {plan.caches[source.group].count} slots of {source.group}"
+    )
+
+
+def handed_on(plan: Plan) -> Iterator[Finding]:
+    """Tensors that one function writes and a later one of the same mode takes in another shape."""
+    for mode, steps in plan.modes.items():
+        for calls in (steps.silent, steps.steps):
+            made: dict[str, tuple[str, tuple[int, ...]]] = {}
+            for step in calls:
+                if not isinstance(step, Step):
+                    continue  # experts make and take columns of some tokens
+                function = plan.functions[step.shard, step.function]
+                for item in function.inputs:
+                    if not isinstance(item.source, FromTensor) or item.source.name not in made:
+                        continue
+                    maker, shape = made[item.source.name]
+                    if shape != item.shape:
+                        yield Finding(
+                            where=f"{step.shard}/{step.function}",
+                            problem=f"{item.name} is {item.shape}, but {maker} writes {shape} "
+                            f"({mode})",
+                        )
+                for output in function.outputs:
+                    if isinstance(output.sink, ToTensor):
+                        made[output.sink.name] = step.shard, output.shape
+
+
+def tables(bundle: Bundle) -> Iterator[Finding]:
+    """Host tables against the functions that take their rows."""
+    plan = bundle.plan
+    try:
+        rotary = {name: table.shape for name, table in bundle.tables().rotary.items()}
+    except CetaneError as error:  # their lengths are checked there
+        yield Finding(where="tables", problem=error.message)
+        return
+    seen = set()
+    for function in plan.functions.values():
+        for item in function.inputs:
+            source, channels = item.source, prod(item.shape) // function.tokens
+            if isinstance(source, Rotary):
+                where, there = rotary_path(source.table), rotary[source.table][2]
+            elif isinstance(source, Embedding):
+                where, there = f"table {source.table}", plan.tables[source.table].channels
+            else:
+                continue
+            if there != channels and (where, channels) not in seen:
+                seen.add((where, channels))
+                yield Finding(
+                    where=where, problem=f"{there} channels, but {item.name} takes {channels}"
+                )
