@@ -10,6 +10,7 @@ import pytest
 
 from cetane.bundle import MANIFEST, Bundle
 from cetane.checkpoint import open_checkpoint
+from cetane.chips import find_chip
 from cetane.gates.golden import golden
 from cetane.lab.experiment import Experiment, find_experiment, shipped
 from cetane.lab.journal import (
@@ -21,7 +22,6 @@ from cetane.lab.journal import (
     Outcome,
     Verdict,
 )
-from cetane.perf.chips import find_chip
 from cetane.report.collect import bundle_report
 from cetane.report.content import BundleReport, ExperimentReport
 from cetane.report.experiments import experiment_report

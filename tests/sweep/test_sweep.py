@@ -11,12 +11,12 @@ import transformers
 
 from cetane.build import build
 from cetane.checkpoint import Checkpoint, open_checkpoint
+from cetane.chips import find_chip
 from cetane.compress import Selection, parse_format
 from cetane.errors import CetaneError
 from cetane.families.base import Head
 from cetane.gates.quality import perplexity
-from cetane.gates.residency.chips import Target
-from cetane.perf.chips import find_chip
+from cetane.gates.residency.target import Target
 from cetane.perf.predict import Predictor
 from cetane.plan import Planner
 from cetane.recipe import Recipe, load_recipe

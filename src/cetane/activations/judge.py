@@ -56,7 +56,7 @@ def judge(
     """Score some bundles of one checkpoint, by name, on texts that each fit the context."""
     progress("the model", 0, len(bundles) + 1)
     probes = [Probe(f"text-{index}", tuple(text)) for index, text in enumerate(texts)]
-    found: dict[str, tuple[Mode, Planner, list[Observed]]] = {}
+    found: dict[str, tuple[Mode, Planner, list[Observed], Array]] = {}
     for index, (name, bundle) in enumerate(bundles.items()):
         progress(name, index, len(bundles) + 1)
         plan = bundle.plan
@@ -65,9 +65,10 @@ def judge(
         mode: Mode = max(plan.modes, key=lambda m: plan.modes[m].tokens)
         engine = Engine(plan, PortableBackend(bundle), bundle.tables(), resident=False)
         planner = Planner(checkpoint, plan.recipe)
-        found[name] = mode, planner, observe(engine, planner, [mode], probes)[mode]
+        seen = observe(engine, planner, [mode], probes)[mode]
+        found[name] = mode, planner, seen, engine.tokens
     progress("the model", len(bundles), len(bundles) + 1)
-    handed = {truth for _, _, seen in found.values() for one in seen for truth in one.tensors}
+    handed = {truth for _, _, seen, _ in found.values() for one in seen for truth in one.tensors}
     truths = Reference(checkpoint).run([probe.tokens for probe in probes], list(handed))
     progress("done", len(bundles) + 1, len(bundles) + 1)
     return Scores(
@@ -76,10 +77,10 @@ def judge(
         bundles={
             name: Score(
                 shards=tuple(shard_scores(planner, mode, seen, truths)),
-                logits=logit_score(mode, seen, truths),
+                logits=logit_score(mode, seen, truths, tokens),
                 perplexity=perplexity(seen, texts),
             )
-            for name, (mode, planner, seen) in found.items()
+            for name, (mode, planner, seen, tokens) in found.items()
         },
     )
 

@@ -17,7 +17,6 @@ from cetane.bundle import (
     Manifest,
     disk_errors,
     producers,
-    records,
     replacing,
     shard_path,
     write_json,
@@ -25,6 +24,7 @@ from cetane.bundle import (
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
 from cetane.families.flow import Data
+from cetane.listed import records
 from cetane.plan import Plan, Planner
 
 SUFFIX = "-a8"

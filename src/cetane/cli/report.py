@@ -7,12 +7,11 @@ from typing import Annotated
 import typer
 
 from cetane.bundle import Bundle, replacing, write_json
+from cetane.chips import DEFAULT_CHIP, find_chip
 from cetane.cli.lab import HERE, FolderOption, journal_of, library
 from cetane.cli.output import Json, console, finite, print_json
 from cetane.errors import CetaneError
-from cetane.gates.residency.chips import DEFAULT_CHIP
 from cetane.lab.experiment import find_experiment
-from cetane.perf.chips import find_chip
 from cetane.report.collect import bundle_report
 from cetane.report.content import BundleReport, ExperimentReport
 from cetane.report.experiments import experiment_report

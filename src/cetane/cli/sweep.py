@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from cetane.checkpoint import open_checkpoint
+from cetane.chips import find_chip
 from cetane.cli.output import (
     Json,
     Model,
@@ -21,7 +22,6 @@ from cetane.cli.output import (
     table,
 )
 from cetane.errors import CetaneError
-from cetane.perf.chips import find_chip
 from cetane.recipe import load_recipe
 from cetane.sweep.grid import chosen, load_grid, weights
 from cetane.sweep.plot import plot

@@ -9,13 +9,13 @@ from typing import Any, Literal
 from cetane.build import Progress, build, build_key
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
+from cetane.chips import Chip, find_chip
 from cetane.engine.engine import Engine
 from cetane.engine.generate import open_engine
 from cetane.lab.experiment import ARMS, Arm, ArmName, Experiment, sha256_of
 from cetane.lab.journal import Figure
 from cetane.lab.metrics import METRICS
 from cetane.lab.workload import Given, Setting
-from cetane.perf.chips import Chip, find_chip
 from cetane.plan import Planner
 from cetane.recipe import Recipe, parse_recipe
 

@@ -4,14 +4,14 @@ import shlex
 from collections.abc import Iterator
 
 from cetane.bundle import MANIFEST, Bundle
+from cetane.chips import Chip
 from cetane.gates.golden import NEAR_LIMIT, GoldenResult, ShardScore
 from cetane.gates.residency.audit import audit
-from cetane.gates.residency.chips import DEFAULT_OS, Target
 from cetane.gates.residency.measured import with_measured
 from cetane.gates.residency.store import InBundle
+from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.mil.program import LARGEST_FP16
 from cetane.mil.reader import load
-from cetane.perf.chips import Chip
 from cetane.report.content import (
     Absent,
     BlockRange,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
+from cetane.chips import Chip
 from cetane.errors import CetaneError
-from cetane.perf.chips import Chip
 from cetane.perf.cost import TERM_OF
 from cetane.perf.predict import Prediction, Predictor
 from cetane.perf.sweep import CONTEXTS

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from cetane.bundle import Bundle, shard_path
-from cetane.gates.residency.chips import Target
 from cetane.gates.residency.graph import Graph
+from cetane.gates.residency.target import Target
 from cetane.mil.program import Program
 from cetane.plan import ShardPlan, Step
 from cetane.report.content import ShardSize, Sizes

@@ -26,8 +26,8 @@ from cetane.families.flow import Data
 from cetane.gates import metrics
 from cetane.gates.golden import Check, at_least
 from cetane.gates.residency.audit import Audit, audit
-from cetane.gates.residency.chips import Target
 from cetane.gates.residency.store import summary
+from cetane.gates.residency.target import Target
 from cetane.mil import load
 from cetane.speculate.head_runner import Eagle3Runner, MedusaRunner, open_runner
 from cetane.speculate.heads import Head, load_head

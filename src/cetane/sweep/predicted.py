@@ -13,7 +13,7 @@ from cetane.compress import Format
 from cetane.compress.formats import Fp16, Linear, Palette
 from cetane.families.base import Weight
 from cetane.gates.residency.audit import audit, weights_off_ane
-from cetane.gates.residency.chips import Target
+from cetane.gates.residency.target import Target
 from cetane.mil.program import Block, Constant, Function, Op, Program, TensorType, Value
 from cetane.perf.predict import Predictor
 from cetane.plan import Planner

@@ -14,11 +14,11 @@ from typing import Any
 from cetane.build import Progress, location
 from cetane.bundle import disk_errors, producers, replacing
 from cetane.checkpoint import Checkpoint
+from cetane.chips import Chip
 from cetane.compress import Format, Selection, SensitivityFile, parse_format
 from cetane.compress.sensitivity import written_for
 from cetane.errors import CetaneError
-from cetane.gates.residency.chips import Target, chips
-from cetane.perf.chips import Chip
+from cetane.gates.residency.target import Target
 from cetane.perf.predict import Predictor
 from cetane.plan import Planner
 from cetane.recipe import Recipe, parse_recipe
@@ -243,7 +243,7 @@ class Sweep:
     @property
     def target(self) -> Target:
         """The chip as residency rules know it."""
-        return Target(self.chip.id) if self.chip.id in chips() else Target()
+        return Target(self.chip.id)
 
     def recipe_of(self, selection: Selection) -> Recipe:
         """The sweep's recipe with another compression."""

@@ -1,7 +1,7 @@
 """What only an ANE could measure: where ops run, and how long steps of the real model take."""
 
 from cetane.gates.residency.audit import audit, weights_off_ane
-from cetane.gates.residency.chips import Target
+from cetane.gates.residency.target import Target
 from cetane.lab.bench import Findings, Side, each, figure
 from cetane.mil.reader import load
 from cetane.perf.breakeven import Speculation
