@@ -93,8 +93,17 @@ def test_drafts_are_those_of_the_torch_head(
     engines: Callable[[str, str], Engine], tmp_path: Path, family: str, contract: str, kind: str
 ) -> None:
     """In fp32, at every step of a generation, which is token by token the one without drafts."""
-    engine = engines(family, contract)
-    bundle = InMemory(tmp_path / "bundle", engine)
+    assert_drafts(engines(family, contract), tmp_path, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_other_order_of_axes(tmp_path: Path, kind: str) -> None:
+    recipe = make_recipe("readonly", tensor_layout="ct1")
+    assert_drafts(engine_of(build_model("llama"), recipe), tmp_path, kind)
+
+
+def assert_drafts(engine: Engine, folder: Path, kind: str) -> None:
+    bundle = InMemory(folder / "bundle", engine)
     bundle.path.mkdir()
     head = random_head(kind, bundle)
     prompt = tokens(engine.plan.vocab)[:11]
