@@ -375,7 +375,7 @@ def first(content: dict[str, Any], part: str) -> dict[str, Any]:
             "nothing writes hidden",
         ),
         (lambda c: c.update(rotary=[]), "no rotary table default"),
-        (lambda c: c.update(vocab=289), "288 logits for a vocabulary of 289"),
+        (lambda c: c.update(vocab=289), "288 logits for 289 tokens"),
         (
             lambda c: first(c, "outputs").update(
                 sink={"host": "cache", "name": "x", "group": "kv", "write": "append"}

@@ -108,9 +108,10 @@ def agrees(
         found, half = logits("fp32", pieces), logits("fp16", pieces)
         assert (half.argmax(1) == truth.argmax(1)).all()
         if wanted.head.choose:
-            assert np.abs(found.max(1) - truth.max(1)).max() < 1e-4
+            assert np.abs(found.max(1) - truth.max(1)).max() < 1e-4 * np.abs(truth).max()
         else:
-            assert np.abs(found - truth).max() < 1e-4
+            # A program's own constants, such as factors, are fp16 whatever it is computed in.
+            assert np.abs(found - truth).max() < 1e-4 * np.abs(truth).max()
             assert cosines(half, truth).min() > 0.9999
     return planner.plan()
 
