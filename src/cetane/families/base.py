@@ -355,6 +355,9 @@ class Model:
     """The final norm's gains are stored less one."""
     softcap: float | None = None
     """Logits are c * tanh(x / c): the host's work, since it leaves the greedy choice as it is."""
+    residual_scale: float | None = None
+    """The hidden tensors are the Hugging Face model's times this; None where a family has no such
+    option."""
 
     def with_lookup(self) -> "Model":
         """The model with its embedding as the first block."""

@@ -137,22 +137,39 @@ class MLP(nn.Module):
         return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
 
 
+def residual_eps(eps: float, scale: float) -> float:
+    """The epsilon of a norm whose input is `scale` times the model's: what it gives is the same."""
+    return eps * scale**2
+
+
 class Layer(Block):
-    """Attention and MLP, each normed before and after."""
+    """Attention and MLP, each normed before and after.
+
+    The residual stream may be `scale` times the model's: the norms before do not see it, and those
+    after have gains that are as much smaller.
+    """
 
     def __init__(
-        self, config: Any, index: int, kind: Kind, attention: Attention, inner: int, unit: bool
+        self,
+        config: Any,
+        index: int,
+        kind: Kind,
+        attention: Attention,
+        inner: int,
+        unit: bool,
+        scale: float = 1.0,
     ) -> None:
         super().__init__(f"layer-{index:02}", index, f"model.layers.{index}.")
         self.kind = kind
         self.reads, self.keeps = ("hidden", *kind.reads), (kind.name,)
         size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNorm(size, eps, unit_offset=unit)
+        before = residual_eps(eps, scale)
+        self.input_layernorm = RMSNorm(size, before, unit_offset=unit)
         self.self_attn = attention
-        self.post_attention_layernorm = RMSNorm(size, eps, unit_offset=unit)
-        self.pre_feedforward_layernorm = RMSNorm(size, eps, unit_offset=unit)
+        self.post_attention_layernorm = RMSNorm(size, eps, unit_offset=unit, factor=scale)
+        self.pre_feedforward_layernorm = RMSNorm(size, before, unit_offset=unit)
         self.mlp = MLP(size, inner, config.hidden_activation)
-        self.post_feedforward_layernorm = RMSNorm(size, eps, unit_offset=unit)
+        self.post_feedforward_layernorm = RMSNorm(size, eps, unit_offset=unit, factor=scale)
 
     def kept(self, flow: Flow, memory: Memory) -> Any:
         """What attention gets its keys and values from."""

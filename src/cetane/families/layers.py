@@ -7,6 +7,7 @@ serves both.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -186,15 +187,31 @@ def plus_one(stored: Tensor) -> Tensor:
     return stored.float() + 1
 
 
+def scaled(stored: Tensor, pick: Callable[[Tensor], Tensor] | None, factor: float) -> Tensor:
+    """What is picked, times a factor, in fp32."""
+    return (pick(stored) if pick else stored).float() * factor
+
+
 class RMSNorm(Leaf):
-    """x / rms(x) * weight over `axis`; with `unit_offset` a checkpoint has the weight less one."""
+    """x / rms(x) * weight over `axis`; with `unit_offset` a checkpoint has the weight less one, and
+    with a `factor` the weight is so many times what it has."""
 
     weight: Tensor
 
-    def __init__(self, size: int, eps: float, axis: int = 1, unit_offset: bool = False) -> None:
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        axis: int = 1,
+        unit_offset: bool = False,
+        factor: float = 1.0,
+    ) -> None:
         super().__init__()
         self.size, self.eps, self.axis = size, eps, axis
-        self.hold_channels("weight", size, axis, plus_one if unit_offset else None)
+        pick = plus_one if unit_offset else None
+        if factor != 1:
+            pick = partial(scaled, pick=pick, factor=factor)
+        self.hold_channels("weight", size, axis, pick)
 
     def forward(self, x: Tensor) -> Tensor:
         return normalize(x, self.size, self.eps, self.axis) * self.weight

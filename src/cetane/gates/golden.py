@@ -8,6 +8,7 @@ reference. Greedy decoding runs as a user runs it, on the fast executor.
 
 import tomllib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib import resources
 from itertools import zip_longest
 
@@ -76,7 +77,7 @@ class LogitScore(Data):
 
 
 class Range(Data):
-    """The residual stream of the truth after a block, over all probes."""
+    """The residual stream of the truth after a block, over all probes, as the bundle scales it."""
 
     block: str
     largest: float
@@ -148,7 +149,11 @@ def golden(
     results = Reference(checkpoint).run(
         [*(probe.tokens for probe in probes), *asked], list(handed | set(wanted.values()))
     )
-    truths = results[: len(probes)]
+    scale = planner.model.residual_scale
+    truths = [
+        replace(seen, tensors={name: rows * (scale or 1.0) for name, rows in seen.tensors.items()})
+        for seen in results[: len(probes)]
+    ]
     greedy = tuple(
         float(choices(result.logits, question, tokens).mean())
         for result, question, tokens in zip(results[len(probes) :], questions, answers, strict=True)
@@ -161,6 +166,7 @@ def golden(
     ]
     warnings += [
         f"{found.block}: the residual stream reaches {found.largest:.0f}; fp16 ends at 65504"
+        + (f"; family.residual_scale is {scale:g} and can be smaller" if scale else "")
         for found in ranges
         if found.largest > NEAR_LIMIT
     ]

@@ -85,6 +85,7 @@ class Rung:
     ) -> None:
         self.engine, self.planner, self.reference = engine, planner, reference
         self.tokens = tokens
+        self.scale = planner.model.residual_scale or 1.0
 
     def scores(self, shard: str) -> Iterator[ShardScore]:
         """How a shard agrees in every mode."""
@@ -108,7 +109,8 @@ class Rung:
         }
         makers = {maker: self.planner.feeds(maker) for maker in self.all_makers(shard)}
         fed = {truth for some in (feeds, *makers.values()) for truth in some.values()}
-        truths = self.reference.tensors(self.tokens, list({*fed, *names}))
+        stored = self.reference.tensors(self.tokens, list({*fed, *names}))
+        truths = {truth: rows * self.scale for truth, rows in stored.items()}
         slices = self.slices(shard)
         theirs = self.logits(shard, feeds, truths) if slices else None
         for mode in modes:
@@ -139,7 +141,7 @@ class Rung:
     def logits(self, shard: str, feeds: dict[str, Truth], truths: dict[Truth, Array]) -> Array:
         """The model's; from what a shard is fed, if it is a head and no more."""
         if self.engine.plan.by_name[shard].kind == "head":
-            return self.reference.head(truths[feeds["hidden"]])
+            return self.reference.head(truths[feeds["hidden"]] / self.scale)
         return self.reference.run([self.tokens])[0].logits
 
     def slices(self, shard: str) -> set[tuple[int, int]]:

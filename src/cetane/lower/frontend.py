@@ -13,11 +13,15 @@ from coremltools.converters.mil.mil.ops.defs._op_reqs import register_op
 from cetane.families import layers  # noqa: F401, defines an op that is registered here
 from cetane.lower import tracing  # noqa: F401, the same
 
+SMALLEST = 2.0**-24
+"""Of fp16: a smaller epsilon would be none, and zeros, such as padding, could not be normed."""
+
 
 @register_torch_op(torch_alias=["cetane::layer_norm"])
 def cetane_layer_norm(context: Any, node: Any) -> None:
     x, axis, eps = _get_inputs(context, node, expected=3)
-    result = mb.layer_norm(x=x, axes=[int(axis.val)], epsilon=np.float32(eps.val), name=node.name)
+    epsilon = np.float32(max(eps.val, SMALLEST))
+    result = mb.layer_norm(x=x, axes=[int(axis.val)], epsilon=epsilon, name=node.name)
     context.add(result)
 
 
