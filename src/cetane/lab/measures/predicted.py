@@ -43,7 +43,8 @@ def speed(side: Side) -> Findings:
     """Of the model that the workload stands for, with the recipe as it would ship."""
     planner, predictor = side.real, Predictor(side.chip)
     plan, recipe = planner.plan(), planner.recipe
-    note = f"{side.given.real.source}, {side.chip.name}, {recipe.cache.context} slots"
+    work = side.given.workload
+    note = f"{work.stands_for or work.model}, {side.chip.name}, {recipe.cache.context} slots"
     decode = predictor.predict(planner, "decode")
     figures = {
         "predicted_ms": figure(
