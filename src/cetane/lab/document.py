@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from cetane.lab.experiment import ARMS, Arm, Experiment, Report
-from cetane.lab.journal import Figure, Journal, Outcome, Run, Verdict
+from cetane.lab.journal import ArmOutcome, Figure, Journal, Outcome, Run, Verdict
 
+ANSWERS = 3
+"""Of an arm, that are shown; the journal has all."""
 INTRODUCTION = """\
 # Experiments
 
@@ -131,7 +133,7 @@ class Entry:
             yield f"Gate: {gate.metric}{whose} {bounds}: {found}, {verdict}."
         yield from paragraph("Surprise", outcome.surprise)
         for name in ARMS:
-            for title, text in (outcome.arms[name].texts if name in outcome.arms else {}).items():
+            for title, text in texts(outcome.arms[name]) if name in outcome.arms else ():
                 shown = text.replace("\n", "⏎").replace("`", "'").replace("|", "¦")
                 yield ""
                 yield f"{title}, {name}: `{shown[:300]}`"
@@ -140,6 +142,12 @@ class Entry:
             ).items():
                 yield ""
                 yield f"{title}, {name}: " + ", ".join(f"{x:g}: {y:g}" for x, y in points)
+
+
+def texts(arm: ArmOutcome) -> Iterator[tuple[str, str]]:
+    """What there is to read; of many answers the first."""
+    answers = [title for title in arm.texts if title.startswith("smoke ")]
+    yield from ((t, text) for t, text in arm.texts.items() if t not in answers[ANSWERS:])
 
 
 def overview(entries: Sequence[Entry]) -> Iterator[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from cetane.bundle import remove
@@ -60,7 +61,10 @@ def write_gemma4(folder: Path, tokenizer: Path) -> Path:
                 tensor.copy_(drawn * tensor.shape[-1] ** -0.5)
         for layer in model.model.layers:
             layer.self_attn.q_norm.weight *= layer.self_attn.head_dim**-0.5
-    model.save_pretrained(partial)
+    partial.mkdir(parents=True)
+    tensors = {n: t for n, t in model.state_dict().items() if n != "lm_head.weight"}  # tied
+    save_file(tensors, partial / "model.safetensors")
+    model.config.save_pretrained(partial)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tokenizer / name, partial)
     remove(folder)
@@ -97,7 +101,7 @@ class Shapes:
         tensor = self.tensors[name]
         if tensor.ndim > 1:
             raise CetaneError(f"{self.source} is shapes alone: {name} has no values")
-        return torch.zeros(tensor.shape)
+        return torch.zeros(tensor.shape, device="cpu")  # plans are made on the meta device
 
     def read_rows(self, name: str, start: int, stop: int) -> Tensor:
         raise CetaneError(f"{self.source} is shapes alone: {name} has no values")

@@ -7,12 +7,16 @@ from cetane.mil.reader import load
 from cetane.perf.breakeven import Speculation
 from cetane.perf.predict import Predictor
 
+OF_SIZE = ("tiny-program",)
+"""Rules that judge the small model, not the one that it stands for."""
+
 
 @each("residency")
 def residency(side: Side) -> Findings:
     """By rules, of the packages that were built."""
+    without = OF_SIZE if side.given.workload.stands_for else ()
     packages = {shard.name: side.bundle.shard(shard.name) for shard in side.bundle.plan.shards}
-    found = audit({name: load(path) for name, path in packages.items()}, Target())
+    found = audit({name: load(path) for name, path in packages.items()}, Target(), without)
     ops = sum(function.count() for function in found.functions)
     on = sum(function.count("ANE") for function in found.functions)
     decoding = [f for f in found.functions if not f.variant and f.tokens == 1]
@@ -32,7 +36,7 @@ def residency(side: Side) -> Findings:
     texts = {"residency": "; ".join(found.reasons)} if found.reasons else {}
     if off:
         texts["off the ANE"] = ", ".join(sorted(off))
-    note = f"rules, {found.target}"
+    note = f"rules, {found.target}" + (f", without {', '.join(without)}" if without else "")
     return Findings(
         {name: figure(name, value, "predicted", note=note) for name, value in values.items()}, texts
     )
@@ -43,7 +47,8 @@ def speed(side: Side) -> Findings:
     """Of the model that the workload stands for, with the recipe as it would ship."""
     planner, predictor = side.real, Predictor(side.chip)
     plan, recipe = planner.plan(), planner.recipe
-    note = f"{side.given.real.source}, {side.chip.name}, {recipe.cache.context} slots"
+    work = side.given.workload
+    note = f"{work.stands_for or work.model}, {side.chip.name}, {recipe.cache.context} slots"
     decode = predictor.predict(planner, "decode")
     figures = {
         "predicted_ms": figure(

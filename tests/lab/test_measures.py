@@ -1,0 +1,116 @@
+"""What measures say of a tiny bundle, against what is known of it otherwise."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cetane.bundle import Bundle
+from cetane.gates.residency.audit import audit
+from cetane.gates.residency.chips import Target
+from cetane.lab.bench import MEASURES, Bench, Findings
+from cetane.lab.experiment import Experiment, parse_experiment
+from cetane.lab.metrics import METRICS
+from cetane.lab.workload import Setting
+from cetane.mil.reader import load
+
+
+@pytest.fixture
+def bench(
+    tiny: Experiment, setting: Setting, tiny_bundle: Callable[..., Bundle]
+) -> Callable[..., Bench]:
+    """`bench(**fields of the candidate)`: both sides on one finished bundle."""
+    import cetane.lab.measures  # noqa: F401
+
+    def make(**candidate: Any) -> Bench:
+        content = tiny.model_dump(mode="json")
+        content["candidate"] = content["candidate"] | candidate
+        made = Bench(parse_experiment(content, "tiny"), setting, lambda *_: None)
+        for side in made.sides.values():
+            side.made = tiny_bundle(layout={"kind": "single"})
+        return made
+
+    return make
+
+
+def take(bench: Bench, name: str) -> dict[Any, Findings]:
+    """A measure, its figures in their metrics' units."""
+    found = dict(MEASURES[name](bench))
+    for findings in found.values():
+        for metric, figure in findings.figures.items():
+            assert METRICS[metric].measure == name and figure.unit == METRICS[metric].unit
+    return found
+
+
+def test_two_sides_on_one_bundle_agree(bench: Callable[..., Bench]) -> None:
+    both = bench()
+    found = take(both, "agreement")["candidate"].figures
+    assert found["same_tokens"].value == 1
+    assert found["logit_cosine"].value == pytest.approx(1, abs=1e-9)
+    ours, theirs = (take(both, "size")[arm].figures for arm in ("candidate", "baseline"))
+    assert ours == theirs
+    plan = both.candidate.bundle.plan
+    assert ours["bits_per_weight"].value == pytest.approx(16, abs=0.01)
+    assert (ours["packages"].value, ours["programs"].value) == (1, len(plan.functions))
+    assert ours["package_bytes"].value > ours["weight_bytes"].value  # type: ignore[operator]
+
+
+def test_answers_are_judged_by_the_model(bench: Callable[..., Bench]) -> None:
+    found = take(bench(), "smoke")["candidate"]
+    value = found.figures["smoke_greedy"].value
+    assert value is not None and 0.9 <= value <= 1  # fp16 weights of a random model
+    assert set(found.texts) == {"smoke capital", "smoke photosynthesis", "smoke haiku"}
+
+
+def test_calls_and_drafts(bench: Callable[..., Bench]) -> None:
+    both = bench(drafter="ngram")
+    calls = take(both, "calls")["candidate"].figures
+    slowdown = calls["verify_slowdown"].value
+    assert slowdown is not None and slowdown > 0
+    share = calls["break_even"].value  # (tK / t1 - 1) / (K - 1), K = 3
+    assert share == (None if slowdown >= 3 else pytest.approx(max(0, (slowdown - 1) / 2)))
+    drafts = take(both, "drafting")
+    assert drafts["baseline"].figures == {}
+    assert drafts["candidate"].figures["draft_same"].value == 1
+
+
+def test_placement_without_the_rule_of_size(bench: Callable[..., Bench]) -> None:
+    both = bench()
+    packages = {
+        s.name: both.candidate.bundle.shard(s.name) for s in both.candidate.bundle.plan.shards
+    }
+    programs = {name: load(path) for name, path in packages.items()}
+    whole = audit(programs, Target())
+    without = audit(programs, Target(), ("tiny-program",))
+    assert any(f.rule == "tiny-program" for a in whole.functions for f in a.findings)
+    assert not any(f.rule == "tiny-program" for a in without.functions for f in a.findings)
+    small = take(both, "residency")["candidate"].figures  # it stands for nothing but itself
+    assert small["ane_ops"].value == 0 and small["ane_ops"].kind == "predicted"
+    assert sum(a.count("ANE") for a in without.functions) > 0
+
+
+def test_needles(bench: Callable[..., Bench]) -> None:
+    windowed = bench(changes={}, scaled={"family": {"full_window": 64}})
+    with pytest.raises(KeyError):
+        windowed.candidate.recipe.family["sinks"]
+    found = take(windowed, "needle")
+    near, far = (found["candidate"].figures[name].value for name in ("recall_near", "recall_far"))
+    assert (near, far) == (1, 0)
+    assert found["baseline"].figures["recall_far"].value == 1
+    assert dict(found["candidate"].curves["recall by distance"])[64.0] == 0
+
+
+def test_memory_of_a_process(bench: Callable[..., Bench]) -> None:
+    value = take(bench(), "memory")["candidate"].figures["peak_bytes"].value
+    assert value is not None and 5e7 < value < 4e9
+
+
+def test_a_missing_verifier_has_no_figure(
+    bench: Callable[..., Bench], tiny_bundle: Callable[..., Bundle]
+) -> None:
+    both = bench()
+    both.candidate.made = tiny_bundle(layout={"kind": "single"}, verify=None)
+    figures = take(both, "calls")["candidate"].figures
+    assert all(
+        figure.value is None and "no verifying" in figure.note for figure in figures.values()
+    )

