@@ -198,14 +198,12 @@ def test_another_chip_is_predicted_and_not_judged(
 
 
 def test_sensitivities_are_mean_squares_of_inputs(
-    judge: Judge, passage: Passage, tiny_checkpoint_folder: Path
+    judge: Judge, passage: Passage, truth: Callable[..., Any]
 ) -> None:
     judge.compress(Selection())
     tokens = passage.calibration[:128]
     found = moments.measure(judge, tokens)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        tiny_checkpoint_folder, dtype=torch.float32
-    )
+    model = truth("fp16")
     seen: dict[str, list[torch.Tensor]] = {}
     for path, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
@@ -216,7 +214,7 @@ def test_sensitivities_are_mean_squares_of_inputs(
     assert found.inputs.keys() == seen.keys()
     for name, inputs in seen.items():
         expected = torch.cat(inputs).double().square().mean(0).numpy()
-        np.testing.assert_allclose(found.inputs[name], expected, rtol=2e-3)
+        np.testing.assert_allclose(found.inputs[name], expected, rtol=5e-3)  # gains are fp16
 
 
 def test_a_text_shorter_than_a_call_has_no_sensitivities(judge: Judge) -> None:
