@@ -198,14 +198,12 @@ def test_another_chip_is_predicted_and_not_judged(
 
 
 def test_sensitivities_are_mean_squares_of_inputs(
-    judge: Judge, passage: Passage, tiny_checkpoint_folder: Path
+    judge: Judge, passage: Passage, truth: Callable[..., Any]
 ) -> None:
     judge.compress(Selection())
     tokens = passage.calibration[:128]
     found = moments.measure(judge, tokens)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        tiny_checkpoint_folder, dtype=torch.float32
-    )
+    model = truth("fp16")
     seen: dict[str, list[torch.Tensor]] = {}
     for path, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
@@ -216,7 +214,7 @@ def test_sensitivities_are_mean_squares_of_inputs(
     assert found.inputs.keys() == seen.keys()
     for name, inputs in seen.items():
         expected = torch.cat(inputs).double().square().mean(0).numpy()
-        np.testing.assert_allclose(found.inputs[name], expected, rtol=2e-3)
+        np.testing.assert_allclose(found.inputs[name], expected, rtol=5e-3)  # gains are fp16
 
 
 def test_a_text_shorter_than_a_call_has_no_sensitivities(judge: Judge) -> None:
@@ -226,7 +224,8 @@ def test_a_text_shorter_than_a_call_has_no_sensitivities(judge: Judge) -> None:
 
 def test_mixed_formats_fit_their_size(sweep: Callable[[], Sweep]) -> None:
     work = sweep()
-    sizes = [work.plain_size(f"palette{bits}-kmeans-group32") for bits in (4, 3)]
+    six, four, three = (work.plain_size(f"palette{bits}-kmeans-group32") for bits in (6, 4, 3))
+    sizes = [(six + four) // 2, (four + three) // 2]
     found = work.mixes([*sizes, 10])
     assert len(found) == 2
     assert list(work.refused.values()) == ["the smallest formats do not fit"]

@@ -53,7 +53,7 @@ def measure(judge: Judge, tokens: Sequence[int]) -> Sensitivities:
     with watcher:
         for _ in judge.read(whole):
             pass
-    means = {w.name: np.ones(w.stored[-1], np.float32) for w in weights.values()}
+    means = {w.name: np.ones(w.shape[1], np.float32) for w in weights.values()}
     for name, total in watcher.sums.items():
         means[name] = (total / watcher.columns[name]).numpy().astype(np.float32)
     return Sensitivities(means)

@@ -15,7 +15,7 @@ from cetane.build import Progress, location
 from cetane.bundle import disk_errors, producers, replacing
 from cetane.checkpoint import Checkpoint
 from cetane.chips import Chip
-from cetane.compress import Format, Selection, SensitivityFile, parse_format
+from cetane.compress import Format, Fp16, Selection, SensitivityFile, parse_format
 from cetane.compress.sensitivity import written_for
 from cetane.errors import CetaneError
 from cetane.gates.residency.target import Target
@@ -130,6 +130,8 @@ class Sweep:
             counted = self.counted if form.weighted else None
             return self.point(candidate(form, self.planner, counted))
         except CetaneError as error:
+            if isinstance(form, Fp16):  # then it is the model, and no format
+                raise
             self.refused[name] = error.message
             return None
 
