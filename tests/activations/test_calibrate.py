@@ -118,11 +118,12 @@ def test_it_computes_what_coremltools_own_entry_point_makes(
     with temporary_folder(), bridged():
         model = single_function(package, "decode")
         theirs = cto.linear_quantize_activations(model, config, [dict(calls[0])])
-        wanted = [theirs.predict(call)["logits"] for call in calls]
-        plain = model.predict(calls[1])["logits"]
+        wanted = [theirs.predict(call) for call in calls]
+        plain = model.predict(calls[1])
     made = tmp_path / "made.mlpackage"
     quantize_package(package, calibrate(package, {"decode": calls[:1]}), False, made)
     ours = load(made).functions["decode"].compile("fp32")
-    for call, logits in zip(calls, wanted, strict=True):
-        np.testing.assert_allclose(ours(call)["logits"], logits, rtol=1e-4, atol=1e-4)
-    assert not np.allclose(plain, wanted[1], rtol=1e-3, atol=1e-3)
+    for call, outputs in zip(calls, wanted, strict=True):
+        for name, logits in outputs.items():
+            np.testing.assert_allclose(ours(call)[name], logits, rtol=1e-4, atol=1e-4)
+            assert not np.allclose(plain[name], wanted[1][name], rtol=1e-3, atol=1e-3)
