@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import coremltools.optimize.coreml as cto
 import numpy as np
 import pytest
 from coremltools.optimize.coreml.experimental import (
@@ -107,3 +108,22 @@ def test_scales_are_those_of_the_ranges(package: Path, calls: list[Arrays], tmp_
 def test_a_range_that_is_missing(package: Path, calls: list[Arrays], tmp_path: Path) -> None:
     with pytest.raises(CetaneError, match="no range of"):
         quantize_package(package, {}, False, tmp_path / "made.mlpackage")
+
+
+def test_it_computes_what_coremltools_own_entry_point_makes(
+    package: Path, calls: list[Arrays], tmp_path: Path
+) -> None:
+    symmetric = cto.OpLinearQuantizerConfig(mode="linear_symmetric")
+    config = cto.OptimizationConfig(global_config=symmetric, op_type_configs={"add": None})
+    with temporary_folder(), bridged():
+        model = single_function(package, "decode")
+        theirs = cto.linear_quantize_activations(model, config, [dict(calls[0])])
+        wanted = [theirs.predict(call) for call in calls]
+        plain = model.predict(calls[1])
+    made = tmp_path / "made.mlpackage"
+    quantize_package(package, calibrate(package, {"decode": calls[:1]}), False, made)
+    ours = load(made).functions["decode"].compile("fp32")
+    for call, outputs in zip(calls, wanted, strict=True):
+        for name, logits in outputs.items():
+            np.testing.assert_allclose(ours(call)[name], logits, rtol=1e-4, atol=1e-4)
+            assert not np.allclose(plain[name], wanted[1][name], rtol=1e-3, atol=1e-3)

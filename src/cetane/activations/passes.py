@@ -1,7 +1,7 @@
 """coremltools' passes that put `quantize` and `dequantize` around what has int8 arithmetic.
 
 They run on all functions of a package at once. coremltools' own entry point takes one function and
-ends with its whole default pipeline, which takes 95% of the time and changes nothing here.
+ends with its whole default pipeline, which takes 92% of the time and is of no use here.
 """
 
 from pathlib import Path
