@@ -7,8 +7,8 @@ import typer
 from typer.core import TyperGroup
 
 COMMANDS = (
-    "inspect", "plan", "port", "demo", "build", "audit", "validate", "sweep", "diff", "run", "bench",
-    "train-head", "lab", "export", "info", "report", "doctor", "recompile", "gc",
+    "inspect", "plan", "port", "demo", "build", "audit", "validate", "sweep", "diff", "run",
+    "bench", "train-head", "lab", "export", "info", "report", "doctor", "recompile", "gc",
 )  # fmt: skip
 """Each is a function of that name in a module of that name, with underscores, or a module with
 `commands` of its own."""
