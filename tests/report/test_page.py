@@ -159,6 +159,13 @@ def test_plots_take_the_colours_of_the_page(full: BundleReport) -> None:
     assert "metadata" not in drawn
 
 
+def test_a_sweep_of_fp16_alone_has_no_plot(full: BundleReport) -> None:
+    points = [point for point in full.quality.points if point.method == "fp16"]
+    quality = full.quality.model_copy(update={"points": tuple(points)})
+    assert "<svg" in page(full)
+    assert "<svg" not in page(full.model_copy(update={"quality": quality}))
+
+
 def contrast(a: str, b: str) -> float:
     """WCAG 2.1's ratio of two colours."""
 

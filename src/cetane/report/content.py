@@ -39,6 +39,9 @@ class Verdict(Data):
     date: str | None = None
     """When its result was written, UTC."""
     notes: tuple[str, ...] = ()
+    held: int = 0
+    """How many of the checks passed."""
+    count: int = 0
     checks: tuple[Checked, ...] = ()
 
 

@@ -48,7 +48,6 @@ def environment() -> Environment:
         "mixed": mixed,
         "plain": plain,
         "groups": groups,
-        "count_words": count_words,
     }
     return made
 
@@ -122,8 +121,3 @@ def mixed(cell: Cell) -> str:
 def groups(rows: Sequence[Any], key: str) -> list[tuple[str, list[Any]]]:
     """Neighbours with the same attribute; jinja's own filter sorts."""
     return [(name, list(group)) for name, group in groupby(rows, attrgetter(key))]
-
-
-def count_words(count: int, word: str) -> Markup:
-    """A number of things."""
-    return Markup("{} {}{}").format(whole(count), word, "" if count == 1 else "s")

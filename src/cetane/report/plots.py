@@ -25,6 +25,8 @@ COLOURS = {
 INK, SOFT, LINE, *SERIES = COLOURS
 MARKERS = "osD^vP"
 METHODS = ("fp16", "linear", "uniform", "kmeans", "weighted", "mixed")
+ARMS = {"baseline": SOFT, "candidate": SERIES[0]}
+"""Lines in the colours of an experiment's bars."""
 WIDTH, HEIGHT = 5.2, 3.9
 """Inches of 72 points: text is as large on a phone as in the page around it."""
 
@@ -43,7 +45,7 @@ def quality(found: Quality) -> Markup:
                 color=SERIES[index], label=method, zorder=2, linewidths=0,
             )  # fmt: skip
     axes.set_yscale("log")
-    axes.margins(x=0.14)
+    axes.margins(x=0.2)
     axes.set_xlabel("bits per weight, scales and palettes counted")
     axes.set_ylabel("KL to the fp16 weights, nats")
     labelled = front[:: max(1, math.ceil(len(front) / 5))]
@@ -63,7 +65,7 @@ def curves(name: str, lines: dict[str, Sequence[tuple[float, float]]], y: str) -
     figure, axes = blank()
     for index, (label, points) in enumerate(lines.items()):
         xs, ys = [x for x, _ in points], [v for _, v in points]
-        colour = SERIES[index % len(SERIES)]
+        colour = ARMS.get(label, SERIES[index % len(SERIES)])
         axes.plot(xs, ys, color=colour, lw=1.8, marker=MARKERS[index % 6], ms=4)
         if points:
             axes.annotate(

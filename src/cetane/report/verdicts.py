@@ -118,6 +118,8 @@ def verdict(gates: Gates, gate: str, audit: Audit) -> Verdict:
         command=command(gate, gates.bundle.path, gates.bundle.manifest.source),
         date=gates.date(gate),
         notes=tuple(notes),
+        held=sum(check.passed for check in checks),
+        count=len(checks),
         checks=tuple(checks),
     )
 
