@@ -44,7 +44,8 @@ ABOUT = (
 TASKS = (
     "clean a cast iron pan", "learn a new language", "save money for a long trip", "fix a flat tyre",
     "prepare for a job interview", "train a puppy", "grow tomatoes", "write a cover letter",
-    "remove a coffee stain", "start running", "make friends in a new city", "cook rice",
+    "remove a coffee stain", "start running",
+    "make friends in a new city", "cook rice",
     "plan a week of meals", "choose a good book", "stop biting my nails", "move to another flat",
     "give a speech", "wake up earlier", "make pancakes", "repair a leaking tap", "draw a face",
     "ask my boss for a raise", "keep a diary", "paint a fence", "calm a crying baby",

@@ -26,7 +26,10 @@ def train_head(
     model: Annotated[
         str | None, typer.Option(help="The checkpoint, if it is not where the build found it.")
     ] = None,
-    tokens: Annotated[int, typer.Option(min=2, help="Most tokens of every file.")] = 40_000,
+    features: Annotated[
+        Path | None, typer.Option(help="Keep hidden states here, for another run or head.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=2, help="Most tokens of every file.")] = 200_000,
     window: Annotated[int, typer.Option(min=16, help="Tokens that are seen together.")] = 256,
     vocabulary: Annotated[int, typer.Option(min=1, help="Tokens it may propose.")] = 8192,
     steps: Annotated[int, typer.Option(min=1, max=16, help="Tokens of a draft.")] = 3,
@@ -41,10 +44,12 @@ def train_head(
     checkpoint = open_checkpoint(model or bundle.manifest.source)
     engine = open_engine(bundle)
     window = min(window, bundle.plan.recipe.cache.context)
-    ids = [token for path in data for token in read_tokens(bundle.tokenizer, path, tokens)]
+    texts = [read_tokens(bundle.tokenizer, path, tokens) for path in data]
+    ids = [token for text in texts for token in text[: len(text) - len(text) % window]]
     embedding = torch.from_numpy(np.array(bundle.tables().embedding))
     with progress(f"train {kind}") as update:
-        learned, held = split(collect(engine, ids, window, update))
+        folder = features and features / bundle.digest
+        learned, held = split(collect(engine, ids, window, update, folder))
         head = new_head(kind, bundle, checkpoint, learned, vocabulary, steps)
         before = acceptance(head, held, embedding)
         train(head, learned, embedding, epochs, minutes, batch, update)

@@ -86,7 +86,7 @@ def computed(engine: Engine, window: Sequence[int]) -> dict[str, Tensor]:
     logits = session.feed(window, "all")
     assert logits is not None
     return {
-        "features": torch.from_numpy(taps.take()).half(),
+        "features": torch.from_numpy(taps.take()).half().contiguous(),
         "choices": torch.from_numpy(logits.argmax(-1)),
     }
 
