@@ -1,6 +1,7 @@
 """First-token acceptance: how often each drafter knows the next token of greedy answers to the
-prompts of the speculative suite, asked at every position. n-gram lookup seldom proposes, so both
-shares are given: of all positions, and of its proposals.
+prompts of the speculative suite, asked at every position. n-gram lookup seldom proposes, so there
+are three shares: of all positions, of a drafter's own proposals, and of the positions at which the
+first drafter had a proposal.
 """
 
 import time
@@ -10,7 +11,7 @@ from cetane.bundle import Bundle
 from cetane.cli.run import ask, message
 from cetane.engine.generate import open_engine
 from cetane.engine.sampling import Sampler
-from cetane.speculate.bench import first_tokens, suite
+from cetane.speculate.bench import FirstTokens, first_tokens, suite
 from cetane.speculate.open import Wish, open_drafters
 from common import arguments, report
 
@@ -27,21 +28,23 @@ def main() -> None:
     for category in options.only.split(","):
         texts = suite()[category][: options.prompts]
         prompts = [ask(bundle, [message("user", text)]) for text in texts]
+        found: list[FirstTokens] = []
         for name in options.drafters:
             (drafter,) = open_drafters(Wish(name), bundle, Sampler(), "auto", remember=False)
             started = time.process_time()
-            found = first_tokens(engine, prompts, drafter, options.tokens, bundle.tokenizer.eos_ids)
-            row = [category, drafter.name, len(prompts), found.positions, found.proposed,
-                   found.right, found.by_position, found.by_proposal]  # fmt: skip
+            one = first_tokens(engine, prompts, drafter, options.tokens, bundle.tokenizer.eos_ids)
+            found.append(one)
+            row = [category, drafter.name, len(prompts), len(one.right), sum(one.proposed),
+                   sum(one.right), one.share(), one.share(one.proposed),
+                   one.share(found[0].proposed)]  # fmt: skip
             rows.append(row)
             results.append(dict(zip(COLUMNS, row, strict=True))
                            | {"cpu_seconds": time.process_time() - started})  # fmt: skip
-            print(row, flush=True)
     report("first-token acceptance", COLUMNS, rows, {"results": results}, options.json)
 
 
-COLUMNS = ["category", "drafter", "prompts", "positions", "proposals", "right", "by position",
-           "by proposal"]  # fmt: skip
+COLUMNS = ["category", "drafter", "prompts", "positions", "proposals", "right", "of positions",
+           "of proposals", "of the first's proposals"]  # fmt: skip
 
 
 if __name__ == "__main__":

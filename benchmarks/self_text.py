@@ -42,7 +42,8 @@ ABOUT = (
     "Give me three good reasons to learn about {}, and one against it.",
 )
 TASKS = (
-    "clean a cast iron pan", "learn a new language", "save money for a long trip", "fix a flat tyre",
+    "clean a cast iron pan", "learn a new language", "save money for a long trip",
+    "fix a flat tyre",
     "prepare for a job interview", "train a puppy", "grow tomatoes", "write a cover letter",
     "remove a coffee stain", "start running",
     "make friends in a new city", "cook rice",

@@ -284,9 +284,10 @@ def test_first_tokens_of_greedy_answers(engine: Engine) -> None:
 
     for off, every, right, proposed in ((0, 1, 11, 11), (1, 1, 0, 11), (0, 2, 6, 6)):
         found = first_tokens(engine, [prompt], Known(off, every), 12, ())
-        assert (found.positions, found.proposed, found.right) == (11, proposed, right)
-        assert found.by_position == right / 11
-        assert found.by_proposal == right / proposed
+        assert (len(found.right), sum(found.proposed), sum(found.right)) == (11, proposed, right)
+        assert found.share() == right / 11
+        assert found.share(found.proposed) == right / proposed
+        assert found.share([False] * 11) is None
 
 
 def test_too_little_text(engine: Engine) -> None:

@@ -1,5 +1,6 @@
 """cetane train-head: a draft head for a bundle."""
 
+import time
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -34,11 +35,12 @@ def train_head(
     vocabulary: Annotated[int, typer.Option(min=1, help="Tokens it may propose.")] = 8192,
     steps: Annotated[int, typer.Option(min=1, max=16, help="Tokens of a draft.")] = 3,
     epochs: Annotated[int, typer.Option(min=1)] = 10,
-    minutes: Annotated[float, typer.Option(help="Most minutes of training.")] = 30.0,
+    minutes: Annotated[float, typer.Option(help="Most minutes of all this.")] = 30.0,
     batch: Annotated[int, typer.Option(min=1, help="Windows of a step.")] = 4,
     json: Json = False,
 ) -> None:
     """Train a head that drafts for a bundle, on hidden states from the calls that decode."""
+    started = time.monotonic()
     bundle = Bundle(target)
     bundle.verify()
     checkpoint = open_checkpoint(model or bundle.manifest.source)
@@ -52,7 +54,8 @@ def train_head(
         learned, held = split(collect(engine, ids, window, update, folder))
         head = new_head(kind, bundle, checkpoint, learned, vocabulary, steps)
         before = acceptance(head, held, embedding)
-        train(head, learned, embedding, epochs, minutes, batch, update)
+        left = minutes - (time.monotonic() - started) / 60
+        train(head, learned, embedding, epochs, left, batch, update)
     after = acceptance(head, held, embedding)
     path = output or head_path(bundle, kind)
     head.save(path)
@@ -60,6 +63,8 @@ def train_head(
         results = {"untrained": before, "trained": after}
         print_json(
             {"head": str(path), "windows": len(learned), "held_out": len(held)}
+            | {"minutes": (time.monotonic() - started) / 60}
+            | {"cpu_minutes": time.process_time() / 60}
             | {name: found.model_dump(mode="json") for name, found in results.items()}
         )
     else:

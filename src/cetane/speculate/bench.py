@@ -3,8 +3,9 @@
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
+from itertools import compress
 from statistics import median
 
 from cetane.build import Progress
@@ -171,11 +172,10 @@ class FirstTokens:
     verified, so that all drafters are asked at the same positions. A `Speculation`."""
 
     drafter: Drafter
-    positions: int = 0
-    proposed: int = 0
-    """Positions at which it had a proposal."""
-    right: int = 0
-    """Those of them whose first token is the one that the target chose then."""
+    proposed: list[bool] = field(default_factory=list)
+    """At every position, whether it had a proposal."""
+    right: list[bool] = field(default_factory=list)
+    """And whether its first token is the one that the target chose then."""
 
     def begin(self, session: Session, tokens: Ids) -> None:
         self.drafter.begin(session, tokens)
@@ -186,23 +186,17 @@ class FirstTokens:
         return NO_DRAFT
 
     def settle(self, draft: Draft, new: Ids, seconds: float) -> None:
-        self.positions += 1
-        self.proposed += len(self.said)
-        self.right += self.said == tuple(new[:1])
+        self.proposed.append(bool(self.said))
+        self.right.append(self.said == tuple(new[:1]))
 
     def end(self, new: Ids) -> None:
         self.drafter.extend(new)
         self.drafter.end()
 
-    @property
-    def by_position(self) -> float:
-        """Share of positions at which the first drafted token would be accepted."""
-        return self.right / max(1, self.positions)
-
-    @property
-    def by_proposal(self) -> float:
-        """Share of proposals whose first token would be accepted."""
-        return self.right / max(1, self.proposed)
+    def share(self, where: Sequence[bool] | None = None) -> float | None:
+        """Share of positions, or of those `where`, at which its first token would be accepted."""
+        asked = self.right if where is None else list(compress(self.right, where))
+        return sum(asked) / len(asked) if asked else None
 
 
 def first_tokens(

@@ -140,20 +140,22 @@ def train(
     """Fit a head to the target's own distributions over its vocabulary; ends after `epochs`, or
     when the time is over. Products are of bf16 numbers."""
     trained = [p for p in head.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, RATES[head.config.kind], betas=(0.9, 0.95))
+    rate, betas = RATES[head.config.kind], (0.9, 0.95)
+    optimizer = torch.optim.AdamW(trained, rate, betas, weight_decay=0.1)
     random = torch.Generator().manual_seed(0)
     steps, started, done = epochs * -(-len(windows) // batch), time.monotonic(), 0.0
+    limit = max(1.0, 60 * minutes)  # seconds
     scale = spread(windows) if isinstance(head, Eagle3) else torch.ones(())
     step = 0
     while done < 1:
         order = torch.randperm(len(windows), generator=random).tolist()
         for first in range(0, len(order), batch):
-            done = max(step / steps, (time.monotonic() - started) / (60 * minutes))
+            done = max(step / steps, (time.monotonic() - started) / limit)
             if done >= 1:
                 break
             for group in optimizer.param_groups:
                 rise, fall = done / WARM, 0.5 * (1 + np.cos(np.pi * done))
-                group["lr"] = RATES[head.config.kind] * min(rise, fall)
+                group["lr"] = rate * min(rise, fall)
             loss = loss_of(head, windows.part(order[first : first + batch]), embedding, scale)
             optimizer.zero_grad()
             loss.backward()
