@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from cetane.bundle import Bundle
 from cetane.speculate.bench import suite
@@ -120,6 +121,7 @@ def test_a_head_is_trained_and_used(
     small = ("--tokens", 400, "--window", 32, "--vocabulary", 60, "--epochs", 2, "--steps", 2)
     found = cetane("train-head", kind, "--target", bundle, "--data", text, *small, "--json").json
     assert Path(found["head"]) == tmp_path / f"tiny-{kind}.safetensors"
+    assert len(load_file(found["head"])["vocabulary"].unique()) == 60  # more than the text has
     for when in ("untrained", "trained"):
         assert len(found[when]["top1"]) == 2
     expected = cetane("run", bundle, *PROMPT, "--json").json["tokens"]

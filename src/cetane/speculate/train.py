@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -109,10 +110,12 @@ def new_head(
     rows: int,
     steps: int,
 ) -> Head:
-    """An untrained head whose vocabulary is what the text and the target say most."""
+    """An untrained head whose vocabulary is what the text and the target say most, then the lowest
+    ids: byte pairs were merged in the order of how frequent they are."""
     model = Planner(checkpoint, bundle.plan.recipe).model
     said = Counter(torch.cat([windows.tokens, windows.choices]).flatten().tolist())
-    vocabulary = torch.tensor(sorted(token for token, _ in said.most_common(rows)))
+    ranked = dict.fromkeys([*(token for token, _ in said.most_common(rows)), *range(model.vocab)])
+    vocabulary = torch.tensor(sorted(islice(ranked, rows)))
     config = HeadConfig(
         kind=kind,
         hidden=model.hidden,
@@ -183,7 +186,7 @@ def loss_of(head: Head, windows: Windows, embedding: Tensor, scale: Tensor) -> T
             wanted = head.target(features[:, 1:, -1]).softmax(-1, torch.bfloat16)
         made = head.teach(features / scale, embedding[windows.tokens].float())
         for step, logits in enumerate(made):
-            loss: Tensor = CrossEntropy.apply(logits, wanted[:, step:])  # type: ignore[no-untyped-call]
+            loss: Tensor = CrossEntropy.apply(logits, wanted[:, step:])
             total = total + loss * LATER**step
     return total
 
