@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from cetane.speculate.heads import Eagle3, Head, HeadConfig, make_head
 
 HELD_OUT = 10
 """Every so manyth window is kept from training."""
-RATES = {"medusa": 1e-3, "eagle3": 1e-3}
+RATES = {"medusa": 3e-3, "eagle3": 1e-3}
 """Learning rates, which rise for the first `WARM` of the training and then fall along a cosine."""
 WARM = 0.05
 LATER = 0.8
@@ -181,7 +182,8 @@ def loss_of(head: Head, windows: Windows, embedding: Tensor, scale: Tensor) -> T
     """Cross entropy with the target's distributions, the later tokens weighing less."""
     features = windows.features.float()
     total = torch.zeros(())
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Mismatch dtype")  # of a norm's gain, on purpose
         with torch.no_grad():
             wanted = head.target(features[:, 1:, -1]).softmax(-1, torch.bfloat16)
         made = head.teach(features / scale, embedding[windows.tokens].float())
