@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from cetane.bundle import Bundle
 from cetane.listed import sha256
@@ -135,6 +136,8 @@ def test_a_head_is_trained_and_used(
     assert Path(found.json["head"]) == bundle / "heads" / kind
     assert found.json["golden"]["passed"]
     assert not found.json["residency"]  # so small a program is better off on the CPU
+    stored = load_file(bundle / "heads" / kind / "source.safetensors")
+    assert len(stored["vocabulary"].unique()) == 60  # more than the text has
     for when in ("untrained", "trained"):
         assert len(found.json[when]["top1"]) == 2
 

@@ -9,12 +9,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.families.parity import tokens
+from torch.nn import functional as F
 
 from cetane.engine.engine import Engine
+from cetane.engine.generate import generate
+from cetane.engine.sampling import Sampler
+from cetane.engine.verify import Draft
 from cetane.errors import CetaneError
+from cetane.speculate import train as train_module
+from cetane.speculate.bench import first_tokens
+from cetane.speculate.drafter import Drafter
 from cetane.speculate.features import Taps, tapped
 from cetane.speculate.heads import Head, HeadConfig, load_head, make_head
-from cetane.speculate.train import Windows, acceptance, aligned, collect, split, train
+from cetane.speculate.train import CrossEntropy, Windows, acceptance, aligned, collect, split, train
 
 KINDS = ["medusa", "eagle3"]
 STEPS = 3
@@ -164,6 +171,61 @@ def test_files_that_are_no_heads(tmp_path: Path, damage: str) -> None:
         save_file(tensors, path, {"cetane": about} if about else {})
     with pytest.raises(CetaneError, match="not a draft head"):
         load_head(path)
+
+
+def test_hidden_states_are_kept(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collection that was stopped goes on with the windows it lacks, damaged ones among them."""
+    ids, made = tokens(288) * 3, []
+    computed = train_module.computed
+    monkeypatch.setattr(
+        train_module, "computed", lambda *given: made.append(given) or computed(*given)
+    )
+    expected = collect(engine, ids, 24, lambda *_: None)
+    collect(engine, ids[:48], 24, lambda *_: None, tmp_path)
+    assert (len(made), len(list(tmp_path.iterdir()))) == (6, 2)
+    save_file({"features": torch.ones(3)}, next(tmp_path.iterdir()))
+    found = collect(engine, ids, 24, lambda *_: None, tmp_path)
+    assert len(made) == 9
+    again = collect(engine, ids, 24, lambda *_: None, tmp_path)
+    assert len(made) == 9
+    for one in (found, again):
+        assert torch.equal(one.features, expected.features)
+        assert torch.equal(one.choices, expected.choices)
+        assert torch.equal(one.tokens, expected.tokens)
+
+
+def test_cross_entropy_is_that_of_torch() -> None:
+    logits = torch.randn(3, 5, 40, dtype=torch.float64, requires_grad=True)
+    wanted = torch.randn(3, 5, 40, dtype=torch.float64).softmax(-1)
+    truth = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(0, 1))
+    (gradient,) = torch.autograd.grad(2 * truth, logits)
+    loss = CrossEntropy.apply(logits, wanted)
+    assert loss.item() == pytest.approx(truth.item(), rel=1e-6)
+    assert torch.allclose(torch.autograd.grad(2 * loss, logits)[0], gradient, rtol=1e-6)
+
+
+def test_first_tokens_of_greedy_answers(engine: Engine) -> None:
+    """Always right, always wrong, and silent at every other position."""
+    prompt = tokens(288)[:7]
+    answer = [*prompt, *generate(engine.session(), prompt, Sampler(), 12)]
+
+    class Known(Drafter):
+        def __init__(self, off: int, every: int) -> None:
+            super().__init__()
+            self.off, self.every = off, every
+
+        def propose(self, most: int) -> Draft:
+            at = len(self.tokens)
+            return Draft(tuple([(answer[at] + self.off) % 288][: at % self.every == 0]), "known")
+
+    for off, every, right, proposed in ((0, 1, 11, 11), (1, 1, 0, 11), (0, 2, 6, 6)):
+        found = first_tokens(engine, [prompt], Known(off, every), 12, ())
+        assert (len(found.right), sum(found.proposed), sum(found.right)) == (11, proposed, right)
+        assert found.share() == right / 11
+        assert found.share(found.proposed) == right / proposed
+        assert found.share([False] * 11) is None
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """cetane train-head: a draft head for a bundle."""
 
+import time
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -29,18 +30,22 @@ def train_head(
     model: Annotated[
         str | None, typer.Option(help="The checkpoint, if it is not where the build found it.")
     ] = None,
-    tokens: Annotated[int, typer.Option(min=2, help="Most tokens of every file.")] = 40_000,
+    features: Annotated[
+        Path | None, typer.Option(help="Keep hidden states here, for another run or head.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=2, help="Most tokens of every file.")] = 200_000,
     window: Annotated[int, typer.Option(min=16, help="Tokens that are seen together.")] = 256,
     vocabulary: Annotated[int, typer.Option(min=1, help="Tokens it may propose.")] = 8192,
     steps: Annotated[int, typer.Option(min=1, max=16, help="Tokens of a draft.")] = 3,
     epochs: Annotated[int, typer.Option(min=1)] = 10,
-    minutes: Annotated[float, typer.Option(help="Most minutes of training.")] = 30.0,
+    minutes: Annotated[float, typer.Option(help="Most minutes of all this.")] = 30.0,
     batch: Annotated[int, typer.Option(min=1, help="Windows of a step.")] = 4,
     json: Json = False,
 ) -> None:
     """Train a head that drafts for a bundle, on hidden states from the calls that decode, and make
     it a shard of the bundle, in place of an earlier one of its kind. Exit code 1 when its golden
     gate is red."""
+    started = time.monotonic()
     bundle = Bundle(target)
     bundle.verify()
     checkpoint = open_checkpoint(model or bundle.manifest.source)
@@ -48,14 +53,17 @@ def train_head(
     window = min(window, bundle.plan.recipe.cache.context)
     if window < 2 * steps:
         raise CetaneError(f"--window {window}: less than two drafts of {steps} tokens")
-    ids = [token for path in data for token in read_tokens(bundle.tokenizer, path, tokens)]
+    texts = [read_tokens(bundle.tokenizer, path, tokens) for path in data]
+    ids = [token for text in texts for token in text[: len(text) - len(text) % window]]
     rows = bundle.tables().embedding
     embedding = torch.from_numpy(np.asarray(rows[np.arange(rows.shape[0])], np.float16))
     with progress(f"train {kind}") as update:
-        learned, held = split(collect(engine, ids, window, update))
+        folder = features and features / bundle.digest
+        learned, held = split(collect(engine, ids, window, update, folder))
         head = new_head(kind, bundle, checkpoint, learned, vocabulary, steps)
         before = acceptance(head, held, embedding)
-        train(head, learned, embedding, epochs, minutes, batch, update)
+        left = minutes - (time.monotonic() - started) / 60
+        train(head, learned, embedding, epochs, left, batch, update)
         head.round()
         after = acceptance(head, held, embedding)
         training = Training(
@@ -73,6 +81,8 @@ def train_head(
         print_json(
             {"head": str(shard.path), "digest": shard.digest, "windows": len(learned)}
             | {"held_out": len(held), "untrained": before.model_dump(mode="json")}
+            | {"minutes": (time.monotonic() - started) / 60}
+            | {"cpu_minutes": time.process_time() / 60}
             | {"trained": after.model_dump(mode="json"), "residency": audited.passed}
             | {"golden": judged.model_dump(mode="json")}
         )

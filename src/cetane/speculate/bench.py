@@ -3,14 +3,16 @@
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
+from itertools import compress
 from statistics import median
 
 from cetane.build import Progress
-from cetane.engine.engine import Engine
+from cetane.engine.engine import Engine, Session
 from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
+from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.families.flow import Data
 from cetane.speculate.controller import Controller, Cost
 from cetane.speculate.drafter import Drafter
@@ -162,3 +164,47 @@ def summary(
 def cost(costs: Mapping[int, Cost], tokens: int) -> float:
     """Seconds of the narrowest call for so many tokens."""
     return costs[min(width for width in costs if width >= tokens)].seconds
+
+
+@dataclass
+class FirstTokens:
+    """How often a drafter knows the next token of greedy answers: asked after every token, never
+    verified, so that all drafters are asked at the same positions. A `Speculation`."""
+
+    drafter: Drafter
+    proposed: list[bool] = field(default_factory=list)
+    """At every position, whether it had a proposal."""
+    right: list[bool] = field(default_factory=list)
+    """And whether its first token is the one that the target chose then."""
+
+    def begin(self, session: Session, tokens: Ids) -> None:
+        self.drafter.begin(session, tokens)
+
+    def draft(self, new: Ids, most: int) -> Draft:
+        self.drafter.extend(new)
+        self.said = self.drafter.propose(1).tokens[:1]
+        return NO_DRAFT
+
+    def settle(self, draft: Draft, new: Ids, seconds: float) -> None:
+        self.proposed.append(bool(self.said))
+        self.right.append(self.said == tuple(new[:1]))
+
+    def end(self, new: Ids) -> None:
+        self.drafter.extend(new)
+        self.drafter.end()
+
+    def share(self, where: Sequence[bool] | None = None) -> float | None:
+        """Share of positions, or of those `where`, at which its first token would be accepted."""
+        asked = self.right if where is None else list(compress(self.right, where))
+        return sum(asked) / len(asked) if asked else None
+
+
+def first_tokens(
+    engine: Engine, prompts: Sequence[Ids], drafter: Drafter, count: int, stop: Ids
+) -> FirstTokens:
+    """Ask a drafter after every token of the greedy answers to some prompts."""
+    found = FirstTokens(drafter)
+    for prompt in prompts:
+        for _ in generate(engine.session(), prompt, Sampler(), count, stop, found):
+            pass
+    return found

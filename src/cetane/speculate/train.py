@@ -1,30 +1,36 @@
 """Training of draft heads on hidden states from the very calls that decode."""
 
+import hashlib
 import time
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn import functional as F
 
 from cetane.build import Progress
-from cetane.bundle import Bundle
+from cetane.bundle import Bundle, disk_errors, replacing
 from cetane.checkpoint import Checkpoint
 from cetane.engine.engine import Engine
 from cetane.errors import CetaneError
 from cetane.families.flow import Data
 from cetane.plan import Planner
 from cetane.speculate.features import Taps, tapped
-from cetane.speculate.heads import Head, HeadConfig, make_head
+from cetane.speculate.heads import Eagle3, Head, HeadConfig, make_head
 
 HELD_OUT = 10
 """Every so manyth window is kept from training."""
-RATES = {"medusa": 1e-3, "eagle3": 1e-3}
-"""Learning rates, which fall along a cosine."""
+RATES = {"medusa": 3e-3, "eagle3": 1e-3}
+"""Learning rates, which rise for the first `WARM` of the training and then fall along a cosine."""
+WARM = 0.05
 LATER = 0.8
 """What a drafted token counts in the loss, relative to the one before it."""
 
@@ -46,23 +52,55 @@ class Windows:
         return len(self.tokens)
 
 
-def collect(engine: Engine, ids: Sequence[int], length: int, progress: Progress) -> Windows:
-    """Run a text through an engine, in windows of `length` tokens, each from its own start."""
-    shards = tapped(engine.plan)
+def collect(
+    engine: Engine, ids: Sequence[int], length: int, progress: Progress, folder: Path | None = None
+) -> Windows:
+    """Run a text through an engine, in windows of `length` tokens, each from its own start.
+
+    A `folder` keeps what was computed, a file for each window under the hash of its tokens, so that
+    a collection that was stopped goes on, and another head finds it done. It belongs to one bundle.
+    """
     starts = range(0, len(ids) - length + 1, length)
     if not starts:
         raise CetaneError(f"{len(ids)} tokens of text: too few for a window of {length}")
-    features, choices = [], []
-    for index, start in enumerate(starts):
-        progress("hidden states", index, len(starts))
-        session = engine.session()
-        taps = Taps(session, shards)
-        logits = session.feed(ids[start : start + length], "all")
-        assert logits is not None
-        features.append(torch.from_numpy(taps.take()).half())
-        choices.append(torch.from_numpy(logits.argmax(-1)))
+    shape = (length, len(tapped(engine.plan)), engine.plan.hidden)
     tokens = torch.tensor([list(ids[start : start + length]) for start in starts])
-    return Windows(torch.stack(features), tokens, torch.stack(choices))
+    features = torch.empty((len(starts), *shape), dtype=torch.float16)
+    choices = torch.empty_like(tokens)
+    for index, window in enumerate(tokens):
+        progress("hidden states", index, len(starts))
+        path = folder and folder / f"{hashlib.sha256(window.numpy().tobytes()).hexdigest()}.st"
+        found = kept(path, shape) if path else None
+        if found is None:
+            found = computed(engine, window.tolist())
+            if path:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with disk_errors(path), replacing(path) as temporary:
+                    save_file(found, temporary)
+        features[index], choices[index] = found["features"], found["choices"]
+    return Windows(features, tokens, choices)
+
+
+def computed(engine: Engine, window: Sequence[int]) -> dict[str, Tensor]:
+    """Features and choices of one window."""
+    session = engine.session()
+    taps = Taps(session, tapped(engine.plan))
+    logits = session.feed(window, "all")
+    assert logits is not None
+    return {
+        "features": torch.from_numpy(taps.take()).half().contiguous(),
+        "choices": torch.from_numpy(logits.argmax(-1)),
+    }
+
+
+def kept(path: Path, shape: tuple[int, ...]) -> dict[str, Tensor] | None:
+    """What an earlier collection computed, if it is there and whole."""
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError):
+        return None
+    wanted = {"features": shape, "choices": shape[:1]}
+    return found if {name: tuple(t.shape) for name, t in found.items()} == wanted else None
 
 
 def new_head(
@@ -73,10 +111,12 @@ def new_head(
     rows: int,
     steps: int,
 ) -> Head:
-    """An untrained head whose vocabulary is what the text and the target say most."""
+    """An untrained head whose vocabulary is what the text and the target say most, then the lowest
+    ids: byte pairs were merged in the order of how frequent they are."""
     model = Planner(checkpoint, bundle.plan.recipe).model
     said = Counter(torch.cat([windows.tokens, windows.choices]).flatten().tolist())
-    vocabulary = torch.tensor(sorted(token for token, _ in said.most_common(rows)))
+    ranked = dict.fromkeys([*(token for token, _ in said.most_common(rows)), *range(model.vocab)])
+    vocabulary = torch.tensor(sorted(islice(ranked, rows)))
     config = HeadConfig(
         kind=kind,
         hidden=model.hidden,
@@ -102,39 +142,72 @@ def train(
     progress: Progress,
 ) -> None:
     """Fit a head to the target's own distributions over its vocabulary; ends after `epochs`, or
-    when the time is over."""
+    when the time is over. Products are of bf16 numbers."""
     trained = [p for p in head.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, RATES[head.config.kind], betas=(0.9, 0.95))
+    rate, betas = RATES[head.config.kind], (0.9, 0.95)
+    optimizer = torch.optim.AdamW(trained, rate, betas, weight_decay=0.1)
     random = torch.Generator().manual_seed(0)
     steps, started, done = epochs * -(-len(windows) // batch), time.monotonic(), 0.0
+    limit = max(1.0, 60 * minutes)  # seconds
+    scale = spread(windows) if isinstance(head, Eagle3) else torch.ones(())
     step = 0
     while done < 1:
         order = torch.randperm(len(windows), generator=random).tolist()
         for first in range(0, len(order), batch):
-            done = max(step / steps, (time.monotonic() - started) / (60 * minutes))
+            done = max(step / steps, (time.monotonic() - started) / limit)
             if done >= 1:
                 break
             for group in optimizer.param_groups:
-                group["lr"] = RATES[head.config.kind] * 0.5 * (1 + np.cos(np.pi * done))
-            loss = loss_of(head, windows.part(order[first : first + batch]), embedding)
+                rise, fall = done / WARM, 0.5 * (1 + np.cos(np.pi * done))
+                group["lr"] = rate * min(rise, fall)
+            loss = loss_of(head, windows.part(order[first : first + batch]), embedding, scale)
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
             step += 1
             progress(f"loss {loss.item():.3f}", step, steps)
+    if isinstance(head, Eagle3):  # the features that it reads from now on are as they are
+        head.fuse.weight.data /= scale.flatten()
 
 
-def loss_of(head: Head, windows: Windows, embedding: Tensor) -> Tensor:
+def spread(windows: Windows) -> Tensor:
+    """How large the features of every tap and channel are, `(3, C)`: medians, since some tokens
+    have a few channels that are a thousand times larger than all others."""
+    sample = windows.features[:: max(1, len(windows) // 64)].flatten(0, 1).float()
+    return sample.abs().median(0).values.clamp(min=1e-3)
+
+
+def loss_of(head: Head, windows: Windows, embedding: Tensor, scale: Tensor) -> Tensor:
     """Cross entropy with the target's distributions, the later tokens weighing less."""
     features = windows.features.float()
     total = torch.zeros(())
-    for step, logits in enumerate(head.teach(features, embedding[windows.tokens].float())):
+    with torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Mismatch dtype")  # of a norm's gain, on purpose
         with torch.no_grad():
-            wanted = head.target(features[:, 1 + step :, -1]).softmax(-1)
-        losses = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(0, 1))
-        total = total + losses * LATER**step
+            wanted = head.target(features[:, 1:, -1]).softmax(-1, torch.bfloat16)
+        made = head.teach(features / scale, embedding[windows.tokens].float())
+        for step, logits in enumerate(made):
+            loss: Tensor = CrossEntropy.apply(logits, wanted[:, step:])
+            total = total + loss * LATER**step
     return total
+
+
+class CrossEntropy(torch.autograd.Function):
+    """Of logits `(..., R)` with probabilities, the mean; it keeps one tensor for its gradient
+    instead of torch's five, which is what a large vocabulary takes its time for."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, wanted: Tensor) -> Tensor:
+        said = logits.log_softmax(-1)
+        losses = -(said * wanted).sum(-1, dtype=torch.float32)
+        ctx.save_for_backward(said.exp_().sub_(wanted))
+        return losses.mean()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * (grad / gradient[..., 0].numel()).to(gradient.dtype), None
 
 
 class Acceptance(Data):
