@@ -316,7 +316,7 @@ def test_validate(cetane: Cetane, gated: Bundle, tmp_path: Path) -> None:
     green = cetane("validate", gated.path, "--json")
     assert green.code == 0
     assert green.json["golden"]["passed"] is True
-    assert gated.gates().keys() == {"golden"}
+    assert gated.gates().keys() == {"golden", "static"}
 
     source = Path(gated.manifest.source)
     other = shutil.copytree(source, tmp_path / "other")
