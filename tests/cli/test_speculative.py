@@ -129,7 +129,7 @@ def test_a_head_is_trained_and_used(
     expected = cetane("run", bundle, *PROMPT, "--json").json["tokens"]
     text = tmp_path / "text.txt"
     text.write_text("The rating of how readily a fuel ignites is its cetane number. " * 40)
-    small = ("--tokens", 400, "--window", 32, "--vocabulary", 60, "--epochs", 2, "--steps", 2)
+    small = ("--tokens", 400, "--window", 32, "--vocabulary", 60, "--epochs", 20, "--steps", 2)
     training = ("train-head", kind, "--target", bundle, "--data", text, *small)
     found = cetane(*training, "--json")
     assert found.code == 0
