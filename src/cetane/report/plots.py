@@ -50,7 +50,8 @@ def quality(found: Quality) -> Markup:
     axes.set_ylabel("KL to the fp16 weights, nats")
     labelled = front[:: max(1, math.ceil(len(front) / 5))]
     for point in labelled:
-        axes.annotate(short(point), (point.bits, point.kl), xytext=(-5, -4), ha="right",
+        side, shift = ("left", 5) if point.bits < 3 else ("right", -5)  # away from the axis
+        axes.annotate(short(point), (point.bits, point.kl), xytext=(shift, -4), ha=side,
                       va="top", textcoords="offset points", fontsize=9, color=INK)  # fmt: skip
     axes.legend(frameon=False, labelcolor=INK, fontsize=10, handletextpad=0.2)
     return svg(figure, "quality", f"KL against bits per weight of {len(drawn)} formats")
