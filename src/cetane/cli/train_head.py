@@ -45,7 +45,7 @@ def train_head(
 ) -> None:
     """Train a head that drafts for a bundle, on hidden states from the calls that decode, and make
     it a shard of the bundle, in place of an earlier one of its kind. Exit code 1 when its golden
-    gate is red. `accelerate launch` trains it on several devices."""
+    gate is red. Started by `torchrun`, it trains on several devices."""
     started, accelerator = time.monotonic(), devices()
     bundle = Bundle(target)
     bundle.verify()

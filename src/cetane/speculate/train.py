@@ -136,7 +136,7 @@ def new_head(
 
 
 def devices() -> Accelerator:
-    """This process alone, on a GPU if torch has CUDA, or those that `accelerate launch` started."""
+    """This process alone, on a GPU if torch has CUDA, or with those that a launcher started."""
     patience = InitProcessGroupKwargs(timeout=timedelta(days=1))  # one may compute what all need
     return Accelerator(
         cpu=not torch.cuda.is_available(), mixed_precision="no", kwargs_handlers=[patience]
