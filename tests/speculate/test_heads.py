@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.families.parity import tokens
+from tests.speculate.lessons import KINDS, STEPS, config, counting, untrained
 from torch.nn import functional as F
 
 from cetane.engine.engine import Engine
@@ -20,17 +21,16 @@ from cetane.speculate import train as train_module
 from cetane.speculate.bench import first_tokens
 from cetane.speculate.drafter import Drafter
 from cetane.speculate.features import Taps, tapped
-from cetane.speculate.heads import Head, HeadConfig, load_head, make_head
-from cetane.speculate.train import CrossEntropy, Windows, acceptance, aligned, collect, split, train
-
-KINDS = ["medusa", "eagle3"]
-STEPS = 3
-
-
-def config(kind: str, rows: int = 50, hidden: int = 16) -> HeadConfig:
-    return HeadConfig(
-        kind=kind, hidden=hidden, rows=rows, steps=STEPS, eps=1e-5, bundle="ab" * 32
-    )  # fmt: skip
+from cetane.speculate.heads import load_head, make_head
+from cetane.speculate.train import (
+    CrossEntropy,
+    acceptance,
+    aligned,
+    collect,
+    devices,
+    split,
+    train,
+)
 
 
 @pytest.fixture(scope="module")
@@ -71,23 +71,6 @@ def test_a_layout_without_hidden_states(tiny_engine: Callable[..., Engine]) -> N
         tapped(tiny_engine(layout={"kind": "single"}).plan)
 
 
-def counting(windows: int = 40, length: int = 24, vocab: int = 8, hidden: int = 64) -> Any:
-    """A target that counts: the token after t is t + 1. Its features hold the token by which it
-    chooses, so that a head can know all that follows."""
-    random = torch.Generator().manual_seed(0)
-    starts = torch.randint(0, vocab, (windows, 1), generator=random)
-    ids = (starts + torch.arange(length)) % vocab
-    embedding = torch.randn(vocab, hidden, generator=random)
-    features = embedding[(ids + 1) % vocab][:, :, None].repeat(1, 1, 3, 1) * 3
-    return Windows(features.half(), ids, (ids + 1) % vocab), embedding
-
-
-def untrained(kind: str, embedding: torch.Tensor) -> Head:
-    head = make_head(config(kind, *embedding.shape))  # rows, hidden
-    head.vocabulary, head.output = torch.arange(len(embedding)), embedding * 2
-    return head
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_heads_learn(kind: str) -> None:
     windows, embedding = counting()
@@ -96,7 +79,7 @@ def test_heads_learn(kind: str) -> None:
     head = untrained(kind, embedding)
     before = acceptance(head, held, embedding)
     losses: list[str] = []
-    train(head, learned, embedding, 150, 1.0, 12, lambda what, *_: losses.append(what))
+    train(head, learned, embedding, 150, 1.0, 12, lambda what, *_: losses.append(what), devices())
     after = acceptance(head, held, embedding)
     assert max(before.top1) < 0.3
     assert min(after.top1) > 0.8, after
@@ -108,7 +91,7 @@ def test_training_ends_with_the_time() -> None:
     windows, embedding = counting()
     steps: list[str] = []
     train(untrained("medusa", embedding), windows, embedding, 10**6, 0.005, 8,
-          lambda what, *_: steps.append(what))  # fmt: skip
+          lambda what, *_: steps.append(what), devices())  # fmt: skip
     assert 0 < len(steps) < 10**4
 
 

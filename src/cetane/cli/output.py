@@ -37,17 +37,17 @@ def finite(content: Any) -> Any:
 
 
 @contextmanager
-def progress(title: str) -> Iterator[Any]:
+def progress(title: str, shown: bool = True) -> Iterator[Any]:
     """A progress bar on the error stream; call it with what is being done, done, and total."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
     )  # fmt: skip
-    with Progress(*columns, console=errors) as bar:
+    with Progress(*columns, console=errors, disable=not shown) as bar:
         task = bar.add_task(title, total=None)
 
         def update(what: str, done: int, total: int) -> None:
             bar.update(task, description=f"{title}: {what}", completed=done, total=total)
-            if not errors.is_terminal:
+            if shown and not errors.is_terminal:
                 errors.print(f"{title}: {what} ({done}/{total})", highlight=False)
 
         yield update

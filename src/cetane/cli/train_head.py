@@ -1,6 +1,7 @@
 """cetane train-head: a draft head for a bundle."""
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,7 +21,7 @@ from cetane.gates.quality import read_tokens
 from cetane.listed import sha256
 from cetane.speculate.head_build import add_head
 from cetane.speculate.head_gate import audit_head, judge_head
-from cetane.speculate.train import acceptance, collect, new_head, split, train
+from cetane.speculate.train import acceptance, collect, devices, new_head, split, train
 
 
 def train_head(
@@ -39,13 +40,13 @@ def train_head(
     steps: Annotated[int, typer.Option(min=1, max=16, help="Tokens of a draft.")] = 3,
     epochs: Annotated[int, typer.Option(min=1)] = 10,
     minutes: Annotated[float, typer.Option(help="Most minutes of all this.")] = 30.0,
-    batch: Annotated[int, typer.Option(min=1, help="Windows of a step.")] = 4,
+    batch: Annotated[int, typer.Option(min=1, help="Windows of a step, on each device.")] = 4,
     json: Json = False,
 ) -> None:
     """Train a head that drafts for a bundle, on hidden states from the calls that decode, and make
     it a shard of the bundle, in place of an earlier one of its kind. Exit code 1 when its golden
-    gate is red."""
-    started = time.monotonic()
+    gate is red. Started by `torchrun`, it trains on several devices."""
+    started, accelerator = time.monotonic(), devices()
     bundle = Bundle(target)
     bundle.verify()
     checkpoint = open_checkpoint(model or bundle.manifest.source)
@@ -57,13 +58,17 @@ def train_head(
     ids = [token for text in texts for token in text[: len(text) - len(text) % window]]
     rows = bundle.tables().embedding
     embedding = torch.from_numpy(np.asarray(rows[np.arange(rows.shape[0])], np.float16))
-    with progress(f"train {kind}") as update:
+    with progress(f"train {kind}", accelerator.is_main_process) as update:
         folder = features and features / bundle.digest
-        learned, held = split(collect(engine, ids, window, update, folder))
+        with accelerator.main_process_first() if folder else nullcontext():  # others read them
+            learned, held = split(collect(engine, ids, window, update, folder))
         head = new_head(kind, bundle, checkpoint, learned, vocabulary, steps)
         before = acceptance(head, held, embedding)
         left = minutes - (time.monotonic() - started) / 60
-        train(head, learned, embedding, epochs, left, batch, update)
+        train(head, learned, embedding, epochs, left, batch, update, accelerator)
+        accelerator.end_training()
+        if not accelerator.is_main_process:
+            raise typer.Exit
         head.round()
         after = acceptance(head, held, embedding)
         training = Training(

@@ -192,7 +192,7 @@ class Eagle3(Head, kind="eagle3"):
         count = features.shape[1] - 1
         feature = self.fuse(features[:, :count].flatten(2))
         after = embedded[:, 1:]
-        places = torch.arange(count)
+        places = torch.arange(count, device=features.device)
         keys: list[Tensor] = []
         values: list[Tensor] = []
         made = []
@@ -212,8 +212,8 @@ class Eagle3(Head, kind="eagle3"):
 def rotate(x: Tensor) -> Tensor:
     """Rotary positions for `x (B, H, n, D)`."""
     half = x.shape[-1] // 2
-    frequencies = THETA ** (-torch.arange(half) / half)
-    angles = torch.arange(x.shape[2])[:, None] * frequencies
+    frequencies = THETA ** (-torch.arange(half, device=x.device) / half)
+    angles = torch.arange(x.shape[2], device=x.device)[:, None] * frequencies
     cos, sin = angles.cos(), angles.sin()
     one, two = x[..., :half], x[..., half:]
     return torch.cat([one * cos - two * sin, two * cos + one * sin], -1)

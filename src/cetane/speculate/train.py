@@ -6,15 +6,18 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from cetane.build import Progress
 from cetane.bundle import Bundle, disk_errors, replacing
@@ -132,6 +135,14 @@ def new_head(
     return head
 
 
+def devices() -> Accelerator:
+    """This process alone, on a GPU if torch has CUDA, or with those that a launcher started."""
+    patience = InitProcessGroupKwargs(timeout=timedelta(days=1))  # one may compute what all need
+    return Accelerator(
+        cpu=not torch.cuda.is_available(), mixed_precision="no", kwargs_handlers=[patience]
+    )
+
+
 def train(
     head: Head,
     windows: Windows,
@@ -140,33 +151,47 @@ def train(
     minutes: float,
     batch: int,
     progress: Progress,
+    accelerator: Accelerator,
 ) -> None:
     """Fit a head to the target's own distributions over its vocabulary; ends after `epochs`, or
-    when the time is over. Products are of bf16 numbers."""
+    when the time is over, by the clock of the main process. Products are of bf16 numbers.
+
+    All processes have the same windows; in a step each learns from `batch` of its own, and all
+    apply the mean of their gradients: the steps are those of one process with as many windows
+    together, except that where the last ones do not divide evenly, some count twice.
+    """
+    scale = spread(windows) if isinstance(head, Eagle3) else torch.ones(())
+    lesson = accelerator.prepare(Lesson(head, scale))
     trained = [p for p in head.parameters() if p.requires_grad]
     rate, betas = RATES[head.config.kind], (0.9, 0.95)
     optimizer = torch.optim.AdamW(trained, rate, betas, weight_decay=0.1)
     random = torch.Generator().manual_seed(0)
-    steps, started, done = epochs * -(-len(windows) // batch), time.monotonic(), 0.0
+    together = batch * accelerator.num_processes
+    steps, started, done = epochs * -(-len(windows) // together), time.monotonic(), 0.0
     limit = max(1.0, 60 * minutes)  # seconds
-    scale = spread(windows) if isinstance(head, Eagle3) else torch.ones(())
     step = 0
     while done < 1:
         order = torch.randperm(len(windows), generator=random).tolist()
-        for first in range(0, len(order), batch):
+        for first in range(0, len(order), together):
             done = max(step / steps, (time.monotonic() - started) / limit)
+            (done,) = broadcast_object_list([done])
             if done >= 1:
                 break
             for group in optimizer.param_groups:
                 rise, fall = done / WARM, 0.5 * (1 + np.cos(np.pi * done))
                 group["lr"] = rate * min(rise, fall)
-            loss = loss_of(head, windows.part(order[first : first + batch]), embedding, scale)
+            taken = order[first : first + together]
+            with accelerator.split_between_processes(taken, apply_padding=True) as share:
+                part = windows.part(share)
+            embedded = embedding[part.tokens].to(accelerator.device)
+            loss = lesson(part.features.to(accelerator.device).float(), embedded.float())
             optimizer.zero_grad()
-            loss.backward()
+            accelerator.backward(loss)
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
             step += 1
             progress(f"loss {loss.item():.3f}", step, steps)
+    head.cpu()
     if isinstance(head, Eagle3):  # the features that it reads from now on are as they are
         head.fuse.weight.data /= scale.flatten()
 
@@ -178,19 +203,27 @@ def spread(windows: Windows) -> Tensor:
     return sample.abs().median(0).values.clamp(min=1e-3)
 
 
-def loss_of(head: Head, windows: Windows, embedding: Tensor, scale: Tensor) -> Tensor:
-    """Cross entropy with the target's distributions, the later tokens weighing less."""
-    features = windows.features.float()
-    total = torch.zeros(())
-    with torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Mismatch dtype")  # of a norm's gain, on purpose
-        with torch.no_grad():
-            wanted = head.target(features[:, 1:, -1]).softmax(-1, torch.bfloat16)
-        made = head.teach(features / scale, embedding[windows.tokens].float())
-        for step, logits in enumerate(made):
-            loss: Tensor = CrossEntropy.apply(logits, wanted[:, step:])
-            total = total + loss * LATER**step
-    return total
+class Lesson(nn.Module):
+    """A head and its loss: a module, as processes average the gradients of a module's calls."""
+
+    scale: Tensor
+
+    def __init__(self, head: Head, scale: Tensor) -> None:
+        super().__init__()
+        self.head = head
+        self.register_buffer("scale", scale)
+
+    def forward(self, features: Tensor, embedded: Tensor) -> Tensor:
+        """Cross entropy with the target's distributions, the later tokens weighing less."""
+        total = torch.zeros((), device=features.device)
+        with torch.autocast(features.device.type, torch.bfloat16), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Mismatch dtype")  # of a norm's gain, on purpose
+            with torch.no_grad():
+                wanted = self.head.target(features[:, 1:, -1]).softmax(-1, torch.bfloat16)
+            for step, logits in enumerate(self.head.teach(features / self.scale, embedded)):
+                loss: Tensor = CrossEntropy.apply(logits, wanted[:, step:])
+                total = total + loss * LATER**step
+        return total
 
 
 class CrossEntropy(torch.autograd.Function):
