@@ -176,8 +176,8 @@ def test_port_of_a_wrong_shard(
     """The first of its kind stops the build, until it is made anew."""
     encode = cetane_lower.encode
 
-    def wrong(item: Any, weights: Any) -> Any:
-        encoded = encode(item, weights)
+    def wrong(item: Any, *given: Any) -> Any:
+        encoded = encode(item, *given)
         if item.weight.name == "model.layers.0.mlp.down_proj.weight":
             encoded.weight[3] += 1
         return encoded

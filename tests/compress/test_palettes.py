@@ -81,6 +81,7 @@ def test_eight_bits_are_within_a_percent_of_exact() -> None:
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
+@settings(deadline=None)
 @given(
     group=hnp.arrays(np.float16, st.integers(1, 10), elements=st.floats(-8, 8, width=16)),
     repeats=st.integers(1, 3),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cetane.engine.generate import generate, open_engine
+from cetane.engine.generate import generate, open_backend
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
 from cetane.families.caches import CONTRACTS
@@ -81,4 +81,4 @@ def test_sampling_is_repeatable(tiny_engine) -> None:
 
 def test_unknown_backends_name_the_known() -> None:
     with pytest.raises(CetaneError, match="unknown backend 'gpu'; known: auto, portable, coreml"):
-        open_engine(None, "gpu")
+        open_backend(None, "gpu")

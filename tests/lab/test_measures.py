@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cetane.gates.residency.chips import Target
 
 from cetane.bundle import Bundle
 from cetane.gates.residency.audit import audit
+from cetane.gates.residency.target import Target
 from cetane.lab.bench import MEASURES, Bench, Findings
 from cetane.lab.experiment import Experiment, parse_experiment
 from cetane.lab.metrics import METRICS
