@@ -38,7 +38,7 @@ def run(
             "or of a smaller bundle."
         ),
     ] = None,
-    ngram_min: Annotated[int, typer.Option(help="Shortest match of a text with itself.")] = 2,
+    ngram_min: Annotated[int, typer.Option(help="Shortest match of a text with itself.")] = 1,
     ngram_max: Annotated[int, typer.Option(help="Longest match.")] = 8,
     draft_tokens: Annotated[
         int | None, typer.Option(help="Most tokens of a draft.", show_default="verify - 1")

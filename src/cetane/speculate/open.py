@@ -29,7 +29,7 @@ class Wish:
 
     drafter: str
     """One of `NAMES`, or the path of a bundle with the same tokenizer."""
-    ngram_min: int = 2
+    ngram_min: int = 1
     ngram_max: int = 8
     draft_tokens: int | None = None
     """Most tokens of a draft; None for what a verifying call takes."""
