@@ -22,6 +22,8 @@ from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 from cetane.families.caches import CONTRACTS
 from cetane.families.zaya_departures import DEPARTURES, Departure
+from cetane.lower.lower import Lowering
+from cetane.mil import load
 from cetane.plan import Planner
 
 
@@ -399,3 +401,16 @@ def test_what_departures_leave_out() -> None:
         "skip-large-bias": ("kv", "delayed"),
         "undelayed-value": ("kv", "conv"),
     }
+
+
+@pytest.mark.parametrize("names", [("soft-routing",), ("bias-on-logits", "soft-routing")])
+def test_soft_routing_is_lowered(names: tuple[str, ...], tmp_path: Path) -> None:
+    """A weight that no op reads cannot be in a program: without a choice there are no biases,
+    unless they are on the logits."""
+    checkpoint = InMemoryCheckpoint(MODEL)
+    planner = Planner(checkpoint, departing(*names))
+    Lowering(planner, checkpoint).lower("moe-00", tmp_path / "moe.mlpackage")
+    function = load(tmp_path / "moe.mlpackage").functions["decode"]
+    kinds = [op.kind for op in function.ops]
+    assert "softmax" in kinds
+    assert "reduce_argmax" not in kinds

@@ -193,7 +193,15 @@ def bias_on_logits(block: Any, _: Any) -> None:
 @of("mlp")
 def soft_routing(block: Any, _: Any) -> None:
     """Every expert, weighted by its probability; the skip's is dropped."""
-    mixture = block.mlp
+    mixture, gate = block.mlp, block.gate
+    if "judge" not in vars(gate):  # the biases move the choice alone, and there is none
+        drop(gate, "balancing_biases")
+
+        def judge(logits: Tensor) -> tuple[Tensor, Tensor]:
+            probabilities = torch.softmax(logits, dim=1)
+            return probabilities, probabilities
+
+        gate.judge = judge
 
     def forward(x: Tensor, probabilities: Tensor, scores: Tensor) -> Tensor:
         mixed: Tensor = mixture.experts[0](x) * probabilities[:, :1]
