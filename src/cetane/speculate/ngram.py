@@ -15,7 +15,7 @@ class Ngram(Drafter):
 
     name = "ngram"
 
-    def __init__(self, low: int = 2, high: int = 8) -> None:
+    def __init__(self, low: int = 1, high: int = 8) -> None:
         if not 1 <= low <= high:
             raise CetaneError(f"n-grams of {low} to {high} tokens: must be 1 <= least <= most")
         super().__init__()
