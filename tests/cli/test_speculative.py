@@ -70,7 +70,7 @@ def test_a_conversation_with_drafts(cetane: Cetane, ported: Bundle) -> None:
             "no drafter 'oracle': no oracle; known: ngram, suffix, union, medusa, eagle3",
         ),
         (("--speculative", "ngram", "--ngram-min", 0), "n-grams of 0 to 8 tokens"),
-        (("--speculative", "ngram", "--ngram-max", 1), "n-grams of 2 to 1 tokens"),
+        (("--speculative", "ngram", "--ngram-max", 0), "n-grams of 1 to 0 tokens"),
         (("--speculative", "ngram", "--draft-tokens", 0), "--draft-tokens 0: must be 1 to 7"),
         (("--speculative", "union", "--draft-tokens", 8), "--draft-tokens 8: must be 1 to 7"),
         (("--speculative", "."), "no manifest.json, not a complete bundle"),
