@@ -8,7 +8,7 @@ def activations(side: Side) -> Findings:
     """Cosine and perplexity with quantised activations; nothing of an arm without."""
     if not side.arm.activations:
         return Findings()
-    from cetane.activations import (  # type: ignore[import-untyped, unused-ignore]
+    from cetane.activations import (
         NAIVE,
         Options,
         measure_activations,
