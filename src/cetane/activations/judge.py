@@ -87,12 +87,9 @@ def judge(
 
 def perplexity(observed: Sequence[Observed], texts: Sequence[Tokens]) -> float:
     """Of the texts, each predicted from its own start."""
-    losses = [loss(one.logits, text) for one, text in zip(observed, texts, strict=True)]
-    return float(np.exp(np.concatenate(losses).mean()))
-
-
-def loss(logits: Array, text: Tokens) -> Array:
-    """Negative log likelihood of every token but the first, in nats."""
-    targets = np.asarray(text[1:])[:, None]
-    found: Array = -np.take_along_axis(metrics.log_softmax(logits[:-1]), targets, 1)[:, 0]
-    return found
+    return metrics.perplexity(
+        [
+            metrics.losses(metrics.log_softmax(one.logits[:-1]), np.asarray(text[1:]))
+            for one, text in zip(observed, texts, strict=True)
+        ]
+    )

@@ -1,5 +1,6 @@
 """How far two tensors, or two distributions, are apart. One row per token, float64 inside."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,18 @@ def with_missing(q: Rows, known: Rows, share: float) -> Rows:
     found = np.full_like(q, np.log(share / others))
     found[:, known] = q[:, known] + np.log1p(-share)
     return found
+
+
+def losses(q: Rows, targets: Rows) -> Rows:
+    """Negative log probabilities `(n,)` of the targets `(n,)`, by log probabilities `q (n, V)`."""
+    found: Rows = -np.take_along_axis(q, targets[:, None], axis=1)[:, 0]
+    return found
+
+
+def perplexity(losses: Sequence[Rows]) -> float:
+    """From losses in nats, of a text or a window each; NaN of none."""
+    together = np.concatenate(losses)
+    return float(np.exp(together.mean())) if together.size else float("nan")
 
 
 def divergence(logits: Rows, reference: Rows) -> Rows:

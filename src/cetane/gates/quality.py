@@ -80,18 +80,18 @@ def perplexity(
         ours = engine.session([widest, "decode"]).feed(window, "all")
         assert ours is not None
         theirs = reference.run([window])[0].logits[:-1]
-        ours, targets = ours[:-1], np.asarray(window[1:])[:, None]
+        ours, targets = ours[:-1], np.asarray(window[1:])
         q, p = metrics.log_softmax(ours), metrics.log_softmax(theirs)
         hit.append(known[targets])
         absent.append(np.exp(p[:, ~known]).sum(1))
-        plain.append(-np.take_along_axis(q, targets, 1))
+        plain.append(metrics.losses(q, targets))
         q = metrics.with_missing(q, engine.tokens, missing)
-        losses.append(-np.take_along_axis(q, targets, 1))
-        reference_losses.append(-np.take_along_axis(p, targets, 1))
+        losses.append(metrics.losses(q, targets))
+        reference_losses.append(metrics.losses(p, targets))
         kl.append(metrics.kl(q, p))
         top1.append(metrics.contains_top(ours, theirs, 1))
     progress("done", len(windows), len(windows))
-    found, truth = perplexity_of(losses), perplexity_of(reference_losses)
+    found, truth = metrics.perplexity(losses), metrics.perplexity(reference_losses)
     covered = np.concatenate(hit)
     limit = thresholds(bundle.plan)["perplexity_ratio"]
     return Quality(
@@ -105,14 +105,10 @@ def perplexity(
         kl=float(np.concatenate(kl).mean()),
         top1=float(np.concatenate(top1).mean()),
         covered=float(covered.mean()),
-        covered_perplexity=perplexity_of([np.concatenate(plain)[covered]]),
-        covered_reference_perplexity=perplexity_of([np.concatenate(reference_losses)[covered]]),
+        covered_perplexity=metrics.perplexity([np.concatenate(plain)[covered]]),
+        covered_reference_perplexity=metrics.perplexity(
+            [np.concatenate(reference_losses)[covered]]
+        ),
         missing=missing,
         absent=float(np.concatenate(absent).mean()),
     )
-
-
-def perplexity_of(losses: list[metrics.Rows]) -> float:
-    """From losses in nats, of a window each; NaN of none."""
-    together = np.concatenate(losses)
-    return float(np.exp(together.mean())) if together.size else float("nan")

@@ -3,7 +3,6 @@
 import pkgutil
 import pydoc
 import sys
-import tomllib
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -13,10 +12,13 @@ from pathlib import Path
 from cetane.bundle import Bundle, replacing
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
+from cetane.gates.probes import asked
 from cetane.gates.quality import read_tokens
 from cetane.lab.experiment import Workload
 from cetane.lab.synthetic import Shapes, write_gemma4
 from cetane.plan import Source
+from cetane.speculate.bench import suite
+from cetane.sweep.smoke import load_prompts
 
 MODULES = ("argparse", "collections", "datetime", "functools", "itertools", "json", "logging")
 """Of the standard library, whose documentation is a text that every Python has."""
@@ -110,24 +112,15 @@ class Given:
 
     def prompts(self, bundle: Bundle) -> dict[str, list[int]]:
         """Token ids of the prompts by name, as the model is asked them."""
-        tokenizer = bundle.tokenizer
-        found = {}
-        for name, text in named_prompts(self.workload.prompts).items():
-            if tokenizer.has_chat_template:
-                found[name] = tokenizer.chat([{"role": "user", "content": text}])
-            else:
-                found[name] = tokenizer.encode(text)
-        return found
+        named = named_prompts(self.workload.prompts)
+        return {name: asked(bundle.tokenizer, text) for name, text in named.items()}
 
 
 def named_prompts(name: str) -> dict[str, str]:
-    """A list of prompts, or a category of the speculative suite."""
-    folder = resources.files("cetane") / "data/prompts"
-    suite = tomllib.loads((folder / "speculative.toml").read_text(encoding="utf-8"))
-    if name in suite:
-        return {f"{name}-{index}": text for index, text in enumerate(suite[name], 1)}
-    file = folder / f"{name}.toml"
-    if not file.is_file():
-        raise CetaneError(f"no prompts {name!r}; known: {', '.join(['smoke', *suite])}")
-    content = tomllib.loads(file.read_text(encoding="utf-8"))
-    return {prompt["id"]: prompt["text"] for prompt in content["prompt"]}
+    """The smoke prompts, or a category of the speculative suite."""
+    if name == "smoke":
+        return {prompt.id: prompt.text for prompt in load_prompts()}
+    categories = suite()
+    if name not in categories:
+        raise CetaneError(f"no prompts {name!r}; known: {', '.join(['smoke', *categories])}")
+    return {f"{name}-{index}": text for index, text in enumerate(categories[name], 1)}

@@ -128,12 +128,12 @@ class Judge:
             now = self.window(before.tokens)
             for shard, hidden in before.hidden.items():
                 cosines.setdefault(shard, []).append(metrics.cosine(now.hidden[shard], hidden))
-            targets = np.asarray(before.tokens[1:])[:, None]
+            targets = np.asarray(before.tokens[1:])
             for start in range(0, len(targets), ROWS):
                 rows = slice(start, min(start + ROWS, len(targets)))
                 q, p = (metrics.log_softmax(w.logits[rows]) for w in (now, before))
-                losses.append(-np.take_along_axis(q, targets[rows], 1))
-                references.append(-np.take_along_axis(p, targets[rows], 1))
+                losses.append(metrics.losses(q, targets[rows]))
+                references.append(metrics.losses(p, targets[rows]))
                 kl.append(metrics.kl(q, p))
                 top1.append(metrics.contains_top(now.logits[rows], before.logits[rows], 1))
         return Judged(

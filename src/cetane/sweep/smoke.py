@@ -10,6 +10,7 @@ from pydantic import Field
 
 from cetane.checkpoint import Tokenizer
 from cetane.families.flow import Data
+from cetane.gates.probes import asked
 from cetane.sweep.judge import Judge
 from cetane.sweep.points import Answer
 
@@ -23,12 +24,6 @@ class Prompt(Data):
     id: str
     text: str
     expect: tuple[str, ...] = Field(default=())
-
-    def tokens(self, tokenizer: Tokenizer) -> list[int]:
-        """As the model is asked: by its chat template, else as plain text."""
-        if tokenizer.has_chat_template:
-            return tokenizer.chat([{"role": "user", "content": self.text}])
-        return tokenizer.encode(self.text)
 
     def answered(self, text: str) -> bool | None:
         if not self.expect:
@@ -50,7 +45,7 @@ def ask(judge: Judge) -> list[list[int]]:
     room = judge.planner.recipe.cache.context
     found = []
     for prompt in load_prompts():
-        tokens = prompt.tokens(tokenizer)
+        tokens = asked(tokenizer, prompt.text)
         length = min(LENGTH, room - len(tokens))
         found.append(judge.answer(tokens, length) if length > 0 else [])
     return found
