@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.conftest import build_model
+from tests.conftest import InMemoryCheckpoint, build_model
 from tests.converting import converted_once
 from tests.families.gemma_models import build_gemma3, build_gemma4
 from tests.families.gemma_models import recipe as make_recipe
-from tests.families.parity import engine_of, tokens
+from tests.families.parity import engine_of, tokens, truth
 from tests.families.zaya_models import recipe as zaya_recipe
 from tests.speculate.head_models import (
     STEPS,
@@ -35,6 +35,7 @@ from cetane.speculate.head_drafter import head_drafter
 from cetane.speculate.head_runner import Eagle3Runner, open_runner
 from cetane.speculate.heads import Head
 from cetane.speculate.speculator import Speculator
+from cetane.speculate.train import collect, new_head
 
 KINDS = ["medusa", "eagle3"]
 FAMILIES = ["llama", "gemma3", "gemma4", "zaya"]
@@ -76,6 +77,29 @@ class Recording:
         draft = self.drafter.propose(most)
         self.said.append((list(self.drafter.tokens), most, draft.tokens))
         return draft
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_new_head_knows_its_target(zaya: Any, family: str, kind: str) -> None:
+    """What it is taught are the model's own logits, with the offset of its norm and its softcap."""
+    models = {
+        "llama": lambda: build_model("llama"),
+        "gemma3": lambda: build_gemma3(final_logit_softcapping=0.5),
+        "gemma4": lambda: build_gemma4(final_logit_softcapping=0.5),
+        "zaya": lambda: zaya,
+    }
+    model = models[family]()
+    recipe = zaya_recipe("readonly", "chunks") if family == "zaya" else make_recipe("readonly")
+    engine = engine_of(model, recipe)
+    bundle = InMemory(Path(), engine)
+    windows = collect(engine, tokens(engine.plan.vocab), 16, lambda *_: None)
+    head = new_head(kind, bundle, InMemoryCheckpoint(model), windows, 40, STEPS)
+    expected = truth(model, 16)[:, head.vocabulary]
+    with torch.inference_mode():
+        found = head.capped(head.target(windows.features[0, :, -1].float())).numpy()
+    assert np.abs(expected).max() > 0.1
+    assert np.abs(found - expected).max() < 2e-3 * np.abs(expected).max()  # features are fp16
 
 
 def features_of(engine: Engine, ids: list[int]) -> np.ndarray:

@@ -37,6 +37,8 @@ class HeadConfig(Data):
     steps: int = Field(ge=1, le=16)
     """Tokens that it was trained to draft."""
     eps: float
+    softcap: float | None = Field(default=None, gt=0)
+    """Of the target's logits. It keeps their order, so that only training applies it."""
     bundle: str
     """Digest of the bundle whose hidden states it reads."""
 
@@ -69,8 +71,14 @@ class Head(nn.Module, ABC):
         return F.rms_norm(hidden, (self.config.hidden,), self.norm, self.config.eps)
 
     def target(self, last: Tensor) -> Tensor:
-        """The target's own logits over the head's vocabulary, from its last hidden state."""
+        """The target's own logits over the head's vocabulary, from its last hidden state; before
+        any softcap, as a draft's are."""
         return self.normed(last) @ self.output.T
+
+    def capped(self, logits: Tensor) -> Tensor:
+        """Logits as the target's softcap leaves them."""
+        cap = self.config.softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     @abstractmethod
     def teach(self, features: Tensor, embedded: Tensor) -> list[Tensor]:

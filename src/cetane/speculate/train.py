@@ -126,6 +126,7 @@ def new_head(
         rows=len(vocabulary),
         steps=steps,
         eps=model.eps,
+        softcap=model.softcap,
         bundle=bundle.digest,
     )
     head = make_head(config)
@@ -219,9 +220,10 @@ class Lesson(nn.Module):
         with torch.autocast(features.device.type, torch.bfloat16), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Mismatch dtype")  # of a norm's gain, on purpose
             with torch.no_grad():
-                wanted = self.head.target(features[:, 1:, -1]).softmax(-1, torch.bfloat16)
+                target = self.head.capped(self.head.target(features[:, 1:, -1]))
+                wanted = target.softmax(-1, torch.bfloat16)
             for step, logits in enumerate(self.head.teach(features / self.scale, embedded)):
-                loss: Tensor = CrossEntropy.apply(logits, wanted[:, step:])
+                loss: Tensor = CrossEntropy.apply(self.head.capped(logits), wanted[:, step:])
                 total = total + loss * LATER**step
         return total
 
