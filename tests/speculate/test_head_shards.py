@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.conftest import InMemoryCheckpoint, build_model
 from tests.converting import converted_once
+from tests.engine.test_subset import subset_recipe
 from tests.families.gemma_models import build_gemma3, build_gemma4
 from tests.families.gemma_models import recipe as make_recipe
 from tests.families.parity import engine_of, tokens, truth
@@ -100,6 +101,20 @@ def test_a_new_head_knows_its_target(zaya: Any, family: str, kind: str) -> None:
         found = head.capped(head.target(windows.features[0, :, -1].float())).numpy()
     assert np.abs(expected).max() > 0.1
     assert np.abs(found - expected).max() < 2e-3 * np.abs(expected).max()  # features are fp16
+
+
+def test_a_new_head_for_a_head_of_part_of_the_vocabulary(tmp_path: Path) -> None:
+    """It proposes nothing that the target cannot choose, whatever the text says most."""
+    model, ids = build_model("llama"), [*range(0, 280, 7), *range(280, 288)]
+    engine = engine_of(model, subset_recipe(ids, 288))
+    windows = collect(engine, tokens(engine.plan.vocab), 16, lambda *_: None)
+    assert not set(windows.tokens.flatten().tolist()) <= set(ids)
+    assert set(windows.choices.flatten().tolist()) <= set(ids)
+    bundle = InMemory(tmp_path, engine)
+    for rows in (8, len(ids), 288):
+        head = new_head("medusa", bundle, InMemoryCheckpoint(model), windows, rows, STEPS)
+        assert len(head.vocabulary) == min(rows, len(ids))
+        assert set(head.vocabulary.tolist()) <= set(ids)
 
 
 def features_of(engine: Engine, ids: list[int]) -> np.ndarray:

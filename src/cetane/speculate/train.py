@@ -115,11 +115,14 @@ def new_head(
     steps: int,
 ) -> Head:
     """An untrained head whose vocabulary is what the text and the target say most, then the lowest
-    ids: byte pairs were merged in the order of how frequent they are."""
-    model = Planner(checkpoint, bundle.plan.recipe).model
+    ids: byte pairs were merged in the order of how frequent they are. What the target cannot choose
+    is not in it."""
+    plan, model = bundle.plan, Planner(checkpoint, bundle.plan.recipe).model
+    possible = np.arange(plan.vocab)[plan.tokens(0, plan.rows)]
     said = Counter(torch.cat([windows.tokens, windows.choices]).flatten().tolist())
-    ranked = dict.fromkeys([*(token for token, _ in said.most_common(rows)), *range(model.vocab)])
-    vocabulary = torch.tensor(sorted(islice(ranked, rows)))
+    ranked = dict.fromkeys([*(token for token, _ in said.most_common()), *range(plan.vocab)])
+    chosen = islice(filter(set(possible.tolist()).__contains__, ranked), rows)
+    vocabulary = torch.tensor(sorted(chosen))
     config = HeadConfig(
         kind=kind,
         hidden=model.hidden,
