@@ -1,9 +1,12 @@
 """What measures say of a tiny bundle, against what is known of it otherwise."""
 
 from collections.abc import Callable
+from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
+from tests.speculate.head_models import NOTHING, held_out, random_head
 
 from cetane.bundle import Bundle
 from cetane.gates.residency.audit import audit
@@ -13,6 +16,7 @@ from cetane.lab.experiment import Experiment, parse_experiment
 from cetane.lab.metrics import METRICS
 from cetane.lab.workload import Setting
 from cetane.mil.reader import load
+from cetane.speculate.head_build import add_head
 
 
 @pytest.fixture
@@ -72,6 +76,24 @@ def test_calls_and_drafts(bench: Callable[..., Bench]) -> None:
     drafts = take(both, "drafting")
     assert drafts["baseline"].figures == {}
     assert drafts["candidate"].figures["draft_same"].value == 1
+
+
+def test_what_a_head_learned(
+    bench: Callable[..., Bench], tiny_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    """Of the head that drafts, where every token was asked for; other drafters learned nothing."""
+    both = bench(drafter="medusa")
+    copied = copytree(tiny_bundle(layout={"kind": "chunks", "chunks": 2}).path, tmp_path / "bundle")
+    bundle = both.candidate.made = Bundle(copied)
+    learned = NOTHING.model_copy(update={"top1": (0.5, 0.25), "positions": 80})
+    add_head(bundle, random_head("medusa", bundle), held_out(bundle), learned)
+    found = take(both, "drafting")["candidate"].figures
+    assert (found["head_top1"].value, found["head_top1"].n) == (0.5, 80)
+    assert found["head_top1"].note == "by place: 0.500, 0.250"
+    assert found["draft_same"].value == 1
+    other = bench(drafter="ngram")
+    other.candidate.made = bundle
+    assert "head_top1" not in take(other, "drafting")["candidate"].figures
 
 
 def test_placement_without_the_rule_of_size(bench: Callable[..., Bench]) -> None:

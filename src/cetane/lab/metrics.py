@@ -56,6 +56,7 @@ METRICS: dict[str, Metric] = {
     "tokens_per_call": Metric("drafting", "", "tokens that a verifying call gives"),
     "draft_speedup": Metric("drafting", "x", "tokens per second against plain, portable backend"),
     "draft_same": Metric("drafting", "share", "prompts with the very tokens of plain decoding"),
+    "head_top1": Metric("drafting", "share", "first tokens of drafts right, on held-out text"),
     "recall_near": Metric("needle", "share", "needles found inside the candidate's window"),
     "recall_far": Metric("needle", "share", "needles found beyond it"),
     "mask_mismatches": Metric("masks", "", "inputs whose shape is not the plan's"),

@@ -5,9 +5,11 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
+from cetane.bundle_heads import Training
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
 from cetane.lab.bench import Findings, Side, each, figure
+from cetane.lab.journal import Figure
 from cetane.speculate.bench import compare
 from cetane.speculate.open import Wish, longest_draft, open_controller, open_drafters
 
@@ -46,7 +48,17 @@ def drafting(side: Side) -> Findings:
         "draft_speedup": found.ratio,
         "draft_same": float(found.same),
     }
-    return Findings({n: figure(n, v, n=len(prompts), note=note) for n, v in values.items()})
+    figures = {n: figure(n, v, n=len(prompts), note=note) for n, v in values.items()}
+    for kind, head in side.bundle.heads().items():
+        if kind == wish.drafter:
+            figures["head_top1"] = held_out(head.manifest.training)
+    return Findings(figures)
+
+
+def held_out(training: Training) -> Figure:
+    """How a head did where every token was asked for, whether or not a draft would have paid."""
+    places = ", ".join(f"{share:.3f}" for share in training.top1)
+    return figure("head_top1", training.top1[0], n=training.positions, note=f"by place: {places}")
 
 
 def ensure_head(side: Side, make: Callable[[], object]) -> None:
