@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
@@ -50,6 +51,22 @@ def test_the_synthetic_gemma_is_always_the_same(tmp_path: Path) -> None:
     assert (tmp_path / "one" / "config.json").stat().st_mtime_ns == kept
     same = {"layer_types", "num_hidden_layers", "num_kv_shared_layers", "use_double_wide_mlp"}
     assert all(SMALL[name] == GEMMA4_E2B[name] for name in same)
+
+
+@torch.inference_mode()
+def test_rounding_to_fp16_is_not_another_synthetic_gemma(tmp_path: Path) -> None:
+    """By transformers alone: else a difference would say nothing of a port."""
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    model = load(write_gemma4(tmp_path / "model", zaya_tiny()), dtype=torch.float32)
+    ids = torch.randint(SMALL["vocab_size"], (1, 48), generator=torch.Generator().manual_seed(0))
+    expected = model(ids).logits[0]
+    for parameter in model.parameters():
+        parameter.copy_(parameter.half())
+    found = model(ids).logits[0]
+    assert torch.cosine_similarity(found, expected, -1).min() > 0.9999
+    best = expected.argmax(-1)
+    assert torch.equal(found.argmax(-1), best)
+    assert len(set(best.tolist())) > 30 and (best == ids[0]).float().mean() < 0.5
 
 
 def test_shapes_alone() -> None:

@@ -32,13 +32,17 @@ SMALL: dict[str, Any] = GEMMA4_E2B | {
 """Every layer of E2B, of its own kind, owner or reader, but narrow: the same graphs."""
 SHAPES: dict[str, dict[str, Any]] = {"gemma4-e2b": GEMMA4_E2B, "zaya1-8b": {"model_type": "zaya"}}
 SEED = 4
+ADDED = 0.15
+"""Root mean square of what each part of a layer adds to the residual stream, by its last norm."""
 
 
 def write_gemma4(folder: Path, tokenizer: Path) -> Path:
     """A checkpoint of `SMALL` with random weights, the same on every machine; kept if it is there.
 
     Layers' scalars are random too, and queries short enough that scores, which nothing scales, do
-    not make a choice of every softmax. `tokenizer` is a folder to copy one of 2048 tokens from.
+    not make a choice of every softmax. What a layer adds is small beside what it gets, as in a
+    trained model: otherwise 35 random layers turn fp16's rounding into another answer.
+    `tokenizer` is a folder to copy one of 2048 tokens from.
     """
     if (folder / "config.json").is_file():
         return folder
@@ -54,9 +58,9 @@ def write_gemma4(folder: Path, tokenizer: Path) -> Path:
         for name, tensor in sorted(model.state_dict().items()):
             drawn = torch.randn(tensor.shape, generator=generator)
             if name.endswith("layer_scalar"):
-                tensor.copy_(0.6 + 0.1 * drawn.clamp(-3, 3))
+                tensor.copy_(0.94 + 0.01 * drawn.clamp(-3, 3))
             elif tensor.ndim == 1:
-                tensor.copy_(1 + 0.1 * drawn)
+                tensor.copy_((ADDED if ".post_" in name else 1) * (1 + 0.1 * drawn))
             else:
                 tensor.copy_(drawn * tensor.shape[-1] ** -0.5)
         for layer in model.model.layers:
