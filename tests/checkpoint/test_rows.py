@@ -70,7 +70,7 @@ def test_gguf(
     write_gguf: Callable[..., Path],
     tmp_path: Path,
 ) -> None:
-    path = write_gguf(tmp_path / "m.gguf", "llama", tiny_model("llama"), quantization)
+    path = write_gguf(tmp_path / "m.gguf", "llama", tiny_model("llama"), quantization=quantization)
     checkpoint = open_checkpoint(path)
     # The file has q_proj's rows in another order.
     for name in ("model.layers.0.self_attn.q_proj.weight", "model.norm.weight"):

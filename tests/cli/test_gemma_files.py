@@ -36,6 +36,10 @@ MODEL: dict[str, Any] = {
     "query_pre_attn_scalar": 16,
     "final_logit_softcapping": None,
     "vocab_size": len(TOKENS),
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
 }
 """One key/value head, one full layer in six, heads wider than hidden / heads."""
 

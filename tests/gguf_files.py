@@ -1,0 +1,71 @@
+"""Models as llama.cpp's converter writes them: hyperparameters and tensors."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import transformers
+
+
+def write_gguf(
+    path: Path,
+    architecture: str,
+    model: transformers.PreTrainedModel,
+    quantization: gguf.GGMLQuantizationType | None = None,
+    extra: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
+    skip: str | None = None,
+) -> Path:
+    """Names come from the gguf package; `quantization` is of matrices, `extra` adds keys."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    rope = config.rope_parameters
+    if architecture == "gemma3":
+        rope = rope["full_attention"]
+        writer.add_sliding_window(config.sliding_window)
+    if architecture in ("gemma3", "qwen3"):
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] != "default":
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    writer.add_bos_token_id(config.bos_token_id)
+    writer.add_eos_token_id(config.eos_token_id)
+    writer.add_pad_token_id(config.pad_token_id)
+
+    kind = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture)
+    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if name == skip or (name == "lm_head.weight" and config.tie_word_embeddings):
+            continue
+        values = tensor.numpy()
+        if architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
+            q = ".q_proj." in name
+            heads = config.num_attention_heads if q else config.num_key_value_heads
+            halves = values.reshape(heads, 2, -1, *values.shape[1:])
+            values = halves.swapaxes(1, 2).reshape(values.shape)
+        if architecture == "gemma3" and name.endswith("norm.weight"):
+            values = values + 1
+        values = np.ascontiguousarray(values)
+        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if quantization is not None and values.ndim == 2:
+            packed = gguf.quants.quantize(values, quantization)
+            writer.add_tensor(target, packed, raw_dtype=quantization)
+        else:
+            writer.add_tensor(target, values)
+    extra(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
