@@ -1,5 +1,7 @@
 """Ranges, against numpy and against coremltools as it is."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +129,14 @@ def test_it_computes_what_coremltools_own_entry_point_makes(
         for name, logits in outputs.items():
             np.testing.assert_allclose(ours(call)[name], logits, rtol=1e-4, atol=1e-4)
             assert not np.allclose(plain[name], wanted[1][name], rtol=1e-3, atol=1e-3)
+
+
+def test_coremltools_stays_quiet_after_the_bridge() -> None:
+    """Also where it is the bridge that imports it first."""
+    code = (
+        "import logging; from cetane.activations.calibrate import bridged\n"
+        "with bridged(): pass\n"
+        "assert logging.getLogger('coremltools').level == logging.ERROR"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (0, "")

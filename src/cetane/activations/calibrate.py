@@ -18,6 +18,7 @@ from cetane.activations.temporary import temporary_folder
 from cetane.engine.backend import Array, Arrays
 from cetane.errors import CetaneError
 from cetane.lower.package import single_function
+from cetane.quiet import import_coremltools
 
 Ranges = dict[str, dict[str, float]]
 """By a tensor's name in the program: `rmin` and `rmax`."""
@@ -66,6 +67,7 @@ def merged(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
 @contextmanager
 def bridged() -> Iterator[None]:
     """coremltools predicts here: by itself on a Mac, through the bridge elsewhere."""
+    import_coremltools()  # quietly; the bridge would leave its warnings to a script that uses it
     mine = not bridge.installed() and bridge.install()
     try:
         yield
