@@ -12,6 +12,7 @@ from itertools import chain, groupby, pairwise
 from math import prod
 from typing import Any, Literal, Protocol
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from cetane.errors import CetaneError
@@ -185,6 +186,11 @@ class Plan(Data):
         """The tokens that some rows of the head are about."""
         subset = self.recipe.head.subset
         return slice(start, stop) if subset is None else subset.ids[start:stop]
+
+    @cached_property
+    def choosable(self) -> Ids:
+        """The tokens that it can choose, by row of the head."""
+        return np.arange(self.vocab)[self.tokens(0, self.rows)]
 
     @cached_property
     def functions(self) -> dict[tuple[str, str], Function]:

@@ -31,6 +31,7 @@ from cetane.engine.sampling import Sampler
 from cetane.engine.verify import Draft
 from cetane.families.caches import CONTRACTS
 from cetane.mil import load
+from cetane.recipe import Recipe
 from cetane.speculate.features import Taps, tapped
 from cetane.speculate.head_drafter import head_drafter
 from cetane.speculate.head_runner import Eagle3Runner, open_runner
@@ -52,17 +53,23 @@ def converted() -> Iterator[None]:
 def engines(zaya: Any) -> Callable[[str, str], Engine]:
     """`engines(family, contract)`: authored modules, in shards that hand on hidden states."""
     made: dict[tuple[str, str], Engine] = {}
-    models = {"llama": lambda: build_model("llama"), "gemma3": build_gemma3, "gemma4": build_gemma4}
 
     def engine(family: str, contract: str) -> Engine:
         key = family, contract
         if key not in made:
-            model = zaya if family == "zaya" else models[family]()
-            recipe = zaya_recipe(contract, "chunks") if family == "zaya" else make_recipe(contract)
-            made[key] = engine_of(model, recipe)
+            made[key] = engine_of(*model_of(family, contract, zaya))
         return made[key]
 
     return engine
+
+
+def model_of(family: str, contract: str, zaya: Any, **gemma: Any) -> tuple[Any, Recipe]:
+    """A model of transformers, and a recipe for it."""
+    if family == "zaya":
+        return zaya, zaya_recipe(contract, "chunks")
+    gemmas = {"gemma3": build_gemma3, "gemma4": build_gemma4}
+    model = gemmas[family](**gemma) if family in gemmas else build_model(family)
+    return model, make_recipe(contract)
 
 
 class Recording:
@@ -84,14 +91,7 @@ class Recording:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_new_head_knows_its_target(zaya: Any, family: str, kind: str) -> None:
     """What it is taught are the model's own logits, with the offset of its norm and its softcap."""
-    models = {
-        "llama": lambda: build_model("llama"),
-        "gemma3": lambda: build_gemma3(final_logit_softcapping=0.5),
-        "gemma4": lambda: build_gemma4(final_logit_softcapping=0.5),
-        "zaya": lambda: zaya,
-    }
-    model = models[family]()
-    recipe = zaya_recipe("readonly", "chunks") if family == "zaya" else make_recipe("readonly")
+    model, recipe = model_of(family, "readonly", zaya, final_logit_softcapping=0.5)
     engine = engine_of(model, recipe)
     bundle = InMemory(Path(), engine)
     windows = collect(engine, tokens(engine.plan.vocab), 16, lambda *_: None)

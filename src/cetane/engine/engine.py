@@ -98,7 +98,7 @@ class Engine:
         }
         """Modes in which logits that nobody reads save more than the head."""
 
-        self.tokens = np.arange(plan.vocab)[plan.tokens(0, plan.rows)]
+        self.tokens = plan.choosable
         """By row of the head."""
         self.unseen = np.full(plan.vocab, -np.inf, np.float32)
         """Logits before a head gives any: a token that it lacks can never be chosen, one that a

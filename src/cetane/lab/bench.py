@@ -100,11 +100,7 @@ class Side:
         """The recipe with a head for a part of the vocabulary, if the arm has one."""
         if self.arm.subset is None:
             return recipe
-        from cetane.vocabulary import (
-            make_subset,
-            ranked,
-            read_text,
-        )
+        from cetane.vocabulary import make_subset, ranked, read_text
 
         tokenizer: Any = self.checkpoint.tokenizer
         vocab = self.checkpoint.config["vocab_size"]

@@ -118,11 +118,11 @@ def new_head(
     ids: byte pairs were merged in the order of how frequent they are. What the target cannot choose
     is not in it."""
     plan, model = bundle.plan, Planner(checkpoint, bundle.plan.recipe).model
-    possible = np.arange(plan.vocab)[plan.tokens(0, plan.rows)]
+    possible = set(plan.choosable.tolist())
     said = Counter(torch.cat([windows.tokens, windows.choices]).flatten().tolist())
     ranked = dict.fromkeys([*(token for token, _ in said.most_common()), *range(plan.vocab)])
-    chosen = islice(filter(set(possible.tolist()).__contains__, ranked), rows)
-    vocabulary = torch.tensor(sorted(chosen))
+    chosen = (token for token in ranked if token in possible)
+    vocabulary = torch.tensor(sorted(islice(chosen, rows)))
     config = HeadConfig(
         kind=kind,
         hidden=model.hidden,

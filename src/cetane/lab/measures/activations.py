@@ -8,12 +8,7 @@ def activations(side: Side) -> Findings:
     """Cosine and perplexity with quantised activations; nothing of an arm without."""
     if not side.arm.activations:
         return Findings()
-    from cetane.activations import (
-        NAIVE,
-        Options,
-        measure_activations,
-        windows,
-    )
+    from cetane.activations import NAIVE, Options, measure_activations, windows
 
     options = {"naive": NAIVE, "real": Options(), "real-smooth": Options(smooth=True)}
     bundle, given = side.bundle, side.given

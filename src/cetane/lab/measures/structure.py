@@ -30,9 +30,7 @@ def needle(side: Side) -> Findings:
 def masks(bench: Bench) -> dict[ArmName, Findings]:
     """The baseline as it is, and the candidate with the baseline's last package in place of its
     own: what the static checks say of each."""
-    from cetane.gates.static import (
-        static_checks,
-    )
+    from cetane.gates.static import static_checks
 
     found: dict[ArmName, Findings] = {}
     baseline, candidate = bench.baseline.bundle, bench.candidate.bundle
