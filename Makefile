@@ -28,6 +28,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 bench: $(VENV)/installed $(SMOLLM2)
 	$(BIN)/python benchmarks/decode.py $(SMOLLM2)

@@ -7,11 +7,11 @@ What `cetane quantize-activations` does, for all rows of the table in docs/activ
 import sys
 
 from cetane.activations import NAIVE, Options, quantize_activations, windows
-from cetane.activations.judge import LIMIT, Score, judge
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
+from cetane.gates.activations import LIMIT, Score, judge
 from cetane.gates.quality import read_tokens
-from cetane.recipe import load_recipe
+from cetane.schema.recipe import load_recipe
 from common import WORK, arguments, bundle_of, report, standard_library_text
 
 VARIANTS: dict[str, tuple[str, Options | None]] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cetane.quiet import import_coremltools
+from cetane.hardware.quiet import import_coremltools
 from common import WORK, report
 
 ct = import_coremltools()

@@ -10,11 +10,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cetane.build import build
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.lab.workload import write_documentation
-from cetane.recipe import Recipe
+from cetane.pipeline.build import build
+from cetane.schema.recipe import Recipe
 
 WORK = Path("build/bench")
 console = Console(stderr=False)

@@ -24,7 +24,7 @@ from cetane.gates.probes import chat_prompts
 from cetane.gates.quality import read_tokens
 from cetane.gates.reference import Reference
 from cetane.mil.fast import share_threads
-from cetane.recipe import load_recipe
+from cetane.schema.recipe import load_recipe
 from common import arguments, bundle_of, report, standard_library_text
 
 

@@ -20,7 +20,7 @@ from cetane.engine.engine import Engine
 from cetane.engine.generate import generate, open_engine
 from cetane.engine.sampling import Sampler
 from cetane.gates.probes import chat_prompts
-from cetane.recipe import parse_recipe
+from cetane.schema.recipe import parse_recipe
 from common import arguments, bundle_of, report
 
 EVERY, WARM_UP = 100, 200

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import transformers
 
-from cetane.chips import find_chip, load_chips
+from cetane.hardware.chips import find_chip, load_chips
 from cetane.perf.breakeven import Speculation, per_slot_formula
 from cetane.perf.cost import TERM_OF, Work, costs_of, load_fit, terms, total
 from cetane.perf.evidence import Measurement, formats, load_evidence, read
@@ -23,8 +23,8 @@ from cetane.perf.fit import Checked, check, leave_one_group_out
 from cetane.perf.notch import cost, hit_bytes
 from cetane.perf.predict import Predictor, rates_of
 from cetane.perf.shapes import load_decoders
-from cetane.plan import Planner
-from cetane.recipe import load_recipe, parse_recipe
+from cetane.planner import Planner
+from cetane.schema.recipe import load_recipe, parse_recipe
 
 PAGE = Path("docs/performance.md")
 TERMS = tuple(dict.fromkeys(TERM_OF.values()))

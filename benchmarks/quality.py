@@ -6,7 +6,7 @@ import sys
 from cetane.checkpoint import open_checkpoint
 from cetane.gates.golden import golden
 from cetane.gates.quality import perplexity, read_tokens
-from cetane.recipe import load_recipe
+from cetane.schema.recipe import load_recipe
 from common import arguments, bundle_of, report, standard_library_text
 
 

@@ -10,7 +10,7 @@ from cetane.engine.generate import generate, open_engine
 from cetane.engine.sampling import Sampler
 from cetane.gates.probes import chat_prompts
 from cetane.gates.reference import Reference
-from cetane.recipe import parse_recipe
+from cetane.schema.recipe import parse_recipe
 from common import arguments, bundle_of, report
 
 VARIANTS = [

@@ -18,8 +18,8 @@ from cetane.families.zaya_departures import DEPARTURES
 from cetane.gates import metrics
 from cetane.gates.quality import read_tokens
 from cetane.gates.reference import Observed, Reference
-from cetane.plan import Planner
-from cetane.recipe import load_recipe, parse_recipe
+from cetane.planner import Planner
+from cetane.schema.recipe import load_recipe, parse_recipe
 from common import arguments, report, standard_library_text
 
 CONTEXT = 512

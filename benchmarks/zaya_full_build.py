@@ -22,8 +22,8 @@ from cetane.checkpoint import open_checkpoint
 from cetane.cli.demo import zaya_tiny
 from cetane.families import author
 from cetane.lower.lower import Lowering
-from cetane.plan import Planner
-from cetane.recipe import load_recipe
+from cetane.planner import Planner
+from cetane.schema.recipe import load_recipe
 from common import WORK, arguments, report
 
 CONFIG: dict[str, Any] = {
@@ -122,7 +122,7 @@ def build(checkpoint: Path, recipe: str, target: Path) -> dict[str, Any]:
 def coremltools_layer(kind: str, target: Path) -> dict[str, float]:
     """Seconds to convert one MoE layer's experts and router, and to compress them, with
     coremltools' own passes: one function of flexible T, as the published port did."""
-    from cetane.quiet import import_coremltools
+    from cetane.hardware.quiet import import_coremltools
 
     ct = import_coremltools()
     cto = ct.optimize.coreml

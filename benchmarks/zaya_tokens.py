@@ -16,7 +16,7 @@ from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
 from cetane.gates.golden import golden
 from cetane.gates.reference import Reference, choices
-from cetane.recipe import Recipe, load_recipe
+from cetane.schema.recipe import Recipe, load_recipe
 from common import arguments, bundle_of, report
 
 PROMPTS = ("def __init__(self", "import os\n", "class Parser:\n    ", "    for name in ")

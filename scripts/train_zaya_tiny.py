@@ -35,8 +35,8 @@ from transformers import ZayaConfig, ZayaForCausalLM
 from cetane.checkpoint import open_checkpoint
 from cetane.checkpoint.tokenizer import Tokenizer as CetaneTokenizer
 from cetane.engine.authored import authored_engine
-from cetane.plan import Planner
-from cetane.recipe import parse_recipe
+from cetane.planner import Planner
+from cetane.schema.recipe import parse_recipe
 
 SHIPPED = Path(__file__).parents[1] / "src/cetane/data/zaya-tiny"
 LEFT_OUT = {"site-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}

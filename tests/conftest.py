@@ -9,11 +9,11 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from cetane.build import build
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
 from cetane.lower.lower import Lowering
-from cetane.recipe import Recipe, parse_recipe
+from cetane.pipeline.build import build
+from cetane.schema.recipe import Recipe, parse_recipe
 
 TINY = {
     "vocab_size": 288,

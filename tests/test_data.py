@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from cetane.checkpoint import open_checkpoint
 from cetane.engine.authored import authored_engine
 from cetane.engine.engine import Engine
-from cetane.plan import Planner
+from cetane.planner import Planner
 
 FOLDER = Path(str(resources.files("cetane"))) / "data" / "zaya-tiny"
 CODE = '''class Reader:

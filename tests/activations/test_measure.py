@@ -10,12 +10,12 @@ import torch
 from tests.conftest import build_model
 
 from cetane.activations import NAIVE, measure_activations
-from cetane.activations.judge import judge
 from cetane.activations.measure import LIMIT
 from cetane.activations.quantize import Made
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
+from cetane.gates.activations import judge
 
 TEXTS = [np.random.default_rng(seed).integers(1, 288, 30).tolist() for seed in (1, 2)]
 

@@ -17,8 +17,8 @@ from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
 from cetane.errors import CetaneError
 from cetane.mil import load
-from cetane.plan import Planner
-from cetane.recipe import Recipe
+from cetane.planner import Planner
+from cetane.schema.recipe import Recipe
 
 TEXT = np.random.default_rng(7).integers(1, 288, 40).tolist()
 

@@ -12,7 +12,7 @@ from cetane.checkpoint import Checkpoint
 from cetane.engine.authored import authored_engine
 from cetane.errors import CetaneError
 from cetane.families.llama import Layer
-from cetane.plan import Planner
+from cetane.planner import Planner
 
 TEXTS = [np.random.default_rng(seed).integers(1, 288, 20).tolist() for seed in (1, 2)]
 

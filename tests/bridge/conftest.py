@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cetane import bridge
-from cetane.quiet import import_coremltools
+from cetane.hardware.quiet import import_coremltools
 
 ct = import_coremltools()
 gc.freeze()  # coremltools collects garbage in every conversion

@@ -9,8 +9,8 @@ import torch
 import transformers
 
 from cetane.checkpoint import open_checkpoint
-from cetane.plan import Planner
-from cetane.recipe import load_recipe
+from cetane.planner import Planner
+from cetane.schema.recipe import load_recipe
 
 COMMON: dict[str, Any] = {
     "architectures": ["Gemma3ForCausalLM"],

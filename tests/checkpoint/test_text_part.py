@@ -16,7 +16,7 @@ from tests.families.parity import TOLERANCE, run, tokens, truth
 from cetane.checkpoint import open_checkpoint
 from cetane.engine.authored import authored_engine
 from cetane.errors import CetaneError
-from cetane.plan import Planner
+from cetane.planner import Planner
 
 VISION = {
     "hidden_size": 16,

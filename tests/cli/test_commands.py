@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 
 import cetane.lower.lower
 from cetane.bundle import Bundle
-from cetane.chips import Figure, find_chip
 from cetane.cli.demo import DEMOS, Demo
 from cetane.cli.output import print_json
 from cetane.gates.golden import thresholds
+from cetane.hardware.chips import Figure, find_chip
 
 from .conftest import Cetane
 

@@ -10,7 +10,7 @@ import pytest
 from tests.mil.conftest import save_program
 
 from cetane.bundle import Bundle
-from cetane.quiet import import_coremltools
+from cetane.hardware.quiet import import_coremltools
 
 from .conftest import Cetane
 

@@ -8,9 +8,9 @@ import pytest
 from safetensors.torch import load_file
 
 from cetane.bundle import Bundle
-from cetane.listed import sha256
+from cetane.files import sha256
 from cetane.speculate.bench import suite
-from cetane.speculate.heads import load_head
+from cetane.speculate.heads.modules import load_head
 
 from .conftest import Cetane
 

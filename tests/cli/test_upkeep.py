@@ -27,7 +27,7 @@ def test_doctor(cetane: Cetane, monkeypatch: pytest.MonkeyPatch) -> None:
     found = cetane("doctor", "--json")
     assert found.code == 0
     assert {"python", "coremltools", "disk here"} <= {check["name"] for check in found.json}
-    monkeypatch.setattr("cetane.upkeep.requires", lambda _: ["no-such-package"])
+    monkeypatch.setattr("cetane.doctor.requires", lambda _: ["no-such-package"])
     missing = cetane("doctor")
     assert missing.code == 1
     assert "no-such-package" in missing.out

@@ -8,7 +8,7 @@ import pytest
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
-from cetane.subset import load_subset
+from cetane.schema.subset import load_subset
 
 from .conftest import SMALL, Cetane
 

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from cetane.compress import Selection, Sensitivities, SensitivityFile
 from cetane.errors import CetaneError
-from cetane.recipe import load_recipe
+from cetane.schema.recipe import load_recipe
 
 INPUTS = {"a.weight": np.array([1, 2, 3, 4], np.float32)}
 

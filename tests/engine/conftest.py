@@ -13,8 +13,8 @@ from tests.families.zaya_models import recipe as zaya_recipe
 from cetane.engine.authored import authored_engine
 from cetane.engine.backend import Arrays, Backend, Program
 from cetane.engine.engine import Engine
-from cetane.plan import Planner
-from cetane.recipe import parse_recipe
+from cetane.planner import Planner
+from cetane.schema.recipe import parse_recipe
 
 CONTEXT = 32
 

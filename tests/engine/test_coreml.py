@@ -17,6 +17,7 @@ import pytest
 
 from cetane.bundle import Bundle
 from cetane.cli.recompile import recompile
+from cetane.doctor import leftovers
 from cetane.engine.coreml import CoreMLBackend
 from cetane.engine.engine import Engine
 from cetane.engine.generate import generate, open_engine
@@ -24,7 +25,6 @@ from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
 from cetane.mil import State, load
-from cetane.upkeep import leftovers
 
 PROMPT = [7, 250, 31, 99, 4, 180, 66, 12, 5, 201, 43]
 
@@ -172,8 +172,8 @@ def test_an_upgraded_system_compiles_again(
         tokens(open_engine(bundle, "coreml"))
     assert len(mac.compiled) == 2 * shards
     kept = {path.name for path in (tmp_path / "cache/compiled").iterdir()}
-    monkeypatch.setattr("cetane.upkeep.os_build", lambda: "25B78")
-    monkeypatch.setattr("cetane.upkeep.Path.home", lambda: tmp_path)
+    monkeypatch.setattr("cetane.doctor.os_build", lambda: "25B78")
+    monkeypatch.setattr("cetane.doctor.Path.home", lambda: tmp_path)
     old = [item for item in leftovers() if "compiled" in item.why]
     assert {item.path.name for item in old} == {name for name in kept if "24G84" in name}
 

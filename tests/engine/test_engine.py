@@ -11,9 +11,9 @@ from tests.families.zaya_models import scores
 
 from cetane.engine.engine import Engine, Running, Session, gather
 from cetane.errors import CetaneError
-from cetane.families.caches import CONTRACTS
-from cetane.families.flow import ToCache
-from cetane.plan import Route
+from cetane.schema.function import Route
+from cetane.schema.interface import ToCache
+from cetane.schema.slots import CONTRACTS
 
 CONTEXT = 32
 IDS = np.random.default_rng(1).integers(0, 288, CONTEXT).tolist()

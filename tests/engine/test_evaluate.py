@@ -15,7 +15,7 @@ from tests.families.parity import truth as truth_of
 
 from cetane.engine.engine import Engine, Session
 from cetane.errors import CetaneError
-from cetane.families.caches import CONTRACTS
+from cetane.schema.slots import CONTRACTS
 
 CONTEXT = 32
 ROUTED = ["decode", "verify", "prefill"]

@@ -9,7 +9,7 @@ import torch
 from cetane.engine.generate import generate, open_backend
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
-from cetane.families.caches import CONTRACTS
+from cetane.schema.slots import CONTRACTS
 
 PROMPT = np.random.default_rng(2).integers(1, 288, 11).tolist()
 

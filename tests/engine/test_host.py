@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cetane.bundle import Tables
+from cetane.bundle.tables import Tables
 from cetane.engine.host import Call, Placed, host_input
-from cetane.families.flow import (
+from cetane.schema.interface import (
+    MASKED,
     Embedding,
     Input,
     Mask,
@@ -16,7 +17,6 @@ from cetane.families.flow import (
     Source,
     WriteMask,
 )
-from cetane.families.layers import MASKED
 
 EMBEDDING = np.arange(30, dtype=np.float16).reshape(10, 3)  # 10 tokens, 3 channels
 ROTARY = np.arange(80, dtype=np.float32).reshape(2, 10, 4)  # cos and sin, 10 positions, 4 wide

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from tests.conftest import build_model, build_tokenizer, tiny_recipe
 
-from cetane.build import build
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.engine.engine import Engine, Session
 from cetane.engine.generate import generate
 from cetane.engine.portable import FastGraph, PortableBackend, ReferenceProgram
 from cetane.engine.sampling import Sampler
+from cetane.pipeline.build import build
 
 CONTEXT = 2080
 PROMPT = [5, 99, 201, 7]

@@ -14,10 +14,10 @@ from tests.families.zaya_models import build_zaya
 from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
-from cetane.recipe import Recipe, parse_recipe
+from cetane.schema.recipe import Recipe, parse_recipe
+from cetane.schema.subset import as_ranges
 from cetane.speculate.ngram import Ngram
 from cetane.speculate.speculator import Speculator
-from cetane.subset import as_ranges
 
 MODELS = {
     "llama": build_model, "gemma3": build_gemma3, "gemma4": build_gemma4, "zaya": build_zaya,

@@ -6,8 +6,8 @@ import torch
 from hypothesis import strategies as st
 from tests.conftest import build_model
 
-from cetane.families.caches import CONTRACTS
-from cetane.recipe import Recipe, parse_recipe
+from cetane.schema.recipe import Recipe, parse_recipe
+from cetane.schema.slots import CONTRACTS
 
 CONTEXT = 64
 SLIDING, FULL = "sliding_attention", "full_attention"

@@ -10,8 +10,8 @@ from tests.conftest import InMemoryCheckpoint
 
 from cetane.engine.authored import authored_engine
 from cetane.engine.engine import Engine
-from cetane.plan import Planner
-from cetane.recipe import Recipe
+from cetane.planner import Planner
+from cetane.schema.recipe import Recipe
 
 TOLERANCE = 1e-4
 CONTEXT = 32

@@ -10,8 +10,8 @@ from cetane.errors import CetaneError
 from cetane.families import author as author_with
 from cetane.families import families
 from cetane.families.base import EmbeddingTable, Model, RoutedBlock
-from cetane.plan import Planner
-from cetane.recipe import parse_recipe
+from cetane.planner import Planner
+from cetane.schema.recipe import parse_recipe
 
 GAIN = "model.layers.1.input_layernorm.weight"
 QUERY = "model.layers.1.self_attn.q_proj.weight"

@@ -4,16 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from cetane.families.caches import CONTRACTS, CacheSpec, HistorySpec, PastColumns
-from cetane.families.flow import (
+from cetane.families.caches import CACHES, CacheSpec, HistorySpec, PastColumns
+from cetane.schema.interface import (
     FromCache,
     FromHistory,
     Position,
     ToCache,
     ToHistory,
     WriteMask,
+    hidden_shape,
 )
-from cetane.families.layers import hidden_shape
+from cetane.schema.slots import Slots
 
 SHAPE = (2, 3, 4, 8)
 STATE = (4, 3, 4, 8)
@@ -21,7 +22,7 @@ TOKENS, START = 3, 2
 
 
 def spec(contract: str) -> CacheSpec:
-    return CacheSpec("chunk-01", "kv", layers=2, heads=3, dim=4, slots=8, form=CONTRACTS[contract])
+    return CacheSpec("chunk-01", "kv", layers=2, heads=3, dim=4, slots=8, form=CACHES[contract])
 
 
 def random(*shape: int, seed: int) -> np.ndarray:
@@ -42,19 +43,20 @@ NEW = {part: random(2, 3, 4, TOKENS, seed=seed + 9) for seed, part in enumerate(
     ],
 )
 def test_ports(contract, inputs, outputs, states, visible, pads) -> None:
-    cache, made = CONTRACTS[contract], spec(contract)
+    cache, made = CACHES[contract], spec(contract)
     assert {item.name: item.shape for item in cache.inputs(made, 5)} == inputs
     expected = {} if outputs is None else {"kv_k_out": outputs, "kv_v_out": outputs}
     assert {item.name: item.shape for item in cache.outputs(made, 5)} == expected
     found = [(state.name, state.shape, state.dtype) for state in cache.states(made)]
     assert found == [("kv_kv", STATE, "fp16")][:states]
-    assert cache.visible(8, 5) == visible
-    assert cache.pads == pads
+    slots = Slots(contract=contract, count=8)
+    assert slots.visible(5) == visible
+    assert slots.pads(5) == pads
 
 
 @pytest.mark.parametrize("contract", ["readonly", "blend", "shift"])
 def test_caches_that_the_host_carries_are_named_by_shard(contract: str) -> None:
-    cache = CONTRACTS[contract]
+    cache = CACHES[contract]
     names = ["chunk-01.kv_k", "chunk-01.kv_v"]
     made = spec(contract)
     read = [i.source for i in cache.inputs(made, 5) if isinstance(i.source, FromCache)]
@@ -65,7 +67,7 @@ def test_caches_that_the_host_carries_are_named_by_shard(contract: str) -> None:
 
 
 def test_the_host_says_where_to_write() -> None:
-    blend, stateful = (CONTRACTS[c].inputs(spec(c), 5) for c in ("blend", "stateful"))
+    blend, stateful = (CACHES[c].inputs(spec(c), 5) for c in ("blend", "stateful"))
     assert blend[-1].source == WriteMask(group="kv")
     assert (stateful[0].source, stateful[0].dtype) == (Position(group="kv"), "int32")
 
@@ -76,7 +78,7 @@ def run(contract: str, **extra: torch.Tensor):
     if contract == "stateful":  # of every layer its keys, then its values
         rows = [PAST[part][layer] for layer in range(2) for part in "kv"]
         tensors["kv_kv"] = torch.tensor(np.stack(rows))
-    cache = CONTRACTS[contract](spec(contract), tensors)
+    cache = CACHES[contract](spec(contract), tensors)
     seen = [
         cache.extend(*(torch.tensor(NEW[part][layer : layer + 1]) for part in "kv"))
         for layer in range(2)

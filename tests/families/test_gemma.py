@@ -8,7 +8,7 @@ from tests.families import gemma_models
 from tests.families.gemma_models import FEEDS, build_gemma3, build_gemma4
 from tests.families.parity import assert_parity
 
-from cetane.recipe import Recipe
+from cetane.schema.recipe import Recipe
 
 QUICKLY = settings(max_examples=30, deadline=None, derandomize=True, phases=[Phase.generate])
 

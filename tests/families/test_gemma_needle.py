@@ -8,7 +8,7 @@ from tests.families.parity import TOLERANCE
 
 from cetane.engine.authored import authored_engine
 from cetane.lab.needle import CONTEXT, DISTANCES, LENGTH, NEEDLE, WINDOW, Seeker, recall, text
-from cetane.plan import Planner
+from cetane.planner import Planner
 
 SINKS = 4
 

@@ -17,13 +17,14 @@ from tests.families.gemma_models import (
 )
 from tests.families.parity import TOLERANCE, assert_close, engine_of, run, tokens, truth
 
-from cetane.bundle import Tables
+from cetane.bundle.tables import Tables
 from cetane.engine.engine import Engine
 from cetane.errors import CetaneError
 from cetane.families import author
-from cetane.families.caches import CONTRACTS, ReadOnly, Shift, Slots
-from cetane.families.layers import MASKED, Heads, attend
+from cetane.families.layers import Heads, attend
 from cetane.families.rotary import RotaryTable
+from cetane.schema.interface import MASKED
+from cetane.schema.slots import CONTRACTS, Slots
 
 LENGTH = 64
 SOME = {name: FEEDS[name] for name in ("prefill", "uneven")}
@@ -241,11 +242,11 @@ class TestSeeds:
     def test_verify_that_shifts_before_it_looks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The first tokens of a call lose keys that are still in their window."""
         ours = engine_of(gemma4(), recipe("blend", "shift"))
-        assert ours.plan.caches["sliding"].form(4) is ReadOnly
+        assert ours.plan.caches["sliding"].form(4) == "readonly"
         assert_close(ours, plain(), {"steps of 4": FEEDS["steps of 4"]})
-        monkeypatch.setattr(Slots, "form", lambda self, tokens: CONTRACTS[self.contract])
+        monkeypatch.setattr(Slots, "form", lambda self, tokens: self.contract)
         theirs = engine_of(gemma4(), recipe("blend", "shift"))
-        assert theirs.plan.caches["sliding"].form(4) is Shift
+        assert theirs.plan.caches["sliding"].form(4) == "shift"
         error = np.abs(run(theirs, FEEDS["steps of 4"]) - plain()).max(axis=1)
         window = GEMMA4["sliding_window"]
         assert error[:window].max() <= TOLERANCE

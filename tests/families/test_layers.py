@@ -11,18 +11,17 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from cetane.errors import CetaneError
 from cetane.families.layers import (
     ACTIVATIONS,
-    MASKED,
     CausalConvolution,
     Heads,
     Projection,
     RMSNorm,
     activation,
     attend,
-    hidden_shape,
     layer_norm,
     normalize,
     rotate,
 )
+from cetane.schema.interface import MASKED, hidden_shape
 
 small = settings(max_examples=30, deadline=None, derandomize=True)
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.conftest import build_model
 from tests.families.parity import CONTEXT, FEEDS, assert_parity, cuts
 
-from cetane.families.caches import CONTRACTS
-from cetane.recipe import Recipe, parse_recipe
+from cetane.schema.recipe import Recipe, parse_recipe
+from cetane.schema.slots import CONTRACTS
 
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default", "rope_theta": 5e3},

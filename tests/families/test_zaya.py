@@ -28,9 +28,10 @@ from tests.families.zaya_models import ALL, build_zaya, margin, recipe, scores
 
 from cetane.errors import CetaneError
 from cetane.families import author
-from cetane.families.caches import CONTRACTS
 from cetane.families.layers import ACTIVATIONS
-from cetane.plan import Planner, Route
+from cetane.planner import Planner
+from cetane.schema.function import Route
+from cetane.schema.slots import CONTRACTS
 
 TIE = 5e-6
 """Scores that are nearer to each other than this may be ordered by rounding."""

@@ -20,11 +20,11 @@ from torch import nn
 
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
-from cetane.families.caches import CONTRACTS
 from cetane.families.zaya_departures import DEPARTURES, Departure
 from cetane.lower.lower import Lowering
 from cetane.mil import load
-from cetane.plan import Planner
+from cetane.planner import Planner
+from cetane.schema.slots import CONTRACTS
 
 
 def model_of(**config: Any) -> Any:

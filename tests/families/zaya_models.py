@@ -7,7 +7,7 @@ import torch
 from tests.conftest import build_model
 from tests.families.parity import CONTEXT, tokens
 
-from cetane.recipe import Recipe, parse_recipe
+from cetane.schema.recipe import Recipe, parse_recipe
 
 TINY: dict[str, Any] = {
     "num_hidden_layers": 3,

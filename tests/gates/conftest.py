@@ -13,10 +13,10 @@ from tests.conftest import build_tokenizer, tiny_recipe
 from tests.converting import converted_once
 from tests.families.zaya_models import build_zaya
 
-from cetane.build import build
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
-from cetane.recipe import Recipe, parse_recipe
+from cetane.pipeline.build import build
+from cetane.schema.recipe import Recipe, parse_recipe
 
 ZAYA: dict[str, Any] = {
     "vocab_size": 288,

@@ -9,13 +9,13 @@ import torch
 from tests.conftest import tiny_recipe
 from tests.converting import converted_once
 
-from cetane.build import build
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
 from cetane.gates import diff
 from cetane.gates.diff import AgainstModel, ModelDiff, compare_bundles, probe
 from cetane.mil.compare import DRIFT, TOLERANCE, Comparison, worst
+from cetane.pipeline.build import build
 
 from .conftest import ROUTED, changed
 

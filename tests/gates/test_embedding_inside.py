@@ -9,14 +9,14 @@ import pytest
 from tests.conftest import tiny_recipe
 from tests.converting import converted_once
 
-from cetane.build import build
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.engine.authored import StoredRows, embedding_rows
 from cetane.errors import CetaneError
 from cetane.gates.diff import compare_bundles
 from cetane.gates.golden import golden
-from cetane.plan import Planner
+from cetane.pipeline.build import build
+from cetane.planner import Planner
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,8 @@ from cetane.gates.golden import (
 )
 from cetane.gates.probes import Probe
 from cetane.gates.reference import Reference
-from cetane.plan import Plan, Planner
+from cetane.planner import Planner
+from cetane.schema.plan import Plan
 
 from .conftest import ROUTED, changed, zaya_recipe
 

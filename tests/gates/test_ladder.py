@@ -13,8 +13,8 @@ from cetane.gates.golden import ShardScore
 from cetane.gates.ladder import LadderResult, Rung, ladder
 from cetane.gates.reference import Reference
 from cetane.lower.lower import Lowering
-from cetane.plan import Planner
-from cetane.recipe import Recipe
+from cetane.planner import Planner
+from cetane.schema.recipe import Recipe
 
 from .conftest import ROUTED, zaya_recipe
 

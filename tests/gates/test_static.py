@@ -12,11 +12,11 @@ import pytest
 from tests.conftest import VARIANTS, build_tokenizer
 from tests.families.gemma_models import FULL, SLIDING, build_gemma4, recipe
 
-from cetane.build import build, build_only
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
+from cetane.files import records
 from cetane.gates.static import static_checks
-from cetane.listed import records
+from cetane.pipeline.build import build, build_only
 
 Change = Callable[[Any], None]
 BASE: dict[str, Any] = {

@@ -11,7 +11,6 @@ from tests.conftest import tiny_recipe
 from tests.converting import converted_once
 from tests.engine.test_subset import subset_recipe
 
-from cetane.build import build
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.engine.engine import Engine
@@ -21,9 +20,10 @@ from cetane.gates import metrics
 from cetane.gates.golden import golden
 from cetane.gates.ladder import ladder
 from cetane.gates.quality import perplexity
-from cetane.plan import Planner
-from cetane.recipe import Recipe
-from cetane.subset import as_ranges
+from cetane.pipeline.build import build
+from cetane.planner import Planner
+from cetane.schema.recipe import Recipe
+from cetane.schema.subset import as_ranges
 
 TOKENS = [int(t) for t in np.random.default_rng(9).integers(1, 288, 97)]
 LACKED = [257, 260, 261, 270, 287]

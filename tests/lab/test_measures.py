@@ -16,7 +16,7 @@ from cetane.lab.experiment import Experiment, parse_experiment
 from cetane.lab.metrics import METRICS
 from cetane.lab.workload import Setting
 from cetane.mil.reader import load
-from cetane.speculate.head_build import add_head
+from cetane.speculate.heads.build import add_head
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from cetane.lab import workload
 from cetane.lab.experiment import Workload, load_experiments, shipped
 from cetane.lab.synthetic import GEMMA4_E2B, SMALL, Shapes, write_gemma4
 from cetane.lab.workload import Setting, named_prompts, zaya_tiny
-from cetane.plan import Planner
-from cetane.recipe import load_recipe
+from cetane.planner import Planner
+from cetane.schema.recipe import load_recipe
 
 
 def setting(folder: Path) -> Setting:

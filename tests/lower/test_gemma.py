@@ -20,7 +20,7 @@ from cetane.engine.engine import Engine
 from cetane.engine.portable import ReferenceProgram
 from cetane.lower.lower import Lowering
 from cetane.mil import load
-from cetane.plan import Planner
+from cetane.planner import Planner
 
 LENGTH = 44
 """Past the window of 32, and not a multiple of the width of a call."""

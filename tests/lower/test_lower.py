@@ -16,8 +16,9 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
 from cetane.compress import Affine, Dense, Palettized, parse_format
 from cetane.lower.lower import Lowering
-from cetane.plan import Planner, ShardPlan
-from cetane.recipe import Recipe
+from cetane.planner import Planner
+from cetane.schema.function import ShardPlan
+from cetane.schema.recipe import Recipe
 
 NAMES = {65552: "fp16", 131104: "int32"}  # ArrayFeatureType.ArrayDataType
 CONVOLUTIONS = 7

@@ -13,15 +13,16 @@ import pytest
 import torch
 import transformers
 
-from cetane.bundle import Bundle, Tables
+from cetane.bundle import Bundle
+from cetane.bundle.tables import Tables
 from cetane.checkpoint import open_checkpoint
 from cetane.engine.authored import authored_engine
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend, ReferenceProgram
 from cetane.lower.lower import Lowering
 from cetane.mil import load
-from cetane.plan import Planner
-from cetane.recipe import Recipe
+from cetane.planner import Planner
+from cetane.schema.recipe import Recipe
 
 TOKENS = [int(t) for t in np.random.default_rng(5).integers(1, 288, 43)]
 """Past the prefill width five times over, and not a multiple of any width."""

@@ -13,18 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.gates.residency.shards import ZAYA, Shapes
 
-from cetane import notch
-from cetane.build import build
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
 from cetane.families.layers import Projection
+from cetane.hardware import notch
+from cetane.hardware.notch import cut, on_notch
 from cetane.lower.lower import Lowering
 from cetane.mil import load
-from cetane.notch import cut, on_notch
-from cetane.plan import Planner
-from cetane.recipe import Recipe, parse_recipe
+from cetane.pipeline.build import build
+from cetane.planner import Planner
+from cetane.schema.recipe import Recipe, parse_recipe
 
 TOKENS = [int(t) for t in np.random.default_rng(5).integers(1, 288, 19)]
 TINY_NOTCH = 768

@@ -18,8 +18,8 @@ from cetane.lower.lower import Lowering, encode, files
 from cetane.lower.package import WEIGHTS
 from cetane.lower.template import Template, used_by
 from cetane.mil import load
-from cetane.plan import Planner
-from cetane.recipe import Recipe
+from cetane.planner import Planner
+from cetane.schema.recipe import Recipe
 
 PER_BLOCK = {"layout": {"kind": "per-block"}, "prefill": None}
 ZAYA = {
@@ -158,8 +158,8 @@ import sys
 from pathlib import Path
 from cetane.checkpoint import open_checkpoint
 from cetane.lower.lower import Lowering
-from cetane.plan import Planner
-from cetane.recipe import Recipe
+from cetane.planner import Planner
+from cetane.schema.recipe import Recipe
 checkpoint = open_checkpoint(sys.argv[1])
 recipe = Recipe.model_validate_json(sys.argv[2])
 lowering = Lowering(Planner(checkpoint, recipe), checkpoint)

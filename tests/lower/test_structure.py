@@ -10,8 +10,8 @@ import torch
 from cetane.errors import CetaneError
 from cetane.lower.lower import Lowering
 from cetane.lower.structure import structure
-from cetane.plan import Planner
-from cetane.recipe import Recipe
+from cetane.planner import Planner
+from cetane.schema.recipe import Recipe
 
 Make = Callable[..., Planner]
 

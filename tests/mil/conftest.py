@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cetane.quiet import import_coremltools
+from cetane.hardware.quiet import import_coremltools
 
 ct = import_coremltools()
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cetane.chips import find_chip
 from cetane.errors import CetaneError
+from cetane.hardware.chips import find_chip
 from cetane.perf.cost import (
     TERM_OF,
     Costs,

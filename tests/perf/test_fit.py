@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog, nnls
 
-from cetane.chips import find_chip
+from cetane.hardware.chips import find_chip
 from cetane.perf.cost import (
     Rate,
     RateName,

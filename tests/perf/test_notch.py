@@ -2,7 +2,7 @@
 
 import pytest
 
-from cetane.chips import find_chip
+from cetane.hardware.chips import find_chip
 from cetane.perf.cost import load_fit
 from cetane.perf.notch import cost, hit_bytes
 from cetane.perf.shapes import load_decoders

@@ -8,13 +8,13 @@ import torch
 import transformers
 from tests.conftest import InMemoryCheckpoint, build_model
 
-from cetane.chips import find_chip
-from cetane.families.caches import CONTRACTS
+from cetane.hardware.chips import find_chip
 from cetane.perf.cost import load_fit
 from cetane.perf.predict import Predictor, distinct
 from cetane.perf.sweep import Sweep
-from cetane.plan import Planner
-from cetane.recipe import Recipe, load_recipe, parse_recipe
+from cetane.planner import Planner
+from cetane.schema.recipe import Recipe, load_recipe, parse_recipe
+from cetane.schema.slots import CONTRACTS
 
 LAYER = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 96 * 64  # q, k and v, o, mlp
 GAINS = 2 * 64  # two norms a layer, in fp16

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from cetane.bundle import MANIFEST, Bundle
+from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
-from cetane.chips import find_chip
 from cetane.gates.golden import golden
+from cetane.hardware.chips import find_chip
 from cetane.lab.experiment import Experiment, find_experiment, shipped
 from cetane.lab.journal import (
     ArmOutcome,
@@ -26,6 +26,7 @@ from cetane.report.collect import bundle_report
 from cetane.report.content import BundleReport, ExperimentReport
 from cetane.report.experiments import experiment_report
 from cetane.report.given import read_benchmark, read_sweep
+from cetane.schema.manifest import MANIFEST
 
 HOSTILE = "<script>alert(1)</script>\"' onload=x {{ 7 * 7 }} & Ω"
 """What a name or an answer may hold."""

@@ -10,11 +10,11 @@ import pytest
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
-from cetane.chips import find_chip
 from cetane.errors import CetaneError
 from cetane.gates.golden import shard_score
+from cetane.hardware.chips import find_chip
 from cetane.perf.predict import Predictor
-from cetane.plan import Planner
+from cetane.planner import Planner
 from cetane.report.collect import bundle_report, position_row
 from cetane.report.content import Absent, BundleReport, Positions, Predicted, Ranges
 

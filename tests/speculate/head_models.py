@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from cetane.bundle import Bundle, Tables
-from cetane.bundle_heads import HeadShard, Training
+from cetane.bundle import Bundle
+from cetane.bundle.draft_heads import HeadShard
+from cetane.bundle.tables import Tables
 from cetane.engine.engine import Engine
-from cetane.plan import Plan
-from cetane.speculate.head_build import add_head
-from cetane.speculate.heads import Head, HeadConfig, make_head
+from cetane.schema.draft_head import Training
+from cetane.schema.plan import Plan
+from cetane.speculate.heads.build import add_head
+from cetane.speculate.heads.modules import Head, HeadConfig, make_head
 
 STEPS = 3
 NOTHING = Training(

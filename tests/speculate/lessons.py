@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from cetane.speculate.heads import Head, HeadConfig, make_head
-from cetane.speculate.train import Windows
+from cetane.speculate.heads.modules import Head, HeadConfig, make_head
+from cetane.speculate.heads.train import Windows
 
 KINDS = ["medusa", "eagle3"]
 STEPS = 3

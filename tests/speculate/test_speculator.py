@@ -14,7 +14,7 @@ from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
 from cetane.engine.verify import Draft
 from cetane.errors import CetaneError
-from cetane.families.caches import CONTRACTS
+from cetane.schema.slots import CONTRACTS
 from cetane.speculate.controller import Controller
 from cetane.speculate.draft_model import DraftModel
 from cetane.speculate.drafter import Drafter

@@ -9,20 +9,20 @@ import pytest
 import torch
 import transformers
 
-from cetane.build import build
 from cetane.checkpoint import Checkpoint, open_checkpoint
-from cetane.chips import find_chip
 from cetane.compress import Selection, parse_format
 from cetane.errors import CetaneError
 from cetane.families.base import Head
+from cetane.gates.compressions import Judge
 from cetane.gates.quality import perplexity
 from cetane.gates.residency.target import Target
+from cetane.hardware.chips import find_chip
 from cetane.perf.predict import Predictor
-from cetane.plan import Planner
-from cetane.recipe import Recipe, load_recipe
+from cetane.pipeline.build import build
+from cetane.planner import Planner
+from cetane.schema.recipe import Recipe, load_recipe
 from cetane.sweep import moments
 from cetane.sweep.grid import candidate, chosen, load_grid, pattern, weights
-from cetane.sweep.judge import Judge
 from cetane.sweep.points import Point
 from cetane.sweep.predicted import predict
 from cetane.sweep.sweep import LAYERS, Passage, Sweep, best, pareto, write_recipe

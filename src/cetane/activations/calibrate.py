@@ -17,8 +17,8 @@ from cetane import bridge
 from cetane.activations.temporary import temporary_folder
 from cetane.engine.backend import Array, Arrays
 from cetane.errors import CetaneError
+from cetane.hardware.quiet import import_coremltools
 from cetane.lower.package import single_function
-from cetane.quiet import import_coremltools
 
 Ranges = dict[str, dict[str, float]]
 """By a tensor's name in the program: `rmin` and `rmax`."""

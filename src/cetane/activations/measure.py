@@ -4,13 +4,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cetane.activations.judge import LIMIT, Score, judge
 from cetane.activations.quantize import Made, Options, quantize_activations
-from cetane.activations.samples import Tokens
-from cetane.build import Progress
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
-from cetane.families.flow import Data
+from cetane.files import Progress
+from cetane.gates.activations import LIMIT, Score, judge
+from cetane.validation import Data
 
 
 class Outcome(Data):
@@ -36,7 +35,7 @@ class Outcome(Data):
 
 
 def measure_activations(
-    bundle: Bundle, checkpoint: Checkpoint, options: Options, texts: Sequence[Tokens],
+    bundle: Bundle, checkpoint: Checkpoint, options: Options, texts: Sequence[Sequence[int]],
     target: Path, progress: Progress, force: bool = False,
 ) -> Outcome:  # fmt: skip
     """Write `bundle` with quantized activations to `target`, and compare both with the model.

@@ -9,9 +9,9 @@ from typing import Any
 
 from cetane.activations.calibrate import Ranges, replaced
 from cetane.errors import CetaneError
+from cetane.hardware.quiet import import_coremltools
 from cetane.lower.convert import quiet, written
 from cetane.lower.package import WEIGHTS, normalize
-from cetane.quiet import import_coremltools
 
 
 def quantize_package(package: Path, ranges: Ranges, additions: bool, target: Path) -> int:

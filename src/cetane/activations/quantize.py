@@ -9,23 +9,15 @@ from cetane.activations.passes import quantize_package
 from cetane.activations.samples import Traces, conversations, random_samples
 from cetane.activations.smooth import smooth
 from cetane.activations.temporary import temporary_folder
-from cetane.build import Progress, build
-from cetane.bundle import (
-    GATES,
-    MANIFEST,
-    Bundle,
-    Manifest,
-    disk_errors,
-    producers,
-    replacing,
-    shard_path,
-    write_json,
-)
+from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
-from cetane.families.flow import Data
-from cetane.listed import records
-from cetane.plan import Plan, Planner
+from cetane.files import Progress, disk_errors, records, replacing, write_json
+from cetane.pipeline.build import build
+from cetane.planner import Planner
+from cetane.schema.manifest import GATES, MANIFEST, Manifest, producers, shard_path
+from cetane.schema.plan import Plan
+from cetane.validation import Data
 
 SUFFIX = "-a8"
 """Of the recipe's name."""

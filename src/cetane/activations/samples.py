@@ -13,10 +13,10 @@ from cetane.engine.engine import Engine, Running, Session
 from cetane.engine.generate import generate
 from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
-from cetane.families.flow import FromCache
 from cetane.gates.probes import asked
-from cetane.plan import ShardPlan
-from cetane.recipe import Mode
+from cetane.schema.function import ShardPlan
+from cetane.schema.interface import FromCache
+from cetane.schema.recipe import Mode
 from cetane.speculate.bench import suite
 
 CALIBRATING = ("chat", "code", "qa", "summarise")
@@ -31,7 +31,6 @@ CoreML-LLM's `conversion/build_w8a8.py` calibrated with (experiment 3.9)."""
 
 Samples = dict[str, list[Arrays]]
 """Inputs of a shard's calls, by function."""
-Tokens = Sequence[int]
 
 
 def prompts(tokenizer: Tokenizer, calibrating: bool) -> list[list[int]]:
@@ -51,7 +50,7 @@ def held_out(bundle: Bundle, tokens: int) -> list[list[int]]:
     return windows(joined[:tokens], bundle.plan.recipe.cache.context)
 
 
-def windows(tokens: Tokens, length: int) -> list[list[int]]:
+def windows(tokens: Sequence[int], length: int) -> list[list[int]]:
     """A text cut into pieces of `length` tokens; a last one of a single token is left out."""
     pieces = [list(tokens[start : start + length]) for start in range(0, len(tokens), length)]
     return [piece for piece in pieces if len(piece) > 1]
@@ -123,7 +122,7 @@ class Traces:
     Calls are filled: a padded column sees nothing, and what it makes is no activation of the model.
     """
 
-    def __init__(self, bundle: Bundle, texts: Sequence[Tokens]) -> None:
+    def __init__(self, bundle: Bundle, texts: Sequence[Sequence[int]]) -> None:
         self.recorder = Recorder(PortableBackend(bundle))
         self.engine = Engine(bundle.plan, self.recorder, bundle.tables(), resident=False)
         self.work = [filled(self.engine.session(), text) for text in texts]
@@ -140,7 +139,7 @@ class Traces:
         return self.recorder.samples
 
 
-def filled(session: Session, text: Tokens) -> tuple[Session, list[Running]]:
+def filled(session: Session, text: Sequence[int]) -> tuple[Session, list[Running]]:
     """The calls of the beginning of a text: the widest as long as they are filled, then narrower
     ones."""
     calls: list[Running] = []

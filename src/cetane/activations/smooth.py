@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cetane.activations.samples import Tokens, filled
+from cetane.activations.samples import filled
 from cetane.checkpoint import Checkpoint
 from cetane.checkpoint.tokenizer import Tokenizer
 from cetane.engine.authored import AuthoredBackend, host_tables
@@ -23,7 +23,7 @@ from cetane.engine.engine import Engine
 from cetane.errors import CetaneError
 from cetane.families.base import Weights
 from cetane.families.llama import Layer
-from cetane.plan import Planner
+from cetane.planner import Planner
 
 ALPHA = 0.5
 """The paper's, for most models."""
@@ -94,7 +94,7 @@ class Smoothed(Checkpoint):
 
 
 def smooth(
-    checkpoint: Checkpoint, planner: Planner, texts: Sequence[Tokens], alpha: float = ALPHA
+    checkpoint: Checkpoint, planner: Planner, texts: Sequence[Sequence[int]], alpha: float = ALPHA
 ) -> Smoothed:
     """The checkpoint with factors from the largest activations of some texts, in fp32.
 
@@ -116,7 +116,10 @@ def smooth(
 
 
 def observed(
-    checkpoint: Checkpoint, planner: Planner, layers: Sequence[Layer], texts: Sequence[Tokens]
+    checkpoint: Checkpoint,
+    planner: Planner,
+    layers: Sequence[Layer],
+    texts: Sequence[Sequence[int]],
 ) -> dict[str, Tensor]:
     """The largest magnitude of every channel that the pairs' readers are given, by the path of the
     first of them."""

@@ -15,8 +15,8 @@ from typing import Any
 
 from cetane.bridge.proxy import AssetProxy, make_proxy
 from cetane.errors import CetaneError
+from cetane.hardware.quiet import import_coremltools
 from cetane.mil.program import Precision
-from cetane.quiet import import_coremltools
 
 MACOS = (15, 0)  # the version that knows everything iOS 18 has
 

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cetane.checkpoint.files import read_exactly
 from cetane.errors import CetaneError
+from cetane.files import read_exactly
 
 if TYPE_CHECKING:
     import torch

@@ -13,13 +13,13 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from cetane.checkpoint.checkpoint import Checkpoint, StoredTensor
-from cetane.checkpoint.files import file_identity
 from cetane.checkpoint.gguf_architectures import ARCHITECTURES, Architecture
 from cetane.checkpoint.gguf_config import build_config
 from cetane.checkpoint.gguf_file import GGUFFile, read_gguf
 from cetane.checkpoint.gguf_tokenizer import load_gguf_tokenizer
 from cetane.checkpoint.tokenizer import Tokenizer
 from cetane.errors import CetaneError
+from cetane.files import file_identity
 
 if TYPE_CHECKING:
     import torch

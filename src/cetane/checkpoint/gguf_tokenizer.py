@@ -9,10 +9,10 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from cetane.checkpoint.cache import cache_dir, write_cache
 from cetane.checkpoint.gguf_file import GGUFFile
 from cetane.checkpoint.tokenizer import Tokenizer
 from cetane.errors import CetaneError
+from cetane.files import cache_dir, write_cache
 
 _CONVERTER_VERSION = 1  # part of the cache key: raise it when a conversion changes
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cetane.checkpoint.checkpoint import Checkpoint, StoredTensor
-from cetane.checkpoint.files import file_identity, read_exactly, read_json
 from cetane.checkpoint.text_part import has_text_part, text_config, text_tensors
 from cetane.checkpoint.tokenizer import TOKENIZER_FILES, Tokenizer
 from cetane.checkpoint.zaya_original import hf_config, hf_tensors, is_original
 from cetane.errors import CetaneError
+from cetane.files import file_identity, read_exactly, read_json
 
 if TYPE_CHECKING:
     import torch

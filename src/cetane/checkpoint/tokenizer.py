@@ -14,8 +14,8 @@ from typing import Any
 import tokenizers
 
 from cetane.checkpoint.chat_template import render
-from cetane.checkpoint.files import read_json_if_present, read_text
 from cetane.errors import CetaneError
+from cetane.files import read_json_if_present, read_text
 
 TOKENIZER_FILES = (
     "tokenizer.json",

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from cetane.chips import DEFAULT_CHIP
 from cetane.cli.output import Json, console, print_json, table
 from cetane.errors import CetaneError
 from cetane.gates.residency.audit import Audit, Finding, FunctionAudit
@@ -20,6 +19,7 @@ from cetane.gates.residency.measured import Measured, measure, read_measured, wi
 from cetane.gates.residency.rule import find, load_rules
 from cetane.gates.residency.store import open_artifact
 from cetane.gates.residency.target import DEFAULT_OS, Target
+from cetane.hardware.chips import DEFAULT_CHIP
 from cetane.mil.reader import load
 
 ORDER = ("fatal", "silent", "risk", "perf", "info")

@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from cetane.build import Gate, build_only
-from cetane.build import build as build_bundle
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
 from cetane.cli.output import Json, Model, RecipeName, console, megabytes, print_json, progress
 from cetane.cli.output import table as print_table
 from cetane.errors import CetaneError
-from cetane.recipe import load_recipe
+from cetane.pipeline.build import Gate, build_only
+from cetane.pipeline.build import build as build_bundle
+from cetane.schema.recipe import load_recipe
 
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="Where the bundle goes.", show_default="NAME")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cetane.bundle import MANIFEST, Bundle
+from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
 from cetane.cli.output import Json, console, print_json, progress, table
 from cetane.errors import CetaneError
@@ -17,7 +17,8 @@ from cetane.mil.compare import DRIFT, TOLERANCE, Comparer, Comparison, OpGap
 from cetane.mil.gap import Gap
 from cetane.mil.inputs import random_inputs, read_inputs
 from cetane.mil.program import LARGEST_FP16, Precision, listed
-from cetane.recipe import Mode
+from cetane.schema.manifest import MANIFEST
+from cetane.schema.recipe import Mode
 
 Parts = dict[str, Comparison]
 """Comparisons by where: a function, or a shard and a function."""

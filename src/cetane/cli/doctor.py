@@ -5,7 +5,7 @@ from dataclasses import asdict
 import typer
 
 from cetane.cli.output import Json, print_json, table
-from cetane.upkeep import diagnose
+from cetane.doctor import diagnose
 
 
 def doctor(json: Json = False) -> None:

@@ -5,11 +5,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from cetane.bundle import Bundle, replacing
+from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
 from cetane.cli.output import Json, console, print_json, progress
 from cetane.errors import CetaneError
 from cetane.export import coreml_llm
+from cetane.files import replacing
 from cetane.mil import load
 
 

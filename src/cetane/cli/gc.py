@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from cetane.cli.output import Json, console, megabytes, print_json, table
-from cetane.upkeep import clean, leftovers
+from cetane.doctor import clean, leftovers
 
 
 def gc(

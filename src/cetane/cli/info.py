@@ -1,7 +1,7 @@
 """cetane info: what a bundle is, and what its gates said."""
 
 from cetane.bundle import Bundle
-from cetane.bundle_heads import HeadShard
+from cetane.bundle.draft_heads import HeadShard
 from cetane.cli.output import Json, megabytes, print_json, table
 from cetane.cli.plan import show
 from cetane.cli.validate import BundlePath

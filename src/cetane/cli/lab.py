@@ -5,9 +5,9 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from cetane.bundle import replacing
 from cetane.cli.output import Json, console, errors, print_json, progress, table
 from cetane.errors import CetaneError
+from cetane.files import replacing
 from cetane.lab.document import Entry, cell, markdown
 from cetane.lab.experiment import Experiment, Status, find_experiment, load_experiments, shipped
 from cetane.lab.journal import Intent, Journal, Outcome, Verdict, as_dict

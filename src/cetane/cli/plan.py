@@ -6,7 +6,6 @@ import typer
 from rich.markup import escape
 
 from cetane.checkpoint import open_checkpoint
-from cetane.chips import DEFAULT_CHIP, Chip, find_chip, load_chips
 from cetane.cli.output import (
     Json,
     Model,
@@ -26,11 +25,14 @@ from cetane.cli.predicted import (
     sweep_json,
 )
 from cetane.errors import CetaneError
-from cetane.families.flow import Input, Output, State
+from cetane.hardware.chips import DEFAULT_CHIP, Chip, find_chip, load_chips
 from cetane.perf.predict import Predictor
 from cetane.perf.sweep import Combination, Sweep
-from cetane.plan import Plan, Planner, ShardPlan
-from cetane.recipe import load_recipe
+from cetane.planner import Planner
+from cetane.schema.function import ShardPlan
+from cetane.schema.interface import Input, Output, State
+from cetane.schema.plan import Plan
+from cetane.schema.recipe import load_recipe
 
 
 def plan(

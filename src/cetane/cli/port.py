@@ -15,7 +15,7 @@ from cetane.gates.residency.audit import Audit, audit
 from cetane.gates.residency.store import summary
 from cetane.gates.residency.target import Target
 from cetane.mil.reader import load
-from cetane.plan import Planner
+from cetane.planner import Planner
 
 
 def port(

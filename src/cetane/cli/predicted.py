@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from cetane.chips import Chip
 from cetane.cli.output import console, table
+from cetane.hardware.chips import Chip
 from cetane.perf.breakeven import Speculation
 from cetane.perf.cost import TERM_OF
 from cetane.perf.predict import Prediction, Predictor
 from cetane.perf.sweep import CONTEXTS, Combination
-from cetane.plan import Planner
-from cetane.recipe import Recipe
+from cetane.planner import Planner
+from cetane.schema.recipe import Recipe
 
 SHOWN = 15
 """Combinations of a sweep that are printed."""

@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from cetane.bundle import Bundle, replacing, write_json
-from cetane.chips import DEFAULT_CHIP, find_chip
+from cetane.bundle import Bundle
 from cetane.cli.lab import HERE, FolderOption, journal_of, library
 from cetane.cli.output import Json, console, finite, print_json
 from cetane.errors import CetaneError
+from cetane.files import replacing, write_json
+from cetane.hardware.chips import DEFAULT_CHIP, find_chip
 from cetane.lab.experiment import find_experiment
 from cetane.report.collect import bundle_report
 from cetane.report.content import BundleReport, ExperimentReport

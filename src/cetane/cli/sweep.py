@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from cetane.checkpoint import open_checkpoint
-from cetane.chips import find_chip
 from cetane.cli.output import (
     Json,
     Model,
@@ -22,7 +21,8 @@ from cetane.cli.output import (
     table,
 )
 from cetane.errors import CetaneError
-from cetane.recipe import load_recipe
+from cetane.hardware.chips import find_chip
+from cetane.schema.recipe import load_recipe
 from cetane.sweep.grid import chosen, load_grid, weights
 from cetane.sweep.plot import plot
 from cetane.sweep.points import Point

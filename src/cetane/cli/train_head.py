@@ -10,18 +10,18 @@ import torch
 import typer
 
 from cetane.bundle import Bundle
-from cetane.bundle_heads import Training
 from cetane.checkpoint import open_checkpoint
 from cetane.cli.output import Json, console, print_json, progress, table
 from cetane.cli.port import warn
 from cetane.cli.validate import show_head
 from cetane.engine.generate import open_engine
 from cetane.errors import CetaneError
+from cetane.files import sha256
+from cetane.gates.draft_head import audit_head, judge_head
 from cetane.gates.quality import read_tokens
-from cetane.listed import sha256
-from cetane.speculate.head_build import add_head
-from cetane.speculate.head_gate import audit_head, judge_head
-from cetane.speculate.train import acceptance, collect, devices, new_head, split, train
+from cetane.schema.draft_head import Training
+from cetane.speculate.heads.build import add_head
+from cetane.speculate.heads.train import acceptance, collect, devices, new_head, split, train
 
 
 def train_head(

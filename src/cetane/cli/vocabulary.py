@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from cetane.bundle import disk_errors, write_json
 from cetane.checkpoint import open_checkpoint
 from cetane.cli.output import (
     Json,
@@ -19,11 +18,12 @@ from cetane.cli.output import (
     progress,
     table,
 )
+from cetane.files import disk_errors, write_json
 from cetane.gates.reference import Reference
-from cetane.plan import Planner
-from cetane.recipe import load_recipe
-from cetane.subset import Counted, Subset
-from cetane.vocabulary import fewest, make_subset, ranked, read_text, split, with_choices
+from cetane.pipeline.vocabulary import fewest, make_subset, ranked, read_text, split, with_choices
+from cetane.planner import Planner
+from cetane.schema.recipe import load_recipe
+from cetane.schema.subset import Counted, Subset
 
 
 def vocabulary(

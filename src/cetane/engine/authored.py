@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from cetane.bundle import Tables
+from cetane.bundle.tables import Tables
 from cetane.engine.backend import Array, Arrays
 from cetane.engine.engine import Engine
 from cetane.families.base import TokenTable, Weights
 from cetane.families.shard import Shard
-from cetane.plan import Planner
+from cetane.planner import Planner
 
 
 class AuthoredProgram:

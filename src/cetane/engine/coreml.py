@@ -6,13 +6,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cetane.bundle import remove, replacing
-from cetane.checkpoint.cache import cache_dir
 from cetane.engine.backend import Arrays
 from cetane.errors import CetaneError
-from cetane.mac import os_build
-from cetane.plan import Function
-from cetane.quiet import import_coremltools
+from cetane.files import cache_dir, remove, replacing
+from cetane.hardware.mac import os_build
+from cetane.hardware.quiet import import_coremltools
+from cetane.schema.function import Function
 
 
 class Shards(Protocol):

@@ -9,12 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cetane.bundle import Tables
+from cetane.bundle.tables import Tables
 from cetane.engine.backend import Array, Arrays, Backend, Program
 from cetane.engine.host import EMPTY, Call, accepted, host_input, place, room
 from cetane.errors import CetaneError
-from cetane.families.caches import time_axis
-from cetane.families.flow import (
+from cetane.schema.function import Function, Route, Step
+from cetane.schema.interface import (
+    MASKED,
     FromCache,
     FromHistory,
     FromTensor,
@@ -25,10 +26,11 @@ from cetane.families.flow import (
     ToHistory,
     ToLogits,
     ToTensor,
+    hidden_shape,
+    time_axis,
 )
-from cetane.families.layers import MASKED, hidden_shape
-from cetane.plan import Function, Plan, Route, Step
-from cetane.recipe import Mode
+from cetane.schema.plan import Plan
+from cetane.schema.recipe import Mode
 
 Wanted = Literal["none", "last", "all"]
 PORT_AGAIN = "port the model again"
@@ -341,7 +343,7 @@ class Session:
 
     def pads(self, width: int) -> bool:
         """Whether a call of a width may hold fewer tokens."""
-        return all(group.form(width).pads for group in self.plan.caches.values())
+        return all(group.pads(width) for group in self.plan.caches.values())
 
     def prepare(self, tokens: Array, width: int) -> Call:
         """Where the tokens go, and which keys they see."""

@@ -4,11 +4,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cetane.bundle import Tables
+from cetane.bundle.tables import Tables
 from cetane.engine.backend import Array
-from cetane.families.caches import ReadOnly, Slots
-from cetane.families.flow import Embedding, Input, Mask, Position, Rotary, TokenIds, WriteMask
-from cetane.families.layers import MASKED, Order, hidden_shape
+from cetane.schema.interface import (
+    MASKED,
+    Embedding,
+    Input,
+    Mask,
+    Order,
+    Position,
+    Rotary,
+    TokenIds,
+    WriteMask,
+    hidden_shape,
+)
+from cetane.schema.slots import Slots
 
 EMPTY = -1
 """Position of a slot that holds nothing."""
@@ -32,14 +42,14 @@ class Placed:
 def place(group: Slots, held: Array, positions: Array, width: int) -> Placed:
     """The columns of a call among the slots `held` before it; what is beyond `positions`, up to
     its width, is padding."""
-    form, count = group.form(width), len(positions)
+    reads, count = group.form(width) == "readonly", len(positions)
     padded = np.concatenate([positions, np.full(width - count, EMPTY)])
     targets = np.array([group.of(position) for position in positions])
-    if group.contract == "shift" and form is not ReadOnly:  # a graph cannot tell the padding
+    if group.contract == "shift" and not reads:  # a graph cannot tell the padding
         after = np.concatenate([held, padded])[width:]
     else:
         after = accepted(group, held, positions, width, count)
-    keys = np.concatenate([held, padded]) if form is ReadOnly else after
+    keys = np.concatenate([held, padded]) if reads else after
     return Placed(after, keys, targets)
 
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from cetane.errors import CetaneError
 from cetane.families.base import Model, Weights
-from cetane.families.layers import Order
+from cetane.schema.interface import Order
 
 SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",

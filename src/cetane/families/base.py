@@ -7,22 +7,19 @@ from itertools import pairwise
 from math import prod
 from typing import Any, ClassVar, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from cetane.errors import CetaneError
-from cetane.families.flow import Source, TokenIds
-from cetane.families.layers import Held, Leaf, Order, Projection, RMSNorm, hidden_shape
+from cetane.families.layers import Held, Leaf, Projection, RMSNorm
 from cetane.families.rotary import RotaryTable
-from cetane.notch import cut, on_notch
+from cetane.hardware.notch import cut, on_notch
+from cetane.schema.interface import Order, Source, TokenIds, hidden_shape
+from cetane.schema.subset import Ids
 
 Flow = dict[str, Tensor]
 Memory = dict[str, Callable[..., Any]]
 """What a block's layer remembers, by name: `extend(k, v)` of a cache, `extend(x)` of a history."""
-Ids = npt.NDArray[np.int64]
-"""Tokens, ascending."""
 Truth = tuple[str, int]
 """Path of a Hugging Face module, and which of its outputs."""
 

@@ -9,62 +9,26 @@ the last few columns of a small tensor, `(L, C, 1, n)`; its layers call `extend(
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from cetane.families.flow import (
-    Data,
+from cetane.schema.interface import (
     FromCache,
     FromHistory,
     Input,
+    Order,
     Output,
     Position,
     State,
     ToCache,
     ToHistory,
     WriteMask,
+    hidden_shape,
+    time_axis,
 )
-from cetane.families.layers import Order, hidden_shape
-
-ContractName = Literal["readonly", "blend", "shift", "stateful"]
-
-
-class Slots(Data):
-    """What all caches of a group have in common: how many slots, and how they are written.
-
-    With `shift` the newest token is on the right. With the others a token has its slot: the first
-    `sinks` of a sequence for ever, the others in turn.
-    """
-
-    contract: ContractName
-    count: int = Field(ge=1, le=2**24)
-    sinks: int = Field(default=0, ge=0)
-    limited: bool = False
-    """Fewer than the context: a slot is used again."""
-
-    def form(self, tokens: int) -> "type[Cache]":
-        """The contract of a call of so many tokens.
-
-        Where slots are used again, several tokens cannot be written before they have been seen:
-        the last would take the place of what the first still sees, and a draft that is refused
-        would have destroyed it. So such a call reads and returns its columns, and the host writes
-        those that count. A state is longer instead, by as much as its widest call.
-        """
-        read = self.limited and tokens > 1 and self.contract in ("shift", "blend")
-        return ReadOnly if read else CONTRACTS[self.contract]
-
-    def of(self, position: int) -> int:
-        """The slot of a position, unless columns shift."""
-        if position < self.sinks:
-            return position
-        return self.sinks + (position - self.sinks) % (self.count - self.sinks)
-
-
-PADDED = "padded_kv"
-"""The one state of a package whose groups share it."""
+from cetane.schema.slots import ContractName, Slots
 
 
 @dataclass(frozen=True)
@@ -97,19 +61,12 @@ class Cache(ABC):
     """One cache group while one function of one shard is traced or run."""
 
     contract: ClassVar[ContractName]
-    pads: ClassVar[bool]
-    """Whether a call may carry fewer tokens than its width, the rest being padding."""
 
     def __init__(self, spec: CacheSpec, tensors: dict[str, Tensor]) -> None:
         self.spec = spec
         self.k = tensors[f"{spec.group}_k"]
         self.v = tensors[f"{spec.group}_v"]
         self.written: list[tuple[Tensor, Tensor]] = []
-
-    @staticmethod
-    def visible(slots: int, tokens: int) -> int:
-        """How many keys a token's mask row covers."""
-        return slots
 
     @classmethod
     def inputs(cls, spec: CacheSpec, tokens: int) -> list[Input]:
@@ -158,11 +115,6 @@ class ReadOnly(Cache):
     """
 
     contract = "readonly"
-    pads = True
-
-    @staticmethod
-    def visible(slots: int, tokens: int) -> int:
-        return slots + tokens
 
     @classmethod
     def outputs(cls, spec: CacheSpec, tokens: int) -> list[Output]:
@@ -188,7 +140,6 @@ class Blend(Cache):
     """`cache * (1 - m) + new @ m` with a one-hot write mask: a scatter without a scatter op."""
 
     contract = "blend"
-    pads = True
 
     def __init__(self, spec: CacheSpec, tensors: dict[str, Tensor]) -> None:
         super().__init__(spec, tensors)
@@ -212,7 +163,6 @@ class Shift(Cache):
     """Drops the oldest columns and appends the new ones on the right: a sliding window."""
 
     contract = "shift"
-    pads = False
 
     def write(self, layer: int, cache: Tensor, new: Tensor) -> Tensor:
         return torch.cat([cache[layer : layer + 1, :, :, new.shape[-1] :], new], dim=-1)
@@ -229,7 +179,6 @@ class Stateful(Cache):
     """
 
     contract = "stateful"
-    pads = True
 
     def __init__(self, spec: CacheSpec, tensors: dict[str, Tensor]) -> None:
         self.spec, self.written = spec, []
@@ -268,9 +217,14 @@ class Stateful(Cache):
         return {}
 
 
-CONTRACTS: dict[ContractName, type[Cache]] = {
+CACHES: dict[ContractName, type[Cache]] = {
     cache.contract: cache for cache in (ReadOnly, Blend, Shift, Stateful)
 }
+
+
+def cache_form(slots: Slots, tokens: int) -> type[Cache]:
+    """How a call of `tokens` tokens reads and writes the caches of a group."""
+    return CACHES[slots.form(tokens)]
 
 
 @dataclass(frozen=True)
@@ -315,8 +269,3 @@ class PastColumns:
     def results(self) -> dict[str, Tensor]:
         """The graph output that carries the new columns to their owner."""
         return {f"{self.spec.name}_out": torch.cat(self.new)}
-
-
-def time_axis(order: Order) -> int:
-    """The axis of a hidden tensor along which its tokens lie."""
-    return 3 if order == "c1t" else 2

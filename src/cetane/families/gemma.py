@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from cetane.errors import CetaneError
 from cetane.families.base import Block, CacheGroup, Flow, Memory
-from cetane.families.flow import Data, Mask, Rotary, Source
 from cetane.families.layers import Heads, Projection, RMSNorm, activation, attend, rotate
 from cetane.families.rotary import RotaryTable, rotary_table
+from cetane.schema.interface import Mask, Rotary, Source
+from cetane.validation import Data
 
 KINDS = {"sliding_attention": "sliding", "full_attention": "full"}
 

@@ -13,7 +13,6 @@ import torch
 from pydantic import Field
 
 from cetane.families.base import EmbeddingTable, Model, Weights
-from cetane.families.flow import Embedding
 from cetane.families.gemma import (
     KINDS,
     Attention,
@@ -23,7 +22,8 @@ from cetane.families.gemma import (
     residual_eps,
 )
 from cetane.families.gemma import Options as Common
-from cetane.families.layers import Heads, Order
+from cetane.families.layers import Heads
+from cetane.schema.interface import Embedding, Order
 
 MODEL_TYPES = ("gemma3_text",)
 

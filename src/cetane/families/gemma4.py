@@ -25,19 +25,17 @@ from cetane.families.base import (
     Weight,
     Weights,
 )
-from cetane.families.flow import Embedding, Source
 from cetane.families.gemma import KINDS, Attention, Kind, Layer, Options, layer_kinds, make_kind
 from cetane.families.layers import (
     Heads,
     Held,
     Leaf,
-    Order,
     Projection,
     RMSNorm,
     activation,
-    hidden_shape,
     normalize,
 )
+from cetane.schema.interface import Embedding, Order, Source, hidden_shape
 
 MODEL_TYPES = ("gemma4_text",)
 LARGEST_HEAD = 1 << 16

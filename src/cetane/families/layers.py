@@ -8,23 +8,12 @@ serves both.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from cetane.errors import CetaneError
-
-Order = Literal["c1t", "ct1"]
-
-
-def hidden_shape(order: Order, channels: int, tokens: int) -> tuple[int, int, int, int]:
-    """Shape of a hidden tensor: `(1, C, 1, T)` for `c1t`, `(1, C, T, 1)` for `ct1`."""
-    return (1, channels, 1, tokens) if order == "c1t" else (1, channels, tokens, 1)
-
-
-MASKED = -4e4
-"""Additive mask value: finite and inside fp16 (Apple's rule; -inf is mishandled on the ANE)."""
+from cetane.schema.interface import Order, hidden_shape
 
 
 @torch.library.custom_op("cetane::layer_norm", mutates_args=())
@@ -114,7 +103,7 @@ class Projection(Leaf):
 
     def split(self, at: int) -> None:
         """Contract the first `at` channels and the others apart, and add: for weights that an ANE
-        streams slowly as they are (`cetane.notch`)."""
+        streams slowly as they are (`cetane.hardware.notch`)."""
         whole, (outputs, inputs) = self.held.pop("weight"), self.weight.shape[:2]
         device = self.weight.device
         del self.weight

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from cetane.families.base import Block, CacheGroup, EmbeddingTable, Flow, Memory, Model
-from cetane.families.flow import Embedding, Mask, Rotary, Source
-from cetane.families.layers import Heads, Order, Projection, RMSNorm, activation, attend, rotate
+from cetane.families.layers import Heads, Projection, RMSNorm, activation, attend, rotate
 from cetane.families.rotary import rotary_table
+from cetane.schema.interface import Embedding, Mask, Order, Rotary, Source
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from cetane.families.base import Block, CacheGroup, Head, Memory, Model
 from cetane.families.caches import CacheSpec, HistorySpec, PastColumns
-from cetane.families.flow import Input, Mask, Output, ToChoice, ToLogits, ToTensor
+from cetane.schema.interface import Input, Mask, Output, ToChoice, ToLogits, ToTensor
 
 
 class Shard(nn.Module):

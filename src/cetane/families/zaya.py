@@ -26,24 +26,22 @@ from cetane.families.base import (
     Weight,
     Weights,
 )
-from cetane.families.caches import time_axis
-from cetane.families.flow import Data, Embedding, Mask, Rotary, Source
 from cetane.families.layers import (
     CausalConvolution,
     Heads,
     Held,
     Leaf,
-    Order,
     Projection,
     RMSNorm,
     activation,
     attend,
-    hidden_shape,
     normalize,
     rotate,
 )
 from cetane.families.rotary import rotary_table
 from cetane.families.zaya_departures import DEPARTURES, Departure
+from cetane.schema.interface import Embedding, Mask, Order, Rotary, Source, hidden_shape, time_axis
+from cetane.validation import Data
 
 MODEL_TYPES = ("zaya",)
 EPSILON = 1e-12

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from cetane.build import Progress
-from cetane.bundle import Bundle, Tables
+from cetane.bundle import Bundle
+from cetane.bundle.tables import Tables
 from cetane.checkpoint import Checkpoint
 from cetane.compress import Selection
 from cetane.engine.authored import AuthoredBackend
@@ -24,6 +24,7 @@ from cetane.engine.engine import Engine
 from cetane.engine.portable import Packages as Folder
 from cetane.engine.portable import PortableBackend
 from cetane.errors import CetaneError
+from cetane.files import Progress
 from cetane.gates.golden import TEXT
 from cetane.gates.ladder import Packages, Rung
 from cetane.gates.probes import text_probe
@@ -33,8 +34,9 @@ from cetane.mil import Program, load
 from cetane.mil.compare import DRIFT, Comparer, Comparison, worst
 from cetane.mil.gap import Gap, gap
 from cetane.mil.program import Precision
-from cetane.plan import Plan, Planner
-from cetane.recipe import Mode, Recipe, Tokens
+from cetane.planner import Planner
+from cetane.schema.plan import Plan
+from cetane.schema.recipe import Mode, Recipe, Tokens
 
 CALLS = 2
 """Calls that are compared: one with an empty cache, and one that reads what the first wrote."""

@@ -14,8 +14,8 @@ from itertools import zip_longest
 
 import numpy as np
 
-from cetane.build import Progress
-from cetane.bundle import Bundle, Rows
+from cetane.bundle import Bundle
+from cetane.bundle.tables import Rows
 from cetane.checkpoint import Checkpoint, Tokenizer
 from cetane.engine.authored import embedding_rows
 from cetane.engine.backend import Array
@@ -24,12 +24,15 @@ from cetane.engine.generate import generate
 from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
 from cetane.families.base import Truth
-from cetane.families.flow import Data
+from cetane.files import Progress
 from cetane.gates import metrics
 from cetane.gates.probes import Probe, chat_prompts, random_probe, text_probe
 from cetane.gates.reference import RESIDENT, Observed, Reference, choices
-from cetane.plan import Plan, Planner, Route, Step
-from cetane.recipe import Mode
+from cetane.planner import Planner
+from cetane.schema.function import Route, Step
+from cetane.schema.plan import Plan
+from cetane.schema.recipe import Mode
+from cetane.validation import Data
 
 SEEDS = (1,)
 NEAR_LIMIT = 32752.0

@@ -17,8 +17,6 @@ from cetane.engine.backend import Array
 from cetane.engine.engine import Engine, gather
 from cetane.engine.portable import PortableBackend
 from cetane.families.base import Truth
-from cetane.families.flow import Data, ToLogits
-from cetane.families.layers import hidden_shape
 from cetane.gates.golden import (
     Check,
     ShardScore,
@@ -29,8 +27,10 @@ from cetane.gates.golden import (
     thresholds,
 )
 from cetane.gates.reference import Reference
-from cetane.plan import Planner
-from cetane.recipe import Mode
+from cetane.planner import Planner
+from cetane.schema.interface import ToLogits, hidden_shape
+from cetane.schema.recipe import Mode
+from cetane.validation import Data
 
 
 class LadderResult(Data):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cetane.bundle import Rows
+from cetane.bundle.tables import Rows
 from cetane.checkpoint import Tokenizer
 
 ROWS = 1 << 14

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import numpy as np
 
-from cetane.build import Progress
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, Tokenizer
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
 from cetane.errors import CetaneError
-from cetane.families.flow import Data
+from cetane.files import Progress
 from cetane.gates import metrics
 from cetane.gates.golden import thresholds
 from cetane.gates.reference import Reference
-from cetane.recipe import Mode
+from cetane.schema.recipe import Mode
+from cetane.validation import Data
 
 
 class Quality(Data):

@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
-from cetane.bundle import Bundle, rotary_path
+from cetane.bundle import Bundle
 from cetane.errors import CetaneError
-from cetane.families.flow import (
-    Data,
+from cetane.mil import Function as Found
+from cetane.mil import TensorType, load
+from cetane.schema.function import Function, Step
+from cetane.schema.interface import (
     Embedding,
     FromCache,
     FromTensor,
@@ -25,9 +27,9 @@ from cetane.families.flow import (
     ToTensor,
     WriteMask,
 )
-from cetane.mil import Function as Found
-from cetane.mil import TensorType, load
-from cetane.plan import Function, Plan, Step
+from cetane.schema.manifest import rotary_path
+from cetane.schema.plan import Plan
+from cetane.validation import Data
 
 
 class Finding(Data):

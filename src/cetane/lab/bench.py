@@ -6,18 +6,19 @@ from functools import cached_property
 from statistics import quantiles
 from typing import Any, Literal
 
-from cetane.build import Progress, build, build_key
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
-from cetane.chips import Chip, find_chip
 from cetane.engine.engine import Engine
 from cetane.engine.generate import open_engine
+from cetane.files import Progress
+from cetane.hardware.chips import Chip, find_chip
 from cetane.lab.experiment import ARMS, Arm, ArmName, Experiment, sha256_of
 from cetane.lab.journal import Figure
 from cetane.lab.metrics import METRICS
 from cetane.lab.workload import Given, Setting
-from cetane.plan import Planner
-from cetane.recipe import Recipe, parse_recipe
+from cetane.pipeline.build import build, build_key
+from cetane.planner import Planner
+from cetane.schema.recipe import Recipe, parse_recipe
 
 
 @dataclass
@@ -100,7 +101,7 @@ class Side:
         """The recipe with a head for a part of the vocabulary, if the arm has one."""
         if self.arm.subset is None:
             return recipe
-        from cetane.vocabulary import make_subset, ranked, read_text
+        from cetane.pipeline.vocabulary import make_subset, ranked, read_text
 
         tokenizer: Any = self.checkpoint.tokenizer
         vocab = self.checkpoint.config["vocab_size"]

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from cetane.errors import CetaneError
-from cetane.families.flow import Data
 from cetane.lab.metrics import METRICS
-from cetane.recipe import Recipe, load_recipe, parse_recipe
+from cetane.schema.recipe import Recipe, load_recipe, parse_recipe
+from cetane.validation import Data
 
 Status = Literal["Planned", "Prototype", "Measured", "Shipping", "Shelved", "Rejected"]
 """The seed's legend."""

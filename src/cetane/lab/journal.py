@@ -21,8 +21,8 @@ from typing import Annotated, Any, BinaryIO, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from cetane.errors import CetaneError
-from cetane.families.flow import Data
 from cetane.lab.experiment import ArmName, Status
+from cetane.validation import Data
 
 PACKAGES = ("cetane", "torch", "coremltools", "transformers", "onnxruntime", "numpy")
 Ended = Literal["passed", "failed", "error", "interrupted"]

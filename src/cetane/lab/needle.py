@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from cetane.engine.authored import authored_engine
-from cetane.plan import Planner
-from cetane.recipe import parse_recipe
+from cetane.planner import Planner
+from cetane.schema.recipe import parse_recipe
 
 FILLER, NEEDLE, QUESTION = 0, 20, 40
 """The first token of each kind; there is one question."""

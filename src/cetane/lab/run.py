@@ -5,8 +5,8 @@ import secrets
 import time
 from collections.abc import Mapping
 
-from cetane.build import Progress
 from cetane.errors import CetaneError
+from cetane.files import Progress
 from cetane.lab.bench import MEASURES, Bench, Findings, recipe_sha256
 from cetane.lab.experiment import ARMS, ArmName, Experiment, Limit
 from cetane.lab.journal import (

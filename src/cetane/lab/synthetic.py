@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from cetane.bundle import remove
 from cetane.errors import CetaneError
+from cetane.files import remove
 
 LAYERS = 35
 KINDS = ["sliding_attention" if (i + 1) % 5 else "full_attention" for i in range(LAYERS)]

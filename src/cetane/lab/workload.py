@@ -9,14 +9,15 @@ from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 
-from cetane.bundle import Bundle, replacing
+from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
+from cetane.files import replacing
 from cetane.gates.probes import asked
 from cetane.gates.quality import read_tokens
 from cetane.lab.experiment import Workload
 from cetane.lab.synthetic import Shapes, write_gemma4
-from cetane.plan import Source
+from cetane.planner import Source
 from cetane.speculate.bench import suite
 from cetane.sweep.smoke import load_prompts
 

@@ -12,12 +12,13 @@ import numpy as np
 
 from cetane.compress import Encoded
 from cetane.errors import CetaneError
-from cetane.families.flow import Input
+from cetane.hardware.quiet import import_coremltools
 from cetane.lower.package import normalize
 from cetane.lower.structure import widest
 from cetane.lower.tracing import constants, trace
-from cetane.plan import Function, Graph, Programs
-from cetane.quiet import import_coremltools
+from cetane.planner import Graph, Programs
+from cetane.schema.function import Function
+from cetane.schema.interface import Input
 
 NUMPY = {"fp16": np.float16, "int32": np.int32}
 

@@ -16,7 +16,7 @@ from cetane.lower.convert import Constants, convert_shard
 from cetane.lower.structure import structure
 from cetane.lower.template import Template, used_by
 from cetane.lower.tracing import Constant
-from cetane.plan import Programs
+from cetane.planner import Programs
 
 
 class Lowering:

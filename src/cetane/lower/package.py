@@ -5,7 +5,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from cetane.quiet import import_coremltools
+from cetane.hardware.quiet import import_coremltools
 
 MANIFEST = Path("Manifest.json")
 MODEL = Path("Data/com.apple.CoreML/model.mlmodel")

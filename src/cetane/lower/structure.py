@@ -12,10 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from cetane.errors import CetaneError
-from cetane.families.flow import Input, Output, State
+from cetane.hardware.quiet import import_coremltools
 from cetane.lower.tracing import Constant, constants, example, replaced
-from cetane.plan import Function, Graph, Programs
-from cetane.quiet import import_coremltools
+from cetane.planner import Graph, Programs
+from cetane.schema.function import Function
+from cetane.schema.interface import Input, Output, State
 
 
 def structure(planner: Programs, shard: str) -> str:

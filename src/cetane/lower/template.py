@@ -19,7 +19,7 @@ from cetane.lower.placeholders import placeholder
 from cetane.lower.tracing import Constant, constants
 from cetane.mil.blob import BlobFile
 from cetane.mil.package import Package
-from cetane.plan import Programs
+from cetane.planner import Programs
 
 Bytes = np.ndarray[Any, Any]
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from cetane.compress import Format, parse_format
 from cetane.families.base import Block, Weight
-from cetane.families.flow import Input, Position
-from cetane.plan import Graph, Programs
+from cetane.planner import Graph, Programs
+from cetane.schema.interface import Input, Position
 
 TORCH = {"fp16": torch.float32, "int32": torch.int32}
 """What a module computes in, by the dtype of an input; lowering makes fp16 of fp32."""

@@ -22,9 +22,9 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from cetane.chips import Chip, Figure
 from cetane.errors import CetaneError
-from cetane.families.flow import Data
+from cetane.hardware.chips import Chip, Figure
+from cetane.validation import Data
 
 Term = Literal["dispatch", "bytes", "MACs", "KV", "host"]
 RateName = Literal[

@@ -15,8 +15,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
-from cetane.chips import Chip, chip_of
 from cetane.errors import CetaneError
+from cetane.hardware.chips import Chip, chip_of
 from cetane.perf.cost import Work
 from cetane.perf.shapes import COPIES, HALF, Bits, Contract, Decoder, load_decoders
 

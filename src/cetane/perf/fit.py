@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cetane.chips import find_chip
+from cetane.hardware.chips import find_chip
 from cetane.perf.cost import (
     Errors,
     Fit,

@@ -1,4 +1,4 @@
-"""What weights on the 1 MiB notch (`cetane.notch`) cost.
+"""What weights on the 1 MiB notch (`cetane.hardware.notch`) cost.
 
 No part of the fitted model: of 4- and 8-bit weights of these shapes, the evidence shows no such
 slowness (docs/performance.md).
@@ -7,8 +7,8 @@ slowness (docs/performance.md).
 from collections.abc import Iterable
 from math import prod
 
-from cetane.chips import Chip
-from cetane.notch import on_notch
+from cetane.hardware.chips import Chip
+from cetane.hardware.notch import on_notch
 from cetane.perf.cost import Rates
 
 Shape = tuple[int, ...]

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from cetane.chips import Chip, find_chip
 from cetane.families.base import Block, CacheGroup, Head, Part
-from cetane.families.caches import ContractName
+from cetane.hardware.chips import Chip, find_chip
 from cetane.perf.cost import Fit, Rates, Term, Work, costs_of, load_fit, on_chip, terms, total
 from cetane.perf.shapes import COPIES, HALF
-from cetane.plan import Planner, Segment
-from cetane.recipe import Mode
+from cetane.planner import Planner, Segment
+from cetane.schema.recipe import Mode
+from cetane.schema.slots import ContractName
 
 Counts = Mapping[float, float]
 """How many weights there are, by their bits."""
@@ -118,7 +118,7 @@ class Predictor:
                 assert isinstance(group, CacheGroup)
                 contract = cache.form.contract
                 slots = cache.slots if planner.slots[cache.group].limited else context
-                visible = cache.form.visible(slots, tokens)
+                visible = slots + tokens if contract == "readonly" else slots
                 own = 2 * HALF * prod(cache.shape[:3]) * slots
                 memory += (1 + COPIED[contract]) * own
                 border += CROSSES[contract] * own

@@ -21,8 +21,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from cetane.families.flow import Data
 from cetane.perf.cost import Work
+from cetane.validation import Data
 
 Contract = Literal["blended", "stateful", "io", "none"]
 COPIES = {"blend": 6, "shift": 2, "copy": 2}

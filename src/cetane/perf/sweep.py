@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from cetane.chips import Chip
 from cetane.errors import CetaneError
 from cetane.families.base import RoutedBlock
-from cetane.families.caches import CONTRACTS
+from cetane.hardware.chips import Chip
 from cetane.perf.predict import Prediction, Predictor
-from cetane.plan import Planner, Source
-from cetane.recipe import Recipe, parse_recipe
+from cetane.planner import Planner, Source
+from cetane.schema.recipe import Recipe, parse_recipe
+from cetane.schema.slots import CONTRACTS
 
 FORMATS = ("fp16", "int8-per-channel", "palette6-kmeans-group32", "palette4-kmeans-group32")
 CHUNKS = (2, 4, 8)

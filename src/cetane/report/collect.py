@@ -3,13 +3,13 @@
 import shlex
 from collections.abc import Iterator
 
-from cetane.bundle import MANIFEST, Bundle
-from cetane.chips import Chip
+from cetane.bundle import Bundle
 from cetane.gates.golden import NEAR_LIMIT, GoldenResult, ShardScore
 from cetane.gates.residency.audit import audit
 from cetane.gates.residency.measured import with_measured
 from cetane.gates.residency.store import InBundle
 from cetane.gates.residency.target import DEFAULT_OS, Target
+from cetane.hardware.chips import Chip
 from cetane.mil.program import LARGEST_FP16
 from cetane.mil.reader import load
 from cetane.report.content import (
@@ -33,6 +33,7 @@ from cetane.report.placement import residency
 from cetane.report.predicted import predicted
 from cetane.report.sizes import sizes
 from cetane.report.verdicts import Gates, command, verdicts, written
+from cetane.schema.manifest import MANIFEST
 
 WIDEST = 96
 """Columns of the picture of positions; more would be narrower than a phone can show."""

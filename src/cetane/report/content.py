@@ -3,8 +3,8 @@ while it is drawn. The same data is written as JSON beside the page."""
 
 from typing import Literal
 
-from cetane.families.flow import Data
 from cetane.gates.residency.rule import Placement
+from cetane.validation import Data
 
 Outcome = Literal["passed", "failed", "not run"]
 

@@ -8,11 +8,11 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from cetane.errors import CetaneError
-from cetane.families.flow import Data
 from cetane.report.content import Answer, Drafted, Quality, QualityPoint, Speculation
 from cetane.speculate.bench import Speed
 from cetane.sweep.points import Point, read_points
 from cetane.sweep.sweep import pareto
+from cetane.validation import Data
 
 LARGEST = 1 << 25
 """Bytes of the largest file that is read: a thousand points have a few megabytes."""

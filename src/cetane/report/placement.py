@@ -9,9 +9,10 @@ from cetane.gates.residency.audit import UNSEEN, Audit, Placed, weights_off_ane
 from cetane.gates.residency.graph import Graph
 from cetane.gates.residency.rule import WORSE, Evidence, Placement, find
 from cetane.mil.program import Op, Program
-from cetane.plan import Plan, Route
-from cetane.recipe import Mode
 from cetane.report.content import Cell, Column, KindRow, PlacementMap, Reason, Residency
+from cetane.schema.function import Route
+from cetane.schema.plan import Plan
+from cetane.schema.recipe import Mode
 
 BLOCK = re.compile(r"blocks_(\d+)_")
 """How a shard's weights are named in its programs: `lower/` counts the blocks of a function."""

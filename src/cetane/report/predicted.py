@@ -5,12 +5,12 @@ from pathlib import Path
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
-from cetane.chips import Chip
 from cetane.errors import CetaneError
+from cetane.hardware.chips import Chip
 from cetane.perf.cost import TERM_OF
 from cetane.perf.predict import Prediction, Predictor
 from cetane.perf.sweep import CONTEXTS
-from cetane.plan import Planner
+from cetane.planner import Planner
 from cetane.report.content import Absent, Predicted, PredictedStep
 
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 
-from cetane.bundle import Bundle, shard_path
+from cetane.bundle import Bundle
 from cetane.gates.residency.graph import Graph
 from cetane.gates.residency.target import Target
 from cetane.mil.program import Program
-from cetane.plan import ShardPlan, Step
 from cetane.report.content import ShardSize, Sizes
+from cetane.schema.function import ShardPlan, Step
+from cetane.schema.manifest import shard_path
 
 
 def sizes(bundle: Bundle, programs: Mapping[str, Program]) -> Sizes:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from cetane.bundle import GATES, Bundle
+from cetane.bundle import Bundle
 from cetane.errors import CetaneError
 from cetane.gates.golden import GoldenResult
 from cetane.gates.ladder import LadderResult
@@ -16,6 +16,7 @@ from cetane.gates.quality import Quality
 from cetane.gates.residency.audit import Audit
 from cetane.gates.residency.store import GATE, MEASURED
 from cetane.report.content import Checked, Outcome, Verdict
+from cetane.schema.manifest import GATES
 
 Result = TypeVar("Result", bound=BaseModel)
 QUESTIONS = {

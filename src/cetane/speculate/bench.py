@@ -8,15 +8,15 @@ from importlib import resources
 from itertools import compress
 from statistics import median
 
-from cetane.build import Progress
 from cetane.engine.engine import Engine, Session
 from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
 from cetane.engine.verify import NO_DRAFT, Draft
-from cetane.families.flow import Data
+from cetane.files import Progress
 from cetane.speculate.controller import Controller, Cost
 from cetane.speculate.drafter import Drafter
 from cetane.speculate.speculator import Counters, Speculator
+from cetane.validation import Data
 
 Ids = Sequence[int]
 

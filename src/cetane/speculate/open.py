@@ -3,17 +3,18 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from cetane.bundle import TOKENIZER, Bundle
-from cetane.bundle_heads import KINDS
-from cetane.checkpoint.cache import cache_dir
+from cetane.bundle import Bundle
 from cetane.engine.engine import Engine
 from cetane.engine.generate import open_backend, open_engine
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
+from cetane.files import cache_dir
+from cetane.schema.draft_head import KINDS
+from cetane.schema.manifest import TOKENIZER
 from cetane.speculate.controller import Controller, measure
 from cetane.speculate.draft_model import DraftModel
 from cetane.speculate.drafter import Drafter
-from cetane.speculate.head_drafter import head_drafter
+from cetane.speculate.heads.drafter import head_drafter
 from cetane.speculate.ngram import Ngram
 from cetane.speculate.speculator import Speculator
 from cetane.speculate.suffix import Suffix

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cetane.bundle import disk_errors, replacing
 from cetane.errors import CetaneError
+from cetane.files import disk_errors, replacing
 
 MAGIC = b"cetane-trie-1\n"
 HEADER = struct.Struct("<qq32s32s")

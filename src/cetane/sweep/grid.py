@@ -13,9 +13,9 @@ from cetane.compress import Format, Selection, SensitivityFile, parse_format
 from cetane.compress.formats import Fp16, Linear, Palette
 from cetane.errors import CetaneError
 from cetane.families.base import Weight
-from cetane.families.flow import Data
-from cetane.plan import Planner
+from cetane.planner import Planner
 from cetane.sweep.points import Method
+from cetane.validation import Data
 
 
 class Axes(Data):

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 
-from cetane.build import Progress
 from cetane.compress import Format, Selection, SensitivityFile, parse_format
 from cetane.families.base import Weight
-from cetane.plan import Planner
+from cetane.files import Progress
+from cetane.planner import Planner
 from cetane.sweep.allocate import Option, allocate
 from cetane.sweep.grid import Candidate, fits, load_grid, pattern
 

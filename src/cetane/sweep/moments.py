@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from cetane.compress import Sensitivities
 from cetane.errors import CetaneError
-from cetane.sweep.judge import Judge
+from cetane.gates.compressions import Judge
 
 
 class Watcher(TorchFunctionMode):

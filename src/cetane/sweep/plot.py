@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cetane.bundle import disk_errors, replacing
+from cetane.files import disk_errors, replacing
 from cetane.sweep.points import Method, Point
 
 if TYPE_CHECKING:

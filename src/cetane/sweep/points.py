@@ -16,11 +16,9 @@ from pydantic import ValidationError
 
 from cetane.compress import Selection
 from cetane.errors import CetaneError
-from cetane.families.flow import Data
+from cetane.validation import Data
 
 Method = Literal["fp16", "linear", "uniform", "kmeans", "weighted", "mixed"]
-WORST = 1e9
-"""The largest perplexity that is written: JSON has no infinity, and beyond it nothing is learnt."""
 
 
 class Model(Data):

@@ -16,7 +16,7 @@ from cetane.gates.residency.audit import audit, weights_off_ane
 from cetane.gates.residency.target import Target
 from cetane.mil.program import Block, Constant, Function, Op, Program, TensorType, Value
 from cetane.perf.predict import Predictor
-from cetane.plan import Planner
+from cetane.planner import Planner
 from cetane.sweep.points import Predicted
 
 

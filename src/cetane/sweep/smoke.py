@@ -9,10 +9,10 @@ from itertools import takewhile
 from pydantic import Field
 
 from cetane.checkpoint import Tokenizer
-from cetane.families.flow import Data
+from cetane.gates.compressions import Judge
 from cetane.gates.probes import asked
-from cetane.sweep.judge import Judge
 from cetane.sweep.points import Answer
+from cetane.validation import Data
 
 LENGTH = 24
 """Tokens of an answer."""

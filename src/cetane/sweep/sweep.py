@@ -11,20 +11,21 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from cetane.build import Progress, location
-from cetane.bundle import disk_errors, producers, replacing
 from cetane.checkpoint import Checkpoint
-from cetane.chips import Chip
 from cetane.compress import Format, Fp16, Selection, SensitivityFile, parse_format
 from cetane.compress.sensitivity import written_for
 from cetane.errors import CetaneError
+from cetane.files import Progress, disk_errors, replacing
+from cetane.gates.compressions import Judge, Window
 from cetane.gates.residency.target import Target
+from cetane.hardware.chips import Chip
 from cetane.perf.predict import Predictor
-from cetane.plan import Planner
-from cetane.recipe import Recipe, parse_recipe
+from cetane.pipeline.build import location
+from cetane.planner import Planner
+from cetane.schema.manifest import producers
+from cetane.schema.recipe import Recipe, parse_recipe
 from cetane.sweep import mixed, moments, smoke
 from cetane.sweep.grid import Candidate, candidate, weights
-from cetane.sweep.judge import Judge, Window
 from cetane.sweep.points import Lines, Model, Point, Predicted, Score, Text, key_of
 from cetane.sweep.predicted import predict
 

@@ -13,8 +13,8 @@ from cetane.lower.convert import convert, quiet
 from cetane.lower.structure import widest
 from cetane.lower.tracing import constants
 from cetane.mil.program import Program
-from cetane.plan import Planner
-from cetane.recipe import load_recipe
+from cetane.planner import Planner
+from cetane.schema.recipe import load_recipe
 
 ZAYA: dict[str, Any] = {
     "model_type": "zaya", "vocab_size": 262272, "hidden_size": 2048, "num_hidden_layers": 1,

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from cetane.export.coreml_llm.contract import LAST_POSITION, SLIDING, WIDTH, Mode, is_cache
 from cetane.families.base import Flow, Head
 from cetane.families.caches import Blend, Cache, CacheSpec, ReadOnly
-from cetane.families.flow import Input, Mask, Output, ToCache
-from cetane.families.layers import MASKED
 from cetane.families.shard import Shard
-from cetane.plan import Function
+from cetane.schema.function import Function
+from cetane.schema.interface import MASKED, Input, Mask, Output, ToCache
 
 
 class Staged(Blend):
@@ -35,14 +34,9 @@ class Fresh(Cache):
     """A sequence begins: there is no past, and every layer returns its own columns."""
 
     contract = "readonly"
-    pads = True
 
     def __init__(self, spec: CacheSpec, tensors: dict[str, Tensor]) -> None:
         self.spec, self.written = spec, []
-
-    @staticmethod
-    def visible(slots: int, tokens: int) -> int:
-        return tokens
 
     @classmethod
     def inputs(cls, spec: CacheSpec, tokens: int) -> list[Input]:

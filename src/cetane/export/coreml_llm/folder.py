@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cetane.build import Progress
-from cetane.bundle import Bundle, quantize_rows, replacing, write_json
+from cetane.bundle import Bundle
+from cetane.bundle.tables import quantize_rows
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
 from cetane.export.coreml_llm.contract import positions
 from cetane.export.coreml_llm.planner import ContractPlanner, planners
 from cetane.families import parse_config
+from cetane.files import Progress, replacing, write_json
 from cetane.lower.lower import Lowering
-from cetane.plan import Planner
+from cetane.planner import Planner
 
 COMPILE = "for p in *.mlpackage; do xcrun coremlcompiler compile $p . && rm -r $p; done"
 """What a Mac runs in the folder: phones load compiled packages only."""

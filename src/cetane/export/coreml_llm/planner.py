@@ -22,9 +22,11 @@ from cetane.export.coreml_llm.contract import (
 )
 from cetane.families.base import CacheGroup, Head
 from cetane.families.caches import Cache, ReadOnly
-from cetane.families.flow import FromTensor, Input, Output, ToTensor
-from cetane.plan import Function, Graph, Planner, Source, chunk_bounds
-from cetane.recipe import Recipe
+from cetane.planner import Graph, Planner, Source
+from cetane.planner.planner import chunk_bounds
+from cetane.schema.function import Function
+from cetane.schema.interface import FromTensor, Input, Output, ToTensor
+from cetane.schema.recipe import Recipe
 
 
 class ContractPlanner(Planner):
@@ -177,6 +179,9 @@ class PrefillPlanner(ContractPlanner):
 
     def form(self, group: str, tokens: int) -> type[Cache]:
         return Fresh
+
+    def visible(self, group: str, tokens: int) -> int:
+        return tokens
 
     def ports(self, shard: str, mode: Mode, inner: Function) -> dict[str, str]:
         """Keys and values are numbered by layer, but for those that are handed on."""

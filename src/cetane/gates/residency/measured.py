@@ -24,9 +24,9 @@ from pydantic import ConfigDict, ValidationError
 from cetane.errors import CetaneError
 from cetane.gates.residency.audit import Audit, FunctionAudit, Placed, judged
 from cetane.gates.residency.rule import Data, Placement
-from cetane.mac import BRAND, BUILD, is_mac, sysctl
+from cetane.hardware.mac import BRAND, BUILD, is_mac, sysctl
+from cetane.hardware.quiet import import_coremltools
 from cetane.mil.package import Package
-from cetane.quiet import import_coremltools
 
 Device = Literal["ANE", "CPU", "GPU"]
 NO_MEASUREMENTS = "not measurements of a Mac"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from cetane.chips import DEFAULT_CHIP, Quantity, find_chip
+from cetane.hardware.chips import DEFAULT_CHIP, Quantity, find_chip
 
 DEFAULT_OS = 26.0
 """Where most of the evidence was measured."""

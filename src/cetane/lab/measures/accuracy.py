@@ -14,7 +14,7 @@ from cetane.gates.quality import perplexity
 from cetane.gates.reference import Reference, choices
 from cetane.lab.bench import Bench, Findings, Side, each, figure, measure
 from cetane.lab.experiment import ArmName
-from cetane.recipe import Mode
+from cetane.schema.recipe import Mode
 
 
 @each("quality")

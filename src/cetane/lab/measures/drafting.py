@@ -5,11 +5,11 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from cetane.bundle_heads import Training
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
 from cetane.lab.bench import Findings, Side, each, figure
 from cetane.lab.journal import Figure
+from cetane.schema.draft_head import Training
 from cetane.speculate.bench import compare
 from cetane.speculate.open import Wish, longest_draft, open_controller, open_drafters
 

@@ -4,14 +4,14 @@ import subprocess
 import sys
 import time
 
-from cetane.bundle import shard_path
 from cetane.engine.engine import Engine
 from cetane.errors import CetaneError
 from cetane.lab.bench import Bench, Findings, Side, each, figure, measure, spread
 from cetane.lab.experiment import ARMS, ArmName
 from cetane.perf.breakeven import Speculation
-from cetane.plan import Planner
-from cetane.recipe import Mode
+from cetane.planner import Planner
+from cetane.schema.manifest import shard_path
+from cetane.schema.recipe import Mode
 from cetane.speculate.controller import measure as measure_calls
 
 HERE = "portable backend"

@@ -4,7 +4,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from cetane.bundle import Bundle, remove
+from cetane.bundle import Bundle
+from cetane.files import remove
 from cetane.lab.bench import Bench, Findings, Side, each, figure, measure
 from cetane.lab.experiment import ArmName
 from cetane.lab.needle import DISTANCES, WINDOW, recall

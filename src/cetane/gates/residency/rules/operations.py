@@ -4,8 +4,8 @@ from math import prod
 
 from cetane.gates.residency.graph import Graph
 from cetane.gates.residency.rule import on_op
+from cetane.hardware.notch import on_notch
 from cetane.mil.program import Op
-from cetane.notch import on_notch
 
 DEEPEST = 16_384
 LONGEST_KERNEL = 13

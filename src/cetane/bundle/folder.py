@@ -1,0 +1,169 @@
+"""The folder that ships: manifest, shards, embedding, rotary tables, tokenizer, gate results.
+
+A bundle is written under `NAME.partial` and renamed when its manifest is complete. Reading one
+trusts nothing: every file is inside the folder, listed, and has the size and hash it should.
+
+Draft heads (`draft_heads.py`) come and go after that: each is a folder with a manifest of its own,
+bound to the digest of the manifest here, which does not name them.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from cetane.bundle.draft_heads import HeadShard, listed_files, open_heads
+from cetane.bundle.tables import QuantizedRows, Rows, Tables
+from cetane.checkpoint import Tokenizer
+from cetane.errors import CetaneError
+from cetane.files import check_files, disk_errors, inside, sha256, write_json
+from cetane.schema.draft_head import HeadKind
+from cetane.schema.function import Function, TablePlan
+from cetane.schema.manifest import (
+    GATES,
+    MANIFEST,
+    SCHEMA,
+    TOKENIZER,
+    Manifest,
+    rotary_path,
+    scales_path,
+    shard_path,
+    table_path,
+)
+from cetane.schema.plan import Plan
+
+
+class Bundle:
+    """A bundle on disk. Opening checks the manifest; `verify` checks every file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.is_dir():
+            raise CetaneError(f"{path}: no such bundle", "cetane port MODEL makes one")
+        file = path / MANIFEST
+        if not file.is_file():
+            hint = "run the same cetane port again, it goes on where it stopped"
+            raise CetaneError(f"{path}: no {MANIFEST}, not a complete bundle", hint)
+        self.manifest = self._read_manifest(file)
+
+    def _read_manifest(self, file: Path) -> Manifest:
+        try:
+            content = json.loads(file.read_bytes())
+            if content["schema_version"] != SCHEMA:
+                raise CetaneError(
+                    f"{file}: schema {content['schema_version']}, this cetane reads {SCHEMA}",
+                    "port the model again",
+                )
+            manifest = Manifest.model_validate(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise CetaneError(f"{file}: {where}: {first['msg']}") from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CetaneError(f"{file}: not a manifest: {error!r}") from error
+        for name in manifest.files:
+            self.file(name)
+        return manifest
+
+    @property
+    def plan(self) -> Plan:
+        return self.manifest.plan
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of the manifest: the identity of the bundle, since it lists every file's hash."""
+        return sha256(self.path / MANIFEST)
+
+    def file(self, name: str) -> Path:
+        """A path inside the bundle; CetaneError for any that is not."""
+        return inside(self.path, name)
+
+    def verify(self) -> None:
+        """CetaneError if a file is missing, changed, or present but not listed."""
+        hint = "port the model again, or get the bundle again"
+        check_files(self.path, self.manifest.files, hint)
+        heads = list(self.heads().values())
+        for head in heads:
+            head.verify()
+        unknown = set(relative_files(self.path)) - set(self.manifest.files) - listed_files(heads)
+        if unknown:
+            raise CetaneError(f"{self.path}: {min(unknown)} is not in the manifest")
+
+    def shard(self, name: str) -> Path:
+        """The package of a shard."""
+        return self.file(shard_path(name))
+
+    def functions(self, name: str) -> tuple[Function, ...]:
+        """The functions of a shard."""
+        return self.plan.by_name[name].functions
+
+    def heads(self) -> dict[HeadKind, HeadShard]:
+        """Draft heads, as they are now; CetaneError for one that was trained for another bundle."""
+        return open_heads(self.path, self.digest, self.plan)
+
+    def tables(self) -> Tables:
+        """The host's tables, memory-mapped; CetaneError if one has not the shape of the plan."""
+        plan = self.plan
+        found = {name: self._rows(name, table) for name, table in plan.tables.items()}
+        rotary = {name: self._array(rotary_path(name)) for name in plan.rotary}
+        for name, table in rotary.items():
+            if table.ndim != 3 or table.shape[:2] != (2, plan.recipe.cache.context):
+                raise CetaneError(f"{self.path}: {rotary_path(name)} has shape {table.shape}")
+        return Tables(found.pop("tokens", None), rotary, found)
+
+    def _rows(self, name: str, table: TablePlan) -> Rows:
+        rows = self._array(table_path(name))
+        if rows.shape != (table.rows, table.channels):
+            raise CetaneError(f"{self.path}: {table_path(name)} has shape {rows.shape}")
+        if self.plan.recipe.embedding.format == "fp16":
+            return rows
+        scales = self._array(scales_path(name))
+        if rows.dtype != np.int8 or scales.shape != (table.rows,):
+            raise CetaneError(f"{self.path}: {scales_path(name)} does not fit {table_path(name)}")
+        return QuantizedRows(rows, scales)
+
+    def _array(self, name: str) -> np.ndarray[Any, Any]:
+        try:
+            return np.lib.format.open_memmap(self.file(name), mode="r")
+        except (OSError, ValueError) as error:
+            raise CetaneError(f"{self.path}: {name}: {error}") from error
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.load(self.file(TOKENIZER))
+
+    def write_gate(self, name: str, result: dict[str, Any]) -> None:
+        """Store a gate's result, tied to this bundle by its digest."""
+        folder = self.file(GATES)
+        with disk_errors(folder):
+            folder.mkdir(exist_ok=True)
+            write_json(folder / f"{name}.json", {"bundle": self.digest} | result)
+
+    def gates(self) -> dict[str, dict[str, Any]]:
+        """Stored gate results by gate name; those of another build are left out, and so are those
+        that judged `heads` (digests by kind) which have been trained again."""
+        results = {}
+        heads = {kind: head.digest for kind, head in self.heads().items()}
+        for path in sorted(self.file(GATES).glob("*.json")):
+            try:
+                result = json.loads(path.read_bytes())
+            except ValueError as error:
+                raise CetaneError(f"{path}: not a gate result: {error}") from error
+            if not isinstance(result, dict) or result.get("bundle") != self.digest:
+                continue
+            judged = result.get("heads", {})
+            if isinstance(judged, dict) and judged.items() <= heads.items():
+                results[path.stem] = result
+        return results
+
+
+def relative_files(root: Path) -> Iterator[str]:
+    """Files of a bundle that its manifest lists: all but itself and the gates' results."""
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root)
+        if path.is_file() and name.parts[0] != GATES and name.as_posix() != MANIFEST:
+            yield name.as_posix()

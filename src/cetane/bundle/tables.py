@@ -1,0 +1,66 @@
+"""Tables of the host: rows by token, and rotary cosines and sines by position."""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from cetane.errors import CetaneError
+
+
+class Rows(Protocol):
+    """A table of rows by token, in memory or not."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def __getitem__(self, tokens: Any, /) -> np.ndarray[Any, Any]: ...
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Host tables: `tokens (V, C)`, the embedding, unless a shard holds it; `rotary[name] (2,
+    context, D)` fp32, and further tables of rows by token; memory-mapped."""
+
+    tokens: Rows | None
+    rotary: dict[str, np.ndarray[Any, Any]]
+    others: dict[str, Rows] = field(default_factory=dict)
+
+    @property
+    def embedding(self) -> Rows:
+        """Rows of the embedding; CetaneError if a shard holds it."""
+        if self.tokens is None:
+            raise CetaneError(
+                "this bundle has no table of the embedding: its first shard holds it",
+                "port without embedding.inside",
+            )
+        return self.tokens
+
+    def rows(self, name: str) -> Rows:
+        """A table by its name in the plan."""
+        return self.embedding if name == "tokens" else self.others[name]
+
+
+class QuantizedRows:
+    """int8 rows `(V, C)`, each with an fp16 scale: row = values * scale / 127."""
+
+    def __init__(self, values: np.ndarray[Any, Any], scales: np.ndarray[Any, Any]) -> None:
+        self.values, self.scales = values, scales
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    def __getitem__(self, tokens: Any) -> np.ndarray[Any, Any]:
+        """fp32 rows of some tokens."""
+        scales = np.asarray(self.scales[tokens], np.float32) / 127
+        found: np.ndarray[Any, Any] = self.values[tokens] * scales[..., None]
+        return found
+
+
+def quantize_rows(
+    rows: np.ndarray[Any, Any],
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """int8 values and fp16 scales, the largest magnitude of each row: CoreML-LLM's own form."""
+    scales = np.abs(rows).max(axis=-1).astype(np.float16)
+    steps = np.where(scales == 0, 1, scales).astype(np.float32)[:, None] / 127
+    return np.clip(np.rint(rows / steps), -127, 127).astype(np.int8), scales

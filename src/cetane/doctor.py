@@ -1,0 +1,165 @@
+"""Keeping a machine fit: what is installed, what is missing, what can go.
+
+Off a Mac there are no ANE caches and no compiled programs, so there is less to say.
+"""
+
+import importlib.util
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Literal
+
+from packaging.requirements import Requirement
+
+from cetane.errors import CetaneError
+from cetane.files import cache_dir, remove
+from cetane.hardware.mac import is_mac, os_build
+
+NATIVE = ("libmilstoragepython", "libmodelpackage")
+NATIVE_ON_MAC = (*NATIVE, "libcoremlpython")
+LOW_SPACE = 20_000_000_000
+"""Bytes below which a build of a large model may not fit: ZAYA1-8B takes 9 GB in int8."""
+E5_CACHE = "com.apple.e5rt.e5bundlecache"
+"""Where Core ML keeps what it compiled for the ANE, in a folder a system build, for every program
+that ran: 86 GB were found after an upgrade (ane-book, experiment 35)."""
+DAY = 86_400
+LEFT_BEHIND = ("tmp*.mlpackage", "tmp*.mlmodelc", "cetane-plan-*", "cetane-activations-*")
+"""What conversions that were killed leave in the temporary folder."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    state: Literal["ok", "warning", "failure"]
+    found: str
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Something that can be removed: it is made again when it is needed, or never was."""
+
+    path: Path
+    bytes: int
+    why: str
+
+
+def diagnose() -> list[Check]:
+    """Everything that a port or a run needs of this machine."""
+    return [*versions(), *native_libraries(), *space(), *stale()]
+
+
+def versions() -> Iterator[Check]:
+    """Python and the packages that cetane needs, beside what it was made with."""
+    yield Check("python", "ok", ".".join(map(str, sys.version_info[:3])))
+    for line in requires("cetane") or []:
+        needed = Requirement(line)
+        if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            found = version(needed.name)
+        except PackageNotFoundError:
+            yield Check(needed.name, "failure", "missing", f"pip install '{needed}'")
+            continue
+        fits = needed.specifier.contains(found, prereleases=True)
+        hint = "" if fits else f"made for {needed.specifier}: pip install '{needed}'"
+        yield Check(needed.name, "ok" if fits else "warning", found, hint)
+
+
+def native_libraries() -> Iterator[Check]:
+    """coremltools' compiled parts: wheels for some Pythons lack them, and fail when weights are
+    written (coremltools #2617, #2361)."""
+    found = importlib.util.find_spec("coremltools")
+    folder = Path(found.submodule_search_locations[0]) if (
+        found and found.submodule_search_locations) else None  # fmt: skip
+    for name in NATIVE_ON_MAC if is_mac() else NATIVE:
+        there = folder is not None and any(
+            (folder / f"{name}{suffix}").is_file() for suffix in EXTENSION_SUFFIXES
+        )
+        hint = "" if there else (
+            "this wheel of coremltools has no native parts for this Python: use 3.11 or 3.12"
+        )  # fmt: skip
+        yield Check(f"coremltools {name}", "ok" if there else "failure",
+                    "there" if there else "missing", hint)  # fmt: skip
+
+
+def space() -> Iterator[Check]:
+    """Room for bundles, for conversions, and for the cache."""
+    places = {"disk here": Path.cwd(), "temporary space": Path(tempfile.gettempdir()),
+              "cache": cache_dir()}  # fmt: skip
+    for name, place in places.items():
+        existing = next(p for p in (place, *place.parents) if p.exists())
+        free = shutil.disk_usage(existing).free
+        low = free < LOW_SPACE
+        hint = "" if not low else (
+            "set TMPDIR to a larger disk" if name == "temporary space" else "cetane gc shows what "
+            "can go"
+        )  # fmt: skip
+        yield Check(name, "warning" if low else "ok", f"{free / 1e9:.1f} GB free, {place}", hint)
+
+
+def stale() -> Iterator[Check]:
+    """What an upgrade of the system, or a killed conversion, left."""
+    found = leftovers()
+    size = sum(item.bytes for item in found)
+    state: Literal["ok", "warning"] = "warning" if found else "ok"
+    hint = "cetane gc lists it, cetane gc --remove removes it" if found else ""
+    yield Check("leftovers", state, f"{len(found)}, {size / 1e9:.1f} GB", hint)
+    if not is_mac():
+        yield Check("ANE caches", "ok", "none: this is no Mac")
+
+
+def leftovers() -> list[Leftover]:
+    """What can be removed without loss."""
+    return [*other_builds(), *ane_caches(), *temporary_files()]
+
+
+def other_builds() -> Iterator[Leftover]:
+    """Programs that were compiled for another build of the system."""
+    build = os_build()
+    for path in sorted((cache_dir() / "compiled").glob("*.mlmodelc")):
+        if build is not None and not path.stem.endswith(f"-{build}"):
+            yield Leftover(path, size_of(path), "compiled for another build of macOS")
+
+
+def ane_caches() -> Iterator[Leftover]:
+    """ANE caches of every program, for builds of the system that are gone."""
+    build = os_build()
+    if build is None:
+        return
+    for cache in sorted((Path.home() / "Library" / "Caches").glob(f"*/{E5_CACHE}")):
+        for folder in sorted(p for p in cache.iterdir() if p.is_dir() and p.name != build):
+            why = f"ANE cache of {cache.parent.name} for another build of macOS"
+            yield Leftover(folder, size_of(folder), why)
+
+
+def temporary_files() -> Iterator[Leftover]:
+    """Packages of conversions that ended more than a day ago."""
+    folder = Path(tempfile.gettempdir())
+    for pattern in LEFT_BEHIND:
+        for path in sorted(folder.glob(pattern)):
+            if not path.is_symlink() and time.time() - path.stat().st_mtime > DAY:
+                yield Leftover(path, size_of(path), "left by a conversion")
+
+
+def clean(found: list[Leftover]) -> None:
+    """Remove leftovers; CetaneError if one cannot be."""
+    for item in found:
+        try:
+            remove(item.path)
+        except OSError as error:
+            raise CetaneError(f"cannot remove {item.path}: {error.strerror}") from error
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files of a folder; links are not followed."""
+    files = [path] if path.is_file() else path.rglob("*")
+    return sum(file.lstat().st_size for file in files if not file.is_dir())

@@ -1,0 +1,173 @@
+"""A model under many compressions: its authored modules in fp32, their weights what a decoder makes
+of the encoded constants. So a compression is judged without lowering it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+
+from cetane.checkpoint import Checkpoint
+from cetane.compress import Format, Selection, Sensitivities, parse_format
+from cetane.engine.authored import authored_engine
+from cetane.engine.backend import Array
+from cetane.engine.engine import columns
+from cetane.engine.generate import generate
+from cetane.engine.sampling import Sampler
+from cetane.families.base import Block, Weight
+from cetane.gates import metrics
+from cetane.planner import Planner
+from cetane.schema.function import Route, Step
+from cetane.schema.recipe import Mode, Recipe, parse_recipe
+
+PREFILL, VERIFY = 128, 32
+"""Tokens of a call: many for texts, few for prompts."""
+MODES: tuple[Mode, ...] = ("prefill", "verify", "decode")
+ROWS = 64
+"""Of logits, in float64 at a time."""
+FP16 = parse_format("fp16")
+WORST = 1e9
+"""The largest perplexity that is written: JSON has no infinity, and beyond it nothing is learnt."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How far a compressed model is from the fp16 weights on some tokens."""
+
+    perplexity: float
+    reference: float
+    """Perplexity of the fp16 weights."""
+    kl: float
+    top1: float
+    cosines: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some tokens, and what a model makes of them: logits `(n, V)`, and what shards hand on
+    `(n, C)`."""
+
+    tokens: Sequence[int]
+    logits: Array
+    hidden: dict[str, Array]
+
+
+class Parameter:
+    """One weight of a block, and how it is stored at the moment."""
+
+    def __init__(self, block: Block, path: str, weight: Weight) -> None:
+        self.block, self.path, self.weight = block, path, weight
+        self.stored: str | None = None
+        """The format of its values."""
+
+    def store(
+        self, checkpoint: Checkpoint, form: Format, sensitivities: Sensitivities | None
+    ) -> None:
+        """Give the module what a decoder makes of the weight in a format."""
+        if self.stored == form.name:
+            return
+        weight = self.weight
+        values = weight.read(checkpoint).to(torch.float16).numpy()
+        counts = None
+        if sensitivities and form.weighted:
+            counts = sensitivities.of(weight.name, weight.shape, weight.columns)
+        decoded = torch.from_numpy(form.encode(values, counts).decode())
+        self.block.get_parameter(self.path).data.copy_(decoded)
+        self.stored = form.name
+
+
+class Judge:
+    """One model; holds its weights in fp32, and compares with those of fp16."""
+
+    def __init__(self, checkpoint: Checkpoint, recipe: Recipe) -> None:
+        self.checkpoint = checkpoint
+        self.planner = Planner(checkpoint, plain(recipe))
+        self.engine = authored_engine(self.planner, checkpoint)
+        for shard in self.planner.members:
+            self.engine.program(shard)
+        self.sensitivities: Sensitivities | None = None
+        blocks = chain.from_iterable(self.planner.members.values())
+        self.parameters = [Parameter(b, path, w) for b in blocks for path, w in b.weights()]
+        self.compress(Selection())
+
+    def compress(self, selection: Selection) -> None:
+        """Store every weight as a selection says; those that are stored so already are kept."""
+        for parameter in self.parameters:
+            weight = parameter.weight
+            form = selection.format_for(weight.name, weight.kind) if weight.kind else FP16
+            parameter.store(self.checkpoint, form, self.sensitivities)
+
+    def read(self, tokens: Sequence[int]) -> Iterator[Window]:
+        """What the model makes of a text, in windows of the context; each begins anew."""
+        context = self.planner.recipe.cache.context
+        for start in range(0, len(tokens), context):
+            part = tokens[start : start + context]
+            if len(part) > 1:
+                yield self.window(part)
+
+    def window(self, tokens: Sequence[int]) -> Window:
+        session = self.engine.session(MODES)
+        seen: dict[str, list[Array]] = {}
+
+        def keep(step: Step | Route, name: str, value: Array, count: int) -> None:
+            if name == "hidden_out":
+                seen.setdefault(step.shard, []).append(columns(value)[:, :count].T)
+
+        session.watch = keep
+        logits = session.feed(tokens, "all")
+        assert logits is not None
+        return Window(tokens, logits, {name: np.concatenate(rows) for name, rows in seen.items()})
+
+    def compare(self, truth: Sequence[Window]) -> Judged:
+        """The model as it is now against what it made of some windows before."""
+        losses: list[Array] = []
+        references: list[Array] = []
+        kl: list[Array] = []
+        top1: list[Array] = []
+        cosines: dict[str, list[Array]] = {}
+        for before in truth:
+            now = self.window(before.tokens)
+            for shard, hidden in before.hidden.items():
+                cosines.setdefault(shard, []).append(metrics.cosine(now.hidden[shard], hidden))
+            targets = np.asarray(before.tokens[1:])
+            for start in range(0, len(targets), ROWS):
+                rows = slice(start, min(start + ROWS, len(targets)))
+                q, p = (metrics.log_softmax(w.logits[rows]) for w in (now, before))
+                losses.append(metrics.losses(q, targets[rows]))
+                references.append(metrics.losses(p, targets[rows]))
+                kl.append(metrics.kl(q, p))
+                top1.append(metrics.contains_top(now.logits[rows], before.logits[rows], 1))
+        return Judged(
+            perplexity=perplexity(losses),
+            reference=perplexity(references),
+            kl=float(np.nan_to_num(np.concatenate(kl).mean(), nan=WORST, posinf=WORST)),
+            top1=float(np.concatenate(top1).mean()),
+            cosines={shard: float(np.concatenate(c).mean()) for shard, c in cosines.items()},
+        )
+
+    def answer(self, prompt: Sequence[int], length: int) -> list[int]:
+        """Greedy tokens after a prompt, up to an end of the text."""
+        stop = self.checkpoint.tokenizer.eos_ids
+        return list(generate(self.engine.session(MODES), prompt, Sampler(), length, stop))
+
+
+def perplexity(losses: Sequence[Array]) -> float:
+    """Of negative log probabilities; at most what can be written."""
+    mean = np.nan_to_num(np.concatenate(losses).mean(), nan=np.inf)
+    return float(np.exp(min(mean, np.log(WORST))))
+
+
+def plain(recipe: Recipe) -> Recipe:
+    """A recipe in the form that is quick to judge: what it leaves out changes no value."""
+    content = recipe.model_dump()
+    context = content["cache"]["context"]
+    content["cache"] |= {"contract": "readonly", "sliding": None}
+    content["tokens"] = {
+        "prefill": min(PREFILL, context), "verify": min(VERIFY, context), "shapes": "static",
+    }  # fmt: skip
+    content["layout"]["routed"] = ()
+    content["head"]["choose"] = False
+    content["lowering"] = {}
+    content["compression"] = {}
+    return parse_recipe(content, recipe.name)

@@ -1,0 +1,1 @@
+"""Whole jobs: what the API, the commands and the lab call."""

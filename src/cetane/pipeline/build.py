@@ -1,0 +1,290 @@
+"""Checkpoint and recipe to bundle, shard by shard; a build that was stopped goes on."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from cetane.bundle import Bundle
+from cetane.bundle.tables import quantize_rows
+from cetane.checkpoint import Checkpoint
+from cetane.errors import CetaneError
+from cetane.files import FileRecord, Progress, disk_errors, records, remove, replacing, write_json
+from cetane.lower.lower import Lowering
+from cetane.planner import Planner
+from cetane.schema.manifest import (
+    MANIFEST,
+    TOKENIZER,
+    Manifest,
+    producers,
+    rotary_path,
+    scales_path,
+    shard_path,
+    table_path,
+)
+from cetane.schema.recipe import Recipe
+
+Gate = Callable[[Planner, dict[str, Path]], None]
+"""Called with the packages of the first shard of every kind, by name; raises to stop the build."""
+
+
+def build(
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    target: Path,
+    progress: Progress,
+    force: bool = False,
+    gate: Gate | None = None,
+    rebuild: bool = False,
+) -> Bundle:
+    """Build a bundle at `target`; a finished one of the same checkpoint and recipe is kept.
+
+    The first shard of every kind comes first, and `gate` judges them before the others are made.
+    What an interrupted build left is taken up, unless `rebuild`. Raises CetaneError when `target`
+    holds something else, unless `force`, and when a part failed: the others are made nevertheless
+    (with a `gate`, only the first shards are if one of them failed), and stay for the next attempt.
+    """
+    work = Build(checkpoint, recipe, target, rebuild)
+    if target.exists():
+        if not force:
+            return existing(target, recipe, checkpoint)
+        if not (target / MANIFEST).is_file():
+            raise CetaneError(f"{target} is not a bundle, so --force does not replace it")
+    with disk_errors(work.partial.bundle):
+        work.make(list(work.jobs), progress, gate)
+        work.finish()
+    return Bundle(target)
+
+
+def build_only(
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    target: Path,
+    patterns: list[str],
+    progress: Progress,
+    rebuild: bool = False,
+) -> dict[str, Path]:
+    """Make only the shards whose names match a pattern; a later build takes them up.
+
+    Returns their packages by name. Raises CetaneError for a pattern that matches none.
+    """
+    work = Build(checkpoint, recipe, target, rebuild)
+    known = list(work.planner.members)
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in known):
+            raise CetaneError(f"--only {pattern}: no such shard", f"there are {', '.join(known)}")
+    chosen = [n for n in known if any(fnmatchcase(n, pattern) for pattern in patterns)]
+    with disk_errors(work.partial.bundle):
+        work.make([shard_path(name) for name in chosen], progress)
+    return {name: work.partial.bundle / shard_path(name) for name in chosen}
+
+
+TABLE_ELEMENTS = 1 << 24
+"""Of a host table, in memory at a time."""
+
+
+class Build:
+    """The parts of one bundle, and how far it has come."""
+
+    def __init__(self, checkpoint: Checkpoint, recipe: Recipe, target: Path, rebuild: bool) -> None:
+        self.checkpoint, self.recipe, self.target = checkpoint, recipe, target
+        self.rebuild = rebuild
+        self.planner = Planner(checkpoint, recipe)
+        if recipe.head.subset is not None:
+            recipe.head.subset.check(checkpoint.tokenizer)
+        self.lowering = Lowering(self.planner, checkpoint)
+        self.partial = Partial(target)
+        self.jobs = parts(self.planner, checkpoint, self.lowering)
+
+    def make(self, names: list[str], progress: Progress, gate: Gate | None = None) -> None:
+        """Make some parts; those that are there already are kept, unless all are made anew."""
+        self.partial.start(build_key(self.checkpoint, self.recipe))
+        if self.rebuild:
+            self.partial.forget(names)
+        first = {shard_path(shards[0]): shards[0] for shards in self.lowering.kinds().values()}
+        later = [name for name in names if name.startswith("shards/") and name not in first]
+        sooner = [name for name in names if name not in later]
+        failed = self._make(sooner, lambda name, done: progress(name, done, len(names)))
+        if gate is not None:
+            refuse(failed)  # it judges all of the first
+            gate(self.planner, {shard: self.partial.bundle / p for p, shard in first.items()})
+        failed |= self._make(
+            later, lambda name, done: progress(name, len(sooner) + done, len(names))
+        )
+        refuse(failed)
+        progress("done", len(names), len(names))
+
+    def _make(
+        self, names: list[str], progress: Callable[[str, int], None]
+    ) -> dict[str, CetaneError]:
+        """Make parts; one that fails does not keep the others from being made. Returns what went
+        wrong, by part."""
+        failures = {}
+        for done, name in enumerate(names):
+            progress(name, done)
+            try:
+                if not self.partial.has(name):
+                    with replacing(self.partial.bundle / name) as temporary:
+                        self.jobs[name](temporary)
+                    self.partial.record(name)
+            except CetaneError as error:
+                failures[name] = error
+        return failures
+
+    def finish(self) -> None:
+        """Write the manifest and give the bundle its name."""
+        manifest = Manifest(
+            producer=producers(),
+            source=location(self.checkpoint.source),
+            fingerprint=self.checkpoint.fingerprint,
+            plan=self.planner.plan(),
+            files=self.partial.files(),
+        )
+        write_json(self.partial.bundle / MANIFEST, manifest.model_dump(mode="json"))
+        remove(self.target)
+        self.partial.bundle.rename(self.target)
+        remove(self.partial.root)
+
+
+def refuse(failures: dict[str, CetaneError]) -> None:
+    """Raise what went wrong, if anything did."""
+    if len(failures) == 1:
+        raise next(iter(failures.values()))
+    if failures:
+        listed = "; ".join(f"{name}: {error.message}" for name, error in failures.items())
+        raise CetaneError(
+            f"{len(failures)} parts failed: {listed}",
+            "what was made is kept: mend the cause and run the same command again",
+        )
+
+
+class Partial:
+    """An unfinished bundle: what is done in `NAME.partial/bundle`, and a record of every part."""
+
+    def __init__(self, target: Path) -> None:
+        self.root = target.with_name(target.name + ".partial")
+        self.bundle = self.root / "bundle"
+        self.done = self.root / "done"
+        self.key = self.root / "key.json"
+
+    def start(self, key: str) -> None:
+        """Keep what an interrupted build of the same key left, else start anew."""
+        if read_note(self.key) != key:
+            remove(self.root)
+        for folder in (self.bundle / "shards", self.done):
+            folder.mkdir(parents=True, exist_ok=True)
+        for leftover in (*self.bundle.glob(".*"), *self.bundle.glob("shards/.*")):
+            remove(leftover)
+        write_json(self.key, key)
+
+    def record(self, name: str) -> None:
+        """Note that a part is finished, with the hashes of its files."""
+        write_json(self._note(name), dumped(records(self.bundle, self.bundle / name)))
+
+    def forget(self, names: list[str]) -> None:
+        """Have parts made anew, by this build or by one that takes it up."""
+        for name in names:
+            remove(self._note(name))
+
+    def has(self, name: str) -> bool:
+        """Whether a part is there, whole and as recorded."""
+        made = records(self.bundle, self.bundle / name)
+        return bool(made) and read_note(self._note(name)) == dumped(made)
+
+    def files(self) -> dict[str, FileRecord]:
+        """The records of all parts."""
+        notes = [read_note(path) for path in sorted(self.done.glob("*.json"))]
+        return {path: FileRecord(**record) for note in notes for path, record in note.items()}
+
+    def _note(self, name: str) -> Path:
+        return self.done / (name.replace("/", "-") + ".json")
+
+
+def dumped(made: dict[str, FileRecord]) -> dict[str, Any]:
+    return {path: record.model_dump() for path, record in made.items()}
+
+
+def read_note(path: Path) -> Any:
+    """A record of ours; None when there is none, or a crash left something else."""
+    try:
+        return json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def location(source: str) -> str:
+    """A local checkpoint's full path, so that gates find it from anywhere; a hub id as it is."""
+    return str(Path(source).resolve()) if Path(source).exists() else source
+
+
+def existing(target: Path, recipe: Recipe, checkpoint: Checkpoint) -> Bundle:
+    """A finished bundle of the same recipe and checkpoint; CetaneError if it is another."""
+    bundle = Bundle(target)
+    if bundle.plan.recipe != recipe or bundle.manifest.fingerprint != checkpoint.fingerprint:
+        raise CetaneError(
+            f"{target} is a bundle of another checkpoint or recipe", "--force replaces it"
+        )
+    bundle.verify()
+    remove(Partial(target).root)  # left by a kill between the last two steps of a build
+    return bundle
+
+
+def build_key(checkpoint: Checkpoint, recipe: Recipe) -> str:
+    """What a partial build is a build of."""
+    content = [checkpoint.fingerprint, recipe.model_dump(mode="json"), producers()]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def parts(
+    planner: Planner, checkpoint: Checkpoint, lowering: Lowering
+) -> dict[str, Callable[[Path], None]]:
+    """What a bundle is made of: path -> how to write it."""
+
+    plan, tables = planner.plan(), planner.model.tables
+    known = {"tokens": planner.model.embedding, **{n: t.table for n, t in tables.items()}}
+    embeddings = {name: table for name, table in known.items() if name in plan.tables}
+    quantized = planner.recipe.embedding.format == "int8"
+
+    def rows(name: str, part: Literal["values", "scales"]) -> Callable[[Path], None]:
+        def write(path: Path) -> None:
+            table, size = embeddings[name], plan.tables[name]
+            shape = (size.rows,) if part == "scales" else (size.rows, size.channels)
+            dtype = np.int8 if quantized and part == "values" else np.float16
+            step = max(1, TABLE_ELEMENTS // size.channels)
+            with path.open("wb") as file:
+                header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+                for start in range(0, size.rows, step):
+                    found = table.read(checkpoint, start, min(start + step, size.rows)).numpy()
+                    if quantized:
+                        found = quantize_rows(found)[0 if part == "values" else 1]
+                    file.write(found.astype(dtype).tobytes())
+
+        return write
+
+    def rotary(table: str) -> Callable[[Path], None]:
+        def write(path: Path) -> None:
+            rows = planner.model.rotary[table].cos_sin(planner.recipe.cache.context)
+            with path.open("wb") as file:
+                np.save(file, rows.numpy())
+
+        return write
+
+    def tokenizer(path: Path) -> None:
+        path.mkdir()
+        checkpoint.tokenizer.save(path)
+
+    def shard(name: str) -> Callable[[Path], None]:
+        return lambda path: lowering.lower(name, path)
+
+    return (
+        {table_path(name): rows(name, "values") for name in embeddings}
+        | {TOKENIZER: tokenizer}
+        | ({scales_path(name): rows(name, "scales") for name in embeddings} if quantized else {})
+        | {rotary_path(table): rotary(table) for table in planner.model.rotary}
+        | {shard_path(name): shard(name) for name in planner.members}
+    )

@@ -1,0 +1,1 @@
+"""What a port is, as data, without torch: recipe, plan, manifest."""

@@ -1,0 +1,184 @@
+"""Whether an engine can run a plan: plans are also read from manifests, which may be hostile."""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from math import prod
+from typing import Protocol
+
+from cetane.schema.function import Function, ModePlan, Route, ShardPlan, Step
+from cetane.schema.interface import (
+    Embedding,
+    FromCache,
+    FromHistory,
+    FromTensor,
+    Mask,
+    Position,
+    Rotary,
+    ToCache,
+    ToChoice,
+    ToLogits,
+    ToTensor,
+    WriteMask,
+)
+from cetane.schema.recipe import Mode
+from cetane.schema.slots import PADDED, Slots
+
+
+class Programs(Protocol):
+    """What of a plan its calls depend on."""
+
+    @property
+    def functions(self) -> Mapping[tuple[str, str], Function]: ...
+    @property
+    def by_name(self) -> Mapping[str, ShardPlan]: ...
+    @property
+    def rotary(self) -> Collection[str]: ...
+    @property
+    def tables(self) -> Collection[str]: ...
+    @property
+    def rows(self) -> int: ...
+
+
+class ModeCheck:
+    """Follows the steps of one mode; ValueError where an engine could not."""
+
+    def __init__(self, plan: Programs, mode: Mode) -> None:
+        self.plan, self.mode = plan, mode
+        self.channels: dict[str, int] = {}
+        """Of the tensors written so far."""
+        self.rows = 0
+        """Of the head, for which there are logits."""
+
+    def steps(self, mode: ModePlan) -> None:
+        self.follow(mode.silent)
+        self.channels, self.rows = {}, 0
+        self.follow(mode.steps)
+        if self.rows != self.plan.rows:
+            raise ValueError(f"{self.mode}: {self.rows} logits for {self.plan.rows} tokens")
+
+    def follow(self, steps: Sequence[Step | Route]) -> None:
+        order = list(self.plan.by_name)  # in which an engine opens the shards, each once
+        called = [order.index(step.shard) for step in steps if step.shard in order]
+        if called != sorted(called):
+            raise ValueError(f"{self.mode}: steps are not in the order of the shards")
+        for step in steps:
+            if isinstance(step, Route):
+                self.route(step)
+            else:
+                self.call(self.find(step.shard, step.function), step.shard)
+
+    def find(self, shard: str, name: str) -> Function:
+        function = self.plan.functions.get((shard, name))
+        if function is None:
+            raise ValueError(f"{self.mode} calls {shard}/{name}: no such function")
+        return function
+
+    def call(self, function: Function, shard: str) -> None:
+        kept = set()
+        rows: tuple[int, int] | None = None
+        for item in function.inputs:
+            source = item.source
+            if isinstance(source, FromTensor) and source.name not in self.channels:
+                raise ValueError(f"{self.mode}: nothing writes {item.name} of {shard}")
+            if isinstance(source, Rotary) and source.table not in self.plan.rotary:
+                raise ValueError(f"{self.mode}: no rotary table {source.table}")
+            if isinstance(source, Embedding) and source.table not in self.plan.tables:
+                raise ValueError(f"{self.mode}: no table {source.table}")
+            if isinstance(source, FromCache | FromHistory):
+                kept.add((source.host, source.name))
+        for output in function.outputs:
+            sink = output.sink
+            head = self.plan.by_name[shard].kind == "head"
+            if head and not isinstance(sink, ToLogits | ToChoice):
+                raise ValueError(f"{self.mode}: {shard}, a head, writes more than logits")
+            if isinstance(sink, ToTensor):
+                self.channels[sink.name] = prod(output.shape) // function.tokens
+            elif isinstance(sink, ToChoice) and sink.part == "row":
+                if output.dtype != "int32":
+                    raise ValueError(f"{self.mode}: {output.name} of {shard} is not of integers")
+                rows = sink.start, sink.stop
+            elif isinstance(sink, ToLogits | ToChoice):
+                if isinstance(sink, ToChoice) and rows != (sink.start, sink.stop):
+                    raise ValueError(f"{self.mode}: {output.name} of {shard} has no row before it")
+                if sink.start != self.rows or sink.stop <= self.rows:
+                    raise ValueError(f"{self.mode}: logits do not cover the vocabulary in order")
+                self.rows = sink.stop
+            elif (sink.host, sink.name) not in kept:
+                raise ValueError(f"{self.mode}: {shard} writes a {sink.host} it does not read")
+
+    def route(self, route: Route) -> None:
+        if self.channels.get(route.scores) != len(route.experts):
+            raise ValueError(f"{self.mode}: no {route.scores} for {len(route.experts)} experts")
+        written = set()
+        before, after = self.channels, dict(self.channels)
+        for names in route.experts:
+            functions = [self.find(route.shard, name) for name in names]
+            widths = [function.tokens for function in functions]
+            if not widths or widths != sorted(widths):
+                raise ValueError(f"{self.mode}: experts of {route.shard} not in ascending width")
+            for function in functions:
+                sources = {item.source.host for item in function.inputs}
+                sinks = {item.sink.host for item in function.outputs}
+                if sources | sinks != {"tensor"}:
+                    raise ValueError(f"{self.mode}: an expert of {route.shard} needs the host")
+                self.channels = dict(before)  # an expert cannot read what another one writes
+                self.call(function, route.shard)
+                after |= self.channels
+                written.add(
+                    frozenset(
+                        (o.name, o.sink, prod(o.shape) // function.tokens) for o in function.outputs
+                    )
+                )
+        if len(written) != 1:
+            raise ValueError(f"{self.mode}: experts of {route.shard} write different tensors")
+        self.channels = after
+
+
+def check_caches(caches: Mapping[str, Slots], functions: Collection[Function]) -> None:
+    """ValueError unless every mask, cache, write mask and state is of one of the groups and as
+    long as its slots, and a group's heads are the same everywhere: one shard that was made for
+    another context runs, and is wrong."""
+    for slots in caches.values():
+        if slots.sinks >= slots.count:
+            raise ValueError(f"{slots.sinks} of {slots.count} slots are never used again")
+    heads: dict[str, tuple[int, ...]] = {}
+    groups: defaultdict[str, set[str]] = defaultdict(set)
+    for function in functions:
+        for item in function.inputs:
+            if isinstance(item.source, FromCache):
+                groups[item.source.name].add(item.source.group)
+    for function in functions:
+        where = f"{function.owner}/{function.name}"
+        for output in function.outputs:
+            sink = output.sink
+            if isinstance(sink, ToCache) and groups.get(sink.name) != {sink.group}:
+                raise ValueError(f"{where}: {output.name} is not of the group {sink.group}")
+        for item in function.inputs:
+            source = item.source
+            if not isinstance(source, Mask | WriteMask | Position | FromCache):
+                continue
+            if source.group not in caches:
+                raise ValueError(f"{where}: no cache group {source.group}")
+            slots = caches[source.group]
+            if isinstance(source, Mask):
+                length = slots.visible(function.tokens)
+            else:
+                length = 1 if isinstance(source, Position) else slots.count
+            if item.shape[-1] != length:
+                raise ValueError(f"{where}: {item.name} is {item.shape[-1]} long, not {length}")
+            if isinstance(source, FromCache):
+                found = heads.setdefault(source.group, item.shape[1:3])
+                if len(item.shape) != 4 or item.shape[1:3] != found:
+                    raise ValueError(f"{where}: {item.name} has shape {item.shape}")
+        used = [caches[i.source.group].count for i in function.inputs
+                if isinstance(i.source, Position)]  # fmt: skip
+        for state in function.states:
+            if state.name == PADDED and state.shape[-1] < max(used, default=0):
+                raise ValueError(
+                    f"{where}: {state.name} is {state.shape[-1]} long, not {max(used)}"
+                )
+            group = caches.get(state.name.removesuffix("_kv"))
+            if group is not None and state.shape[-1] != group.count:
+                raise ValueError(
+                    f"{where}: {state.name} is {state.shape[-1]} long, not {group.count}"
+                )

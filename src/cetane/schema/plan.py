@@ -1,0 +1,90 @@
+"""A recipe resolved against a model: shards, functions, inputs, outputs, states and bytes.
+
+Pure data, without torch: an engine runs it, a manifest holds it.
+"""
+
+from functools import cached_property
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from cetane.schema.check import ModeCheck, check_caches
+from cetane.schema.function import Function, ModePlan, ShardPlan, TablePlan
+from cetane.schema.recipe import Mode, Recipe
+from cetane.schema.slots import Slots
+from cetane.schema.subset import Ids
+from cetane.validation import Data
+
+
+class Plan(Data):
+    """What a build makes and an engine runs. Sizes in bytes."""
+
+    architecture: str
+    recipe: Recipe
+    hidden: int
+    vocab: int
+    layers: int
+    embedding_bytes: int
+    weight_bytes: int
+    mean_bits: float
+    """Bits per weight, scales and palettes not counted."""
+    kv_bytes: dict[int, int]
+    """Key/value cache of the whole model, by context length."""
+    kv_padding: int = Field(default=0, ge=0)
+    """Of the recipe's own context, what holds nothing: padding of a state's rows."""
+    caches: dict[str, Slots]
+    """By cache group."""
+    softcap: float | None = Field(default=None, gt=0)
+    """Logits are c * tanh(x / c), which the host applies."""
+    rotary: tuple[str, ...]
+    tables: dict[str, TablePlan]
+    """Of rows by token; `tokens` is the embedding, unless a shard holds it."""
+    shards: tuple[ShardPlan, ...]
+    modes: dict[Mode, ModePlan]
+
+    @model_validator(mode="after")
+    def consistent(self) -> "Plan":
+        """What an engine relies on; plans are also read from manifests, which may be hostile."""
+        if self.modes.get("decode", None) is None or self.modes["decode"].tokens != 1:
+            raise ValueError("no decode mode of one token")
+        if len(self.functions) != sum(len({f.name for f in s.functions}) for s in self.shards):
+            raise ValueError("two shards have one name")
+        if len(self.functions) != sum(len(s.functions) for s in self.shards):
+            raise ValueError("two functions of a shard have one name")
+        subset = self.recipe.head.subset
+        if subset is not None and subset.vocabulary != self.vocab:
+            raise ValueError(f"a subset of {subset.vocabulary} tokens, not of {self.vocab}")
+        for mode, steps in self.modes.items():
+            ModeCheck(self, mode).steps(steps)
+        check_caches(self.caches, self.functions.values())
+        tokens = TablePlan(rows=self.vocab, channels=self.hidden)
+        if self.tables.get("tokens", tokens) != tokens:
+            raise ValueError(f"the table of tokens is not {self.vocab} by {self.hidden}")
+        if any(table.rows < self.vocab for table in self.tables.values()):
+            raise ValueError(f"a table has fewer rows than the vocabulary, {self.vocab}")
+        return self
+
+    @property
+    def rows(self) -> int:
+        """Of the head: the tokens that it can choose."""
+        subset = self.recipe.head.subset
+        return self.vocab if subset is None else len(subset.ids)
+
+    def tokens(self, start: int, stop: int) -> slice | Ids:
+        """The tokens that some rows of the head are about."""
+        subset = self.recipe.head.subset
+        return slice(start, stop) if subset is None else subset.ids[start:stop]
+
+    @cached_property
+    def choosable(self) -> Ids:
+        """The tokens that it can choose, by row of the head."""
+        return np.arange(self.vocab)[self.tokens(0, self.rows)]
+
+    @cached_property
+    def functions(self) -> dict[tuple[str, str], Function]:
+        """Functions by shard and name: as many programs as a process has to load at most."""
+        return {(s.name, f.name): f for s in self.shards for f in s.functions}
+
+    @cached_property
+    def by_name(self) -> dict[str, ShardPlan]:
+        return {shard.name: shard for shard in self.shards}

@@ -1,0 +1,1 @@
+"""Draft heads: their modules, their training, their shard."""

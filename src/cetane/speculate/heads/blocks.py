@@ -1,0 +1,136 @@
+"""Draft heads in ANE form; their maths are those of `heads.py`, which trains them."""
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from cetane.families.base import Block, Flow, Memory, Weight
+from cetane.families.layers import Heads, Held, Projection, RMSNorm, attend, rotate
+from cetane.schema.interface import Order, time_axis
+from cetane.speculate.heads.modules import TAPS, Eagle3, HeadConfig
+
+
+class HeadBlock(Block):
+    """A block whose weights are tensors of a trained head."""
+
+    def __init__(self, name: str, **stored: str) -> None:
+        """`stored`: what a projection's or a norm's weight is called, where it is not as here."""
+        super().__init__(name, 0, "")
+        self.stored = {f"{path}.weight": tensor for path, tensor in stored.items()}
+        self.rows: dict[str, tuple[int, int, int]] = {}
+        """First and last row of a weight that is a part of a tensor, and the rows of that."""
+
+    def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
+        found = Weight(self.stored.get(path, path), shape, held.stored, held.kind)
+        if path not in self.rows:
+            return found
+        start, stop, whole = self.rows[path]
+        return replace(found, stored=(whole, *held.stored[1:]), rows=(start, stop))
+
+
+class MedusaHeads(HeadBlock):
+    """All heads at once: the last hidden state `(1, C, 1, 1)` to logits `(1, R, 1, steps)`, a
+    column for each drafted token, so that the output rows are read once."""
+
+    reads = ("hidden",)
+    writes = ("logits",)
+
+    def __init__(self, config: HeadConfig, order: Order) -> None:
+        super().__init__("medusa", norm="norm", output="output")
+        self.axis = time_axis(order)
+        self.norm = RMSNorm(config.hidden, config.eps)
+        self.layers = nn.ModuleList(
+            Projection(config.hidden, config.hidden, "head", bias=True) for _ in range(config.steps)
+        )
+        self.output = Projection(config.hidden, config.rows, "head")
+
+    def forward(self, flow: Flow, memory: Memory) -> None:
+        x = self.norm(flow["hidden"])
+        steps = [x + nn.functional.silu(layer(x)) for layer in self.layers]
+        flow["logits"] = self.output(torch.cat(steps, self.axis))
+
+
+class EagleFuse(HeadBlock):
+    """The hidden states of three depths as one."""
+
+    reads = ("features",)
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__("fuse")
+        self.fuse = Projection(TAPS * config.hidden, config.hidden, "head")
+
+    def forward(self, flow: Flow, memory: Memory) -> None:
+        flow["hidden"] = self.fuse(flow["features"])
+
+
+class EagleKeys(HeadBlock):
+    """The keys and values of tokens: all that later ones read of them, so a prompt needs no more of
+    a head of one layer."""
+
+    reads = ("hidden", "embedded", "rope_cos", "rope_sin")
+    writes = ("mixed_in", "keys", "values")
+    keeps = ("kv",)
+
+    def __init__(self, config: HeadConfig, heads: Heads) -> None:
+        super().__init__("keys", kv="qkv.weight")
+        self.heads, inner = heads, heads.kv * heads.dim
+        self.rows = {"kv.weight": (inner, 3 * inner, 3 * inner)}
+        self.norm_features = RMSNorm(config.hidden, config.eps)
+        self.norm_embedded = RMSNorm(config.hidden, config.eps)
+        self.kv = Projection(2 * config.hidden, 2 * inner, "head")
+
+    def forward(self, flow: Flow, memory: Memory) -> None:
+        heads, inner = self.heads, self.heads.kv * self.heads.dim
+        x = torch.cat([self.norm_embedded(flow["embedded"]), self.norm_features(flow["hidden"])], 1)
+        columns = self.kv(x)
+        k, v = heads.split(columns[:, :inner], heads.kv), heads.split(columns[:, inner:], heads.kv)
+        k = rotate(k, flow["rope_cos"], flow["rope_sin"], heads.dim)
+        flow["mixed_in"] = x
+        flow["keys"], flow["values"] = memory["kv"](k, v)
+
+
+class EagleLayer(HeadBlock):
+    """The rest of the layer; what it makes is the next token's hidden state too."""
+
+    reads = ("hidden", "mixed_in", "keys", "values", "rope_cos", "rope_sin", "mask")
+
+    def __init__(self, config: HeadConfig, heads: Heads) -> None:
+        super().__init__("layer", q="qkv.weight")
+        self.heads, hidden, inner = heads, config.hidden, heads.query * heads.dim
+        self.rows = {"q.weight": (0, inner, 3 * inner)}
+        self.q = Projection(2 * hidden, inner, "head")
+        self.out = Projection(inner, hidden, "head")
+        self.norm_mlp = RMSNorm(hidden, config.eps)
+        self.gate_up = Projection(hidden, 6 * hidden, "head")
+        self.down = Projection(3 * hidden, hidden, "head")
+
+    def forward(self, flow: Flow, memory: Memory) -> None:
+        heads = self.heads
+        q = heads.split(self.q(flow["mixed_in"]), heads.query)
+        q = rotate(q, flow["rope_cos"], flow["rope_sin"], heads.dim)
+        mixed = attend(q, flow["keys"], flow["values"], flow["mask"], heads)
+        h = flow["hidden"] + self.out(heads.merge(mixed))
+        gate, up = self.gate_up(self.norm_mlp(h)).chunk(2, 1)
+        flow["hidden"] = h + self.down(nn.functional.silu(gate) * up)
+
+
+class EagleOutput(HeadBlock):
+    """Logits of the tokens that the head can propose."""
+
+    reads = ("hidden",)
+    writes = ("logits",)
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__("output", output="output")
+        self.norm_output = RMSNorm(config.hidden, config.eps)
+        self.output = Projection(config.hidden, config.rows, "head")
+
+    def forward(self, flow: Flow, memory: Memory) -> None:
+        flow["logits"] = self.output(self.norm_output(flow["hidden"]))
+
+
+def eagle_heads(config: HeadConfig, order: Order) -> Heads:
+    """As many heads as `Eagle3` has, each with keys and values of its own."""
+    count, dim = max(1, config.hidden // Eagle3.WIDTH), Eagle3.WIDTH
+    return Heads(count, count, dim, dim**-0.5, order)

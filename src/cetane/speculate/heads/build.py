@@ -1,0 +1,82 @@
+"""A trained head becomes a shard of its bundle."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cetane.bundle import Bundle
+from cetane.bundle.draft_heads import HeadShard
+from cetane.files import disk_errors, records, remove, write_json
+from cetane.lower.lower import Lowering
+from cetane.schema.draft_head import (
+    HEADS,
+    HELD_OUT,
+    MANIFEST,
+    ROTARY,
+    SOURCE,
+    VOCABULARY,
+    HeadManifest,
+    Training,
+)
+from cetane.schema.manifest import producers
+from cetane.speculate.heads.features import tapped
+from cetane.speculate.heads.modules import Head
+from cetane.speculate.heads.planner import HeadPlanner, HeadWeights
+
+
+def add_head(bundle: Bundle, head: Head, held_out: torch.Tensor, training: Training) -> HeadShard:
+    """Lower a head (`Head.round` comes first) and put it into its bundle, in place of an earlier
+    one of its kind; `held_out (W, n)` are windows of text that it was not trained on.
+
+    It is made beside the bundle and moved there when it is complete: a kill leaves the bundle as it
+    was, or between two renames without this head, but never with a part of one.
+    """
+    kind = head.config.kind
+    whole = bundle.path.resolve()
+    staging = whole.with_name(f"{whole.name}.{kind}.partial")
+    with disk_errors(staging):
+        remove(staging)
+        made = staging / kind
+        made.mkdir(parents=True)
+        write(bundle, head, held_out, training, made)
+        place(made, bundle.file(f"{HEADS}/{kind}"))
+        remove(staging)
+    return bundle.heads()[kind]
+
+
+def write(
+    bundle: Bundle, head: Head, held_out: torch.Tensor, training: Training, folder: Path
+) -> None:
+    """All files of a head, its manifest last."""
+    config = head.config
+    planner = HeadPlanner(config, bundle.plan)
+    Lowering(planner, HeadWeights(head)).lower(config.kind, folder / f"{config.kind}.mlpackage")
+    head.save(folder / SOURCE)
+    np.save(folder / VOCABULARY, head.vocabulary.numpy().astype(np.int32))
+    np.save(folder / HELD_OUT, held_out.numpy().astype(np.int32))
+    if planner.caches:
+        np.save(folder / ROTARY, planner.rotary.cos_sin(planner.recipe.cache.context).numpy())
+    shards = tapped(bundle.plan)
+    manifest = HeadManifest(
+        producer=producers(),
+        kind=config.kind,
+        bundle=bundle.digest,
+        rows=config.rows,
+        steps=config.steps,
+        taps=tuple(shards[tap] for tap in config.taps),
+        caches=planner.caches,
+        weight_bytes=planner.weight_bytes,
+        functions=planner.functions,
+        training=training,
+        files=records(folder, folder),
+    )
+    write_json(folder / MANIFEST, manifest.model_dump(mode="json"))
+
+
+def place(made: Path, target: Path) -> None:
+    """Move a finished folder to where it belongs; what was there goes to where it was made."""
+    target.parent.mkdir(exist_ok=True)
+    if target.exists():
+        target.rename(made.with_name("earlier"))
+    made.rename(target)

@@ -1,0 +1,227 @@
+"""Draft heads: small networks that read the target's hidden states. Both propose from a part of the
+vocabulary, the tokens that the training text has most, and share the target's norm and output rows.
+
+Medusa (arXiv 2401.10774): one residual layer for each further token. EAGLE-3 (arXiv 2503.01840):
+one decoder layer over hidden states of three depths and the tokens after them, which goes on from
+its own output; it is trained that way too ("training-time test").
+"""
+
+import json
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cetane.errors import CetaneError
+from cetane.files import disk_errors, replacing
+from cetane.validation import Data
+
+TAPS = 3
+THETA = 10_000.0
+"""Of EAGLE-3's rotary positions."""
+
+
+class HeadConfig(Data):
+    """What a head is, and whose."""
+
+    kind: Literal["medusa", "eagle3"]
+    hidden: int = Field(ge=1, le=2**16)
+    rows: int = Field(ge=1, le=2**20)
+    """Tokens that it can propose."""
+    steps: int = Field(ge=1, le=16)
+    """Tokens that it was trained to draft."""
+    eps: float
+    softcap: float | None = Field(default=None, gt=0)
+    """Of the target's logits. It keeps their order, so that only training applies it."""
+    bundle: str
+    """Digest of the bundle whose hidden states it reads."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Which of the three depths it reads."""
+        return (TAPS - 1,) if self.kind == "medusa" else tuple(range(TAPS))
+
+
+class Head(nn.Module, ABC):
+    """`vocabulary (R,)` are the tokens that it can propose, in ascending order, `output (R, C)` the
+    target's rows for them, `norm (C,)` the gain of the target's last norm."""
+
+    kinds: ClassVar[dict[str, type["Head"]]] = {}
+    vocabulary: Tensor
+    output: Tensor
+    norm: Tensor
+
+    def __init_subclass__(cls, kind: str) -> None:
+        Head.kinds[kind] = cls
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("vocabulary", torch.zeros(config.rows, dtype=torch.int64))
+        self.register_buffer("output", torch.zeros(config.rows, config.hidden))
+        self.register_buffer("norm", torch.ones(config.hidden))
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        return F.rms_norm(hidden, (self.config.hidden,), self.norm, self.config.eps)
+
+    def target(self, last: Tensor) -> Tensor:
+        """The target's own logits over the head's vocabulary, from its last hidden state; before
+        any softcap, as a draft's are."""
+        return self.normed(last) @ self.output.T
+
+    def capped(self, logits: Tensor) -> Tensor:
+        """Logits as the target's softcap leaves them."""
+        cap = self.config.softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    @abstractmethod
+    def teach(self, features: Tensor, embedded: Tensor) -> list[Tensor]:
+        """Logits of every drafted token at every position of some windows, the text given.
+
+        `features (B, n, 3, C)`, `embedded (B, n, C)` the embeddings of the same tokens. Item k,
+        `(B, n - 1 - k, R)`, is at position i about the token at i + 2 + k: a draft begins after
+        the token at i + 1, which the target has chosen.
+        """
+
+    @torch.no_grad()
+    def round(self) -> None:
+        """Round all weights to what fp16, and so a package, holds."""
+        for tensor in self.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.copy_(tensor.half())
+
+    def save(self, path: Path) -> None:
+        """Write the weights in fp16; a head that was rounded loses nothing."""
+        tensors = {
+            name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous()
+            for name, tensor in self.state_dict().items()
+        }
+        with disk_errors(path), replacing(path) as temporary:
+            save_file(tensors, temporary, {"cetane": self.config.model_dump_json()})
+
+
+def make_head(config: HeadConfig) -> Head:
+    """An untrained head."""
+    torch.manual_seed(0)
+    return Head.kinds[config.kind](config)
+
+
+def load_head(path: Path) -> Head:
+    """A head from a file that `Head.save` wrote; CetaneError if it is not one."""
+    try:
+        with safe_open(path, "pt") as file:
+            config = HeadConfig.model_validate(json.loads((file.metadata() or {})["cetane"]))
+            with torch.device("meta"):
+                head = Head.kinds[config.kind](config)
+            wanted = {name: tuple(t.shape) for name, t in head.state_dict().items()}
+            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            if wanted != found:
+                raise ValueError("tensors of other shapes")
+            tensors = {name: file.get_tensor(name) for name in wanted}
+            floats = {n: t.float() if t.is_floating_point() else t for n, t in tensors.items()}
+            head.load_state_dict(floats, assign=True)
+    except (OSError, SafetensorError, KeyError, ValueError, ValidationError) as error:
+        raise CetaneError(f"{path}: not a draft head: {' '.join(str(error).split())}") from error
+    return head.eval().requires_grad_(False)
+
+
+class Medusa(Head, kind="medusa"):
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config)
+        self.layers = nn.ModuleList(
+            nn.Linear(config.hidden, config.hidden) for _ in range(config.steps)
+        )
+        for layer in self.layers:  # at first every head says what the target says next
+            for parameter in layer.parameters():
+                nn.init.zeros_(parameter)
+
+    def hidden(self, last: Tensor, step: int) -> Tensor:
+        hidden = self.normed(last)
+        made: Tensor = hidden + F.silu(self.layers[step](hidden))
+        return made
+
+    def logits(self, last: Tensor, step: int) -> Tensor:
+        return self.hidden(last, step) @ self.output.T
+
+    def teach(self, features: Tensor, embedded: Tensor) -> list[Tensor]:
+        last = features[:, :, -1]
+        return [self.logits(last[:, : -1 - step], step) for step in range(self.config.steps)]
+
+
+KeysValues = tuple[Tensor, Tensor]
+
+
+class Eagle3(Head, kind="eagle3"):
+    WIDTH = 64
+    """Of an attention head."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config)
+        hidden = config.hidden
+        self.heads = max(1, hidden // self.WIDTH)
+        inner = self.heads * self.WIDTH
+        self.fuse = nn.Linear(TAPS * hidden, hidden, bias=False)
+        self.norm_features = nn.RMSNorm(hidden, config.eps)
+        self.norm_embedded = nn.RMSNorm(hidden, config.eps)
+        self.norm_mlp = nn.RMSNorm(hidden, config.eps)
+        self.norm_output = nn.RMSNorm(hidden, config.eps)
+        self.qkv = nn.Linear(2 * hidden, 3 * inner, bias=False)
+        self.out = nn.Linear(inner, hidden, bias=False)
+        self.gate_up = nn.Linear(hidden, 6 * hidden, bias=False)
+        self.down = nn.Linear(3 * hidden, hidden, bias=False)
+
+    def project(self, feature: Tensor, embedded: Tensor) -> tuple[Tensor, KeysValues]:
+        """Queries, keys and values `(B, H, n, D)` of inputs `(B, n, C)`."""
+        x = torch.cat([self.norm_embedded(embedded), self.norm_features(feature)], -1)
+        shape = (*x.shape[:2], 3, self.heads, self.WIDTH)
+        q, k, v = self.qkv(x).reshape(shape).permute(2, 0, 3, 1, 4)
+        return rotate(q), (rotate(k), v)
+
+    def finish(self, feature: Tensor, q: Tensor, past: KeysValues, mask: Tensor | None) -> Tensor:
+        """The layer's output `(B, n, C)`, which is also the next feature."""
+        mixed = F.scaled_dot_product_attention(q, *past, attn_mask=mask)
+        h = feature + self.out(mixed.transpose(1, 2).flatten(2))
+        gate, up = self.gate_up(self.norm_mlp(h)).chunk(2, -1)
+        made: Tensor = h + self.down(F.silu(gate) * up)
+        return made
+
+    def logits(self, h: Tensor) -> Tensor:
+        return self.norm_output(h) @ self.output.T
+
+    def teach(self, features: Tensor, embedded: Tensor) -> list[Tensor]:
+        """Step k at position i has begun k positions earlier: it sees the target's features up to
+        there, and after that what the steps before made."""
+        count = features.shape[1] - 1
+        feature = self.fuse(features[:, :count].flatten(2))
+        after = embedded[:, 1:]
+        places = torch.arange(count, device=features.device)
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        made = []
+        for step in range(self.config.steps):
+            q, (k, v) = self.project(feature, after)
+            keys, values = [*keys, k], [*values, v]
+            behind = places[:, None] - places
+            seen = [behind >= step] + [behind == step - back for back in range(1, step + 1)]
+            mask = torch.cat(seen, 1)
+            mask[:, 0] |= ~mask.any(1)  # positions before the first begin: never used
+            h = self.finish(feature, q, (torch.cat(keys, 2), torch.cat(values, 2)), mask)
+            made.append(self.logits(h)[:, step:])
+            feature = F.pad(h[:, :-1], (0, 0, 1, 0))  # what was made at i is the feature of i + 1
+        return made
+
+
+def rotate(x: Tensor) -> Tensor:
+    """Rotary positions for `x (B, H, n, D)`."""
+    half = x.shape[-1] // 2
+    frequencies = THETA ** (-torch.arange(half, device=x.device) / half)
+    angles = torch.arange(x.shape[2], device=x.device)[:, None] * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    one, two = x[..., :half], x[..., half:]
+    return torch.cat([one * cos - two * sin, two * cos + one * sin], -1)

@@ -1,0 +1,266 @@
+"""Draft heads in a bundle: what was trained for it, whole, or refused; a kill leaves a bundle."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.converting import converted_once
+from tests.speculate.head_models import NOTHING, held_out, random_head, with_head
+
+from cetane.bundle import Bundle
+from cetane.engine.generate import open_backend
+from cetane.errors import CetaneError
+from cetane.files import records
+from cetane.gates.draft_head import judge_heads
+from cetane.schema.draft_head import HEADS
+from cetane.speculate.heads import build as head_build
+from cetane.speculate.heads.drafter import head_drafter
+
+FILES = (
+    "head.json", "held-out.npy", "source.safetensors", "vocabulary.npy",
+    "medusa.mlpackage/Manifest.json",
+    "medusa.mlpackage/Data/com.apple.CoreML/model.mlmodel",
+    "medusa.mlpackage/Data/com.apple.CoreML/weights/weight.bin",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def converted() -> Iterator[None]:
+    with converted_once():
+        yield
+
+
+@pytest.fixture(scope="module")
+def body(tiny_bundle: Callable[..., Bundle]) -> Bundle:
+    return tiny_bundle(contract="shift", layout={"kind": "chunks", "chunks": 2})
+
+
+@pytest.fixture(scope="module")
+def made(body: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with a Medusa head."""
+    path = shutil.copytree(body.path, tmp_path_factory.mktemp("heads") / "bundle")
+    bundle = Bundle(path)
+    with_head(bundle, random_head("medusa", bundle))
+    return path
+
+
+@pytest.fixture
+def path(made: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return shutil.copytree(made, tmp_path / "bundle")
+
+
+def head_of(path: Path) -> Path:
+    return path / HEADS / "medusa"
+
+
+def edit(path: Path, change: Callable[[Any], Any]) -> None:
+    file = head_of(path) / "head.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+def test_round_trip(path: Path, body: Bundle) -> None:
+    bundle = Bundle(path)
+    bundle.verify()
+    assert bundle.digest == body.digest
+    (head,) = bundle.heads().values()
+    on_disk = {p.relative_to(head.path).as_posix() for p in head.path.rglob("*") if p.is_file()}
+    assert on_disk == set(FILES) == {"head.json", *head.manifest.files}
+    assert head.manifest.taps == ("chunk-01",)
+    wanted = random_head("medusa", bundle)
+    assert np.array_equal(head.vocabulary(), wanted.vocabulary.numpy())
+    assert np.array_equal(head.held_out(), held_out(bundle).numpy())
+
+
+@pytest.mark.parametrize("name", FILES[1:])
+@pytest.mark.parametrize("damage", ["flip", "append", "unlink"])
+def test_a_file_that_was_changed(path: Path, name: str, damage: str) -> None:
+    file = head_of(path) / name
+    content = bytearray(file.read_bytes())
+    if damage == "unlink":
+        file.unlink()
+    elif damage == "append":
+        file.write_bytes(content + b"\0")
+    else:
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    with pytest.raises(CetaneError, match=name):
+        Bundle(path).verify()
+
+
+@pytest.mark.parametrize(
+    "name", ["heads/x", "heads/medusa/x", "heads/other/head.json", "heads/medusa/x/.y", "heads/.x"]
+)
+def test_a_file_that_is_not_listed(path: Path, name: str) -> None:
+    (path / name).parent.mkdir(exist_ok=True)
+    (path / name).write_bytes(b"x")
+    with pytest.raises(CetaneError, match=f"{name} is not in the manifest"):
+        Bundle(path).verify()
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "../../manifest.json", "a\0b"])
+def test_a_manifest_that_points_outside(path: Path, name: str) -> None:
+    edit(path, lambda c: c["files"].update({name: {"bytes": 0, "sha256": ""}}))
+    with pytest.raises(CetaneError, match="points outside the bundle"):
+        Bundle(path).verify()
+
+
+@pytest.mark.parametrize("name", ["heads", "heads/medusa", "heads/medusa/vocabulary.npy"])
+def test_a_symlink_that_leads_outside(path: Path, name: str) -> None:
+    shutil.move(path / name, path.parent / "elsewhere")
+    os.symlink(path.parent / "elsewhere", path / name)
+    with pytest.raises(CetaneError, match="points outside the bundle"):
+        Bundle(path).verify()
+
+
+def test_a_head_of_another_bundle(path: Path) -> None:
+    """Its hidden states would not be those that the head learned."""
+    manifest = path / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["producer"]["cetane"] = "another"
+    manifest.write_text(json.dumps(content))
+    other = Bundle(path)
+    for act in (other.heads, other.verify, other.gates):
+        with pytest.raises(CetaneError, match="was trained for another bundle"):
+            act()
+
+
+def sources(content: Any) -> Any:
+    return content["functions"][0]["inputs"][0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.update(schema_version=9), "schema 9, this cetane reads 1"),
+        (lambda c: c.pop("functions"), "functions: Field required"),
+        (lambda c: c.update(kind="pickle"), "kind: Input should be"),
+        (lambda c: c.update(kind="eagle3"), "a eagle3 head with the functions draft"),
+        (lambda c: c.update(rows=2**40), "rows: Input should be less"),
+        (lambda c: c.update(steps=0), "steps: Input should be greater"),
+        (lambda c: c.update(more=1), "more: Extra inputs"),
+        (lambda c: c["functions"].append(c["functions"][0]), "with the functions draft, draft"),
+        (lambda c: sources(c).update(shape=[2**40]), "too large"),
+        (lambda c: sources(c)["source"].update(name="x"), "nothing gives hidden"),
+        (lambda c: sources(c).update(source={"host": "embedding", "table": "x"}), "nothing gives"),
+        (
+            lambda c: sources(c).update(source={"host": "cache", "name": "a", "group": "kv"}),
+            "no cache group kv",
+        ),
+        (
+            lambda c: c["functions"][0]["outputs"][0]["sink"].update(name="x"),
+            "logits_out has no place to go",
+        ),
+    ],
+)
+def test_a_manifest_that_is_wrong(path: Path, change: Callable[[Any], Any], message: str) -> None:
+    edit(path, change)
+    with pytest.raises(CetaneError, match=message):
+        Bundle(path).verify()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"[" * 100_000])
+def test_a_manifest_that_is_not_json(path: Path, content: bytes) -> None:
+    (head_of(path) / "head.json").write_bytes(content)
+    with pytest.raises(CetaneError, match="not a head's manifest"):
+        Bundle(path).verify()
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("vocabulary.npy", np.arange(40)),
+        ("vocabulary.npy", np.arange(39, dtype=np.int32)),
+        ("vocabulary.npy", np.arange(249, 289, dtype=np.int32)),
+        ("vocabulary.npy", np.arange(-1, 39, dtype=np.int32)),
+        ("vocabulary.npy", np.zeros(40, np.int32)),
+        ("held-out.npy", np.zeros((2, 24))),
+        ("held-out.npy", np.zeros((0, 24), np.int32)),
+        ("held-out.npy", np.zeros((2, 5), np.int32)),
+        ("held-out.npy", np.zeros((48), np.int32)),
+    ],
+)
+def test_a_table_that_does_not_fit(path: Path, name: str, array: np.ndarray) -> None:
+    np.save(head_of(path) / name, array)
+    (head,) = Bundle(path).heads().values()
+    with pytest.raises(CetaneError, match=name):
+        head.vocabulary() if name == "vocabulary.npy" else head.held_out()
+
+
+def test_a_package_that_is_not_the_manifests(path: Path) -> None:
+    def shrink(content: Any) -> None:
+        content["functions"][0]["outputs"][0]["shape"] = [1, 40, 1, 2]
+
+    edit(path, shrink)
+    (head,) = Bundle(path).heads().values()
+    with pytest.raises(CetaneError, match="draft does not give the logits_out of its manifest"):
+        head_drafter(head, Bundle(path), open_backend(head, "portable"))
+
+
+@pytest.mark.parametrize("stopped", ["lowering", "moving the earlier away", "moving it in"])
+def test_a_kill_leaves_a_bundle(path: Path, monkeypatch: pytest.MonkeyPatch, stopped: str) -> None:
+    """And the next training takes the head's place all the same."""
+    bundle = Bundle(path)
+    before = bundle.heads()["medusa"].digest
+    again = random_head("medusa", bundle, seed=1)
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: Any) -> None:
+        raise Killed
+
+    rename, calls = Path.rename, []
+
+    def renaming(self: Path, target: Path) -> Any:
+        calls.append(target)
+        if len(calls) == ("lowering", "moving the earlier away", "moving it in").index(stopped):
+            raise Killed
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        if stopped == "lowering":
+            patch.setattr(head_build, "write_json", kill)
+        else:
+            patch.setattr(head_build.Path, "rename", renaming)
+            patch.setattr(head_build.Lowering, "lower", lambda _s, _n, to: to.mkdir())
+        with pytest.raises(Killed):
+            head_build.add_head(bundle, again, held_out(bundle), NOTHING)
+    left = Bundle(path)
+    left.verify()
+    kept = {head.digest for head in left.heads().values()}
+    assert kept == (set() if stopped == "moving it in" else {before})
+
+    after = head_build.add_head(left, again, held_out(left), NOTHING)
+    Bundle(path).verify()
+    assert after.digest != before
+    assert [p.name for p in path.parent.iterdir()] == ["bundle"]
+
+
+def test_gates_of_a_head(path: Path) -> None:
+    """Right weights pass, another head's do not, and a result is about the head that it judged."""
+    bundle = Bundle(path)
+    (result,) = judge_heads(bundle, lambda *_: None).values()
+    assert result.passed, result
+    assert [score.arithmetic for score in result.scores] == ["fp16", "fp32"]
+    assert all(score.tokens == 2 * 6 * 3 for score in result.scores)
+    assert bundle.gates()["golden-medusa"]["passed"]
+
+    other = random_head("medusa", bundle, seed=1)
+    head = with_head(bundle, other)
+    assert bundle.gates() == {}  # of the head before
+    random_head("medusa", bundle, seed=2).save(head.path / "source.safetensors")
+    found = {n: r.model_dump() for n, r in records(head.path, head.path).items()}
+    del found["head.json"]
+    edit(path, lambda content: content.update(files=found))
+    (result,) = judge_heads(Bundle(path), lambda *_: None).values()
+    assert not result.passed
+    assert {check.passed for check in result.checks} == {False}
+    assert Bundle(path).gates()["golden-medusa"]["passed"] is False

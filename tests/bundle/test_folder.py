@@ -1,0 +1,275 @@
+"""A bundle is what was built, or it is refused."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from safetensors.torch import load_file
+
+from cetane.bundle import Bundle
+from cetane.bundle.tables import QuantizedRows, quantize_rows
+from cetane.errors import CetaneError
+from cetane.schema.manifest import SCHEMA
+
+FILES = (
+    "embedding.npy",
+    "rotary-default.npy",
+    "tokenizer/tokenizer.json",
+    "tokenizer/chat_template.jinja",
+    "shards/model.mlpackage/Manifest.json",
+    "shards/model.mlpackage/Data/com.apple.CoreML/model.mlmodel",
+    "shards/model.mlpackage/Data/com.apple.CoreML/weights/weight.bin",
+)
+
+
+@pytest.fixture
+def path(tiny_bundle: Callable[..., Bundle], tmp_path: Path) -> Path:
+    """A bundle to damage."""
+    original = tiny_bundle(contract="stateful", layout={"kind": "single"}, tensor_layout="ct1",
+                           head={"slices": 2})  # fmt: skip
+    target = tmp_path / "bundle"
+    shutil.copytree(original.path, target)
+    return target
+
+
+def edit(path: Path, change: Callable[[Any], Any]) -> None:
+    """Change the manifest: `change` gets its content and may return another."""
+    file = path / "manifest.json"
+    content = json.loads(file.read_text())
+    replaced = change(content)
+    file.write_text(json.dumps(content if replaced is None else replaced))
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def append(file: Path) -> None:
+    file.write_bytes(file.read_bytes() + b"\0")
+
+
+def test_round_trip(path: Path) -> None:
+    bundle = Bundle(path)
+    bundle.verify()
+    assert bundle.manifest.model_validate_json(bundle.manifest.model_dump_json()) == bundle.manifest
+    on_disk = {
+        p.relative_to(path).as_posix(): p.stat().st_size for p in path.rglob("*") if p.is_file()
+    }
+    del on_disk["manifest.json"]
+    assert {name: record.bytes for name, record in bundle.manifest.files.items()} == on_disk
+    assert set(FILES) <= set(on_disk)
+    assert bundle.tables().embedding.dtype == np.float16
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, append, Path.unlink])
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_was_changed(path: Path, name: str, damage: Callable[[Path], None]) -> None:
+    damage(path / name)
+    with pytest.raises(CetaneError, match=name):
+        Bundle(path).verify()
+
+
+@pytest.mark.parametrize("name", ["extra.bin", "shards/model.mlpackage/Data/x", "tokenizer/.x"])
+def test_a_file_that_is_not_listed(path: Path, name: str) -> None:
+    (path / name).write_bytes(b"x")
+    with pytest.raises(CetaneError, match=f"{name} is not in the manifest"):
+        Bundle(path).verify()
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "shards/../../outside", "a\0b"])
+def test_a_manifest_that_points_outside(path: Path, name: str) -> None:
+    (path.parent / "outside").write_bytes(b"")
+    edit(path, lambda content: content["files"].update({name: {"bytes": 0, "sha256": ""}}))
+    with pytest.raises(CetaneError, match=f"points outside the bundle: {name}"):
+        Bundle(path)
+
+
+@pytest.mark.parametrize("name", ["embedding.npy", "shards"])
+def test_a_symlink_that_leads_outside(path: Path, name: str) -> None:
+    """Even when what it leads to is right."""
+    shutil.move(path / name, path.parent / "elsewhere")
+    os.symlink(path.parent / "elsewhere", path / name)
+    with pytest.raises(CetaneError, match="points outside the bundle"):
+        Bundle(path)
+
+
+def test_a_step_that_calls_nothing(path: Path) -> None:
+    edit(path, lambda c: c["plan"]["modes"]["decode"]["steps"][0].update(function="missing"))
+    with pytest.raises(CetaneError, match="/missing: no such function"):
+        Bundle(path)
+
+
+def test_a_shard_name_that_points_outside(path: Path) -> None:
+    def rename(content: Any) -> None:
+        content["plan"]["shards"][0].update(name="../../outside")
+        for mode in content["plan"]["modes"].values():
+            for step in (mode["steps"][0], mode["silent"][0]):
+                step.update(shard="../../outside")
+
+    edit(path, rename)
+    bundle = Bundle(path)
+    with pytest.raises(CetaneError, match="points outside the bundle"):
+        bundle.shard(bundle.plan.shards[0].name)
+
+
+def without(*keys: str) -> Callable[[Any], None]:
+    def change(content: Any) -> None:
+        for key in keys[:-1]:
+            content = content[key]
+        del content[keys[-1]]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.update(schema_version=SCHEMA + 1), f"schema {SCHEMA + 1}"),
+        (lambda c: c.update(schema_version="1"), "schema 1"),
+        (without("schema_version"), "not a manifest.*schema_version"),
+        (without("plan"), "plan: Field required"),
+        (without("files"), "files: Field required"),
+        (without("plan", "shards"), "plan.shards: Field required"),
+        (without("plan", "recipe", "name"), "plan.recipe.name: Field required"),
+        (lambda c: c.update(more=1), "more: Extra inputs are not permitted"),
+        (lambda c: c["plan"]["recipe"]["cache"].update(contract="none"), "cache.contract"),
+        (lambda c: c["files"].update({"x": {"bytes": "many", "sha256": ""}}), "files.x.bytes"),
+        (lambda c: [c], "not a manifest"),
+        (lambda c: 7, "not a manifest"),
+    ],
+)
+def test_a_manifest_that_is_wrong(path: Path, change: Callable[[Any], Any], message: str) -> None:
+    edit(path, change)
+    with pytest.raises(CetaneError, match=message):
+        Bundle(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a": 1}' * 2])
+def test_a_manifest_that_is_not_json(path: Path, content: bytes) -> None:
+    (path / "manifest.json").write_bytes(content)
+    with pytest.raises(CetaneError, match="not a manifest"):
+        Bundle(path)
+
+
+def test_what_is_no_bundle(tmp_path: Path) -> None:
+    with pytest.raises(CetaneError, match="no such bundle"):
+        Bundle(tmp_path / "nothing")
+    with pytest.raises(CetaneError, match="not a complete bundle"):
+        Bundle(tmp_path)
+
+
+def save(file: Path, array: np.ndarray) -> None:
+    with file.open("wb") as stream:
+        np.save(stream, array, allow_pickle=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("embedding.npy", np.zeros((288, 65), np.float16), r"shape \(288, 65\)"),
+        ("embedding.npy", np.zeros((64, 288), np.float16), r"shape \(64, 288\)"),
+        ("embedding.npy", np.zeros(288 * 64, np.float16), r"shape \(18432,\)"),
+        ("embedding.npy", np.array([{"a": 1}], dtype=object), "object"),
+        ("rotary-default.npy", np.zeros((2, 32, 16), np.float32), r"shape \(2, 32, 16\)"),
+        ("rotary-default.npy", np.zeros((2, 64), np.float32), r"shape \(2, 64\)"),
+    ],
+)
+def test_a_table_of_the_wrong_shape(path: Path, name: str, array: np.ndarray, message: str) -> None:
+    save(path / name, array)
+    with pytest.raises(CetaneError, match=f"{name}.*{message}"):
+        Bundle(path).tables()
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04" + bytes(64), b"\x93NUMPY\x01\x00"])
+def test_a_table_that_is_no_array(path: Path, content: bytes) -> None:
+    (path / "embedding.npy").write_bytes(content)
+    with pytest.raises(CetaneError, match=r"embedding\.npy"):
+        Bundle(path).tables()
+
+
+def test_a_pickled_table_is_never_loaded(path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (os.mkdir, (str(path / "pwned"),))
+
+    save(path / "embedding.npy", np.array([Evil()], dtype=object))
+    with pytest.raises(CetaneError):
+        Bundle(path).tables()
+    assert not (path / "pwned").exists()
+
+
+def test_gates_that_lead_outside(path: Path) -> None:
+    (path.parent / "elsewhere").mkdir()
+    os.symlink(path.parent / "elsewhere", path / "gates")
+    bundle = Bundle(path)
+    for act in (bundle.gates, lambda: bundle.write_gate("golden", {})):
+        with pytest.raises(CetaneError, match="outside the bundle"):
+            act()
+    assert list((path.parent / "elsewhere").iterdir()) == []
+
+
+def test_gate_results(path: Path) -> None:
+    """They are kept beside the files, and count for the very build that they were measured on."""
+    bundle = Bundle(path)
+    assert bundle.gates() == {}
+    bundle.write_gate("golden", {"passed": True})
+    bundle.verify()
+    assert Bundle(path).gates() == {"golden": {"bundle": bundle.digest, "passed": True}}
+
+    edit(path, lambda content: content["producer"].update(cetane="another"))
+    assert Bundle(path).digest != bundle.digest
+    assert Bundle(path).gates() == {}
+
+
+def test_a_gate_result_that_is_broken(path: Path) -> None:
+    Bundle(path).write_gate("golden", {"passed": True})
+    (path / "gates/golden.json").write_text("{")
+    with pytest.raises(CetaneError, match=r"golden\.json: not a gate result"):
+        Bundle(path).gates()
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    hnp.arrays(
+        np.float32,
+        st.tuples(st.integers(1, 5), st.integers(1, 9)),
+        elements=st.floats(-1000, 1000, width=32),
+    )
+)
+def test_quantized_rows(rows: np.ndarray) -> None:
+    """Every value within half a step, and what rounding the scale to fp16 costs; zeros stay."""
+    values, scales = quantize_rows(rows)
+    assert values.dtype == np.int8
+    found = QuantizedRows(values, scales)[np.arange(len(rows))]
+    limit = np.abs(rows).max(axis=1, keepdims=True) * (0.5 / 127 + 2**-10) + 1e-6
+    assert (np.abs(found - rows) <= limit).all()
+    assert np.array_equal(QuantizedRows(values, scales)[0], found[0])
+
+
+def test_an_int8_embedding(
+    tiny_bundle: Callable[..., Bundle], tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    made = tiny_bundle(embedding={"format": "int8"}, verify=None, prefill=None)
+    weights = load_file(tiny_checkpoint_folder / "model.safetensors")["model.embed_tokens.weight"]
+    rows = made.tables().embedding[np.array([3, 7])]
+    step = weights[[3, 7]].abs().amax(1, keepdim=True).numpy() / 127
+    assert (np.abs(rows - weights[[3, 7]].numpy()) <= step).all()
+    copy = tmp_path / "copy"
+    shutil.copytree(made.path, copy)
+    np.save(copy / "embedding-scales.npy", np.zeros(5, np.float16))
+    with pytest.raises(CetaneError, match=r"embedding-scales.npy does not fit embedding.npy"):
+        Bundle(copy).tables()

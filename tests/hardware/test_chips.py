@@ -1,0 +1,66 @@
+"""Chip profiles: what is there has a source, what is not is borrowed and says so."""
+
+import pytest
+
+from cetane.errors import CetaneError
+from cetane.hardware.chips import chip_of, find_chip, load_chips, parse_chips
+
+RECORD = 'stream = [{ value = 60.0, source = "a paper", date = "2026" }]'
+
+
+def test_the_shipped_chips() -> None:
+    chips = load_chips()
+    assert {"m1", "m1-max", "m4", "m4-pro", "m4-max", "a19-pro"} <= set(chips)
+    for chip in chips.values():
+        for quantity in ("stream", "compute", "program_bytes", "programs", "states", "notch"):
+            figure = chip.figure(quantity)
+            assert figure.value > 0 and figure.source and figure.date
+    assert chips["m4-max"].figure("stream").value == 118.9
+
+
+def test_what_is_missing_is_borrowed_and_says_of_whom() -> None:
+    own = find_chip("m1-pro").figure("stream")
+    assert (own.value, own.of) == (54.9, "")
+    borrowed = find_chip("m1-pro").figure("dispatch")
+    assert (borrowed.value, borrowed.of) == (0.23, "m1")
+    assert find_chip("m1-pro").figure("states").of == "m4-max"
+
+
+def test_devices() -> None:
+    chip = chip_of("iPhone 17 Pro (A19 Pro), iOS 26")
+    assert chip is not None and chip.id == "a19-pro"
+    assert chip_of("MacBook Air (M-class)") is None
+
+
+def test_an_unknown_chip_names_the_known() -> None:
+    with pytest.raises(CetaneError, match=r"no chip 'm4-mx'; did you mean 'm4-max'\? known: m1"):
+        find_chip("m4-mx")
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("[a", "not TOML"),
+        ("a = 1", "a"),
+        ('[a]\nname = "A"\nspeed = 3', "speed"),
+        ('[a]\nname = "A"\nstream = [{ value = 1.0, date = "2026" }]', "stream.0.source"),
+        (
+            '[a]\nname = "A"\nstream = [{ value = 0, source = "x", date = "2026" }]',
+            "stream.0.value",
+        ),
+        ('[a]\nname = "A"\nstream = [{ value = inf, source = "x", date = "2026" }]', "stream.0"),
+        (f'[a]\nname = "A"\nfallback = "b"\n{RECORD}', "fallback 'b'"),
+        (f'[a]\nname = "A"\nfallback = "a"\n{RECORD}', "fallback 'a'"),
+        ('[a]\nname = "A"\nfallback = "b"\n[b]\nname = "B"\nfallback = "a"', "fallback"),
+    ],
+)
+def test_bad_profiles(text: str, wrong: str) -> None:
+    with pytest.raises(CetaneError, match="chips") as raised:
+        parse_chips(text, "chips")
+    assert wrong in raised.value.message
+
+
+def test_a_chip_without_figure_or_fallback() -> None:
+    (chip,) = parse_chips(f'[a]\nname = "A"\n{RECORD}', "chips").values()
+    with pytest.raises(CetaneError, match="no compute of a"):
+        chip.figure("compute")

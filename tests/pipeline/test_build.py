@@ -1,0 +1,657 @@
+"""A build goes on where it was stopped, and ends as if it never had been."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.converting import converted_once
+
+import cetane.pipeline.build
+from cetane.bundle import Bundle
+from cetane.checkpoint import Checkpoint, open_checkpoint
+from cetane.errors import CetaneError
+from cetane.lower.lower import Lowering
+from cetane.pipeline.build import build, build_only
+from cetane.schema.recipe import Recipe
+
+PARTS = [
+    "embedding.npy",
+    "tokenizer",
+    "rotary-default.npy",
+    "shards/layer-00.mlpackage",
+    "shards/head-0.mlpackage",
+    "shards/layer-01.mlpackage",
+]
+"""In the order in which they are made: the second layer is of the first one's kind."""
+STEPS = [*PARTS, "done"]
+
+
+class Stop(BaseException):
+    """A kill, as far as Python can see one."""
+
+
+def silent(*_: Any) -> None:
+    pass
+
+
+def stop_at(step: str) -> Callable[[str, int, int], None]:
+    def progress(name: str, done: int, total: int) -> None:
+        if name == step:
+            raise Stop
+
+    return progress
+
+
+@pytest.fixture(scope="session")
+def options() -> dict[str, Any]:
+    """The smallest build of several shards."""
+    return {"verify": None, "prefill": None, "layout": {"kind": "per-block"}, "context": 32}
+
+
+@pytest.fixture(scope="session")
+def small(recipe: Callable[..., Recipe], options: dict[str, Any]) -> Recipe:
+    return recipe(**options)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tiny_bundle: Callable[..., Bundle], options: dict[str, Any]) -> Bundle:
+    with converted_once():
+        return tiny_bundle(**options)
+
+
+@pytest.fixture(autouse=True)
+def fast() -> Iterator[None]:
+    """These tests are about what is made when."""
+    with converted_once():
+        yield
+
+
+@pytest.fixture
+def checkpoint(tiny_checkpoint_folder: Path) -> Checkpoint:
+    return open_checkpoint(tiny_checkpoint_folder)
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """As `lowered`, but packages are empty."""
+    names: list[str] = []
+
+    def write(self: Lowering, shard: str, target: Path) -> None:
+        names.append(shard)
+        target.mkdir()
+        (target / "Manifest.json").write_text(shard)
+
+    monkeypatch.setattr(Lowering, "lower", write)
+    return names
+
+
+@pytest.fixture
+def stopped(undisturbed: Bundle, tmp_path: Path, checkpoint: Checkpoint, small: Recipe) -> Path:
+    """A place where a build was stopped after its last shard, without lowering again."""
+    target = tmp_path / "out"
+    with pytest.raises(Stop):
+        build(checkpoint, small, target, stop_at("tokenizer"))
+    partial = tmp_path / "out.partial"
+    shutil.rmtree(partial / "bundle")
+    shutil.copytree(undisturbed.path, partial / "bundle")
+    (partial / "bundle/manifest.json").unlink()
+    made = cetane.pipeline.build.Partial(target)
+    for name in PARTS:
+        made.record(name)
+    return target
+
+
+def assert_same(bundle: Bundle, other: Bundle) -> None:
+    bundle.verify()
+    assert (bundle.path / "manifest.json").read_bytes() == (
+        other.path / "manifest.json"
+    ).read_bytes()
+    assert [path.name for path in bundle.path.parent.iterdir()] == [bundle.path.name]
+
+
+def test_progress(
+    stopped: Path, checkpoint: Checkpoint, small: Recipe, undisturbed: Bundle, lowered: list[str]
+) -> None:
+    seen: list[tuple[str, int, int]] = []
+    bundle = build(checkpoint, small, stopped, lambda *call: seen.append(call))
+    assert seen == [(name, index, 6) for index, name in enumerate(STEPS)]
+    assert lowered == []
+    assert_same(bundle, undisturbed)
+
+
+def test_stopped_after_every_part(
+    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, undisturbed: Bundle, lowered: list[str]
+) -> None:
+    target = tmp_path / "out"
+    for step in STEPS:
+        with pytest.raises(Stop):
+            build(checkpoint, small, target, stop_at(step))
+        assert not target.exists()
+        with pytest.raises(CetaneError):
+            Bundle(target)
+    assert_same(build(checkpoint, small, target, silent), undisturbed)
+    assert lowered == ["layer-00", "head-0", "layer-01"]
+
+
+@pytest.mark.parametrize("shard", ["layer-00", "head-0"])
+def test_stopped_while_a_shard_is_made(
+    shard: str,
+    tmp_path: Path,
+    stopped: Path,
+    checkpoint: Checkpoint,
+    small: Recipe,
+    undisturbed: Bundle,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shutil.rmtree(tmp_path / f"out.partial/bundle/shards/{shard}.mlpackage")
+
+    def die(self: Lowering, name: str, target: Path) -> None:
+        target.mkdir()
+        (target / "Manifest.json").write_text("{")
+        raise Stop
+
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(Lowering, "lower", die)
+        # What a kill leaves behind, which a Python exception would clean up.
+        patch.setattr("cetane.files.shutil.rmtree", silent)
+        build(checkpoint, small, stopped, silent)
+    assert any(path.name.startswith(".") for path in tmp_path.rglob("*"))
+    assert_same(build(checkpoint, small, stopped, silent), undisturbed)
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from cetane.pipeline.build import build
+from cetane.checkpoint import open_checkpoint
+from cetane.schema.recipe import Recipe
+folder, target, recipe = sys.argv[1:]
+checkpoint, recipe = open_checkpoint(folder), Recipe.model_validate_json(recipe)
+build(checkpoint, recipe, Path(target), lambda *call: print(*call, flush=True))
+"""
+
+
+def test_killed_at_random_times(
+    tmp_path: Path,
+    tiny_checkpoint_folder: Path,
+    checkpoint: Checkpoint,
+    small: Recipe,
+    undisturbed: Bundle,
+) -> None:
+    target = tmp_path / "out"
+    command = [sys.executable, "-c", SCRIPT, str(tiny_checkpoint_folder), str(target),
+               small.model_dump_json()]  # fmt: skip
+    draw = random.Random(1)
+    for _ in range(2):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"embedding.npy")
+        time.sleep(draw.uniform(0, 2))
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    assert (tmp_path / "out.partial").exists() or target.exists()
+    assert_same(build(checkpoint, small, target, silent), undisturbed)
+
+
+def test_another_recipe_starts_anew(
+    stopped: Path,
+    checkpoint: Checkpoint,
+    small: Recipe,
+    lowered: list[str],
+) -> None:
+    other = small.model_copy(update={"name": "other"})
+    bundle = build(checkpoint, other, stopped, silent)
+    bundle.verify()
+    assert lowered == ["layer-00", "head-0", "layer-01"]
+    assert bundle.plan.recipe == other
+
+
+def test_another_checkpoint_starts_anew(
+    stopped: Path, small: Recipe, tiny_checkpoint_folder: Path, tmp_path: Path, lowered: list[str]
+) -> None:
+    folder = shutil.copytree(tiny_checkpoint_folder, tmp_path / "other")
+    weights = load_file(folder / "model.safetensors")
+    save_file({k: v + 1 for k, v in weights.items()}, folder / "model.safetensors")
+    with pytest.raises(Stop):
+        build(open_checkpoint(folder), small, stopped, stop_at("shards/head-0.mlpackage"))
+    assert lowered == ["layer-00"]
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing", "file missing", "file added"])
+def test_a_finished_part_that_was_damaged_is_made_again(
+    damage: str,
+    stopped: Path,
+    tmp_path: Path,
+    checkpoint: Checkpoint,
+    small: Recipe,
+    undisturbed: Bundle,
+    lowered: list[str],
+) -> None:
+    package = tmp_path / "out.partial/bundle/shards/layer-01.mlpackage"
+    weights = package / "Data/com.apple.CoreML/weights/weight.bin"
+    if damage == "changed":
+        content = bytearray(weights.read_bytes())
+        content[-1] ^= 1
+        weights.write_bytes(content)
+    elif damage == "missing":
+        shutil.rmtree(package)
+    elif damage == "file missing":
+        weights.unlink()
+    else:
+        (package / "more").touch()
+    bundle = build(checkpoint, small, stopped, silent)
+    assert lowered == ["layer-01"]
+    assert_same(bundle, undisturbed)
+
+
+@pytest.mark.parametrize("record", ["key.json", "done/embedding.npy.json"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]"])
+def test_a_record_that_was_damaged_is_not_trusted(
+    record: str,
+    content: bytes,
+    stopped: Path,
+    tmp_path: Path,
+    checkpoint: Checkpoint,
+    small: Recipe,
+) -> None:
+    file = tmp_path / "out.partial" / record
+    assert file.is_file()
+    file.write_bytes(content)
+    made: list[str] = []
+    parts = cetane.pipeline.build.parts
+
+    def note(name: str, make: Callable[[Path], None]) -> Callable[[Path], None]:
+        return lambda path: (made.append(name), make(path))[1]
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(
+            cetane.pipeline.build,
+            "parts",
+            lambda *args: {n: note(n, m) for n, m in parts(*args).items()},
+        )
+        build(checkpoint, small, stopped, stop_at("shards/layer-00.mlpackage"))
+    assert made == (PARTS[:3] if record == "key.json" else ["embedding.npy"])
+
+
+def test_a_finished_bundle_is_kept(
+    undisturbed: Bundle, checkpoint: Checkpoint, small: Recipe, lowered: list[str]
+) -> None:
+    leftover = undisturbed.path.with_name(undisturbed.path.name + ".partial")
+    (leftover / "done").mkdir(parents=True)
+    assert build(checkpoint, small, undisturbed.path, silent).digest == undisturbed.digest
+    assert lowered == []
+    assert not leftover.exists()
+
+
+def test_a_finished_bundle_that_was_damaged_is_refused(
+    undisturbed: Bundle, checkpoint: Checkpoint, small: Recipe, tmp_path: Path
+) -> None:
+    target = shutil.copytree(undisturbed.path, tmp_path / "out")
+    (target / "tokenizer/tokenizer.json").write_text("{}")
+    with pytest.raises(CetaneError, match=r"tokenizer/tokenizer\.json"):
+        build(checkpoint, small, target, silent)
+
+
+def test_another_bundle_is_replaced_only_by_force(
+    undisturbed: Bundle,
+    stopped: Path,
+    checkpoint: Checkpoint,
+    small: Recipe,
+    recipe: Callable[..., Recipe],
+    options: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(undisturbed.path, stopped)
+    before = Bundle(stopped).digest
+    with pytest.raises(CetaneError, match="another checkpoint or recipe") as refused:
+        build(checkpoint, recipe(**options | {"context": 64}), stopped, silent)
+    assert refused.value.hint == "--force replaces it"
+    assert Bundle(stopped).digest == before
+
+    (stopped / "gates").mkdir()
+    (stopped / "gates/golden.json").write_text("{}")
+    assert_same(build(checkpoint, small, stopped, silent, force=True), undisturbed)
+    assert not (stopped / "gates").exists()
+
+
+def test_force_never_replaces_what_is_no_bundle(
+    tmp_path: Path, checkpoint: Checkpoint, small: Recipe
+) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    for force in (False, True):
+        with pytest.raises(CetaneError):
+            build(checkpoint, small, tmp_path, silent, force=force)
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def full() -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+# How a full disk reaches Python: by the number, from copies that coremltools makes with shutil,
+# and from its C++ without a number. The texts were seen on a full file system.
+FULL = {
+    "errno": full(),
+    "shutil": shutil.Error([("a", "b", f"{full()}: 'a' -> 'b'")]),
+    "blob": RuntimeError("[MIL FileWriter]: Unknown error occurred while writing data to"),
+    "package": RuntimeError("filesystem error: cannot copy: Input/output error [a] [b]"),
+}
+
+
+@pytest.mark.parametrize("error", FULL.values(), ids=FULL)
+@pytest.mark.parametrize("shard", ["layer-00", "head-0"])
+def test_disk_full(
+    shard: str,
+    error: Exception,
+    stopped: Path,
+    tmp_path: Path,
+    checkpoint: Checkpoint,
+    small: Recipe,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shutil.rmtree(tmp_path / f"out.partial/bundle/shards/{shard}.mlpackage")
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(Lowering, "lower", fail)
+    with pytest.raises(CetaneError, match="disk full") as stopped_by:
+        build(checkpoint, small, stopped, silent)
+    assert "it resumes" in (stopped_by.value.hint or "")
+    assert (tmp_path / "out.partial/bundle/embedding.npy").is_file()
+    assert not stopped.exists()
+
+
+@pytest.mark.parametrize("call", range(4))
+def test_disk_full_then_finished(
+    call: int,
+    stopped: Path,
+    tmp_path: Path,
+    checkpoint: Checkpoint,
+    small: Recipe,
+    undisturbed: Bundle,
+    monkeypatch: pytest.MonkeyPatch,
+    lowered: list[str],
+) -> None:
+    """At any rename: of the record, of a part, of its hashes, of the manifest."""
+    (tmp_path / "out.partial/bundle/embedding.npy").unlink()
+    replace, calls = os.replace, iter(range(100))
+
+    def fail(source: Any, target: Any) -> None:
+        if next(calls) == call:
+            raise full()
+        replace(source, target)
+
+    with monkeypatch.context() as patch, pytest.raises(CetaneError, match="disk full"):
+        patch.setattr(os, "replace", fail)
+        build(checkpoint, small, stopped, silent)
+    assert_same(build(checkpoint, small, stopped, silent), undisturbed)
+    assert lowered == []
+
+
+def test_a_disk_that_refuses(
+    stopped: Path, checkpoint: Checkpoint, small: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(CetaneError, match=r"cannot write .*Permission denied"):
+        build(checkpoint, small, stopped, silent)
+
+
+def test_other_errors_are_not_hidden(
+    stopped: Path, checkpoint: Checkpoint, small: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        build(checkpoint, small, stopped, silent)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e6])
+@pytest.mark.parametrize(
+    "name", ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "model.norm.weight"]
+)
+def test_weights_that_no_port_can_be_right_with(
+    name: str, value: float, tiny_checkpoint_folder: Path, tmp_path: Path, small: Recipe
+) -> None:
+    folder = shutil.copytree(tiny_checkpoint_folder, tmp_path / "bad")
+    weights = load_file(folder / "model.safetensors")
+    weights[name].view(-1)[5] = torch.tensor(value)
+    save_file(weights, folder / "model.safetensors")
+
+    def skip(self: Lowering, shard: str, target: Path) -> None:
+        for block in self.planner.members[shard]:
+            block.load(self.weights)
+        target.mkdir()
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(CetaneError, match=name):
+        patch.setattr(Lowering, "lower", skip)
+        build(open_checkpoint(folder), small, tmp_path / "out", silent)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_manifest_says_what_was_built(undisturbed: Bundle, checkpoint: Checkpoint) -> None:
+    content = json.loads((undisturbed.path / "manifest.json").read_text())
+    assert content["source"] == checkpoint.source
+    assert content["fingerprint"] == checkpoint.fingerprint
+    assert set(content["producer"]) == {"cetane", "coremltools", "torch", "transformers"}
+    assert [shard["name"] for shard in content["plan"]["shards"]] == [
+        "layer-00", "layer-01", "head-0",
+    ]  # fmt: skip
+
+
+def made(target: Path) -> list[str]:
+    """The shards that are on disk."""
+    return sorted(path.stem for path in target.glob("shards/*.mlpackage"))
+
+
+def test_the_gate_comes_before_the_others(
+    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, stub: list[str]
+) -> None:
+    """It gets the first shard of every kind; when it is green, the build goes on."""
+    judged: list[dict[str, Path]] = []
+
+    def gate(planner: Any, packages: dict[str, Path]) -> None:
+        assert planner.recipe == small
+        assert all((path / "Manifest.json").read_text() == n for n, path in packages.items())
+        assert stub == ["layer-00", "head-0"]
+        judged.append(packages)
+
+    seen: list[str] = []
+    bundle = build(
+        checkpoint, small, tmp_path / "out", lambda *call: seen.append(call[0]), gate=gate
+    )
+    assert [list(packages) for packages in judged] == [["layer-00", "head-0"]]
+    assert seen == STEPS
+    assert stub == ["layer-00", "head-0", "layer-01"]
+    bundle.verify()
+
+
+def test_a_red_gate_stops_the_build(
+    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, stub: list[str]
+) -> None:
+    """Of the rest nothing is made; run again, it is asked again, and what was made is kept."""
+    target = tmp_path / "out"
+
+    def red(*_: Any) -> None:
+        raise Stop
+
+    for _ in range(2):
+        with pytest.raises(Stop):
+            build(checkpoint, small, target, silent, gate=red)
+        assert made(tmp_path / "out.partial/bundle") == ["head-0", "layer-00"]
+        assert not (tmp_path / "out.partial/bundle/manifest.json").exists()
+        assert not target.exists()
+    assert stub == ["layer-00", "head-0"]
+    build(checkpoint, small, target, silent, gate=silent).verify()
+    assert stub == ["layer-00", "head-0", "layer-01"]
+
+
+def test_a_finished_bundle_is_not_judged_again(
+    undisturbed: Bundle, checkpoint: Checkpoint, small: Recipe
+) -> None:
+    def red(*_: Any) -> None:
+        raise Stop
+
+    build(checkpoint, small, undisturbed.path, silent, gate=red)
+
+
+@pytest.fixture
+def failing(stub: list[str], monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The shards that cannot be made; empty it to mend them."""
+    names: set[str] = set()
+    lower = Lowering.lower
+
+    def fail(self: Lowering, shard: str, target: Path) -> None:
+        if shard in names:
+            target.mkdir()
+            raise CetaneError(f"no {shard} today", "tomorrow")
+        lower(self, shard, target)
+
+    monkeypatch.setattr(Lowering, "lower", fail)
+    return names
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"layer-00"}, {"layer-01"}, {"head-0"}, {"layer-00", "head-0"},
+              {"layer-00", "layer-01"}]
+)  # fmt: skip
+def test_a_shard_that_fails_does_not_stop_the_others(
+    wrong: set[str],
+    tmp_path: Path,
+    checkpoint: Checkpoint,
+    small: Recipe,
+    failing: set[str],
+    stub: list[str],
+) -> None:
+    """All that failed are named, no bundle is there, and mended they are all that is made."""
+    failing |= wrong
+    target = tmp_path / "out"
+    with pytest.raises(CetaneError) as stopped_by:
+        build(checkpoint, small, target, silent)
+    assert all(f"no {shard} today" in stopped_by.value.message for shard in wrong)
+    if len(wrong) == 1:
+        assert stopped_by.value.hint == "tomorrow"
+    else:
+        assert stopped_by.value.message.startswith(f"{len(wrong)} parts failed: shards/")
+        assert "run the same command again" in (stopped_by.value.hint or "")
+    others = {"layer-00", "layer-01", "head-0"} - wrong
+    assert set(stub) == others
+    assert made(tmp_path / "out.partial/bundle") == sorted(others)
+    assert not list((tmp_path / "out.partial/bundle").glob("**/.*"))
+    assert not target.exists()
+    assert not (tmp_path / "out.partial/bundle/manifest.json").exists()
+
+    failing.clear()
+    stub.clear()
+    build(checkpoint, small, target, silent).verify()
+    assert set(stub) == wrong
+
+
+def test_a_first_shard_that_fails_is_not_judged(
+    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, failing: set[str], stub: list[str]
+) -> None:
+    """Without it the gate would prove nothing, so nothing is built on it."""
+    failing.add("layer-00")
+    with pytest.raises(CetaneError, match="no layer-00 today"):
+        build(checkpoint, small, tmp_path / "out", silent, gate=lambda *_: pytest.fail("judged"))
+    assert stub == ["head-0"]
+
+
+def test_only_some_shards(
+    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, stub: list[str]
+) -> None:
+    """No bundle yet, but a build takes them up."""
+    target = tmp_path / "out"
+    seen: list[tuple[str, int, int]] = []
+    note: Callable[..., None] = lambda *call: seen.append(call)  # noqa: E731
+    packages = build_only(checkpoint, small, target, ["layer-01"], note)
+    assert packages == {"layer-01": tmp_path / "out.partial/bundle/shards/layer-01.mlpackage"}
+    assert seen == [("shards/layer-01.mlpackage", 0, 1), ("done", 1, 1)]
+    assert stub == ["layer-01"]
+    assert not target.exists()
+
+    found = build_only(checkpoint, small, target, ["layer-*", "head-0"], silent)
+    assert sorted(found) == ["head-0", "layer-00", "layer-01"]
+    assert all(path.is_dir() for path in found.values())
+    assert sorted(stub) == ["head-0", "layer-00", "layer-01"]
+    assert not target.exists()
+    assert not (tmp_path / "out.partial/bundle/manifest.json").exists()
+
+    bundle = build(checkpoint, small, target, silent)
+    bundle.verify()
+    assert len(stub) == 3
+
+
+@pytest.mark.parametrize("patterns", [["layer-7"], ["layer-00", "x*"], ["Layer-00"], [""]])
+def test_only_shards_that_there_are(
+    patterns: list[str], tmp_path: Path, checkpoint: Checkpoint, small: Recipe, stub: list[str]
+) -> None:
+    with pytest.raises(CetaneError, match="no such shard") as refused:
+        build_only(checkpoint, small, tmp_path / "out", patterns, silent)
+    assert patterns[-1] in refused.value.message
+    assert refused.value.hint == "there are layer-00, layer-01, head-0"
+    assert stub == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_fails_for_each_of_them(
+    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, failing: set[str], stub: list[str]
+) -> None:
+    failing |= {"layer-00", "layer-01"}
+    with pytest.raises(CetaneError, match=r"2 parts failed: .*layer-00.*layer-01"):
+        build_only(checkpoint, small, tmp_path / "out", ["*"], silent)
+    assert stub == ["head-0"]
+
+
+def test_rebuild(tmp_path: Path, checkpoint: Checkpoint, small: Recipe, stub: list[str]) -> None:
+    """What is there is made anew, only when it is asked for."""
+    target = tmp_path / "out"
+    build_only(checkpoint, small, target, ["layer-00"], silent)
+    build_only(checkpoint, small, target, ["layer-00"], silent)
+    assert stub == ["layer-00"]
+    build_only(checkpoint, small, target, ["layer-00"], silent, rebuild=True)
+    assert stub == ["layer-00"] * 2
+    build(checkpoint, small, target, silent, rebuild=True).verify()
+    assert stub == ["layer-00", "layer-00", "layer-00", "head-0", "layer-01"]
+
+
+def test_a_kill_while_a_part_is_made_anew(
+    stopped: Path,
+    tmp_path: Path,
+    checkpoint: Checkpoint,
+    small: Recipe,
+    undisturbed: Bundle,
+    lowered: list[str],
+) -> None:
+    """Between the new part and its record, the old record is of other files."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
+
+        def write(self: Lowering, shard: str, target: Path) -> None:
+            target.mkdir()
+            (target / "Manifest.json").write_text("other")
+
+        def die(*_: Any) -> None:
+            raise Stop
+
+        patch.setattr(Lowering, "lower", write)
+        patch.setattr(cetane.pipeline.build.Partial, "record", die)
+        build_only(checkpoint, small, stopped, ["layer-00"], silent, rebuild=True)
+    assert_same(build(checkpoint, small, stopped, silent), undisturbed)
+    assert lowered == ["layer-00"]

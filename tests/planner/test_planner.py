@@ -1,0 +1,702 @@
+"""Plans: shards, functions, bytes. Sizes by hand for the tiny llama of tests/conftest.py."""
+
+import json
+import time
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from pydantic import ValidationError
+from tests.conftest import InMemoryCheckpoint, build_model
+
+from cetane.errors import CetaneError
+from cetane.planner import Planner
+from cetane.schema.function import Function, Route, Step
+from cetane.schema.interface import (
+    FromCache,
+    FromHistory,
+    FromTensor,
+    ToCache,
+    ToLogits,
+    ToTensor,
+)
+from cetane.schema.plan import Plan
+from cetane.schema.recipe import parse_recipe
+from cetane.schema.slots import CONTRACTS
+
+LAYER = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 96 * 64  # q, k and v, o, mlp
+GAINS = 2 * 64  # two norms a layer
+
+
+class Shapes(InMemoryCheckpoint):
+    """A checkpoint that planning must not read from."""
+
+    def read(self, name: str) -> torch.Tensor:
+        raise AssertionError(f"read {name}")
+
+
+def planner(config: dict[str, Any] | None = None, **content: Any) -> Planner:
+    content = {"name": "test", "cache": {"context": 128}} | content
+    model = build_model("llama", **(config or {}))
+    return Planner(Shapes(model), parse_recipe(content, "test"))
+
+
+def plan(config: dict[str, Any] | None = None, **content: Any) -> Plan:
+    return planner(config, **content).plan()
+
+
+@pytest.mark.parametrize(
+    ("layers", "layout", "slices", "shards"),
+    [
+        (2, {"kind": "single"}, 3, {"model": "layer-00 layer-01 head-0 head-1 head-2"}),
+        (
+            2,
+            {"kind": "per-block"},
+            2,
+            {
+                "layer-00": "layer-00",
+                "layer-01": "layer-01",
+                "head-0": "head-0",
+                "head-1": "head-1",
+            },
+        ),
+        (
+            2,
+            {"kind": "per-layer"},
+            1,
+            {"layer-00": "layer-00", "layer-01": "layer-01", "head-0": "head-0"},
+        ),
+        (2, {}, 1, {"chunk-00": "layer-00", "chunk-01": "layer-01", "head-0": "head-0"}),
+        (3, {"chunks": 1}, 1, {"chunk-00": "layer-00 layer-01 layer-02", "head-0": "head-0"}),
+        (
+            5,
+            {},
+            1,
+            {
+                "chunk-00": "layer-00",
+                "chunk-01": "layer-01",
+                "chunk-02": "layer-02",
+                "chunk-03": "layer-03 layer-04",
+                "head-0": "head-0",
+            },
+        ),
+    ],
+)
+def test_shards(layers: int, layout: dict[str, Any], slices: int, shards: dict[str, str]) -> None:
+    made = plan({"num_hidden_layers": layers}, layout=layout, head={"slices": slices})
+    assert {shard.name: " ".join(shard.blocks) for shard in made.shards} == shards
+    kinds = {shard.name: shard.kind for shard in made.shards}
+    named = {"model": "model", "head-": "head", "chunk": "layers", "layer": "layers"}
+    assert kinds == {name: named[name[:5]] for name in shards}
+    for mode in made.modes.values():
+        assert [step.shard for step in mode.steps] == list(shards)
+
+
+def test_more_chunks_than_layers() -> None:
+    with pytest.raises(CetaneError, match=r"layout.chunks = 3: the model has 2 layers"):
+        plan(layout={"chunks": 3})
+
+
+@pytest.mark.parametrize(
+    ("tokens", "widths"),
+    [
+        ({}, {"decode": 1, "verify": 4, "prefill": 64}),
+        ({"verify": None}, {"decode": 1, "prefill": 64}),
+        ({"prefill": None, "verify": 7}, {"decode": 1, "verify": 7}),
+        ({"prefill": None, "verify": None}, {"decode": 1}),
+    ],
+)
+def test_functions_and_modes(tokens: dict[str, Any], widths: dict[str, int]) -> None:
+    made = plan(tokens=tokens)
+    assert {mode: step.tokens for mode, step in made.modes.items()} == widths
+    for mode, steps in made.modes.items():
+        assert {step.function for step in steps.steps} == {mode}
+    for shard in made.shards:
+        assert {f.name: f.tokens for f in shard.functions} == widths
+
+
+def test_flexible_shapes_are_one_function() -> None:
+    made = plan(tokens={"shapes": "range"})
+    assert {mode: step.tokens for mode, step in made.modes.items()} == {
+        "decode": 1,
+        "verify": 4,
+        "prefill": 64,
+    }
+    assert {step.function for mode in made.modes.values() for step in mode.steps} == {"main"}
+    assert {f.name: f.tokens for s in made.shards for f in s.functions} == {"main": 1}
+
+
+def test_ports_by_hand() -> None:
+    """A chunk of a readonly plan in the default layout, for 4 tokens and 128 slots."""
+    function = plan().by_name["chunk-01"].functions[1]
+    assert {item.name: item.shape for item in function.inputs} == {
+        "hidden": (1, 64, 1, 4),
+        "rope_cos": (1, 1, 16, 4),
+        "rope_sin": (1, 1, 16, 4),
+        "mask": (1, 1, 4, 132),
+        "kv_k": (1, 2, 16, 128),
+        "kv_v": (1, 2, 16, 128),
+    }
+    assert {item.name: item.shape for item in function.outputs} == {
+        "hidden_out": (1, 64, 1, 4),
+        "kv_k_out": (1, 2, 16, 4),
+        "kv_v_out": (1, 2, 16, 4),
+    }
+
+
+@pytest.mark.parametrize("order", ["c1t", "ct1"])
+def test_tensor_layouts(order: str) -> None:
+    prefill = plan(tensor_layout=order, head={"slices": 2}).by_name["head-1"].functions[2]
+    assert prefill.tokens == 64
+    tokens = (1, 64) if order == "c1t" else (64, 1)
+    assert [item.shape for item in prefill.inputs] == [(1, 64, *tokens)]
+    assert [item.shape for item in prefill.outputs] == [(1, 160, *tokens)]
+    assert prefill.outputs[0].sink == ToLogits(start=128, stop=288)
+
+
+KINDS = ("single", "chunks", "per-layer", "per-block")
+LAYOUTS = list(product(CONTRACTS, KINDS, ("c1t", "ct1"), ("static", "range")))
+
+
+@pytest.mark.parametrize(("contract", "kind", "order", "shapes"), LAYOUTS)
+def test_what_is_read_was_written(contract: str, kind: str, order: str, shapes: str) -> None:
+    made = plan(
+        {"num_hidden_layers": 3},
+        tensor_layout=order,
+        layout={"kind": kind},
+        cache={"contract": contract, "context": 64},
+        tokens={"shapes": shapes},
+        head={"slices": 3},
+    )
+    for mode in made.modes.values():
+        tensors: dict[str, tuple[int, ...]] = {}
+        logits = []
+        for step in mode.steps:
+            shard = made.by_name[step.shard]
+            function = made.functions[step.shard, step.function]
+            caches = {i.source.name for i in function.inputs if isinstance(i.source, FromCache)}
+            for item in function.inputs:
+                if isinstance(item.source, FromTensor):
+                    assert tensors[item.source.name] == item.shape
+            for item in function.outputs:
+                if isinstance(item.sink, ToTensor):
+                    tensors[item.sink.name] = item.shape
+                elif isinstance(item.sink, ToCache):
+                    assert item.sink.name in caches
+                else:
+                    logits += range(item.sink.start, item.sink.stop)
+            assert bool(function.states) == (contract == "stateful" and shard.kind != "head")
+        assert logits == list(range(288))
+
+
+@pytest.mark.parametrize(("contract", "kind", "order", "shapes"), LAYOUTS)
+def test_modules_have_the_ports_of_their_plan(contract, kind, order, shapes) -> None:
+    made = planner(
+        tensor_layout=order,
+        layout={"kind": kind},
+        cache={"contract": contract, "context": 64},
+        tokens={"shapes": shapes, "prefill": 8},
+        head={"slices": 2},
+    )
+    for shard in made.plan().shards:
+        for block in made.members[shard.name]:
+            block.to_empty(device="cpu")
+        for graph in made.graphs(shard.name):
+            function, module = graph.function, made.module(graph)
+            inputs = [
+                torch.zeros(i.shape, dtype=torch.int32 if i.dtype == "int32" else torch.float32)
+                for i in function.inputs
+            ]
+            with torch.inference_mode():
+                outputs = module(*inputs)
+            assert [tuple(o.shape) for o in outputs] == [o.shape for o in function.outputs]
+            assert {name: tuple(b.shape) for name, b in module.named_buffers()} == {
+                state.name: state.shape for state in function.states
+            }
+
+
+@pytest.mark.parametrize(
+    ("compression", "layer", "head", "mean"),
+    [
+        ({}, 2 * LAYER, 2 * 288 * 64, 16),
+        # one fp16 scale for each row: 64 + 32 + 32 + 64 of attention, 96 + 96 + 64 of the mlp
+        ({"default": "int8-per-channel"}, LAYER + 2 * 448, 288 * 64 + 2 * 288, 8),
+        ({"default": "int8-per-tensor"}, LAYER + 2 * 7, 288 * 64 + 2, 8),
+        # one palette of 16 fp16 values for each 32 rows: 14 of them a layer
+        (
+            {"default": "palette4-kmeans-group32"},
+            LAYER // 2 + 14 * 16 * 2,
+            288 * 64 // 2 + 9 * 16 * 2,
+            4,
+        ),
+        (
+            {"default": "palette6-uniform-per-tensor", "types": {"head": "fp16"}},
+            LAYER * 6 // 8 + 7 * 64 * 2,
+            2 * 288 * 64,
+            (2 * LAYER * 6 + 288 * 64 * 16) / (2 * LAYER + 288 * 64),
+        ),
+        (
+            {"types": {"mlp": "int8-per-tensor"}, "names": {"*.down_proj.weight": "fp16"}},
+            2 * LAYER - 2 * 96 * 64 + 2 * 2,
+            2 * 288 * 64,
+            16 - 8 * (2 * 2 * 96 * 64) / (2 * LAYER + 288 * 64),
+        ),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["single", "chunks", "per-block"])
+def test_bytes(kind: str, compression: dict[str, Any], layer: int, head: int, mean: float) -> None:
+    made = plan(layout={"kind": kind}, compression=compression)
+    sizes = [2 * GAINS + layer] * 2 + [2 * 64 + head]
+    expected = [sum(sizes)] if kind == "single" else sizes
+    assert [shard.weight_bytes for shard in made.shards] == expected
+    assert made.weight_bytes == sum(sizes)
+    assert made.mean_bits == pytest.approx(mean)
+    assert made.embedding_bytes == 288 * 64 * 2
+
+
+def test_biases_stay_in_fp16() -> None:
+    compression = {"default": "int8-per-tensor"}
+    plain, biased = (
+        plan({"attention_bias": bias}, compression=compression) for bias in (False, True)
+    )
+    assert biased.weight_bytes - plain.weight_bytes == 2 * 2 * (64 + 32 + 32 + 64)
+
+
+@pytest.mark.parametrize(("layers", "kv", "dim"), [(2, 2, 16), (3, 1, 16), (2, 4, 24)])
+def test_kv_bytes(layers: int, kv: int, dim: int) -> None:
+    config = {"num_hidden_layers": layers, "num_key_value_heads": kv, "head_dim": dim}
+    found = plan(config | {"max_position_embeddings": 2048}, cache={"context": 96}).kv_bytes
+    assert found == {
+        context: layers * np.zeros((2, kv, dim, context), np.float16).nbytes
+        for context in (96, 512, 1024, 2048)
+    }
+
+
+def test_summary() -> None:
+    made = plan()
+    assert (made.architecture, made.hidden, made.vocab, made.layers) == ("llama", 64, 288, 2)
+    assert made.rotary == ("default",)
+
+
+def test_windows_become_masks_of_their_own() -> None:
+    config = {"sliding_window": 5, "use_sliding_window": True, "max_window_layers": 1}
+    checkpoint = Shapes(build_model("qwen2", **config))
+    recipe = parse_recipe({"name": "test", "cache": {"context": 64}}, "test")
+    shards = Planner(checkpoint, recipe).plan().by_name
+    windows = {
+        name: [
+            (i.name, i.source.window) for i in shards[name].functions[0].inputs if "mask" in i.name
+        ]
+        for name in ("chunk-00", "chunk-01")
+    }
+    assert windows == {"chunk-00": [("mask", None)], "chunk-01": [("mask_window", 5)]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            {"compression": {"types": {"experts": "fp16"}}},
+            r"no weight is of type 'experts' \(the model has attention, head, mlp\)",
+        ),
+        (
+            {"compression": {"names": {"model.layers.9.*": "fp16"}}},
+            r"'model.layers.9.\*' matches no weight \(the closest names are model.layers",
+        ),
+        (
+            {"compression": {"names": {"*norm*": "int8-per-tensor"}}},  # gains are not compressed
+            r"'\*norm\*' matches no weight",
+        ),
+        (
+            {"compression": {"types": {"mlp": "palette4-kmeans-group40"}}},
+            r"mlp.gate_proj.weight has shape \(96, 64, 1, 1\): .*cannot divide its 96 output",
+        ),
+        (
+            {"compression": {"types": {"head": "palette4-kmeans-group36"}}, "head": {"slices": 3}},
+            r"lm_head.weight has shape \(96, 64, 1, 1\): .*groups of 36",
+        ),
+        ({"cache": {"context": 512}}, "a tiny llama was trained for 256 positions"),
+        ({"head": {"slices": 300}}, "the head has only 288 rows"),
+    ],
+    ids=str,
+)
+def test_recipes_that_do_not_fit_the_model(content: dict[str, Any], message: str) -> None:
+    with pytest.raises(CetaneError, match=message):
+        plan(**content)
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_json(contract: str) -> None:
+    made = plan(cache={"contract": contract, "context": 128}, head={"slices": 2})
+    text = json.dumps(made.model_dump(mode="json"))
+    assert Plan.model_validate(json.loads(text)) == made
+    for shard, planned in zip(json.loads(text)["shards"], made.shards, strict=True):
+        assert shard["name"] == planned.name
+        assert shard["kind"] == planned.kind
+        assert shard["weight_bytes"] == planned.weight_bytes
+        assert [f["name"] for f in shard["functions"]] == ["decode", "verify", "prefill"]
+
+
+@pytest.mark.parametrize("path", [(), ("shards", 0), ("shards", 0, "functions", 0, "inputs", 0)])
+def test_unknown_keys_in_a_plan_are_refused(path: tuple[Any, ...]) -> None:
+    content = plan().model_dump(mode="json")
+    place: Any = content
+    for part in path:
+        place = place[part]
+    place["surprise"] = 1
+    with pytest.raises(ValueError, match="surprise"):
+        Plan.model_validate(content)
+
+
+def test_more_layers_than_tensors_are_refused_before_any_is_made() -> None:
+    checkpoint = Shapes(build_model("llama"))
+    checkpoint.config = checkpoint.config | {"num_hidden_layers": 10**9}
+    with pytest.raises(CetaneError, match="1000000000 layers, but there are only"):
+        Planner(checkpoint, parse_recipe({"name": "test", "cache": {"context": 64}}, "test"))
+
+
+def first(content: dict[str, Any], part: str) -> dict[str, Any]:
+    return content["shards"][0]["functions"][0][part][0]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda c: c["modes"].pop("decode"), "no decode mode"),
+        (lambda c: c["modes"]["decode"].update(tokens=2), "no decode mode of one token"),
+        (lambda c: c["modes"]["prefill"].update(tokens=0), "greater than or equal to 1"),
+        (lambda c: first(c, "inputs").update(shape=[10**7, 10**7]), "too large"),
+        (lambda c: first(c, "inputs").update(shape=[-1, 2]), "greater than or equal to 1"),
+        (
+            lambda c: first(c, "inputs").update(source={"host": "tensor", "name": "x"}),
+            "nothing writes hidden",
+        ),
+        (lambda c: c.update(rotary=[]), "no rotary table default"),
+        (lambda c: c.update(vocab=289), "288 logits for 289 tokens"),
+        (
+            lambda c: first(c, "outputs").update(
+                sink={"host": "cache", "name": "x", "group": "kv", "write": "append"}
+            ),
+            "writes a cache it does not read",
+        ),
+        (
+            lambda c: first(c, "outputs").update(sink={"host": "history", "name": "x"}),
+            "writes a history it does not read",
+        ),
+        (lambda c: c["modes"]["verify"]["steps"][0].update(function="x"), "no such function"),
+        (lambda c: c["modes"]["verify"]["steps"][0].update(shard="x"), "no such function"),
+        (lambda c: c["modes"]["verify"]["steps"].reverse(), "not in the order of the shards"),
+        (lambda c: c["shards"][0].update(kind="head"), "a head, writes more than logits"),
+    ],
+)
+def test_a_plan_that_an_engine_cannot_run(damage: Callable[[Any], Any], message: str) -> None:
+    content = plan(layout={"kind": "chunks"}).model_dump(mode="json")
+    damage(content)
+    with pytest.raises(ValidationError, match=message):
+        Plan.model_validate(content)
+
+
+TINY_ZAYA: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "num_experts": 2,
+    "moe_intermediate_size": 24,
+    "router_hidden_size": 16,
+}
+
+
+def zaya(config: dict[str, Any] | None = None, **content: Any) -> Planner:
+    content = {"name": "test", "cache": {"context": 128}} | content
+    model = build_model("zaya", **(TINY_ZAYA | (config or {})))
+    return Planner(Shapes(model), parse_recipe(content, "test"))
+
+
+def sources(function: Function) -> dict[str, str]:
+    return {item.name: item.source.host for item in function.inputs}
+
+
+def sinks(function: Function) -> dict[str, str]:
+    return {item.name: item.sink.host for item in function.outputs}
+
+
+def test_blocks_of_a_layer() -> None:
+    blocks = {
+        kind: {s.name: s.blocks for s in zaya(layout={"kind": kind}).plan().shards}
+        for kind in ("per-block", "per-layer", "chunks", "single")
+    }
+    names = ("attn-00", "moe-00", "attn-01", "moe-01")
+    assert blocks["per-block"] == {name: (name,) for name in (*names, "head-0")}
+    assert blocks["per-layer"] == {
+        "layer-00": names[:2],
+        "layer-01": names[2:],
+        "head-0": ("head-0",),
+    }
+    assert list(blocks["chunks"].values()) == list(blocks["per-layer"].values())
+    assert blocks["single"] == {"model": (*names, "head-0")}
+    assert zaya().plan().layers == 2
+
+
+@pytest.mark.parametrize("order", ["c1t", "ct1"])
+def test_histories_and_the_routers_state(order: str) -> None:
+    """Ports of the second layer's two blocks, for 4 tokens."""
+    made = zaya(tensor_layout=order, layout={"kind": "per-block"}).plan()
+
+    def hidden(channels: int, tokens: int) -> tuple[int, ...]:
+        return (1, channels, 1, tokens) if order == "c1t" else (1, channels, tokens, 1)
+
+    attention = made.functions["attn-01", "verify"]
+    assert {i.name: i.shape for i in attention.inputs} == {
+        "hidden": hidden(64, 4),
+        "cos_hybrid": (1, 1, 8, 4),
+        "sin_hybrid": (1, 1, 8, 4),
+        "mask": (1, 1, 4, 132),
+        "kv_k": (1, 2, 16, 128),
+        "kv_v": (1, 2, 16, 128),
+        "delayed": hidden(16, 1),
+        "conv": hidden(96, 2),
+    }
+    assert {o.name: o.shape for o in attention.outputs} == {
+        "hidden_out": hidden(64, 4),
+        "kv_k_out": (1, 2, 16, 4),
+        "kv_v_out": (1, 2, 16, 4),
+        "delayed_out": hidden(16, 4),
+        "conv_out": hidden(96, 4),
+    }
+    names = {i.source.name for i in attention.inputs if isinstance(i.source, FromHistory)}
+    assert names == {"attn-01.delayed", "attn-01.conv"}
+    flows = {
+        name: (sorted(sources(made.functions[name, "verify"])),
+               sorted(sinks(made.functions[name, "verify"])))
+        for name in ("moe-00", "moe-01")
+    }  # fmt: skip
+    assert flows == {
+        "moe-00": (["hidden"], ["hidden_out", "router_out"]),
+        "moe-01": (["hidden", "router"], ["hidden_out"]),
+    }
+
+
+def test_a_shards_histories_are_one_tensor() -> None:
+    made = zaya(layout={"kind": "single"}).plan()
+    (function,) = (f for f in made.shards[0].functions if f.name == "verify")
+    shapes = {i.name: i.shape for i in function.inputs}
+    assert shapes["conv"] == (2, 96, 1, 2)
+    assert shapes["delayed"] == (2, 16, 1, 1)
+    assert set(sinks(function).values()) == {"cache", "history", "logits"}
+
+
+def test_convolutions_of_one_tap_keep_nothing() -> None:
+    made = zaya({"cca_time0": 1, "cca_time1": 1}).plan()
+    assert "conv" not in sources(made.shards[0].functions[0])
+
+
+def test_routes() -> None:
+    """Only routed modes have functions for experts; each takes and gives tensors alone."""
+    made = zaya(layout={"kind": "per-layer", "routed": ["verify", "decode"]}).plan()
+    functions = [f.name for f in made.by_name["layer-01"].functions]
+    experts = [f"expert-{i:02}-{mode}" for mode in ("decode", "verify") for i in range(3)]
+    assert sorted(functions) == sorted(["decode", "verify", "prefill", *experts])
+    step, route = made.modes["verify"].steps[2:4]
+    assert step == Step(shard="layer-01", function="verify")
+    assert route == Route(
+        shard="layer-01",
+        scores="scores",
+        experts=tuple((f"expert-{i:02}-decode", f"expert-{i:02}-verify") for i in range(3)),
+    )
+    assert made.modes["decode"].steps[3] == route
+    assert made.modes["prefill"].steps[1:] == (
+        Step(shard="layer-01", function="prefill"),
+        Step(shard="head-0", function="prefill"),
+    )
+    router = made.functions["layer-01", "verify"]
+    assert {name for name, host in sinks(router).items() if host == "tensor"} == {
+        "hidden_out",
+        "probabilities_out",
+        "scores_out",
+    }
+    expert, skip = (made.functions["layer-01", f"expert-0{i}-verify"] for i in (1, 2))
+    assert sources(expert) == {"hidden": "tensor", "probabilities": "tensor"}
+    assert sources(skip) == {"hidden": "tensor"}
+    assert sinks(expert) == sinks(skip) == {"hidden_out": "tensor"}
+
+
+def test_a_shard_of_several_layers_is_cut_where_tokens_are_routed() -> None:
+    made = zaya(layout={"kind": "single", "routed": ["decode"]}).plan()
+    calls = [
+        step.function if isinstance(step, Step) else "route" for step in made.modes["decode"].steps
+    ]
+    assert calls == ["decode-00", "route", "decode-01", "route", "decode-02"]
+    steps = made.modes["verify"].steps
+    assert [s.function for s in steps] == ["verify-00", "verify-01", "verify-02"]
+    owners = {f.owner for f in made.shards[0].functions}
+    assert owners == {"model-00", "model-01", "model-02"}
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("routed", [[], ["decode"], ["decode", "verify", "prefill"]], ids=str)
+@pytest.mark.parametrize("kind", ["per-block", "chunks", "single"])
+def test_modules_of_a_routed_plan(contract: str, routed: list[str], kind: str) -> None:
+    made = zaya(
+        layout={"kind": kind, "routed": routed},
+        cache={"contract": contract, "context": 64},
+        tokens={"prefill": 8},
+    )
+    planned = made.plan()
+    assert Plan.model_validate(json.loads(planned.model_dump_json())) == planned
+    assert {k for k, _ in planned.functions} == set(made.members)
+    for shard in planned.shards:
+        for block in made.members[shard.name]:
+            block.to_empty(device="cpu")
+        assert tuple(graph.function for graph in made.graphs(shard.name)) == shard.functions
+        for graph in made.graphs(shard.name):
+            function, module = graph.function, made.module(graph)
+            inputs = [
+                torch.zeros(i.shape, dtype=torch.int32 if i.dtype == "int32" else torch.float32)
+                for i in function.inputs
+            ]
+            with torch.inference_mode():
+                outputs = module(*inputs)
+            assert [tuple(o.shape) for o in outputs] == [o.shape for o in function.outputs]
+
+
+class Deep(Shapes):
+    """ZAYA1-8B as transformers knows it, without a single weight."""
+
+    def __init__(self) -> None:
+        config = transformers.AutoConfig.for_model("zaya")
+        with torch.device("meta"):
+            super().__init__(transformers.AutoModelForCausalLM.from_config(config))
+
+    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        raise AssertionError(f"read {name}")
+
+
+@pytest.fixture(scope="module")
+def zaya8b() -> Deep:
+    return Deep()
+
+
+def of8b(checkpoint: Deep, **content: Any) -> Plan:
+    content = {
+        "name": "test",
+        "cache": {"context": 2048},
+        "layout": {"kind": "per-block"} | content.pop("layout", {}),
+        "head": {"slices": 3},
+    } | content
+    return Planner(checkpoint, parse_recipe(content, "test")).plan()
+
+
+@pytest.mark.parametrize(
+    ("compression", "attention", "experts", "head"),
+    [
+        # projections 5.24 M, convolutions 0.33 M; experts 16 x 12.58 M, router 0.66 M
+        ({}, 11.17e6, 403.98e6, 358.1e6),
+        ({"default": "int8-per-channel"}, 5.61e6, 202e6, 179e6),
+        ({"default": "palette4-uniform-group32"}, 2.82e6, 101.2e6, 89.6e6),
+    ],
+    ids=["fp16", "int8", "palette4"],
+)
+def test_zaya1_8b(zaya8b: Deep, compression: dict[str, Any], attention: float, experts: float,
+                  head: float) -> None:  # fmt: skip
+    made = of8b(zaya8b, compression=compression)
+    kinds = ("attn", "moe") * 40
+    assert [shard.name[:-3] for shard in made.shards[:-3]] == list(kinds)
+    assert [shard.kind for shard in made.shards] == ["layers"] * 80 + ["head"] * 3
+    assert made.layers == 40
+    assert made.kv_bytes[2048] == 40 * 2 * 2**20
+    for shard in made.shards:
+        sizes = {"attn": attention, "moe-": experts, "head": head}
+        assert shard.weight_bytes == pytest.approx(sizes[shard.name[:4]], rel=0.01), shard.name
+    slices = [f.outputs[0].sink for s in made.shards[-3:] for f in s.functions[:1]]
+    assert [(s.start, s.stop) for s in slices] == [(n * 87424, (n + 1) * 87424) for n in range(3)]
+
+
+@pytest.mark.parametrize("kind", ["per-block", "single"])
+def test_a_large_plan_takes_seconds(zaya8b: Deep, kind: str) -> None:
+    """2283 functions: one for each of 17 experts, 40 layers and 3 modes, and those before them."""
+    started = time.process_time()
+    made = of8b(zaya8b, layout={"kind": kind, "routed": ["decode", "verify", "prefill"]})
+    assert time.process_time() - started < 5
+    assert len(made.functions) == 40 * 3 * (17 + 1) + 3 * (40 + 3 if kind == "per-block" else 1)
+    routes = [step for step in made.modes["verify"].steps if isinstance(step, Route)]
+    assert [len(route.experts) for route in routes] == [17] * 40
+
+
+def expert(content: dict[str, Any], index: int, name: str = "decode") -> dict[str, Any]:
+    (found,) = (
+        f for f in content["shards"][1]["functions"] if f["name"] == f"expert-{index:02}-{name}"
+    )
+    return found
+
+
+def route(content: dict[str, Any]) -> dict[str, Any]:
+    (found,) = (
+        step
+        for step in content["modes"]["decode"]["steps"]
+        if "experts" in step and step["shard"] == "moe-00"
+    )
+    return found
+
+
+HOST = {"host": "position", "group": "kv"}
+CACHE = {"host": "cache", "name": "attn-00.kv_k", "group": "kv"}
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda c: route(c)["experts"][1].append("x"), "calls moe-00/x: no such function"),
+        (lambda c: c["shards"].append(c["shards"][1]), "two shards have one name"),
+        (
+            lambda c: c["shards"][1]["functions"].append(c["shards"][1]["functions"][0]),
+            "two functions of a shard have one name",
+        ),
+        (lambda c: route(c).update(shard="attn-01"), "calls attn-01/expert-00-decode: no such"),
+        (lambda c: route(c)["experts"].pop(), "no scores for 2 experts"),
+        (lambda c: route(c)["experts"].append(route(c)["experts"][0]), "no scores for 4 experts"),
+        (lambda c: route(c).update(experts=[]), "at least 1 item"),
+        (lambda c: route(c)["experts"][2].clear(), "not in ascending width"),
+        (lambda c: route(c)["experts"][0].reverse(), "not in ascending width"),
+        (lambda c: route(c).update(scores="x"), "no x for 3 experts"),
+        (lambda c: route(c).update(scores="hidden"), "no hidden for 3 experts"),
+        (lambda c: expert(c, 1)["inputs"][0].update(source=HOST), "needs the host"),
+        (lambda c: expert(c, 1)["inputs"][0].update(source=CACHE), "needs the host"),
+        (
+            lambda c: expert(c, 0)["outputs"][0].update(sink=CACHE | {"write": "replace"}),
+            "needs the host",
+        ),
+        (
+            lambda c: expert(c, 0)["outputs"][0].update(
+                sink={"host": "logits", "start": 0, "stop": 288}
+            ),
+            "needs the host",
+        ),
+        (
+            lambda c: expert(c, 2)["inputs"][0].update(source={"host": "tensor", "name": "x"}),
+            "nothing writes hidden of moe-00",
+        ),
+        (
+            lambda c: expert(c, 2)["outputs"][0].update(sink={"host": "tensor", "name": "router"}),
+            "write different tensors",
+        ),
+        (lambda c: expert(c, 2)["outputs"][0].update(name="other"), "write different tensors"),
+        (
+            lambda c: expert(c, 0, "verify")["outputs"][0].update(shape=[1, 63, 1, 4]),
+            "write different tensors",
+        ),
+        (
+            lambda c: expert(c, 0)["outputs"][0].update(shape=[1, 65, 1, 1]),
+            "write different tensors",
+        ),
+        (lambda c: c["modes"]["decode"]["steps"].pop(1), "no scores for 3 experts"),
+    ],
+)
+def test_a_route_that_an_engine_cannot_run(damage: Callable[[Any], Any], message: str) -> None:
+    made = zaya(layout={"kind": "per-block", "routed": ["decode", "verify"]}).plan()
+    content = made.model_dump(mode="json")
+    damage(content)
+    with pytest.raises(ValidationError, match=message):
+        Plan.model_validate(content)

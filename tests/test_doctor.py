@@ -1,0 +1,125 @@
+"""What the doctor sees and what gc takes, on a machine that is made for the test."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cetane import doctor as upkeep
+from cetane.doctor import Check, clean, diagnose, leftovers
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """An empty machine: `make(path, bytes, days)` puts a folder with a file on it."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("cetane.doctor.Path.home", lambda: tmp_path)
+
+    def make(path: str, size: int = 10, days: float = 0) -> Path:
+        folder = tmp_path / path
+        folder.mkdir(parents=True)
+        (folder / "file").write_bytes(bytes(size))
+        then = time.time() - days * upkeep.DAY
+        os.utime(folder, (then, then))
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def mac(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cetane.doctor.os_build", lambda: "25B78")
+    monkeypatch.setattr("cetane.doctor.is_mac", lambda: True)
+
+
+def named(checks: list[Check], name: str) -> Check:
+    (found,) = [check for check in checks if check.name == name]
+    return found
+
+
+def test_this_machine_is_fit(machine: Make) -> None:
+    checks = diagnose()
+    assert not [check for check in checks if check.state == "failure"]
+    assert named(checks, "coremltools").found == "9.0"
+    assert named(checks, "coremltools libmilstoragepython").state == "ok"
+    assert named(checks, "leftovers").state == "ok"
+
+
+def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another version a warning, of a missing package a failure; extras are not asked for."""
+    lines = ["coremltools==8.3", "no-such-package>=1", "numpy>=1", "nothing; extra == 'dev'"]
+    monkeypatch.setattr("cetane.doctor.requires", lambda _: lines)
+    python, old, missing, numpy = upkeep.versions()
+    assert python.state == numpy.state == "ok"
+    assert (old.state, missing.state) == ("warning", "failure")
+    assert "made for ==8.3" in old.hint
+    assert "pip install 'no-such-package>=1'" in missing.hint
+
+
+def test_a_wheel_without_native_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cetane.doctor.EXTENSION_SUFFIXES", [".cpython-399-darwin.so"])
+    checks = list(upkeep.native_libraries())
+    assert {check.state for check in checks} == {"failure"}
+    assert "use 3.11 or 3.12" in checks[0].hint
+
+
+@pytest.mark.usefixtures("mac")
+def test_a_mac_needs_one_more_native_part() -> None:
+    assert named(list(upkeep.native_libraries()), "coremltools libcoremlpython")
+
+
+def test_little_space(machine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "LOW_SPACE", 1 << 62)
+    found = named(list(upkeep.space()), "temporary space")
+    assert found.state == "warning"
+    assert "TMPDIR" in found.hint
+
+
+def test_temporary_files(machine: Make, tmp_path: Path) -> None:
+    """Old packages go; fresh ones, other files and what links point at stay."""
+    old = machine("tmp/tmpab12.mlpackage", 1000, days=2)
+    machine("tmp/tmpcd34.mlpackage")
+    machine("tmp/somebody-else", days=9)
+    machine("elsewhere.mlpackage", days=9)
+    (tmp_path / "tmp/tmplink.mlpackage").symlink_to(tmp_path / "elsewhere.mlpackage")
+    (found,) = leftovers()
+    assert (found.path, found.bytes) == (old, 1000)
+    assert named(diagnose(), "leftovers").state == "warning"
+    clean([found])
+    assert not old.exists()
+    assert (tmp_path / "elsewhere.mlpackage/file").is_file()
+    assert leftovers() == []
+
+
+@pytest.mark.usefixtures("mac")
+def test_after_an_upgrade(machine: Make) -> None:
+    """Caches and programs of another build of the system go, those of this one stay."""
+    cache = "Library/Caches/zaya_ane_runtime/com.apple.e5rt.e5bundlecache"
+    stale = machine(f"{cache}/24G84", 5000)
+    kept = machine(f"{cache}/25B78")
+    other = machine("Library/Caches/com.apple.python3/com.apple.e5rt.e5bundlecache/24F74")
+    machine("Library/Caches/another-app/settings")
+    compiled = machine("cache/compiled/0123-chunk-00-24G84.mlmodelc")
+    machine("cache/compiled/0123-chunk-00-25B78.mlmodelc")
+    found = leftovers()
+    assert {item.path for item in found} == {stale, other, compiled}
+    assert next(item.bytes for item in found if item.path == stale) == 5000
+    clean(found)
+    assert kept.is_dir()
+    assert leftovers() == []
+
+
+def test_another_system_has_no_ane_caches(machine: Make) -> None:
+    machine("Library/Caches/app/com.apple.e5rt.e5bundlecache/24G84")
+    machine("cache/compiled/0123-chunk-00-24G84.mlmodelc")
+    assert leftovers() == []
+    assert named(diagnose(), "ANE caches").found == "none: this is no Mac"
