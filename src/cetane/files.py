@@ -21,6 +21,10 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being made, how many parts are done, and how many there are."""
 
 
+def silent(what: str, done: int, total: int) -> None:
+    """Progress that nobody watches."""
+
+
 FULL = (os.strerror(errno.ENOSPC), "[MIL FileWriter]", "filesystem error: cannot copy")
 """What coremltools says on a full disk: it loses the error number, in shutil and in C++."""
 
