@@ -12,7 +12,7 @@ from itertools import product
 from cetane.compress import Format, Selection, SensitivityFile, parse_format
 from cetane.compress.formats import Fp16, Linear, Palette
 from cetane.errors import CetaneError
-from cetane.families.base import Weight
+from cetane.families import Weight
 from cetane.planner import Planner
 from cetane.sweep.points import Method
 from cetane.validation import Data
