@@ -10,11 +10,10 @@ import pkgutil
 from types import ModuleType
 from typing import Any
 
-from pydantic import ValidationError
-
 from cetane.errors import CetaneError
 from cetane.families.base import Model, Weights
 from cetane.schema.interface import Order
+from cetane.validation import validated
 
 SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -66,16 +65,7 @@ def author(
 
 def parse_options(family: ModuleType, kind: str, options: dict[str, Any]) -> Any:
     """A recipe's `[family]` table as the family's own `Options`."""
-    try:
-        chosen = family.Options.model_validate(options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, ("family", *first["loc"])))
-        raise CetaneError(
-            f"{key}: {first['msg']}; a {kind} model's options: "
-            f"{', '.join(family.Options.model_fields)}"
-        ) from error
-    return chosen
+    return validated(family.Options, options, f"the [family] options of a {kind} model")
 
 
 def parse_config(config: dict[str, Any]) -> Any:
