@@ -69,7 +69,7 @@ def disk_errors(path: Path) -> Iterator[None]:
             hint = f"free some space there and in {tempfile.gettempdir()}, then run it again"
             raise CetaneError(f"disk full while writing {path}", f"{hint}: it resumes") from error
         if isinstance(error, OSError):
-            raise CetaneError(f"cannot write {path}: {error}") from error
+            raise CetaneError(f"cannot write {path}: {error.strerror or error}") from error
         raise
 
 

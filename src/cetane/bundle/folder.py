@@ -10,13 +10,12 @@ bound to the digest of the manifest here, which does not name them.
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cetane.bundle.draft_heads import HeadShard, listed_files, open_heads
 from cetane.bundle.tables import QuantizedRows, Rows, Tables
-from cetane.checkpoint import Tokenizer
 from cetane.errors import CetaneError
 from cetane.files import (
     check_files,
@@ -42,6 +41,9 @@ from cetane.schema.manifest import (
 )
 from cetane.schema.plan import Plan
 from cetane.validation import validated
+
+if TYPE_CHECKING:
+    from cetane.checkpoint import Tokenizer
 
 
 class Bundle:
@@ -129,7 +131,9 @@ class Bundle:
             raise CetaneError(f"{self.path}: {name}: {error}") from error
 
     @cached_property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> "Tokenizer":
+        from cetane.checkpoint import Tokenizer  # here: a manifest is read without it
+
         return Tokenizer.load(self.file(TOKENIZER))
 
     def write_gate(self, name: str, result: dict[str, Any]) -> None:

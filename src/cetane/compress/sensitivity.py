@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field, PrivateAttr
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load, save
+
+
 
 from cetane.errors import CetaneError
 from cetane.files import read_bytes
@@ -54,6 +54,8 @@ class Sensitivities:
 
     def save(self, path: Path, key: str = "") -> str:
         """Write a safetensors file, and into it what they depend on; returns its SHA-256."""
+        from safetensors.numpy import save  # here: recipes are read without it
+
         content = save(self.inputs, {KEY: key})
         path.write_bytes(content)
         return hashlib.sha256(content).hexdigest()
@@ -61,6 +63,8 @@ class Sensitivities:
 
 def written_for(path: Path) -> str | None:
     """What the sensitivities in a file depend on; None for any other file, or none."""
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(path, "np") as file:
             return (file.metadata() or {}).get(KEY)
@@ -89,6 +93,9 @@ class SensitivityFile(Data):
 
     def read(self) -> Sensitivities:
         """CetaneError for a file that is not there, is another, or holds anything else."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
         path = self._folder / self.file
         try:
             content = read_bytes(path, LARGEST)
