@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import torch
-from pydantic import ValidationError
 
 from cetane.errors import CetaneError
 from cetane.families.axes import Axes, tensor_layout
@@ -46,6 +45,7 @@ from cetane.families.layers import Heads, Held, Leaf, Projection, RMSNorm, atten
 from cetane.families.rotary import RotaryTable
 from cetane.families.shard import Shard
 from cetane.schema.interface import Order
+from cetane.validation import validated
 
 __all__ = [
     "Axes",
@@ -177,15 +177,7 @@ def options_of(kind: str, options: Mapping[str, Any]) -> Any:
     own = families()[kind].Options
     departs = "departures" in options and bool(known_departures(kind))
     content = {k: v for k, v in options.items() if not (departs and k == "departures")}
-    try:
-        return own.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, ("family", *first["loc"])))
-        known = [*own.model_fields, *(["departures"] if known_departures(kind) else [])]
-        raise CetaneError(
-            f"{key}: {first['msg']}; a {kind} model's options: {', '.join(known) or 'none'}"
-        ) from error
+    return validated(own, content, f"the [family] options of a {kind} model")
 
 
 def parse_config(config: dict[str, Any]) -> Any:
