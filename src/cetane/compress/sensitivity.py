@@ -14,8 +14,6 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, PrivateAttr
 
-
-
 from cetane.errors import CetaneError
 from cetane.files import read_bytes
 from cetane.validation import Data
