@@ -12,7 +12,8 @@ from cetane.files import open_regular
 
 MAGIC = b"\x93NUMPY\x01\x00"
 HEADER = re.compile(
-    rb"\{'descr': '([<|][fi][1248])', 'fortran_order': False, 'shape': \(((?:[0-9]{1,12},? ?)*)\), \} *\n"
+    rb"\{'descr': '([<|][fi][1248])', 'fortran_order': False, "
+    rb"'shape': \(((?:[0-9]{1,12}, ){0,3}[0-9]{1,12},?)\), \} *\n"
 )
 """What numpy writes for arrays of numbers in C order; its own reader evaluates a header as Python,
 and would read a pickle."""
