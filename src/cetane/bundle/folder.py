@@ -7,13 +7,13 @@ Draft heads (`draft_heads.py`) come and go after that: each is a folder with a m
 bound to the digest of the manifest here, which does not name them.
 """
 
+import errno
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from cetane.bundle.arrays import open_array
 from cetane.bundle.draft_heads import HeadShard, listed_files, open_heads
 from cetane.bundle.tables import QuantizedRows, Rows, Tables
 from cetane.errors import CetaneError
@@ -45,6 +45,8 @@ from cetane.validation import validated
 if TYPE_CHECKING:
     from cetane.checkpoint import Tokenizer
 
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+
 
 class Bundle:
     """A bundle on disk. Opening checks the manifest; `verify` checks every file."""
@@ -57,6 +59,7 @@ class Bundle:
         if not file.is_file():
             hint = "run the same cetane port again, it goes on where it stopped"
             raise CetaneError(f"{path}: no {MANIFEST}, not a complete bundle", hint)
+        regular_files(path)
         self.manifest = self._read_manifest(file)
 
     def _read_manifest(self, file: Path) -> Manifest:
@@ -106,29 +109,17 @@ class Bundle:
     def tables(self) -> Tables:
         """The host's tables, memory-mapped; CetaneError if one has not the shape of the plan."""
         plan = self.plan
-        found = {name: self._rows(name, table) for name, table in plan.tables.items()}
-        rotary = {name: self._array(rotary_path(name)) for name in plan.rotary}
-        for name, table in rotary.items():
-            if table.ndim != 3 or table.shape[:2] != (2, plan.recipe.cache.context):
-                raise CetaneError(f"{self.path}: {rotary_path(name)} has shape {table.shape}")
-        return Tables(found.pop("tokens", None), rotary, found)
+        rows = {name: self._rows(name, table) for name, table in plan.tables.items()}
+        shape = (2, plan.recipe.cache.context, None)
+        rotary = {n: open_array(self.file(rotary_path(n)), "<f4", shape) for n in plan.rotary}
+        return Tables(rows.pop("tokens", None), dict(rotary), rows)
 
     def _rows(self, name: str, table: TablePlan) -> Rows:
-        rows = self._array(table_path(name))
-        if rows.shape != (table.rows, table.channels):
-            raise CetaneError(f"{self.path}: {table_path(name)} has shape {rows.shape}")
+        path, shape = self.file(table_path(name)), (table.rows, table.channels)
         if self.plan.recipe.embedding.format == "fp16":
-            return rows
-        scales = self._array(scales_path(name))
-        if rows.dtype != np.int8 or scales.shape != (table.rows,):
-            raise CetaneError(f"{self.path}: {scales_path(name)} does not fit {table_path(name)}")
-        return QuantizedRows(rows, scales)
-
-    def _array(self, name: str) -> np.ndarray[Any, Any]:
-        try:
-            return np.lib.format.open_memmap(self.file(name), mode="r")
-        except (OSError, ValueError) as error:
-            raise CetaneError(f"{self.path}: {name}: {error}") from error
+            return open_array(path, "<f2", shape)
+        scales = open_array(self.file(scales_path(name)), "<f2", (table.rows,))
+        return QuantizedRows(open_array(path, "|i1", shape), scales)
 
     @cached_property
     def tokenizer(self) -> "Tokenizer":
@@ -136,12 +127,19 @@ class Bundle:
 
         return Tokenizer.load(self.file(TOKENIZER))
 
-    def write_gate(self, name: str, result: dict[str, Any]) -> None:
-        """Store a gate's result, tied to this bundle by its digest."""
+    def write_gate(self, name: str, result: dict[str, Any]) -> bool:
+        """Store a gate's result, tied to this bundle by its digest; False where the bundle may not
+        be written, which hinders no gate."""
         folder = self.file(GATES)
-        with disk_errors(folder):
-            folder.mkdir(exist_ok=True)
-            write_json(folder / f"{name}.json", {"bundle": self.digest} | result)
+        try:
+            with disk_errors(folder):
+                folder.mkdir(exist_ok=True)
+                write_json(folder / f"{name}.json", {"bundle": self.digest} | result)
+        except CetaneError as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in READ_ONLY:
+                return False
+            raise
+        return True
 
     def gates(self) -> dict[str, dict[str, Any]]:
         """Stored gate results by gate name; those of another build are left out, and so are those
@@ -160,7 +158,6 @@ class Bundle:
 
 def relative_files(root: Path) -> Iterator[str]:
     """Files of a bundle that its manifest lists: all but itself and the gates' results."""
-    for path in sorted(root.rglob("*")):
-        name = path.relative_to(root)
-        if path.is_file() and name.parts[0] != GATES and name.as_posix() != MANIFEST:
-            yield name.as_posix()
+    for name in regular_files(root):
+        if not name.startswith(f"{GATES}/") and name != MANIFEST:
+            yield name
