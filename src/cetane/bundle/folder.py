@@ -1,7 +1,6 @@
 """The folder that ships: manifest, shards, embedding, rotary tables, tokenizer, gate results.
 
-A bundle is written under `NAME.partial` and renamed when its manifest is complete. Reading one
-trusts nothing: every file is inside the folder, listed, and has the size and hash it should.
+A bundle is written under `NAME.partial` and renamed when its manifest is complete.
 
 Draft heads (`draft_heads.py`) come and go after that: each is a folder with a manifest of its own,
 bound to the digest of the manifest here, which does not name them.
@@ -14,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
-from cetane.bundle.draft_heads import HeadShard, listed_files, open_heads
+from cetane.bundle.draft_heads import DraftHead, listed_files, open_draft_heads
+from cetane.bundle.listed import ListedFolder
 from cetane.bundle.tables import QuantizedRows, Rows, Tables
 from cetane.checkpoint import Tokenizer
 from cetane.errors import CetaneError
-from cetane.files import check_files, disk_errors, inside, sha256, write_json
-from cetane.schema.draft_head import HeadKind
+from cetane.files import disk_errors, write_json
+from cetane.schema.draft_head import DraftHeadKind
 from cetane.schema.function import Function, TablePlan
 from cetane.schema.manifest import (
     GATES,
@@ -37,59 +36,32 @@ from cetane.schema.manifest import (
 from cetane.schema.plan import Plan
 
 
-class Bundle:
-    """A bundle on disk. Opening checks the manifest; `verify` checks every file."""
+class Bundle(ListedFolder[Manifest]):
+    """A bundle on disk."""
+
+    manifest_name, schema = MANIFEST, SCHEMA
+    hint = "port the model again, or get the bundle again"
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         if not path.is_dir():
             raise CetaneError(f"{path}: no such bundle", "cetane port MODEL makes one")
-        file = path / MANIFEST
-        if not file.is_file():
+        if not (path / MANIFEST).is_file():
             hint = "run the same cetane port again, it goes on where it stopped"
             raise CetaneError(f"{path}: no {MANIFEST}, not a complete bundle", hint)
-        self.manifest = self._read_manifest(file)
-
-    def _read_manifest(self, file: Path) -> Manifest:
-        try:
-            content = json.loads(file.read_bytes())
-            if content["schema_version"] != SCHEMA:
-                raise CetaneError(
-                    f"{file}: schema {content['schema_version']}, this cetane reads {SCHEMA}",
-                    "port the model again",
-                )
-            manifest = Manifest.model_validate(content)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise CetaneError(f"{file}: {where}: {first['msg']}") from error
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise CetaneError(f"{file}: not a manifest: {error!r}") from error
-        for name in manifest.files:
-            self.file(name)
-        return manifest
+        super().__init__(path, Manifest)
 
     @property
     def plan(self) -> Plan:
         return self.manifest.plan
 
-    @cached_property
-    def digest(self) -> str:
-        """sha256 of the manifest: the identity of the bundle, since it lists every file's hash."""
-        return sha256(self.path / MANIFEST)
-
-    def file(self, name: str) -> Path:
-        """A path inside the bundle; CetaneError for any that is not."""
-        return inside(self.path, name)
-
     def verify(self) -> None:
         """CetaneError if a file is missing, changed, or present but not listed."""
-        hint = "port the model again, or get the bundle again"
-        check_files(self.path, self.manifest.files, hint)
-        heads = list(self.heads().values())
-        for head in heads:
-            head.verify()
-        unknown = set(relative_files(self.path)) - set(self.manifest.files) - listed_files(heads)
+        super().verify()
+        draft_heads = list(self.draft_heads().values())
+        for draft_head in draft_heads:
+            draft_head.verify()
+        listed = set(self.manifest.files) | listed_files(draft_heads)
+        unknown = set(relative_files(self.path)) - listed
         if unknown:
             raise CetaneError(f"{self.path}: {min(unknown)} is not in the manifest")
 
@@ -101,36 +73,30 @@ class Bundle:
         """The functions of a shard."""
         return self.plan.by_name[name].functions
 
-    def heads(self) -> dict[HeadKind, HeadShard]:
-        """Draft heads, as they are now; CetaneError for one that was trained for another bundle."""
-        return open_heads(self.path, self.digest, self.plan)
+    def draft_heads(self) -> dict[DraftHeadKind, DraftHead]:
+        """Its draft heads by kind; CetaneError for one that was trained for another bundle."""
+        return open_draft_heads(self.path, self.digest, self.plan)
 
     def tables(self) -> Tables:
         """The host's tables, memory-mapped; CetaneError if one has not the shape of the plan."""
         plan = self.plan
-        found = {name: self._rows(name, table) for name, table in plan.tables.items()}
-        rotary = {name: self._array(rotary_path(name)) for name in plan.rotary}
+        tables = {name: self._rows(name, table) for name, table in plan.tables.items()}
+        rotary = {name: self.array(rotary_path(name)) for name in plan.rotary}
         for name, table in rotary.items():
             if table.ndim != 3 or table.shape[:2] != (2, plan.recipe.cache.context):
                 raise CetaneError(f"{self.path}: {rotary_path(name)} has shape {table.shape}")
-        return Tables(found.pop("tokens", None), rotary, found)
+        return Tables(tables.pop("tokens", None), rotary, tables)
 
     def _rows(self, name: str, table: TablePlan) -> Rows:
-        rows = self._array(table_path(name))
+        rows = self.array(table_path(name))
         if rows.shape != (table.rows, table.channels):
             raise CetaneError(f"{self.path}: {table_path(name)} has shape {rows.shape}")
         if self.plan.recipe.embedding.format == "fp16":
             return rows
-        scales = self._array(scales_path(name))
+        scales = self.array(scales_path(name))
         if rows.dtype != np.int8 or scales.shape != (table.rows,):
             raise CetaneError(f"{self.path}: {scales_path(name)} does not fit {table_path(name)}")
         return QuantizedRows(rows, scales)
-
-    def _array(self, name: str) -> np.ndarray[Any, Any]:
-        try:
-            return np.lib.format.open_memmap(self.file(name), mode="r")
-        except (OSError, ValueError) as error:
-            raise CetaneError(f"{self.path}: {name}: {error}") from error
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -144,10 +110,10 @@ class Bundle:
             write_json(folder / f"{name}.json", {"bundle": self.digest} | result)
 
     def gates(self) -> dict[str, dict[str, Any]]:
-        """Stored gate results by gate name; those of another build are left out, and so are those
-        that judged `heads` (digests by kind) which have been trained again."""
+        """Stored gate results by gate name. Those of another build are left out. So are those of a
+        draft head that was trained again: results name them as `heads`, digests by kind."""
         results = {}
-        heads = {kind: head.digest for kind, head in self.heads().items()}
+        digests = {kind: draft.digest for kind, draft in self.draft_heads().items()}
         for path in sorted(self.file(GATES).glob("*.json")):
             try:
                 result = json.loads(path.read_bytes())
@@ -156,7 +122,7 @@ class Bundle:
             if not isinstance(result, dict) or result.get("bundle") != self.digest:
                 continue
             judged = result.get("heads", {})
-            if isinstance(judged, dict) and judged.items() <= heads.items():
+            if isinstance(judged, dict) and judged.items() <= digests.items():
                 results[path.stem] = result
         return results
 
