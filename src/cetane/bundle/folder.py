@@ -6,20 +6,18 @@ Draft heads (`draft_heads.py`) come and go after that: each is a folder with a m
 bound to the digest of the manifest here, which does not name them.
 """
 
-import json
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cetane.bundle.draft_heads import DraftHead, listed_files, open_draft_heads
 from cetane.bundle.listed import ListedFolder
 from cetane.bundle.tables import QuantizedRows, Rows, Tables
-from cetane.checkpoint import Tokenizer
 from cetane.errors import CetaneError
-from cetane.files import disk_errors, write_json
+from cetane.files import disk_errors, read_json, write_json
 from cetane.schema.draft_head import DraftHeadKind
 from cetane.schema.function import Function, TablePlan
 from cetane.schema.manifest import (
@@ -34,6 +32,9 @@ from cetane.schema.manifest import (
     table_path,
 )
 from cetane.schema.plan import Plan
+
+if TYPE_CHECKING:
+    from cetane.checkpoint import Tokenizer
 
 
 class Bundle(ListedFolder[Manifest]):
@@ -99,7 +100,9 @@ class Bundle(ListedFolder[Manifest]):
         return QuantizedRows(rows, scales)
 
     @cached_property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> "Tokenizer":
+        from cetane.checkpoint import Tokenizer  # here: a manifest is read without it
+
         return Tokenizer.load(self.file(TOKENIZER))
 
     def write_gate(self, name: str, result: dict[str, Any]) -> None:
@@ -115,11 +118,8 @@ class Bundle(ListedFolder[Manifest]):
         results = {}
         digests = {kind: draft.digest for kind, draft in self.draft_heads().items()}
         for path in sorted(self.file(GATES).glob("*.json")):
-            try:
-                result = json.loads(path.read_bytes())
-            except ValueError as error:
-                raise CetaneError(f"{path}: not a gate result: {error}") from error
-            if not isinstance(result, dict) or result.get("bundle") != self.digest:
+            result = read_json(path, follow=False)
+            if result.get("bundle") != self.digest:
                 continue
             judged = result.get("heads", {})
             if isinstance(judged, dict) and judged.items() <= digests.items():

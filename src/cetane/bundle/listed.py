@@ -4,18 +4,17 @@ Reading one trusts nothing: every file is inside the folder, listed, and has the
 that the manifest says.
 """
 
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
-from pydantic import ValidationError
 
 from cetane.errors import CetaneError
-from cetane.files import check_files, inside, sha256
+from cetane.files import check_files, inside, read_json, sha256
 from cetane.schema.draft_head import DraftHeadManifest
-from cetane.schema.manifest import Manifest
+from cetane.schema.manifest import Manifest, check_schema
+from cetane.validation import validated
 
 M = TypeVar("M", Manifest, DraftHeadManifest)
 
@@ -37,20 +36,9 @@ class ListedFolder(Generic[M]):
             self.file(name)
 
     def _read_manifest(self, file: Path, kind: type[M]) -> M:
-        try:
-            content = json.loads(file.read_bytes())
-            if content["schema_version"] != self.schema:
-                raise CetaneError(
-                    f"{file}: schema {content['schema_version']}, this cetane reads {self.schema}",
-                    self.hint,
-                )
-            return kind.model_validate(content)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise CetaneError(f"{file}: {where}: {first['msg']}") from error
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise CetaneError(f"{file}: not a manifest: {error!r}") from error
+        content = read_json(file, follow=False)
+        check_schema(content, self.schema, file, self.hint)
+        return validated(kind, content, str(file))
 
     @cached_property
     def digest(self) -> str:

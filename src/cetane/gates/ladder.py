@@ -17,7 +17,7 @@ from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
 from cetane.engine.session import gather
-from cetane.families.base import Truth
+from cetane.families import Truth
 from cetane.gates.golden import (
     Check,
     ShardScore,
