@@ -1,18 +1,61 @@
-"""The commands, by name. A command's module is imported when it is called: some need torch."""
+"""The commands, by name. A command's module is imported when it is called or listed: none of them
+imports torch, transformers or coremltools at its top."""
 
 import importlib
-from typing import Any
+import math
+from typing import Annotated, Any, NamedTuple
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-COMMANDS = (
-    "inspect", "plan", "vocabulary", "sweep", "port", "demo", "build", "quantize-activations",
-    "audit", "validate", "diff", "run", "bench", "train-head", "lab", "export", "info", "report",
-    "doctor", "recompile", "gc",
-)  # fmt: skip
+
+class Listed(NamedTuple):
+    """A command's place in `cetane --help`, and how it is called."""
+
+    panel: str
+    example: str
+
+
+COMMANDS = {
+    "demo": Listed("Port", "cetane demo"),
+    "plan": Listed("Port", "cetane plan HuggingFaceTB/SmolLM2-135M-Instruct --chip a19-pro"),
+    "port": Listed("Port", "cetane port HuggingFaceTB/SmolLM2-135M-Instruct -o smollm2"),
+    "build": Listed("Port", "cetane build model.gguf --only 'layers-*' -o model"),
+    "recipes": Listed("Port", "cetane recipes"),
+    "inspect": Listed("Port", "cetane inspect model.gguf"),
+    "validate": Listed("Judge", "cetane validate smollm2 --perplexity book.txt"),
+    "audit": Listed("Judge", "cetane audit smollm2 --chip a19-pro"),
+    "diff": Listed("Judge", "cetane diff smollm2 --model HuggingFaceTB/SmolLM2-135M-Instruct"),
+    "info": Listed("Judge", "cetane info smollm2"),
+    "report": Listed("Judge", "cetane report smollm2 -o smollm2.html"),
+    "run": Listed("Run", "cetane run smollm2 'What is the capital of France?'"),
+    "bench": Listed("Run", "cetane bench smollm2 --drafters ngram,union"),
+    "export": Listed("Run", "cetane export smollm2 --to onnx -o smollm2-onnx"),
+    "sweep": Listed("Research", "cetane sweep model.gguf --budget 4.25 -o sweep"),
+    "vocabulary": Listed("Research", "cetane vocabulary model.gguf --text book.txt -o subset.json"),
+    "quantize-activations": Listed(
+        "Research", "cetane quantize-activations smollm2 --smooth -o smollm2-a8"
+    ),
+    "train-head": Listed("Research", "cetane train-head smollm2 eagle3 --text book.txt"),
+    "lab": Listed("Research", "cetane lab run zaya-eagle-draft"),
+    "doctor": Listed("Upkeep", "cetane doctor"),
+    "gc": Listed("Upkeep", "cetane gc --remove"),
+    "recompile": Listed("Upkeep", "cetane recompile smollm2"),
+}
 """Each is a function of that name in a module of that name, with underscores, or a module with
 `commands` of its own."""
+
+
+class Command(TyperCommand):
+    """A command whose numbers are finite."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        for param in self.params:
+            value = ctx.params.get(param.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise typer.BadParameter(f"{value} is not a finite number", ctx=ctx, param=param)
+        return rest
 
 
 class Commands(TyperGroup):
@@ -24,24 +67,41 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        panel, example = COMMANDS[cmd_name]
         name = cmd_name.replace("-", "_")
         module = importlib.import_module(f"cetane.cli.{name}")
         if hasattr(module, "commands"):
-            return typer.main.get_command(module.commands)
-        single.command(cmd_name)(getattr(module, name))
+            group = typer.main.get_command(module.commands)
+            group.rich_help_panel, group.help = panel, module.commands.info.help
+            return group
+        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        single.command(
+            cmd_name, cls=Command, rich_help_panel=panel, epilog=f"Example: [bold]{example}[/]"
+        )(getattr(module, name))
         return typer.main.get_command(single)
 
 
 app = typer.Typer(
     cls=Commands,
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Port language models to Apple's Neural Engine from any machine.",
+    rich_markup_mode="rich",
+    epilog="Start with [bold]cetane demo[/]. Exit codes: 0 pass, 1 a gate failed, 2 wrong use.",
 )
 
 
-@app.callback()
-def cetane() -> None:
+@app.callback(invoke_without_command=True)
+def cetane(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
+    ] = False,
+) -> None:
     """Port language models to Apple's Neural Engine from any machine."""
+    if version:
+        from cetane import __version__
+
+        print(f"cetane {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())

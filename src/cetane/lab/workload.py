@@ -19,7 +19,7 @@ from cetane.lab.experiment import Workload
 from cetane.lab.synthetic import Shapes, write_gemma4
 from cetane.planner import Source
 from cetane.speculate.bench import suite
-from cetane.sweep.smoke import load_prompts
+from cetane.sweeps.smoke import load_prompts
 
 MODULES = ("argparse", "collections", "datetime", "functools", "itertools", "json", "logging")
 """Of the standard library, whose documentation is a text that every Python has."""

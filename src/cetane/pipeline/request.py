@@ -10,7 +10,7 @@ from typing import Any
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
 from cetane.planner import Planner
-from cetane.schema.recipe import Recipe, load_recipe, override
+from cetane.schema.recipe import Recipe, load_recipe, override, shipped
 
 FORMATS = {
     16: "fp16",
@@ -93,3 +93,13 @@ def read_change(setting: str) -> tuple[str, Any]:
         return key, tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return key, text
+
+
+def shipped_recipes() -> dict[str, list[Recipe]]:
+    """The recipes that come with cetane, by what they are for: any model, or the folder's name."""
+    groups: dict[str, list[Recipe]] = {}
+    for name, path in shipped().items():
+        group = path.parent.name
+        recipe = load_recipe(name)
+        groups.setdefault("any model" if group == "recipes" else group, []).append(recipe)
+    return dict(sorted(groups.items(), key=lambda item: item[0] != "any model"))

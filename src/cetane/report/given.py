@@ -10,8 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 from cetane.errors import CetaneError
 from cetane.report.content import Answer, Drafted, Quality, QualityPoint, Speculation
 from cetane.speculate.bench import Speed
-from cetane.sweep.points import Point, read_points
-from cetane.sweep.sweep import pareto
+from cetane.sweeps.points import Point, read_points
+from cetane.sweeps.sweep import pareto
 from cetane.validation import Data
 
 LARGEST = 1 << 25

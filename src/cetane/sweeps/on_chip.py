@@ -17,7 +17,7 @@ from cetane.gates.residency.target import Target
 from cetane.mil.program import Block, Constant, Function, Op, Program, TensorType, Value
 from cetane.perf.predict import Predictor
 from cetane.planner import Planner
-from cetane.sweep.points import Predicted
+from cetane.sweeps.points import Predicted
 
 
 def predict(planner: Planner, predictor: Predictor, target: Target) -> Predicted:

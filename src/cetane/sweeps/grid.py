@@ -14,7 +14,7 @@ from cetane.compress.formats import Fp16, Linear, Palette
 from cetane.errors import CetaneError
 from cetane.families.base import Weight
 from cetane.planner import Planner
-from cetane.sweep.points import Method
+from cetane.sweeps.points import Method
 from cetane.validation import Data
 
 
