@@ -9,9 +9,9 @@ import transformers
 from tests.conftest import InMemoryCheckpoint, build_model
 
 from cetane.hardware.chips import find_chip
+from cetane.perf.combinations import Combinations
 from cetane.perf.cost import load_fit
 from cetane.perf.predict import Predictor, distinct
-from cetane.perf.combinations import Combinations
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, load_recipe, parse_recipe
 from cetane.schema.slots import CONTRACTS

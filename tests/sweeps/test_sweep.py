@@ -12,7 +12,7 @@ import transformers
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.compress import Selection, parse_format
 from cetane.errors import CetaneError
-from cetane.families.base import Head
+from cetane.families import Head
 from cetane.gates.compressions import Judge
 from cetane.gates.quality import perplexity
 from cetane.gates.residency.target import Target
@@ -23,8 +23,8 @@ from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, load_recipe
 from cetane.sweeps import moments
 from cetane.sweeps.grid import candidate, chosen, load_grid, pattern, weights
-from cetane.sweeps.points import Point
 from cetane.sweeps.on_chip import predict
+from cetane.sweeps.points import Point
 from cetane.sweeps.sweep import LAYERS, Passage, Sweep, best, pareto, write_recipe
 
 TEXT = "The rating of how readily a fuel ignites is its cetane number. " * 60

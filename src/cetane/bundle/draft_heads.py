@@ -5,17 +5,15 @@ the digest of the bundle whose hidden states the head reads: another bundle refu
 manifest does not know of heads, so its digest stays what it is when one is added or replaced.
 """
 
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
 from cetane.errors import CetaneError
-from cetane.files import check_files, inside, sha256
+from cetane.files import check_files, inside, read_json, sha256
 from cetane.schema.draft_head import (
     HEADS,
     HELD_OUT,
@@ -28,7 +26,9 @@ from cetane.schema.draft_head import (
     HeadManifest,
 )
 from cetane.schema.function import Function
+from cetane.schema.manifest import check_schema
 from cetane.schema.plan import Plan
+from cetane.validation import validated
 
 TRAIN_AGAIN = "cetane train-head makes one for it"
 
@@ -105,20 +105,9 @@ class HeadShard:
 
 def read_manifest(file: Path) -> HeadManifest:
     """CetaneError for a manifest that is damaged or hostile."""
-    try:
-        content = json.loads(file.read_bytes())
-        if content["schema_version"] != SCHEMA:
-            raise CetaneError(
-                f"{file}: schema {content['schema_version']}, this cetane reads {SCHEMA}",
-                "train the head again",
-            )
-        return HeadManifest.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise CetaneError(f"{file}: {where}: {first['msg']}") from error
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CetaneError(f"{file}: not a head's manifest: {error!r}") from error
+    content = read_json(file, follow=False)
+    check_schema(content, SCHEMA, file, "train the head again")
+    return validated(HeadManifest, content, str(file))
 
 
 def open_heads(root: Path, digest: str, plan: Plan) -> dict[HeadKind, HeadShard]:

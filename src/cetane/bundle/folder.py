@@ -7,20 +7,24 @@ Draft heads (`draft_heads.py`) come and go after that: each is a folder with a m
 bound to the digest of the manifest here, which does not name them.
 """
 
-import json
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import ValidationError
 
 from cetane.bundle.draft_heads import HeadShard, listed_files, open_heads
 from cetane.bundle.tables import QuantizedRows, Rows, Tables
-from cetane.checkpoint import Tokenizer
 from cetane.errors import CetaneError
-from cetane.files import check_files, disk_errors, inside, sha256, write_json
+from cetane.files import (
+    check_files,
+    disk_errors,
+    inside,
+    read_json,
+    sha256,
+    write_json,
+)
 from cetane.schema.draft_head import HeadKind
 from cetane.schema.function import Function, TablePlan
 from cetane.schema.manifest import (
@@ -29,12 +33,17 @@ from cetane.schema.manifest import (
     SCHEMA,
     TOKENIZER,
     Manifest,
+    check_schema,
     rotary_path,
     scales_path,
     shard_path,
     table_path,
 )
 from cetane.schema.plan import Plan
+from cetane.validation import validated
+
+if TYPE_CHECKING:
+    from cetane.checkpoint import Tokenizer
 
 
 class Bundle:
@@ -51,20 +60,9 @@ class Bundle:
         self.manifest = self._read_manifest(file)
 
     def _read_manifest(self, file: Path) -> Manifest:
-        try:
-            content = json.loads(file.read_bytes())
-            if content["schema_version"] != SCHEMA:
-                raise CetaneError(
-                    f"{file}: schema {content['schema_version']}, this cetane reads {SCHEMA}",
-                    "port the model again",
-                )
-            manifest = Manifest.model_validate(content)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise CetaneError(f"{file}: {where}: {first['msg']}") from error
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise CetaneError(f"{file}: not a manifest: {error!r}") from error
+        content = read_json(file, follow=False)
+        check_schema(content, SCHEMA, file, "port the model again")
+        manifest = validated(Manifest, content, str(file))
         for name in manifest.files:
             self.file(name)
         return manifest
@@ -133,7 +131,9 @@ class Bundle:
             raise CetaneError(f"{self.path}: {name}: {error}") from error
 
     @cached_property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> "Tokenizer":
+        from cetane.checkpoint import Tokenizer  # here: a manifest is read without it
+
         return Tokenizer.load(self.file(TOKENIZER))
 
     def write_gate(self, name: str, result: dict[str, Any]) -> None:
@@ -149,11 +149,8 @@ class Bundle:
         results = {}
         heads = {kind: head.digest for kind, head in self.heads().items()}
         for path in sorted(self.file(GATES).glob("*.json")):
-            try:
-                result = json.loads(path.read_bytes())
-            except ValueError as error:
-                raise CetaneError(f"{path}: not a gate result: {error}") from error
-            if not isinstance(result, dict) or result.get("bundle") != self.digest:
+            result = read_json(path, follow=False)
+            if result.get("bundle") != self.digest:
                 continue
             judged = result.get("heads", {})
             if isinstance(judged, dict) and judged.items() <= heads.items():

@@ -54,7 +54,9 @@ class Command(TyperCommand):
         for param in self.params:
             value = ctx.params.get(param.name)
             if isinstance(value, float) and not math.isfinite(value):
-                raise typer.BadParameter(f"{value} is not a finite number", ctx=ctx, param=param)
+                raise typer.BadParameter(
+                    f"{value} is not a finite number", ctx, param_hint=param.name
+                )
         return rest
 
 
@@ -71,14 +73,22 @@ class Commands(TyperGroup):
         name = cmd_name.replace("-", "_")
         module = importlib.import_module(f"cetane.cli.{name}")
         if hasattr(module, "commands"):
-            group = typer.main.get_command(module.commands)
-            group.rich_help_panel, group.help = panel, module.commands.info.help
+            group: Any = typer.main.get_command(module.commands)
+            group.name, group.rich_help_panel = cmd_name, panel
+            group.help = module.commands.info.help
             return group
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        function = getattr(module, name)
         single.command(
-            cmd_name, cls=Command, rich_help_panel=panel, epilog=f"Example: [bold]{example}[/]"
-        )(getattr(module, name))
+            cmd_name, cls=Command, help=paragraphs(function.__doc__ or ""), rich_help_panel=panel,
+            epilog=f"Example: [bold]{example}[/]",
+        )(function)  # fmt: skip
         return typer.main.get_command(single)
+
+
+def paragraphs(text: str) -> str:
+    """A docstring with a line for every paragraph: the terminal's width breaks it."""
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
 app = typer.Typer(

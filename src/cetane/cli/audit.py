@@ -73,8 +73,6 @@ def tell(explain: str | None, page: bool, json: bool) -> None:
         print_json([rule.model_dump(mode="json") for rule in load_rules().values()])
     else:
         known_rules = sorted(load_rules().values(), key=lambda r: ORDER.index(r.severity))
-        rows = [
-            [r.severity, r.id, r.placement or "", r.confidence, r.title] for r in known_rules
-        ]
+        rows = [[r.severity, r.id, r.placement or "", r.confidence, r.title] for r in known_rules]
         table("rules", ["severity", "rule", "placement", "confidence", "what"], rows)
         say("cetane audit --explain RULE has the sources")

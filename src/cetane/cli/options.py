@@ -18,20 +18,35 @@ RecipeName = Annotated[
     typer.Option("--recipe", "-r", help="A recipe by name (cetane recipes), or a .toml file."),
 ]
 Context = Annotated[
-    int | None, typer.Option("--context", min=32, help="Tokens of the cache, in place of it.")
+    int | None,
+    typer.Option(
+        "--context",
+        metavar="TOKENS",
+        min=32,
+        help="Most tokens of prompt and answer, in place of the recipe's.",
+    ),
 ]
 Bits = Annotated[
-    int | None, typer.Option("--bits", help="Bits of a weight, in place of it: 16, 8, 6, 4, 3, 2.")
+    int | None,
+    typer.Option(
+        "--bits",
+        metavar="BITS",
+        help="Bits of a weight, in place of the recipe's: 16, 8, 6, 4, 3 or 2.",
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Another value of the recipe, as tokens.verify=8."
-    ),
+    typer.Option("--set", metavar="KEY=VALUE", help="Any value of the recipe, as tokens.verify=8."),
 ]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="Where the bundle goes.", show_default="MODEL-RECIPE"),
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="PATH",
+        help="Where the bundle goes.",
+        show_default="MODEL-RECIPE",
+    ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace another bundle at that place.")]
 Rebuild = Annotated[

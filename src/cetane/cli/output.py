@@ -83,8 +83,14 @@ def progress(title: str) -> Iterator["Progress"]:
 
 def on_terminal(title: str) -> tuple["Progress", Callable[[], None]]:
     """A spinner, a bar and the time."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
-    from rich.progress import TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
 
     bar = Progress(
         SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(),

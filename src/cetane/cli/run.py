@@ -11,7 +11,7 @@ from cetane.cli.output import facts, print_json, progress, warn
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
-    from cetane.pipeline.language_model import LanguageModel, Prompt, Sampling
+    from cetane.pipeline.language_model import LanguageModel, Message, Prompt, Sampling
 
 
 def run(
@@ -51,9 +51,7 @@ def run(
     if chat and json:
         raise CetaneError("--json is for one answer, not for --chat")
     ids = None if prompt_ids is None else parse_ids(prompt_ids)
-    sampling = Sampling(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
-    )
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     wish = None if speculative is None else Wish(speculative, ngram_min, ngram_max, draft_tokens)
     with progress("loading"):
         model = load(bundle, backend=backend, speculative=wish, exclusive=True)
@@ -61,7 +59,8 @@ def run(
         if chat:
             Chat(model, max_new, sampling).run()
         else:
-            asked = ids or [{"role": "user", "content": prompt or ""}]
+            question: Message = {"role": "user", "content": prompt or ""}
+            asked: Prompt = [question] if ids is None else ids
             answer(model, asked, max_new, sampling, profile, json)
     if profile and not json:
         show_profile(model)

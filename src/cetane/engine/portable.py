@@ -7,6 +7,7 @@ import numpy as np
 
 from cetane.engine.backend import Arrays
 from cetane.mil import Executable, Program, load
+from cetane.mil.executor import compile
 from cetane.mil.fast import FastProgram, unsupported
 from cetane.mil.program import Precision
 
@@ -20,7 +21,7 @@ class ReferenceProgram:
 
     def function(self, name: str) -> Executable:
         if name not in self.compiled:
-            self.compiled[name] = self.program.functions[name].compile(self.precision)
+            self.compiled[name] = compile(self.program.functions[name], self.precision)
         return self.compiled[name]
 
     def make_state(self, function: str) -> Any:
@@ -43,7 +44,7 @@ class FastGraph:
         return self.program.function(function)(inputs, state)
 
 
-class Packages(Protocol):
+class ShardPaths(Protocol):
     """Where the package of a shard is; a bundle knows."""
 
     def shard(self, name: str) -> Path: ...
@@ -60,7 +61,7 @@ class PortableBackend:
 
     name = "portable"
 
-    def __init__(self, packages: Packages, precision: Arithmetic = "fp32") -> None:
+    def __init__(self, packages: ShardPaths, precision: Arithmetic = "fp32") -> None:
         self.packages, self.precision = packages, precision
         self.dtype: type[np.floating[Any]] = np.float16 if precision == "fp16" else np.float32
 

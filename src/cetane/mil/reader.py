@@ -17,15 +17,15 @@ from cetane.mil.dtypes import NUMPY, Array, from_bytes
 from cetane.mil.features import read_interface
 from cetane.mil.package import Package
 from cetane.mil.program import (
-    Block,
-    Constant,
-    Function,
+    Body,
+    MilFunction,
+    NamedValue,
     Op,
     Pipeline,
     Program,
-    Range,
+    SizeRange,
+    StoredConstant,
     TensorType,
-    Value,
 )
 
 # Codes of MIL's DataType enumeration.
@@ -106,7 +106,7 @@ class _Reader:
         self._package = package
         self._blobs: dict[str, BlobFile] = {}
 
-    def function(self, name: str, message: Any, description: Any) -> Function:
+    def function(self, name: str, message: Any, description: Any) -> MilFunction:
         if message.opset not in message.block_specializations:
             raise self._error(f"function {name} has no body for its opset {message.opset!r}")
         body = self.block(message.block_specializations[message.opset])
@@ -132,17 +132,17 @@ class _Reader:
             else:
                 outputs[output] = type_
         interface = read_interface(description)
-        return Function(name, inputs, outputs, states, body, tuple(dictionaries), interface)
+        return MilFunction(name, inputs, outputs, states, body, tuple(dictionaries), interface)
 
-    def block(self, message: Any) -> Block:
-        return Block(
+    def block(self, message: Any) -> Body:
+        return Body(
             tuple(self._value(named) for named in message.inputs),
             tuple(self._op(op) for op in message.operations),
             tuple(message.outputs),
         )
 
     def _op(self, message: Any) -> Op:
-        inputs: dict[str, tuple[str | Constant, ...]] = {}
+        inputs: dict[str, tuple[str | StoredConstant, ...]] = {}
         for parameter, argument in message.inputs.items():
             inputs[parameter] = tuple(
                 binding.name
@@ -164,11 +164,11 @@ class _Reader:
             tuple(self.block(block) for block in message.blocks),
         )
 
-    def _value(self, message: Any) -> Value:
+    def _value(self, message: Any) -> NamedValue:
         is_tensor = message.type.WhichOneof("type") == "tensorType"
-        return Value(message.name, self._tensor_type(message.type) if is_tensor else None)
+        return NamedValue(message.name, self._tensor_type(message.type) if is_tensor else None)
 
-    def _constant(self, message: Any) -> Constant:
+    def _constant(self, message: Any) -> StoredConstant:
         if message.type.WhichOneof("type") == "listType":
             return self._list(message)
         type_ = self._tensor_type(message.type)
@@ -177,19 +177,19 @@ class _Reader:
             raise self._error("a constant has a dimension of unknown size")
         if message.WhichOneof("value") == "blobFileValue":
             blob = self._blob(message.blobFileValue.fileName)
-            return Constant(
+            return StoredConstant(
                 type_, partial(blob.read, message.blobFileValue.offset, type_.dtype, shape)
             )
-        return Constant(
+        return StoredConstant(
             type_, partial(_immediate, message.immediateValue.tensor, type_.dtype, shape)
         )
 
-    def _list(self, message: Any) -> Constant:
+    def _list(self, message: Any) -> StoredConstant:
         """A list of scalars (the classes of a classifier), as a vector."""
         items = [self._constant(item) for item in message.immediateValue.list.values]
         dtype = items[0].type.dtype if items else "string"
         type_ = TensorType((len(items),), dtype)
-        return Constant(type_, lambda: np.array([item.numpy().item() for item in items]))
+        return StoredConstant(type_, lambda: np.array([item.numpy().item() for item in items]))
 
     def _blob(self, name: str) -> BlobFile:
         if name not in self._blobs:
@@ -203,7 +203,9 @@ class _Reader:
         if tensor.dataType not in _DTYPES:
             raise self._error(f"data type {tensor.dataType} of MIL is not supported")
         shape = tuple(
-            dimension.constant.size if dimension.WhichOneof("dimension") == "constant" else Range()
+            dimension.constant.size
+            if dimension.WhichOneof("dimension") == "constant"
+            else SizeRange()
             for dimension in tensor.dimensions
         )
         dtype = _DTYPES[tensor.dataType]
@@ -260,5 +262,5 @@ def _flexible_image(type_: TensorType, image: Any) -> TensorType:
     return type_
 
 
-def _range(allowed: Any) -> Range:
-    return Range(allowed.lowerBound, None if allowed.upperBound < 0 else allowed.upperBound)
+def _range(allowed: Any) -> SizeRange:
+    return SizeRange(allowed.lowerBound, None if allowed.upperBound < 0 else allowed.upperBound)

@@ -9,8 +9,8 @@ from typing import Any
 from cetane.files import Progress, silent
 from cetane.hardware.chips import DEFAULT_CHIP, Chip, find_chip
 from cetane.perf.breakeven import Speculation
-from cetane.perf.predict import Prediction, Predictor
 from cetane.perf.combinations import CONTEXTS, Combination, Combinations
+from cetane.perf.predict import Prediction, Predictor
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
 from cetane.schema.plan import Plan

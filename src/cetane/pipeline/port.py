@@ -68,8 +68,7 @@ class PortResult:
             "digest": None if self.bundle is None else self.bundle.digest,
             "passed": self.passed,
             "seconds": dict(self.seconds),
-            "predicted": {"chip": self.forecast.chip.id}
-            | prediction_json(self.forecast.decode),
+            "predicted": {"chip": self.forecast.chip.id} | prediction_json(self.forecast.decode),
             "gates": {name: gate_json(outcome) for name, outcome in self.gates.items()},
         }
 

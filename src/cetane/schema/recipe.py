@@ -1,26 +1,20 @@
 """Recipes: what to build, as data. TOML in, a validated frozen object out."""
 
-import difflib
 import tomllib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from cetane.compress import Selection
 from cetane.errors import CetaneError
+from cetane.files import read_toml
 from cetane.schema.interface import Order
 from cetane.schema.slots import ContractName
 from cetane.schema.subset import Subset, load_subset
-from cetane.validation import Data
+from cetane.validation import Data, validated
 
 Mode = Literal["decode", "verify", "prefill"]
 
@@ -186,10 +180,7 @@ def load_recipe(source: str) -> Recipe:
     path = Path(source) if source.endswith(".toml") else known.get(source)
     if path is None or not path.is_file():
         raise CetaneError(f"no recipe {source!r}; known: {', '.join(known)}, or a path to a .toml")
-    try:
-        content = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CetaneError(f"{path}: not TOML: {error}") from error
+    content = read_toml(path)
     head = content.get("head")
     if isinstance(head, dict) and isinstance(head.get("subset"), str):
         head["subset"] = load_subset(path.parent / head["subset"])
@@ -233,26 +224,4 @@ def key_path(key: str) -> list[str]:
 
 def parse_recipe(content: dict[str, Any], where: str) -> Recipe:
     """Validate a recipe; a CetaneError names the key and, for an unknown one, the alternatives."""
-    try:
-        return Recipe.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            options = fields_at(first["loc"][:-1])
-            close = difflib.get_close_matches(str(first["loc"][-1]), options, n=1)
-            guess = f"did you mean {close[0]!r}? " if close else ""
-            reason = f"unknown key; {guess}known: {', '.join(options)}"
-        else:
-            reason = first["msg"].removeprefix("Value error, ")
-        raise CetaneError(f"{where}: {key + ': ' if key else ''}{reason}") from error
-
-
-def fields_at(location: tuple[int | str, ...]) -> list[str]:
-    """The keys that a table of the recipe may have."""
-    model: Any = Recipe
-    for part in location:
-        if isinstance(part, str):
-            found = model.model_fields[part].annotation
-            model = next(m for m in (found, *get_args(found)) if hasattr(m, "model_fields"))
-    return list(model.model_fields)
+    return validated(Recipe, content, where)

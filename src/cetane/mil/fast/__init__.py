@@ -9,8 +9,8 @@ Calls mean the same as those of the reference, `Function.compile("fp32")`, which
 cannot: `unsupported` lists the ops that a function would need.
 """
 
-from cetane.mil.fast.lower import unsupported
-from cetane.mil.fast.program import FastFunction, FastProgram, State
+from cetane.mil.fast.functions import ArrayState, FastFunction, FastProgram
 from cetane.mil.fast.sessions import share_threads
+from cetane.mil.fast.translate import unsupported
 
-__all__ = ["FastFunction", "FastProgram", "State", "share_threads", "unsupported"]
+__all__ = ["ArrayState", "FastFunction", "FastProgram", "share_threads", "unsupported"]

@@ -12,15 +12,15 @@ import onnxruntime as ort
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import NUMPY, Array, kind
 from cetane.mil.fast.fusion import fuse
-from cetane.mil.fast.graph import Graph, held
-from cetane.mil.fast.lower import lower
 from cetane.mil.fast.model import alike, differing_literals, model
+from cetane.mil.fast.onnx_graph import OnnxGraph, held
 from cetane.mil.fast.sessions import open_session
-from cetane.mil.program import Function, Program, TensorType, listed
+from cetane.mil.fast.translate import translate
+from cetane.mil.program import MilFunction, Program, TensorType, listed
 
 
 @dataclass
-class State:
+class ArrayState:
     """The states of a function between calls, by name: float32 (or int32) arrays.
 
     A call replaces arrays and never writes into them.
@@ -28,9 +28,9 @@ class State:
 
     arrays: dict[str, Array]
 
-    def copy(self) -> State:
+    def copy(self) -> ArrayState:
         """The state as it is now, to return to later. Copies no data."""
-        return State(dict(self.arrays))
+        return ArrayState(dict(self.arrays))
 
 
 class FastProgram:
@@ -77,14 +77,14 @@ class FastProgram:
         self._sessions.append(_Session(graphs))
         return self._sessions[-1]
 
-    def _lowered(self, function: Function) -> Graph:
-        return lower(fuse(function, self._pack))
+    def _lowered(self, function: MilFunction) -> OnnxGraph:
+        return translate(fuse(function, self._pack))
 
 
 class _Session:
     """An onnxruntime session for functions whose graphs are alike."""
 
-    def __init__(self, graphs: dict[str, Graph]) -> None:
+    def __init__(self, graphs: dict[str, OnnxGraph]) -> None:
         self.graphs = graphs
         self.variable = differing_literals(list(graphs.values()))
 
@@ -98,7 +98,7 @@ class _Session:
 class FastFunction:
     """A function compiled for onnxruntime. See `FastProgram.function`."""
 
-    def __init__(self, function: Function, shared: _Session) -> None:
+    def __init__(self, function: MilFunction, shared: _Session) -> None:
         self.function = function
         graph = shared.graphs[function.name]
         self._session = shared.session
@@ -108,7 +108,7 @@ class FastFunction:
         self._results = list(graph.outputs.values())
         self._names = list(graph.outputs)
 
-    def make_state(self) -> State:
+    def make_state(self) -> ArrayState:
         """The function's states, all zeros."""
         arrays = {}
         for name, type_ in self.function.states.items():
@@ -116,9 +116,11 @@ class FastFunction:
                 raise CetaneError(f"state {name} has no fixed shape: {type_}")
             zeros = np.zeros(type_.static_shape, NUMPY[type_.dtype])
             arrays[name] = held(zeros, type_.dtype)
-        return State(arrays)
+        return ArrayState(arrays)
 
-    def __call__(self, inputs: Mapping[str, Array], state: State | None = None) -> dict[str, Array]:
+    def __call__(
+        self, inputs: Mapping[str, Array], state: ArrayState | None = None
+    ) -> dict[str, Array]:
         """Run once: arrays by input name in, arrays by output name out; `state` is updated.
 
         Inputs are arrays of the declared shapes and of any float or integer type; contiguous

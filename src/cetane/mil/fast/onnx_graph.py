@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
-from cetane.mil.program import Range
+from cetane.mil.program import SizeRange
 
 # onnxruntime's own ops.
 MICROSOFT = "com.microsoft"
@@ -48,7 +48,7 @@ class Tensor:
     """A value of the MIL program: its ONNX name, and its shape and dtype in the program."""
 
     name: str
-    shape: tuple[int | Range, ...]
+    shape: tuple[int | SizeRange, ...]
     dtype: str
 
     @property
@@ -71,7 +71,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Weight:
+class OnnxWeight:
     """A large constant, computed when a session needs it. Weights with equal keys are equal."""
 
     key: Hashable
@@ -91,7 +91,7 @@ class View:
 
 
 @dataclass
-class Graph:
+class OnnxGraph:
     """Nodes, constants and interface.
 
     Names inside are numbered in the order of creation, so that functions with the same structure
@@ -104,7 +104,7 @@ class Graph:
     outputs: dict[str, str] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     literals: dict[str, Array] = field(default_factory=dict)
-    weights: dict[str, Weight] = field(default_factory=dict)
+    weights: dict[str, OnnxWeight] = field(default_factory=dict)
     views: dict[str, View] = field(default_factory=dict)
 
     def __call__(self, kind: str, *inputs: Tensor | str, **attributes: Any) -> str:
@@ -138,7 +138,7 @@ class Graph:
         self.literals[name] = array
         return name
 
-    def weight(self, weight: Weight) -> str:
+    def weight(self, weight: OnnxWeight) -> str:
         name = self._name("weight")
         self.weights[name] = weight
         return name
