@@ -9,8 +9,8 @@ from typing import Any
 from cetane.files import Progress, silent
 from cetane.hardware.chips import DEFAULT_CHIP, Chip, find_chip
 from cetane.perf.breakeven import Speculation
+from cetane.perf.combinations import CONTEXTS, Combination, Combinations
 from cetane.perf.predict import Prediction, Predictor
-from cetane.perf.sweep import CONTEXTS, Combination, Sweep
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
@@ -171,7 +171,7 @@ def combination_json(combination: Combination) -> dict[str, Any]:
 def rank(request: Request, chip: str, progress: Progress = silent) -> Ranking:
     """Predict every combination of layout, cache contract, format, width and context."""
     profile = find_chip(chip)
-    space = Sweep(request.checkpoint, request.recipe, profile)
+    space = Combinations(request.checkpoint, request.recipe, profile)
     combinations = []
     for index, combination in enumerate(space):
         if index % 200 == 0:

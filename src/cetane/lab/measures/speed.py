@@ -6,8 +6,8 @@ import time
 
 from cetane.engine.engine import Engine
 from cetane.errors import CetaneError
-from cetane.lab.bench import Bench, Findings, Side, each, figure, measure, spread
 from cetane.lab.experiment import ARMS, ArmName
+from cetane.lab.sides import Findings, Side, Sides, each, figure, measure, spread
 from cetane.perf.breakeven import Speculation
 from cetane.planner import Planner
 from cetane.schema.manifest import shard_path
@@ -39,7 +39,7 @@ def size(side: Side) -> Findings:
 
 
 @measure("decode")
-def decode(bench: Bench) -> dict[ArmName, Findings]:
+def decode(bench: Sides) -> dict[ArmName, Findings]:
     """Steps after one prompt, side after side in every round, so that a busy machine is busy for
     both; the first round is not counted."""
     found: dict[ArmName, list[float]] = {name: [] for name in ARMS}

@@ -2,7 +2,7 @@
 
 from cetane.gates.residency.audit import audit, weights_off_ane
 from cetane.gates.residency.target import Target
-from cetane.lab.bench import Findings, Side, each, figure
+from cetane.lab.sides import Findings, Side, each, figure
 from cetane.mil.reader import load
 from cetane.perf.breakeven import Speculation
 from cetane.perf.predict import Predictor

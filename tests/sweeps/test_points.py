@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cetane.errors import CetaneError
-from cetane.sweep.points import Lines, Score, ledger, read_points
+from cetane.sweeps.points import Lines, Score, ledger, read_points
 
 
 def score(number: int, kl: float = 0.5) -> Score:

@@ -22,10 +22,10 @@ from cetane.pipeline.build import location
 from cetane.planner import Planner
 from cetane.schema.manifest import producers
 from cetane.schema.recipe import Recipe, parse_recipe
-from cetane.sweep import mixed, moments, smoke
-from cetane.sweep.grid import Candidate, candidate, weights
-from cetane.sweep.points import Lines, Model, Point, Predicted, Score, Text, key_of
-from cetane.sweep.predicted import predict
+from cetane.sweeps import mixed, moments, smoke
+from cetane.sweeps.grid import Candidate, candidate, weights
+from cetane.sweeps.on_chip import predict
+from cetane.sweeps.points import Lines, Model, Point, Predicted, Score, Text, key_of
 
 CALIBRATION, LAYERS, JUDGED = 512, 128, 1024
 """Tokens of the text: at its beginning those that sensitivities are measured on, of them the first

@@ -42,7 +42,7 @@ class Combination:
         return self.verifying.ms / self.decode.ms
 
 
-class Sweep:
+class Combinations:
     """The combinations around a recipe, whose other fields stay as they are."""
 
     def __init__(self, checkpoint: Source, recipe: Recipe, chip: Chip) -> None:

@@ -12,10 +12,10 @@ from cetane.files import Progress, read_text, silent
 from cetane.hardware.chips import DEFAULT_CHIP, find_chip
 from cetane.pipeline.request import make_request
 from cetane.schema.recipe import Recipe
-from cetane.sweep.grid import chosen, load_grid, weights
-from cetane.sweep.plot import plot
-from cetane.sweep.points import Point
-from cetane.sweep.sweep import Passage, Sweep, best, pareto, write_recipe
+from cetane.sweeps.grid import chosen, load_grid, weights
+from cetane.sweeps.plot import plot
+from cetane.sweeps.points import Point
+from cetane.sweeps.sweep import Passage, Sweep, best, pareto, write_recipe
 
 TEXT = "english.txt"
 

@@ -12,8 +12,8 @@ from cetane.compress import Format, Selection, SensitivityFile, parse_format
 from cetane.families import Weight
 from cetane.files import Progress
 from cetane.planner import Planner
-from cetane.sweep.allocate import Option, allocate
-from cetane.sweep.grid import Candidate, fits, load_grid, pattern
+from cetane.sweeps.allocate import Option, allocate
+from cetane.sweeps.grid import Candidate, fits, load_grid, pattern
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from cetane.mil.program import (
 )
 from cetane.perf.predict import Predictor
 from cetane.planner import Planner
-from cetane.sweep.points import Predicted
+from cetane.sweeps.points import Predicted
 
 
 def predict(planner: Planner, predictor: Predictor, target: Target) -> Predicted:

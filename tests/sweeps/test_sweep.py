@@ -21,11 +21,11 @@ from cetane.perf.predict import Predictor
 from cetane.pipeline.build import build
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, load_recipe
-from cetane.sweep import moments
-from cetane.sweep.grid import candidate, chosen, load_grid, pattern, weights
-from cetane.sweep.points import Point
-from cetane.sweep.predicted import predict
-from cetane.sweep.sweep import LAYERS, Passage, Sweep, best, pareto, write_recipe
+from cetane.sweeps import moments
+from cetane.sweeps.grid import candidate, chosen, load_grid, pattern, weights
+from cetane.sweeps.on_chip import predict
+from cetane.sweeps.points import Point
+from cetane.sweeps.sweep import LAYERS, Passage, Sweep, best, pareto, write_recipe
 
 TEXT = "The rating of how readily a fuel ignites is its cetane number. " * 60
 NAME = "palette3-kmeans-group8"

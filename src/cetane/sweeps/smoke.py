@@ -11,7 +11,7 @@ from pydantic import Field
 from cetane.checkpoint import Tokenizer
 from cetane.gates.compressions import Judge
 from cetane.gates.probes import asked
-from cetane.sweep.points import Answer
+from cetane.sweeps.points import Answer
 from cetane.validation import Data
 
 LENGTH = 24

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cetane.files import disk_errors, replacing
-from cetane.sweep.points import Method, Point
+from cetane.sweeps.points import Method, Point
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +50,7 @@ def plot(points: Sequence[Point], pick: Point | None, folder: Path) -> list[Path
 
 def draw(axes: Axes, points: Sequence[Point], pick: Point | None) -> None:
     """Perplexity over bits per weight, the better the lower and the further left."""
-    from cetane.sweep.sweep import pareto
+    from cetane.sweeps.sweep import pareto
 
     compressed = [point for point in points if point.method != "fp16"]
     front = [point for point in pareto(points) if point.method != "fp16"]

@@ -12,7 +12,7 @@ from cetane.compress.formats import Fp16, Linear, Palette
 from cetane.errors import CetaneError
 from cetane.families import Weight
 from cetane.planner import Planner
-from cetane.sweep.points import Method
+from cetane.sweeps.points import Method
 from cetane.validation import Data, nearest, parse_toml, validated
 
 
