@@ -1,4 +1,4 @@
-"""Draft heads in ANE form; their maths are those of `heads.py`, which trains them."""
+"""Draft heads in ANE form; their maths are those of `modules.py`, which trains them."""
 
 from dataclasses import replace
 
@@ -32,11 +32,11 @@ class DraftHeadBlock(Block):
         """First and last row of a weight that is a part of a tensor, and the rows of that."""
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
-        found = Weight(self.stored.get(path, path), shape, held.stored, held.kind)
+        weight = Weight(self.stored.get(path, path), shape, held.stored, held.kind)
         if path not in self.rows:
-            return found
+            return weight
         start, stop, whole = self.rows[path]
-        return replace(found, stored=(whole, *held.stored[1:]), rows=(start, stop))
+        return replace(weight, stored=(whole, *held.stored[1:]), rows=(start, stop))
 
 
 class MedusaBlock(DraftHeadBlock):

@@ -61,7 +61,8 @@ def write(
     np.save(folder / VOCABULARY, head.vocabulary.numpy().astype(np.int32))
     np.save(folder / HELD_OUT, held_out.numpy().astype(np.int32))
     if planner.caches:
-        np.save(folder / ROTARY, planner.rotary.cos_sin(planner.recipe.cache.context).numpy())
+        (table,) = planner.model.rotary.values()
+        np.save(folder / ROTARY, table.cos_sin(planner.recipe.cache.context).numpy())
     shards = tapped(bundle.plan)
     manifest = DraftHeadManifest(
         producer=producers(),
