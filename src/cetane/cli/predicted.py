@@ -5,7 +5,7 @@ from typing import Any
 
 from cetane.cli.output import console, table
 from cetane.hardware.chips import Chip
-from cetane.perf.breakeven import Speculation
+from cetane.perf.breakeven import DraftingTimes
 from cetane.perf.cost import TERM_OF
 from cetane.perf.predict import Prediction, Predictor
 from cetane.perf.sweep import CONTEXTS, Combination
@@ -30,12 +30,12 @@ def predictions(planner: Planner, predictor: Predictor) -> list[Prediction]:
     ]
 
 
-def speculation(found: Sequence[Prediction], context: int) -> Speculation | None:
+def speculation(found: Sequence[Prediction], context: int) -> DraftingTimes | None:
     """A verifier against plain steps at a context, if there is one."""
     mine = {p.mode: p for p in found if p.context == context}
     if "verify" not in mine:
         return None
-    return Speculation(mine["decode"].ms, mine["verify"].ms, mine["verify"].tokens)
+    return DraftingTimes(mine["decode"].ms, mine["verify"].ms, mine["verify"].tokens)
 
 
 def show_predicted(planner: Planner, predictor: Predictor) -> None:
@@ -63,7 +63,7 @@ def show_predicted(planner: Planner, predictor: Predictor) -> None:
         )
 
 
-def verdict(spec: Speculation) -> str:
+def verdict(spec: DraftingTimes) -> str:
     """From which acceptance on a verifier pays."""
     share = spec.break_even_share()
     if share is None:

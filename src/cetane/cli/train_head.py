@@ -20,15 +20,10 @@ from cetane.files import sha256
 from cetane.gates.draft_head import audit_draft_head, judge_draft_head
 from cetane.gates.quality import read_tokens
 from cetane.schema.draft_head import Training
+from cetane.speculate.draft_heads.acceptance import acceptance
 from cetane.speculate.draft_heads.build import add_draft_head
-from cetane.speculate.draft_heads.train import (
-    acceptance,
-    collect,
-    devices,
-    new_draft_head,
-    split,
-    train,
-)
+from cetane.speculate.draft_heads.train import devices, new_draft_head, train
+from cetane.speculate.draft_heads.windows import collect, split
 
 
 def train_head(

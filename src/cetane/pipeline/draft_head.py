@@ -21,17 +21,10 @@ from cetane.gates.quality import read_tokens
 from cetane.gates.residency.audit import Audit
 from cetane.pipeline.validate import checkpoint_of
 from cetane.schema.draft_head import DraftHeadKind, Training
+from cetane.speculate.draft_heads.acceptance import Acceptance, acceptance
 from cetane.speculate.draft_heads.build import add_draft_head
-from cetane.speculate.draft_heads.train import (
-    Acceptance,
-    Windows,
-    acceptance,
-    collect,
-    devices,
-    new_draft_head,
-    split,
-    train,
-)
+from cetane.speculate.draft_heads.train import devices, new_draft_head, train
+from cetane.speculate.draft_heads.windows import Windows, collect, split
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Which functions the shard of a draft head has, and what goes into and out of them.
 
-Medusa: `draft`, all layers of one hidden state. EAGLE-3: `follow` takes as many accepted tokens as a
-verifying call has, and the hidden states before them. `read` does so for a prompt; it keeps keys
-and values and gives no logits. `draft` goes on from the draft head's own output, one token a call.
+Medusa: `draft` makes all tokens of a draft from one hidden state. EAGLE-3: `follow` takes accepted
+tokens, as many as a verifying call has, and the hidden states before them. `read` does so for a
+prompt; it keeps keys and values and gives no logits. `draft` goes on from the draft head's own
+output, one token a call.
 """
 
 from collections.abc import Mapping
