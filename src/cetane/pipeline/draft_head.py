@@ -36,7 +36,7 @@ class DraftHeadSettings:
     window: int = 256
     """Tokens that are seen together; at most the bundle's context."""
     vocabulary: int = 8192
-    """Tokens that the head may propose."""
+    """Tokens that the draft head may propose."""
     steps: int = 3
     """Tokens of a draft."""
     epochs: int = 10
@@ -151,7 +151,7 @@ def is_main(accelerator: Accelerator) -> bool:
 def trained_on(
     texts: Sequence[Path], learned: Windows, held: Windows, scores: Acceptance
 ) -> Training:
-    """What the head's manifest says of its training."""
+    """What the manifest of the draft head says of its training."""
     data: Mapping[str, str] = {path.name: sha256(path) for path in texts}
     return Training(
         data=dict(data), windows=len(learned), length=learned.tokens.shape[1],
