@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cetane.pipeline.validate import Validation, perplexity, validate
     from cetane.schema.plan import Plan
     from cetane.schema.recipe import Recipe
-    from cetane.sweeps.run import SweepResult, sweep
+    from cetane.sweep.run import SweepResult, sweep
 
 __version__ = "0.1.0"
 __all__ = [
@@ -62,7 +62,7 @@ HOMES = {
     "cetane.pipeline.validate": ("Validation", "perplexity", "validate"),
     "cetane.schema.plan": ("Plan",),
     "cetane.schema.recipe": ("Recipe",),
-    "cetane.sweeps.run": ("SweepResult", "sweep"),
+    "cetane.sweep.run": ("SweepResult", "sweep"),
 }  # fmt: skip
 """The module of every public name."""
 

@@ -173,7 +173,7 @@ def test_a_manifest_that_is_wrong(path: Path, change: Callable[[Any], Any], mess
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"[" * 100_000])
 def test_a_manifest_that_is_not_json(path: Path, content: bytes) -> None:
     (head_of(path) / "head.json").write_bytes(content)
-    with pytest.raises(CetaneError, match=r"head.json (is not valid JSON|holds a JSON)"):
+    with pytest.raises(CetaneError, match=r"head\.json (is not valid JSON|holds a JSON)"):
         Bundle(path).verify()
 
 

@@ -59,9 +59,7 @@ class DraftHead(ListedFolder[DraftHeadManifest]):
 
     def vocabulary(self) -> np.ndarray[Any, Any]:
         """The tokens that it can propose, int32 `(R,)`, ascending."""
-        tokens = self.array(VOCABULARY)
-        if tokens.dtype != np.int32 or tokens.shape != (self.manifest.rows,):
-            raise CetaneError(f"{self.path}: {VOCABULARY} is {tokens.dtype} {tokens.shape}")
+        tokens = self.array(VOCABULARY, "<i4", (self.manifest.rows,))
         if tokens[0] < 0 or tokens[-1] >= self.plan.vocab or (np.diff(tokens) <= 0).any():
             raise CetaneError(f"{self.path}: {VOCABULARY} does not hold tokens in ascending order")
         return tokens
@@ -70,17 +68,14 @@ class DraftHead(ListedFolder[DraftHeadManifest]):
         """Its rotary tables `(2, context, D)` fp32, by name; none for a kind without positions."""
         if ROTARY not in self.manifest.files:
             return {}
-        table = self.array(ROTARY)
-        if table.ndim != 3 or table.shape[:2] != (2, self.plan.recipe.cache.context):
-            raise CetaneError(f"{self.path}: {ROTARY} has shape {table.shape}")
-        return {"default": table}
+        shape = (2, self.plan.recipe.cache.context, None)
+        return {"default": self.array(ROTARY, "<f4", shape)}
 
     def held_out(self) -> np.ndarray[Any, Any]:
         """Windows of text `(W, n)` that it was not trained on, int32."""
-        windows = self.array(HELD_OUT)
-        fits = windows.ndim == 2 and len(windows) and windows.shape[1] >= 2 * self.manifest.steps
-        if windows.dtype != np.int32 or not fits:
-            raise CetaneError(f"{self.path}: {HELD_OUT} is {windows.dtype} {windows.shape}")
+        windows = self.array(HELD_OUT, "<i4", (None, None))
+        if not len(windows) or windows.shape[1] < 2 * self.manifest.steps:
+            raise CetaneError(f"{self.path}: {HELD_OUT} has shape {windows.shape}")
         return windows
 
 

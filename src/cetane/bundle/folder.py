@@ -6,18 +6,17 @@ Draft heads (`draft_heads.py`) come and go after that: each is a folder with a m
 bound to the digest of the manifest here, which does not name them.
 """
 
+import errno
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from cetane.bundle.draft_heads import DraftHead, listed_files, open_draft_heads
 from cetane.bundle.listed import ListedFolder
 from cetane.bundle.tables import QuantizedRows, Rows, Tables
 from cetane.errors import CetaneError
-from cetane.files import disk_errors, read_json, write_json
+from cetane.files import disk_errors, read_json, regular_files, write_json
 from cetane.schema.draft_head import DraftHeadKind
 from cetane.schema.function import Function, TablePlan
 from cetane.schema.manifest import (
@@ -36,6 +35,8 @@ from cetane.schema.plan import Plan
 if TYPE_CHECKING:
     from cetane.checkpoint import Tokenizer
 
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+
 
 class Bundle(ListedFolder[Manifest]):
     """A bundle on disk."""
@@ -49,6 +50,7 @@ class Bundle(ListedFolder[Manifest]):
         if not (path / MANIFEST).is_file():
             hint = "run the same cetane port again, it goes on where it stopped"
             raise CetaneError(f"{path}: no {MANIFEST}, not a complete bundle", hint)
+        regular_files(path)
         super().__init__(path, Manifest)
 
     @property
@@ -81,23 +83,17 @@ class Bundle(ListedFolder[Manifest]):
     def tables(self) -> Tables:
         """The host's tables, memory-mapped; CetaneError if one has not the shape of the plan."""
         plan = self.plan
-        tables = {name: self._rows(name, table) for name, table in plan.tables.items()}
-        rotary = {name: self.array(rotary_path(name)) for name in plan.rotary}
-        for name, table in rotary.items():
-            if table.ndim != 3 or table.shape[:2] != (2, plan.recipe.cache.context):
-                raise CetaneError(f"{self.path}: {rotary_path(name)} has shape {table.shape}")
-        return Tables(tables.pop("tokens", None), rotary, tables)
+        rows = {name: self._rows(name, table) for name, table in plan.tables.items()}
+        shape = (2, plan.recipe.cache.context, None)
+        rotary = {name: self.array(rotary_path(name), "<f4", shape) for name in plan.rotary}
+        return Tables(rows.pop("tokens", None), rotary, rows)
 
     def _rows(self, name: str, table: TablePlan) -> Rows:
-        rows = self.array(table_path(name))
-        if rows.shape != (table.rows, table.channels):
-            raise CetaneError(f"{self.path}: {table_path(name)} has shape {rows.shape}")
+        shape = (table.rows, table.channels)
         if self.plan.recipe.embedding.format == "fp16":
-            return rows
-        scales = self.array(scales_path(name))
-        if rows.dtype != np.int8 or scales.shape != (table.rows,):
-            raise CetaneError(f"{self.path}: {scales_path(name)} does not fit {table_path(name)}")
-        return QuantizedRows(rows, scales)
+            return self.array(table_path(name), "<f2", shape)
+        scales = self.array(scales_path(name), "<f2", (table.rows,))
+        return QuantizedRows(self.array(table_path(name), "|i1", shape), scales)
 
     @cached_property
     def tokenizer(self) -> "Tokenizer":
@@ -105,12 +101,19 @@ class Bundle(ListedFolder[Manifest]):
 
         return Tokenizer.load(self.file(TOKENIZER))
 
-    def write_gate(self, name: str, result: dict[str, Any]) -> None:
-        """Store a gate's result, tied to this bundle by its digest."""
+    def write_gate(self, name: str, result: dict[str, Any]) -> bool:
+        """Store a gate's result, tied to this bundle by its digest; False where the bundle may not
+        be written, which hinders no gate."""
         folder = self.file(GATES)
-        with disk_errors(folder):
-            folder.mkdir(exist_ok=True)
-            write_json(folder / f"{name}.json", {"bundle": self.digest} | result)
+        try:
+            with disk_errors(folder):
+                folder.mkdir(exist_ok=True)
+                write_json(folder / f"{name}.json", {"bundle": self.digest} | result)
+        except CetaneError as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in READ_ONLY:
+                return False
+            raise
+        return True
 
     def gates(self) -> dict[str, dict[str, Any]]:
         """Stored gate results by gate name. Those of another build are left out. So are those of a
@@ -129,7 +132,6 @@ class Bundle(ListedFolder[Manifest]):
 
 def relative_files(root: Path) -> Iterator[str]:
     """Files of a bundle that its manifest lists: all but itself and the gates' results."""
-    for path in sorted(root.rglob("*")):
-        name = path.relative_to(root)
-        if path.is_file() and name.parts[0] != GATES and name.as_posix() != MANIFEST:
-            yield name.as_posix()
+    for name in regular_files(root):
+        if not name.startswith(f"{GATES}/") and name != MANIFEST:
+            yield name

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from cetane.errors import CetaneError
+from cetane.bundle.arrays import open_array
 from cetane.files import check_files, inside, read_json, sha256
 from cetane.schema.draft_head import DraftHeadManifest
 from cetane.schema.manifest import Manifest, check_schema
@@ -53,9 +53,7 @@ class ListedFolder(Generic[M]):
         """CetaneError if a listed file is missing or changed."""
         check_files(self.path, self.manifest.files, self.hint)
 
-    def array(self, name: str) -> np.ndarray[Any, Any]:
-        """A numpy file, memory-mapped; CetaneError if it is none."""
-        try:
-            return np.lib.format.open_memmap(self.file(name), mode="r")
-        except (OSError, ValueError) as error:
-            raise CetaneError(f"{self.path}: {name}: {error}") from error
+    def array(self, name: str, dtype: str, shape: tuple[int | None, ...]) -> np.ndarray[Any, Any]:
+        """A numpy file, memory-mapped; CetaneError unless it has this dtype and shape, where None
+        stands for any length."""
+        return open_array(self.file(name), dtype, shape)

@@ -46,7 +46,7 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        return name, command and load(command.name), rest
+        return name, command and load(str(command.name)), rest
 
 
 def load(name: str) -> Any:

@@ -51,6 +51,7 @@ def plan(
         show_sweep,
         sweep_json,
     )
+    from cetane.families import warn_unread
     from cetane.perf.predict import Predictor
     from cetane.perf.sweep import Sweep
     from cetane.planner import Planner
@@ -69,6 +70,8 @@ def plan(
     else:
         planner = Planner(checkpoint, chosen)
         resolved = planner.plan()
+        if warning := warn_unread(checkpoint.names(), planner.model):
+            errors.print(f"warning: {warning}", markup=False, soft_wrap=True)
         if json:
             content = resolved.model_dump(mode="json")
             print_json(content | (predicted_json(planner, predictor) if predictor else {}))

@@ -7,7 +7,7 @@ names below and no module of this folder.
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -221,3 +221,25 @@ def check_sizes(config: SizedConfig) -> None:
         raise CetaneError(
             f"{where}: num_attention_heads = {query} is no multiple of num_key_value_heads = {kv}"
         )
+
+
+BUFFERS = (".rotary_emb.inv_freq", ".attention.bias", ".masked_bias")
+"""What old checkpoints store beside weights: it follows from the config."""
+
+
+def unread(names: Iterable[str], model: Model) -> list[str]:
+    """Tensors of a checkpoint that the model reads nothing from.
+
+    Some are harmless, such as heads for training. Many are how a misread checkpoint shows.
+    """
+    known = model.tensors()
+    return [name for name in names if name not in known and not name.endswith(BUFFERS)]
+
+
+def warn_unread(names: Iterable[str], model: Model) -> str | None:
+    """A warning about tensors that nobody reads, None where there are none."""
+    idle = unread(names, model)
+    if not idle:
+        return None
+    more = f" and {len(idle) - 3} more" if len(idle) > 3 else ""
+    return f"the model reads nothing from {', '.join(idle[:3])}{more}"
