@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from cetane.compress import Format
 from cetane.compress.formats import Fp16, Linear, Palette
-from cetane.families.base import Weight
+from cetane.families import Weight
 from cetane.gates.residency.audit import audit, weights_off_ane
 from cetane.gates.residency.target import Target
 from cetane.mil.program import (
