@@ -8,7 +8,8 @@ import typer
 from cetane.cli.output import Json, console, errors, print_json, progress, table
 from cetane.errors import CetaneError
 from cetane.files import replacing
-from cetane.lab.document import Entry, cell, markdown
+from cetane.lab.document import cell, markdown, section
+from cetane.lab.entry import Entry
 from cetane.lab.experiment import Experiment, Status, find_experiment, load_experiments, shipped
 from cetane.lab.journal import Intent, Journal, Outcome, Verdict, as_dict
 from cetane.lab.new import template
@@ -119,7 +120,7 @@ def show(name: Name, lab: FolderOption = HERE, json: Json = False) -> None:
             }
         )
         return
-    console.print("\n".join(entry.lines()), markup=False, highlight=False)
+    console.print(section(entry.report()).rstrip(), markup=False, highlight=False)
 
 
 @commands.command()

@@ -12,10 +12,10 @@ from cetane.cli.output import Json, console, finite, print_json
 from cetane.errors import CetaneError
 from cetane.files import replacing, write_json
 from cetane.hardware.chips import DEFAULT_CHIP, find_chip
+from cetane.lab.entry import ExperimentReport, experiment_report
 from cetane.lab.experiment import find_experiment
 from cetane.report.collect import bundle_report
-from cetane.report.content import BundleReport, ExperimentReport
-from cetane.report.experiments import experiment_report
+from cetane.report.content import BundleReport
 from cetane.report.given import read_benchmark, read_sweep
 from cetane.report.page import page
 

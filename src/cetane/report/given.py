@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from cetane.errors import CetaneError
-from cetane.report.content import Answer, Drafted, Quality, QualityPoint, Speculation
+from cetane.report.content import DraftBench, Drafted, SweepAnswer, SweepPoint, SweepQuality
 from cetane.speculate.bench import Speed
 from cetane.sweep.points import Point, read_points
 from cetane.sweep.sweep import pareto
@@ -33,13 +33,13 @@ class Benchmark(Data):
 BENCHMARK = TypeAdapter(Benchmark)
 
 
-def read_benchmark(path: Path, bundle: Path) -> Speculation:
+def read_benchmark(path: Path, bundle: Path) -> DraftBench:
     """A benchmark's figures; CetaneError if the file holds none."""
     hint = "cetane bench BUNDLE --json writes one"
     try:
         if path.stat().st_size > LARGEST:
             raise CetaneError(f"{path}: too large for a benchmark", hint)
-        found = BENCHMARK.validate_python(json.loads(path.read_bytes()))
+        benchmark = BENCHMARK.validate_python(json.loads(path.read_bytes()))
     except OSError as error:
         raise CetaneError(f"cannot read {path}: {error.strerror}", hint) from error
     except ValidationError as error:
@@ -48,21 +48,21 @@ def read_benchmark(path: Path, bundle: Path) -> Speculation:
         raise CetaneError(f"{path}: not a benchmark: {where}: {first['msg']}", hint) from error
     except (ValueError, RecursionError) as error:
         raise CetaneError(f"{path}: not JSON: {error}", hint) from error
-    if not found.speeds:
+    if not benchmark.speeds:
         raise CetaneError(f"{path}: a benchmark of nothing", hint)
-    most = max(speed.ratio for speed in found.speeds)
-    if not all(0 <= speed.ratio <= WIDEST for speed in found.speeds):
+    most = max(speed.ratio for speed in benchmark.speeds)
+    if not all(0 <= speed.ratio <= WIDEST for speed in benchmark.speeds):
         raise CetaneError(f"{path}: a ratio that is not between 0 and {WIDEST}", hint)
     longest = max(2.0, math.ceil(most * 2) / 2)
-    return Speculation(
-        bundle=found.bundle,
-        draft_tokens=found.draft_tokens,
-        ours=Path(found.bundle).resolve() == bundle.resolve(),
-        calls={tokens: 1000 * seconds for tokens, seconds in found.seconds.items()},
+    return DraftBench(
+        bundle=benchmark.bundle,
+        draft_tokens=benchmark.draft_tokens,
+        ours=Path(benchmark.bundle).resolve() == bundle.resolve(),
+        calls={tokens: 1000 * seconds for tokens, seconds in benchmark.seconds.items()},
         longest=longest,
         ticks=tuple(i / 2 for i in range(1, math.floor(longest * 2))),
-        drafters=tuple(dict.fromkeys(speed.drafter for speed in found.speeds)),
-        rows=tuple(drafted(speed) for speed in found.speeds),
+        drafters=tuple(dict.fromkeys(speed.drafter for speed in benchmark.speeds)),
+        rows=tuple(drafted(speed) for speed in benchmark.speeds),
     )
 
 
@@ -70,7 +70,7 @@ def drafted(speed: Speed) -> Drafted:
     return Drafted(**{name: getattr(speed, name) for name in Drafted.model_fields})
 
 
-def read_sweep(path: Path, fingerprint: str) -> Quality:
+def read_sweep(path: Path, fingerprint: str) -> SweepQuality:
     """The points of a sweep's folder or file; those of this checkpoint if there are any, and of
     those the last text's: a resumed folder may hold several."""
     file = path / "sweep.jsonl" if path.is_dir() else path
@@ -88,7 +88,7 @@ def read_sweep(path: Path, fingerprint: str) -> Quality:
     alike = [p for p in mine if of(p) == of(last)]
     alike = sorted(alike, key=lambda p: (-p.bits_per_weight, p.kl))
     front = {point.key for point in pareto(alike)}
-    return Quality(
+    return SweepQuality(
         model=last.model.source,
         text=last.text.name,
         tokens=last.text.tokens,
@@ -101,8 +101,8 @@ def of(point: Point) -> tuple[Any, ...]:
     return point.model.fingerprint, point.text.sha256, point.text.tokens
 
 
-def quality_point(point: Point, best: bool) -> QualityPoint:
-    return QualityPoint(
+def quality_point(point: Point, best: bool) -> SweepPoint:
+    return SweepPoint(
         name=point.name,
         method=point.method,
         bits=point.bits_per_weight,
@@ -116,7 +116,7 @@ def quality_point(point: Point, best: bool) -> QualityPoint:
         off_ane=point.predicted.weights_off_ane,
         best=best,
         smoke=tuple(
-            Answer(id=answer.id, text=answer.text, expected=answer.expected)
+            SweepAnswer(id=answer.id, text=answer.text, expected=answer.expected)
             for answer in point.smoke
         ),
     )
