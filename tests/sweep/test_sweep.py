@@ -12,7 +12,7 @@ import transformers
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.compress import Selection, parse_format
 from cetane.errors import CetaneError
-from cetane.families.base import Head
+from cetane.families import Head
 from cetane.gates.compressions import Judge
 from cetane.gates.quality import perplexity
 from cetane.gates.residency.target import Target

@@ -8,8 +8,7 @@ import torch
 from cetane.bundle.tables import Tables
 from cetane.engine.backend import Array, Arrays
 from cetane.engine.engine import Engine
-from cetane.families.base import TokenTable, Weights
-from cetane.families.shard import Shard
+from cetane.families import Shard, TokenTable, Weights
 from cetane.planner import Planner
 
 

@@ -15,7 +15,7 @@ from cetane.engine.backend import Array
 from cetane.engine.engine import columns
 from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
-from cetane.families.base import Block, Weight
+from cetane.families import Block, Weight
 from cetane.gates import metrics
 from cetane.planner import Planner
 from cetane.schema.function import Route, Step

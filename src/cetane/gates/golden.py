@@ -23,7 +23,7 @@ from cetane.engine.engine import Engine, columns, gather
 from cetane.engine.generate import generate
 from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
-from cetane.families.base import Truth
+from cetane.families import Truth
 from cetane.files import Progress
 from cetane.gates import metrics
 from cetane.gates.probes import Probe, chat_prompts, random_probe, text_probe

@@ -16,7 +16,7 @@ from cetane.engine.authored import host_tables
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine, gather
 from cetane.engine.portable import PortableBackend
-from cetane.families.base import Truth
+from cetane.families import Truth
 from cetane.gates.golden import (
     Check,
     ShardScore,

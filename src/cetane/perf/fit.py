@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tomli_w
 
 from cetane.hardware.chips import find_chip
 from cetane.perf.cost import (
@@ -235,20 +236,21 @@ def fit(measurements: Sequence[Measurement], chip: str = "m4-max") -> Fit:
     return Fit(chip=chip, command=COMMAND, errors=errors(left_out), rates=final)
 
 
-def toml(found: Fit) -> str:
-    """The fit as the text of `data/rates.toml`."""
+def toml(fit: Fit) -> str:
+    """The fit as the text of `data/rates.toml`, figures to five digits."""
+    return f"# Made by {fit.command}: do not edit.\n" + tomli_w.dumps(rounded(fit.model_dump()))
 
-    def table(name: str, body: Mapping[str, Any]) -> str:
-        lines = [f"[{name}]"]
-        for key, value in body.items():
-            lines.append(f"{key} = " + (f'"{value}"' if isinstance(value, str) else f"{value:.5g}"))
-        return "\n".join(lines)
 
-    head = f"# Made by {found.command}: do not edit."
-    top = f'chip = "{found.chip}"\ncommand = "{found.command}"'
-    parts = [f"{head}\n{top}", table("errors", found.errors.model_dump())]
-    parts += [table(f"rates.{name}", one.model_dump()) for name, one in found.rates.items()]
-    return "\n\n".join(parts) + "\n"
+def rounded(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers to five digits, at any depth."""
+    return {
+        key: rounded(value)
+        if isinstance(value, Mapping)
+        else float(f"{value:.5g}")
+        if isinstance(value, float)
+        else value
+        for key, value in content.items()
+    }
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from cetane.errors import CetaneError
-from cetane.families.base import RoutedBlock
+from cetane.families import RoutedBlock
 from cetane.hardware.chips import Chip
 from cetane.perf.predict import Prediction, Predictor
 from cetane.planner import Planner, Source

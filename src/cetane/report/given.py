@@ -1,18 +1,16 @@
 """What a report is given beside the bundle: a sweep's points, and a benchmark's JSON."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from cetane.errors import CetaneError
+from cetane.files import read_bytes
 from cetane.report.content import DraftBench, Drafted, SweepAnswer, SweepPoint, SweepQuality
 from cetane.speculate.bench import Speed
 from cetane.sweep.points import Point, read_points
 from cetane.sweep.sweep import pareto
-from cetane.validation import Data
+from cetane.validation import Data, parse_json, validated
 
 LARGEST = 1 << 25
 """Bytes of the largest file that is read: a thousand points have a few megabytes."""
@@ -30,24 +28,11 @@ class Benchmark(Data):
     speeds: tuple[Speed, ...]
 
 
-BENCHMARK = TypeAdapter(Benchmark)
-
-
 def read_benchmark(path: Path, bundle: Path) -> DraftBench:
     """A benchmark's figures; CetaneError if the file holds none."""
     hint = "cetane bench BUNDLE --json writes one"
-    try:
-        if path.stat().st_size > LARGEST:
-            raise CetaneError(f"{path}: too large for a benchmark", hint)
-        benchmark = BENCHMARK.validate_python(json.loads(path.read_bytes()))
-    except OSError as error:
-        raise CetaneError(f"cannot read {path}: {error.strerror}", hint) from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise CetaneError(f"{path}: not a benchmark: {where}: {first['msg']}", hint) from error
-    except (ValueError, RecursionError) as error:
-        raise CetaneError(f"{path}: not JSON: {error}", hint) from error
+    content = parse_json(read_bytes(path, LARGEST), str(path), hint)
+    benchmark = validated(Benchmark, content, f"{path}: not a benchmark", hint)
     if not benchmark.speeds:
         raise CetaneError(f"{path}: a benchmark of nothing", hint)
     most = max(speed.ratio for speed in benchmark.speeds)

@@ -1,25 +1,20 @@
 """Recipes: what to build, as data. TOML in, a validated frozen object out."""
 
-import difflib
 import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from cetane.compress import Selection
 from cetane.errors import CetaneError
+from cetane.files import read_toml
 from cetane.schema.interface import Order
 from cetane.schema.slots import ContractName
 from cetane.schema.subset import Subset, load_subset
-from cetane.validation import Data
+from cetane.validation import Data, validated
 
 Mode = Literal["decode", "verify", "prefill"]
 
@@ -185,10 +180,7 @@ def load_recipe(source: str) -> Recipe:
     path = Path(source) if source.endswith(".toml") else known.get(source)
     if path is None or not path.is_file():
         raise CetaneError(f"no recipe {source!r}; known: {', '.join(known)}, or a path to a .toml")
-    try:
-        content = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CetaneError(f"{path}: not TOML: {error}") from error
+    content = read_toml(path)
     head = content.get("head")
     if isinstance(head, dict) and isinstance(head.get("subset"), str):
         head["subset"] = load_subset(path.parent / head["subset"])
@@ -198,28 +190,38 @@ def load_recipe(source: str) -> Recipe:
     return recipe
 
 
+def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """A recipe with some values replaced, by dotted key as TOML writes it: `{"cache.context": 64}`.
+
+    CetaneError for a key that no recipe has, with the alternatives, or for a value that does not
+    fit. Without changes, the recipe itself.
+    """
+    content = recipe.model_dump()
+    for key, value in changes.items():
+        *tables, field = key_path(key)
+        table = content
+        for name in tables:
+            inner = table.setdefault(name, {})
+            if not isinstance(inner, dict):
+                raise CetaneError(f"recipe {recipe.name}: {key}: {name} is not a table")
+            table = inner
+        table[field] = value
+    return parse_recipe(content, f"recipe {recipe.name}") if changes else recipe
+
+
+def key_path(key: str) -> list[str]:
+    """The names in a dotted TOML key: two in `cache.context`, three in `a.b."c.d"`."""
+    try:
+        table: Any = tomllib.loads(f"{key} = 0")
+    except tomllib.TOMLDecodeError as error:
+        raise CetaneError(f"{key!r}: not a key of a recipe", "as in cache.context") from error
+    path = []
+    while isinstance(table, dict):
+        ((name, table),) = table.items()
+        path.append(name)
+    return path
+
+
 def parse_recipe(content: dict[str, Any], where: str) -> Recipe:
     """Validate a recipe; a CetaneError names the key and, for an unknown one, the alternatives."""
-    try:
-        return Recipe.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            options = fields_at(first["loc"][:-1])
-            close = difflib.get_close_matches(str(first["loc"][-1]), options, n=1)
-            guess = f"did you mean {close[0]!r}? " if close else ""
-            reason = f"unknown key; {guess}known: {', '.join(options)}"
-        else:
-            reason = first["msg"].removeprefix("Value error, ")
-        raise CetaneError(f"{where}: {key + ': ' if key else ''}{reason}") from error
-
-
-def fields_at(location: tuple[int | str, ...]) -> list[str]:
-    """The keys that a table of the recipe may have."""
-    model: Any = Recipe
-    for part in location:
-        if isinstance(part, str):
-            found = model.model_fields[part].annotation
-            model = next(m for m in (found, *get_args(found)) if hasattr(m, "model_fields"))
-    return list(model.model_fields)
+    return validated(Recipe, content, where)

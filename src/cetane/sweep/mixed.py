@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 
 from cetane.compress import Format, Selection, SensitivityFile, parse_format
-from cetane.families.base import Weight
+from cetane.families import Weight
 from cetane.files import Progress
 from cetane.planner import Planner
 from cetane.sweep.allocate import Option, allocate

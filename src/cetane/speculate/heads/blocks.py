@@ -5,9 +5,19 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from cetane.families.base import Block, Flow, Memory, Weight
-from cetane.families.layers import Heads, Held, Projection, RMSNorm, attend, rotate
-from cetane.schema.interface import Order, time_axis
+from cetane.families import (
+    Axes,
+    Block,
+    Flow,
+    Heads,
+    Held,
+    Memory,
+    Projection,
+    RMSNorm,
+    Weight,
+    attend,
+    rotate,
+)
 from cetane.speculate.heads.modules import TAPS, Eagle3, HeadConfig
 
 
@@ -36,9 +46,9 @@ class MedusaHeads(HeadBlock):
     reads = ("hidden",)
     writes = ("logits",)
 
-    def __init__(self, config: HeadConfig, order: Order) -> None:
+    def __init__(self, config: HeadConfig) -> None:
         super().__init__("medusa", norm="norm", output="output")
-        self.axis = time_axis(order)
+        self.axis = Axes().time
         self.norm = RMSNorm(config.hidden, config.eps)
         self.layers = nn.ModuleList(
             Projection(config.hidden, config.hidden, "head", bias=True) for _ in range(config.steps)
@@ -130,7 +140,7 @@ class EagleOutput(HeadBlock):
         flow["logits"] = self.output(self.norm_output(flow["hidden"]))
 
 
-def eagle_heads(config: HeadConfig, order: Order) -> Heads:
+def eagle_heads(config: HeadConfig) -> Heads:
     """As many heads as `Eagle3` has, each with keys and values of its own."""
     count, dim = max(1, config.hidden // Eagle3.WIDTH), Eagle3.WIDTH
-    return Heads(count, count, dim, dim**-0.5, order)
+    return Heads(count, count, dim, dim**-0.5)

@@ -11,10 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cetane.families.base import Block, CacheGroup, EmbeddingTable, Model
-from cetane.families.caches import CacheSpec, ReadOnly
-from cetane.families.rotary import RotaryTable
-from cetane.families.shard import Shard
+from cetane.families import (
+    Axes,
+    Block,
+    CacheGroup,
+    CacheSpec,
+    EmbeddingTable,
+    Model,
+    ReadOnly,
+    RotaryTable,
+    Shard,
+    tensor_layout,
+)
 from cetane.planner import Graph
 from cetane.schema.function import Function
 from cetane.schema.interface import (
@@ -25,7 +33,6 @@ from cetane.schema.interface import (
     Output,
     Rotary,
     ToTensor,
-    hidden_shape,
 )
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Cache, Recipe, Tokens
@@ -72,8 +79,8 @@ class HeadPlanner:
             tokens=Tokens(verify=None, prefill=None),
             target=target.target,
         )
-        self.order = target.tensor_layout
-        self.heads = eagle_heads(config, self.order)
+        with tensor_layout(target.tensor_layout):
+            self.axes, self.heads = Axes(), eagle_heads(config)
         self.slots = Slots(contract="readonly", count=context)
         self.rotary = RotaryTable(
             THETA ** -(torch.arange(self.heads.dim // 2) / (self.heads.dim // 2))
@@ -82,10 +89,10 @@ class HeadPlanner:
         self.follows = wider[0] if wider else 1
         """Tokens of a call that follows what was accepted, and of one that reads a prompt."""
         self.reads = wider[-1] if wider else 1
-        with torch.device("meta"):
+        with torch.device("meta"), tensor_layout(target.tensor_layout):
             blocks: tuple[Block, ...]
             if config.kind == "medusa":
-                blocks = (MedusaHeads(config, self.order),)
+                blocks = (MedusaHeads(config),)
             else:
                 keys, layer = EagleKeys(config, self.heads), EagleLayer(config, self.heads)
                 blocks = (EagleFuse(config), keys, layer, EagleOutput(config))
@@ -118,7 +125,7 @@ class HeadPlanner:
 
     def module(self, graph: Graph) -> Shard:
         model = Model(
-            order=self.order,
+            axes=self.axes,
             hidden=self.config.hidden,
             vocab=self.config.rows,
             eps=self.config.eps,
@@ -183,7 +190,7 @@ class HeadPlanner:
         return Graph(function, tuple(blocks), (spec,), ())
 
     def shape(self, channels: int, tokens: int) -> tuple[int, ...]:
-        return hidden_shape(self.order, channels, tokens)
+        return self.axes.shape(channels, tokens)
 
     def tensor(self, name: str, channels: int, tokens: int) -> Input:
         source = FromTensor(name=name)

@@ -1,39 +1,23 @@
 """What the published ANE port of ZAYA1-8B (ane-book, experiments 29 to 35) does differently.
 
-Each departure changes one thing in the blocks of `zaya.py`, so that its cost can be measured alone
-and together with the others; docs/zaya.md has the table. Two more follow from these: without their
-history the convolutions also start differently, and with its neighbour's gates the last merge
-before the final norm is left out.
+Each departure changes one thing in the blocks of `families/zaya.py`, so that its cost can be
+measured alone and together with the others; docs/zaya.md has the table. A recipe asks for some with
+`family.departures`. Two more follow from these: without their history the convolutions also start
+differently, and with its neighbour's gates the last merge before the final norm is left out.
 """
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from cetane.families.layers import Leaf
+from cetane.families import Departure, EmbeddingTable, Leaf, Model, Weights
 
-Departure = Literal[
-    "query-to-output",
-    "no-convolution",
-    "current-tap",
-    "skip-large-bias",
-    "no-means",
-    "no-qk-norm",
-    "first-temperature",
-    "undelayed-value",
-    "silu-router",
-    "no-router-state",
-    "bias-on-logits",
-    "soft-routing",
-    "raw-embedding",
-    "residual-order",
-    "neighbours-gates",
-    "unscaled-residual",
-]
 Change = Callable[[Any, Any], None]
-"""Called with a block and with the checkpoint's weights, on which one departure depends."""
+"""Changes one block; called with it and with the checkpoint's weights, which one of them reads."""
 
 LARGE_BIAS = 5.0
 """Depthwise convolutions with a larger bias: those of L00, L76 and L78 of the 80 blocks."""
@@ -87,7 +71,7 @@ def no_convolution(block: Any, _: Any) -> None:
 
 
 class LastTap(Leaf):
-    """A causal convolution of which only the newest tap is left."""
+    """A causal convolution with its newest tap alone."""
 
     weight: Tensor
     bias: Tensor
@@ -213,8 +197,9 @@ def soft_routing(block: Any, _: Any) -> None:
     block.one_expert = False
 
 
-def raw_embedding(block: Any, _: Any) -> None:
-    """No affine after the embedding: `author` leaves it out of the host's table."""
+def raw_embedding(model: Model, _: Weights) -> Model:
+    """No affine after the embedding."""
+    return replace(model, embedding=EmbeddingTable(model.embedding.weight))
 
 
 def residual_order(block: Any, _: Any) -> None:
@@ -249,22 +234,31 @@ def drop_residual_side(merge: Any) -> None:
     merge.affine = lambda x, side: x if side == "residual" else affine(x, side)
 
 
-DEPARTURES: dict[Departure, Change] = {
-    "query-to-output": query_to_output,
-    "no-convolution": no_convolution,
-    "current-tap": current_tap,
-    "skip-large-bias": skip_large_bias,
-    "no-means": no_means,
-    "no-qk-norm": no_qk_norm,
-    "first-temperature": first_temperature,
-    "undelayed-value": undelayed_value,
-    "silu-router": silu_router,
-    "no-router-state": no_router_state,
-    "bias-on-logits": bias_on_logits,
-    "soft-routing": soft_routing,
+def in_blocks(change: Change, model: Model, weights: Weights) -> Model:
+    """The model with every block changed."""
+    for block in model.layers:
+        change(block, weights)
+    return model
+
+
+ZAYA: Mapping[str, Departure] = {
+    "query-to-output": partial(in_blocks, query_to_output),
+    "no-convolution": partial(in_blocks, no_convolution),
+    "current-tap": partial(in_blocks, current_tap),
+    "skip-large-bias": partial(in_blocks, skip_large_bias),
+    "no-means": partial(in_blocks, no_means),
+    "no-qk-norm": partial(in_blocks, no_qk_norm),
+    "first-temperature": partial(in_blocks, first_temperature),
+    "undelayed-value": partial(in_blocks, undelayed_value),
+    "silu-router": partial(in_blocks, silu_router),
+    "no-router-state": partial(in_blocks, no_router_state),
+    "bias-on-logits": partial(in_blocks, bias_on_logits),
+    "soft-routing": partial(in_blocks, soft_routing),
     "raw-embedding": raw_embedding,
-    "residual-order": residual_order,
-    "neighbours-gates": neighbours_gates,
-    "unscaled-residual": unscaled_residual,
+    "residual-order": partial(in_blocks, residual_order),
+    "neighbours-gates": partial(in_blocks, neighbours_gates),
+    "unscaled-residual": partial(in_blocks, unscaled_residual),
 }
 """In the order in which they are applied."""
+DEPARTURES: Mapping[str, Mapping[str, Departure]] = {"zaya": ZAYA}
+"""By the architecture's `model_type`."""
