@@ -22,6 +22,7 @@ from cetane.files import (
     disk_errors,
     inside,
     read_json,
+    regular_files,
     sha256,
     write_json,
 )

@@ -1,4 +1,4 @@
-"""docs/experiments.md: the decision log, written from the experiments and the journal alone.
+"""docs/reference/decision-log.md: the decision log, written from the experiments and the journal alone.
 
 The words are in `templates/`; here is how figures are formatted.
 """

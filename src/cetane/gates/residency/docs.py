@@ -1,4 +1,4 @@
-"""docs/residency.md, every rule and its sources, and one rule as text for a terminal."""
+"""docs/reference/residency.md, every rule and its sources, and one rule as text for a terminal."""
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
