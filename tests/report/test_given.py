@@ -24,9 +24,9 @@ def test_a_benchmark(bench_file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "not JSON"),
-        (b"\xff\xfe", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
+        (b"", "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
         (b"[]", "not a benchmark"),
         (b'{"speeds": []}', "not a benchmark"),
         (b'{"bundle": "b", "draft_tokens": 1, "seconds": {}, "speeds": []}', "of nothing"),
@@ -56,7 +56,7 @@ def test_files_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(given, "LARGEST", 100)
     path = tmp_path / "large"
     path.write_bytes(b" " * 101)
-    with pytest.raises(CetaneError, match="too large"):
+    with pytest.raises(CetaneError, match="larger than the 100 bytes"):
         read_benchmark(path, tmp_path)
     with pytest.raises(CetaneError, match="too large"):
         read_sweep(path, "one")
