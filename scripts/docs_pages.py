@@ -8,8 +8,9 @@ import tomllib
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
+import griffe
 import mkdocs_gen_files
 import typer
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -80,36 +81,46 @@ def option(parameter: Any) -> dict[str, str]:
 
 def tables(model: type[BaseModel], path: str = "") -> Iterator[dict[str, Any]]:
     """The tables of a recipe: their fields, and the tables below them."""
+    source = griffe.load(model.__module__, search_paths=["src"])[model.__name__]
     fields, below = [], []
     for name, field in model.model_fields.items():
         kind = field.annotation
-        inner = [t for t in (kind, *get_args(kind)) if isinstance(t, type)]
-        nested = next((t for t in inner if issubclass(t, BaseModel)), None)
-        if nested is not None and nested is kind:
-            below.append((nested, f"{path}.{name}".lstrip(".")))
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            below.append((kind, f"{path}.{name}".lstrip(".")))
             continue
-        fields.append({"name": name, "type": words(kind), "default": default(field),
-                       "about": " ".join((field.description or "").split())})  # fmt: skip
-    about = " ".join((model.__doc__ or "").split())
-    yield {"path": path, "about": about, "fields": fields}
-    for nested, where in below:
-        yield from tables(nested, where)
+        written = source.all_members[name]
+        about = written.docstring.value if written.docstring else ""
+        fields.append(
+            {
+                "name": name,
+                "type": words(str(written.annotation)),
+                "default": default(field),
+                "about": " ".join(about.split()),
+            }
+        )
+    yield {"path": path, "about": " ".join((model.__doc__ or "").split()), "fields": fields}
+    for kind, where in below:
+        yield from tables(kind, where)
 
 
 def default(field: Any) -> str:
     """What a field is if a recipe says nothing."""
-    if field.default_factory is not None:
-        return "empty"
     if field.default is PydanticUndefined:
-        return "required"
+        return "required" if field.default_factory is None else "empty"
+    if field.default in (None, "", ()):
+        return "none"
     return f"`{str(field.default).lower() if isinstance(field.default, bool) else field.default}`"
 
 
-def words(kind: Any) -> str:
-    """A type for people."""
-    text = kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
-    text = re.sub(r"typing\.(Literal|Annotated)|cetane\.[a-z_.]+\.|datetime\.", "", text)
-    return text.replace("|", "or").replace("NoneType", "none").replace("None", "none").strip("[]")
+def words(annotation: str) -> str:
+    """A type for people, from its annotation in the source."""
+    text = re.sub(r"Annotated\[([\w.]+), .*?\)\]", r"\1", annotation)
+    text = re.sub(r"Literal\[(.*?)\]", lambda m: " or ".join(m[1].split(", ")), text)
+    text = re.sub(r"tuple\[(.*), \.\.\.\]", r"list of \1", text)
+    text = re.sub(r"dict\[(\w+), (.*)\]", r"table of \2", text)
+    text = text.replace(" | None", ", or none").replace(" | ", " or ")
+    plain = {"int": "whole number", "float": "number", "str": "text", "bool": "true or false"}
+    return re.sub(r"\b(int|float|str|bool)\b", lambda m: plain[m[0]], text).replace("'", "`")
 
 
 def limits(name: str, file: str) -> dict[str, Any]:

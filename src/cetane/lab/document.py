@@ -1,4 +1,4 @@
-"""docs/reference/decision-log.md: the decision log, written from the experiments and the journal alone.
+"""The decision log, docs/reference/decision-log.md, from the experiments and the journal alone.
 
 The words are in `templates/`; here is how figures are formatted.
 """
@@ -8,7 +8,7 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from cetane.lab.entry import ArmTexts, ExperimentReport, entries
+from cetane.lab.entry import ArmTexts, entries
 from cetane.lab.experiment import WHOSE, ArmName, Experiment
 from cetane.lab.journal import Figure, GateOutcome, Journal
 
@@ -20,11 +20,6 @@ def markdown(experiments: dict[str, Experiment], journal: Journal) -> str:
     """The page; the same for the same files."""
     reports = [entry.report() for entry in entries(experiments.values(), journal)]
     return environment().get_template("log.md.j2").render(reports=reports)
-
-
-def section(report: ExperimentReport) -> str:
-    """One experiment's part of the page."""
-    return environment().get_template("experiment.md.j2").render(one=report)
 
 
 @cache
