@@ -1,4 +1,4 @@
-"""Pages of the docs site that come from the code: commands, recipe fields, limits.
+"""Pages of the docs site that come from the code: commands, recipe fields, limits, the API.
 
 mkdocs runs it (`mkdocs.yml`, gen-files); the pages exist in the site only, not in the repository.
 """
@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+import cetane
 from cetane.cli.app import app
 from cetane.schema.recipe import Recipe
 
@@ -38,6 +39,7 @@ def main() -> None:
     pages: dict[str, dict[str, Any]] = {
         "commands": {"commands": list(commands(typer.main.get_command(app), "cetane"))},
         "recipe": {"tables": list(tables(Recipe))},
+        "api": {"names": sorted(cetane.__all__, key=str.swapcase)},  # functions, then classes
         "limits": {"files": [limits(name, file) for name, file in LIMITS.items()]},
     }
     for name, content in pages.items():
@@ -58,7 +60,7 @@ def commands(command: Any, path: str) -> Iterator[dict[str, Any]]:
             "about": " ".join((command.help or "").split()),
             "example": re.sub(r"\[/?\w*\]", "", command.epilog or ""),
             "arguments": [
-                {"name": p.make_metavar(context), "about": " ".join((p.help or "").split())}
+                {"name": p.metavar or p.name.upper(), "about": " ".join((p.help or "").split())}
                 for p in command.params
                 if p.param_type_name == "argument"
             ],

@@ -16,7 +16,7 @@ from cetane.cli.app import app
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
-MADE = ("commands.md", "recipe.md", "limits.md")
+MADE = ("commands.md", "recipe.md", "limits.md", "api.md")
 """Pages that scripts/docs_pages.py makes when the site is built."""
 HOME = "https://github.com/cetane/cetane/blob/main/"
 
