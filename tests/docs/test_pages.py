@@ -22,7 +22,7 @@ HOME = "https://github.com/cetane/cetane/blob/main/"
 
 
 def links(page: Path) -> Iterator[str]:
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     yield from re.findall(r"\]\(([^)\s]+)\)", text)
 
 
