@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cetane.bundle.arrays import open_array
 from cetane.bundle.draft_heads import HeadShard, listed_files, open_heads
-from cetane.bundle.tables import QuantizedRows, Rows, Tables
+from cetane.bundle.tables import QuantizedRows, Tables, TokenRows
 from cetane.errors import CetaneError
 from cetane.files import (
     check_files,
@@ -115,7 +115,7 @@ class Bundle:
         rotary = {n: open_array(self.file(rotary_path(n)), "<f4", shape) for n in plan.rotary}
         return Tables(rows.pop("tokens", None), dict(rotary), rows)
 
-    def _rows(self, name: str, table: TablePlan) -> Rows:
+    def _rows(self, name: str, table: TablePlan) -> TokenRows:
         path, shape = self.file(table_path(name)), (table.rows, table.channels)
         if self.plan.recipe.embedding.format == "fp16":
             return open_array(path, "<f2", shape)

@@ -17,7 +17,7 @@ import torch
 
 from cetane.bundle import Bundle
 from cetane.bundle.draft_heads import HeadShard
-from cetane.bundle.tables import Rows
+from cetane.bundle.tables import TokenRows
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.engine.generate import open_engine
@@ -114,7 +114,7 @@ def places(length: int, steps: int) -> Iterator[tuple[int, int]]:
 
 
 @torch.inference_mode()
-def truth(head: Head, windows: Windows, embedding: Rows) -> Array:
+def truth(head: Head, windows: Windows, embedding: TokenRows) -> Array:
     """The torch head's logits `(tokens, R)` for every token of every draft."""
     length, steps = windows.tokens.shape[1], head.config.steps
     embedded = torch.from_numpy(np.array(embedding[windows.tokens.numpy()], np.float32))

@@ -28,7 +28,7 @@ from cetane.schema.interface import (
     hidden_shape,
 )
 from cetane.schema.plan import Plan
-from cetane.schema.recipe import Cache, Recipe, Tokens
+from cetane.schema.recipe import CacheTable, Recipe, Tokens
 from cetane.schema.slots import Slots
 from cetane.speculate.heads.blocks import (
     EagleFuse,
@@ -68,7 +68,7 @@ class HeadPlanner:
         self.recipe = Recipe(
             name=config.kind,
             tensor_layout=target.tensor_layout,
-            cache=Cache(context=context),
+            cache=CacheTable(context=context),
             tokens=Tokens(verify=None, prefill=None),
             target=target.target,
         )
