@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 
 from cetane.bundle import Bundle
 from cetane.cli.demo import zaya_tiny
-from cetane.families import author
-from cetane.families.base import Model
+from cetane.families import Model, author
 from common import WORK, arguments, report
 from zaya_full_build import build
 

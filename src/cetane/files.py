@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
+from socket import gethostname
 from typing import Any, BinaryIO, Generic, TypeVar
 
 import tomli_w
+from filelock import FileLock, Timeout
 from pydantic import TypeAdapter
 
 from cetane.errors import CetaneError
@@ -24,6 +26,10 @@ from cetane.validation import Data, parse_json, parse_toml, validated
 Line = TypeVar("Line")
 Progress = Callable[[str, int, int], None]
 """Called with what is being made, how many parts are done, and how many there are."""
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """Progress that nobody watches."""
 
 
 FULL = (os.strerror(errno.ENOSPC), "[MIL FileWriter]", "filesystem error: cannot copy")
@@ -357,3 +363,50 @@ def file_identity(path: Path) -> str:
     except OSError as error:
         raise CetaneError(f"cannot read {path}: {error}") from error
     return f"{path.name} {status.st_size} {status.st_mtime_ns}\n"
+
+
+@contextmanager
+def claimed(target: Path, job: str) -> Iterator[None]:
+    """Keep every other writer away from `target` while the block runs.
+
+    The lock is `.NAME.lock` beside the target, whose parent folders are made first. The system
+    releases it when a process dies. filelock notices a lock file that was removed under it, so
+    the last writer can take the file away.
+    Raises CetaneError, which names the other writer's process and `job`, when there is one.
+    """
+    with disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path = target.with_name(f".{target.name}.lock")
+        lock = FileLock(path, timeout=0.2)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise CetaneError(
+                f"{target} is being written by {holder(path)}",
+                "wait until it has ended, or choose another place",
+            ) from error
+    try:
+        path.write_text(json.dumps({"process": os.getpid(), "host": gethostname(), "job": job}))
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        lock.release()
+
+
+def holder(path: Path) -> str:
+    """Who holds a lock, in words; a holder that is just starting has not said so yet."""
+    try:
+        said = json.loads(path.read_bytes()[:1000])
+        return f"process {said['process']} on {said['host']} ({said['job']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def check_space(folder: Path, needed: int) -> None:
+    """CetaneError unless the disk of `folder`, which exists, has `needed` bytes left."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise CetaneError(
+            f"{folder}: {needed / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free",
+            "free some space, or choose another place with --output",
+        )

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from cetane.families.axes import Axes
 from cetane.families.caches import CACHES, CacheSpec, HistorySpec, PastColumns
 from cetane.schema.interface import (
     FromCache,
@@ -136,7 +137,7 @@ class TestSemantics:
     [("c1t", (2, 6, 1, 3), (2, 6, 1, 5)), ("ct1", (2, 6, 3, 1), (2, 6, 5, 1))],
 )
 def test_ports_of_a_history(order: str, past: tuple[int, ...], new: tuple[int, ...]) -> None:
-    spec = HistorySpec("chunk-01", "conv", layers=2, channels=6, length=3, order=order)
+    spec = HistorySpec("chunk-01", "conv", layers=2, channels=6, length=3, axes=Axes(order))
     taken, given = spec.input(), spec.output(5)
     assert (taken.name, taken.shape) == ("conv", past)
     assert taken.source == FromHistory(name="chunk-01.conv")
@@ -147,7 +148,7 @@ def test_ports_of_a_history(order: str, past: tuple[int, ...], new: tuple[int, .
 @pytest.mark.parametrize("order", ["c1t", "ct1"])
 def test_a_history_shows_the_past_and_gives_back_the_new(order: str) -> None:
     """Of each layer its own, in the order in which they ask; it writes nothing itself."""
-    spec = HistorySpec("chunk-01", "conv", layers=2, channels=6, length=3, order=order)
+    spec = HistorySpec("chunk-01", "conv", layers=2, channels=6, length=3, axes=Axes(order))
     past, new = random(2, 6, 3, seed=1), random(2, 6, 4, seed=2)
     given = torch.tensor(past).reshape(spec.input().shape)
     history = PastColumns(spec, {"conv": given})

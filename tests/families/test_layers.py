@@ -9,6 +9,7 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb, repeat_kv
 
 from cetane.errors import CetaneError
+from cetane.families.axes import Axes, tensor_layout
 from cetane.families.layers import (
     ACTIVATIONS,
     CausalConvolution,
@@ -73,7 +74,8 @@ def test_projection_is_a_linear_layer(bias: bool, order: str) -> None:
 @pytest.mark.parametrize("order", ["c1t", "ct1"])
 def test_causal_convolution(taps: int, groups: int, order: str) -> None:
     theirs = nn.Conv1d(12, 12, taps, groups=groups)
-    ours = CausalConvolution(12, taps, groups, "convolution", order)
+    with tensor_layout(order):
+        ours = CausalConvolution(12, taps, groups, "convolution")
     assert ours.held["weight"].stored == theirs.weight.shape
     ours.weight.data = theirs.weight.data.reshape(ours.weight.shape)
     ours.bias.data = theirs.bias.data
@@ -96,7 +98,7 @@ def test_unknown_activation_names_the_known() -> None:
 
 @pytest.mark.parametrize(("order", "shape"), [("c1t", (1, 6, 1, 5)), ("ct1", (1, 6, 5, 1))])
 def test_heads_split_and_merge(order: str, shape: tuple[int, ...]) -> None:
-    heads, x = Heads(3, 1, 2, 1.0, order), random(*shape)
+    heads, x = Heads(3, 1, 2, 1.0, axes=Axes(order)), random(*shape)
     split = heads.split(x, 3)
     assert split.shape == (1, 3, 2, 5)
     assert torch.equal(split[0, 1, 0], x.reshape(6, 5)[2])  # head 1 starts at channel 2

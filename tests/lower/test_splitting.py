@@ -17,7 +17,7 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
-from cetane.families.layers import Projection
+from cetane.families import Projection
 from cetane.hardware import notch
 from cetane.hardware.notch import cut, on_notch
 from cetane.lower.lower import Lowering

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cetane.errors import CetaneError
-from cetane.families.base import Block
+from cetane.families import Block
 from cetane.lower.convert import convert_shard
 from cetane.lower.lower import Lowering, encode, files
 from cetane.lower.package import WEIGHTS

@@ -655,3 +655,41 @@ def test_a_kill_while_a_part_is_made_anew(
         build_only(checkpoint, small, stopped, ["layer-00"], silent, rebuild=True)
     assert_same(build(checkpoint, small, stopped, silent), undisturbed)
     assert lowered == ["layer-00"]
+
+
+def test_a_second_builder_is_told_who_builds(
+    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, undisturbed: Bundle, stub: list[str]
+) -> None:
+    refused: list[CetaneError] = []
+
+    def meanwhile(name: str, done: int, total: int) -> None:
+        if name == "tokenizer":
+            with pytest.raises(CetaneError) as raised:
+                build(checkpoint, small, tmp_path / "out", silent)
+            refused.append(raised.value)
+
+    build(checkpoint, small, tmp_path / "out", meanwhile)
+    (error,) = refused
+    assert f"process {os.getpid()} on " in error.message and "building tiny" in error.message
+    assert len(stub) == 3  # every shard once
+
+
+def test_a_lock_ends_with_its_process(
+    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, stub: list[str]
+) -> None:
+    code = (
+        "import os, pathlib, sys\nfrom cetane.files import claimed\n"
+        "with claimed(pathlib.Path(sys.argv[1]), 'dying'):\n    os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], check=False)
+    assert "dying" in (tmp_path / ".out.lock").read_text()
+    build(checkpoint, small, tmp_path / "out", silent)
+
+
+def test_a_build_asks_for_its_space_first(
+    tmp_path: Path, checkpoint: Checkpoint, small: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(CetaneError, match="0 MB are free"):
+        build(checkpoint, small, tmp_path / "out", silent)

@@ -2,15 +2,13 @@
 
 An int8 tensor with one scale loses all channels to its largest. Where a projection reads channel j,
 and something linear in that channel writes it, the writer is divided and the reader multiplied by
-s_j = max|X_j|^alpha / max|W_j|^(1 - alpha) (Xiao et al., arXiv 2211.10438, eq. 4). In a layer of
-the Llama family these are: the norms' gains and what reads them; the values and the output
-projection, where the query heads of a key/value head share the factors; `up` and `down`.
+s_j = max|X_j|^alpha / max|W_j|^(1 - alpha) (Xiao et al., arXiv 2211.10438, eq. 4). A family tells
+these places by `Block.exchanges`.
 """
 
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,8 +19,7 @@ from cetane.checkpoint.tokenizer import Tokenizer
 from cetane.engine.authored import AuthoredBackend, host_tables
 from cetane.engine.engine import Engine
 from cetane.errors import CetaneError
-from cetane.families.base import Weights
-from cetane.families.llama import Layer
+from cetane.families import Block, Exchange, Weights
 from cetane.planner import Planner
 
 ALPHA = 0.5
@@ -34,37 +31,22 @@ Factors = dict[str, tuple[int, Tensor]]
 """By the name of a checkpoint's tensor: the axis whose entries are multiplied, and by what."""
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Projections that read some channels, and the tensors that write them, by their paths."""
-
-    readers: tuple[str, ...]
-    writers: tuple[str, ...]
-    channels: tuple[int, int, int] = (1, 1, -1)
-    """The channels that are read, as an array whose middle axis is written once: the query heads of
-    a key/value head."""
-
-
-def pairs(layer: Layer) -> list[Pair]:
-    """The places of a layer where factors can be moved, in the order in which they are."""
-    heads = layer.self_attn.heads
-    return [
-        Pair(("self_attn.o_proj",), ("self_attn.v_proj.weight", "self_attn.v_proj.bias"),
-             (heads.kv, heads.query // heads.kv, heads.dim)),
-        Pair(("mlp.down_proj",), ("mlp.up_proj.weight", "mlp.up_proj.bias")),
-        Pair(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-             ("input_layernorm.weight",)),
-        Pair(("mlp.gate_proj", "mlp.up_proj"), ("post_attention_layernorm.weight",)),
-    ]  # fmt: skip
-
-
 class Smoothed(Checkpoint):
     """A checkpoint whose tensors are multiplied by factors, in fp32: the same model."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__(checkpoint.source, checkpoint.config, checkpoint._tensors)
+        super().__init__(checkpoint.source, checkpoint.config, {})
         self.checkpoint = checkpoint
         self.factors: list[Factors] = []
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.checkpoint
+
+    def names(self) -> list[str]:
+        return self.checkpoint.names()
+
+    def dtype(self, name: str) -> str:
+        return self.checkpoint.dtype(name)
 
     def read(self, name: str) -> Tensor:
         tensor = self.checkpoint.read(name)
@@ -98,69 +80,66 @@ def smooth(
 ) -> Smoothed:
     """The checkpoint with factors from the largest activations of some texts, in fp32.
 
-    Raises CetaneError for a model with other layers than the Llama family's.
+    Raises CetaneError for a model of a family that offers no exchanges.
     """
-    layers = [block for block in planner.model.layers if isinstance(block, Layer)]
-    if len(layers) != len(planner.model.layers):
+    blocks = planner.model.layers
+    if not all(block.exchanges() for block in blocks):
         raise CetaneError(
             f"{checkpoint.source}: smoothing knows layers of the Llama family only",
             "quantize without it",
         )
-    largest = observed(checkpoint, planner, layers, texts)
+    largest = observed(checkpoint, planner, texts)
     result = Smoothed(checkpoint)
-    for layer in layers:
-        for pair in pairs(layer):
-            found = largest[layer.prefix + pair.readers[0]]
-            result.factors.append(moved(result, layer.prefix, pair, found, alpha))
+    for block in blocks:
+        for place in block.exchanges():
+            seen = largest[block.prefix + place.readers[0]]
+            result.factors.append(moved(result, block.prefix, place, seen, alpha))
     return result
 
 
 def observed(
-    checkpoint: Checkpoint,
-    planner: Planner,
-    layers: Sequence[Layer],
-    texts: Sequence[Sequence[int]],
+    checkpoint: Checkpoint, planner: Planner, texts: Sequence[Sequence[int]]
 ) -> dict[str, Tensor]:
-    """The largest magnitude of every channel that the pairs' readers are given, by the path of the
-    first of them."""
+    """The largest magnitude of every channel that the readers of an exchange are given, by the path
+    of the first of them."""
     engine = Engine(
         planner.plan(), AuthoredBackend(planner, checkpoint), host_tables(planner, checkpoint)
     )
     largest: dict[str, Tensor] = {}
     with ExitStack() as stack:
-        for layer in layers:
-            for pair in pairs(layer):
-                path = pair.readers[0]
-                stack.enter_context(watched(layer, path, largest))
+        for block in planner.model.layers:
+            for place in block.exchanges():
+                stack.enter_context(watched(block, place.readers[0], largest))
         engine.run([filled(engine.session(), text) for text in texts])
     return largest
 
 
 @contextmanager
-def watched(layer: Layer, path: str, largest: dict[str, Tensor]) -> Iterator[None]:
+def watched(block: Block, path: str, largest: dict[str, Tensor]) -> Iterator[None]:
     """Note the largest magnitude of every input channel of a projection, `(1, C, 1, T)`."""
 
     def note(_: object, inputs: tuple[Tensor, ...]) -> None:
-        found = inputs[0].abs().flatten(2).amax(2)[0]
-        name = layer.prefix + path
-        largest[name] = torch.maximum(largest[name], found) if name in largest else found
+        seen = inputs[0].abs().flatten(2).amax(2)[0]
+        name = block.prefix + path
+        largest[name] = torch.maximum(largest[name], seen) if name in largest else seen
 
-    hook = layer.get_submodule(path).register_forward_pre_hook(note)
+    hook = block.get_submodule(path).register_forward_pre_hook(note)
     try:
         yield
     finally:
         hook.remove()
 
 
-def moved(weights: Weights, prefix: str, pair: Pair, largest: Tensor, alpha: float) -> Factors:
-    """What the tensors of a pair are multiplied by; `largest` of every channel that is read."""
-    names = [f"{prefix}{reader}.weight" for reader in pair.readers]
+def moved(weights: Weights, prefix: str, place: Exchange, largest: Tensor, alpha: float) -> Factors:
+    """What the tensors of an exchange are multiplied by; `largest` of every channel that is
+    read."""
+    names = [f"{prefix}{reader}.weight" for reader in place.readers]
     columns = torch.stack([weights.read(n).float().abs().amax(0) for n in names]).amax(0)
     activation, weight = (
-        values.reshape(pair.channels).amax(1).clamp(min=SMALLEST) for values in (largest, columns)
+        values.reshape(place.channels).amax(1).clamp(min=SMALLEST) for values in (largest, columns)
     )
     factor = activation**alpha / weight ** (1 - alpha)
-    read = factor[:, None].expand(*pair.channels[:2], -1).flatten()
+    read = factor[:, None].expand(*place.channels[:2], -1).flatten()
     return dict.fromkeys(names, (1, read)) | {
-        prefix + writer: (0, 1 / factor.flatten()) for writer in pair.writers
+        prefix + writer: (0, 1 / factor.flatten()) for writer in place.writers
     }

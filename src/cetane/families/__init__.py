@@ -1,20 +1,92 @@
-"""Architectures re-authored for the ANE, one file each; a file is found by its MODEL_TYPES.
+"""Architectures re-authored for the ANE, one file each, listed by its MODEL_TYPES.
 
-A family is a module with `MODEL_TYPES` and `author(config, order)`. One that has choices of its own
-has a class `Options` for them, a recipe's `[family]` table, and its `author` takes two more
-arguments: the options, and the weights, in case a choice depends on them.
+A family is a module with `MODEL_TYPES`, a class `Options` for its choices (a recipe's `[family]`
+table), and `author(config, options)`, which makes a `Model` without weights. Other rooms use the
+names below and no module of this folder.
 """
 
 import importlib
 import pkgutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
+
+import torch
 
 from cetane.errors import CetaneError
-from cetane.families.base import Model, Weights
+from cetane.families.axes import Axes, tensor_layout
+from cetane.families.base import (
+    Bits,
+    Block,
+    CacheGroup,
+    EmbeddingTable,
+    Exchange,
+    Flow,
+    Head,
+    History,
+    Memory,
+    Model,
+    Part,
+    RoutedBlock,
+    TokenTable,
+    Truth,
+    Weight,
+    Weights,
+)
+from cetane.families.caches import (
+    Blend,
+    CacheForm,
+    CacheSpec,
+    HistorySpec,
+    ReadOnly,
+    cache_form,
+)
+from cetane.families.layers import Heads, Held, Leaf, Projection, RMSNorm, attend, rotate
+from cetane.families.rotary import RotaryTable
+from cetane.families.shard import Shard
 from cetane.schema.interface import Order
 from cetane.validation import validated
+
+__all__ = [
+    "Axes",
+    "Bits",
+    "Blend",
+    "Block",
+    "CacheForm",
+    "CacheGroup",
+    "CacheSpec",
+    "Departure",
+    "EmbeddingTable",
+    "Exchange",
+    "Flow",
+    "Head",
+    "Heads",
+    "Held",
+    "History",
+    "HistorySpec",
+    "Leaf",
+    "Memory",
+    "Model",
+    "Part",
+    "Projection",
+    "RMSNorm",
+    "ReadOnly",
+    "RotaryTable",
+    "RoutedBlock",
+    "Shard",
+    "TokenTable",
+    "Truth",
+    "Weight",
+    "Weights",
+    "attend",
+    "author",
+    "cache_form",
+    "families",
+    "options_of",
+    "parse_config",
+    "rotate",
+    "tensor_layout",
+]
 
 SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -35,6 +107,11 @@ MOST_EXPERTS = 4096
 MALFORMED = (TypeError, ValueError, KeyError, AttributeError, ArithmeticError)
 """What transformers raises for configs that are not of the kind they say."""
 
+Departure = Callable[[Model, Weights], Model]
+"""Makes a model differ from its architecture on purpose; may change its blocks in place."""
+DEPARTURES = "cetane.lab.departures"
+"""The module that has them. The lab is above this room: the name is resolved when a recipe asks."""
+
 
 def families() -> dict[str, ModuleType]:
     """Family modules by model type."""
@@ -46,32 +123,66 @@ def families() -> dict[str, ModuleType]:
 
 
 def author(
-    config: dict[str, Any], order: Order, options: dict[str, Any], weights: Weights
+    config: dict[str, Any],
+    order: Order,
+    options: dict[str, Any],
+    weights: Weights,
+    bits: Bits | None = None,
 ) -> Model:
     """Re-author the architecture that a Hugging Face `config.json` describes, without weights.
 
-    `order` is the layout of hidden tensors, `options` the recipe's `[family]` table.
+    `order` is the layout of hidden tensors, `options` the recipe's `[family]` table; `weights` are
+    read by a departure that depends on them, and by nothing else. With `bits`,
+    projections on the notch (`cetane.hardware.notch`) are split in two. Nobody changes a block
+    afterwards, so plans can share them. Raises CetaneError for a config or options that are wrong.
     """
     parsed = parse_config(config)
-    family = families()[parsed.model_type]
-    arguments = [parsed, order]
-    if hasattr(family, "Options"):
-        arguments += [parse_options(family, parsed.model_type, options), weights]
-    elif options:
-        raise CetaneError(f"family: a {parsed.model_type} model has no options")
-    try:
-        model: Model = family.author(*arguments)
-    except RuntimeError as error:  # from torch, or of a config whose layers differ
-        reason = str(error).splitlines()[0]
-        raise CetaneError(
-            f"config.json of a {parsed.model_type} model is not valid: {reason}"
-        ) from error
+    kind = parsed.model_type
+    departures = chosen_departures(kind, options)
+    chosen = options_of(kind, options)
+    with tensor_layout(order):
+        try:
+            model: Model = families()[kind].author(parsed, chosen)
+        except RuntimeError as error:  # from torch, or of a config whose layers differ
+            reason = str(error).splitlines()[0]
+            raise CetaneError(f"config.json of a {kind} model is not valid: {reason}") from error
+        with torch.device("meta"):
+            for depart in departures:
+                model = depart(model, weights)
+    if bits is not None:
+        model = model.split_contracting(bits)
     return model
 
 
-def parse_options(family: ModuleType, kind: str, options: dict[str, Any]) -> Any:
-    """A recipe's `[family]` table as the family's own `Options`."""
-    return validated(family.Options, options, f"the [family] options of a {kind} model")
+def chosen_departures(kind: str, options: Mapping[str, Any]) -> list[Departure]:
+    """The departures that a `[family]` table asks for, in the order in which they are applied."""
+    known = known_departures(kind) if "departures" in options else {}
+    if not known:
+        return []
+    names = options["departures"]
+    if not isinstance(names, list | tuple):
+        raise CetaneError(f"family.departures: {names!r} is no list of names")
+    for index, name in enumerate(names):
+        if name not in known:
+            raise CetaneError(
+                f"family.departures.{index}: no departure {name!r}; known: {', '.join(known)}"
+            )
+    return [depart for name, depart in known.items() if name in names]
+
+
+def known_departures(kind: str) -> Mapping[str, Departure]:
+    """The departures of an architecture by name."""
+    departures: Mapping[str, Mapping[str, Departure]]
+    departures = importlib.import_module(DEPARTURES).DEPARTURES
+    return departures.get(kind, {})
+
+
+def options_of(kind: str, options: Mapping[str, Any]) -> Any:
+    """A recipe's `[family]` table, departures aside, as the family's own `Options`."""
+    own = families()[kind].Options
+    departs = "departures" in options and bool(known_departures(kind))
+    content = {k: v for k, v in options.items() if not (departs and k == "departures")}
+    return validated(own, content, f"the [family] options of a {kind} model")
 
 
 def parse_config(config: dict[str, Any]) -> Any:
@@ -105,7 +216,13 @@ def numbers(settings: dict[str, Any]) -> Iterator[tuple[str, float]]:
             yield name, value
 
 
-def check_sizes(config: Any) -> None:
+class SizedConfig(Protocol):
+    """What every transformers config has."""
+
+    model_type: str
+
+
+def check_sizes(config: SizedConfig) -> None:
     """CetaneError for sizes that no model has; transformers lets them pass."""
     where = f"config.json of a {config.model_type} model is not valid"
     for name in SIZES:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from cetane.errors import CetaneError
+from cetane.families.axes import Axes
 from cetane.families.layers import Held, Leaf, Projection, RMSNorm
 from cetane.families.rotary import RotaryTable
 from cetane.hardware.notch import cut, on_notch
-from cetane.schema.interface import Order, Source, TokenIds, hidden_shape
+from cetane.schema.interface import Source, TokenIds
 from cetane.schema.subset import Ids
 
 Flow = dict[str, Tensor]
@@ -29,6 +30,22 @@ class Weights(Protocol):
 
     def read(self, name: str) -> Tensor: ...
     def read_rows(self, name: str, start: int, stop: int) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Projections that read some channels, and the tensors that write them.
+
+    What multiplies the channels of the writers, and divides those of the readers, changes nothing.
+    """
+
+    readers: tuple[str, ...]
+    """Paths of projections in a block."""
+    writers: tuple[str, ...]
+    """Paths of parameters, along their first axis."""
+    channels: tuple[int, int, int] = (1, 1, -1)
+    """The channels that are read, as an array whose middle axis is written once: the query heads of
+    a key/value head."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +87,10 @@ class Weight:
         return (self.pick(tensor) if self.pick else tensor).reshape(self.shape)
 
 
+Bits = Callable[[Weight], int]
+"""The bits of one element of a weight, as a recipe stores it."""
+
+
 class Block(nn.Module):
     """The smallest piece that a shard can hold.
 
@@ -89,6 +110,11 @@ class Block(nn.Module):
     def truths(self) -> dict[str, Truth]:
         """Where the Hugging Face model has the tensors that this block writes."""
         return {"hidden": (self.prefix.removesuffix("."), 0)}
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """Places where a factor on channels can move from what writes them to what reads them;
+        none where the family offers none."""
+        return ()
 
     @property
     def root(self) -> "Block":
@@ -111,8 +137,9 @@ class Block(nn.Module):
         """What stands behind a parameter."""
         return Weight(self.prefix + path, shape, held.stored, held.kind, pick=held.pick)
 
-    def split_contracting(self, bits: Callable[[Weight], int]) -> None:
-        """Cut the projections whose weights, of so many `bits` an element, are on the notch."""
+    def split_contracting(self, bits: Bits) -> None:
+        """Cut the projections whose weights are on the notch; for whoever makes the block, before
+        anyone else sees it."""
         for path, weight in list(self.weights()):
             parent, _, name = path.rpartition(".")
             module = self.get_submodule(parent)
@@ -240,10 +267,10 @@ class Lookup(Block):
 
     def __init__(self, model: "Model") -> None:
         super().__init__("embedding", 0, "")
-        self.order, self.name_of, self.factor = (
-            model.order, model.embedding.weight, model.embedding.factor,
+        self.axes, self.name_of, self.factor = (
+            model.axes, model.embedding.weight, model.embedding.factor,
         )  # fmt: skip
-        self.rows = Rows(model.vocab, model.hidden)
+        self.rows = TokenRows(model.vocab, model.hidden)
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         return Weight(self.name_of, shape, held.stored, held.kind)
@@ -252,12 +279,12 @@ class Lookup(Block):
         return {}
 
     def forward(self, flow: Flow, memory: Memory) -> None:
-        found = nn.functional.embedding(flow["token_ids"], self.rows.weight) * self.factor
-        shape = hidden_shape(self.order, found.shape[2], found.shape[1])
-        flow["hidden"] = found.transpose(1, 2).reshape(shape)
+        rows = nn.functional.embedding(flow["token_ids"], self.rows.weight) * self.factor
+        shape = self.axes.shape(rows.shape[2], rows.shape[1])
+        flow["hidden"] = rows.transpose(1, 2).reshape(shape)
 
 
-class Rows(Leaf):
+class TokenRows(Leaf):
     """A table of rows by token."""
 
     weight: Tensor
@@ -328,7 +355,6 @@ class TokenTable:
 class Model:
     """A checkpoint's architecture in ANE form; blocks live on torch's meta device until loaded."""
 
-    order: Order
     hidden: int
     vocab: int
     eps: float
@@ -357,6 +383,10 @@ class Model:
     residual_scale: float | None = None
     """The hidden tensors are the Hugging Face model's times this; None where a family has no such
     option."""
+    axes: Axes = field(default_factory=Axes)
+    """The layout of hidden tensors."""
+    bits: Bits | None = None
+    """Where projections on the notch are split: by the bits of their weights."""
 
     def tensors(self) -> set[str]:
         """Canonical names of all tensors that the model reads."""
@@ -373,6 +403,12 @@ class Model:
             layers = (Lookup(self), *self.layers)
         return replace(self, layers=layers, host=self.host | {"token_ids": TokenIds()})
 
+    def split_contracting(self, bits: Bits) -> "Model":
+        """The model with its projections on the notch split; changes the blocks in place."""
+        for block in self.layers:
+            block.split_contracting(bits)
+        return replace(self, bits=bits)
+
     def heads(self, slices: int, subset: Ids | None = None) -> list[Head]:
         """The output projection for all tokens, or some, in `slices` parts, cut at multiples of 32
         rows (so that palettes' groups fit) where it is large enough."""
@@ -383,7 +419,11 @@ class Model:
         unit = 32 if rows >= 32 * slices else 1
         cuts = [rows * i // slices // unit * unit for i in range(slices)] + [rows]
         with torch.device("meta"):
-            return [
+            heads = [
                 Head(index, self, start, stop, tokens[start:stop])
                 for index, (start, stop) in enumerate(pairwise(cuts))
             ]
+        if self.bits is not None:
+            for head in heads:
+                head.split_contracting(self.bits)
+        return heads

@@ -14,19 +14,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from cetane.families.axes import Axes
 from cetane.schema.interface import (
     FromCache,
     FromHistory,
     Input,
-    Order,
     Output,
     Position,
     State,
     ToCache,
     ToHistory,
     WriteMask,
-    hidden_shape,
-    time_axis,
 )
 from cetane.schema.slots import ContractName, Slots
 
@@ -41,7 +39,7 @@ class CacheSpec:
     heads: int
     dim: int
     slots: int
-    form: "type[Cache]"
+    form: "type[CacheForm]"
     state: State | None = None
     """The state that it shares with other groups, where its rows are among wider ones."""
     first: int = 0
@@ -57,7 +55,7 @@ class CacheSpec:
             yield f"{self.group}_{part}", f"{self.owner}.{self.group}_{part}"
 
 
-class Cache(ABC):
+class CacheForm(ABC):
     """One cache group while one function of one shard is traced or run."""
 
     contract: ClassVar[ContractName]
@@ -107,7 +105,7 @@ class Cache(ABC):
         return {f"{self.spec.group}_k_out": torch.cat(k), f"{self.spec.group}_v_out": torch.cat(v)}
 
 
-class ReadOnly(Cache):
+class ReadOnly(CacheForm):
     """The graph reads the past, concatenates the new columns and returns only those.
 
     The host writes them, so a refused draft leaves nothing to roll back. Apple's own rule for
@@ -136,7 +134,7 @@ class ReadOnly(Cache):
         return torch.cat([cache[layer : layer + 1], new], dim=-1)
 
 
-class Blend(Cache):
+class Blend(CacheForm):
     """`cache * (1 - m) + new @ m` with a one-hot write mask: a scatter without a scatter op."""
 
     contract = "blend"
@@ -159,7 +157,7 @@ class Blend(Cache):
         return cache[layer : layer + 1] * self.keep + new @ self.mask
 
 
-class Shift(Cache):
+class Shift(CacheForm):
     """Drops the oldest columns and appends the new ones on the right: a sliding window."""
 
     contract = "shift"
@@ -168,7 +166,7 @@ class Shift(Cache):
         return torch.cat([cache[layer : layer + 1, :, :, new.shape[-1] :], new], dim=-1)
 
 
-class Stateful(Cache):
+class Stateful(CacheForm):
     """`slice_update` on one MLState a group, a layer's keys and then its values.
 
     More than two states in a package, or other ways to write one, fail on the ANE, and a function
@@ -217,12 +215,12 @@ class Stateful(Cache):
         return {}
 
 
-CACHES: dict[ContractName, type[Cache]] = {
+CACHES: dict[ContractName, type[CacheForm]] = {
     cache.contract: cache for cache in (ReadOnly, Blend, Shift, Stateful)
 }
 
 
-def cache_form(slots: Slots, tokens: int) -> type[Cache]:
+def cache_form(slots: Slots, tokens: int) -> type[CacheForm]:
     """How a call of `tokens` tokens reads and writes the caches of a group."""
     return CACHES[slots.form(tokens)]
 
@@ -236,10 +234,10 @@ class HistorySpec:
     layers: int
     channels: int
     length: int
-    order: Order
+    axes: Axes
 
     def _shape(self, columns: int) -> tuple[int, int, int, int]:
-        return (self.layers, *hidden_shape(self.order, self.channels, columns)[1:])
+        return (self.layers, *self.axes.shape(self.channels, columns)[1:])
 
     def input(self) -> Input:
         source = FromHistory(name=f"{self.owner}.{self.name}")
@@ -264,7 +262,7 @@ class PastColumns:
         """The layer's past columns and `x (1, C, 1, T)` after them, `(1, C, 1, n + T)`."""
         layer = len(self.new)
         self.new.append(x)
-        return torch.cat([self.past[layer : layer + 1], x], dim=time_axis(self.spec.order))
+        return torch.cat([self.past[layer : layer + 1], x], dim=self.spec.axes.time)
 
     def results(self) -> dict[str, Tensor]:
         """The graph output that carries the new columns to their owner."""

@@ -2,30 +2,51 @@
 rotary base, caches and masks of its own; norms before and after attention and MLP."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from cetane.errors import CetaneError
 from cetane.families.base import Block, CacheGroup, Flow, Memory
-from cetane.families.layers import Heads, Projection, RMSNorm, activation, attend, rotate
-from cetane.families.rotary import RotaryTable, rotary_table
+from cetane.families.layers import MLP, Heads, Projection, RMSNorm, attend, rotate
+from cetane.families.options import ResidualOptions, residual_eps
+from cetane.families.rotary import RotaryConfig, RotaryTable, rotary_table
 from cetane.schema.interface import Mask, Rotary, Source
-from cetane.validation import Data
 
 KINDS = {"sliding_attention": "sliding", "full_attention": "full"}
 
 
-class Options(Data):
-    """The `[family]` table of a recipe: how the layers attend that see everything."""
+class GemmaConfig(RotaryConfig, Protocol):
+    """What is read of the config of any Gemma."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    hidden_activation: str
+    rms_norm_eps: float
+    attention_bias: bool
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    layer_types: list[str]
+    sliding_window: int
+    use_bidirectional_attention: bool | str | None
+    final_logit_softcapping: float | None
+
+
+class Options(ResidualOptions):
+    """The `[family]` table of a recipe: how layers with full attention attend."""
 
     full_window: int | None = Field(default=None, ge=1)
-    """They see only so many tokens ("WFA" in the seeds): their caches stay as short."""
+    """Tokens that they see, the last ones; their caches stay as short ("WFA" in the published
+    ports)."""
     sinks: int = Field(default=0, ge=0)
-    """And the first so many of the sequence (arXiv 2309.17453)."""
+    """First tokens of the sequence that they see too (arXiv 2309.17453)."""
     full_block: int | None = Field(default=None, ge=1)
-    """They take so many keys at a time ("flash decoding")."""
+    """Keys that they take at a time ("flash decoding")."""
 
     @model_validator(mode="after")
     def consistent(self) -> Self:
@@ -63,8 +84,8 @@ class Kind:
         return CacheGroup(self.heads.query, self.heads.kv, self.heads.dim, self.window, self.sinks)
 
 
-def layer_kinds(config: Any) -> list[str]:
-    """The kind of every layer; CetaneError for one that there is not."""
+def layer_kinds(config: GemmaConfig) -> list[str]:
+    """The kind of every layer; CetaneError for one that is unknown."""
     where = f"config.json of a {config.model_type} model is not valid"
     for name in config.layer_types:
         if name not in KINDS:
@@ -76,7 +97,9 @@ def layer_kinds(config: Any) -> list[str]:
     return [KINDS[name] for name in config.layer_types]
 
 
-def make_kind(config: Any, of: Any, layer_type: str, heads: Heads, options: Options) -> Kind:
+def make_kind(
+    config: GemmaConfig, of: RotaryConfig, layer_type: str, heads: Heads, options: Options
+) -> Kind:
     """The layers of a type; `of` is the config of one of them."""
     parameters = (config.rope_parameters or {}).get(layer_type)
     if isinstance(parameters, dict) and parameters.get("rope_type", "default") == "default":
@@ -93,7 +116,7 @@ def make_kind(config: Any, of: Any, layer_type: str, heads: Heads, options: Opti
     )
 
 
-class Attention(nn.Module):
+class GemmaAttention(nn.Module):
     """Queries and keys are normed; `norm` is how (width, axis)."""
 
     def __init__(self, hidden: int, heads: Heads, bias: bool, eps: float, unit: bool) -> None:
@@ -117,45 +140,27 @@ class Attention(nn.Module):
     def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor, kept: Any) -> tuple[Tensor, Tensor]:
         heads = self.heads
         k = self.k_norm(heads.split(self.k_proj(x), heads.kv))
-        found: tuple[Tensor, Tensor] = kept(
-            rotate(k, cos, sin, heads.dim), self.values(heads.split(self.v_proj(x), heads.kv))
-        )
-        return found
+        v = self.values(heads.split(self.v_proj(x), heads.kv))
+        seen: tuple[Tensor, Tensor] = kept(rotate(k, cos, sin, heads.dim), v)
+        return seen
 
     def values(self, v: Tensor) -> Tensor:
         return v
 
 
-class MLP(nn.Module):
-    def __init__(self, hidden: int, inner: int, act: str) -> None:
-        super().__init__()
-        self.gate_proj = Projection(hidden, inner, "mlp")
-        self.up_proj = Projection(hidden, inner, "mlp")
-        self.down_proj = Projection(inner, hidden, "mlp")
-        self.act = activation(act)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
-
-
-def residual_eps(eps: float, scale: float) -> float:
-    """The epsilon of a norm whose input is `scale` times the model's: what it gives is the same."""
-    return eps * scale**2
-
-
-class Layer(Block):
+class GemmaLayer(Block):
     """Attention and MLP, each normed before and after.
 
     The residual stream may be `scale` times the model's: the norms before do not see it, and those
-    after have gains that are as much smaller.
+    after have gains that are smaller by as much.
     """
 
     def __init__(
         self,
-        config: Any,
+        config: GemmaConfig,
         index: int,
         kind: Kind,
-        attention: Attention,
+        attention: GemmaAttention,
         inner: int,
         unit: bool,
         scale: float = 1.0,

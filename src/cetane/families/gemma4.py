@@ -7,15 +7,15 @@ is multiplied by a scalar. Layers that share project no keys and values: the las
 kind that does hands its own on, as tensors, to whatever shard needs them.
 """
 
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from cetane.errors import CetaneError
+from cetane.families.axes import Axes
 from cetane.families.base import (
     Block,
-    CacheGroup,
     EmbeddingTable,
     Flow,
     Memory,
@@ -23,9 +23,17 @@ from cetane.families.base import (
     TokenTable,
     Truth,
     Weight,
-    Weights,
 )
-from cetane.families.gemma import KINDS, Attention, Kind, Layer, Options, layer_kinds, make_kind
+from cetane.families.gemma import (
+    KINDS,
+    GemmaAttention,
+    GemmaConfig,
+    GemmaLayer,
+    Kind,
+    Options,
+    layer_kinds,
+    make_kind,
+)
 from cetane.families.layers import (
     Heads,
     Held,
@@ -35,16 +43,40 @@ from cetane.families.layers import (
     activation,
     normalize,
 )
-from cetane.schema.interface import Embedding, Order, Source, hidden_shape
+from cetane.families.options import residual_eps
+from cetane.families.rotary import RotaryConfig
+from cetane.schema.interface import Embedding, Source
 
 MODEL_TYPES = ("gemma4_text",)
+Sharing = Literal["store", "reuse"]
+"""Whether a layer hands its keys and values on, or reads another's."""
 LARGEST_HEAD = 1 << 16
 """No head of any model is wider."""
 
 __all__ = ["MODEL_TYPES", "Options", "author"]
 
 
-class OwnAttention(Attention):
+class LayerConfig(RotaryConfig, Protocol):
+    """What a Gemma4TextConfig says of one type of layer."""
+
+    num_key_value_heads: int
+    head_dim: int
+
+
+class Gemma4Config(GemmaConfig, Protocol):
+    """What is read of a Gemma4TextConfig."""
+
+    num_hidden_layers: int
+    enable_moe_block: bool
+    use_double_wide_mlp: bool
+    attention_k_eq_v: bool
+    hidden_size_per_layer_input: int | None
+    vocab_size_per_layer_input: int
+    kv_sharing_modes: list[Sharing | None]
+    per_layer_config: dict[str, LayerConfig]
+
+
+class OwnAttention(GemmaAttention):
     """Values are normed too; where `same`, they are the keys before their norm."""
 
     def __init__(self, hidden: int, heads: Heads, bias: bool, eps: float, same: bool) -> None:
@@ -57,7 +89,7 @@ class OwnAttention(Attention):
         return normalize(v, self.heads.dim, self.eps, axis=2)
 
 
-class SharedAttention(Attention):
+class SharedAttention(GemmaAttention):
     """Projects queries only."""
 
     def __init__(self, hidden: int, heads: Heads, bias: bool, eps: float) -> None:
@@ -65,8 +97,8 @@ class SharedAttention(Attention):
         del self.k_proj, self.v_proj, self.k_norm
 
     def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor, kept: Any) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = kept
-        return found
+        seen: tuple[Tensor, Tensor] = kept
+        return seen
 
 
 class Scalar(Leaf):
@@ -79,11 +111,19 @@ class Scalar(Leaf):
         self.hold("value", (1, 1, 1, 1), (1,))
 
 
-class Gemma4Layer(Layer):
+class Gemma4Layer(GemmaLayer):
     """A layer that may hand its keys and values on, or read another's, and that may have an input
     of its own, `width` channels of the tensor `per_layer`."""
 
-    def __init__(self, config: Any, index: int, kind: Kind, mode: str | None, same: bool) -> None:
+    def __init__(
+        self,
+        config: Gemma4Config,
+        index: int,
+        kind: Kind,
+        mode: Sharing | None,
+        same: bool,
+        scale: float,
+    ) -> None:
         size, eps, bias = config.hidden_size, config.rms_norm_eps, config.attention_bias
         reuses = mode == "reuse"
         attention = (
@@ -93,7 +133,7 @@ class Gemma4Layer(Layer):
         )
         wide = 2 if reuses and config.use_double_wide_mlp else 1
         super().__init__(
-            config, index, kind, attention, wide * config.intermediate_size, unit=False
+            config, index, kind, attention, wide * config.intermediate_size, False, scale
         )
         self.shared = shared_names(kind.name)
         self.reuses, self.hands_on = reuses, mode == "store"
@@ -104,9 +144,10 @@ class Gemma4Layer(Layer):
         self.width = config.hidden_size_per_layer_input or 0
         if self.width:
             self.reads = (*self.reads, "per_layer")
-            self.per_layer_input_gate = Projection(size, self.width, "per_layer")
+            # The one reader of the residual stream that has no norm before it.
+            self.per_layer_input_gate = Projection(size, self.width, "per_layer", factor=1 / scale)
             self.per_layer_projection = Projection(self.width, size, "per_layer")
-            self.post_per_layer_input_norm = RMSNorm(size, eps)
+            self.post_per_layer_input_norm = RMSNorm(size, eps, factor=scale)
             self.act = activation(config.hidden_activation)
         self.layer_scalar = Scalar()
 
@@ -149,14 +190,15 @@ class PerLayerInputs(Block):
     reads = ("hidden", "per_layer_tokens")
     writes = ("per_layer",)
 
-    def __init__(self, config: Any, order: Order) -> None:
+    def __init__(self, config: Gemma4Config, width: int, scale: float) -> None:
         super().__init__("per-layer-inputs", 0, "model.")
-        self.count, self.width = config.num_hidden_layers, config.hidden_size_per_layer_input
-        self.size, self.order = config.hidden_size, order
+        self.count, self.width = config.num_hidden_layers, width
+        self.size, self.axes = config.hidden_size, Axes()
         self.per_layer_model_projection = Projection(
             self.size, self.count * self.width, "per_layer"
         )
-        self.per_layer_projection_norm = RMSNorm(self.width, config.rms_norm_eps, axis=2)
+        eps = residual_eps(config.rms_norm_eps, scale)
+        self.per_layer_projection_norm = RMSNorm(self.width, eps, axis=2)
 
     def truths(self) -> dict[str, Truth]:
         return {}
@@ -164,56 +206,32 @@ class PerLayerInputs(Block):
     def forward(self, flow: Flow, memory: Memory) -> None:
         x = self.per_layer_model_projection(flow["hidden"]) * self.size**-0.5
         x = self.per_layer_projection_norm(x.reshape(1, self.count, self.width, -1))
-        x = x.reshape(hidden_shape(self.order, self.count * self.width, -1))
+        x = self.axes.hidden(x, self.count * self.width)
         flow["per_layer"] = (x + flow["per_layer_tokens"]) * 2**-0.5
 
 
-def author(config: Any, order: Order, options: Options, weights: Weights) -> Model:
+def author(config: Gemma4Config, options: Options) -> Model:
     """The model of a Gemma4TextConfig."""
-    invalid = f"config.json of a {config.model_type} model is not valid"
-    if config.enable_moe_block:
-        raise CetaneError("enable_moe_block: Gemma 4's mixtures of experts are not supported")
-    if len(config.layer_types) != config.num_hidden_layers:
-        raise CetaneError(f"{invalid}: layer_types of {len(config.layer_types)} layers")
-    names = layer_kinds(config)
-    try:
-        modes = config.kv_sharing_modes
-        own = {kind: config.per_layer_config[kind] for kind in dict.fromkeys(config.layer_types)}
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise CetaneError(f"{invalid}: {error}") from error
-    kinds: dict[str, Kind] = {}
-    for layer_type, of in own.items():
-        query, kv, dim = config.num_attention_heads, of.num_key_value_heads, of.head_dim
-        if not (0 < dim <= LARGEST_HEAD and 0 < kv <= query and query % kv == 0):
-            raise CetaneError(f"{invalid}: {query} heads of {dim} channels for {kv} keys")
-        block = options.full_block if layer_type == "full_attention" else None
-        heads = Heads(query, kv, dim, 1.0, order, block)
-        kinds[KINDS[layer_type]] = make_kind(config, of, layer_type, heads, options)
+    check(config)
+    names, scale, size = layer_kinds(config), options.scale, config.hidden_size
+    modes, kinds = layer_modes(config, options)
     width = config.hidden_size_per_layer_input or 0
-    count, vocab = config.num_hidden_layers, config.vocab_size
-    if width and config.vocab_size_per_layer_input < vocab:
-        raise CetaneError(
-            f"{invalid}: vocab_size_per_layer_input = {config.vocab_size_per_layer_input}"
-        )
     with torch.device("meta"):
-        layers: list[Block] = [PerLayerInputs(config, order)] if width else []
+        layers: list[Block] = [PerLayerInputs(config, width, scale)] if width else []
         for index, name in enumerate(names):
             same = config.attention_k_eq_v and name == "full"
-            layers.append(Gemma4Layer(config, index, kinds[name], modes[index], same))
+            layers.append(Gemma4Layer(config, index, kinds[name], modes[index], same, scale))
     table = "model.embed_tokens.weight"
     host: dict[str, Source] = {"hidden": Embedding()}
     for kind in kinds.values():
         host |= kind.host()
-    channels, tables = {"hidden": config.hidden_size}, {}
+    channels, tables = {"hidden": size}, {}
     if width:
         host["per_layer_tokens"] = Embedding(table="per_layer")
-        channels |= {"per_layer": count * width, "per_layer_tokens": count * width}
-        tables["per_layer"] = TokenTable(
-            config.vocab_size_per_layer_input,
-            count * width,
-            EmbeddingTable("model.embed_tokens_per_layer.weight", factor=width**0.5),
-        )
-    memory: dict[str, CacheGroup | Any] = {name: kind.group() for name, kind in kinds.items()}
+        rows, wide = config.vocab_size_per_layer_input, config.num_hidden_layers * width
+        channels |= {"per_layer": wide, "per_layer_tokens": wide}
+        stored = EmbeddingTable("model.embed_tokens_per_layer.weight", factor=width**0.5)
+        tables["per_layer"] = TokenTable(rows, wide, stored)
     shared = {
         tensor: names[index]
         for index, mode in enumerate(modes)
@@ -221,20 +239,53 @@ def author(config: Any, order: Order, options: Options, weights: Weights) -> Mod
         for tensor in shared_names(names[index])
     }
     return Model(
-        order=order,
-        hidden=config.hidden_size,
-        vocab=vocab,
-        eps=config.rms_norm_eps,
+        hidden=size,
+        vocab=config.vocab_size,
+        eps=residual_eps(config.rms_norm_eps, scale),
         layers=tuple(layers),
-        embedding=EmbeddingTable(table, factor=config.hidden_size**0.5),
+        embedding=EmbeddingTable(table, factor=size**0.5 * scale),
         norm="model.norm.weight",
         output=table if config.tie_word_embeddings else "lm_head.weight",
         host=host,
-        memory=memory,
+        memory={name: kind.group() for name, kind in kinds.items()},
         rotary={name: kind.rotary for name, kind in kinds.items()},
         max_context=config.max_position_embeddings,
         channels=channels,
         shared=shared,
         tables=tables,
         softcap=config.final_logit_softcapping,
+        residual_scale=scale,
     )
+
+
+def check(config: Gemma4Config) -> None:
+    """CetaneError for configs that are not supported, or not consistent."""
+    invalid = f"config.json of a {config.model_type} model is not valid"
+    if config.enable_moe_block:
+        raise CetaneError("enable_moe_block: Gemma 4's mixtures of experts are not supported")
+    if len(config.layer_types) != config.num_hidden_layers:
+        raise CetaneError(f"{invalid}: layer_types of {len(config.layer_types)} layers")
+    rows = config.vocab_size_per_layer_input
+    if config.hidden_size_per_layer_input and rows < config.vocab_size:
+        raise CetaneError(f"{invalid}: vocab_size_per_layer_input = {rows}")
+
+
+def layer_modes(
+    config: Gemma4Config, options: Options
+) -> tuple[list[Sharing | None], dict[str, Kind]]:
+    """How every layer shares keys and values, and the kinds of layers by name."""
+    invalid = f"config.json of a {config.model_type} model is not valid"
+    try:
+        modes = config.kv_sharing_modes
+        own = {kind: config.per_layer_config[kind] for kind in dict.fromkeys(config.layer_types)}
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise CetaneError(f"{invalid}: {error}") from error
+    kinds = {}
+    for layer_type, of in own.items():
+        query, kv, dim = config.num_attention_heads, of.num_key_value_heads, of.head_dim
+        if not (0 < dim <= LARGEST_HEAD and 0 < kv <= query and query % kv == 0):
+            raise CetaneError(f"{invalid}: {query} heads of {dim} channels for {kv} keys")
+        block = options.full_block if layer_type == "full_attention" else None
+        heads = Heads(query, kv, dim, 1.0, block)
+        kinds[KINDS[layer_type]] = make_kind(config, of, layer_type, heads, options)
+    return modes, kinds

@@ -1,19 +1,17 @@
 """What the families share: the few primitives that a transformer needs in ANE form.
 
-Hidden tensors are `(1, C, 1, T)` (or `(1, C, T, 1)`, the seeds' order): channels second, as the
-Neural Engine stores them. Both have the same memory order, so every view below ends in T and
-serves both.
+Hidden tensors are `(1, C, 1, T)` here; `axes.py` has the other layout.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from cetane.errors import CetaneError
-from cetane.schema.interface import Order, hidden_shape
+from cetane.families.axes import Axes
 
 
 @torch.library.custom_op("cetane::layer_norm", mutates_args=())
@@ -91,13 +89,22 @@ class Projection(Leaf):
     second: Tensor
     bias: Tensor | None
 
-    def __init__(self, inputs: int, outputs: int, kind: str | None, bias: bool = False) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kind: str | None,
+        bias: bool = False,
+        factor: float = 1.0,
+    ) -> None:
+        """Weight and bias are `factor` times the checkpoint's."""
         super().__init__()
         self.at = 0
         """Where the contracted axis is cut; 0 if it is not."""
-        self.hold("weight", (outputs, inputs, 1, 1), (outputs, inputs), kind)
+        pick = None if factor == 1 else partial(scaled, pick=None, factor=factor)
+        self.hold("weight", (outputs, inputs, 1, 1), (outputs, inputs), kind, pick)
         if bias:
-            self.hold("bias", (outputs,))
+            self.hold("bias", (outputs,), pick=pick)
         else:
             self.bias = None
 
@@ -131,12 +138,12 @@ class CausalConvolution(Leaf):
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, channels: int, taps: int, groups: int, kind: str, order: Order) -> None:
+    def __init__(self, channels: int, taps: int, groups: int, kind: str) -> None:
         super().__init__()
         self.groups = groups
-        kernel = (1, taps) if order == "c1t" else (taps, 1)
         width = channels // groups
-        self.hold("weight", (channels, width, *kernel), (channels, width, taps), kind)
+        shape = (channels, width, *Axes().kernel(taps))
+        self.hold("weight", shape, (channels, width, taps), kind)
         self.hold("bias", (channels,))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -151,9 +158,9 @@ class Heads:
     kv: int
     dim: int
     scale: float
-    order: Order = "c1t"
     block: int | None = None
-    """Keys that attention takes at a time; all of them, unless it is said."""
+    """Keys that attention takes at a time; None for all of them."""
+    axes: Axes = field(default_factory=Axes)
 
     def split(self, x: Tensor, heads: int) -> Tensor:
         """Channels of a hidden tensor -> `(1, heads, D, T)`."""
@@ -161,7 +168,7 @@ class Heads:
 
     def merge(self, x: Tensor) -> Tensor:
         """`(1, H, D, T)` -> a hidden tensor."""
-        return x.reshape(hidden_shape(self.order, self.query * self.dim, -1))
+        return self.axes.hidden(x, self.query * self.dim)
 
 
 def normalize(x: Tensor, size: int, eps: float, axis: int) -> Tensor:
@@ -182,8 +189,8 @@ def scaled(stored: Tensor, pick: Callable[[Tensor], Tensor] | None, factor: floa
 
 
 class RMSNorm(Leaf):
-    """x / rms(x) * weight over `axis`; with `unit_offset` a checkpoint has the weight less one, and
-    with a `factor` the weight is so many times what it has."""
+    """x / rms(x) * weight over `axis`. With `unit_offset` a checkpoint has the weight less one; the
+    weight is `factor` times what it has."""
 
     weight: Tensor
 
@@ -204,6 +211,22 @@ class RMSNorm(Leaf):
 
     def forward(self, x: Tensor) -> Tensor:
         return normalize(x, self.size, self.eps, self.axis) * self.weight
+
+
+class MLP(nn.Module):
+    """A gated MLP: `down(act(gate(x)) * up(x))`; `factor` is on what it gives."""
+
+    def __init__(
+        self, hidden: int, inner: int, act: str, bias: bool = False, factor: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.gate_proj = Projection(hidden, inner, "mlp", bias)
+        self.up_proj = Projection(hidden, inner, "mlp", bias)
+        self.down_proj = Projection(inner, hidden, "mlp", bias, factor)
+        self.act = activation(act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -251,9 +274,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: Heads) -> Tenso
 def attend_in_blocks(rows: Tensor, k: Tensor, v: Tensor, mask: Tensor, block: int) -> Tensor:
     """Attention over `block` keys at a time, the softmax rescaled as its maximum grows.
 
-    "Flash decoding" in the seeds (arXiv 2307.08691). Masks are finite, so a block of which nothing
-    is seen has a maximum too: its weights vanish as soon as a seen key comes, and 0 / 0 never
-    arises.
+    The published ports call it "flash decoding" (arXiv 2307.08691). Masks are finite, so a block
+    whose keys are all hidden has a maximum too. Its weights vanish as soon as a visible key comes,
+    and 0 / 0 never arises.
     """
     before: tuple[Tensor, Tensor, Tensor] | None = None
     for start in range(0, k.shape[3], block):

@@ -3,21 +3,60 @@
 The differences are read from the config; truth is transformers' `modeling_{model_type}.py`.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from cetane.families.base import Block, CacheGroup, EmbeddingTable, Flow, Memory, Model
-from cetane.families.layers import Heads, Projection, RMSNorm, activation, attend, rotate
+from cetane.families.base import (
+    Block,
+    CacheGroup,
+    EmbeddingTable,
+    Exchange,
+    Flow,
+    Memory,
+    Model,
+)
+from cetane.families.layers import MLP, Heads, Projection, RMSNorm, attend, rotate
+from cetane.families.options import ResidualOptions as Options
+from cetane.families.options import residual_eps
 from cetane.families.rotary import rotary_table
-from cetane.schema.interface import Embedding, Mask, Order, Rotary, Source
+from cetane.schema.interface import Embedding, Mask, Rotary, Source
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
+__all__ = ["MODEL_TYPES", "Options", "author"]
 
-class Attention(nn.Module):
-    def __init__(self, config: Any, heads: Heads) -> None:
+
+class LlamaConfig(Protocol):
+    """What is read of a transformers config of one of `MODEL_TYPES`."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    hidden_act: str
+    rms_norm_eps: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    rope_parameters: dict[str, Any]
+    attention_bias: bool
+    """Of Llama and Qwen3."""
+    mlp_bias: bool
+    """Of Llama."""
+    sliding_window: int | None
+    """Of Mistral and Qwen."""
+    layer_types: list[str]
+    """Of Qwen."""
+
+
+class LlamaAttention(nn.Module):
+    def __init__(self, config: LlamaConfig, heads: Heads, factor: float) -> None:
+        """`factor` is on what it gives."""
         super().__init__()
         self.heads = heads
         hidden, inner = config.hidden_size, heads.query * heads.dim
@@ -26,12 +65,14 @@ class Attention(nn.Module):
         self.q_proj = Projection(hidden, inner, "attention", qkv_bias)
         self.k_proj = Projection(hidden, heads.kv * heads.dim, "attention", qkv_bias)
         self.v_proj = Projection(hidden, heads.kv * heads.dim, "attention", qkv_bias)
-        self.o_proj = Projection(inner, hidden, "attention", out_bias)
+        self.o_proj = Projection(inner, hidden, "attention", out_bias, factor)
         normed = config.model_type == "qwen3"
         self.q_norm = RMSNorm(heads.dim, config.rms_norm_eps, axis=2) if normed else nn.Identity()
         self.k_norm = RMSNorm(heads.dim, config.rms_norm_eps, axis=2) if normed else nn.Identity()
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, extend: Any) -> Tensor:
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, extend: Callable[..., Any]
+    ) -> Tensor:
         heads = self.heads
         q = self.q_norm(heads.split(self.q_proj(x), heads.query))
         k = self.k_norm(heads.split(self.k_proj(x), heads.kv))
@@ -41,31 +82,35 @@ class Attention(nn.Module):
         return self.o_proj(heads.merge(mixed))
 
 
-class MLP(nn.Module):
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        hidden, inner = config.hidden_size, config.intermediate_size
-        bias = config.model_type == "llama" and config.mlp_bias
-        self.gate_proj = Projection(hidden, inner, "mlp", bias)
-        self.up_proj = Projection(hidden, inner, "mlp", bias)
-        self.down_proj = Projection(inner, hidden, "mlp", bias)
-        self.act = activation(config.hidden_act)
+class LlamaLayer(Block):
+    """Attention and MLP, each normed before; the residual stream is `scale` times the model's."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
-
-
-class Layer(Block):
     keeps = ("kv",)
 
-    def __init__(self, config: Any, heads: Heads, index: int, mask: str) -> None:
+    def __init__(
+        self, config: LlamaConfig, heads: Heads, index: int, mask: str, scale: float
+    ) -> None:
         super().__init__(f"layer-{index:02}", index, f"model.layers.{index}.")
         self.reads = ("hidden", "rope_cos", "rope_sin", mask)
         self.mask = mask
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, heads)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config)
+        size, eps = config.hidden_size, residual_eps(config.rms_norm_eps, scale)
+        bias = config.model_type == "llama" and config.mlp_bias
+        self.input_layernorm = RMSNorm(size, eps)
+        self.self_attn = LlamaAttention(config, heads, scale)
+        self.post_attention_layernorm = RMSNorm(size, eps)
+        self.mlp = MLP(size, config.intermediate_size, config.hidden_act, bias, scale)
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        heads = self.self_attn.heads
+        shared = heads.kv, heads.query // heads.kv, heads.dim
+        qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        values = ("self_attn.v_proj.weight", "self_attn.v_proj.bias")
+        return (
+            Exchange(("self_attn.o_proj",), values, shared),
+            Exchange(("mlp.down_proj",), ("mlp.up_proj.weight", "mlp.up_proj.bias")),
+            Exchange(qkv, ("input_layernorm.weight",)),
+            Exchange(("mlp.gate_proj", "mlp.up_proj"), ("post_attention_layernorm.weight",)),
+        )
 
     def forward(self, flow: Flow, memory: Memory) -> None:
         h = flow["hidden"]
@@ -75,15 +120,16 @@ class Layer(Block):
         flow["hidden"] = h + self.mlp(self.post_attention_layernorm(h))
 
 
-def author(config: Any, order: Order) -> Model:
+def author(config: LlamaConfig, options: Options) -> Model:
     """The model of a transformers config of one of `MODEL_TYPES`."""
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = Heads(config.num_attention_heads, config.num_key_value_heads, dim, dim**-0.5, order)
-    windows = layer_windows(config)
+    heads = Heads(config.num_attention_heads, config.num_key_value_heads, dim, dim**-0.5)
+    windows, scale = layer_windows(config), options.scale
     masks = {window: "mask" if window is None else "mask_window" for window in windows}
     with torch.device("meta"):
         layers = tuple(
-            Layer(config, heads, index, masks[window]) for index, window in enumerate(windows)
+            LlamaLayer(config, heads, index, masks[window], scale)
+            for index, window in enumerate(windows)
         )
     norm, table = "model.norm.weight", "model.embed_tokens.weight"
     host: dict[str, Source] = {
@@ -93,12 +139,11 @@ def author(config: Any, order: Order) -> Model:
     }
     host |= {name: Mask(group="kv", window=window) for window, name in masks.items()}
     return Model(
-        order=order,
         hidden=config.hidden_size,
         vocab=config.vocab_size,
-        eps=config.rms_norm_eps,
+        eps=residual_eps(config.rms_norm_eps, scale),
         layers=layers,
-        embedding=EmbeddingTable(table),
+        embedding=EmbeddingTable(table, factor=scale),
         norm=norm,
         output=table if config.tie_word_embeddings else "lm_head.weight",
         host=host,
@@ -106,10 +151,11 @@ def author(config: Any, order: Order) -> Model:
         rotary={"default": rotary_table(config, dim)},
         max_context=config.max_position_embeddings,
         channels={"hidden": config.hidden_size},
+        residual_scale=scale,
     )
 
 
-def layer_windows(config: Any) -> list[int | None]:
+def layer_windows(config: LlamaConfig) -> list[int | None]:
     """The attention window of every layer in tokens, None for full attention."""
     if config.model_type in ("llama", "mistral"):
         window = config.sliding_window if config.model_type == "mistral" else None

@@ -1,7 +1,7 @@
 """Rotary tables: inverse frequencies from transformers' own rules, one table per name."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,12 +12,25 @@ STATIC = ("default", "linear", "llama3", "yarn", "proportional")
 """Kinds whose frequencies do not depend on the length of the text."""
 
 
+class RotaryConfig(Protocol):
+    """What is read of a transformers config."""
+
+    model_type: str
+    rope_parameters: dict[str, Any]
+    """Of all layers, or of each type of layer."""
+
+
 @dataclass(frozen=True)
 class RotaryTable:
     """Inverse frequencies `(D / 2,)` fp32 and the factor on cosines and sines."""
 
     inverse_frequencies: Tensor
     scale: float = 1.0
+
+    @property
+    def width(self) -> int:
+        """Channels of a head that are rotated."""
+        return 2 * self.inverse_frequencies.numel()
 
     def cos_sin(self, positions: int) -> Tensor:
         """fp32 `(2, positions, D)`: cosines, then sines, of half-split pairs."""
@@ -26,12 +39,12 @@ class RotaryTable:
         return torch.stack([angles.cos(), angles.sin()]) * self.scale
 
 
-def rotary_table(config: Any, dim: int, layer_type: str | None = None) -> RotaryTable:
+def rotary_table(config: RotaryConfig, dim: int, layer_type: str | None = None) -> RotaryTable:
     """The table of a transformers config for heads of width `dim`, of one kind of layer where the
     config has parameters for each."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    parameters = config.rope_parameters
+    parameters: Any = config.rope_parameters
     # transformers lets other values pass, and fails or computes NaN later.
     invalid = f"config.json of a {config.model_type} model is not valid"
     if layer_type is not None:

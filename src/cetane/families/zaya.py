@@ -1,17 +1,17 @@
 """ZAYA1: Compressed Convolutional Attention (arXiv 2510.04476) and top-1 mixtures of experts.
 
 Truth is transformers' `modeling_zaya.py`. A layer is two blocks, attention and experts, as in
-Zyphra's own 80-block checkpoint. What the published ANE port of ZAYA does differently is in
-`zaya_departures.py`, and off unless a recipe asks for it.
+Zyphra's own 80-block checkpoint.
 """
 
 import re
-from typing import Any, Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from cetane.errors import CetaneError
+from cetane.families.axes import Axes
 from cetane.families.base import (
     Block,
     CacheGroup,
@@ -24,7 +24,6 @@ from cetane.families.base import (
     RoutedBlock,
     Truth,
     Weight,
-    Weights,
 )
 from cetane.families.layers import (
     CausalConvolution,
@@ -38,9 +37,8 @@ from cetane.families.layers import (
     normalize,
     rotate,
 )
-from cetane.families.rotary import rotary_table
-from cetane.families.zaya_departures import DEPARTURES, Departure
-from cetane.schema.interface import Embedding, Mask, Order, Rotary, Source, hidden_shape, time_axis
+from cetane.families.rotary import RotaryConfig, rotary_table
+from cetane.schema.interface import Embedding, Mask, Rotary, Source
 from cetane.validation import Data
 
 MODEL_TYPES = ("zaya",)
@@ -54,14 +52,37 @@ class Options(Data):
     skip_expert: Literal["zero", "identity"] = "zero"
     """What a token gets that chooses no expert: nothing (transformers), or its own normed hidden
     state times the router's probability (vLLM, SGLang, MLX)."""
-    departures: tuple[Departure, ...] = ()
-    """Differences from ZAYA that the port should have, to show what they cost."""
+
+
+class ZayaConfig(RotaryConfig, Protocol):
+    """What is read of a transformers ZayaConfig."""
+
+    vocab_size: int
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    hidden_act: str
+    attention_bias: bool
+    rms_norm_eps: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    lm_head_bias: bool
+    layer_types: list[str]
+    sliding_window: int | None
+    cca_time0: int
+    """Taps of the depthwise convolution."""
+    cca_time1: int
+    """Taps of the convolution per head."""
+    num_experts: int
+    moe_intermediate_size: int
+    router_hidden_size: int
 
 
 class Values(nn.Module):
     """Half of the value channels from this token, half from the one before."""
 
-    def __init__(self, config: Any, heads: Heads) -> None:
+    def __init__(self, config: ZayaConfig, heads: Heads) -> None:
         super().__init__()
         half = heads.kv * heads.dim // 2
         self.heads = heads
@@ -71,7 +92,7 @@ class Values(nn.Module):
         self.v_proj_delayed = Projection(
             config.hidden_size, half, "attention", config.attention_bias
         )
-        self.past = (slice(None),) * time_axis(heads.order) + (slice(None, -1),)
+        self.past = (slice(None),) * heads.axes.time + (slice(None, -1),)
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
         # The bias comes after the delay: the value before the first token is the bias.
@@ -85,24 +106,22 @@ class Values(nn.Module):
 class Convolutions(nn.Module):
     """Two causal convolutions over the stream of queries and keys: per channel, then per head."""
 
-    def __init__(self, config: Any, heads: Heads) -> None:
+    def __init__(self, config: ZayaConfig, heads: Heads) -> None:
         super().__init__()
         count = heads.query + heads.kv
         channels = count * heads.dim
         self.remembers = past_columns(config) > 0
         self.conv_qk_depthwise = CausalConvolution(
-            channels, config.cca_time0, channels, "convolution", heads.order
+            channels, config.cca_time0, channels, "convolution"
         )
-        self.conv_qk_grouped = CausalConvolution(
-            channels, config.cca_time1, count, "convolution", heads.order
-        )
+        self.conv_qk_grouped = CausalConvolution(channels, config.cca_time1, count, "convolution")
 
     def forward(self, qk: Tensor, memory: Memory) -> Tensor:
         qk = memory["conv"](qk) if self.remembers else qk
         return self.conv_qk_grouped(self.conv_qk_depthwise(qk))
 
 
-def past_columns(config: Any) -> int:
+def past_columns(config: ZayaConfig) -> int:
     """How many earlier tokens the convolutions see."""
     columns: int = config.cca_time0 + config.cca_time1 - 2
     return columns
@@ -139,10 +158,10 @@ class QKNorm(Leaf):
         return unit[0], unit[1] * self.temp
 
 
-class Attention(nn.Module):
+class ZayaAttention(nn.Module):
     """Compressed Convolutional Attention."""
 
-    def __init__(self, config: Any, heads: Heads, rotary: int) -> None:
+    def __init__(self, config: ZayaConfig, heads: Heads, rotary: int) -> None:
         super().__init__()
         self.heads, self.rotary = heads, rotary
         hidden, bias = config.hidden_size, config.attention_bias
@@ -204,7 +223,7 @@ class Router(Leaf):
     router_states_scale: Tensor
     balancing_biases: Tensor
 
-    def __init__(self, config: Any, first: bool) -> None:
+    def __init__(self, config: ZayaConfig, first: bool) -> None:
         super().__init__()
         size, classes = config.router_hidden_size, config.num_experts + 1
         self.down_proj = Projection(config.hidden_size, size, "router", bias=True)
@@ -226,7 +245,7 @@ class Router(Leaf):
 
 
 class Expert(nn.Module):
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: ZayaConfig) -> None:
         super().__init__()
         self.inner = config.moe_intermediate_size
         self.gate_up_proj = Projection(config.hidden_size, 2 * self.inner, "experts")
@@ -241,13 +260,13 @@ class Expert(nn.Module):
 class Experts(nn.Module):
     """All experts, each on the tokens that chose it: the others are zero to it."""
 
-    def __init__(self, config: Any, skip: str, order: Order) -> None:
+    def __init__(self, config: ZayaConfig, skip: str) -> None:
         super().__init__()
-        self.count, self.skip, self.order = config.num_experts, skip, order
+        self.count, self.skip, self.axes = config.num_experts, skip, Axes()
         self.experts = nn.ModuleList(Expert(config) for _ in range(self.count))
 
     def forward(self, x: Tensor, probabilities: Tensor, scores: Tensor) -> Tensor:
-        chosen = first_largest(scores, self.count + 1, self.order)
+        chosen = first_largest(scores, self.count + 1, self.axes)
         weights = probabilities * chosen
         mixed = self.experts[0](x * chosen[:, :1])
         for index in range(1, self.count):
@@ -261,7 +280,7 @@ class Experts(nn.Module):
         return mixed * probabilities[:, index : index + 1]
 
 
-def first_largest(scores: Tensor, classes: int, order: Order) -> Tensor:
+def first_largest(scores: Tensor, classes: int, axes: Axes) -> Tensor:
     """1 in the first of the largest of `classes` channels, 0 in the others.
 
     Without argmax and one-hot, which may leave the ANE; ties are real in fp16.
@@ -270,17 +289,19 @@ def first_largest(scores: Tensor, classes: int, order: Order) -> Tensor:
     rows = largest.reshape(1, 1, classes, -1)
     earlier = torch.tril(torch.ones(classes, classes), -1) @ rows
     first = rows * (1 - earlier.clamp(0, 1))
-    return first.reshape(hidden_shape(order, classes, -1))
+    return axes.hidden(first, classes)
 
 
 class AttentionBlock(Block):
-    def __init__(self, config: Any, heads: Heads, rotary: int, index: int, mask: str, kind: str):
+    def __init__(
+        self, config: ZayaConfig, heads: Heads, rotary: int, index: int, mask: str, kind: str
+    ):
         super().__init__(f"attn-{index:02}", index, f"model.layers.{index}.")
         self.mask, self.cos, self.sin = mask, f"cos_{kind}", f"sin_{kind}"
         self.reads = ("hidden", self.cos, self.sin, mask)
         self.keeps = ("kv", "delayed", *(["conv"] if past_columns(config) else []))
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, heads, rotary)
+        self.self_attn = ZayaAttention(config, heads, rotary)
         self.residual = ResidualScaling(config.hidden_size)
         self.gates = self.prefix + "post_attention_residual_scale."
 
@@ -305,12 +326,12 @@ class AttentionBlock(Block):
 class ExpertsBlock(RoutedBlock):
     writes = ("hidden", "router")
 
-    def __init__(self, config: Any, index: int, options: Options, order: Order) -> None:
+    def __init__(self, config: ZayaConfig, index: int, options: Options) -> None:
         super().__init__(f"moe-{index:02}", index, f"model.layers.{index}.")
         self.reads = ("hidden",) if index == 0 else ("hidden", "router")
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.gate = Router(config, first=index == 0)
-        self.mlp = Experts(config, options.skip_expert, order)
+        self.mlp = Experts(config, options.skip_expert)
         self.residual = ResidualScaling(config.hidden_size)
         self.gates = self.prefix + "post_mlp_residual_scale."
 
@@ -380,53 +401,40 @@ class ExpertsBlock(RoutedBlock):
         )
 
 
-def author(config: Any, order: Order, options: Options, weights: Weights) -> Model:
-    """The model of a ZayaConfig. `weights` are read only where a departure depends on them."""
-    if config.lm_head_bias:
-        raise CetaneError("lm_head_bias is not supported: no released ZAYA has one")
-    if config.num_key_value_heads * config.head_dim % 2:
-        raise CetaneError(
-            f"config.json of a zaya model is not valid: head_dim = {config.head_dim}, and half of "
-            "the value is the token's before"
-        )
+MASKS = {"hybrid": "mask", "hybrid_sliding": "mask_window"}
+"""Masks by the type of a layer."""
+
+
+def author(config: ZayaConfig, options: Options) -> Model:
+    """The model of a ZayaConfig."""
+    check(config)
     heads = Heads(
         config.num_attention_heads, config.num_key_value_heads, config.head_dim,
-        config.head_dim**-0.5, order,
+        config.head_dim**-0.5,
     )  # fmt: skip
-    masks = {"hybrid": "mask", "hybrid_sliding": "mask_window"}
-    for kind in config.layer_types:
-        if kind not in masks:
-            raise CetaneError(f"layer_types: {kind!r}; a ZAYA has {' and '.join(masks)}")
     rotary = {k: rotary_table(config, heads.dim, k) for k in dict.fromkeys(config.layer_types)}
     blocks: list[Block] = []
     with torch.device("meta"):
         for index, kind in enumerate(config.layer_types):
-            width = 2 * rotary[kind].inverse_frequencies.numel()
-            blocks.append(AttentionBlock(config, heads, width, index, masks[kind], kind))
-            blocks.append(ExpertsBlock(config, index, options, order))
-        for name, change in DEPARTURES.items():
-            if name in options.departures:
-                for block in blocks:
-                    change(block, weights)
+            width = rotary[kind].width
+            blocks.append(AttentionBlock(config, heads, width, index, MASKS[kind], kind))
+            blocks.append(ExpertsBlock(config, index, options))
     host: dict[str, Source] = {"hidden": Embedding()}
     for kind in rotary:
         host[f"cos_{kind}"] = Rotary(table=kind, part="cos")
         host[f"sin_{kind}"] = Rotary(table=kind, part="sin")
         window = config.sliding_window if kind == "hybrid_sliding" else None
-        host[masks[kind]] = Mask(group="kv", window=window)
+        host[MASKS[kind]] = Mask(group="kv", window=window)
     embedding = EmbeddingTable(
         "model.embed_tokens.weight",
         "model.input_hidden_states_bias",
         "model.input_hidden_states_scale",
     )
-    if "raw-embedding" in options.departures:
-        embedding = EmbeddingTable(embedding.weight)
-    channels = (heads.query + heads.kv) * heads.dim
     histories = {"delayed": History(heads.kv * heads.dim // 2, 1)}
     if past_columns(config):
+        channels = (heads.query + heads.kv) * heads.dim
         histories["conv"] = History(channels, past_columns(config))
     return Model(
-        order=order,
         hidden=config.hidden_size,
         vocab=config.vocab_size,
         eps=config.rms_norm_eps,
@@ -448,3 +456,17 @@ def author(config: Any, order: Order, options: Options, weights: Weights) -> Mod
             "probabilities": config.num_experts + 1,
         },
     )
+
+
+def check(config: ZayaConfig) -> None:
+    """CetaneError for configs that are not supported, or not consistent."""
+    if config.lm_head_bias:
+        raise CetaneError("lm_head_bias is not supported: no released ZAYA has one")
+    if config.num_key_value_heads * config.head_dim % 2:
+        raise CetaneError(
+            f"config.json of a zaya model is not valid: head_dim = {config.head_dim}, and half of "
+            "the value is the token's before"
+        )
+    for kind in config.layer_types:
+        if kind not in MASKS:
+            raise CetaneError(f"layer_types: {kind!r}; a ZAYA has {' and '.join(MASKS)}")

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from cetane.checkpoint import Checkpoint
 from cetane.engine.backend import Array
 from cetane.errors import CetaneError
-from cetane.families import parse_config
-from cetane.families.base import Truth
+from cetane.families import Truth, parse_config
 
 RESIDENT = 4 << 30
 """Bytes of fp32 weights up to which a model stays in memory between runs."""

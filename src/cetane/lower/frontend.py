@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Operation, types
 from coremltools.converters.mil.mil.input_type import InputSpec, TensorInputType
 from coremltools.converters.mil.mil.ops.defs._op_reqs import register_op
 
-from cetane.families import layers  # noqa: F401, defines an op that is registered here
+from cetane import families  # noqa: F401, defines an op that is registered here
 from cetane.lower import tracing  # noqa: F401, the same
 
 SMALLEST = 2.0**-24

@@ -11,7 +11,7 @@ import torch
 
 from cetane.compress import Encoded, Sensitivities
 from cetane.errors import CetaneError
-from cetane.families.base import Weights
+from cetane.families import Weights
 from cetane.lower.convert import Constants, convert_shard
 from cetane.lower.structure import structure
 from cetane.lower.template import Template, used_by

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cetane.compress import Format, parse_format
-from cetane.families.base import Block, Weight
+from cetane.families import Block, Weight
 from cetane.planner import Graph, Programs
 from cetane.schema.interface import Input, Position
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from cetane.families.base import Block, CacheGroup, Head, Part
+from cetane.families import Block, CacheGroup, Head, Part
 from cetane.hardware.chips import Chip, find_chip
 from cetane.perf.cost import Fit, Rates, Term, Work, costs_of, load_fit, on_chip, terms, total
 from cetane.perf.shapes import COPIES, HALF

@@ -13,7 +13,17 @@ from cetane.bundle import Bundle
 from cetane.bundle.tables import quantize_rows
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
-from cetane.files import FileRecord, Progress, disk_errors, records, remove, replacing, write_json
+from cetane.files import (
+    FileRecord,
+    Progress,
+    check_space,
+    claimed,
+    disk_errors,
+    records,
+    remove,
+    replacing,
+    write_json,
+)
 from cetane.lower.lower import Lowering
 from cetane.planner import Planner
 from cetane.schema.manifest import (
@@ -49,14 +59,15 @@ def build(
     (with a `gate`, only the first shards are if one of them failed), and stay for the next attempt.
     """
     work = Build(checkpoint, recipe, target, rebuild)
-    if target.exists():
-        if not force:
-            return existing(target, recipe, checkpoint)
-        if not (target / MANIFEST).is_file():
-            raise CetaneError(f"{target} is not a bundle, so --force does not replace it")
-    with disk_errors(work.partial.bundle):
-        work.make(list(work.jobs), progress, gate)
-        work.finish()
+    with claimed(target, f"building {recipe.name}"):
+        if target.exists():
+            if not force:
+                return existing(target, recipe, checkpoint)
+            if not (target / MANIFEST).is_file():
+                raise CetaneError(f"{target} is not a bundle, so --force does not replace it")
+        with disk_errors(work.partial.bundle):
+            work.make(list(work.jobs), progress, gate)
+            work.finish()
     return Bundle(target)
 
 
@@ -78,7 +89,7 @@ def build_only(
         if not any(fnmatchcase(name, pattern) for name in known):
             raise CetaneError(f"--only {pattern}: no such shard", f"there are {', '.join(known)}")
     chosen = [n for n in known if any(fnmatchcase(n, pattern) for pattern in patterns)]
-    with disk_errors(work.partial.bundle):
+    with claimed(target, f"building {recipe.name}"), disk_errors(work.partial.bundle):
         work.make([shard_path(name) for name in chosen], progress)
     return {name: work.partial.bundle / shard_path(name) for name in chosen}
 
@@ -103,6 +114,7 @@ class Build:
     def make(self, names: list[str], progress: Progress, gate: Gate | None = None) -> None:
         """Make some parts; those that are there already are kept, unless all are made anew."""
         self.partial.start(build_key(self.checkpoint, self.recipe))
+        check_space(self.partial.root, self.space())
         if self.rebuild:
             self.partial.forget(names)
         first = {shard_path(shards[0]): shards[0] for shards in self.lowering.kinds().values()}
@@ -117,6 +129,14 @@ class Build:
         )
         refuse(failed)
         progress("done", len(names), len(names))
+
+    def space(self) -> int:
+        """Bytes that the parts which are not there yet take, and the largest shard while it is
+        made: its template and its stamped package lie beside each other."""
+        plan = self.planner.plan()
+        there = sum(p.stat().st_size for p in self.partial.bundle.rglob("*") if p.is_file())
+        largest = max(shard.weight_bytes for shard in plan.shards)
+        return max(0, plan.weight_bytes + plan.embedding_bytes - there) + 2 * largest
 
     def _make(
         self, names: list[str], progress: Callable[[str, int], None]

@@ -1,5 +1,18 @@
 """A recipe resolved against a checkpoint: which blocks go into which function of which shard."""
 
-from cetane.planner.planner import Graph, Planner, Programs, Segment, Source
+from cetane.planner.graphs import Graph, GraphMaker
+from cetane.planner.layout import Segment, chunk_bounds
+from cetane.planner.memory import CachePlan
+from cetane.planner.planner import Planner, Programs
+from cetane.planner.weights import Source
 
-__all__ = ["Graph", "Planner", "Programs", "Segment", "Source"]
+__all__ = [
+    "CachePlan",
+    "Graph",
+    "GraphMaker",
+    "Planner",
+    "Programs",
+    "Segment",
+    "Source",
+    "chunk_bounds",
+]

@@ -1,5 +1,7 @@
 """Recipes: what to build, as data. TOML in, a validated frozen object out."""
 
+import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -186,6 +188,38 @@ def load_recipe(source: str) -> Recipe:
     if recipe.compression.sensitivity is not None:
         recipe.compression.sensitivity.beside(path)
     return recipe
+
+
+def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """A recipe with some values replaced, by dotted key as TOML writes it: `{"cache.context": 64}`.
+
+    CetaneError for a key that no recipe has, with the alternatives, or for a value that does not
+    fit. Without changes, the recipe itself.
+    """
+    content = recipe.model_dump()
+    for key, value in changes.items():
+        *tables, field = key_path(key)
+        table = content
+        for name in tables:
+            inner = table.setdefault(name, {})
+            if not isinstance(inner, dict):
+                raise CetaneError(f"recipe {recipe.name}: {key}: {name} is not a table")
+            table = inner
+        table[field] = value
+    return parse_recipe(content, f"recipe {recipe.name}") if changes else recipe
+
+
+def key_path(key: str) -> list[str]:
+    """The names in a dotted TOML key: two in `cache.context`, three in `a.b."c.d"`."""
+    try:
+        table: Any = tomllib.loads(f"{key} = 0")
+    except tomllib.TOMLDecodeError as error:
+        raise CetaneError(f"{key!r}: not a key of a recipe", "as in cache.context") from error
+    path = []
+    while isinstance(table, dict):
+        ((name, table),) = table.items()
+        path.append(name)
+    return path
 
 
 def parse_recipe(content: dict[str, Any], where: str) -> Recipe:

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cetane.export.coreml_llm.contract import LAST_POSITION, SLIDING, WIDTH, Mode, is_cache
-from cetane.families.base import Flow, Head
-from cetane.families.caches import Blend, Cache, CacheSpec, ReadOnly
-from cetane.families.shard import Shard
+from cetane.families import Blend, CacheForm, CacheSpec, Flow, Head, ReadOnly, Shard
 from cetane.schema.function import Function
 from cetane.schema.interface import MASKED, Input, Mask, Output, ToCache
 
@@ -30,7 +28,7 @@ class Staged(Blend):
         return self.write(layer, self.k, k), self.write(layer, self.v, v)
 
 
-class Fresh(Cache):
+class Fresh(CacheForm):
     """A sequence begins: there is no past, and every layer returns its own columns."""
 
     contract = "readonly"

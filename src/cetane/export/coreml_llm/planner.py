@@ -20,24 +20,43 @@ from cetane.export.coreml_llm.contract import (
     Sizes,
     theirs,
 )
-from cetane.families.base import CacheGroup, Head
-from cetane.families.caches import Cache, ReadOnly
-from cetane.planner import Graph, Planner, Source
-from cetane.planner.planner import chunk_bounds
+from cetane.families import CacheForm, CacheGroup, Head, ReadOnly
+from cetane.planner import CachePlan, Graph, Planner, Source, chunk_bounds
 from cetane.schema.function import Function
 from cetane.schema.interface import FromTensor, Input, Output, ToTensor
 from cetane.schema.recipe import Recipe
 
 
+class ContractCaches(CachePlan):
+    """Calls of several tokens see their own columns, and hand them to the host."""
+
+    def form(self, group: str, tokens: int) -> type[CacheForm]:
+        if tokens == 1:
+            return super().form(group, tokens)
+        return ReadOnly if group == SLIDING else Staged
+
+
+class PrefillCaches(CachePlan):
+    """A sequence begins: a call sees its own columns alone."""
+
+    def form(self, group: str, tokens: int) -> type[CacheForm]:
+        return Fresh
+
+    def visible(self, group: str, tokens: int) -> int:
+        return tokens
+
+
 class ContractPlanner(Planner):
     """The packages that decode, and verify where the recipe does."""
+
+    cache_plan: type[CachePlan] = ContractCaches
 
     def __init__(self, checkpoint: Source, recipe: Recipe, like: Planner | None = None) -> None:
         head = recipe.head.model_copy(update={"choose": False})  # here the adapter chooses
         super().__init__(checkpoint, recipe.model_copy(update={"head": head}), like)
 
     @property
-    def functions(self) -> dict[str, Mode]:
+    def modes(self) -> dict[str, Mode]:
         """Names of a package's functions."""
         return {DECODE: "decode", VERIFY: "verify"} if self.recipe.tokens.verify else {
             "main": "decode"
@@ -52,16 +71,9 @@ class ContractPlanner(Planner):
         """Of a call."""
         return self.recipe.tokens.by_mode()[mode]
 
-    def form(self, group: str, tokens: int) -> type[Cache]:
-        if tokens == 1:
-            return super().form(group, tokens)
-        return ReadOnly if group == SLIDING else Staged
-
     def group(self, name: str) -> CacheGroup:
         """Heads of a kind of layer."""
-        kept = self.model.memory[name]
-        assert isinstance(kept, CacheGroup)
-        return kept
+        return self.memory.groups[name]
 
     def sizes(self) -> Sizes:
         """Of the model, as their runtime knows it."""
@@ -78,8 +90,9 @@ class ContractPlanner(Planner):
         """Our own function, up to the hidden state before the heads."""
         (segment,) = self.segments[shard]
         blocks = tuple(block for block in segment.blocks if not isinstance(block, Head))
-        return self._graph(
-            segment, mode, self.tokens(mode), blocks, self._after(segment), {"hidden"}
+        after = self.arrangement.after(segment)
+        return self.functions.graph(
+            segment, mode, self.tokens(mode), blocks, after, wanted={"hidden"}
         )
 
     def _heads(self, shard: str) -> tuple[Head, ...]:
@@ -93,7 +106,7 @@ class ContractPlanner(Planner):
         return named
 
     def graphs(self, shard: str) -> list[Graph]:
-        return [self._outer(shard, name, mode) for name, mode in self.functions.items()]
+        return [self._outer(shard, name, mode) for name, mode in self.modes.items()]
 
     def _outer(self, shard: str, name: str, mode: Mode) -> Graph:
         inner, tokens = self.inner(shard, mode), self.tokens(mode)
@@ -139,7 +152,7 @@ class ContractPlanner(Planner):
 
     def module(self, graph: Graph) -> Any:
         function = graph.function
-        shard, mode = function.owner, self.functions[function.name]
+        shard, mode = function.owner, self.modes[function.name]
         inner = self.inner(shard, mode)
         return Adapter(
             super().module(inner),
@@ -152,7 +165,9 @@ class ContractPlanner(Planner):
 
 
 class PrefillPlanner(ContractPlanner):
-    """The packages that prefill: always four, of which the first two own all caches."""
+    """The packages that prefill: always four; the first two own all caches."""
+
+    cache_plan = PrefillCaches
 
     def __init__(self, checkpoint: Source, recipe: Recipe, like: Planner) -> None:
         count = len({block.layer for block in like.model.layers})
@@ -170,18 +185,12 @@ class PrefillPlanner(ContractPlanner):
         super().__init__(checkpoint, recipe.model_copy(update={"layout": layout}), like)
 
     @property
-    def functions(self) -> dict[str, Mode]:
+    def modes(self) -> dict[str, Mode]:
         return {"main": "prefill"}
 
     @property
     def names(self) -> dict[str, str]:
         return dict(zip(self.members, PREFILL, strict=True))
-
-    def form(self, group: str, tokens: int) -> type[Cache]:
-        return Fresh
-
-    def visible(self, group: str, tokens: int) -> int:
-        return tokens
 
     def ports(self, shard: str, mode: Mode, inner: Function) -> dict[str, str]:
         """Keys and values are numbered by layer, but for those that are handed on."""
@@ -220,9 +229,9 @@ def swapped(shape: tuple[int, ...]) -> tuple[int, ...]:
 def planners(checkpoint: Checkpoint, recipe: Recipe) -> list[ContractPlanner]:
     """Of the folder's packages; CetaneError for a layout or contracts that their runtime does not
     know, or another model."""
-    found = ContractPlanner(checkpoint, recipe)
-    refuse(found)
-    return [found, *([PrefillPlanner(checkpoint, recipe, found)] if recipe.tokens.prefill else [])]
+    first = ContractPlanner(checkpoint, recipe)
+    refuse(first)
+    return [first, *([PrefillPlanner(checkpoint, recipe, first)] if recipe.tokens.prefill else [])]
 
 
 def refuse(planner: ContractPlanner) -> None:

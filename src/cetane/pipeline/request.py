@@ -1,0 +1,111 @@
+"""What a user asks to be built: a checkpoint, a recipe with some values replaced, and a place."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cetane.checkpoint import Checkpoint, open_checkpoint
+from cetane.errors import CetaneError
+from cetane.families import warn_unread
+from cetane.planner import Planner
+from cetane.schema.recipe import Recipe, load_recipe, override, shipped
+
+FORMATS = {
+    16: "fp16",
+    8: "int8-per-channel",
+    6: "palette6-kmeans-group32",
+    4: "palette4-kmeans-group32",
+    3: "palette3-kmeans-group32",
+    2: "palette2-kmeans-group32",
+}
+"""Formats of `--bits`: palettes in groups of 32 channels are what the ANE runs most widely."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A checkpoint and a recipe that fit each other. Reads no weight and writes nothing."""
+
+    checkpoint: Checkpoint
+    recipe: Recipe
+
+    @cached_property
+    def planner(self) -> Planner:
+        """The plan's maker; CetaneError when the model cannot be built by this recipe.
+
+        Asks for all that a build needs (family, tensors, dtypes, tokenizer), so that a refusal
+        comes before any work.
+        """
+        planner = Planner(self.checkpoint, self.recipe)
+        tokenizer = self.checkpoint.tokenizer
+        if self.recipe.head.subset is not None:
+            self.recipe.head.subset.check(tokenizer)
+        return planner
+
+    @property
+    def warning(self) -> str | None:
+        """What looks like a misread checkpoint: tensors that the model reads nothing from."""
+        return warn_unread(self.checkpoint.names(), self.planner.model)
+
+    def target(self, output: str | Path | None) -> Path:
+        """Where the bundle goes: `output`, or the model's and the recipe's names; CetaneError for a
+        path without a name, since the finished bundle is renamed to it."""
+        if output is None:
+            name = Path(self.checkpoint.source).resolve().name
+            name = name.removesuffix(".gguf").removesuffix(".safetensors")
+            return Path(f"{name}-{self.recipe.name}")
+        path = Path(output)
+        if path.name in ("", ".."):
+            raise CetaneError(f"--output {path}: does not end with a name for the bundle")
+        return path
+
+
+def make_request(
+    model: str | Path,
+    recipe: str | Path | Recipe = "default",
+    context: int | None = None,
+    bits: int | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> Request:
+    """Open a checkpoint and a recipe, and replace some of the recipe's values.
+
+    `context` is in tokens; `bits` chooses the format of weights for which the recipe names no
+    other. `changes` are values by dotted key, as `{"tokens.verify": 8}`, and win over both.
+    """
+    wanted: dict[str, Any] = {}
+    if context is not None:
+        wanted["cache.context"] = context
+    if bits is not None:
+        if bits not in FORMATS:
+            raise CetaneError(f"{bits} bits: no format", f"known: {', '.join(map(str, FORMATS))}")
+        wanted["compression.default"] = FORMATS[bits]
+    wanted |= changes or {}
+    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
+    return Request(open_checkpoint(model), override(chosen, wanted))
+
+
+def read_changes(settings: list[str]) -> dict[str, Any]:
+    """`["tokens.verify=8"]` as values by key. A value is read as TOML, else it is a text."""
+    return dict(map(read_change, settings))
+
+
+def read_change(setting: str) -> tuple[str, Any]:
+    key, equals, text = setting.partition("=")
+    if not key or not equals:
+        raise CetaneError(f"{setting!r}: not KEY=VALUE", "as in cache.context=4096")
+    try:
+        return key, tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, text
+
+
+def shipped_recipes() -> dict[str, list[Recipe]]:
+    """The recipes that come with cetane, by what they are for: any model, or the folder's name."""
+    groups: dict[str, list[Recipe]] = {}
+    for name, path in shipped().items():
+        group = path.parent.name
+        recipe = load_recipe(name)
+        groups.setdefault("any model" if group == "recipes" else group, []).append(recipe)
+    return dict(sorted(groups.items(), key=lambda item: item[0] != "any model"))

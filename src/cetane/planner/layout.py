@@ -1,0 +1,129 @@
+"""Which blocks go into which shard, and which of them run in one call."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, groupby, pairwise
+
+from cetane.errors import CetaneError
+from cetane.families import Block, Head, RoutedBlock
+from cetane.schema.recipe import Layout
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive blocks of a shard that run in one call; a shard has several where tokens are
+    routed between them."""
+
+    shard: str
+    suffix: str
+    """What tells its functions from those of the shard's other segments."""
+    blocks: tuple[Block, ...]
+
+    @property
+    def owner(self) -> str:
+        """Whose caches and histories these are."""
+        return self.shard + self.suffix
+
+
+class Arrangement:
+    """A model's blocks in the order of their calls, cut into shards and segments."""
+
+    def __init__(
+        self, layers: Sequence[Block], heads: Sequence[Head], layout: Layout, source: str
+    ) -> None:
+        """`source` names the checkpoint in errors: CetaneError for a layout that these blocks
+        cannot have."""
+        self.layers, self.heads = tuple(layers), tuple(heads)
+        self.members = cut_into_shards(self.layers, self.heads, layout)
+        """Blocks by the name of their shard."""
+        if layout.routed:
+            check_routing(self.layers, source)
+        self.segments = {
+            shard: cut_into_segments(shard, blocks, bool(layout.routed))
+            for shard, blocks in self.members.items()
+        }
+        """Segments by the name of their shard."""
+
+    @cached_property
+    def order(self) -> tuple[Segment, ...]:
+        """All segments."""
+        return tuple(chain.from_iterable(self.segments.values()))
+
+    def before(self, segment: Segment) -> list[Block]:
+        """The blocks of earlier segments."""
+        return [b for s in self.order[: self.order.index(segment)] for b in s.blocks]
+
+    def after(self, segment: Segment) -> list[Block]:
+        """The blocks of later segments."""
+        return [b for s in self.order[self.order.index(segment) + 1 :] for b in s.blocks]
+
+    def shards_before(self, shard: str) -> list[str]:
+        """The shards that run before one."""
+        names = list(self.members)
+        return names[: names.index(shard)]
+
+
+def cut_into_shards(
+    layers: Sequence[Block], heads: Sequence[Head], layout: Layout
+) -> dict[str, tuple[Block, ...]]:
+    """Blocks of every shard, by shard name, in the order of their calls."""
+    if layout.kind == "single":
+        return {"model": (*layers, *heads)}
+    whole = [tuple(group) for _, group in groupby(layers, key=lambda block: block.layer)]
+    if layout.kind == "per-block":
+        shards: dict[str, tuple[Block, ...]] = {block.name: (block,) for block in layers}
+    elif layout.kind == "per-layer":
+        shards = {f"layer-{index:02}": blocks for index, blocks in enumerate(whole)}
+    else:
+        bounds = chunk_bounds(layout, len(whole))
+        shards = {
+            f"chunk-{index:02}": tuple(chain.from_iterable(whole[start:stop]))
+            for index, (start, stop) in enumerate(pairwise(bounds))
+        }
+    if layout.head == "last":
+        *_, last = shards
+        return shards | {last: (*shards[last], *heads)}
+    return shards | {head.name: (head,) for head in heads}
+
+
+def chunk_bounds(layout: Layout, layers: int) -> list[int]:
+    """The first layer of every chunk, and the number of layers."""
+    if layout.cuts:
+        if layout.cuts[-1] >= layers:
+            raise CetaneError(f"layout.cuts: {layout.cuts[-1]}, but the model has {layers} layers")
+        return [0, *layout.cuts, layers]
+    count = layout.chunks or min(4, layers)
+    if count > layers:
+        raise CetaneError(f"layout.chunks = {count}: the model has {layers} layers")
+    return [layers * i // count for i in range(count + 1)]
+
+
+def check_routing(layers: Sequence[Block], source: str) -> None:
+    """CetaneError where tokens cannot be routed to one expert each."""
+    routed = [block for block in layers if isinstance(block, RoutedBlock)]
+    if not routed:
+        raise CetaneError(f"layout.routed: {source} has no experts")
+    if not all(block.one_expert for block in routed):
+        raise CetaneError("layout.routed: the family's options mix all experts")
+
+
+def cut_into_segments(shard: str, blocks: tuple[Block, ...], routed: bool) -> tuple[Segment, ...]:
+    """A shard, cut after every block whose experts are functions of their own."""
+    if not routed:
+        return (Segment(shard, "", blocks),)
+    cuts = [0, *(i + 1 for i, b in enumerate(blocks) if isinstance(b, RoutedBlock))]
+    pieces = [blocks[a:b] for a, b in pairwise([*cuts, len(blocks)]) if a < b]
+    if len(pieces) == 1:
+        return (Segment(shard, "", blocks),)
+    return tuple(Segment(shard, f"-{index:02}", piece) for index, piece in enumerate(pieces))
+
+
+def needed(blocks: Sequence[Block]) -> set[str]:
+    """The tensors that some of the blocks, in order, read before one of them writes them."""
+    wanted: set[str] = set()
+    written: set[str] = set()
+    for block in blocks:
+        wanted |= set(block.reads) - written
+        written |= set(block.writes)
+    return wanted

@@ -1,0 +1,165 @@
+"""What a plan's calls remember: slots, cache groups, histories, states, and their bytes."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+
+from cetane.errors import CetaneError
+from cetane.families import (
+    Block,
+    CacheForm,
+    CacheGroup,
+    CacheSpec,
+    History,
+    HistorySpec,
+    Model,
+    cache_form,
+)
+from cetane.planner.layout import Segment
+from cetane.schema.interface import State
+from cetane.schema.recipe import Recipe
+from cetane.schema.slots import PADDED, Slots
+
+
+class CachePlan:
+    """The caches and histories of a model under one recipe.
+
+    A runtime that calls programs in another way than ours subclasses it: `form` says how a call
+    reads and writes a group, `visible` how many keys it sees.
+    """
+
+    def __init__(self, model: Model, recipe: Recipe, source: str) -> None:
+        """`source` names the checkpoint in errors: CetaneError for contracts that cannot be."""
+        self.model, self.recipe, self.source = model, recipe, source
+        self.groups = {
+            name: group for name, group in model.memory.items() if isinstance(group, CacheGroup)
+        }
+        self.slots = self.slots_for(recipe.cache.context)
+        self._check()
+
+    def slots_for(self, context: int) -> dict[str, Slots]:
+        """The slots of every group at a context length."""
+        return {name: self._slots(group, context) for name, group in self.groups.items()}
+
+    def _slots(self, group: CacheGroup, context: int) -> Slots:
+        """How long the caches of a group are: a multiple of 32, as ANE rows are aligned."""
+        cache = self.recipe.cache
+        if group.window is None:
+            return Slots(contract=cache.contract, count=context)
+        contract = cache.sliding or cache.contract
+        if not cache.windowed:
+            return Slots(contract=contract, count=context)
+        need = group.sinks + group.window
+        if contract == "stateful":  # it is written before the first token of a call has looked
+            need += max(self.recipe.tokens.by_mode().values()) - 1
+        count = min(context, -(-need // 32) * 32)
+        limited = count < context
+        return Slots(
+            contract=contract,
+            count=count,
+            limited=limited,
+            sinks=group.sinks if limited else 0,
+        )
+
+    def _check(self) -> None:
+        """CetaneError for what the contracts of limited caches cannot do."""
+        if self.recipe.cache.sliding is not None and not any(
+            group.window for group in self.groups.values()
+        ):
+            raise CetaneError(f"cache.sliding: no layers of {self.source} see only a window")
+        for name, slots in self.slots.items():
+            if not slots.limited or slots.contract not in ("shift", "blend"):
+                continue
+            if self.recipe.tokens.shapes == "range":
+                raise CetaneError(
+                    f"tokens.shapes = 'range': a {slots.contract} cache of a window has other "
+                    "inputs for one token than for several",
+                    "use static shapes, or a readonly cache",
+                )
+            if slots.contract == "shift" and slots.sinks:
+                raise CetaneError(
+                    f"a shift cache forgets the first tokens, which layers of {name} see",
+                    "use another contract for them: cache.sliding",
+                )
+
+    def form(self, group: str, tokens: int) -> type[CacheForm]:
+        """How a call of `tokens` tokens reads and writes the caches of a group."""
+        return cache_form(self.slots[group], tokens)
+
+    def visible(self, group: str, tokens: int) -> int:
+        """How many keys of a group a call of `tokens` tokens sees."""
+        return self.slots[group].visible(tokens)
+
+    def caches(self, segment: Segment, tokens: int) -> tuple[CacheSpec, ...]:
+        """The cache groups of a segment, for a call of `tokens` tokens."""
+        state = self._shared_state(segment.blocks, self.slots)
+        rows = dict(self._rows(segment.blocks))
+        return tuple(
+            CacheSpec(
+                owner=segment.owner,
+                group=name,
+                layers=layers,
+                heads=self.groups[name].heads,
+                dim=self.groups[name].dim,
+                slots=self.slots[name].count,
+                form=self.form(name, tokens),
+                state=state,
+                first=rows[name] if state else 0,
+            )
+            for name, layers in self._kept_groups(segment.blocks).items()
+        )
+
+    def histories(self, segment: Segment) -> tuple[HistorySpec, ...]:
+        """The histories of a segment."""
+        memory = self.model.memory
+        return tuple(
+            HistorySpec(
+                segment.owner, name, layers, history.channels, history.length, self.model.axes
+            )
+            for name, layers in _kept(segment.blocks).items()
+            if isinstance(history := memory[name], History)
+        )
+
+    def nbytes(self, segments: Sequence[Segment], context: int) -> int:
+        """Keys and values of the whole model in fp16, padding of states included."""
+        slots = self.slots_for(context)
+        states = [self._shared_state(segment.blocks, slots) for segment in segments]
+        padded = sum(2 * prod(state.shape) for state in states if state is not None)
+        return padded or self.own_nbytes(context)
+
+    def own_nbytes(self, context: int) -> int:
+        """Keys and values of the whole model in fp16, without padding."""
+        slots = self.slots_for(context)
+        return sum(
+            2 * 2 * self.groups[name].heads * self.groups[name].dim * slots[name].count * layers
+            for name, layers in self._kept_groups(self.model.layers).items()
+        )
+
+    def _kept_groups(self, blocks: Sequence[Block]) -> dict[str, int]:
+        """How many of the blocks keep a cache of each group."""
+        return {name: count for name, count in _kept(blocks).items() if name in self.groups}
+
+    def _rows(self, blocks: Sequence[Block]) -> Iterator[tuple[str, int]]:
+        """By group, the first row of some blocks' layers in a state that they share."""
+        row = 0
+        for name, layers in self._kept_groups(blocks).items():
+            yield name, row
+            row += 2 * layers
+
+    def _shared_state(self, blocks: Sequence[Block], slots: Mapping[str, Slots]) -> State | None:
+        """The one state of some blocks, if they share one: rows as large as the largest."""
+        kept = self._kept_groups(blocks)
+        if not self.recipe.cache.padded or not kept:
+            return None
+        shape = (
+            sum(2 * layers for layers in kept.values()),
+            max(self.recipe.cache.state_heads, *(self.groups[name].heads for name in kept)),
+            max(self.groups[name].dim for name in kept),
+            max(slots[name].count for name in kept),
+        )
+        return State(name=PADDED, shape=shape)
+
+
+def _kept(blocks: Sequence[Block]) -> Counter[str]:
+    """How many of the blocks keep a memory of each name."""
+    return Counter(name for block in blocks for name in block.keeps)

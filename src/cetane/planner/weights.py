@@ -1,0 +1,90 @@
+"""A plan's weights: whether a checkpoint has them, in which formats, and their bytes."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+from cetane.compress import Format, Fp16, Selection
+from cetane.errors import CetaneError
+from cetane.families import Block, Model, Weight, Weights
+from cetane.schema.interface import Shape
+
+
+class Source(Weights, Protocol):
+    """What a plan needs of a checkpoint: its config, and which tensors it has."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def config(self) -> dict[str, Any]: ...
+    def __contains__(self, name: str) -> bool: ...
+    def names(self) -> list[str]: ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+
+def format_of(weight: Weight, compression: Selection) -> Format:
+    """How a weight is stored; gains and biases stay in fp16."""
+    return compression.format_for(weight.name, weight.kind) if weight.kind else Fp16()
+
+
+def weight_bytes(blocks: Iterable[Block], compression: Selection) -> int:
+    """Bytes of all weights of some blocks."""
+    return sum(
+        format_of(weight, compression).nbytes(weight.shape)
+        for block in blocks
+        for _, weight in block.weights()
+    )
+
+
+def mean_bits(blocks: Iterable[Block], compression: Selection) -> float:
+    """Bits per weight, gains and biases aside."""
+    held = [w for block in blocks for _, w in block.weights() if w.kind]
+    bits = sum(w.elements * format_of(w, compression).bits for w in held)
+    return bits / sum(w.elements for w in held)
+
+
+def check_layers(checkpoint: Source) -> None:
+    """CetaneError for more layers than tensors, before a module is made for each."""
+    layers, tensors = checkpoint.config.get("num_hidden_layers"), len(checkpoint.names())
+    if isinstance(layers, int) and layers > tensors:
+        raise CetaneError(
+            f"{checkpoint.source}: the config says {layers} layers, "
+            f"but there are only {tensors} tensors"
+        )
+
+
+def check_weights(
+    checkpoint: Source, model: Model, blocks: Iterable[Block], compression: Selection
+) -> None:
+    """CetaneError unless every weight is in the checkpoint and fits its format, and every rule of
+    the compression matches something."""
+    kinds: dict[str, str] = {}
+    for name, wanted in needed_tensors(model):
+        check_shape(checkpoint, name, wanted)
+    for block in blocks:
+        for _, weight in block.weights():
+            check_shape(checkpoint, weight.name, weight.stored)
+            if weight.kind:
+                kinds[weight.name] = weight.kind
+                format_of(weight, compression).check(weight.shape, weight.name)
+    compression.check(kinds)
+
+
+def needed_tensors(model: Model) -> Iterator[tuple[str, Shape]]:
+    """Tensors of the host's tables, and their shapes."""
+    table = model.embedding
+    yield table.weight, (model.vocab, model.hidden)
+    for name in filter(None, (table.bias, table.scale)):
+        yield name, (model.hidden,)
+    for other in model.tables.values():
+        yield other.table.weight, (other.rows, other.channels)
+
+
+def check_shape(checkpoint: Source, name: str, wanted: Shape) -> None:
+    """CetaneError unless a checkpoint has a tensor in the shape that the config says."""
+    if name not in checkpoint:
+        raise CetaneError(f"{checkpoint.source}: no tensor {name}")
+    stored = tuple(checkpoint.shape(name))
+    if stored != wanted:
+        raise CetaneError(
+            f"{checkpoint.source}: {name} has shape {stored}, the config says {wanted}"
+        )

@@ -1,0 +1,87 @@
+"""A port as a function: data comes back, nothing is printed, a red gate is no exception."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.converting import converted_once
+
+from cetane.errors import CetaneError
+from cetane.pipeline.port import port
+from cetane.schema.recipe import Recipe, parse_recipe
+
+
+@pytest.fixture
+def small() -> Iterator[Recipe]:
+    """The recipe of the smallest build of several shards."""
+    content = {
+        "name": "small",
+        "layout": {"kind": "per-block"},
+        "cache": {"context": 32},
+        "tokens": {"verify": 0, "prefill": 0},
+    }
+    with converted_once():
+        yield parse_recipe(content, "small")
+
+
+def test_a_port_returns_data_and_prints_nothing(
+    small: Recipe, tiny_checkpoint_folder: Path, tmp_path: Path, capfd: Any
+) -> None:
+    steps: list[str] = []
+    target = tmp_path / "not" / "there" / "yet"
+    result = port(
+        tiny_checkpoint_folder, recipe=small, output=target,
+        progress=lambda what, done, total: steps.append(what),
+    )  # fmt: skip
+    assert capfd.readouterr() == ("", "")
+    assert result.passed and result.bundle is not None and result.bundle.path == target
+    assert result.gates.keys() == {"ladder", "residency", "golden"}
+    assert result.seconds.keys() == {"build", "ladder", "residency", "golden"}
+    assert all(seconds > 0 for seconds in result.seconds.values())
+    assert result.plan == result.bundle.plan
+    assert result.bundle.gates().keys() == {"ladder", "residency", "golden"}
+    assert steps[0].startswith("build ") and steps[-1].startswith("golden gate")
+
+    again = port(tiny_checkpoint_folder, recipe=small, output=target)
+    assert again.passed and again.gates.keys() == {"golden"}
+
+
+def test_red_first_shards_are_a_result(
+    small: Recipe, tiny_checkpoint_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cetane.gates.ladder.thresholds", lambda _: {"hidden_cosine": 2.0})
+    result = port(tiny_checkpoint_folder, recipe=small, output=tmp_path / "red")
+    assert not result.passed and result.bundle is None
+    assert result.ladder is not None and not result.ladder.passed
+    assert result.as_json()["gates"].keys() == {"ladder", "residency"}
+    assert not (tmp_path / "red").exists()
+
+
+def test_overrides_reach_the_bundle(
+    small: Recipe, tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    result = port(
+        tiny_checkpoint_folder, recipe=small, output=tmp_path / "changed",
+        context=64, bits=8, changes={"embedding.format": "int8"},
+    )  # fmt: skip
+    recipe = result.plan.recipe
+    assert (recipe.cache.context, recipe.compression.default) == (64, "int8-per-channel")
+    assert recipe.embedding.format == "int8"
+
+
+@pytest.mark.parametrize("broken", ["tokenizer", "family"])
+def test_a_refusal_leaves_nothing(
+    broken: str, small: Recipe, tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in tiny_checkpoint_folder.iterdir():
+        if broken == "family" and file.name == "config.json":
+            text = file.read_text().replace('"llama"', '"lama"')
+            (folder / file.name).write_text(text)
+        elif not (broken == "tokenizer" and file.name == "tokenizer.json"):
+            (folder / file.name).symlink_to(file)
+    with pytest.raises(CetaneError):
+        port(folder, recipe=small, output=tmp_path / "out" / "bundle")
+    assert not (tmp_path / "out").exists()
