@@ -17,17 +17,13 @@ import gguf
 import numpy as np
 import tokenizers
 import tomli_w
-import transformers
 from safetensors.numpy import save
-from tests.conftest import InMemoryCheckpoint, build_model
 from tests.fuzz.values import DEEP, damaged, torn
 
 from cetane.bundle.arrays import open_array
 from cetane.checkpoint import Tokenizer, open_checkpoint
 from cetane.checkpoint.chat_template import render
 from cetane.errors import CetaneError
-from cetane.families import author
-from cetane.planner import Planner
 from cetane.schema.manifest import Manifest
 from cetane.schema.recipe import Recipe, load_recipe
 from cetane.validation import parse_json, validated
@@ -155,6 +151,8 @@ class Config(Fuzzer):
 
     @cached_property
     def configs(self) -> list[dict[str, Any]]:
+        import transformers  # here and below, so that other formats do not wait for it
+
         made = []
         for kind in self.seeds:
             extra = {"query_pre_attn_scalar": 16} if kind == "gemma3_text" else {}
@@ -169,6 +167,8 @@ class Config(Fuzzer):
         content = parse_json(files["config.json"], "config.json")
         if not isinstance(content, dict):
             raise CetaneError("not an object")
+        from cetane.families import author
+
         author(content, "c1t", {}, NoWeights())
 
 
@@ -218,6 +218,10 @@ class TokenizerFile(Fuzzer):
 class ManifestFile(Fuzzer):
     @cached_property
     def seed(self) -> dict[str, Any]:
+        from tests.conftest import InMemoryCheckpoint, build_model
+
+        from cetane.planner import Planner
+
         recipe = Recipe(name="fuzz", tokens={"verify": 4, "prefill": 0})  # type: ignore[arg-type]
         checkpoint = InMemoryCheckpoint(build_model(**SMALL))
         plan = Planner(checkpoint, recipe).plan()  # type: ignore[arg-type]
