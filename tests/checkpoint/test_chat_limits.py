@@ -7,7 +7,7 @@ from cetane.errors import CetaneError
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 GROWS = (
-    "{%% set ns = namespace(s=%s) %%}{%% for a in range(9) %%}{%% set ns.s = %s %%}{%% endfor %%}"
+    "{%% set ns = namespace(s=%s) %%}{%% for a in range(99) %%}{%% set ns.s = %s %%}{%% endfor %%}"
 )
 GREEDY = {
     "nested loops": "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",

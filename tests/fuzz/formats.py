@@ -63,6 +63,8 @@ class Fuzzer(ABC):
 class GGUF(Fuzzer):
     @cached_property
     def seed(self) -> bytes:
+        import torch  # noqa: F401, so that no input is called slow for it
+
         path = self.folder / "seed.gguf"
         writer = gguf.GGUFWriter(path, "llama")
         writer.add_block_count(1)
@@ -110,6 +112,8 @@ class GGUF(Fuzzer):
 class Safetensors(Fuzzer):
     @cached_property
     def seeds(self) -> dict[str, bytes]:
+        import torch  # noqa: F401, so that no input is called slow for it
+
         one = save({"a.weight": np.ones((4, 4), np.float32), "b.weight": np.ones(3, np.float16)})
         two = save(
             {"c.weight": np.ones((2, 8), np.int8), "c.weight_scale": np.ones((2, 1), np.float32)}
