@@ -1,0 +1,85 @@
+"""What only an ANE could measure: where ops run, and how long steps of the real model take."""
+
+from cetane.gates.residency.audit import audit, weights_off_ane
+from cetane.gates.residency.target import Target
+from cetane.lab.sides import Findings, Side, each, figure
+from cetane.mil.reader import load
+from cetane.perf.breakeven import DraftingTimes
+from cetane.perf.predict import Predictor
+
+OF_SIZE = ("tiny-program",)
+"""Rules that judge the small model, not the one that it stands for."""
+
+
+@each("residency")
+def residency(side: Side) -> Findings:
+    """By rules, of the packages that were built."""
+    without = OF_SIZE if side.given.workload.stands_for else ()
+    packages = {shard.name: side.bundle.shard(shard.name) for shard in side.bundle.plan.shards}
+    found = audit({name: load(path) for name, path in packages.items()}, Target(), without)
+    ops = sum(function.count() for function in found.functions)
+    on = sum(function.count("ANE") for function in found.functions)
+    decoding = [f for f in found.functions if not f.variant and f.tokens == 1]
+    off = {
+        f"{op.kind} ({op.rule})"
+        for f in decoding
+        for op in f.ops
+        if op.final not in ("ANE", "unknown")
+    }
+    values: dict[str, float] = {
+        "ane_ops": on / max(ops, 1),
+        "off_ane": sum(f.count() - f.count("ANE") for f in decoding),
+        "ane_weights": 1 - weights_off_ane(found.functions),
+        "residency": float(found.passed),
+        "largest_program": max(function.count() for function in found.functions),
+    }
+    texts = {"residency": "; ".join(found.reasons)} if found.reasons else {}
+    if off:
+        texts["off the ANE"] = ", ".join(sorted(off))
+    note = f"rules, {found.target}" + (f", without {', '.join(without)}" if without else "")
+    return Findings(
+        {name: figure(name, value, "predicted", note=note) for name, value in values.items()}, texts
+    )
+
+
+@each("speed")
+def speed(side: Side) -> Findings:
+    """Of the model that the workload stands for, with the recipe as it would ship."""
+    planner, predictor = side.real, Predictor(side.chip)
+    plan, recipe = planner.plan(), planner.recipe
+    work = side.given.workload
+    note = f"{work.stands_for or work.model}, {side.chip.name}, {recipe.cache.context} slots"
+    decode = predictor.predict(planner, "decode")
+    figures = {
+        "predicted_ms": figure(
+            "predicted_ms", decode.ms, "predicted", decode.low, decode.high,
+            note=f"{note}; {decode.binds} binds",
+        ),
+        "predicted_bytes": figure("predicted_bytes", plan.weight_bytes, "predicted", note=note),
+        "predicted_cache_bytes": figure(
+            "predicted_cache_bytes", cache_bytes(side), "predicted", note=note
+        ),
+    }  # fmt: skip
+    if recipe.tokens.shapes == "range" or recipe.tokens.verify is None:
+        why = "no verifying function, or one of flexible shapes: off the ANE but at its default"
+        for name in ("predicted_verify_ms", "predicted_break_even"):
+            figures[name] = figure(name, None, "predicted", note=why)
+        return Findings(figures)
+    verify = predictor.predict(planner, "verify")
+    spec = DraftingTimes(decode.ms, verify.ms, verify.tokens)
+    share = spec.break_even_share()
+    figures["predicted_verify_ms"] = figure(
+        "predicted_verify_ms", verify.ms, "predicted", verify.low, verify.high,
+        note=f"T = {verify.tokens}, {note}",
+    )  # fmt: skip
+    figures["predicted_break_even"] = figure(
+        "predicted_break_even", share, "predicted",
+        note="drafting not counted" if share is not None else "no acceptance pays",
+    )  # fmt: skip
+    return Findings(figures)
+
+
+def cache_bytes(side: Side) -> int:
+    """Keys and values of all layers at the recipe's context."""
+    plan = side.real.plan()
+    return plan.kv_bytes[plan.recipe.cache.context]

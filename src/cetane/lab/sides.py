@@ -1,0 +1,171 @@
+"""The two sides of an experiment at work, and what a measure finds of them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import quantiles
+from typing import Any, Literal
+
+from cetane.bundle import Bundle
+from cetane.checkpoint import Checkpoint
+from cetane.engine.engine import Engine
+from cetane.engine.generate import open_engine
+from cetane.files import Progress
+from cetane.hardware.chips import Chip, find_chip
+from cetane.lab.experiment import ARMS, Arm, ArmName, Experiment, sha256_of
+from cetane.lab.journal import Figure
+from cetane.lab.metrics import METRICS
+from cetane.lab.workload import Given, Setting
+from cetane.pipeline.build import build, build_key
+from cetane.planner import Planner
+from cetane.schema.recipe import Recipe, parse_recipe
+
+
+@dataclass
+class Findings:
+    """What a measure found of one side."""
+
+    figures: dict[str, Figure] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+
+    def update(self, other: "Findings") -> None:
+        self.figures |= other.figures
+        self.texts |= other.texts
+        self.curves |= other.curves
+
+
+def figure(
+    name: str,
+    value: float | None,
+    kind: Literal["measured", "predicted"] = "measured",
+    low: float | None = None,
+    high: float | None = None,
+    n: int = 1,
+    note: str = "",
+) -> Figure:
+    """A figure in its metric's unit."""
+    return Figure(
+        value=value, low=low, high=high, unit=METRICS[name].unit, kind=kind, n=n, note=note
+    )
+
+
+def spread(name: str, values: list[float], note: str = "") -> Figure:
+    """The median and the quartiles of what was measured several times."""
+    low, middle, high = quantiles(values, n=4, method="inclusive")
+    return figure(name, middle, low=low, high=high, n=len(values), note=note)
+
+
+class Side:
+    """One arm: its recipe, its bundle (made when something needs it), its engine."""
+
+    def __init__(self, name: ArmName, arm: Arm, given: Given, progress: Progress) -> None:
+        self.name, self.arm, self.given, self.progress = name, arm, given, progress
+        self.recipe = self.narrowed(scaled(arm.recipe_here(), given.workload.context))
+        self.key = build_key(given.checkpoint, self.recipe)
+        self.made: Bundle | None = None
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self.given.checkpoint
+
+    @property
+    def bundle(self) -> Bundle:
+        """Under a name that says its content, so that another run finds it; verified."""
+        if self.made is None:
+            folder = self.given.setting.folder / "bundles"
+            folder.mkdir(parents=True, exist_ok=True)
+            target = folder / f"{self.recipe.name}-{self.key[:16]}"
+            self.made = build(self.checkpoint, self.recipe, target, self.progress)
+        return self.made
+
+    @cached_property
+    def engine(self) -> Engine:
+        """As a user runs it on this machine."""
+        return open_engine(self.bundle, "portable")
+
+    @cached_property
+    def chip(self) -> Chip:
+        return find_chip(self.given.workload.chip)
+
+    @cached_property
+    def real(self) -> Planner:
+        """The plan of the model that the workload stands for; a part of the vocabulary is of the
+        model that runs here."""
+        recipe = self.arm.recipe_there()
+        if self.given.workload.stands_for is None:
+            recipe = self.narrowed(recipe)
+        return Planner(self.given.real, recipe)
+
+    def narrowed(self, recipe: Recipe) -> Recipe:
+        """The recipe with a head for a part of the vocabulary, if the arm has one."""
+        if self.arm.subset is None:
+            return recipe
+        from cetane.pipeline.vocabulary import make_subset, ranked, read_text
+
+        tokenizer: Any = self.checkpoint.tokenizer
+        vocab = self.checkpoint.config["vocab_size"]
+        texts = [read_text(tokenizer, self.given.setting.text(self.given.workload))]
+        order = ranked(texts, vocab, tokenizer.necessary())
+        content = recipe.model_dump()
+        content["head"]["subset"] = make_subset(order, self.arm.subset, tokenizer, texts, [])
+        return parse_recipe(content, f"{recipe.name} with {self.arm.subset} tokens")
+
+
+def scaled(recipe: Recipe, context: int | None) -> Recipe:
+    """The recipe with another context."""
+    if context is None:
+        return recipe
+    content = recipe.model_dump()
+    content["cache"]["context"] = context
+    return parse_recipe(content, f"{recipe.name} at a context of {context}")
+
+
+class Sides:
+    """Both sides on one workload."""
+
+    def __init__(self, experiment: Experiment, setting: Setting, progress: Progress) -> None:
+        assert experiment.workload is not None
+        workload = experiment.workload
+        given = Given(setting, workload, setting.checkpoint(workload))
+        self.workload, self.given, self.progress = workload, given, progress
+        self.sides: Mapping[ArmName, Side] = {
+            name: Side(name, experiment.arm(name), given, progress) for name in ARMS
+        }
+
+    @property
+    def baseline(self) -> Side:
+        return self.sides["baseline"]
+
+    @property
+    def candidate(self) -> Side:
+        return self.sides["candidate"]
+
+
+Measure = Callable[[Sides], Mapping[ArmName, Findings]]
+MEASURES: dict[str, Measure] = {}
+"""By name, as `METRICS` refers to them."""
+
+
+def measure(name: str) -> Callable[[Measure], Measure]:
+    """A function of both sides."""
+
+    def register(function: Measure) -> Measure:
+        MEASURES[name] = function
+        return function
+
+    return register
+
+
+def each(name: str) -> Callable[[Callable[[Side], Findings]], Callable[[Side], Findings]]:
+    """A function of one side, called for both."""
+
+    def register(function: Callable[[Side], Findings]) -> Callable[[Side], Findings]:
+        MEASURES[name] = lambda bench: {arm: function(bench.sides[arm]) for arm in ARMS}
+        return function
+
+    return register
+
+
+def recipe_sha256(recipe: Recipe) -> str:
+    return sha256_of(recipe.model_dump(mode="json"))

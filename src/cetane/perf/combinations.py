@@ -1,0 +1,138 @@
+"""All combinations of layout, cache contract, format, T and context that a plan can have on a chip.
+
+Combinations differ in fields of one recipe; the model's blocks are made once and shared.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from cetane.errors import CetaneError
+from cetane.families import RoutedBlock
+from cetane.hardware.chips import Chip
+from cetane.perf.predict import Prediction, Predictor
+from cetane.planner import Planner, Source
+from cetane.schema.recipe import Recipe, parse_recipe
+from cetane.schema.slots import CONTRACTS
+
+FORMATS = ("fp16", "int8-per-channel", "palette6-kmeans-group32", "palette4-kmeans-group32")
+CHUNKS = (2, 4, 8)
+VERIFY = (2, 4, 8)
+CONTEXTS = (512, 2048, 8192)
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One choice of each, its predictions, and why it cannot be, if it cannot."""
+
+    layout: str
+    contract: str
+    format: str
+    verify: int
+    context: int
+    recipe: Recipe
+    decode: Prediction
+    verifying: Prediction
+    refused: str | None
+
+    @property
+    def slowdown(self) -> float:
+        """What a verifying call takes, in decode steps."""
+        return self.verifying.ms / self.decode.ms
+
+
+class Combinations:
+    """The combinations around a recipe, whose other fields stay as they are."""
+
+    def __init__(self, checkpoint: Source, recipe: Recipe, chip: Chip) -> None:
+        self.checkpoint, self.recipe = checkpoint, recipe
+        self.base = Planner(checkpoint, recipe)
+        self.predictor = Predictor(chip)
+        self.limits = {name: chip.figure(name).value for name in ("program_bytes", "programs")}
+        self._planners: dict[str, Planner] = {}
+
+    def layouts(self) -> dict[str, dict[str, Any]]:
+        """Layouts by name; with experts of their own as well, where the model has any."""
+        layers = len({block.layer for block in self.base.model.layers})
+        found: dict[str, dict[str, Any]] = {"per-block": {"kind": "per-block"}}
+        if len(self.base.model.layers) == layers:  # a block is a layer
+            found = {}
+        found["per-layer"] = {"kind": "per-layer"}
+        for chunks in CHUNKS:
+            if chunks < layers:
+                found[f"{chunks} chunks"] = {"kind": "chunks", "chunks": chunks}
+        found["single"] = {"kind": "single"}
+        routing = [b for b in self.base.model.layers if isinstance(b, RoutedBlock)]
+        if routing and all(block.one_expert for block in routing):
+            for name, layout in list(found.items()):
+                found[f"{name}, routed"] = layout | {"routed": ("decode", "verify")}
+        return found
+
+    def contexts(self) -> list[int]:
+        """The recipe's context, and some that the model knows."""
+        known = {c for c in CONTEXTS if c <= self.base.model.max_context}
+        return sorted({self.recipe.cache.context} | known)
+
+    def __len__(self) -> int:
+        """How many combinations are tried; some are no plan."""
+        layouts = len(self.layouts()) * len(CONTRACTS) * len(FORMATS)
+        return layouts * len(self.contexts()) * len(VERIFY)
+
+    def __iter__(self) -> Iterator[Combination]:
+        for (name, layout), contract, form, context in product(
+            self.layouts().items(), CONTRACTS, FORMATS, self.contexts()
+        ):
+            decode: Prediction | None = None
+            for verify in VERIFY:
+                made = self.planner(layout, contract, form, verify, context)
+                if made is None:
+                    continue
+                if decode is None:  # neither depends on the verifier's width
+                    decode = self.predictor.predict(made, "decode")
+                    refused = self.refusal(made)
+                verifying = self.predictor.predict(made, "verify")
+                yield Combination(
+                    name, contract, form, verify, context, made.recipe, decode, verifying, refused
+                )
+
+    def planner(
+        self, layout: dict[str, Any], contract: str, form: str, verify: int, context: int
+    ) -> Planner | None:
+        """The plan with some fields of the recipe replaced; None where there is no such plan.
+
+        It shares what it can with one of the same compression.
+        """
+        content = self.recipe.model_dump()
+        content["layout"] = layout
+        content["cache"] = content["cache"] | {"contract": contract, "context": context}
+        content["tokens"] = content["tokens"] | {"verify": verify, "shapes": "static"}
+        content["compression"] = {"default": form} | {
+            table: {key: value for key, value in content["compression"][table].items()
+                    if value == "fp16"}  # what the recipe found too delicate
+            for table in ("types", "names")
+        }  # fmt: skip
+        try:
+            recipe = parse_recipe(content, "sweep")
+            made = Planner(self.checkpoint, recipe, self._planners.get(form, self.base))
+        except CetaneError:  # a format that does not divide a weight, a context too small, ...
+            return None
+        self._planners.setdefault(form, made)
+        return made
+
+    def refusal(self, planner: Planner) -> str | None:
+        """Why a chip would not hold the plan, None if it would."""
+        for shard, blocks in planner.members.items():
+            weights = self.predictor.weights(planner, blocks)
+            size = sum(bits / 8 * count for bits, count in weights.items())
+            if size > self.limits["program_bytes"]:
+                most = self.limits["program_bytes"]
+                return f"{shard} has {size / 1e9:.2f} GB, {most / 1e9:.2f} at most"
+        programs = sum(
+            len(blocks) if routed else 1
+            for mode in planner.recipe.tokens.by_mode()
+            for _, blocks, routed in planner.calls(mode)
+        )
+        if programs > self.limits["programs"]:
+            return f"{programs} programs, {self.limits['programs']:.0f} at most"
+        return None

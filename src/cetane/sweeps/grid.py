@@ -1,0 +1,148 @@
+"""What a sweep tries: formats by name, as `data/sweep.toml` lists them, for a model's weights."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib import resources
+from itertools import product
+
+from cetane.compress import Format, Selection, SensitivityFile, parse_format
+from cetane.compress.formats import Fp16, Linear, Palette
+from cetane.errors import CetaneError
+from cetane.families import Weight
+from cetane.planner import Planner
+from cetane.sweeps.points import Method
+from cetane.validation import Data, nearest, parse_toml, validated
+
+
+class Axes(Data):
+    palette_bits: tuple[int, ...]
+    palette_modes: tuple[str, ...]
+    palette_groups: tuple[str, ...]
+    linear_bits: tuple[int, ...]
+    linear_scales: tuple[str, ...]
+
+    def formats(self) -> Iterator[str]:
+        """The names of all formats of the grid, those of 8 bits first."""
+        for bits, scale in product(self.linear_bits, self.linear_scales):
+            yield f"int{bits}-per-{scale}"
+        for bits, mode, group in product(
+            self.palette_bits, self.palette_modes, self.palette_groups
+        ):
+            yield f"palette{bits}-{mode}-{group}"
+
+
+class Usual(Data):
+    formats: tuple[str, ...]
+
+
+class Mixed(Data):
+    formats: tuple[str, ...]
+    sizes: tuple[str, ...]
+
+
+class Grid(Data):
+    """`data/sweep.toml`."""
+
+    grid: Axes
+    usual: Usual
+    mixed: Mixed
+
+
+@cache
+def load_grid() -> Grid:
+    """The grid that ships."""
+    text = (resources.files("cetane") / "data" / "sweep.toml").read_text(encoding="utf-8")
+    return validated(Grid, parse_toml(text, "sweep.toml"), "sweep.toml")
+
+
+def chosen(patterns: Sequence[str]) -> list[str]:
+    """The formats that some patterns match, fp16 first; without patterns the usual ones.
+
+    A format outside the grid is chosen by its name. CetaneError for a pattern that matches none.
+    """
+    grid = load_grid()
+    known = list(grid.grid.formats())
+    found: dict[str, None] = {"fp16": None}
+    for pattern in patterns or grid.usual.formats:
+        matching = [name for name in known if fnmatchcase(name, pattern)]
+        if not matching:
+            try:
+                matching = [parse_format(pattern).name]
+            except CetaneError as error:
+                raise CetaneError(
+                    f"--formats {pattern}: no such format", f"{nearest(pattern, known)}, ..."
+                ) from error
+        found |= dict.fromkeys(matching)
+    return list(found)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One point that is to be judged."""
+
+    name: str
+    method: Method
+    bits: int | None
+    group: str | None
+    selection: Selection
+
+
+def candidate(form: Format, planner: Planner, counted: SensitivityFile | None) -> Candidate:
+    """A format for all weights of a plan, but those that its recipe keeps in fp16 and those that
+    the format cannot encode. `counted` is what errors count, for a format that asks."""
+    method, group = described(form)
+    rules = planner.recipe.compression
+    kept: dict[str, dict[str, str]] = {
+        table: {
+            key: name
+            for key, name in getattr(rules, table).items()
+            if name == "fp16" and not isinstance(form, Fp16)
+        }
+        for table in ("types", "names")
+    }
+    kept["names"] |= {weight.name: "fp16" for weight in weights(planner) if not fits(form, weight)}
+    selection = Selection(
+        default=form.name,
+        types=kept["types"],
+        names=kept["names"],
+        sensitivity=counted if form.weighted else None,
+    )
+    return Candidate(form.name, method, form.bits, group, selection)
+
+
+def described(form: Format) -> tuple[Method, str | None]:
+    """How a format is found, and what shares a scale or a palette."""
+    match form:
+        case Linear(per=per):
+            return "linear", f"block{per}" if isinstance(per, int) else per
+        case Palette(mode=mode, group=group):
+            return mode, "tensor" if group is None else str(group)
+    return "fp16", None
+
+
+def fits(form: Format, weight: Weight) -> bool:
+    """Whether a format can encode a weight."""
+    try:
+        form.check(weight.shape, weight.name)
+    except CetaneError:
+        return False
+    return True
+
+
+def weights(planner: Planner) -> Iterator[Weight]:
+    """The weights of a plan that formats are for."""
+    for blocks in planner.members.values():
+        for block in blocks:
+            yield from (weight for _, weight in block.weights() if weight.kind)
+
+
+def pattern(names: Iterable[str], others: Iterable[str]) -> list[str]:
+    """Patterns that match some names and no others: one, if their common beginning will do."""
+    mine = list(names)
+    start, end = min(mine), max(mine)
+    shared = next((i for i, (a, b) in enumerate(zip(start, end, strict=False)) if a != b), None)
+    if shared is None or any(name.startswith(start[:shared]) for name in others):
+        return sorted(set(mine))
+    return [f"{start[:shared]}*"]

@@ -1,0 +1,93 @@
+"""Formats layer by layer: what each layer's weights of a kind can bear, measured, then spent.
+
+Only one group's weights are compressed at a time, and the rest left in fp16; the harm is the KL to
+the fp16 weights. Then the formats whose harms sum up least for a size are chosen.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
+
+from cetane.compress import Format, Selection, SensitivityFile, parse_format
+from cetane.families import Weight
+from cetane.files import Progress
+from cetane.planner import Planner
+from cetane.sweeps.allocate import Option, allocate
+from cetane.sweeps.grid import Candidate, fits, load_grid, pattern
+
+
+@dataclass(frozen=True)
+class Group:
+    """One layer's weights of a kind, and patterns that match their names and no others."""
+
+    layer: int
+    kind: str
+    weights: tuple[Weight, ...]
+    patterns: tuple[str, ...]
+
+    def formats(self) -> Iterator[Format]:
+        """Those of the grid's for mixing that fit all weights."""
+        for name in load_grid().mixed.formats:
+            form = parse_format(name)
+            if all(fits(form, weight) for weight in self.weights):
+                yield form
+
+    def nbytes(self, form: Format) -> int:
+        return sum(form.nbytes(weight.shape) for weight in self.weights)
+
+
+def groups_of(planner: Planner) -> list[Group]:
+    """The groups of a model, those that no format of the grid fits left out."""
+    blocks = chain.from_iterable(planner.members.values())
+    found = sorted(
+        ((b.layer, w.kind, w) for b in blocks for _, w in b.weights() if w.kind),
+        key=lambda item: item[:2],
+    )
+    names = {weight.name for _, _, weight in found}
+    made = []
+    for (layer, kind), items in groupby(found, key=lambda item: item[:2]):
+        weights = tuple(weight for _, _, weight in items)
+        mine = {weight.name for weight in weights}
+        group = Group(layer, str(kind), weights, tuple(pattern(mine, names - mine)))
+        if any(True for _ in group.formats()):
+            made.append(group)
+    return made
+
+
+def harms(
+    groups: Sequence[Group],
+    harm: Callable[[Group, Format, Selection], float],
+    counted: SensitivityFile,
+    progress: Progress,
+) -> list[list[Option]]:
+    """Every group's formats with the harm of each, where all else is in fp16."""
+    wanted = [(group, form) for group in groups for form in group.formats()]
+    found: dict[Group, list[Option]] = {group: [] for group in groups}
+    for done, (group, form) in enumerate(wanted):
+        progress(f"layer {group.layer}, {group.kind}, {form.name}", done, len(wanted))
+        names = dict.fromkeys(group.patterns, form.name)
+        cost = harm(group, form, Selection(names=names, sensitivity=counted))
+        found[group].append(Option(form.name, group.nbytes(form), cost))
+    progress("layers", len(wanted), len(wanted))
+    return list(found.values())
+
+
+def mix(
+    groups: Sequence[Group],
+    options: Sequence[Sequence[Option]],
+    budget: int,
+    counted: SensitivityFile,
+) -> Candidate | None:
+    """The formats of least harm for at most `budget` bytes of the groups; None if none fit."""
+    chosen = allocate(options, budget)
+    if chosen is None:
+        return None
+    names = {
+        pattern: option.name
+        for group, option in zip(groups, chosen, strict=True)
+        for pattern in group.patterns
+    }
+    size = 8 * sum(option.nbytes for option in chosen)
+    bits = size / sum(weight.elements for group in groups for weight in group.weights)
+    selection = Selection(names=names, sensitivity=counted)
+    return Candidate(f"mixed-{bits:.2f}", "mixed", None, None, selection)

@@ -1,0 +1,64 @@
+"""Three prompts, greedily answered: whether a model still talks sense can be read, not computed."""
+
+import tomllib
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from itertools import takewhile
+
+from pydantic import Field
+
+from cetane.checkpoint import Tokenizer
+from cetane.gates.compressions import Judge
+from cetane.gates.probes import asked
+from cetane.sweeps.points import Answer
+from cetane.validation import Data
+
+LENGTH = 24
+"""Tokens of an answer."""
+
+
+class Prompt(Data):
+    """One of `data/prompts/smoke.toml`."""
+
+    id: str
+    text: str
+    expect: tuple[str, ...] = Field(default=())
+
+    def answered(self, text: str) -> bool | None:
+        if not self.expect:
+            return None
+        return any(word.lower() in text.lower() for word in self.expect)
+
+
+@cache
+def load_prompts() -> tuple[Prompt, ...]:
+    """The prompts that ship."""
+    path = resources.files("cetane") / "data" / "prompts" / "smoke.toml"
+    content = tomllib.loads(path.read_text(encoding="utf-8"))
+    return tuple(Prompt.model_validate(prompt) for prompt in content["prompt"])
+
+
+def ask(judge: Judge) -> list[list[int]]:
+    """The model's answer to every prompt."""
+    tokenizer = judge.checkpoint.tokenizer
+    room = judge.planner.recipe.cache.context
+    found = []
+    for prompt in load_prompts():
+        tokens = asked(tokenizer, prompt.text)
+        length = min(LENGTH, room - len(tokens))
+        found.append(judge.answer(tokens, length) if length > 0 else [])
+    return found
+
+
+def compare(
+    tokenizer: Tokenizer, answers: Sequence[Sequence[int]], truth: Sequence[Sequence[int]]
+) -> tuple[Answer, ...]:
+    """Answers beside those of the fp16 weights."""
+    made = []
+    for prompt, mine, theirs in zip(load_prompts(), answers, truth, strict=True):
+        text = tokenizer.decode(mine)
+        pairs = zip(mine, theirs, strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        made.append(Answer(id=prompt.id, text=text, same=same, expected=prompt.answered(text)))
+    return tuple(made)

@@ -1,0 +1,292 @@
+"""A sweep: candidates judged one after another, what is known of them kept in a folder."""
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from cetane.checkpoint import Checkpoint
+from cetane.compress import Format, Fp16, Selection, SensitivityFile, parse_format
+from cetane.compress.sensitivity import written_for
+from cetane.errors import CetaneError
+from cetane.files import Progress, disk_errors, replacing, write_toml
+from cetane.gates.compressions import Judge, Window
+from cetane.gates.residency.target import Target
+from cetane.hardware.chips import Chip
+from cetane.perf.predict import Predictor
+from cetane.pipeline.build import location
+from cetane.planner import Planner
+from cetane.schema.manifest import producers
+from cetane.schema.recipe import Recipe, parse_recipe
+from cetane.sweeps import mixed, moments, smoke
+from cetane.sweeps.grid import Candidate, candidate, weights
+from cetane.sweeps.on_chip import predict
+from cetane.sweeps.points import Lines, Model, Point, Predicted, Score, Text, key_of
+
+CALIBRATION, LAYERS, JUDGED = 512, 128, 1024
+"""Tokens of the text: at its beginning those that sensitivities are measured on, of them the first
+for layers; after them those that points are judged on."""
+POINTS, SCORES, SENSITIVITY = "sweep.jsonl", "layers.jsonl", "sensitivity.safetensors"
+
+
+@dataclass(frozen=True)
+class Passage:
+    """The tokens of a text, and what it is called."""
+
+    name: str
+    sha256: str
+    calibration: tuple[int, ...]
+    judged: tuple[int, ...]
+
+    @classmethod
+    def cut(cls, name: str, content: str, checkpoint: Checkpoint) -> "Passage":
+        """CetaneError for a text that is too short to keep what is judged apart."""
+        tokens = checkpoint.tokenizer.encode(content)
+        calibration = min(CALIBRATION, len(tokens) // 3)
+        if calibration < LAYERS:
+            raise CetaneError(
+                f"{name}: {len(tokens)} tokens are too few for a sweep",
+                f"give a text of {3 * LAYERS} at least, better {CALIBRATION + JUDGED}",
+            )
+        judged = tokens[calibration : calibration + JUDGED]
+        digest = hashlib.sha256(content.encode()).hexdigest()
+        return cls(name, digest, tuple(tokens[:calibration]), tuple(judged))
+
+
+@dataclass
+class Sweep:
+    """The points of one model, recipe, text and chip; `folder` keeps them from one run to the next.
+
+    Weights are loaded, and the fp16 ones run, when the first point is not known yet.
+    """
+
+    checkpoint: Checkpoint
+    recipe: Recipe
+    passage: Passage
+    chip: Chip
+    folder: Path
+    progress: Progress
+    planner: Planner = field(init=False)
+    refused: dict[str, str] = field(default_factory=dict)
+    """Why a candidate could not be judged, by name."""
+
+    def __post_init__(self) -> None:
+        self.planner = Planner(self.checkpoint, self.recipe)
+        with disk_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        self.points = Lines(self.folder / POINTS, Point)
+        self.scores = Lines(self.folder / SCORES, Score)
+        self.predictor = Predictor(self.chip)
+
+    @cached_property
+    def judge(self) -> Judge:
+        self.progress("weights", 0, 1)
+        return Judge(self.checkpoint, self.recipe)
+
+    @cached_property
+    def truth(self) -> list[Window]:
+        """What the fp16 weights make of the text."""
+        self.judge.compress(Selection())
+        return list(self.judge.read(self.passage.judged))
+
+    @cached_property
+    def layer_truth(self) -> list[Window]:
+        """What they make of the text that layers are measured on."""
+        self.judge.compress(Selection())
+        return list(self.judge.read(self.passage.calibration[:LAYERS]))
+
+    @cached_property
+    def answers(self) -> list[list[int]]:
+        """What the fp16 weights answer."""
+        self.judge.compress(Selection())
+        return smoke.ask(self.judge)
+
+    @cached_property
+    def counted(self) -> SensitivityFile:
+        """The file of sensitivities: the folder's, or made now."""
+        path = self.folder / SENSITIVITY
+        key = key_of(self.checkpoint.fingerprint, self.passage.calibration)
+        if written_for(path) != key:
+            self.progress("sensitivities", 0, 1)
+            self.judge.compress(Selection())
+            found = moments.measure(self.judge, self.passage.calibration)
+            with disk_errors(path), replacing(path) as temporary:
+                found.save(temporary, key)
+        made = SensitivityFile(
+            file=SENSITIVITY, sha256=hashlib.sha256(path.read_bytes()).hexdigest()
+        )
+        made.beside(path)
+        return made
+
+    def format(self, name: str) -> Point | None:
+        """The point of one format; None where it is refused."""
+        form = parse_format(name)
+        try:
+            counted = self.counted if form.weighted else None
+            return self.point(candidate(form, self.planner, counted))
+        except CetaneError as error:
+            if isinstance(form, Fp16):  # then it is the model, and no format
+                raise
+            self.refused[name] = error.message
+            return None
+
+    def size_of(self, selection: Selection) -> int:
+        """Bytes of the weights that formats are for."""
+        return sum(
+            selection.format_for(weight.name, weight.kind or "").nbytes(weight.shape)
+            for weight in weights(self.planner)
+        )
+
+    def plain_size(self, name: str) -> int:
+        """The same, where all have one format."""
+        return self.size_of(candidate(parse_format(name), self.planner, None).selection)
+
+    @cached_property
+    def rest(self) -> int:
+        """Bytes of the weights that stay in fp16 whatever the format: gains and biases."""
+        blocks = chain.from_iterable(self.planner.members.values())
+        return sum(2 * w.elements for block in blocks for _, w in block.weights() if not w.kind)
+
+    def mixes(self, sizes: Sequence[int]) -> list[Point]:
+        """Mixed formats for sizes in bytes of the weights that formats are for."""
+        known = []
+        groups = mixed.groups_of(self.planner)
+        taken = {weight.name for group in groups for weight in group.weights}
+        others = sum(2 * w.elements for w in weights(self.planner) if w.name not in taken)
+        options = mixed.harms(groups, self.harm, self.counted, self.progress)
+        for size in dict.fromkeys(sizes):
+            found = mixed.mix(groups, options, size - others, self.counted)
+            if found is None:
+                self.refused[f"mixed, {size / 1e6:.1f} MB"] = "the smallest formats do not fit"
+            else:
+                known.append(self.point(found))
+        return known
+
+    def harm(self, group: mixed.Group, form: Format, selection: Selection) -> float:
+        """KL of one group in a format, measured now or in an earlier sweep."""
+        tokens = self.passage.calibration[:LAYERS]
+        key = self.key(selection, tokens)
+        score = self.scores.get(key)
+        if score is None:
+            truth = self.layer_truth
+            self.judge.sensitivities = self.counted.read()
+            self.judge.compress(selection)
+            kl = self.judge.compare(truth).kl
+            score = Score(key=key, layer=group.layer, kind=group.kind, format=form.name, kl=kl)
+            self.scores.append(score)
+        return score.kl
+
+    def key(self, selection: Selection, tokens: Sequence[int]) -> str:
+        """What a figure depends on."""
+        base = self.recipe.model_dump(mode="json", exclude={"name", "description", "compression"})
+        return key_of(
+            self.checkpoint.fingerprint,
+            base,
+            selection.model_dump(mode="json"),
+            tokens,
+            producers(),
+        )
+
+    def point(self, wanted: Candidate) -> Point:
+        """A candidate judged, now or in an earlier sweep; predicted for the chip of this one."""
+        key = self.key(wanted.selection, self.passage.judged)
+        known = self.points.get(key)
+        if known is not None and known.predicted.chip == self.chip.id:
+            return known
+        started = time.perf_counter()
+        planner = Planner(self.checkpoint, self.recipe_of(wanted.selection), self.planner)
+        predicted = predict(planner, self.predictor, self.target)
+        if known is None:
+            point = self.measure(wanted, key, planner, predicted, started)
+        else:
+            point = known.model_copy(update={"predicted": predicted})
+        self.points.append(point)
+        return point
+
+    def measure(
+        self, wanted: Candidate, key: str, planner: Planner, predicted: Predicted, started: float
+    ) -> Point:
+        truth, answers = self.truth, self.answers
+        if wanted.selection.sensitivity is not None:
+            self.judge.sensitivities = wanted.selection.sensitivity.read()
+        self.judge.compress(wanted.selection)
+        judged = self.judge.compare(truth)
+        answered = smoke.ask(self.judge)
+        elements = sum(weight.elements for weight in weights(planner))
+        return Point(
+            key=key,
+            name=wanted.name,
+            method=wanted.method,
+            bits=wanted.bits,
+            group=wanted.group,
+            compression=wanted.selection,
+            weight_bytes=planner.plan().weight_bytes,
+            bits_per_weight=8 * self.size_of(wanted.selection) / elements,
+            perplexity=judged.perplexity,
+            perplexity_ratio=judged.perplexity / judged.reference,
+            kl=judged.kl,
+            top1=judged.top1,
+            cosines=judged.cosines,
+            smoke=smoke.compare(self.checkpoint.tokenizer, answered, answers),
+            predicted=predicted,
+            seconds=time.perf_counter() - started,
+            model=Model(source=location(self.checkpoint.source),
+                        fingerprint=self.checkpoint.fingerprint),
+            text=Text(name=self.passage.name, sha256=self.passage.sha256,
+                      tokens=sum(len(window.tokens) - 1 for window in truth)),
+            producer=producers(),
+        )  # fmt: skip
+
+    @property
+    def target(self) -> Target:
+        """The chip as residency rules know it."""
+        return Target(self.chip.id)
+
+    def recipe_of(self, selection: Selection) -> Recipe:
+        """The sweep's recipe with another compression."""
+        content = self.recipe.model_dump() | {"compression": selection.model_dump()}
+        made = parse_recipe(content, self.recipe.name)
+        if made.compression.sensitivity is not None:
+            made.compression.sensitivity.beside(self.folder / SENSITIVITY)
+        return made
+
+
+def pareto(points: Sequence[Point]) -> list[Point]:
+    """The points that no other one beats in both size and KL, the largest first."""
+    front: list[Point] = []
+    for point in sorted(points, key=lambda p: (p.weight_bytes, p.kl)):
+        if not front or point.kl < front[-1].kl:
+            front.append(point)
+    return front[::-1]
+
+
+def best(points: Sequence[Point], budget: int) -> Point | None:
+    """The point of least KL that has at most `budget` bytes of weights."""
+    fitting = [point for point in points if point.weight_bytes <= budget]
+    return min(fitting, key=lambda p: (p.kl, p.weight_bytes), default=None)
+
+
+def write_recipe(sweep: Sweep, point: Point) -> Path:
+    """The sweep's recipe with a point's compression, as TOML that `cetane port -r` takes."""
+    content = sweep.recipe_of(point.compression).model_dump(mode="json", exclude_defaults=True)
+    content["name"] = point.name
+    content["description"] = (
+        f"{point.bits_per_weight:.2f} bits a weight; perplexity {point.perplexity:.2f}, "
+        f"{point.perplexity_ratio:.3f} times that of fp16, on {point.text.tokens} tokens of "
+        f"{point.text.name}"
+    )
+    path = sweep.folder / "recipe.toml"
+    write_toml(path, without_none(content))
+    return path
+
+
+def without_none(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Content for TOML, which has no null: `recipe.Width` reads 0 as None."""
+    return {
+        key: without_none(value) if isinstance(value, Mapping) else 0 if value is None else value
+        for key, value in content.items()
+    }

@@ -1,0 +1,346 @@
+"""Points of a tiny model, beside a computation with transformers alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from cetane.checkpoint import Checkpoint, open_checkpoint
+from cetane.compress import Selection, parse_format
+from cetane.errors import CetaneError
+from cetane.families import Head
+from cetane.gates.compressions import Judge
+from cetane.gates.quality import perplexity
+from cetane.gates.residency.target import Target
+from cetane.hardware.chips import find_chip
+from cetane.perf.predict import Predictor
+from cetane.pipeline.build import build
+from cetane.planner import Planner
+from cetane.schema.recipe import Recipe, load_recipe
+from cetane.sweeps import moments
+from cetane.sweeps.grid import candidate, chosen, load_grid, pattern, weights
+from cetane.sweeps.on_chip import predict
+from cetane.sweeps.points import Point
+from cetane.sweeps.sweep import LAYERS, Passage, Sweep, best, pareto, write_recipe
+
+TEXT = "The rating of how readily a fuel ignites is its cetane number. " * 60
+NAME = "palette3-kmeans-group8"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_checkpoint_folder: Path) -> Checkpoint:
+    return open_checkpoint(tiny_checkpoint_folder)
+
+
+@pytest.fixture(scope="module")
+def small(recipe: Callable[..., Recipe]) -> Recipe:
+    return recipe(verify=None, layout={"kind": "per-layer"}, head={"slices": 2})
+
+
+@pytest.fixture(scope="module")
+def passage(checkpoint: Checkpoint) -> Passage:
+    return Passage.cut("text", TEXT, checkpoint)
+
+
+@pytest.fixture(scope="module")
+def judge(checkpoint: Checkpoint, small: Recipe) -> Judge:
+    return Judge(checkpoint, small)
+
+
+@pytest.fixture
+def sweep(
+    checkpoint: Checkpoint, small: Recipe, passage: Passage, tmp_path: Path
+) -> Callable[[], Sweep]:
+    """A sweep of the tiny model; all that a test makes share a folder."""
+    chip = find_chip("m4-max")
+    return lambda: Sweep(checkpoint, small, passage, chip, tmp_path / "out", lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def truth(tiny_checkpoint_folder: Path) -> Callable[[str], transformers.PreTrainedModel]:
+    """transformers' model, its matrices decoded from a format."""
+
+    def load(name: str) -> transformers.PreTrainedModel:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            tiny_checkpoint_folder, dtype=torch.float32
+        )
+        with torch.no_grad():
+            for module in model.modules():
+                if isinstance(module, torch.nn.Linear):
+                    encoded = parse_format(name).encode(module.weight.numpy())
+                    module.weight.copy_(torch.from_numpy(encoded.decode()))
+        return model
+
+    return load
+
+
+def logits_of(model: transformers.PreTrainedModel, tokens: Any) -> torch.Tensor:
+    """Log probabilities in windows of the recipe's 64 slots."""
+    with torch.inference_mode():
+        found = [
+            model(torch.tensor([tokens[start : start + 64]])).logits[0]
+            for start in range(0, len(tokens), 64)
+            if len(tokens[start : start + 64]) > 1
+        ]
+    return torch.cat([rows[:-1] for rows in found]).double().log_softmax(-1)
+
+
+def test_a_point_is_what_transformers_says_of_the_decoded_weights(
+    sweep: Callable[[], Sweep], passage: Passage, truth: Callable[..., Any]
+) -> None:
+    point = sweep().format(NAME)
+    assert point is not None
+    tokens = passage.judged
+    p, q = (logits_of(truth(name), tokens) for name in ("fp16", NAME))
+    targets = torch.tensor([t for i, t in enumerate(tokens) if i % 64])[:, None]
+    assert point.text.tokens == len(targets) == len(p)
+    losses = [float(-rows.gather(1, targets).mean()) for rows in (q, p)]
+    assert point.perplexity == pytest.approx(np.exp(losses[0]), rel=1e-3)
+    assert point.perplexity_ratio == pytest.approx(np.exp(losses[0] - losses[1]), rel=1e-3)
+    assert point.kl == pytest.approx(float((p.exp() * (p - q)).sum(1).mean()), rel=0.02)
+    same = (p.argmax(1) == q.argmax(1)).double().mean()
+    assert point.top1 == pytest.approx(float(same), abs=0.01)
+    assert point.kl > 0.01  # there is something to compare
+    assert set(point.cosines) == {"layer-00", "layer-01"}
+    assert all(0.5 < cosine < 0.9999 for cosine in point.cosines.values())
+    assert (point.method, point.bits, point.group) == ("kmeans", 3, "8")
+
+
+@pytest.mark.parametrize("name", [NAME, "int4-per-block32", "palette3-weighted-group16"])
+def test_a_bundle_is_as_good_as_its_point(
+    name: str, sweep: Callable[[], Sweep], checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """The decoded constants of a package are those that were judged."""
+    work = sweep()
+    point = work.format(name)
+    assert point is not None
+    recipe = load_recipe(str(write_recipe(work, point)))
+    bundle = build(checkpoint, recipe, tmp_path / "bundle", lambda *_: None)
+    found = perplexity(bundle, checkpoint, list(work.passage.judged), lambda *_: None)
+    assert bundle.plan.weight_bytes == point.weight_bytes
+    assert found.tokens == point.text.tokens
+    assert found.perplexity == pytest.approx(point.perplexity, rel=1e-3)
+    assert found.kl == pytest.approx(point.kl, rel=0.02)
+
+
+def test_sizes_are_the_plans(
+    sweep: Callable[[], Sweep], checkpoint: Checkpoint, small: Recipe
+) -> None:
+    work = sweep()
+    for name in ("fp16", "int4-per-block32", NAME):
+        point = work.format(name)
+        assert point is not None
+        planner = Planner(checkpoint, work.recipe_of(point.compression))
+        assert point.weight_bytes == planner.plan().weight_bytes
+        assert work.plain_size(name) + work.rest == point.weight_bytes
+        stored = list(weights(planner))
+        size = sum(parse_format(name).nbytes(w.shape) for w in stored)
+        assert point.bits_per_weight == pytest.approx(8 * size / sum(w.elements for w in stored))
+
+
+def test_fp16_is_the_truth(sweep: Callable[[], Sweep]) -> None:
+    point = sweep().format("fp16")
+    assert point is not None
+    assert (point.kl, point.top1, point.perplexity_ratio) == (0, 1, 1)
+    assert all(answer.same for answer in point.smoke)
+    assert [a.expected is None for a in point.smoke] == [False, False, True]
+
+
+def test_what_is_known_is_not_judged_again(
+    sweep: Callable[[], Sweep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep that was killed goes on where it stopped."""
+    judged = []
+    compare = Judge.compare
+
+    def watch(self: Judge, truth: Any) -> Any:
+        judged.append(len(truth))
+        if len(judged) == 3:
+            raise KeyboardInterrupt
+        return compare(self, truth)
+
+    monkeypatch.setattr(Judge, "compare", watch)
+    names = ["fp16", NAME, "int8-per-channel", "int8-per-tensor"]
+    work = sweep()
+    with pytest.raises(KeyboardInterrupt):
+        for name in names:
+            work.format(name)
+    path = work.folder / "sweep.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"version":1,"key":"cut o')
+    judged += [0]  # no more interruptions
+    again = sweep()
+    found = [again.format(name) for name in names]
+    assert len(judged) == 3 + 1 + 2
+    assert [point.name for point in found if point] == names
+    assert len(path.read_text().splitlines()) == 4
+    assert "judge" not in vars(third := sweep())  # nothing is loaded for what is known
+    assert [third.format(name) for name in names] == found
+    assert "judge" not in vars(third)
+
+
+def test_another_chip_is_predicted_and_not_judged(
+    sweep: Callable[[], Sweep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = sweep().format(NAME)
+    other = sweep()
+    other.chip = find_chip("m1")
+    other.predictor = Predictor(other.chip)
+    monkeypatch.setattr(Judge, "__init__", lambda *_: pytest.fail("judged"))
+    after = other.format(NAME)
+    assert before is not None
+    assert after is not None
+    assert after.predicted.chip == "m1"
+    assert after.model_dump(exclude={"predicted"}) == before.model_dump(exclude={"predicted"})
+
+
+def test_sensitivities_are_mean_squares_of_inputs(
+    judge: Judge, passage: Passage, truth: Callable[..., Any]
+) -> None:
+    judge.compress(Selection())
+    tokens = passage.calibration[:128]
+    found = moments.measure(judge, tokens)
+    model = truth("fp16")
+    seen: dict[str, list[torch.Tensor]] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(
+                lambda _, x, path=path: seen.setdefault(f"{path}.weight", []).append(x[0][0])
+            )
+    logits_of(model, tokens)
+    assert found.inputs.keys() == seen.keys()
+    for name, inputs in seen.items():
+        expected = torch.cat(inputs).double().square().mean(0).numpy()
+        np.testing.assert_allclose(found.inputs[name], expected, rtol=5e-3)  # gains are fp16
+
+
+def test_a_text_shorter_than_a_call_has_no_sensitivities(judge: Judge) -> None:
+    with pytest.raises(CetaneError, match="too few to measure sensitivities"):
+        moments.measure(judge, [1, 2, 3])
+
+
+def test_mixed_formats_fit_their_size(sweep: Callable[[], Sweep]) -> None:
+    work = sweep()
+    six, four, three = (work.plain_size(f"palette{bits}-kmeans-group32") for bits in (6, 4, 3))
+    sizes = [(six + four) // 2, (four + three) // 2]
+    found = work.mixes([*sizes, 10])
+    assert len(found) == 2
+    assert list(work.refused.values()) == ["the smallest formats do not fit"]
+    for point, size in zip(found, sizes, strict=True):
+        assert point.method == "mixed"
+        assert point.weight_bytes - work.rest <= size
+        assert len(set(point.compression.names.values())) > 1
+        assert work.size_of(point.compression) == point.weight_bytes - work.rest
+    assert found[0].kl < found[1].kl
+    lines = (work.folder / "layers.jsonl").read_text().splitlines()
+    assert len(lines) == 5 * len(load_grid().mixed.formats)  # two layers of two kinds, the head
+    again = sweep()
+    assert again.mixes(sizes) == found
+    assert len((work.folder / "layers.jsonl").read_text().splitlines()) == len(lines)
+
+
+def test_weights_that_a_format_cannot_hold_stay_in_fp16(
+    checkpoint: Checkpoint, small: Recipe
+) -> None:
+    planner = Planner(checkpoint, small)
+    found = candidate(parse_format("palette4-kmeans-group64"), planner, None)
+    kept = {name for name, form in found.selection.names.items() if form == "fp16"}
+    assert kept == {w.name for w in weights(planner) if w.shape[0] % 64}
+    assert any("k_proj" in name for name in kept)
+
+
+def test_what_a_recipe_keeps_in_fp16_stays(
+    checkpoint: Checkpoint, recipe: Callable[..., Recipe]
+) -> None:
+    rules = {"default": "int8-per-channel", "types": {"head": "fp16", "mlp": "int8-per-tensor"},
+             "names": {"model.layers.0.*": "fp16"}}  # fmt: skip
+    planner = Planner(checkpoint, recipe(compression=rules))
+    found = candidate(parse_format(NAME), planner, None).selection
+    assert (found.types, found.names) == ({"head": "fp16"}, {"model.layers.0.*": "fp16"})
+    assert candidate(parse_format("fp16"), planner, None).selection == Selection()
+
+
+def test_predictions(checkpoint: Checkpoint, recipe: Callable[..., Recipe]) -> None:
+    """Speed is the plan's; residency that of the rules about weights."""
+    predictor = Predictor(find_chip("m4-max"))
+    for name, rule in (("int4-per-block32", "int4-per-block"), ("int8-per-channel", None)):
+        planner = Planner(checkpoint, recipe(compression={"default": name}))
+        found = predict(planner, predictor, Target("m4-max"))
+        assert found.decode_ms == predictor.predict(planner, "decode").ms
+        assert (rule in found.rules) == (rule is not None)
+        assert "int4-per-block" not in found.rules or rule
+
+
+def test_a_text_must_keep_what_is_judged_apart(checkpoint: Checkpoint) -> None:
+    with pytest.raises(CetaneError, match=r"short: \d+ tokens are too few for a sweep"):
+        Passage.cut("short", "a b c", checkpoint)
+    found = Passage.cut("text", TEXT, checkpoint)
+    tokens = checkpoint.tokenizer.encode(TEXT)
+    assert len(found.calibration) >= LAYERS
+    assert (*found.calibration, *found.judged) == tuple(tokens[: 512 + 1024])
+
+
+def point(name: str, size: int, kl: float) -> Point:
+    return Point.model_construct(key=name, name=name, weight_bytes=size, kl=kl)
+
+
+def test_pareto_and_the_best_for_a_size() -> None:
+    points = [point("a", 100, 0.0), point("b", 50, 0.1), point("c", 50, 0.2), point("d", 60, 0.1),
+              point("e", 20, 0.9)]  # fmt: skip
+    assert [p.name for p in pareto(points)] == ["a", "b", "e"]
+    assert [best(points, size) for size in (19, 49, 60, 1000)] == [
+        None, points[4], points[1], points[0],
+    ]  # fmt: skip
+
+
+def test_the_grid_and_its_patterns() -> None:
+    usual = chosen([])
+    assert usual[0] == "fp16"
+    assert len(usual) == len(set(usual)) <= 26
+    everything = chosen(["*"])
+    assert set(usual) < set(everything)
+    assert all(parse_format(name).name == name for name in everything)
+    assert chosen(["int8-*", "palette1-kmeans-group32"]) == [
+        "fp16", *(f"int8-per-{per}" for per in ("channel", "tensor", "block32", "block64")),
+        "palette1-kmeans-group32",
+    ]  # fmt: skip
+    with pytest.raises(CetaneError, match="--formats palette5-"):
+        chosen(["palette5-kmeans-group32"])
+
+
+def test_a_pattern_matches_what_it_should() -> None:
+    mlp = ["model.layers.1.mlp.up.weight", "model.layers.1.mlp.down.weight"]
+    assert pattern(mlp, ["model.layers.1.attn.q.weight", "lm_head.weight"]) == [
+        "model.layers.1.mlp.*"
+    ]
+    assert pattern(mlp, ["model.layers.1.mlp.gate.weight"]) == sorted(mlp)
+    assert pattern(mlp[:1], mlp[1:]) == mlp[:1]
+
+
+def test_a_model_with_experts(
+    in_memory: Callable[..., Any], tiny_model: Callable[..., Any], recipe: Callable[..., Recipe]
+) -> None:
+    """Every weight of every family is reached: those of experts, convolutions and cut heads too."""
+    config = {"num_hidden_layers": 4, "num_experts": 2, "moe_intermediate_size": 32,
+              "router_hidden_size": 16, "pad_token_id": 0}  # fmt: skip
+    checkpoint = in_memory(tiny_model("zaya", **config))
+    judge = Judge(checkpoint, recipe(verify=None, layout={"kind": "per-block"}))
+    tokens = [int(t) for t in np.random.default_rng(1).integers(1, 288, 64)]
+    judge.sensitivities = moments.measure(judge, tokens)
+    before = list(judge.read(tokens))
+    for name in ("int8-per-channel", "palette8-weighted-per-tensor"):
+        form = parse_format(name)
+        for parameter in judge.parameters:
+            if parameter.weight.kind:
+                parameter.store(checkpoint, form, judge.sensitivities)
+        found = judge.compare(before)
+        assert 0 < found.kl < 0.1
+        assert min(found.cosines.values()) > 0.99
+
+
+def test_heads_are_cut(judge: Judge) -> None:
+    heads = [p for p in judge.parameters if isinstance(p.block, Head) and p.weight.kind]
+    assert len(heads) == 2
