@@ -17,6 +17,7 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -501,8 +502,12 @@ def main(count: int, first: int) -> int:
     def late(*_: Any) -> None:
         raise TimeoutError(f"more than {SLOWEST} seconds")
 
+    def ended(*_: Any) -> None:
+        raise KeyboardInterrupt
+
     signal.signal(signal.SIGALRM, late)
-    with tempfile.TemporaryDirectory() as name:
+    signal.signal(signal.SIGTERM, ended)
+    with suppress(KeyboardInterrupt), tempfile.TemporaryDirectory() as name:
         root = Path(name)
         (root / "seeds").mkdir()
         (root / "work" / "inner").mkdir(parents=True)
