@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from cetane.errors import CetaneError
     from cetane.pipeline.audit import ResidencyResult, audit
     from cetane.pipeline.diff import DiffResult, diff
-    from cetane.pipeline.draft_head import HeadOutcome, HeadTraining, train_head
+    from cetane.pipeline.draft_head import DraftHeadSettings, TrainedDraftHead, train_draft_head
     from cetane.pipeline.language_model import Completion, CompletionStream, LanguageModel, load
     from cetane.pipeline.plan import plan
     from cetane.pipeline.port import PortResult, port
@@ -28,14 +28,14 @@ __all__ = [
     "Completion",
     "CompletionStream",
     "DiffResult",
-    "HeadOutcome",
-    "HeadTraining",
+    "DraftHeadSettings",
     "LanguageModel",
     "Plan",
     "PortResult",
     "Recipe",
     "ResidencyResult",
     "SweepResult",
+    "TrainedDraftHead",
     "Validation",
     "audit",
     "diff",
@@ -44,7 +44,7 @@ __all__ = [
     "plan",
     "port",
     "sweep",
-    "train_head",
+    "train_draft_head",
     "validate",
 ]
 
@@ -53,7 +53,7 @@ HOMES = {
     "cetane.errors": ("CetaneError",),
     "cetane.pipeline.audit": ("ResidencyResult", "audit"),
     "cetane.pipeline.diff": ("DiffResult", "diff"),
-    "cetane.pipeline.draft_head": ("HeadOutcome", "HeadTraining", "train_head"),
+    "cetane.pipeline.draft_head": ("TrainedDraftHead", "DraftHeadSettings", "train_draft_head"),
     "cetane.pipeline.language_model": (
         "Completion", "CompletionStream", "LanguageModel", "load",
     ),

@@ -18,7 +18,7 @@ from cetane.bundle import Bundle
 from cetane.cli.demo import DEMOS, Demo
 from cetane.cli.output import print_json
 from cetane.gates.golden import thresholds
-from cetane.hardware.chips import Figure, find_chip
+from cetane.hardware.chips import ChipFigure, find_chip
 
 from .conftest import Cetane
 
@@ -107,7 +107,7 @@ def test_plan_counts_programs(
 ) -> None:
     """Every function is one, and a process holds only so many."""
     known = find_chip("m4-max")
-    few = Figure(value=limit, source="a test", date="2026")
+    few = ChipFigure(value=limit, source="a test", date="2026")
     lacking = known.model_copy(update={"programs": (few,)})
     monkeypatch.setattr("cetane.cli.plan_tables.find_chip", {"m4-max": lacking}.__getitem__)
     plan = ("plan", tiny_checkpoint_folder, "-r", small_file)

@@ -11,10 +11,11 @@ from tests.conftest import build_model, build_tokenizer, tiny_recipe
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
-from cetane.engine.engine import Engine, Session
+from cetane.engine.engine import Engine
 from cetane.engine.generate import generate
 from cetane.engine.portable import FastGraph, PortableBackend, ReferenceProgram
 from cetane.engine.sampling import Sampler
+from cetane.engine.session import Session
 from cetane.pipeline.build import build
 
 CONTEXT = 2080
@@ -51,7 +52,7 @@ def engine(
         monkeypatch.setattr("cetane.engine.portable.unsupported", lambda _: ["every op"])
     engine = Engine(bundle.plan, PortableBackend(bundle), bundle.tables())
     kinds = {"fast": FastGraph, "reference": ReferenceProgram}
-    assert {type(engine.program(s.name)) for s in bundle.plan.shards} == {kinds[request.param]}
+    assert {type(engine.open(s.name)) for s in bundle.plan.shards} == {kinds[request.param]}
     return engine
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-import cetane.engine.portable
+import cetane.mil.fast.translate
 from cetane.bundle import Bundle
 from cetane.engine.engine import Engine
 from cetane.engine.generate import generate, open_engine
@@ -51,11 +51,11 @@ def engine(
 ) -> Engine:
     """An engine on each executor."""
     if request.param == "reference":
-        monkeypatch.setattr(cetane.engine.portable, "unsupported", lambda _: ["every op"])
+        monkeypatch.setattr(cetane.mil.fast.translate, "unsupported", lambda _: ["every op"])
     kinds = {"fast": FastGraph, "reference": ReferenceProgram}
     engine = Engine(variant.plan, PortableBackend(variant), variant.tables())
     for shard in variant.plan.shards:
-        assert type(engine.program(shard.name)) is kinds[request.param]
+        assert type(engine.open(shard.name)) is kinds[request.param]
     return engine
 
 
@@ -77,11 +77,10 @@ def test_sessions_are_independent(engine: Engine, truth: dict[int, list[int]]) -
 def test_fp16_runs_the_reference_in_fp16(variant: Bundle, truth: dict[int, list[int]]) -> None:
     backend = PortableBackend(variant, "fp16")
     engine = Engine(variant.plan, backend, variant.tables())
-    session = engine.session()
-    values = []
-    session.watch = lambda shard, name, value, tokens: values.append(value)
+    values: list[np.ndarray] = []
+    session = engine.session(watch=[lambda step, name, value, tokens: values.append(value)])
     session.feed(PROMPTS[11])
-    assert all(isinstance(engine.program(s.name), ReferenceProgram) for s in variant.plan.shards)
+    assert all(isinstance(engine.open(s.name), ReferenceProgram) for s in variant.plan.shards)
     assert {value.dtype for value in values} == {np.dtype(np.float16)}
 
 

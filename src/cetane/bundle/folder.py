@@ -1,31 +1,23 @@
 """The folder that ships: manifest, shards, embedding, rotary tables, tokenizer, gate results.
 
-A bundle is written under `NAME.partial` and renamed when its manifest is complete. Reading one
-trusts nothing: every file is inside the folder, listed, and has the size and hash it should.
+A bundle is written under `NAME.partial` and renamed when its manifest is complete.
 
 Draft heads (`draft_heads.py`) come and go after that: each is a folder with a manifest of its own,
 bound to the digest of the manifest here, which does not name them.
 """
 
+import errno
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from cetane.bundle.draft_heads import HeadShard, listed_files, open_heads
-from cetane.bundle.tables import QuantizedRows, Rows, Tables
+from cetane.bundle.draft_heads import DraftHead, listed_files, open_draft_heads
+from cetane.bundle.listed import ListedFolder
+from cetane.bundle.tables import QuantizedRows, Tables, TokenRows
 from cetane.errors import CetaneError
-from cetane.files import (
-    check_files,
-    disk_errors,
-    inside,
-    read_json,
-    sha256,
-    write_json,
-)
-from cetane.schema.draft_head import HeadKind
+from cetane.files import disk_errors, read_json, regular_files, write_json
+from cetane.schema.draft_head import DraftHeadKind
 from cetane.schema.function import Function, TablePlan
 from cetane.schema.manifest import (
     GATES,
@@ -33,61 +25,46 @@ from cetane.schema.manifest import (
     SCHEMA,
     TOKENIZER,
     Manifest,
-    check_schema,
     rotary_path,
     scales_path,
     shard_path,
     table_path,
 )
 from cetane.schema.plan import Plan
-from cetane.validation import validated
 
 if TYPE_CHECKING:
     from cetane.checkpoint import Tokenizer
 
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
-class Bundle:
-    """A bundle on disk. Opening checks the manifest; `verify` checks every file."""
+
+class Bundle(ListedFolder[Manifest]):
+    """A bundle on disk."""
+
+    manifest_name, schema = MANIFEST, SCHEMA
+    hint = "port the model again, or get the bundle again"
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         if not path.is_dir():
             raise CetaneError(f"{path}: no such bundle", "cetane port MODEL makes one")
-        file = path / MANIFEST
-        if not file.is_file():
+        if not (path / MANIFEST).is_file():
             hint = "run the same cetane port again, it goes on where it stopped"
             raise CetaneError(f"{path}: no {MANIFEST}, not a complete bundle", hint)
-        self.manifest = self._read_manifest(file)
-
-    def _read_manifest(self, file: Path) -> Manifest:
-        content = read_json(file, follow=False)
-        check_schema(content, SCHEMA, file, "port the model again")
-        manifest = validated(Manifest, content, str(file))
-        for name in manifest.files:
-            self.file(name)
-        return manifest
+        regular_files(path)
+        super().__init__(path, Manifest)
 
     @property
     def plan(self) -> Plan:
         return self.manifest.plan
 
-    @cached_property
-    def digest(self) -> str:
-        """sha256 of the manifest: the identity of the bundle, since it lists every file's hash."""
-        return sha256(self.path / MANIFEST)
-
-    def file(self, name: str) -> Path:
-        """A path inside the bundle; CetaneError for any that is not."""
-        return inside(self.path, name)
-
     def verify(self) -> None:
         """CetaneError if a file is missing, changed, or present but not listed."""
-        hint = "port the model again, or get the bundle again"
-        check_files(self.path, self.manifest.files, hint)
-        heads = list(self.heads().values())
-        for head in heads:
-            head.verify()
-        unknown = set(relative_files(self.path)) - set(self.manifest.files) - listed_files(heads)
+        super().verify()
+        draft_heads = list(self.draft_heads().values())
+        for draft_head in draft_heads:
+            draft_head.verify()
+        listed = set(self.manifest.files) | listed_files(draft_heads)
+        unknown = set(relative_files(self.path)) - listed
         if unknown:
             raise CetaneError(f"{self.path}: {min(unknown)} is not in the manifest")
 
@@ -99,36 +76,24 @@ class Bundle:
         """The functions of a shard."""
         return self.plan.by_name[name].functions
 
-    def heads(self) -> dict[HeadKind, HeadShard]:
-        """Draft heads, as they are now; CetaneError for one that was trained for another bundle."""
-        return open_heads(self.path, self.digest, self.plan)
+    def draft_heads(self) -> dict[DraftHeadKind, DraftHead]:
+        """Its draft heads by kind; CetaneError for one that was trained for another bundle."""
+        return open_draft_heads(self.path, self.digest, self.plan)
 
     def tables(self) -> Tables:
         """The host's tables, memory-mapped; CetaneError if one has not the shape of the plan."""
         plan = self.plan
-        found = {name: self._rows(name, table) for name, table in plan.tables.items()}
-        rotary = {name: self._array(rotary_path(name)) for name in plan.rotary}
-        for name, table in rotary.items():
-            if table.ndim != 3 or table.shape[:2] != (2, plan.recipe.cache.context):
-                raise CetaneError(f"{self.path}: {rotary_path(name)} has shape {table.shape}")
-        return Tables(found.pop("tokens", None), rotary, found)
+        rows = {name: self._rows(name, table) for name, table in plan.tables.items()}
+        shape = (2, plan.recipe.cache.context, None)
+        rotary = {name: self.array(rotary_path(name), "<f4", shape) for name in plan.rotary}
+        return Tables(rows.pop("tokens", None), rotary, rows)
 
-    def _rows(self, name: str, table: TablePlan) -> Rows:
-        rows = self._array(table_path(name))
-        if rows.shape != (table.rows, table.channels):
-            raise CetaneError(f"{self.path}: {table_path(name)} has shape {rows.shape}")
+    def _rows(self, name: str, table: TablePlan) -> TokenRows:
+        shape = (table.rows, table.channels)
         if self.plan.recipe.embedding.format == "fp16":
-            return rows
-        scales = self._array(scales_path(name))
-        if rows.dtype != np.int8 or scales.shape != (table.rows,):
-            raise CetaneError(f"{self.path}: {scales_path(name)} does not fit {table_path(name)}")
-        return QuantizedRows(rows, scales)
-
-    def _array(self, name: str) -> np.ndarray[Any, Any]:
-        try:
-            return np.lib.format.open_memmap(self.file(name), mode="r")
-        except (OSError, ValueError) as error:
-            raise CetaneError(f"{self.path}: {name}: {error}") from error
+            return self.array(table_path(name), "<f2", shape)
+        scales = self.array(scales_path(name), "<f2", (table.rows,))
+        return QuantizedRows(self.array(table_path(name), "|i1", shape), scales)
 
     @cached_property
     def tokenizer(self) -> "Tokenizer":
@@ -136,31 +101,37 @@ class Bundle:
 
         return Tokenizer.load(self.file(TOKENIZER))
 
-    def write_gate(self, name: str, result: dict[str, Any]) -> None:
-        """Store a gate's result, tied to this bundle by its digest."""
+    def write_gate(self, name: str, result: dict[str, Any]) -> bool:
+        """Store a gate's result, tied to this bundle by its digest; False where the bundle may not
+        be written, which hinders no gate."""
         folder = self.file(GATES)
-        with disk_errors(folder):
-            folder.mkdir(exist_ok=True)
-            write_json(folder / f"{name}.json", {"bundle": self.digest} | result)
+        try:
+            with disk_errors(folder):
+                folder.mkdir(exist_ok=True)
+                write_json(folder / f"{name}.json", {"bundle": self.digest} | result)
+        except CetaneError as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in READ_ONLY:
+                return False
+            raise
+        return True
 
     def gates(self) -> dict[str, dict[str, Any]]:
-        """Stored gate results by gate name; those of another build are left out, and so are those
-        that judged `heads` (digests by kind) which have been trained again."""
+        """Stored gate results by gate name. Those of another build are left out. So are those of a
+        draft head that was trained again: results name them as `heads`, digests by kind."""
         results = {}
-        heads = {kind: head.digest for kind, head in self.heads().items()}
+        digests = {kind: draft.digest for kind, draft in self.draft_heads().items()}
         for path in sorted(self.file(GATES).glob("*.json")):
             result = read_json(path, follow=False)
             if result.get("bundle") != self.digest:
                 continue
             judged = result.get("heads", {})
-            if isinstance(judged, dict) and judged.items() <= heads.items():
+            if isinstance(judged, dict) and judged.items() <= digests.items():
                 results[path.stem] = result
         return results
 
 
 def relative_files(root: Path) -> Iterator[str]:
     """Files of a bundle that its manifest lists: all but itself and the gates' results."""
-    for path in sorted(root.rglob("*")):
-        name = path.relative_to(root)
-        if path.is_file() and name.parts[0] != GATES and name.as_posix() != MANIFEST:
-            yield name.as_posix()
+    for name in regular_files(root):
+        if not name.startswith(f"{GATES}/") and name != MANIFEST:
+            yield name

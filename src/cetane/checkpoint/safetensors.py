@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cetane.checkpoint.checkpoint import Checkpoint, StoredTensor
+from cetane.checkpoint.integers import DTYPES, to_torch
+from cetane.checkpoint.quantized import QuantizedTensor, dequantized
 from cetane.checkpoint.text_part import has_text_part, text_config, text_tensors
 from cetane.checkpoint.tokenizer import TOKENIZER_FILES, Tokenizer
 from cetane.checkpoint.zaya_original import hf_config, hf_tensors, is_original
 from cetane.errors import CetaneError
 from cetane.files import file_identity, read_exactly, read_json
+from cetane.validation import parse_json
 
 if TYPE_CHECKING:
     import torch
 
-# safetensors' dtype -> torch's name and bytes per element
-DTYPES = {
-    "F64": ("float64", 8),
-    "F32": ("float32", 4),
-    "F16": ("float16", 2),
-    "BF16": ("bfloat16", 2),
-    "F8_E4M3": ("float8_e4m3fn", 1),
-    "F8_E5M2": ("float8_e5m2", 1),
-    "I64": ("int64", 8),
-    "I32": ("int32", 4),
-    "I16": ("int16", 2),
-    "I8": ("int8", 1),
-    "U8": ("uint8", 1),
-    "BOOL": ("bool", 1),
-}
+_MAX_DIMS = 8
 _MAX_HEADER = 100_000_000  # bytes; the format's own limit
 _PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 _INDEX = "model.safetensors.index.json"
@@ -48,12 +36,14 @@ class SafetensorsCheckpoint(Checkpoint):
         config = read_json(path)
         self._folder = folder
         self._in_files = tensors  # under the files' own names
+        tensors, config, quantization = dequantized(tensors, config, path)
         if is_original(config):
             config = hf_config(config, path)
             tensors = hf_tensors(tensors, config, path)
         elif has_text_part(config):
             config, tensors = text_config(config, path), text_tensors(tensors)
         super().__init__(source, config, tensors)
+        self.quantization = quantization
 
     @classmethod
     def open(
@@ -68,10 +58,10 @@ class SafetensorsCheckpoint(Checkpoint):
         return cls(source or str(weights or folder), folder, tensors)
 
     def read(self, name: str) -> torch.Tensor:
-        return _to_torch(self._stored(name))
+        return read_tensor(self._stored(name))
 
     def _read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        return _to_torch(self._stored(name).rows(start, stop))
+        return read_tensor(self._stored(name).rows(start, stop))
 
     def _load_tokenizer(self) -> Tokenizer:
         return Tokenizer.load(self._folder)
@@ -88,13 +78,8 @@ class SafetensorsCheckpoint(Checkpoint):
         return digest.hexdigest()
 
 
-def _to_torch(stored: StoredTensor) -> torch.Tensor:
-    import torch  # here, so that opening a checkpoint does not load it
-
-    dtype = getattr(torch, DTYPES[stored.dtype][0])
-    if stored.nbytes == 0:
-        return torch.empty(stored.shape, dtype=dtype)
-    return torch.frombuffer(stored.read(), dtype=dtype).reshape(stored.shape)
+def read_tensor(stored: StoredTensor) -> torch.Tensor:
+    return stored.values() if isinstance(stored, QuantizedTensor) else to_torch(stored)
 
 
 def refuse_pickle(paths: Iterable[Path]) -> None:
@@ -159,7 +144,11 @@ def _shard_path(index: Path, file: str) -> Path:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one safetensors file; CetaneError unless its header describes it exactly."""
+    """The tensors of one safetensors file; CetaneError unless its header describes it exactly.
+
+    The safetensors package (0.8) is not used: it takes the last of two tensors of one name without
+    a word, and does not tell where a tensor lies, which rows and stacked experts are read by.
+    """
 
     def bad(why: str) -> CetaneError:
         return CetaneError(f"{path} is not a valid safetensors file: {why}", "download it again")
@@ -168,10 +157,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     length = int.from_bytes(read_exactly(path, 0, 8), "little") if size >= 8 else size
     if length > min(size - 8, _MAX_HEADER):
         raise bad(f"its header does not fit in its {size} bytes")
-    try:
-        header = json.loads(read_exactly(path, 8, length), object_pairs_hook=_without_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise bad(f"its header is not valid JSON ({error})") from error
+    header = parse_json(read_exactly(path, 8, length), f"{path}: its header", unique=True)
     if not isinstance(header, dict):
         raise bad("its header is not a JSON object")
     header.pop("__metadata__", None)
@@ -187,7 +173,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             raise bad(f"tensor {name!r} has unsupported dtype {dtype!r}")
         if not isinstance(shape, list) or not all(_is_count(n) for n in (*shape, begin, end)):
             raise bad(f"tensor {name!r} has a malformed shape or offset")
-        if end - begin != math.prod(shape) * DTYPES[dtype][1]:
+        if len(shape) > _MAX_DIMS or end - begin != math.prod(shape) * DTYPES[dtype][1]:
             raise bad(f"tensor {name!r} of shape {shape} in {dtype} has {end - begin} bytes")
         if start + end > size:
             raise bad(f"tensor {name!r} ends {start + end - size} bytes after the end of the file")
@@ -206,10 +192,3 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a name appears twice")
-    return result

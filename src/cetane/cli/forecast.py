@@ -9,7 +9,7 @@ from cetane.hardware.chips import load_chips
 from cetane.perf.cost import TERM_OF
 
 if TYPE_CHECKING:
-    from cetane.perf.breakeven import Speculation
+    from cetane.perf.breakeven import DraftingTimes
     from cetane.perf.combinations import Combination
     from cetane.perf.predict import Prediction, Predictor
     from cetane.pipeline.plan import Forecast, Ranking
@@ -58,7 +58,7 @@ def show(forecast: Forecast) -> None:
         )
 
 
-def break_even(spec: Speculation) -> str:
+def break_even(spec: DraftingTimes) -> str:
     """From which acceptance on a verifier pays."""
     share = spec.break_even_share()
     if share is None:
@@ -95,7 +95,7 @@ def explain_rates(predictor: Predictor) -> None:
         for name, r in predictor.rates.items()
     ]  # fmt: skip
     table(
-        f"rates on {predictor.chip.name} (docs/performance.md has the formulas)",
+        f"rates on {predictor.chip.name} (docs/explanation/cost-model.md has the formulas)",
         ["rate", "term", "value", "one group left out", "kind", "source"],
         rows,
     )

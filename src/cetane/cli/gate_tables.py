@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from cetane.cli.output import console, table, verdict, warn
 
 if TYPE_CHECKING:
-    from cetane.gates.draft_head import HeadResult
+    from cetane.gates.draft_head import DraftHeadResult
     from cetane.gates.golden import Check, GoldenResult
 
 
@@ -52,7 +52,7 @@ def show_golden(result: GoldenResult, tables: bool) -> None:
     console.print(f"golden gate: {summary(result)}", soft_wrap=True)
 
 
-def show_head(kind: str, result: HeadResult) -> None:
+def show_head(kind: str, result: DraftHeadResult) -> None:
     """Print the golden gate of a draft head."""
     show_checks(f"golden gate of the {kind} head", result.checks)
     console.print(f"golden gate of the {kind} head: {verdict(result.passed)}")

@@ -9,7 +9,7 @@ from cetane.cli.output import facts, megabytes, print_json, table
 
 if TYPE_CHECKING:
     from cetane.bundle import Bundle
-    from cetane.bundle.draft_heads import HeadShard
+    from cetane.bundle.draft_heads import DraftHead
 
 
 def info(bundle: BundlePath, verbose: Verbose = False, json: Json = False) -> None:
@@ -21,7 +21,7 @@ def info(bundle: BundlePath, verbose: Verbose = False, json: Json = False) -> No
     if json:
         heads = {
             kind: {"digest": head.digest} | head.manifest.model_dump(mode="json")
-            for kind, head in opened.heads().items()
+            for kind, head in opened.draft_heads().items()
         }
         manifest = opened.manifest.model_dump(mode="json")
         gates = opened.gates()
@@ -49,12 +49,12 @@ def show(bundle: Bundle, verbose: bool) -> None:
         | {f"gate {name}": outcome(result) for name, result in bundle.gates().items()},
         title=str(bundle.path),
     )
-    if heads := bundle.heads():
+    if heads := bundle.draft_heads():
         columns = ["head", "functions", "proposes from", "weights", "right, held out"]
         table("draft heads", columns, [head_row(head) for head in heads.values()])
 
 
-def head_row(head: HeadShard) -> list[str]:
+def head_row(head: DraftHead) -> list[str]:
     """A draft head for people."""
     about = head.manifest
     return [

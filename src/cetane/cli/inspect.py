@@ -1,7 +1,7 @@
 """cetane inspect: what a checkpoint holds."""
 
 from cetane.cli.options import Json, Model
-from cetane.cli.output import facts, print_json, say, table
+from cetane.cli.output import facts, print_json, say, table, warn
 
 
 def inspect(model: Model, json: Json = False) -> None:
@@ -17,6 +17,7 @@ def inspect(model: Model, json: Json = False) -> None:
         "source": content["source"],
         **{name: content[key] for name, key in names.items()},
         "supported": "yes" if content["supported"] else "no",
+        "quantised": content["quantization"] or "no",
         "parameters": f"{content['parameters'] / 1e6:.1f} million",
         "dtypes": ", ".join(f"{count} of {kind}" for kind, count in content["dtypes"].items()),
     }
@@ -26,3 +27,8 @@ def inspect(model: Model, json: Json = False) -> None:
     table("tensors", ["name", "shape"], rows)
     if len(tensors) > len(rows):
         say(f"... and {len(tensors) - len(rows)} more (--json lists all)")
+    if content["unread"]:
+        warn(
+            f"warning: the model reads nothing from {', '.join(content['unread'][:3])} "
+            f"({len(content['unread'])} tensors)"
+        )

@@ -263,7 +263,7 @@ def verdict(
 def report(
     lab: FolderOption = HERE,
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path(
-        "docs/experiments.md"
+        "docs/reference/decision-log.md"
     ),
     json: Json = False,
 ) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cetane.cli.options import Bits, ChipName, Context, Json, Model, RecipeName, Settings, Verbose
-from cetane.cli.output import print_json, progress, say
+from cetane.cli.output import print_json, progress, say, warn
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ def plan(
         print_json(content | ({"predicted": predicted.as_json()} if predicted else {}))
     else:
         plan_tables.show(resolved, chip, verbose or predicted is None)
+        if request.warning:
+            warn(f"warning: {request.warning}")
         if predicted:
             shown.show(predicted)
         else:

@@ -48,6 +48,8 @@ def port(
         plan = request.planner.plan()
     if not json:
         show_plan(plan, tables=verbose)
+        if request.warning:
+            warn(f"warning: {request.warning}")
     with progress("port") as update:
         result = port_request(request, output, force=force, rebuild=rebuild, progress=update)
     conclude(result, json, lambda outcome: show(outcome, verbose))

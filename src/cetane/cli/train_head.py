@@ -11,7 +11,7 @@ from cetane.cli.options import BundlePath, Checkpoint, Json
 from cetane.cli.output import conclude, progress, say, table, warn
 
 if TYPE_CHECKING:
-    from cetane.pipeline.draft_head import HeadOutcome
+    from cetane.pipeline.draft_head import TrainedDraftHead
 
 
 def train_head(
@@ -37,10 +37,10 @@ def train_head(
     kind. Started by `torchrun`, it trains on several devices. Exit code 1 when its golden gate is
     red.
     """
-    from cetane.pipeline.draft_head import HeadTraining
-    from cetane.pipeline.draft_head import train_head as train
+    from cetane.pipeline.draft_head import DraftHeadSettings
+    from cetane.pipeline.draft_head import train_draft_head as train
 
-    settings = HeadTraining(tokens, window, vocabulary, steps, epochs, minutes, batch)
+    settings = DraftHeadSettings(tokens, window, vocabulary, steps, epochs, minutes, batch)
     with progress(f"train {kind}") as update:
         result = train(
             bundle, kind, text, settings=settings, model=model, features=features, progress=update
@@ -50,7 +50,7 @@ def train_head(
     conclude(result, json, show)
 
 
-def show(result: HeadOutcome) -> None:
+def show(result: TrainedDraftHead) -> None:
     """Print how many drafted tokens are right, the gate, and what was written."""
     from cetane.cli.gate_tables import show_head
 

@@ -7,7 +7,7 @@ names below and no module of this folder.
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -97,6 +97,11 @@ SIZES = (
 
 LARGEST = 2**31
 """No size of any model is larger."""
+LARGEST_NUMBERS = {
+    "rope_theta": 1e12, "rope_local_base_freq": 1e12, "factor": 1e6, "rms_norm_eps": 1.0,
+    "final_logit_softcapping": 1e6, "attn_logit_softcapping": 1e6,
+}  # fmt: skip
+"""Above zero, and no larger in any model: beyond these tables overflow and logits change sign."""
 MOST_EXPERTS = 4096
 """Each is a module, made before the checkpoint's tensors are compared with the config."""
 MALFORMED = (TypeError, ValueError, KeyError, AttributeError, ArithmeticError)
@@ -202,6 +207,15 @@ def parse_config(config: dict[str, Any]) -> Any:
     return parsed
 
 
+def numbers(settings: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Numbers of a config by name, those of its tables too."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from numbers(value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield name, value
+
+
 class SizedConfig(Protocol):
     """What every transformers config has."""
 
@@ -216,8 +230,33 @@ def check_sizes(config: SizedConfig) -> None:
         most = MOST_EXPERTS if name == "num_experts" else LARGEST
         if size is not None and not 1 <= size <= most:
             raise CetaneError(f"{where}: {name} = {size}")
+    for name, value in numbers(vars(config)):
+        if name in LARGEST_NUMBERS and not 0 < value <= LARGEST_NUMBERS[name]:
+            raise CetaneError(f"{where}: {name} = {value:g}")
     query, kv = (vars(config)[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
     if query % kv:
         raise CetaneError(
             f"{where}: num_attention_heads = {query} is no multiple of num_key_value_heads = {kv}"
         )
+
+
+BUFFERS = (".rotary_emb.inv_freq", ".attention.bias", ".masked_bias")
+"""What old checkpoints store beside weights: it follows from the config."""
+
+
+def unread(names: Iterable[str], model: Model) -> list[str]:
+    """Tensors of a checkpoint that the model reads nothing from.
+
+    Some are harmless, such as heads for training. Many are how a misread checkpoint shows.
+    """
+    known = model.tensors()
+    return [name for name in names if name not in known and not name.endswith(BUFFERS)]
+
+
+def warn_unread(names: Iterable[str], model: Model) -> str | None:
+    """A warning about tensors that nobody reads, None where there are none."""
+    idle = unread(names, model)
+    if not idle:
+        return None
+    more = f" and {len(idle) - 3} more" if len(idle) > 3 else ""
+    return f"the model reads nothing from {', '.join(idle[:3])}{more}"

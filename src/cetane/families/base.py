@@ -162,6 +162,8 @@ class Block(nn.Module):
 
 def check_finite(name: str, tensor: Tensor) -> None:
     """CetaneError for weights that no port can be right with."""
+    if not tensor.is_floating_point() or tensor.itemsize == 1:
+        raise CetaneError(f"{name}: holds {str(tensor.dtype).removeprefix('torch.')}, not weights")
     if not tensor.numel():
         return
     low, high = torch.aminmax(tensor)  # NaN if any is
@@ -385,6 +387,13 @@ class Model:
     """The layout of hidden tensors."""
     bits: Bits | None = None
     """Where projections on the notch are split: by the bits of their weights."""
+
+    def tensors(self) -> set[str]:
+        """Canonical names of all tensors that the model reads."""
+        tables = [self.embedding, *(table.table for table in self.tables.values())]
+        names = {name for t in tables for name in (t.weight, t.bias, t.scale) if name is not None}
+        blocks = (weight.name for block in self.layers for _, weight in block.weights())
+        return {*names, *blocks, self.norm, self.output}
 
     def with_lookup(self) -> "Model":
         """The model with its embedding as the first block."""

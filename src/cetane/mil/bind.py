@@ -9,15 +9,34 @@ from torch import Tensor
 from cetane.errors import CetaneError
 from cetane.mil.guard import failures_at
 from cetane.mil.implementation import Implementation
-from cetane.mil.index import flatten, foldable
+from cetane.mil.index import flatten, foldable, names_of
 from cetane.mil.ops import OPS
-from cetane.mil.program import Body, MilFunction, NamedValue, Op, StoredConstant
+from cetane.mil.program import Argument, Body, MilFunction, NamedValue, Op, StoredConstant
+from cetane.mil.shapes import RULES, Given, result_shapes
 from cetane.mil.storage import from_numpy, to_dtype
 
 Environment = dict[str, Any]  # tensors and state cells by name
 Known = dict[str, Any]  # tensors and strings that are the same in every run
 Watch = Callable[[str, Tensor], Tensor | None]
 """Called with the name and value of every result; a tensor that it returns takes its place."""
+
+
+BUDGET = ":bodies"
+"""Where an environment keeps its `Budget`: no value has this name."""
+MOST_BODIES = 100_000
+
+
+@dataclass
+class Budget:
+    """How many more nested bodies a run may enter, so that every loop ends."""
+
+    left: int = MOST_BODIES
+
+    def spend(self) -> None:
+        """One more. CetaneError when the program has had its share."""
+        self.left -= 1
+        if self.left < 0:
+            raise CetaneError(f"loops take more than {MOST_BODIES} steps")
 
 
 @dataclass(frozen=True)
@@ -105,6 +124,7 @@ class _Binder:
         where = f"function {self._function}, {op.kind} {op.name}"
         with failures_at(where):
             fixed, dynamic = self._arguments(op, implementation, known)
+            check = self._size_check(op, implementation, known)
         bodies = [self.body(body, known) for body in op.bodies]
         body_inputs = [[value.name for value in body.inputs] for body in op.bodies]
 
@@ -116,6 +136,8 @@ class _Binder:
                     for body, names in zip(bodies, body_inputs, strict=True)
                 ]
             with failures_at(where):
+                if check is not None:
+                    check(environment)
                 for parameter, fetch in dynamic.items():
                     arguments[parameter] = fetch(environment)
                 result = implementation.call(**arguments)
@@ -147,6 +169,37 @@ class _Binder:
             else:
                 fixed[parameter] = _shaped(form, items)
         return fixed, dynamic
+
+    def _size_check(
+        self, op: Op, implementation: Implementation, known: Known
+    ) -> Callable[[Environment], None] | None:
+        """What bounds the results of an op before a run computes them: None where the check of the
+        program has done that, since shapes and parameters are known."""
+        plain = [n for n, form in implementation.forms.items() if form == "plain"]
+        late = (a for n in plain for a in op.inputs.get(n, ()) if isinstance(a, str))
+        static = all(v.type is not None and v.type.static_shape is not None for v in op.outputs)
+        if op.kind not in RULES or (static and known.keys() >= set(late)):
+            return None
+
+        given = {name: known[name] for name in names_of(op) if name in known}
+
+        def check(environment: Environment) -> None:
+            def value(argument: Argument) -> Any:
+                if isinstance(argument, StoredConstant):
+                    return self._constant(argument)
+                return given[argument] if argument in given else environment[argument]
+
+            def shape(argument: Argument) -> tuple[int, ...] | None:
+                tensor = value(argument)
+                return tuple(tensor.shape) if isinstance(tensor, Tensor) else None
+
+            def plain_value(argument: Argument) -> Any:
+                tensor = value(argument)
+                return tensor.tolist() if isinstance(tensor, Tensor) else tensor
+
+            result_shapes(Given(op, shape, plain_value))
+
+        return check
 
     def _constant(self, constant: StoredConstant) -> Tensor | str | list[str]:
         if constant.type.dtype == "string":
@@ -197,6 +250,7 @@ def _callable(
     body: BoundBody, names: list[str], environment: Environment, watch: Watch | None
 ) -> Callable[[list[Any]], list[Any]]:
     def run(values: list[Any]) -> list[Any]:
+        environment[BUDGET].spend()
         return body.run({**environment, **dict(zip(names, values, strict=True))}, watch)
 
     return run

@@ -10,8 +10,8 @@ from cetane.errors import CetaneError
 
 
 @dataclass(frozen=True)
-class Speculation:
-    """One way to speculate; times in milliseconds, predicted or measured by whoever gives them."""
+class DraftingTimes:
+    """What steps with and without drafts take, in milliseconds, predicted or measured."""
 
     t1: float
     """A plain decode step."""

@@ -12,30 +12,23 @@ import torch
 from accelerate import Accelerator
 
 from cetane.bundle import Bundle
-from cetane.bundle.draft_heads import HeadShard
+from cetane.bundle.draft_heads import DraftHead
 from cetane.engine.generate import open_engine
 from cetane.errors import CetaneError
 from cetane.files import Progress, sha256, silent
-from cetane.gates.draft_head import HeadResult, audit_head, judge_head
+from cetane.gates.draft_head import DraftHeadResult, audit_draft_head, judge_draft_head
 from cetane.gates.quality import read_tokens
 from cetane.gates.residency.audit import Audit
 from cetane.pipeline.validate import checkpoint_of
-from cetane.schema.draft_head import HeadKind, Training
-from cetane.speculate.heads.build import add_head
-from cetane.speculate.heads.train import (
-    Acceptance,
-    Windows,
-    acceptance,
-    collect,
-    devices,
-    new_head,
-    split,
-    train,
-)
+from cetane.schema.draft_head import DraftHeadKind, Training
+from cetane.speculate.draft_heads.acceptance import Acceptance, acceptance
+from cetane.speculate.draft_heads.build import add_draft_head
+from cetane.speculate.draft_heads.train import devices, new_draft_head, train
+from cetane.speculate.draft_heads.windows import Windows, collect, split
 
 
 @dataclass(frozen=True)
-class HeadTraining:
+class DraftHeadSettings:
     """How a draft head is trained."""
 
     tokens: int = 200_000
@@ -43,7 +36,7 @@ class HeadTraining:
     window: int = 256
     """Tokens that are seen together; at most the bundle's context."""
     vocabulary: int = 8192
-    """Tokens that the head may propose."""
+    """Tokens that the draft head may propose."""
     steps: int = 3
     """Tokens of a draft."""
     epochs: int = 10
@@ -54,13 +47,13 @@ class HeadTraining:
 
 
 @dataclass(frozen=True)
-class HeadOutcome:
+class TrainedDraftHead:
     """A trained draft head and its gates."""
 
-    head: HeadShard
+    head: DraftHead
     untrained: Acceptance
     trained: Acceptance
-    golden: HeadResult
+    golden: DraftHeadResult
     """The finished shard against the trained module."""
     residency: Audit
     """A prediction: it warns, and decides nothing."""
@@ -92,16 +85,16 @@ class HeadOutcome:
         }
 
 
-def train_head(
+def train_draft_head(
     bundle: str | Path,
-    kind: HeadKind,
+    kind: DraftHeadKind,
     texts: Sequence[Path],
     *,
-    settings: HeadTraining = HeadTraining(),
+    settings: DraftHeadSettings = DraftHeadSettings(),
     model: str | Path | None = None,
     features: Path | None = None,
     progress: Progress = silent,
-) -> HeadOutcome | None:
+) -> TrainedDraftHead | None:
     """Train a draft head on text files and make it a shard of the bundle, in place of an earlier
     one of its kind.
 
@@ -121,7 +114,7 @@ def train_head(
     with accelerator.main_process_first() if folder else nullcontext():  # others read them
         learned, held = split(collect(engine, ids, window, shown, folder))
     embedding = embedding_of(opened)
-    head = new_head(kind, opened, checkpoint, learned, settings.vocabulary, settings.steps)
+    head = new_draft_head(kind, opened, checkpoint, learned, settings.vocabulary, settings.steps)
     before = acceptance(head, held, embedding)
     left = settings.minutes - (time.monotonic() - started) / 60
     train(head, learned, embedding, settings.epochs, left, settings.batch, shown, accelerator)
@@ -130,10 +123,10 @@ def train_head(
     head.round()
     after = acceptance(head, held, embedding)
     shown("lower", 0, 1)
-    shard = add_head(opened, head, held.tokens, trained_on(texts, learned, held, after))
-    judged = judge_head(opened, shard, engine, shown)
-    return HeadOutcome(
-        shard, before, after, judged, audit_head(opened, shard), len(learned), len(held),
+    shard = add_draft_head(opened, head, held.tokens, trained_on(texts, learned, held, after))
+    judged = judge_draft_head(opened, shard, engine, shown)
+    return TrainedDraftHead(
+        shard, before, after, judged, audit_draft_head(opened, shard), len(learned), len(held),
         minutes=(time.monotonic() - started) / 60, cpu_minutes=time.process_time() / 60,
     )  # fmt: skip
 
@@ -158,7 +151,7 @@ def is_main(accelerator: Accelerator) -> bool:
 def trained_on(
     texts: Sequence[Path], learned: Windows, held: Windows, scores: Acceptance
 ) -> Training:
-    """What the head's manifest says of its training."""
+    """What the manifest of the draft head says of its training."""
     data: Mapping[str, str] = {path.name: sha256(path) for path in texts}
     return Training(
         data=dict(data), windows=len(learned), length=learned.tokens.shape[1],

@@ -9,6 +9,7 @@ from typing import Any
 
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
+from cetane.families import warn_unread
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, load_recipe, override, shipped
 
@@ -42,6 +43,11 @@ class Request:
         if self.recipe.head.subset is not None:
             self.recipe.head.subset.check(tokenizer)
         return planner
+
+    @property
+    def warning(self) -> str | None:
+        """What looks like a misread checkpoint: tensors that the model reads nothing from."""
+        return warn_unread(self.checkpoint.names(), self.planner.model)
 
     def target(self, output: str | Path | None) -> Path:
         """Where the bundle goes: `output`, or the model's and the recipe's names; CetaneError for a

@@ -44,7 +44,7 @@ class Layout(Data):
         return self
 
 
-class Cache(Data):
+class CacheTable(Data):
     """The key/value caches: their contracts, and the slots (a multiple of 32) of the longest."""
 
     contract: ContractName = "readonly"
@@ -69,7 +69,7 @@ class Cache(Data):
         return context
 
     @model_validator(mode="after")
-    def consistent(self) -> "Cache":
+    def consistent(self) -> "CacheTable":
         if self.padded and {self.contract, self.sliding or self.contract} != {"stateful"}:
             raise ValueError("padded: only states are; contract = 'stateful'")
         if self.state_heads > 1 and not self.padded:
@@ -100,7 +100,7 @@ class Tokens(Data):
         return {mode: tokens for mode, tokens in modes.items() if tokens is not None}
 
 
-class Embedding(Data):
+class EmbeddingTable(Data):
     """How the host keeps its tables: `int8` rows each have a scale in fp16."""
 
     format: Literal["fp16", "int8"] = "fp16"
@@ -108,7 +108,7 @@ class Embedding(Data):
     """Whether the first shard looks tokens up itself: a gather, which leaves the ANE."""
 
 
-class Head(Data):
+class HeadTable(Data):
     """The output projection, in `slices` of the vocabulary."""
 
     slices: int = Field(default=1, ge=1)
@@ -120,7 +120,7 @@ class Head(Data):
     `cetane vocabulary` made, from the recipe's folder."""
 
 
-class Lowering(Data):
+class LoweringTable(Data):
     """How blocks become graphs, where there is a choice."""
 
     split_contracting: bool = False
@@ -128,7 +128,7 @@ class Lowering(Data):
     Exact but for the rounding of one sum; it pays on an M4, by public report."""
 
 
-class Target(Data):
+class TargetTable(Data):
     """What the programs are compiled for. Multifunction packages need iOS 18."""
 
     deployment: Literal["iOS18", "iOS26"] = "iOS18"
@@ -143,13 +143,13 @@ class Recipe(Data):
     """Options of the model's family, which knows them."""
     tensor_layout: Order = "c1t"
     layout: Layout = Layout()
-    cache: Cache = Cache()
+    cache: CacheTable = CacheTable()
     tokens: Tokens = Tokens()
-    embedding: Embedding = Embedding()
-    head: Head = Head()
+    embedding: EmbeddingTable = EmbeddingTable()
+    head: HeadTable = HeadTable()
     compression: Selection = Selection()
-    lowering: Lowering = Lowering()
-    target: Target = Target()
+    lowering: LoweringTable = LoweringTable()
+    target: TargetTable = TargetTable()
 
     @model_validator(mode="after")
     def consistent(self) -> "Recipe":

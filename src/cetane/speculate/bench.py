@@ -8,13 +8,14 @@ from importlib import resources
 from itertools import compress
 from statistics import median
 
-from cetane.engine.engine import Engine, Session
+from cetane.engine.engine import Engine
 from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
+from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.files import Progress
 from cetane.speculate.controller import Controller, Cost
-from cetane.speculate.drafter import Drafter
+from cetane.speculate.drafter import Drafter, open_session
 from cetane.speculate.speculator import Counters, Speculator
 from cetane.validation import Data
 
@@ -30,14 +31,14 @@ class Speed(Data):
     tokens: int
     """After the first of every answer."""
     plain: float
-    """Tokens per second of the greedy generations, medians of the rounds."""
+    """Tokens per second without drafts, greedily: medians of the rounds."""
     speculative: float
     ratio: float
     slowest: float
-    """The smallest ratio of any of the prompts."""
+    """The smallest ratio of a prompt."""
     by_calls: float
-    """The ratio as the numbers of calls, and what one of each width takes, have it: hardly moved by
-    other work on the machine."""
+    """The ratio as computed from the numbers of calls and the time of one call of each width. Other
+    work on the machine hardly changes it."""
     acceptance: float | None
     tokens_per_call: float | None
     verifier_calls: int
@@ -65,7 +66,8 @@ class Take:
 def take(engine: Engine, prompt: Ids, count: int, stop: Ids, speculator: Speculator | None) -> Take:
     """Generate greedily, on the clock from the first token on."""
     tokens, marks = [], []
-    for token in generate(engine.session(), prompt, Sampler(), count, stop, speculator):
+    session = engine.session() if speculator is None else speculator.session(engine)
+    for token in generate(session, prompt, Sampler(), count, stop, speculator):
         tokens.append(token)
         marks.append(time.perf_counter())
     return Take(tokens, time.perf_counter() - marks[0] if marks else 0.0)
@@ -84,14 +86,14 @@ def compare(
 ) -> list[Speed]:
     """Every prompt in turn, plain and with each drafter, in every round.
 
-    A round has drafters and controllers of its own, which learn from prompt to prompt, so that
-    a suffix tree knows the answers to other prompts but never the one to this.
+    Every round has new drafters and controllers, which learn from prompt to prompt. So a suffix
+    tree knows the answers to other prompts, and never the answer to this one.
     """
     plain: dict[tuple[str, int], list[Take]] = {}
     takes: dict[tuple[str, str, int], list[Take]] = {}
     counters: dict[tuple[str, str], Counters] = {}
     work = [(category, i) for category, group in prompts.items() for i in range(len(group))]
-    take(engine, prompts[work[0][0]][0], 8, (), None)  # nothing is measured cold
+    take(engine, prompts[work[0][0]][0], 8, (), None)  # so that nothing is measured cold
     for turn in range(rounds):
         used = {
             name: Speculator(
@@ -105,8 +107,8 @@ def compare(
             plain.setdefault((category, index), []).append(take(engine, prompt, count, stop, None))
             for name, speculator in used.items():
                 speculator.counters = counters.setdefault((category, name), Counters())
-                found = take(engine, prompt, count, stop, speculator)
-                takes.setdefault((category, name, index), []).append(found)
+                drafted = take(engine, prompt, count, stop, speculator)
+                takes.setdefault((category, name, index), []).append(drafted)
         for speculator in used.values():
             speculator.close()
     return [
@@ -131,11 +133,11 @@ def summary(
     counters: Counters,
     costs: Mapping[int, Cost],
 ) -> Speed:
-    """Of the rounds of every prompt the median time, then all prompts together."""
+    """The speed on all prompts together; each has the median time of its rounds."""
     tokens = sum(len(rounds[0].tokens) - 1 for rounds in plain)
     seconds = [median(taken.seconds for taken in rounds) for rounds in plain]
     others = [median(taken.seconds for taken in rounds) for rounds in drafted]
-    found = counters.summary()
+    counted = counters.summary()
     step = costs[1].seconds
     calling = counters.fallbacks * step + counters.draft_seconds
     calling += sum(count * cost(costs, t) for t, count in counters.calls.items())
@@ -149,8 +151,8 @@ def summary(
         ratio=sum(seconds) / sum(others),
         by_calls=counters.tokens * step / calling if calling else 1.0,
         slowest=min(one / other for one, other in zip(seconds, others, strict=True)),
-        acceptance=found["acceptance"],
-        tokens_per_call=found["tokens_per_call"],
+        acceptance=counted["acceptance"],
+        tokens_per_call=counted["tokens_per_call"],
         verifier_calls=counters.verifier_calls,
         fallbacks=counters.fallbacks,
         same=all(
@@ -162,20 +164,23 @@ def summary(
 
 
 def cost(costs: Mapping[int, Cost], tokens: int) -> float:
-    """Seconds of the narrowest call for so many tokens."""
+    """Seconds of the narrowest call that takes `tokens` tokens."""
     return costs[min(width for width in costs if width >= tokens)].seconds
 
 
 @dataclass
 class FirstTokens:
-    """How often a drafter knows the next token of greedy answers: asked after every token, never
-    verified, so that all drafters are asked at the same positions. A `Speculation`."""
+    """How often a drafter knows the next token of greedy answers; a `DraftSource`.
+
+    It asks the drafter after every token and drafts nothing, so that all drafters are asked at the
+    same positions.
+    """
 
     drafter: Drafter
     proposed: list[bool] = field(default_factory=list)
-    """At every position, whether it had a proposal."""
+    """At every position, whether the drafter had a proposal."""
     right: list[bool] = field(default_factory=list)
-    """And whether its first token is the one that the target chose then."""
+    """At every position, whether its first token is the one that the target chose."""
 
     def begin(self, session: Session, tokens: Ids) -> None:
         self.drafter.begin(session, tokens)
@@ -194,7 +199,10 @@ class FirstTokens:
         self.drafter.end()
 
     def share(self, where: Sequence[bool] | None = None) -> float | None:
-        """Share of positions, or of those `where`, at which its first token would be accepted."""
+        """Share of all positions, or of some, at which its first token would be accepted.
+
+        `where` says of every position whether it counts.
+        """
         asked = self.right if where is None else list(compress(self.right, where))
         return sum(asked) / len(asked) if asked else None
 
@@ -203,8 +211,9 @@ def first_tokens(
     engine: Engine, prompts: Sequence[Ids], drafter: Drafter, count: int, stop: Ids
 ) -> FirstTokens:
     """Ask a drafter after every token of the greedy answers to some prompts."""
-    found = FirstTokens(drafter)
+    asked = FirstTokens(drafter)
     for prompt in prompts:
-        for _ in generate(engine.session(), prompt, Sampler(), count, stop, found):
+        session = open_session(engine, [drafter])
+        for _ in generate(session, prompt, Sampler(), count, stop, asked):
             pass
-    return found
+    return asked

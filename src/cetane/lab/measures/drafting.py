@@ -7,12 +7,12 @@ from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
 from cetane.lab.journal import Figure
 from cetane.lab.sides import Findings, Side, each, figure
-from cetane.pipeline.draft_head import HeadTraining, train_head
-from cetane.schema.draft_head import KINDS, HeadKind, Training
+from cetane.pipeline.draft_head import DraftHeadSettings, train_draft_head
+from cetane.schema.draft_head import KINDS, DraftHeadKind, Training
 from cetane.speculate.bench import compare
 from cetane.speculate.open import Wish, longest_draft, open_controller, open_drafters
 
-TRAINING = HeadTraining(tokens=8192, minutes=3)
+TRAINING = DraftHeadSettings(tokens=8192, minutes=3)
 """What a head of an experiment gets: minutes, not days."""
 
 
@@ -47,7 +47,7 @@ def drafting(side: Side) -> Findings:
         "draft_same": float(speed.same),
     }
     figures = {n: figure(n, v, n=len(prompts), note=note) for n, v in values.items()}
-    for kind, head in side.bundle.heads().items():
+    for kind, head in side.bundle.draft_heads().items():
         if kind == wish.drafter:
             figures["head_top1"] = held_out(head.manifest.training)
     return Findings(figures)
@@ -66,8 +66,8 @@ def ensure_head(side: Side, make: Callable[[], object]) -> None:
     except CetaneError:
         side.progress(f"training {side.arm.drafter}", 0, 1)
         text = side.given.setting.text(side.given.workload)
-        kind: HeadKind = "medusa" if side.arm.drafter == "medusa" else "eagle3"
-        train_head(
+        kind: DraftHeadKind = "medusa" if side.arm.drafter == "medusa" else "eagle3"
+        train_draft_head(
             side.bundle.path, kind, [text], settings=TRAINING, model=side.checkpoint.source,
             progress=side.progress,
         )  # fmt: skip

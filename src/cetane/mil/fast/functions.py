@@ -1,22 +1,21 @@
-"""Run the functions of a package on onnxruntime."""
+"""Functions as onnxruntime runs them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnxruntime as ort
 
 from cetane.errors import CetaneError
-from cetane.mil.dtypes import NUMPY, Array, kind
-from cetane.mil.fast.fusion import fuse
-from cetane.mil.fast.model import alike, differing_literals, model
-from cetane.mil.fast.onnx_graph import OnnxGraph, held
-from cetane.mil.fast.sessions import open_session
-from cetane.mil.fast.translate import translate
-from cetane.mil.program import MilFunction, Program, TensorType, listed
+from cetane.mil.dtypes import NUMPY, Array
+from cetane.mil.fast.arrays import accepted, declared, held
+from cetane.mil.guard import reason
+from cetane.mil.program import Signature
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
 
 
 @dataclass
@@ -33,90 +32,46 @@ class ArrayState:
         return ArrayState(dict(self.arrays))
 
 
-class FastProgram:
-    """The functions of a loaded package, compiled for onnxruntime when they are first asked for.
+@dataclass(frozen=True)
+class View:
+    """A graph input that is a part of an input of the function: `begin:end` of its first axis."""
 
-    Everything is computed in float32. With `pack`, products of few tokens multiply linear weights
-    (int8, int4) as they are stored, and round their other factor to 8 bits, one scale for 32 of its
-    elements. Functions that differ in sizes only share one session, and so their weights.
-    """
-
-    def __init__(self, program: Program, pack: bool = False) -> None:
-        self.program, self._pack = program, pack
-        self._functions: dict[str, FastFunction] = {}
-        self._sessions: list[_Session] = []
-
-    def function(self, name: str) -> FastFunction:
-        """The function `name`. Raises CetaneError if there is none, or if it uses an op that
-        has no ONNX form; the message lists the ops."""
-        if name not in self.program.functions:
-            raise CetaneError(
-                f"{self.program.path} has no function {name!r}",
-                hint=f"its functions are {listed(self.program.functions)}",
-            )
-        if name not in self._functions:
-            session = self._session(name)
-            self._functions[name] = FastFunction(self.program.functions[name], session)
-        return self._functions[name]
-
-    def _session(self, name: str) -> _Session:
-        for session in self._sessions:
-            if name in session.graphs:
-                return session
-        graph = self._lowered(self.program.functions[name])
-        graphs = {name: graph}
-        for other, function in self.program.functions.items():
-            if other == name or any(other in session.graphs for session in self._sessions):
-                continue
-            try:
-                candidate = self._lowered(function)
-            except CetaneError:  # raised again when somebody asks for this function
-                continue
-            if alike(graph, candidate):
-                graphs[other] = candidate
-        self._sessions.append(_Session(graphs))
-        return self._sessions[-1]
-
-    def _lowered(self, function: MilFunction) -> OnnxGraph:
-        return translate(fuse(function, self._pack))
+    source: str
+    begin: int
+    end: int
 
 
-class _Session:
-    """An onnxruntime session for functions whose graphs are alike."""
+@dataclass(frozen=True)
+class Feeding:
+    """How a call of one function becomes a run of the session that it shares with others."""
 
-    def __init__(self, graphs: dict[str, OnnxGraph]) -> None:
-        self.graphs = graphs
-        self.variable = differing_literals(list(graphs.values()))
-
-    @cached_property
-    def session(self) -> ort.InferenceSession:
-        graph = next(iter(self.graphs.values()))
-        weights = {name: weight.array() for name, weight in graph.weights.items()}
-        return open_session(model(list(self.graphs.values())), weights)
+    signature: Signature
+    whole: tuple[str, ...]
+    """Inputs that the session takes as they are."""
+    views: dict[str, View]
+    constants: dict[str, Array]
+    """Inputs of the session that are the same in every call of this function."""
+    results: dict[str, str]
+    """The session's results, by the names of the function's outputs and states."""
 
 
 class FastFunction:
     """A function compiled for onnxruntime. See `FastProgram.function`."""
 
-    def __init__(self, function: MilFunction, shared: _Session) -> None:
-        self.function = function
-        graph = shared.graphs[function.name]
-        self._session = shared.session
-        self._constants = {name: graph.literals[name] for name in shared.variable}
-        self._views = graph.views
-        self._whole = [name for name in function.inputs if name in graph.inputs]
-        self._results = list(graph.outputs.values())
-        self._names = list(graph.outputs)
+    def __init__(self, feeding: Feeding, session: ort.InferenceSession) -> None:
+        self.function = feeding.signature
+        self._feeding, self._session = feeding, session
+        self._results = list(feeding.results.values())
 
     def make_state(self) -> ArrayState:
         """The function's states, all zeros."""
-        arrays = {}
-        for name, type_ in self.function.states.items():
-            if type_.static_shape is None:
-                raise CetaneError(f"state {name} has no fixed shape: {type_}")
-            zeros = np.zeros(type_.static_shape, NUMPY[type_.dtype])
-            arrays[name] = held(zeros, type_.dtype)
-        return ArrayState(arrays)
+        types = self.function.states
+        return ArrayState(
+            {
+                name: held(np.zeros(shape, NUMPY[types[name].dtype]), types[name].dtype)
+                for name, shape in self.function.state_shapes().items()
+            }
+        )
 
     def __call__(
         self, inputs: Mapping[str, Array], state: ArrayState | None = None
@@ -134,35 +89,18 @@ class FastFunction:
         try:
             results = self._session.run(self._results, feeds)
         except Exception as error:  # onnxruntime's exceptions have no common base
-            raise CetaneError(f"function {self.function.name}: {error}") from error
-        values = dict(zip(self._names, results, strict=True))
+            raise CetaneError(f"function {self.function.name}: {reason(error)}") from error
+        values = dict(zip(self._feeding.results, results, strict=True))
         for name in held_states:
             held_states[name] = values[name]
-        return {
-            name: _declared(values[name], type_) for name, type_ in self.function.outputs.items()
-        }
+        types = self.function.outputs
+        return {name: declared(values[name], type_) for name, type_ in types.items()}
 
     def _inputs(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         expected = self.function.inputs
         self.function.check_inputs(inputs)
-        arrays = {name: _accepted(name, inputs[name], type_) for name, type_ in expected.items()}
-        feeds = {name: arrays[name] for name in self._whole} | self._constants
-        for name, view in self._views.items():
+        arrays = {name: accepted(name, inputs[name], type_) for name, type_ in expected.items()}
+        feeds = {name: arrays[name] for name in self._feeding.whole} | self._feeding.constants
+        for name, view in self._feeding.views.items():
             feeds[name] = arrays[view.source][view.begin : view.end]
         return feeds
-
-
-def _accepted(name: str, array: Array, type_: TensorType) -> Array:
-    """An input in the form that the session takes."""
-    array = np.asarray(array)
-    if kind(array.dtype) != kind(np.dtype(NUMPY[type_.dtype])) or not type_.accepts(array.shape):
-        raise CetaneError(f"input {name}: expected {type_}, got {array.dtype} {array.shape}")
-    converted = held(array, type_.dtype)
-    if converted.dtype.kind == "i" and not np.array_equal(converted, array):
-        raise CetaneError(f"input {name}: has values that do not fit {type_.dtype}")
-    return converted
-
-
-def _declared(array: Array, type_: TensorType) -> Array:
-    dtype = np.float32 if array.dtype.kind == "f" else NUMPY[type_.dtype]
-    return array.astype(dtype, copy=False)

@@ -169,7 +169,9 @@ def eight_bits_add_up() -> bool:
     g = OnnxGraph({"x": Tensor("x", (1, BLOCK), "fp32")})
     most = np.full((1, 1, BLOCK), 255, np.uint8), np.ones(1, np.float32), np.zeros(1, np.uint8)
     g.outputs["y"] = _product(g, "x", [g.literal(array) for array in most], 1, BLOCK, 8)
-    (result,) = open_session(model([g])).run(None, {"x": np.ones((1, BLOCK), np.float32)})
+    (result,) = open_session(model([g]).SerializeToString()).run(
+        None, {"x": np.ones((1, BLOCK), np.float32)}
+    )
     return bool(np.isclose(result[0, 0], 255 * BLOCK))
 
 

@@ -9,8 +9,10 @@ from typing import Any
 from cetane.errors import CetaneError
 from cetane.mil.constants import Constants
 from cetane.mil.dtypes import Array
+from cetane.mil.fast.arrays import held
 from cetane.mil.fast.context import VIEW
-from cetane.mil.fast.onnx_graph import OnnxGraph, OnnxWeight, Tensor, View, held, onnx_type
+from cetane.mil.fast.functions import View
+from cetane.mil.fast.onnx_graph import OnnxGraph, OnnxWeight, Tensor, onnx_type
 from cetane.mil.fast.ops import TRANSLATIONS
 from cetane.mil.fast.packed import Packed
 from cetane.mil.guard import failures_at

@@ -1,0 +1,75 @@
+"""What a bundle's calls take by the cost model: predicted, never measured."""
+
+import shlex
+from pathlib import Path
+
+from cetane.bundle import Bundle
+from cetane.checkpoint import Checkpoint, open_checkpoint
+from cetane.errors import CetaneError
+from cetane.hardware.chips import Chip
+from cetane.perf.combinations import CONTEXTS
+from cetane.perf.cost import TERM_OF
+from cetane.perf.predict import Prediction, Predictor
+from cetane.planner import Planner
+from cetane.report.content import Absent, CallTime, CallTimes
+
+
+def call_times(bundle: Bundle, chip: Chip, model: str | None) -> CallTimes | Absent:
+    """Milliseconds by the cost model, which needs the checkpoint's shapes.
+
+    A hub id is downloaded only if it is asked for.
+    """
+    source = model or bundle.manifest.source
+    if model is None and not Path(source).exists():
+        return Absent(
+            why=f"The checkpoint {source} is not on this machine, and predictions need its shapes.",
+            command=f"cetane report {shlex.quote(str(bundle.path))} --model CHECKPOINT",
+        )
+    checkpoint = same(open_checkpoint(source), bundle)
+    planner, predictor = Planner(checkpoint, bundle.plan.recipe), Predictor(chip)
+    flexible = bundle.plan.recipe.tokens.shapes == "range"  # the ANE runs only the default shape
+    modes = [
+        step(predictor.predict(planner, mode))
+        for mode, tokens in planner.recipe.tokens.by_mode().items()
+        if not (flexible and tokens > 1)
+    ]
+    contexts = sorted({planner.recipe.cache.context, *CONTEXTS})
+    errors = predictor.fit.errors
+    return CallTimes(
+        chip=chip.name,
+        longest=max(one.high or one.ms for one in modes),
+        terms=tuple(dict.fromkeys(TERM_OF.values())),
+        modes=tuple(modes),
+        contexts=tuple(
+            step(predictor.predict(planner, "decode", context))
+            for context in contexts
+            if context <= planner.model.max_context
+        ),
+        within=errors.share if chip.devices else None,
+        steps=errors.rows,
+        median=errors.median if chip.devices else None,
+    )
+
+
+def same(checkpoint: Checkpoint, bundle: Bundle) -> Checkpoint:
+    """CetaneError for another checkpoint than the bundle's: it might have other shapes."""
+    if checkpoint.fingerprint != bundle.manifest.fingerprint:
+        raise CetaneError(
+            f"{checkpoint.source} is not the checkpoint that {bundle.path} was made from",
+            "--model names the right one",
+        )
+    return checkpoint
+
+
+def step(prediction: Prediction) -> CallTime:
+    return CallTime(
+        mode=prediction.mode,
+        tokens=prediction.tokens,
+        context=prediction.context,
+        ms=prediction.ms,
+        low=prediction.low,
+        high=prediction.high,
+        tok_s=prediction.tok_s,
+        binds=prediction.binds,
+        terms={term: ms for term, ms in prediction.terms.items() if ms > 0},
+    )

@@ -1,0 +1,92 @@
+"""A trained draft head becomes a shard of its bundle."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cetane.bundle import Bundle
+from cetane.bundle.draft_heads import DraftHead
+from cetane.files import disk_errors, records, remove, write_json
+from cetane.lower.lower import Lowering
+from cetane.schema.draft_head import (
+    FOLDER,
+    HELD_OUT,
+    MANIFEST,
+    ROTARY,
+    SOURCE,
+    VOCABULARY,
+    DraftHeadManifest,
+    Training,
+)
+from cetane.schema.manifest import producers
+from cetane.speculate.draft_heads.features import tapped
+from cetane.speculate.draft_heads.modules import TorchDraftHead
+from cetane.speculate.draft_heads.planner import DraftHeadPlanner, DraftHeadWeights
+
+
+def add_draft_head(
+    bundle: Bundle, draft_head: TorchDraftHead, held_out: torch.Tensor, training: Training
+) -> DraftHead:
+    """Lower a draft head, whose weights `TorchDraftHead.round` has rounded, and put it into its
+    bundle, in place of an earlier one of its kind. `held_out (W, n)` are windows of text that it
+    was not trained on.
+
+    It is made beside the bundle and moved there when it is complete. A kill leaves the bundle as it
+    was, or, between two renames, without a draft head of this kind; it never leaves a part of one.
+    """
+    kind = draft_head.config.kind
+    whole = bundle.path.resolve()
+    staging = whole.with_name(f"{whole.name}.{kind}.partial")
+    with disk_errors(staging):
+        remove(staging)
+        made = staging / kind
+        made.mkdir(parents=True)
+        write(bundle, draft_head, held_out, training, made)
+        place(made, bundle.file(f"{FOLDER}/{kind}"))
+        remove(staging)
+    return bundle.draft_heads()[kind]
+
+
+def write(
+    bundle: Bundle,
+    draft_head: TorchDraftHead,
+    held_out: torch.Tensor,
+    training: Training,
+    folder: Path,
+) -> None:
+    """Write all files of a draft head, its manifest last."""
+    config = draft_head.config
+    planner = DraftHeadPlanner(config, bundle.plan)
+    Lowering(planner, DraftHeadWeights(draft_head)).lower(
+        config.kind, folder / f"{config.kind}.mlpackage"
+    )
+    draft_head.save(folder / SOURCE)
+    np.save(folder / VOCABULARY, draft_head.vocabulary.numpy().astype(np.int32))
+    np.save(folder / HELD_OUT, held_out.numpy().astype(np.int32))
+    if planner.caches:
+        (table,) = planner.model.rotary.values()
+        np.save(folder / ROTARY, table.cos_sin(planner.recipe.cache.context).numpy())
+    shards = tapped(bundle.plan)
+    manifest = DraftHeadManifest(
+        producer=producers(),
+        kind=config.kind,
+        bundle=bundle.digest,
+        rows=config.rows,
+        steps=config.steps,
+        taps=tuple(shards[tap] for tap in config.taps),
+        caches=planner.caches,
+        weight_bytes=planner.weight_bytes,
+        functions=planner.functions,
+        training=training,
+        files=records(folder, folder),
+    )
+    write_json(folder / MANIFEST, manifest.model_dump(mode="json"))
+
+
+def place(made: Path, target: Path) -> None:
+    """Move a finished folder to where it belongs; what was there goes to where it was made."""
+    target.parent.mkdir(exist_ok=True)
+    if target.exists():
+        target.rename(made.with_name("earlier"))
+    made.rename(target)

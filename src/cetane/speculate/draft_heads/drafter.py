@@ -1,0 +1,108 @@
+"""Draft heads at work: they read what the target's calls hand on."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cetane.bundle import Bundle
+from cetane.bundle.draft_heads import DraftHead
+from cetane.engine.backend import Array, Backend
+from cetane.engine.execution import Watch
+from cetane.engine.session import Session
+from cetane.engine.verify import NO_DRAFT, Draft
+from cetane.errors import CetaneError
+from cetane.schema.plan import Plan
+from cetane.speculate.draft_heads.features import Taps
+from cetane.speculate.draft_heads.runner import (
+    DraftHeadRunner,
+    Eagle3Runner,
+    MedusaRunner,
+    open_runner,
+)
+from cetane.speculate.drafter import Drafter
+
+
+class DraftHeadDrafter(Drafter):
+    """Hands the hidden states of a sequence to a draft head."""
+
+    costly = True
+
+    def __init__(self, runner: DraftHeadRunner) -> None:
+        super().__init__()
+        self.runner = runner
+        self.taps: Taps | None = None
+
+    def watch(self, plan: Plan) -> Watch:
+        self.taps = Taps(plan, self.runner.draft_head.manifest.taps)
+        return self.taps.see
+
+    def begin(self, session: Session, tokens: Sequence[int]) -> None:
+        if self.taps is None or self.taps.see not in session.execution.watch:
+            raise CetaneError(
+                f"the {self.name} draft head does not see the hidden states of this session",
+                "open the session with Speculator.session",
+            )
+        super().begin(session, tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        super().extend(tokens)
+        assert self.taps is not None and self.session is not None
+        self.see(self.taps.take(self.session.position))
+
+    def see(self, features: Array) -> None:
+        """The hidden states `(n, taps, C)` of the tokens that were accepted last."""
+        raise NotImplementedError
+
+
+class MedusaDrafter(DraftHeadDrafter):
+    """Drafts all tokens at once from the last hidden state."""
+
+    name = "medusa"
+    runner: MedusaRunner
+
+    def forget(self) -> None:
+        self.last: Array | None = None
+
+    def see(self, features: Array) -> None:
+        if len(features):
+            self.last = features[-1, -1]
+
+    def propose(self, most: int) -> Draft:
+        if self.last is None:
+            return NO_DRAFT
+        best = self.runner.draft(self.last).argmax(-1)[:most]
+        return Draft(tuple(self.runner.vocabulary[best].tolist()), self.name)
+
+
+class Eagle3Drafter(DraftHeadDrafter):
+    """Runs its layer over the accepted tokens when it is asked, then over its own."""
+
+    name = "eagle3"
+    runner: Eagle3Runner
+
+    def forget(self) -> None:
+        self.waiting: list[Array] = []
+        self.runner.forget()
+
+    def see(self, features: Array) -> None:
+        self.waiting.append(features)
+
+    def propose(self, most: int) -> Draft:
+        runner, features = self.runner, np.concatenate(self.waiting)
+        after = self.tokens[runner.done + 1 : runner.done + 1 + len(features)]
+        if not len(features) or len(after) < len(features):
+            return NO_DRAFT
+        self.waiting = []
+        drafted: list[int] = []
+        logits = runner.follow(features, after)
+        while True:
+            drafted.append(int(runner.vocabulary[logits.argmax()]))
+            if len(drafted) == min(most, runner.steps) or not runner.room:
+                return Draft(tuple(drafted), self.name)
+            logits = runner.step(drafted[-1])
+
+
+def open_drafter(draft_head: DraftHead, bundle: Bundle, backend: Backend) -> DraftHeadDrafter:
+    """The drafter of a bundle's draft head; `backend` opens its shard."""
+    runner = open_runner(draft_head, bundle, backend)
+    return MedusaDrafter(runner) if isinstance(runner, MedusaRunner) else Eagle3Drafter(runner)

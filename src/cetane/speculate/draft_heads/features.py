@@ -1,0 +1,54 @@
+"""The target's hidden states, taken from the calls that decode: what draft heads read."""
+
+import numpy as np
+
+from cetane.engine.backend import Array
+from cetane.engine.call import columns
+from cetane.errors import CetaneError
+from cetane.schema.function import Route, Step
+from cetane.schema.plan import Plan
+
+HIDDEN = "hidden_out"
+
+
+def tapped(plan: Plan) -> tuple[str, ...]:
+    """The shards whose hidden states draft heads may read: the first, the middle and the last that
+    hand one on. In a layout of fewer than three, some are the same."""
+    shards = [
+        shard.name
+        for shard in plan.shards
+        if shard.kind == "layers"
+        and any(item.name == HIDDEN for f in shard.functions for item in f.outputs)
+    ]
+    if not shards:
+        raise CetaneError(
+            "draft heads need shards that hand on hidden states, and this layout has none",
+            "port with layout.kind = 'chunks'",
+        )
+    return (shards[0], shards[len(shards) // 2], shards[-1])
+
+
+class Taps:
+    """Collects the hidden states of one session that was opened with `watch=[taps.see]` and
+    `whole=True`; those of refused tokens are dropped."""
+
+    def __init__(self, plan: Plan, shards: tuple[str, ...]) -> None:
+        self.hidden, self.shards = plan.hidden, shards
+        self.rows: dict[str, list[Array]] = {shard: [] for shard in shards}
+        self.taken = 0
+        """How many positions have been taken."""
+
+    def see(self, step: Step | Route, name: str, value: Array, valid: int) -> None:
+        """Keep an output, if it is a hidden state that is asked for."""
+        if name == HIDDEN and step.shard in self.rows:
+            self.rows[step.shard].append(columns(value)[:, :valid].T.astype(np.float32))
+
+    def take(self, position: int) -> Array:
+        """The hidden states from the last position that was taken up to the session's `position`:
+        fp32 `(n, shards, C)`."""
+        count, self.taken = position - self.taken, position
+        seen = [self.rows[shard] for shard in self.shards]
+        self.rows = {shard: [] for shard in self.shards}
+        if not count:
+            return np.empty((0, len(self.shards), self.hidden), np.float32)
+        return np.stack([np.concatenate(rows)[:count] for rows in seen], 1)

@@ -1,0 +1,186 @@
+"""Training of draft heads on hidden states that the bundle itself has computed."""
+
+import time
+import warnings
+from collections import Counter
+from datetime import timedelta
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list
+from torch import Tensor, nn
+
+from cetane.bundle import Bundle
+from cetane.checkpoint import Checkpoint
+from cetane.files import Progress
+from cetane.planner import Planner
+from cetane.schema.draft_head import DraftHeadKind
+from cetane.speculate.draft_heads.modules import (
+    DraftHeadConfig,
+    Eagle3,
+    TorchDraftHead,
+    make_draft_head,
+)
+from cetane.speculate.draft_heads.windows import Windows
+
+RATES = {"medusa": 3e-3, "eagle3": 1e-3}
+"""Learning rates. They rise for the first `WARM` of the training, then fall along a cosine."""
+WARM = 0.05
+LATER = 0.8
+"""The weight of a drafted token in the loss, relative to the one before it."""
+
+
+def new_draft_head(
+    kind: DraftHeadKind,
+    bundle: Bundle,
+    checkpoint: Checkpoint,
+    windows: Windows,
+    rows: int,
+    steps: int,
+) -> TorchDraftHead:
+    """An untrained draft head that can propose `rows` tokens, in drafts of `steps`.
+
+    These are the tokens that the text and the target use most. If there are too few, the lowest
+    ids follow: a tokenizer numbers byte pairs by how frequent they are. Tokens that the target
+    cannot choose are left out.
+    """
+    plan, model = bundle.plan, Planner(checkpoint, bundle.plan.recipe).model
+    possible = set(plan.choosable.tolist())
+    said = Counter(torch.cat([windows.tokens, windows.choices]).flatten().tolist())
+    ranked = dict.fromkeys([*(token for token, _ in said.most_common()), *range(plan.vocab)])
+    chosen = (token for token in ranked if token in possible)
+    vocabulary = torch.tensor(sorted(islice(chosen, rows)))
+    config = DraftHeadConfig(
+        kind=kind,
+        hidden=model.hidden,
+        rows=len(vocabulary),
+        steps=steps,
+        eps=model.eps,
+        softcap=model.softcap,
+        bundle=bundle.digest,
+    )
+    draft_head = make_draft_head(config)
+    draft_head.vocabulary = vocabulary
+    draft_head.output = checkpoint.read(model.output).float()[vocabulary]
+    draft_head.norm = checkpoint.read(model.norm).float() + model.unit_offset
+    return draft_head
+
+
+def devices() -> Accelerator:
+    """Where to train: in this process, on a GPU if torch has CUDA, or in all processes that a
+    launcher such as torchrun has started."""
+    patience = InitProcessGroupKwargs(timeout=timedelta(days=1))  # others wait for hidden states
+    return Accelerator(
+        cpu=not torch.cuda.is_available(), mixed_precision="no", kwargs_handlers=[patience]
+    )
+
+
+def train(
+    draft_head: TorchDraftHead,
+    windows: Windows,
+    embedding: Tensor,
+    epochs: int,
+    minutes: float,
+    batch: int,
+    progress: Progress,
+    accelerator: Accelerator,
+) -> None:
+    """Fit a draft head to the target's own distributions over its vocabulary.
+
+    `embedding (V, C)` is the target's. Training ends after `epochs`, or after `minutes` by the
+    clock of the main process. Matrix products are in bf16.
+
+    All processes have the same windows. In a step each learns from `batch` windows of its own, and
+    all apply the mean of their gradients, as one process with all these windows would. If the
+    last windows do not divide evenly, some count twice.
+    """
+    scale = spread(windows) if isinstance(draft_head, Eagle3) else torch.ones(())
+    lesson = accelerator.prepare(Lesson(draft_head, scale))
+    trained = [p for p in draft_head.parameters() if p.requires_grad]
+    rate, betas = RATES[draft_head.config.kind], (0.9, 0.95)
+    optimizer = torch.optim.AdamW(trained, rate, betas, weight_decay=0.1)
+    random = torch.Generator().manual_seed(0)
+    together = batch * accelerator.num_processes
+    steps, started, done = epochs * -(-len(windows) // together), time.monotonic(), 0.0
+    limit = max(1.0, 60 * minutes)  # seconds
+    step = 0
+    while done < 1:
+        order = torch.randperm(len(windows), generator=random).tolist()
+        for first in range(0, len(order), together):
+            percent = int(100 * (time.monotonic() - started) / limit)
+            done = max(step / steps, percent / 100)  # whole percents: epochs alone are repeatable
+            (done,) = broadcast_object_list([done])
+            if done >= 1:
+                break
+            for group in optimizer.param_groups:
+                rise, fall = done / WARM, 0.5 * (1 + np.cos(np.pi * done))
+                group["lr"] = rate * min(rise, fall)
+            taken = order[first : first + together]
+            with accelerator.split_between_processes(taken, apply_padding=True) as share:
+                part = windows.part(share)
+            embedded = embedding[part.tokens].to(accelerator.device)
+            loss = lesson(part.features.to(accelerator.device).float(), embedded.float())
+            optimizer.zero_grad()
+            accelerator.backward(loss)
+            torch.nn.utils.clip_grad_norm_(trained, 1.0)
+            optimizer.step()
+            step += 1
+            progress(f"loss {loss.item():.3f}", step, steps)
+    draft_head.cpu()
+    if isinstance(draft_head, Eagle3):  # when it drafts, nobody scales the features
+        draft_head.fuse.weight.data /= scale.flatten()
+
+
+def spread(windows: Windows) -> Tensor:
+    """The median magnitude of the features, by tap and channel, `(3, C)`. A mean would not do: some
+    tokens have a few channels that are a thousand times larger than all others."""
+    sample = windows.features[:: max(1, len(windows) // 64)].flatten(0, 1).float()
+    return sample.abs().median(0).values.clamp(min=1e-3)
+
+
+class Lesson(nn.Module):
+    """A draft head and its loss. It is a module because processes average the gradients of a
+    module's calls."""
+
+    scale: Tensor
+
+    def __init__(self, draft_head: TorchDraftHead, scale: Tensor) -> None:
+        super().__init__()
+        self.draft_head = draft_head
+        self.register_buffer("scale", scale)
+
+    def forward(self, features: Tensor, embedded: Tensor) -> Tensor:
+        """Cross entropy with the target's distributions; later tokens of a draft weigh less."""
+        total = torch.zeros((), device=features.device)
+        with torch.autocast(features.device.type, torch.bfloat16), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Mismatch dtype")  # of a norm's gain, on purpose
+            with torch.no_grad():
+                target = self.draft_head.capped(self.draft_head.target(features[:, 1:, -1]))
+                wanted = target.softmax(-1, torch.bfloat16)
+            for step, logits in enumerate(self.draft_head.teach(features / self.scale, embedded)):
+                loss: Tensor = CrossEntropy.apply(self.draft_head.capped(logits), wanted[:, step:])
+                total = total + loss * LATER**step
+        return total
+
+
+class CrossEntropy(torch.autograd.Function):
+    """Mean cross entropy of logits `(..., R)` with probabilities of the same shape.
+
+    It keeps one tensor for its gradient where torch keeps five; with a large vocabulary these take
+    most of the time.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, wanted: Tensor) -> Tensor:
+        said = logits.log_softmax(-1)
+        losses = -(said * wanted).sum(-1, dtype=torch.float32)
+        ctx.save_for_backward(said.exp_().sub_(wanted))
+        return losses.mean()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * (grad / gradient[..., 0].numel()).to(gradient.dtype), None
