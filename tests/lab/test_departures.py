@@ -356,9 +356,7 @@ def test_a_departure_that_is_named_twice_is_applied_once() -> None:
 
 def test_a_llama_has_no_departures() -> None:
     checkpoint = InMemoryCheckpoint(build_model("llama"))
-    with pytest.raises(
-        CetaneError, match="llama model's options: residual_scale"
-    ):
+    with pytest.raises(CetaneError, match="llama model's options: residual_scale"):
         Planner(checkpoint, departing("no-means"))
 
 

@@ -26,8 +26,8 @@ from cetane.cli.predicted import (
 )
 from cetane.errors import CetaneError
 from cetane.hardware.chips import DEFAULT_CHIP, Chip, find_chip, load_chips
+from cetane.perf.combinations import Combination, PlanSweep
 from cetane.perf.predict import Predictor
-from cetane.perf.sweep import Combination, Sweep
 from cetane.planner import Planner
 from cetane.schema.function import ShardPlan
 from cetane.schema.interface import Input, Output, State
@@ -56,7 +56,7 @@ def plan(
     checkpoint, chosen = open_checkpoint(model), load_recipe(recipe)
     predictor = Predictor(found) if found else None
     if sweep and found:
-        combinations = swept(Sweep(checkpoint, chosen, found))
+        combinations = swept(PlanSweep(checkpoint, chosen, found))
         if json:
             print_json(sweep_json(combinations, chosen, found))
         else:
@@ -77,7 +77,7 @@ def plan(
         explain_rates(predictor)
 
 
-def swept(sweep: Sweep) -> list[Combination]:
+def swept(sweep: PlanSweep) -> list[Combination]:
     """All combinations, with a word on how far it is."""
     found = []
     with progress("sweep") as update:

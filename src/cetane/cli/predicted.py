@@ -6,9 +6,9 @@ from typing import Any
 from cetane.cli.output import console, table
 from cetane.hardware.chips import Chip
 from cetane.perf.breakeven import Speculation
+from cetane.perf.combinations import CONTEXTS, Combination
 from cetane.perf.cost import TERM_OF
 from cetane.perf.predict import Prediction, Predictor
-from cetane.perf.sweep import CONTEXTS, Combination
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe
 

@@ -26,7 +26,7 @@ from cetane.schema.recipe import load_recipe
 from cetane.sweep.grid import chosen, load_grid, weights
 from cetane.sweep.plot import plot
 from cetane.sweep.points import Point
-from cetane.sweep.sweep import Passage, Sweep, best, pareto, write_recipe
+from cetane.sweep.search import CompressionSweep, Passage, best, pareto, write_recipe
 
 TEXT = "english.txt"
 
@@ -69,7 +69,7 @@ def sweep(
     passage = Passage.cut(*read(text), checkpoint)
     folder = output or Path(f"{Path(model).resolve().stem}-sweep")
     with progress("sweep") as update:
-        work = Sweep(checkpoint, base, passage, found, folder, update)
+        work = CompressionSweep(checkpoint, base, passage, found, folder, update)
         size = budget_bytes(budget, work)
         points = []
         for index, name in enumerate(names):
@@ -119,7 +119,7 @@ def read(path: Path | None) -> tuple[str, str]:
         raise CetaneError(f"cannot read {path}: {error}") from error
 
 
-def budget_bytes(budget: str | None, work: Sweep) -> int:
+def budget_bytes(budget: str | None, work: CompressionSweep) -> int:
     """Bytes of the weights that formats are for; CetaneError for what is no size."""
     if budget is None:
         return work.plain_size(load_grid().mixed.sizes[0])

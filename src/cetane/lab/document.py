@@ -10,7 +10,7 @@ ANSWERS = 3
 INTRODUCTION = """\
 # Experiments
 
-What was tried, what it came to, and what was decided: every row of the two seeds' logs
+What was tried, what it came to, and what was decided: every row of the two published ports' logs
 (CoreML-LLM's `EXPERIMENTS.md`, ane-book's experiments 29 to 36) as an experiment that runs here. An
 experiment is one file of `experiments/`; `experiments/journal.jsonl` holds the intent and the
 outcome of every run. This page is written from both: `cetane lab report`.

@@ -18,7 +18,7 @@ from cetane.schema.recipe import Recipe, load_recipe, parse_recipe
 from cetane.validation import Data
 
 Status = Literal["Planned", "Prototype", "Measured", "Shipping", "Shelved", "Rejected"]
-"""The seed's legend."""
+"""The legend of the published logs."""
 ArmName = Literal["baseline", "candidate"]
 ARMS: tuple[ArmName, ...] = ("baseline", "candidate")
 BURIED: tuple[Status, ...] = ("Shelved", "Rejected")

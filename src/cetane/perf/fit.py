@@ -134,29 +134,29 @@ def value_of(unit: str, cost: float) -> float:
 def robust(columns: Matrix, wanted: Matrix, weights: Matrix, rounds: int = 300) -> Matrix:
     """`x >= 0` with the least sum of weighted absolute errors of `columns @ x`, smoothed."""
     scaled = weights.copy()
-    found = np.zeros(columns.shape[1])
+    solution = np.zeros(columns.shape[1])
     for _ in range(rounds):
-        before = found
-        found = nonnegative(columns * np.sqrt(scaled)[:, None], wanted * np.sqrt(scaled))
-        error = np.abs(columns @ found - wanted)
+        before = solution
+        solution = nonnegative(columns * np.sqrt(scaled)[:, None], wanted * np.sqrt(scaled))
+        error = np.abs(columns @ solution - wanted)
         scaled = weights / np.maximum(error, SMOOTH)
-        if np.allclose(found, before, rtol=1e-7, atol=1e-12):
+        if np.allclose(solution, before, rtol=1e-7, atol=1e-12):
             break
-    return found
+    return solution
 
 
 def nonnegative(columns: Matrix, wanted: Matrix) -> Matrix:
     """Least squares with `x >= 0`, by coordinates: the few columns here need no more."""
     gram, target = columns.T @ columns, columns.T @ wanted
-    found = np.zeros(len(target))
+    solution = np.zeros(len(target))
     for _ in range(20_000):
         largest = 0.0
-        for i in range(len(found)):
-            new = max(0.0, found[i] + (target[i] - gram[i] @ found) / gram[i, i])
-            largest, found[i] = max(largest, abs(new - found[i])), new
+        for i in range(len(solution)):
+            new = max(0.0, solution[i] + (target[i] - gram[i] @ solution) / gram[i, i])
+            largest, solution[i] = max(largest, abs(new - solution[i])), new
         if largest < 1e-12:
             break
-    return found
+    return solution
 
 
 @dataclass(frozen=True)
@@ -194,12 +194,12 @@ class LeftOut:
 
 def leave_one_group_out(measurements: Sequence[Measurement], chip: str = "m4-max") -> list[LeftOut]:
     """Every group predicted from all others."""
-    found = []
+    left_out = []
     for group in sorted({m.group for m in measurements if m.kind in ("step", "part")}):
         rates = fit_rates([m for m in measurements if m.group != group], chip)
         mine = [m for m in measurements if m.group == group]
-        found.append(LeftOut(group, rates, check(mine, rates, chip)))
-    return found
+        left_out.append(LeftOut(group, rates, check(mine, rates, chip)))
+    return left_out
 
 
 def errors(left_out: Sequence[LeftOut], share: float = 0.8) -> Errors:
@@ -223,19 +223,19 @@ def fit(measurements: Sequence[Measurement], chip: str = "m4-max") -> Fit:
     """What `data/rates.toml` holds."""
     rates, left_out = fit_rates(measurements, chip), leave_one_group_out(measurements, chip)
     final: dict[RateName, Rate] = {}
-    for name, found in rates.items():
+    for name, own in rates.items():
         if name == "host":
             final[name] = rate(name, START[name], "ms", HOST)
             continue
         told = [one.rates[name].value for one in left_out if one.rates[name].value != START[name]]
-        values = [*told, found.value]
+        values = [*told, own.value]
         kind = "prefill rows" if name == "compute" else "decode rows"
         source = f"fit to the {kind} of data/evidence"
-        final[name] = rate(name, found.value, found.unit, source, min(values), max(values))
+        final[name] = rate(name, own.value, own.unit, source, min(values), max(values))
     return Fit(chip=chip, command=COMMAND, errors=errors(left_out), rates=final)
 
 
-def toml(found: Fit) -> str:
+def toml(fit: Fit) -> str:
     """The fit as the text of `data/rates.toml`."""
 
     def table(name: str, body: Mapping[str, Any]) -> str:
@@ -244,10 +244,10 @@ def toml(found: Fit) -> str:
             lines.append(f"{key} = " + (f'"{value}"' if isinstance(value, str) else f"{value:.5g}"))
         return "\n".join(lines)
 
-    head = f"# Made by {found.command}: do not edit."
-    top = f'chip = "{found.chip}"\ncommand = "{found.command}"'
-    parts = [f"{head}\n{top}", table("errors", found.errors.model_dump())]
-    parts += [table(f"rates.{name}", one.model_dump()) for name, one in found.rates.items()]
+    head = f"# Made by {fit.command}: do not edit."
+    top = f'chip = "{fit.chip}"\ncommand = "{fit.command}"'
+    parts = [f"{head}\n{top}", table("errors", fit.errors.model_dump())]
+    parts += [table(f"rates.{name}", one.model_dump()) for name, one in fit.rates.items()]
     return "\n\n".join(parts) + "\n"
 
 

@@ -17,6 +17,7 @@ from cetane.gates.residency.store import summary
 from cetane.gates.residency.target import Target
 from cetane.mil.reader import load
 from cetane.pipeline.build import build
+from cetane.pipeline.calibration import resolve_recipe
 from cetane.pipeline.request import make_request
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
@@ -92,13 +93,15 @@ def port(
     Raises CetaneError for what cannot be ported: nothing is left behind then.
     """
     request = make_request(model, recipe, context, bits, changes)
-    target, plan = request.target(output), request.planner.plan()
+    target = request.target(output)
+    resolved = resolve_recipe(request.checkpoint, request.recipe, progress)
+    plan = Planner(request.checkpoint, resolved, request.planner).plan()
     first = FirstShards(request.checkpoint, progress)
     clock = first.clock
     started = time.perf_counter()
     try:
         bundle = build(
-            request.checkpoint, request.recipe, target,
+            request.checkpoint, resolved, target,
             lambda what, done, total: progress(f"build {what}", done, total),
             force, first.judge, rebuild,
         )  # fmt: skip

@@ -11,7 +11,7 @@ from cetane.errors import CetaneError
 from cetane.report.content import Answer, Drafted, Quality, QualityPoint, Speculation
 from cetane.speculate.bench import Speed
 from cetane.sweep.points import Point, read_points
-from cetane.sweep.sweep import pareto
+from cetane.sweep.search import pareto
 from cetane.validation import Data
 
 LARGEST = 1 << 25

@@ -7,9 +7,9 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
 from cetane.hardware.chips import Chip
+from cetane.perf.combinations import CONTEXTS
 from cetane.perf.cost import TERM_OF
 from cetane.perf.predict import Prediction, Predictor
-from cetane.perf.sweep import CONTEXTS
 from cetane.planner import Planner
 from cetane.report.content import Absent, Predicted, PredictedStep
 

@@ -63,7 +63,7 @@ class Cache(Data):
     """Whether one state of a package holds all layers, each in rows as wide and as long as the
     largest: a function of several tokens may have only one on a phone."""
     state_heads: int = Field(default=1, ge=1, le=256)
-    """Key/value heads that the rows of such a state have at least; 32 in the seeds' experiment."""
+    """Key/value heads that the rows of such a state have at least; 32 in the published port's experiment."""
 
     @field_validator("context")
     @classmethod

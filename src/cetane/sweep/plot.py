@@ -50,7 +50,7 @@ def plot(points: Sequence[Point], pick: Point | None, folder: Path) -> list[Path
 
 def draw(axes: Axes, points: Sequence[Point], pick: Point | None) -> None:
     """Perplexity over bits per weight, the better the lower and the further left."""
-    from cetane.sweep.sweep import pareto
+    from cetane.sweep.search import pareto
 
     compressed = [point for point in points if point.method != "fp16"]
     front = [point for point in pareto(points) if point.method != "fp16"]

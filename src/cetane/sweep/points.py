@@ -1,8 +1,8 @@
-"""What a sweep finds, one JSON object a line: read by reports, and by a sweep that goes on.
+"""What a sweep measures, one JSON object a line: read by reports, and by a sweep that goes on.
 
-`sweep.jsonl` holds a `Point` a line, `layers.jsonl` a `Score` of one layer's weights of a kind. A
-line is appended when it is known, and says in `key` what it depends on; lines of several models and
-texts may stand in one file. A line that a crash cut off is dropped when the file is next opened.
+`sweep.jsonl` holds a `Point` a line, `layers.jsonl` a `LayerScore`. A line is appended when its
+figures are known, and `key` says what they depend on; lines of several models and texts may stand
+in one file. A line that a crash cut off is dropped when the file is next opened.
 """
 
 import hashlib
@@ -21,14 +21,14 @@ from cetane.validation import Data
 Method = Literal["fp16", "linear", "uniform", "kmeans", "weighted", "mixed"]
 
 
-class Model(Data):
+class JudgedModel(Data):
     """What was compressed."""
 
     source: str
     fingerprint: str
 
 
-class Text(Data):
+class JudgedText(Data):
     """What it was judged on: `tokens` of a text, in windows of the recipe's context, after those
     that sensitivities were measured on."""
 
@@ -37,7 +37,7 @@ class Text(Data):
     tokens: int
 
 
-class Answer(Data):
+class SmokeAnswer(Data):
     """A greedy answer to a smoke prompt."""
 
     id: str
@@ -48,7 +48,7 @@ class Answer(Data):
     """Whether a word that an answer should have is there; None where nothing is expected."""
 
 
-class Predicted(Data):
+class Forecast(Data):
     """What nobody measured: the cost model's step, and the residency rules' word on weights."""
 
     chip: str
@@ -88,15 +88,15 @@ class Point(Data):
     top1: float
     cosines: dict[str, float]
     """Mean cosine of the hidden tensor that each shard hands on, chained."""
-    smoke: tuple[Answer, ...]
-    predicted: Predicted
+    smoke: tuple[SmokeAnswer, ...]
+    predicted: Forecast
     seconds: float
-    model: Model
-    text: Text
+    model: JudgedModel
+    text: JudgedText
     producer: dict[str, str]
 
 
-class Score(Data):
+class LayerScore(Data):
     """KL to the fp16 weights when only one layer's weights of a kind are compressed."""
 
     key: str
@@ -106,7 +106,7 @@ class Score(Data):
     kl: float
 
 
-Line = TypeVar("Line", Point, Score)
+Line = TypeVar("Line", Point, LayerScore)
 
 
 class Lines(Generic[Line]):

@@ -11,7 +11,7 @@ from pydantic import Field
 from cetane.checkpoint import Tokenizer
 from cetane.gates.compressions import Judge
 from cetane.gates.probes import asked
-from cetane.sweep.points import Answer
+from cetane.sweep.points import SmokeAnswer
 from cetane.validation import Data
 
 LENGTH = 24
@@ -43,22 +43,22 @@ def ask(judge: Judge) -> list[list[int]]:
     """The model's answer to every prompt."""
     tokenizer = judge.checkpoint.tokenizer
     room = judge.planner.recipe.cache.context
-    found = []
+    answers = []
     for prompt in load_prompts():
         tokens = asked(tokenizer, prompt.text)
         length = min(LENGTH, room - len(tokens))
-        found.append(judge.answer(tokens, length) if length > 0 else [])
-    return found
+        answers.append(judge.answer(tokens, length) if length > 0 else [])
+    return answers
 
 
 def compare(
     tokenizer: Tokenizer, answers: Sequence[Sequence[int]], truth: Sequence[Sequence[int]]
-) -> tuple[Answer, ...]:
+) -> tuple[SmokeAnswer, ...]:
     """Answers beside those of the fp16 weights."""
     made = []
     for prompt, mine, theirs in zip(load_prompts(), answers, truth, strict=True):
         text = tokenizer.decode(mine)
         pairs = zip(mine, theirs, strict=False)
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        made.append(Answer(id=prompt.id, text=text, same=same, expected=prompt.answered(text)))
+        made.append(SmokeAnswer(id=prompt.id, text=text, same=same, expected=prompt.answered(text)))
     return tuple(made)

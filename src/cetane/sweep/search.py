@@ -25,9 +25,9 @@ from cetane.planner import Planner
 from cetane.schema.manifest import producers
 from cetane.schema.recipe import Recipe, parse_recipe
 from cetane.sweep import mixed, moments, smoke
+from cetane.sweep.forecast import predict
 from cetane.sweep.grid import Candidate, candidate, weights
-from cetane.sweep.points import Lines, Model, Point, Predicted, Score, Text, key_of
-from cetane.sweep.predicted import predict
+from cetane.sweep.points import Forecast, JudgedModel, JudgedText, LayerScore, Lines, Point, key_of
 
 CALIBRATION, LAYERS, JUDGED = 512, 128, 1024
 """Tokens of the text: at its beginning those that sensitivities are measured on, of them the first
@@ -60,7 +60,7 @@ class Passage:
 
 
 @dataclass
-class Sweep:
+class CompressionSweep:
     """The points of one model, recipe, text and chip; `folder` keeps them from one run to the next.
 
     Weights are loaded, and the fp16 ones run, when the first point is not known yet.
@@ -81,7 +81,7 @@ class Sweep:
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         self.points = Lines(self.folder / POINTS, Point)
-        self.scores = Lines(self.folder / SCORES, Score)
+        self.scores = Lines(self.folder / SCORES, LayerScore)
         self.predictor = Predictor(self.chip)
 
     @cached_property
@@ -115,9 +115,9 @@ class Sweep:
         if written_for(path) != key:
             self.progress("sensitivities", 0, 1)
             self.judge.compress(Selection())
-            found = moments.measure(self.judge, self.passage.calibration)
+            measured = moments.measure(self.judge, self.passage.calibration)
             with disk_errors(path), replacing(path) as temporary:
-                found.save(temporary, key)
+                measured.save(temporary, key)
         made = SensitivityFile(
             file=SENSITIVITY, sha256=hashlib.sha256(path.read_bytes()).hexdigest()
         )
@@ -161,11 +161,11 @@ class Sweep:
         others = sum(2 * w.elements for w in weights(self.planner) if w.name not in taken)
         options = mixed.harms(groups, self.harm, self.counted, self.progress)
         for size in dict.fromkeys(sizes):
-            found = mixed.mix(groups, options, size - others, self.counted)
-            if found is None:
+            chosen = mixed.mix(groups, options, size - others, self.counted)
+            if chosen is None:
                 self.refused[f"mixed, {size / 1e6:.1f} MB"] = "the smallest formats do not fit"
             else:
-                known.append(self.point(found))
+                known.append(self.point(chosen))
         return known
 
     def harm(self, group: mixed.Group, form: Format, selection: Selection) -> float:
@@ -178,7 +178,7 @@ class Sweep:
             self.judge.sensitivities = self.counted.read()
             self.judge.compress(selection)
             kl = self.judge.compare(truth).kl
-            score = Score(key=key, layer=group.layer, kind=group.kind, format=form.name, kl=kl)
+            score = LayerScore(key=key, layer=group.layer, kind=group.kind, format=form.name, kl=kl)
             self.scores.append(score)
         return score.kl
 
@@ -210,7 +210,7 @@ class Sweep:
         return point
 
     def measure(
-        self, wanted: Candidate, key: str, planner: Planner, predicted: Predicted, started: float
+        self, wanted: Candidate, key: str, planner: Planner, predicted: Forecast, started: float
     ) -> Point:
         truth, answers = self.truth, self.answers
         if wanted.selection.sensitivity is not None:
@@ -236,9 +236,9 @@ class Sweep:
             smoke=smoke.compare(self.checkpoint.tokenizer, answered, answers),
             predicted=predicted,
             seconds=time.perf_counter() - started,
-            model=Model(source=location(self.checkpoint.source),
+            model=JudgedModel(source=location(self.checkpoint.source),
                         fingerprint=self.checkpoint.fingerprint),
-            text=Text(name=self.passage.name, sha256=self.passage.sha256,
+            text=JudgedText(name=self.passage.name, sha256=self.passage.sha256,
                       tokens=sum(len(window.tokens) - 1 for window in truth)),
             producer=producers(),
         )  # fmt: skip
@@ -272,7 +272,7 @@ def best(points: Sequence[Point], budget: int) -> Point | None:
     return min(fitting, key=lambda p: (p.kl, p.weight_bytes), default=None)
 
 
-def write_recipe(sweep: Sweep, point: Point) -> Path:
+def write_recipe(sweep: CompressionSweep, point: Point) -> Path:
     """The sweep's recipe with a point's compression, as TOML that `cetane port -r` takes."""
     content = sweep.recipe_of(point.compression).model_dump(mode="json", exclude_defaults=True)
     content["name"] = point.name

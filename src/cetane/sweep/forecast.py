@@ -17,20 +17,20 @@ from cetane.gates.residency.target import Target
 from cetane.mil.program import Block, Constant, Function, Op, Program, TensorType, Value
 from cetane.perf.predict import Predictor
 from cetane.planner import Planner
-from cetane.sweep.points import Predicted
+from cetane.sweep.points import Forecast
 
 
-def predict(planner: Planner, predictor: Predictor, target: Target) -> Predicted:
+def predict(planner: Planner, predictor: Predictor, target: Target) -> Forecast:
     """Speed of decoding on the predictor's chip, residency of weights on a target."""
     step = predictor.predict(planner, "decode")
-    found = audit(programs(planner), target)
-    findings = [f for function in found.functions for f in function.findings]
-    return Predicted(
+    audited = audit(programs(planner), target)
+    findings = [f for function in audited.functions for f in function.findings]
+    return Forecast(
         chip=predictor.chip.id,
         decode_ms=step.ms,
         tok_s=step.tok_s,
         binds=step.binds,
-        weights_off_ane=weights_off_ane(found.functions),
+        weights_off_ane=weights_off_ane(audited.functions),
         rules=tuple(dict.fromkeys(f.rule for f in findings)),
     )
 
