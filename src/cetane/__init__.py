@@ -1,3 +1,80 @@
-"""cetane: port language models to Apple's Neural Engine from any machine."""
+"""cetane: port language models to Apple's Neural Engine from any machine.
+
+The public API. Every function returns data, prints nothing and raises `CetaneError` only. Names are
+imported on first use, since some need torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cetane.bundle import Bundle
+    from cetane.errors import CetaneError
+    from cetane.pipeline.audit import ResidencyResult, audit
+    from cetane.pipeline.diff import DiffResult, diff
+    from cetane.pipeline.draft_head import HeadOutcome, HeadTraining, train_head
+    from cetane.pipeline.language_model import Completion, CompletionStream, LanguageModel, load
+    from cetane.pipeline.plan import plan
+    from cetane.pipeline.port import PortResult, port
+    from cetane.pipeline.validate import Validation, perplexity, validate
+    from cetane.schema.plan import Plan
+    from cetane.schema.recipe import Recipe
+    from cetane.sweeps.run import SweepResult, sweep
 
 __version__ = "0.1.0"
+__all__ = [
+    "Bundle",
+    "CetaneError",
+    "Completion",
+    "CompletionStream",
+    "DiffResult",
+    "HeadOutcome",
+    "HeadTraining",
+    "LanguageModel",
+    "Plan",
+    "PortResult",
+    "Recipe",
+    "ResidencyResult",
+    "SweepResult",
+    "Validation",
+    "audit",
+    "diff",
+    "load",
+    "perplexity",
+    "plan",
+    "port",
+    "sweep",
+    "train_head",
+    "validate",
+]
+
+HOMES = {
+    "cetane.bundle": ("Bundle",),
+    "cetane.errors": ("CetaneError",),
+    "cetane.pipeline.audit": ("ResidencyResult", "audit"),
+    "cetane.pipeline.diff": ("DiffResult", "diff"),
+    "cetane.pipeline.draft_head": ("HeadOutcome", "HeadTraining", "train_head"),
+    "cetane.pipeline.language_model": (
+        "Completion", "CompletionStream", "LanguageModel", "load",
+    ),
+    "cetane.pipeline.plan": ("plan",),
+    "cetane.pipeline.port": ("PortResult", "port"),
+    "cetane.pipeline.validate": ("Validation", "perplexity", "validate"),
+    "cetane.schema.plan": ("Plan",),
+    "cetane.schema.recipe": ("Recipe",),
+    "cetane.sweeps.run": ("SweepResult", "sweep"),
+}  # fmt: skip
+"""The module of every public name."""
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in HOMES.items():
+        if name in names:
+            value = getattr(importlib.import_module(module), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,16 +1,32 @@
 """The one exception for everything a user can put right."""
 
+import re
+
+LONGEST = 300
+"""Characters of a message, and of a hint; a file's own words must not fill the screen."""
+
 
 class CetaneError(Exception):
     """Bad input or a broken file. The command line prints it as one line and exits with 2.
 
-    `message` says what is wrong, where, and why; `hint` names the next thing to try.
+    `message` says what is wrong, where, and why; `hint` names the next thing to try. Both are
+    printable and short whatever a hostile file put into them.
     """
 
     def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = printable(message)
+        self.hint = None if hint is None else printable(hint)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message} ({self.hint})"
+
+
+def printable(text: str, longest: int | None = LONGEST) -> str:
+    """`text` as one line that any terminal can show: control characters, marks that change the
+    direction of writing and lone surrogates are escaped, and the middle of a long text is left out.
+    """
+    line = re.sub(r"\s*[\r\n]\s*", " ", text.strip())
+    if longest is not None and len(line) > longest:
+        line = f"{line[: longest * 3 // 4]} ... {line[len(line) - longest // 4 + 5 :]}"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

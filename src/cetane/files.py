@@ -1,22 +1,29 @@
 """Files as cetane reads, writes and lists them: whole or not at all, and never believed unseen."""
 
 import errno
+import fcntl
 import hashlib
+import io
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from socket import gethostname
-from typing import Any
+from typing import Any, BinaryIO, Generic, TypeVar
 
+import tomli_w
 from filelock import FileLock, Timeout
+from pydantic import TypeAdapter
 
 from cetane.errors import CetaneError
-from cetane.validation import Data
+from cetane.validation import Data, parse_json, parse_toml, validated
 
+Line = TypeVar("Line")
 Progress = Callable[[str, int, int], None]
 """Called with what is being made, how many parts are done, and how many there are."""
 
@@ -68,7 +75,7 @@ def disk_errors(path: Path) -> Iterator[None]:
             hint = f"free some space there and in {tempfile.gettempdir()}, then run it again"
             raise CetaneError(f"disk full while writing {path}", f"{hint}: it resumes") from error
         if isinstance(error, OSError):
-            raise CetaneError(f"cannot write {path}: {error}") from error
+            raise CetaneError(f"cannot write {path}: {error.strerror or error}") from error
         raise
 
 
@@ -91,17 +98,23 @@ def records(root: Path, folder: Path) -> dict[str, FileRecord]:
 
 
 def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Of a regular file; CetaneError when it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CetaneError(f"cannot read {path}: {error}") from error
 
 
 def inside(root: Path, name: str) -> Path:
-    """A path inside a folder; CetaneError for any that is not."""
+    """A path inside a folder, without links; CetaneError for any other."""
     parts = PurePosixPath(name)
     path = root / parts
     odd = parts.is_absolute() or ".." in parts.parts or "\0" in name
-    if odd or not path.resolve().is_relative_to(root.resolve()):
+    if odd or not (real := path.resolve()).is_relative_to(root.resolve()):
         raise CetaneError(f"{root}: the manifest points outside the bundle: {name}")
+    if real != root.resolve() / parts:
+        raise CetaneError(f"{root}: {name} is a link")
     return path
 
 
@@ -142,28 +155,187 @@ def write_cache(path: Path, text: str) -> None:
                 temporary.unlink(missing_ok=True)
 
 
-def read_text(path: Path) -> str:
-    """The UTF-8 text of `path`; CetaneError when it cannot be read."""
+LARGEST = 1 << 26
+"""Bytes of a file that is read whole; the largest index of a released checkpoint has 10 MB."""
+LARGEST_TOML = 1 << 18
+"""The largest recipe has 8 kB; tomllib takes 3 s for 1 MB."""
+
+
+def open_regular(path: Path, follow: bool = True) -> BufferedReader:
+    """A regular file, opened for reading; OSError for a link, unless `follow`, and for devices,
+    pipes and folders, which could block or never end."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    handle = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return open(handle, "rb")
+
+
+def read_bytes(path: Path, most: int = LARGEST, follow: bool = True) -> bytes:
+    """All of a regular file of at most `most` bytes: the door for every file that is read whole.
+
+    CetaneError when it cannot be read, is larger, or is no regular file. Files that a stranger
+    may have laid out (a bundle's) are opened with `follow=False`: a link is refused.
+    """
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CetaneError(f"cannot read {path}: {error}") from error
+        with open_regular(path, follow) as file:
+            content = file.read(most + 1)
+    except OSError as error:
+        link = error.errno == errno.ELOOP
+        raise CetaneError(f"cannot read {path}: {'it is a link' if link else error}") from error
+    if len(content) > most:
+        raise CetaneError(f"{path} is larger than the {most:,} bytes that such a file may have")
+    return content
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_text(path: Path, most: int = LARGEST, follow: bool = True) -> str:
+    """The UTF-8 text of `path`; CetaneError as `read_bytes`."""
+    try:
+        return read_bytes(path, most, follow).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CetaneError(f"cannot read {path}: it is not UTF-8: {error}") from error
+
+
+def read_json(path: Path, follow: bool = True) -> dict[str, Any]:
     """The JSON object in `path`; CetaneError when it cannot be read or is something else."""
-    try:
-        value = json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise CetaneError(f"{path} is not valid JSON: {error}") from error
+    value = parse_json(read_bytes(path, follow=follow), str(path))
     if not isinstance(value, dict):
         raise CetaneError(f"{path} holds a JSON {type(value).__name__}, not an object")
     return value
 
 
-def read_json_if_present(path: Path) -> dict[str, Any]:
+def read_json_if_present(path: Path, follow: bool = True) -> dict[str, Any]:
     """As `read_json`, and empty when there is no such file."""
-    return read_json(path) if path.is_file() else {}
+    return read_json(path, follow) if path.is_file() else {}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The TOML table in `path`; CetaneError when it cannot be read or is something else."""
+    return parse_toml(read_text(path, LARGEST_TOML), str(path))
+
+
+def write_toml(path: Path, content: Mapping[str, Any]) -> None:
+    """Write TOML in one step."""
+    with disk_errors(path), replacing(path) as temporary:
+        temporary.write_text(tomli_w.dumps(content), encoding="utf-8")
+
+
+def regular_files(root: Path) -> list[str]:
+    """Paths, from `root`, of the files under it, sorted; CetaneError unless everything there is a
+    regular file or a folder: a link shows what is elsewhere, and a pipe blocks its reader."""
+    names, folders = [], [root]
+    while folders:
+        folder = folders.pop()
+        try:
+            entries = list(os.scandir(folder))
+        except OSError as error:
+            raise CetaneError(f"cannot read {folder}: {error.strerror}") from error
+        for entry in entries:
+            path = folder / entry.name
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(path)
+            elif entry.is_file(follow_symlinks=False):
+                names.append(path.relative_to(root).as_posix())
+            else:
+                kind = "a link" if entry.is_symlink() else "neither a file nor a folder"
+                raise CetaneError(f"{root}: {path.relative_to(root)} is {kind}")
+    return sorted(names)
+
+
+class Ledger(Generic[Line]):
+    """A file of one JSON object a line, appended and synced; it need not exist yet.
+
+    A power loss can cut the last line off. `append` and `repair` set such a line aside in
+    `NAME.broken`, and everything before it stays. A broken line elsewhere is an error.
+    """
+
+    def __init__(self, path: Path, kind: TypeAdapter[Line], hint: str) -> None:
+        """Lines of a `kind`; `hint` is what an error about a broken line suggests."""
+        self.path, self.kind, self.hint = path, kind, hint
+        self.broken = path.with_name(path.name + ".broken")
+
+    def read(self) -> list[Line]:
+        """All lines in order, without a last one that was cut off; CetaneError for one that is
+        no line of this ledger. Changes nothing."""
+        return self._parse(read_bytes(self.path))[0] if self.path.exists() else []
+
+    def append(self, line: Line) -> None:
+        """Add a line, and return when it is on the disk."""
+        with disk_errors(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self._locked() as file:
+                self._mend(file)
+                file.write(self.kind.dump_json(line) + b"\n")
+                sync(file)
+
+    def repair(self) -> int:
+        """Set a last line that was cut off aside; returns its bytes, 0 if nothing is broken."""
+        if not self.path.exists():
+            return 0
+        if not self._lost(read_bytes(self.path)):
+            return 0  # a ledger that may not be written can still be read
+        with disk_errors(self.path), self._locked() as file:
+            return self._mend(file)
+
+    def _lost(self, content: bytes) -> bytes:
+        return content[self._parse(content)[1] :]
+
+    @contextmanager
+    def _locked(self) -> Iterator[BinaryIO]:
+        """The file for appending, while no other process does."""
+        new = not self.path.exists()
+        with self.path.open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if new:
+                sync_folder(self.path.parent)
+            yield file
+
+    def _mend(self, file: BinaryIO) -> int:
+        file.seek(0)
+        content = file.read()
+        lost = self._lost(content)
+        if lost:
+            with self.broken.open("ab") as aside:
+                aside.write(lost + b"\n")
+                sync(aside)
+            file.truncate(len(content) - len(lost))
+            sync(file)
+        elif content and not content.endswith(b"\n"):  # only the line's end was lost
+            file.write(b"\n")
+            sync(file)
+        return len(lost)
+
+    def _parse(self, content: bytes) -> tuple[list[Line], int]:
+        """The lines, and how many bytes they take."""
+        lines: list[Line] = []
+        kept = 0
+        texts = io.BytesIO(content).readlines()
+        for number, text in enumerate(texts, 1):
+            where = f"{self.path}: line {number} is broken"
+            try:
+                value = parse_json(text, where)
+            except CetaneError as error:
+                if number == len(texts) and not text.endswith(b"\n"):
+                    break
+                raise CetaneError(error.message, self.hint) from error
+            lines.append(validated(self.kind, value, where, self.hint))
+            kept += len(text)
+        return lines, kept
+
+
+def sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """A new file is there after a power loss only if its folder knows."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def read_exactly(path: Path, offset: int, nbytes: int) -> bytearray:
@@ -174,7 +346,7 @@ def read_exactly(path: Path, offset: int, nbytes: int) -> bytearray:
     """
     buffer = bytearray(nbytes)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(offset)
             count = file.readinto(buffer)
     except OSError as error:

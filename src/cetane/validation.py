@@ -1,9 +1,143 @@
-"""Data that is written to TOML and JSON, and what is said of data that does not fit."""
+"""Data from TOML and JSON: one base, one set of limits, one way to say what does not fit."""
 
-from pydantic import BaseModel, ConfigDict
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from cetane.errors import CetaneError
+
+MOST_DEPTH = 64
+"""Objects and lists inside each other; the deepest file of a real model has 12."""
+MOST_DIGITS = 40
+"""Of a whole number: transformers writes 10**30 where a tokenizer has no longest text."""
+
+Content = TypeVar("Content")
 
 
 class Data(BaseModel):
     """Base of everything that is written to TOML or JSON: immutable, unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def validated(
+    kind: type[Content] | TypeAdapter[Content], content: Any, where: str, hint: str | None = None
+) -> Content:
+    """`content` as data of a kind.
+
+    CetaneError says what does not fit as "WHERE: KEY: REASON"; for an unknown key it lists those
+    that the table may have.
+    """
+    adapter = kind if isinstance(kind, TypeAdapter) else TypeAdapter(kind)
+    try:
+        return adapter.validate_python(content)
+    except ValidationError as error:
+        known = kind if isinstance(kind, type) else None
+        raise CetaneError(f"{where}: {reason(error, known)}", hint) from error
+    except RecursionError as error:
+        raise CetaneError(f"{where}: too deeply nested", hint) from error
+
+
+def reason(error: ValidationError, kind: type[Any] | None = None) -> str:
+    """The first thing that does not fit, as "KEY: REASON"."""
+    first = error.errors()[0]
+    location = first["loc"]
+    key = ".".join(map(str, location))
+    if first["type"] == "extra_forbidden":
+        options = keys_at(kind, location[:-1])
+        text = f"unknown key; {guess(str(location[-1]), options)}known: {', '.join(options)}"
+    else:
+        text = first["msg"].removeprefix("Value error, ")
+    return f"{key}: {text}" if key else text
+
+
+def keys_at(kind: Any, location: tuple[int | str, ...]) -> list[str]:
+    """The keys that a table inside data of a kind may have."""
+    models = models_of(kind)
+    for part in location:
+        fields = [model.model_fields[part] for model in models if part in model.model_fields]
+        if fields:  # else the part is a place in a list, a key of a dict, or the tag of a union
+            models = [model for field in fields for model in models_of(field.annotation)]
+    return list(dict.fromkeys(name for model in models for name in model.model_fields))
+
+
+def models_of(annotation: Any) -> list[type[BaseModel]]:
+    """The models that an annotation names, at any depth."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in models_of(argument)]
+
+
+def guess(name: str, options: Iterable[str]) -> str:
+    """`did you mean 'x'? ` for the option that is nearest to a name, "" if none is near."""
+    close = difflib.get_close_matches(name, options, n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
+
+
+def nearest(name: str, options: Iterable[str]) -> str:
+    """The three options that are nearest to a name, however far they are."""
+    return ", ".join(difflib.get_close_matches(name, options, n=3, cutoff=0))
+
+
+def parse_json(
+    text: str | bytes | bytearray, where: str, hint: str | None = None, unique: bool = False
+) -> Any:
+    """A JSON document; CetaneError for what is none, or is beyond the limits of this module.
+
+    `unique` refuses an object that has a key twice.
+    """
+    try:
+        content = json.loads(text, object_pairs_hook=without_duplicates if unique else None)
+        check_limits(content)
+    except (ValueError, RecursionError) as error:
+        raise CetaneError(f"{where} is not valid JSON: {spoken(error)}", hint) from error
+    return content
+
+
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """A TOML document; CetaneError for what is none, or is beyond the limits of this module."""
+    try:
+        check_keys(text)
+        content = tomllib.loads(text)
+        check_limits(content)
+    except (ValueError, RecursionError) as error:
+        raise CetaneError(f"{where}: not TOML: {spoken(error)}") from error
+    return content
+
+
+def spoken(error: Exception) -> str:
+    return "it is too deeply nested" if isinstance(error, RecursionError) else str(error)
+
+
+def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) != len(pairs):
+        raise ValueError("a name appears twice")
+    return content
+
+
+def check_limits(content: Any) -> None:
+    """RecursionError for content that is nested too deeply, ValueError for too many digits."""
+    level: list[Any] = [[content]]
+    for _ in range(MOST_DEPTH):
+        values = [v for each in level for v in (each.values() if isinstance(each, dict) else each)]
+        for value in values:
+            if isinstance(value, int) and abs(value) >= 10**MOST_DIGITS:
+                raise ValueError(f"a number of more than {MOST_DIGITS} digits")
+        level = [value for value in values if isinstance(value, dict | list)]
+        if not level:
+            return
+    raise RecursionError
+
+
+def check_keys(text: str) -> None:
+    """RecursionError for a dotted key of too many parts: tomllib reads it in quadratic time."""
+    parts = 0
+    for piece in text.split("."):
+        parts = 0 if any(mark in piece for mark in "\n,=") else parts + 1
+        if parts > MOST_DEPTH:
+            raise RecursionError

@@ -23,7 +23,8 @@ from cetane.engine.backend import Arrays
 from cetane.errors import CetaneError
 from cetane.lower.package import single_function
 from cetane.mil import load
-from cetane.mil.graph import Graph
+from cetane.mil.executor import compile
+from cetane.mil.lineage import Lineage
 
 SHARD = "head-0"
 """A norm and a projection: small, and quick."""
@@ -103,7 +104,7 @@ def test_scales_are_those_of_the_ranges(package: Path, calls: list[Arrays], tmp_
         (name,) = op.inputs["input"]
         assert isinstance(name, str)
         largest = max(-ranges[name]["rmin"], ranges[name]["rmax"])
-        scale = Graph(function).constant(op.inputs["scale"][0])
+        scale = Lineage(function).constant(op.inputs["scale"][0])
         assert scale == pytest.approx(largest / 127, rel=2e-3)
 
 
@@ -124,7 +125,7 @@ def test_it_computes_what_coremltools_own_entry_point_makes(
         plain = model.predict(calls[1])
     made = tmp_path / "made.mlpackage"
     quantize_package(package, calibrate(package, {"decode": calls[:1]}), False, made)
-    ours = load(made).functions["decode"].compile("fp32")
+    ours = compile(load(made).functions["decode"], "fp32")
     for call, outputs in zip(calls, wanted, strict=True):
         for name, logits in outputs.items():
             np.testing.assert_allclose(ours(call)[name], logits, rtol=1e-4, atol=1e-4)

@@ -1,7 +1,9 @@
 """A bundle is what was built, or it is refused."""
 
+import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +18,7 @@ from safetensors.torch import load_file
 
 from cetane.bundle import Bundle
 from cetane.bundle.tables import QuantizedRows, quantize_rows
-from cetane.errors import CetaneError
+from cetane.errors import CetaneError, printable
 from cetane.schema.manifest import SCHEMA
 
 FILES = (
@@ -94,7 +96,9 @@ def test_a_file_that_is_not_listed(path: Path, name: str) -> None:
 def test_a_manifest_that_points_outside(path: Path, name: str) -> None:
     (path.parent / "outside").write_bytes(b"")
     edit(path, lambda content: content["files"].update({name: {"bytes": 0, "sha256": ""}}))
-    with pytest.raises(CetaneError, match=f"points outside the bundle: {name}"):
+    with pytest.raises(
+        CetaneError, match=f"points outside the bundle: {re.escape(printable(name))}"
+    ):
         Bundle(path)
 
 
@@ -103,7 +107,7 @@ def test_a_symlink_that_leads_outside(path: Path, name: str) -> None:
     """Even when what it leads to is right."""
     shutil.move(path / name, path.parent / "elsewhere")
     os.symlink(path.parent / "elsewhere", path / name)
-    with pytest.raises(CetaneError, match="points outside the bundle"):
+    with pytest.raises(CetaneError, match=f"{name} is a link"):
         Bundle(path)
 
 
@@ -139,17 +143,17 @@ def without(*keys: str) -> Callable[[Any], None]:
     ("change", "message"),
     [
         (lambda c: c.update(schema_version=SCHEMA + 1), f"schema {SCHEMA + 1}"),
-        (lambda c: c.update(schema_version="1"), "schema 1"),
+        (lambda c: c.update(schema_version="1"), "no schema_version"),
         (without("schema_version"), "not a manifest.*schema_version"),
         (without("plan"), "plan: Field required"),
         (without("files"), "files: Field required"),
         (without("plan", "shards"), "plan.shards: Field required"),
         (without("plan", "recipe", "name"), "plan.recipe.name: Field required"),
-        (lambda c: c.update(more=1), "more: Extra inputs are not permitted"),
+        (lambda c: c.update(more=1), "more: unknown key; did you mean 'source'"),
         (lambda c: c["plan"]["recipe"]["cache"].update(contract="none"), "cache.contract"),
         (lambda c: c["files"].update({"x": {"bytes": "many", "sha256": ""}}), "files.x.bytes"),
-        (lambda c: [c], "not a manifest"),
-        (lambda c: 7, "not a manifest"),
+        (lambda c: [c], "holds a JSON list"),
+        (lambda c: 7, "holds a JSON int"),
     ],
 )
 def test_a_manifest_that_is_wrong(path: Path, change: Callable[[Any], Any], message: str) -> None:
@@ -161,7 +165,7 @@ def test_a_manifest_that_is_wrong(path: Path, change: Callable[[Any], Any], mess
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a": 1}' * 2])
 def test_a_manifest_that_is_not_json(path: Path, content: bytes) -> None:
     (path / "manifest.json").write_bytes(content)
-    with pytest.raises(CetaneError, match="not a manifest"):
+    with pytest.raises(CetaneError, match=r"manifest\.json (is not valid JSON|holds a JSON)"):
         Bundle(path)
 
 
@@ -212,14 +216,66 @@ def test_a_pickled_table_is_never_loaded(path: Path) -> None:
     assert not (path / "pwned").exists()
 
 
-def test_gates_that_lead_outside(path: Path) -> None:
-    (path.parent / "elsewhere").mkdir()
-    os.symlink(path.parent / "elsewhere", path / "gates")
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("name", ["gates", "more", "shards/more", "gates/golden.json"])
+def test_a_link_anywhere(path: Path, name: str, inside: bool) -> None:
+    """A linked folder shows what is elsewhere, and a copy of the bundle would carry it out."""
+    target = path / "tokenizer" if inside else path.parent / "elsewhere"
+    target.mkdir(exist_ok=True)
+    (path / name).parent.mkdir(exist_ok=True)
+    os.symlink(target, path / name)
+    with pytest.raises(CetaneError, match=f"{name} is a link"):
+        Bundle(path)
+
+
+@pytest.mark.parametrize("name", ["gates/golden.json", "pipe", "heads/medusa/head.json"])
+def test_a_pipe_blocks_nobody(path: Path, name: str) -> None:
+    (path / name).parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(path / name)
+    with pytest.raises(CetaneError, match=f"{name} is neither a file nor a folder"):
+        Bundle(path)
+
+
+def test_a_link_that_appears_later(path: Path) -> None:
     bundle = Bundle(path)
-    for act in (bundle.gates, lambda: bundle.write_gate("golden", {})):
-        with pytest.raises(CetaneError, match="outside the bundle"):
-            act()
-    assert list((path.parent / "elsewhere").iterdir()) == []
+    (path / "gates").mkdir(exist_ok=True)
+    os.symlink("/dev/zero", path / "gates" / "golden.json")
+    with pytest.raises(CetaneError, match="it is a link"):
+        bundle.gates()
+
+
+def test_a_bundle_that_may_not_be_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read and judged; its verdict is kept nowhere."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EROFS, "Read-only file system")
+
+    bundle = Bundle(path)
+    monkeypatch.setattr("cetane.bundle.folder.write_json", refuse)
+    assert not bundle.write_gate("golden", {"passed": True})
+    assert "golden" not in Bundle(path).gates()
+
+
+HEADER = b"\x93NUMPY\x01\x00"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"{'descr': '|O', 'fortran_order': False, 'shape': (2, 2), }",
+        b"{'descr': '<f2', 'fortran_order': True, 'shape': (2, 2), }",
+        b"{'descr': '<f2', 'fortran_order': False, 'shape': (-1, 2), }",
+        b"{'descr': '<f2', 'fortran_order': False, 'shape': (99999999999999, 2), }",
+        b"{'descr': '<f2', 'fortran_order': False, 'shape': (2, 2), 'more': 1, }",
+        b"[" * 40_000,
+        b"9" * 60_000,
+    ],
+)
+def test_a_table_whose_header_is_not_the_plans(path: Path, text: bytes) -> None:
+    content = HEADER + len(text).to_bytes(2, "little") + text + bytes(8)
+    (path / "embedding.npy").write_bytes(content)
+    with pytest.raises(CetaneError, match=r"embedding\.npy"):
+        Bundle(path).tables()
 
 
 def test_gate_results(path: Path) -> None:
@@ -238,7 +294,7 @@ def test_gate_results(path: Path) -> None:
 def test_a_gate_result_that_is_broken(path: Path) -> None:
     Bundle(path).write_gate("golden", {"passed": True})
     (path / "gates/golden.json").write_text("{")
-    with pytest.raises(CetaneError, match=r"golden\.json: not a gate result"):
+    with pytest.raises(CetaneError, match=r"golden\.json is not valid JSON"):
         Bundle(path).gates()
 
 

@@ -336,7 +336,7 @@ def unfinished(path: Path) -> None:
         (unfinished, "no manifest.json, not a complete bundle"),
         (shutil.rmtree, "no such bundle"),
         (lambda path: edit(path / "manifest.json", schema_version=99), "schema 99"),
-        (lambda path: (path / "manifest.json").write_text("{"), "not a manifest"),
+        (lambda path: (path / "manifest.json").write_text("{"), "not valid JSON"),
         (lambda path: (path / "extra").touch(), "extra is not in the manifest"),
     ],
 )

@@ -24,7 +24,8 @@ from cetane.engine.generate import generate, open_engine
 from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
-from cetane.mil import State, load
+from cetane.mil import TensorState, load
+from cetane.mil.executor import compile
 
 PROMPT = [7, 250, 31, 99, 4, 180, 66, 12, 5, 201, 43]
 
@@ -51,16 +52,18 @@ class Proxy:
         program = load(Path(path))
         self.units, self.name = units, function
         self.function = program.functions[function or "main"]
-        self.run = self.function.compile("fp16")
-        self.states: list[State] = []
+        self.run = compile(self.function, "fp16")
+        self.states: list[TensorState] = []
         self.dtypes: set[np.dtype[Any]] = set()
         self.made.append(self)
 
-    def newState(self) -> State:
+    def newState(self) -> TensorState:
         self.states.append(self.run.make_state())
         return self.states[-1]
 
-    def predict(self, data: dict[str, np.ndarray], state: State | None) -> dict[str, np.ndarray]:
+    def predict(
+        self, data: dict[str, np.ndarray], state: TensorState | None
+    ) -> dict[str, np.ndarray]:
         assert (state is not None) == bool(self.function.states)
         self.dtypes |= {array.dtype for array in data.values()}
         return self.run(data, state)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-import cetane.engine.portable
+import cetane.mil.fast.translate
 from cetane.bundle import Bundle
 from cetane.engine.engine import Engine
 from cetane.engine.generate import generate, open_engine
@@ -51,7 +51,7 @@ def engine(
 ) -> Engine:
     """An engine on each executor."""
     if request.param == "reference":
-        monkeypatch.setattr(cetane.engine.portable, "unsupported", lambda _: ["every op"])
+        monkeypatch.setattr(cetane.mil.fast.translate, "unsupported", lambda _: ["every op"])
     kinds = {"fast": FastGraph, "reference": ReferenceProgram}
     engine = Engine(variant.plan, PortableBackend(variant), variant.tables())
     for shard in variant.plan.shards:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from cetane.errors import CetaneError
 from cetane.mil import load
 from cetane.mil.compare import Comparer, Comparison, worst
+from cetane.mil.executor import compile
 from cetane.mil.inputs import random_inputs
 
 Build = Callable[..., Path]
@@ -95,7 +96,7 @@ def network(build: Build) -> Callable[..., Path]:
 
 def compared(first: Path, second: Path, precision: Any = "fp32", **inputs: Any) -> Comparison:
     one, other = (load(path).functions["main"] for path in (first, second))
-    comparer = Comparer(one.compile("fp32"), other.compile(precision))
+    comparer = Comparer(compile(one, "fp32"), compile(other, precision))
     return comparer(inputs or random_inputs(one))
 
 
@@ -409,7 +410,7 @@ def test_states_start_alike_and_stay_as_they_are(build: Build) -> None:
         build({"x": ((2,), "fp16")}, counter(step), states={"s": ((2,), "fp16")})
         for step in (1, 1.5)
     ]
-    first, second = (load(path).functions["main"].compile() for path in built)
+    first, second = (compile(load(path).functions["main"]) for path in built)
     state = first.make_state()
     state.tensors["s"] += 5
     comparer = Comparer(first, second)
@@ -500,7 +501,7 @@ def test_ops_that_read_themselves_end_in_an_error(build: Build) -> None:
         replace(identity, inputs={"x": ("s",)}),
     )
     for ops in ((sin, circle), pair):
-        body = replace(function.block, ops=ops)
-        damaged = replace(function, block=body).compile()
+        body = replace(function.body, ops=ops)
+        damaged = compile(replace(function, body=body))
         with pytest.raises(CetaneError, match="KeyError"):
-            Comparer(function.compile(), damaged)(random_inputs(function))
+            Comparer(compile(function), damaged)(random_inputs(function))

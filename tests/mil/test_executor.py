@@ -10,7 +10,7 @@ from coremltools.converters.mil import Builder as mb
 
 from cetane.errors import CetaneError
 from cetane.mil import Executable, load
-from cetane.mil.executor import SHARED
+from cetane.mil.executor import SHARED, compile
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def compiled(build: Callable[..., Path]) -> Callable[[int], Executable]:
             {"x": ((rows, 1), "fp32"), "n": ((1,), "int32")},
             lambda x, n: mb.gather(x=mb.add(x=x, y=np.ones((1, 1024), np.float32)), indices=n),
         )
-        return load(path).functions["main"].compile()
+        return compile(load(path).functions["main"])
 
     return make
 

@@ -10,14 +10,15 @@ import pytest
 from coremltools.converters.mil import Builder as mb
 
 from cetane.errors import CetaneError
-from cetane.mil import Function, load
+from cetane.mil import MilFunction, load
+from cetane.mil.executor import compile
 from cetane.mil.inputs import random_inputs, read_inputs
 
 X, N = np.ones((2, 3), np.float32), np.array([1], np.int32)
 
 
 @pytest.fixture(scope="module")
-def function(build: Callable[..., Path]) -> Function:
+def function(build: Callable[..., Path]) -> MilFunction:
     path = build(
         {"x": ((2, 3), "fp16"), "n": ((1,), "int32")},
         lambda x, n: mb.gather(x=x, indices=n, axis=0, name="y"),
@@ -25,23 +26,23 @@ def function(build: Callable[..., Path]) -> Function:
     return load(path).functions["main"]
 
 
-def test_random_inputs_are_taken(function: Function) -> None:
+def test_random_inputs_are_taken(function: MilFunction) -> None:
     inputs = random_inputs(function)
     assert {name: (a.shape, a.dtype) for name, a in inputs.items()} == {
         "x": ((2, 3), np.float16),
         "n": ((1,), np.int32),
     }
     assert inputs["n"] in (0, 1)
-    assert function.compile()(inputs)["y"].shape == (1, 3)
+    assert compile(function)(inputs)["y"].shape == (1, 3)
     again = random_inputs(function)
     assert all(np.array_equal(inputs[name], again[name]) for name in inputs)
 
 
-def test_inputs_of_a_file(function: Function, tmp_path: Path) -> None:
+def test_inputs_of_a_file(function: MilFunction, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=X * 7, n=N)
     inputs = read_inputs(tmp_path / "a.npz", function)
     assert (inputs["x"] == 7).all()
-    assert function.compile()(inputs)["y"].tolist() == [[7, 7, 7]]
+    assert compile(function)(inputs)["y"].tolist() == [[7, 7, 7]]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_inputs_of_a_file(function: Function, tmp_path: Path) -> None:
     ],
 )
 def test_arrays_that_do_not_fit(
-    function: Function, tmp_path: Path, arrays: dict[str, Any], message: str
+    function: MilFunction, tmp_path: Path, arrays: dict[str, Any], message: str
 ) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(CetaneError, match=message):
@@ -114,7 +115,9 @@ def huge(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, scribble, garble, text, empty, remove, folder, raw, huge])
-def test_damaged_files(function: Function, tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_damaged_files(
+    function: MilFunction, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
     file = tmp_path / "a.npz"
     np.savez(file, x=X, n=N)
     damage(file)

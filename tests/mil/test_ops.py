@@ -11,6 +11,7 @@ import torch
 from coremltools.converters.mil import Builder as mb
 
 from cetane.mil import load
+from cetane.mil.executor import compile
 from cetane.mil.ops import OPS
 
 rng = np.random.default_rng(0)
@@ -635,7 +636,7 @@ def test_op(case: Case, build: Callable[..., Any]) -> None:
     }
     fed = {name: array.astype(NUMPY[shapes[name][1]]) for name, array in arrays.items()}
     fed = fed or {"unused": np.zeros(1, np.float32)}
-    run = load(build(shapes, body)).functions["main"].compile("fp32")
+    run = compile(load(build(shapes, body)).functions["main"], "fp32")
     outputs = list(run(fed).values())
 
     expected = case.expected(**case.inputs) if callable(case.expected) else case.expected

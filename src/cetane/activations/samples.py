@@ -70,7 +70,7 @@ def conversations(bundle: Bundle) -> list[list[int]]:
 
 
 def random_samples(shard: ShardPlan) -> Samples:
-    """Normal numbers for every input of a shard's decode function, as the published port drew them."""
+    """Normal numbers for every input of a shard's decode function, as in the published port."""
     draw = np.random.default_rng(0)
     decode = next(function for function in shard.functions if function.tokens == 1)
     return {

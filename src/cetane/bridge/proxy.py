@@ -20,10 +20,10 @@ import numpy as np
 
 from cetane.bridge.compiled import compiled_copy, package_in_memory
 from cetane.bridge.runner import RunState
-from cetane.bridge.stage import Stage
+from cetane.bridge.stage import PipelineStage
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
-from cetane.mil.program import Function, Precision
+from cetane.mil.program import MilFunction, Precision
 from cetane.mil.reader import load_pipeline
 
 NEWEST_SPECIFICATION = 10  # iOS 26
@@ -50,7 +50,7 @@ class AssetProxy:
 class StateProxy:
     """What `MLState` holds: the states of one model between predictions."""
 
-    def __init__(self, function: Function, state: RunState) -> None:
+    def __init__(self, function: MilFunction, state: RunState) -> None:
         self._function = function
         self.state = state
 
@@ -98,7 +98,7 @@ class ModelProxy:
                 raise CetaneError(f"{path} is no package: only ML programs run here")
             pipeline = load_pipeline(self._path)
             self._stages = [
-                Stage(program, function_name, self.precision, self.fast)
+                PipelineStage(program, function_name, self.precision, self.fast)
                 for program in pipeline.programs
             ]
         self._outputs = pipeline.outputs

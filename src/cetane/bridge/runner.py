@@ -12,8 +12,9 @@ from cetane.errors import CetaneError
 from cetane.mil import executor
 from cetane.mil.bind import require_ops
 from cetane.mil.dtypes import NUMPY, Array
+from cetane.mil.executor import compile
 from cetane.mil.fast import FastProgram, unsupported
-from cetane.mil.program import Function, Precision, Program
+from cetane.mil.program import MilFunction, Precision, Program
 from cetane.mil.storage import STORAGE
 
 
@@ -40,7 +41,7 @@ class Runner:
         """The function's states, all zeros."""
         state = self._native.make_state()
         types = self._native.function.states
-        if isinstance(state, executor.State):
+        if isinstance(state, executor.TensorState):
             tensors = state.tensors
 
             def write(name: str, value: Array) -> None:
@@ -55,12 +56,12 @@ class Runner:
         return RunState(state, lambda name: arrays[name].copy(), store)
 
 
-def check(function: Function) -> None:
+def check(function: MilFunction) -> None:
     """CetaneError that lists the ops that no executor has."""
     require_ops(function)
 
 
-def prepare(program: Program, function: Function, precision: Precision, fast: bool) -> Runner:
+def prepare(program: Program, function: MilFunction, precision: Precision, fast: bool) -> Runner:
     """Compile for the fast executor if it may be used and has every op; else for the reference."""
     plain = not function.dictionaries and all(
         type_.dtype in NUMPY and type_.dtype != "string" for type_ in function.outputs.values()
@@ -70,4 +71,4 @@ def prepare(program: Program, function: Function, precision: Precision, fast: bo
             return Runner(FastProgram(program).function(function.name))
         except CetaneError:  # a form of an op that it lacks
             pass
-    return Runner(function.compile(precision))
+    return Runner(compile(function, precision))

@@ -9,11 +9,11 @@ from typing import Any
 from cetane.bridge.runner import Runner, RunState, check, prepare
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
-from cetane.mil.features import Interface, absent, given, taken
-from cetane.mil.program import Precision, Program, Range, TensorType, listed
+from cetane.mil.features import absent, given, taken
+from cetane.mil.program import Interface, Precision, Program, SizeRange, TensorType, listed
 
 
-class Stage:
+class PipelineStage:
     """A function of a program: a model, or one of a pipeline.
 
     Weights are decoded by the first prediction, not while loading: most models that coremltools
@@ -68,7 +68,7 @@ def _check_flexible(name: str, type_: TensorType, shape: tuple[int, ...]) -> Non
     if type_.any_shape or type_.enumerated or len(shape) != len(type_.shape):
         return
     for axis, (size, allowed) in enumerate(zip(shape, type_.shape, strict=True)):
-        if isinstance(allowed, Range) and size not in allowed:
+        if isinstance(allowed, SizeRange) and size not in allowed:
             raise CetaneError(
                 f"input {name}: Size ({size}) of dimension ({axis}) is not in allowed range "
                 f"({allowed})"

@@ -5,17 +5,16 @@ the digest of the bundle whose hidden states the head reads: another bundle refu
 manifest does not know of heads, so its digest stays what it is when one is added or replaced.
 """
 
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
+from cetane.bundle.arrays import open_array
 from cetane.errors import CetaneError
-from cetane.files import check_files, inside, sha256
+from cetane.files import check_files, inside, read_json, sha256
 from cetane.schema.draft_head import (
     HEADS,
     HELD_OUT,
@@ -28,7 +27,9 @@ from cetane.schema.draft_head import (
     HeadManifest,
 )
 from cetane.schema.function import Function
+from cetane.schema.manifest import check_schema
 from cetane.schema.plan import Plan
+from cetane.validation import validated
 
 TRAIN_AGAIN = "cetane train-head makes one for it"
 
@@ -72,53 +73,31 @@ class HeadShard:
 
     def vocabulary(self) -> np.ndarray[Any, Any]:
         """The tokens that it can propose, int32 `(R,)`, ascending."""
-        found = self._array(VOCABULARY)
-        if found.dtype != np.int32 or found.shape != (self.manifest.rows,):
-            raise CetaneError(f"{self.path}: {VOCABULARY} is {found.dtype} {found.shape}")
-        if found[0] < 0 or found[-1] >= self.plan.vocab or (np.diff(found) <= 0).any():
+        tokens = open_array(self.file(VOCABULARY), "<i4", (self.manifest.rows,))
+        if tokens[0] < 0 or tokens[-1] >= self.plan.vocab or (np.diff(tokens) <= 0).any():
             raise CetaneError(f"{self.path}: {VOCABULARY} holds what are no tokens in order")
-        return found
+        return tokens
 
     def rotary(self) -> dict[str, np.ndarray[Any, Any]]:
         """Its rotary tables `(2, context, D)` fp32, by name; none where it has no use for one."""
         if ROTARY not in self.manifest.files:
             return {}
-        found = self._array(ROTARY)
-        if found.ndim != 3 or found.shape[:2] != (2, self.plan.recipe.cache.context):
-            raise CetaneError(f"{self.path}: {ROTARY} has shape {found.shape}")
-        return {"default": found}
+        shape = (2, self.plan.recipe.cache.context, None)
+        return {"default": open_array(self.file(ROTARY), "<f4", shape)}
 
     def held_out(self) -> np.ndarray[Any, Any]:
         """Windows of text `(W, n)` that it was not trained on, int32."""
-        found = self._array(HELD_OUT)
-        fits = found.ndim == 2 and len(found) and found.shape[1] >= 2 * self.manifest.steps
-        if found.dtype != np.int32 or not fits:
-            raise CetaneError(f"{self.path}: {HELD_OUT} is {found.dtype} {found.shape}")
-        return found
-
-    def _array(self, name: str) -> np.ndarray[Any, Any]:
-        try:
-            return np.lib.format.open_memmap(self.file(name), mode="r")
-        except (OSError, ValueError) as error:
-            raise CetaneError(f"{self.path}: {name}: {error}") from error
+        windows = open_array(self.file(HELD_OUT), "<i4", (None, None))
+        if not len(windows) or windows.shape[1] < 2 * self.manifest.steps:
+            raise CetaneError(f"{self.path}: {HELD_OUT} has shape {windows.shape}")
+        return windows
 
 
 def read_manifest(file: Path) -> HeadManifest:
     """CetaneError for a manifest that is damaged or hostile."""
-    try:
-        content = json.loads(file.read_bytes())
-        if content["schema_version"] != SCHEMA:
-            raise CetaneError(
-                f"{file}: schema {content['schema_version']}, this cetane reads {SCHEMA}",
-                "train the head again",
-            )
-        return HeadManifest.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise CetaneError(f"{file}: {where}: {first['msg']}") from error
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CetaneError(f"{file}: not a head's manifest: {error!r}") from error
+    content = read_json(file, follow=False)
+    check_schema(content, SCHEMA, file, "train the head again")
+    return validated(HeadManifest, content, str(file))
 
 
 def open_heads(root: Path, digest: str, plan: Plan) -> dict[HeadKind, HeadShard]:

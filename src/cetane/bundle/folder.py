@@ -7,20 +7,24 @@ Draft heads (`draft_heads.py`) come and go after that: each is a folder with a m
 bound to the digest of the manifest here, which does not name them.
 """
 
-import json
+import errno
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from pydantic import ValidationError
-
+from cetane.bundle.arrays import open_array
 from cetane.bundle.draft_heads import HeadShard, listed_files, open_heads
 from cetane.bundle.tables import QuantizedRows, Rows, Tables
-from cetane.checkpoint import Tokenizer
 from cetane.errors import CetaneError
-from cetane.files import check_files, disk_errors, inside, sha256, write_json
+from cetane.files import (
+    check_files,
+    disk_errors,
+    inside,
+    read_json,
+    sha256,
+    write_json,
+)
 from cetane.schema.draft_head import HeadKind
 from cetane.schema.function import Function, TablePlan
 from cetane.schema.manifest import (
@@ -29,12 +33,19 @@ from cetane.schema.manifest import (
     SCHEMA,
     TOKENIZER,
     Manifest,
+    check_schema,
     rotary_path,
     scales_path,
     shard_path,
     table_path,
 )
 from cetane.schema.plan import Plan
+from cetane.validation import validated
+
+if TYPE_CHECKING:
+    from cetane.checkpoint import Tokenizer
+
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class Bundle:
@@ -48,23 +59,13 @@ class Bundle:
         if not file.is_file():
             hint = "run the same cetane port again, it goes on where it stopped"
             raise CetaneError(f"{path}: no {MANIFEST}, not a complete bundle", hint)
+        regular_files(path)
         self.manifest = self._read_manifest(file)
 
     def _read_manifest(self, file: Path) -> Manifest:
-        try:
-            content = json.loads(file.read_bytes())
-            if content["schema_version"] != SCHEMA:
-                raise CetaneError(
-                    f"{file}: schema {content['schema_version']}, this cetane reads {SCHEMA}",
-                    "port the model again",
-                )
-            manifest = Manifest.model_validate(content)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise CetaneError(f"{file}: {where}: {first['msg']}") from error
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise CetaneError(f"{file}: not a manifest: {error!r}") from error
+        content = read_json(file, follow=False)
+        check_schema(content, SCHEMA, file, "port the model again")
+        manifest = validated(Manifest, content, str(file))
         for name in manifest.files:
             self.file(name)
         return manifest
@@ -108,40 +109,37 @@ class Bundle:
     def tables(self) -> Tables:
         """The host's tables, memory-mapped; CetaneError if one has not the shape of the plan."""
         plan = self.plan
-        found = {name: self._rows(name, table) for name, table in plan.tables.items()}
-        rotary = {name: self._array(rotary_path(name)) for name in plan.rotary}
-        for name, table in rotary.items():
-            if table.ndim != 3 or table.shape[:2] != (2, plan.recipe.cache.context):
-                raise CetaneError(f"{self.path}: {rotary_path(name)} has shape {table.shape}")
-        return Tables(found.pop("tokens", None), rotary, found)
+        rows = {name: self._rows(name, table) for name, table in plan.tables.items()}
+        shape = (2, plan.recipe.cache.context, None)
+        rotary = {n: open_array(self.file(rotary_path(n)), "<f4", shape) for n in plan.rotary}
+        return Tables(rows.pop("tokens", None), dict(rotary), rows)
 
     def _rows(self, name: str, table: TablePlan) -> Rows:
-        rows = self._array(table_path(name))
-        if rows.shape != (table.rows, table.channels):
-            raise CetaneError(f"{self.path}: {table_path(name)} has shape {rows.shape}")
+        path, shape = self.file(table_path(name)), (table.rows, table.channels)
         if self.plan.recipe.embedding.format == "fp16":
-            return rows
-        scales = self._array(scales_path(name))
-        if rows.dtype != np.int8 or scales.shape != (table.rows,):
-            raise CetaneError(f"{self.path}: {scales_path(name)} does not fit {table_path(name)}")
-        return QuantizedRows(rows, scales)
-
-    def _array(self, name: str) -> np.ndarray[Any, Any]:
-        try:
-            return np.lib.format.open_memmap(self.file(name), mode="r")
-        except (OSError, ValueError) as error:
-            raise CetaneError(f"{self.path}: {name}: {error}") from error
+            return open_array(path, "<f2", shape)
+        scales = open_array(self.file(scales_path(name)), "<f2", (table.rows,))
+        return QuantizedRows(open_array(path, "|i1", shape), scales)
 
     @cached_property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> "Tokenizer":
+        from cetane.checkpoint import Tokenizer  # here: a manifest is read without it
+
         return Tokenizer.load(self.file(TOKENIZER))
 
-    def write_gate(self, name: str, result: dict[str, Any]) -> None:
-        """Store a gate's result, tied to this bundle by its digest."""
+    def write_gate(self, name: str, result: dict[str, Any]) -> bool:
+        """Store a gate's result, tied to this bundle by its digest; False where the bundle may not
+        be written, which hinders no gate."""
         folder = self.file(GATES)
-        with disk_errors(folder):
-            folder.mkdir(exist_ok=True)
-            write_json(folder / f"{name}.json", {"bundle": self.digest} | result)
+        try:
+            with disk_errors(folder):
+                folder.mkdir(exist_ok=True)
+                write_json(folder / f"{name}.json", {"bundle": self.digest} | result)
+        except CetaneError as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in READ_ONLY:
+                return False
+            raise
+        return True
 
     def gates(self) -> dict[str, dict[str, Any]]:
         """Stored gate results by gate name; those of another build are left out, and so are those
@@ -149,11 +147,8 @@ class Bundle:
         results = {}
         heads = {kind: head.digest for kind, head in self.heads().items()}
         for path in sorted(self.file(GATES).glob("*.json")):
-            try:
-                result = json.loads(path.read_bytes())
-            except ValueError as error:
-                raise CetaneError(f"{path}: not a gate result: {error}") from error
-            if not isinstance(result, dict) or result.get("bundle") != self.digest:
+            result = read_json(path, follow=False)
+            if result.get("bundle") != self.digest:
                 continue
             judged = result.get("heads", {})
             if isinstance(judged, dict) and judged.items() <= heads.items():
@@ -163,7 +158,6 @@ class Bundle:
 
 def relative_files(root: Path) -> Iterator[str]:
     """Files of a bundle that its manifest lists: all but itself and the gates' results."""
-    for path in sorted(root.rglob("*")):
-        name = path.relative_to(root)
-        if path.is_file() and name.parts[0] != GATES and name.as_posix() != MANIFEST:
-            yield name.as_posix()
+    for name in regular_files(root):
+        if not name.startswith(f"{GATES}/") and name != MANIFEST:
+            yield name

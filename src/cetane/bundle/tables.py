@@ -53,8 +53,8 @@ class QuantizedRows:
     def __getitem__(self, tokens: Any) -> np.ndarray[Any, Any]:
         """fp32 rows of some tokens."""
         scales = np.asarray(self.scales[tokens], np.float32) / 127
-        found: np.ndarray[Any, Any] = self.values[tokens] * scales[..., None]
-        return found
+        rows: np.ndarray[Any, Any] = self.values[tokens] * scales[..., None]
+        return rows
 
 
 def quantize_rows(

@@ -1,7 +1,20 @@
 """A model's config, tokenizer and lazily read tensors, under canonical (Hugging Face) names."""
 
-from cetane.checkpoint.checkpoint import Checkpoint
-from cetane.checkpoint.open import open_checkpoint
-from cetane.checkpoint.tokenizer import Tokenizer
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cetane.checkpoint.checkpoint import Checkpoint
+    from cetane.checkpoint.open import open_checkpoint
+    from cetane.checkpoint.tokenizer import Tokenizer
 
 __all__ = ["Checkpoint", "Tokenizer", "open_checkpoint"]
+
+_MODULES = {"Checkpoint": "checkpoint", "Tokenizer": "tokenizer", "open_checkpoint": "open"}
+
+
+def __getattr__(name: str) -> Any:
+    """Names are imported when they are used: a bundle's manifest is read without a tokenizer."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -28,6 +28,11 @@ class StoredTensor:
     shape: tuple[int, ...]
     dtype: str  # as the file names it: F32, F16, BF16, Q4_1 ...
 
+    @property
+    def stored_as(self) -> str:
+        """The number format, for people."""
+        return self.dtype
+
     def read(self) -> bytearray:
         return read_exactly(self.file, self.offset, self.nbytes)
 
@@ -74,8 +79,12 @@ class StackedTensor(StoredTensor):
 class Checkpoint(ABC):
     """A model's config, tokenizer and tensors. Only headers are read until a tensor is asked for.
 
-    `source` is what was opened; `config` is the content of Hugging Face's config.json.
+    `source` is what was opened; `config` is the content of Hugging Face's config.json, without
+    what it says of quantisation: tensors are read as what they stand for.
     """
+
+    quantization: str | None = None
+    """How weights are stored, for people, where a checkpoint came quantised."""
 
     def __init__(
         self, source: str, config: dict[str, Any], tensors: Mapping[str, StoredTensor]
@@ -96,8 +105,9 @@ class Checkpoint(ABC):
         return self._stored(name).shape
 
     def dtype(self, name: str) -> str:
-        """The number format as the file names it: F32, F16, BF16, or a GGUF type such as Q4_1."""
-        return self._stored(name).dtype
+        """The number format as the file names it: F32, F16, BF16, or a GGUF type such as Q4_1; of
+        a quantised weight what it is stored as, such as int4 (awq)."""
+        return self._stored(name).stored_as
 
     @abstractmethod
     def read(self, name: str) -> torch.Tensor:

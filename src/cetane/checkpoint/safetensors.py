@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cetane.checkpoint.checkpoint import Checkpoint, StoredTensor
+from cetane.checkpoint.integers import DTYPES, to_torch
+from cetane.checkpoint.quantized import QuantizedTensor, dequantized
 from cetane.checkpoint.text_part import has_text_part, text_config, text_tensors
 from cetane.checkpoint.tokenizer import TOKENIZER_FILES, Tokenizer
 from cetane.checkpoint.zaya_original import hf_config, hf_tensors, is_original
@@ -19,21 +21,6 @@ from cetane.files import file_identity, read_exactly, read_json
 if TYPE_CHECKING:
     import torch
 
-# safetensors' dtype -> torch's name and bytes per element
-DTYPES = {
-    "F64": ("float64", 8),
-    "F32": ("float32", 4),
-    "F16": ("float16", 2),
-    "BF16": ("bfloat16", 2),
-    "F8_E4M3": ("float8_e4m3fn", 1),
-    "F8_E5M2": ("float8_e5m2", 1),
-    "I64": ("int64", 8),
-    "I32": ("int32", 4),
-    "I16": ("int16", 2),
-    "I8": ("int8", 1),
-    "U8": ("uint8", 1),
-    "BOOL": ("bool", 1),
-}
 _MAX_HEADER = 100_000_000  # bytes; the format's own limit
 _PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 _INDEX = "model.safetensors.index.json"
@@ -48,12 +35,14 @@ class SafetensorsCheckpoint(Checkpoint):
         config = read_json(path)
         self._folder = folder
         self._in_files = tensors  # under the files' own names
+        tensors, config, quantization = dequantized(tensors, config, path)
         if is_original(config):
             config = hf_config(config, path)
             tensors = hf_tensors(tensors, config, path)
         elif has_text_part(config):
             config, tensors = text_config(config, path), text_tensors(tensors)
         super().__init__(source, config, tensors)
+        self.quantization = quantization
 
     @classmethod
     def open(
@@ -68,10 +57,10 @@ class SafetensorsCheckpoint(Checkpoint):
         return cls(source or str(weights or folder), folder, tensors)
 
     def read(self, name: str) -> torch.Tensor:
-        return _to_torch(self._stored(name))
+        return read_tensor(self._stored(name))
 
     def _read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        return _to_torch(self._stored(name).rows(start, stop))
+        return read_tensor(self._stored(name).rows(start, stop))
 
     def _load_tokenizer(self) -> Tokenizer:
         return Tokenizer.load(self._folder)
@@ -88,13 +77,8 @@ class SafetensorsCheckpoint(Checkpoint):
         return digest.hexdigest()
 
 
-def _to_torch(stored: StoredTensor) -> torch.Tensor:
-    import torch  # here, so that opening a checkpoint does not load it
-
-    dtype = getattr(torch, DTYPES[stored.dtype][0])
-    if stored.nbytes == 0:
-        return torch.empty(stored.shape, dtype=dtype)
-    return torch.frombuffer(stored.read(), dtype=dtype).reshape(stored.shape)
+def read_tensor(stored: StoredTensor) -> torch.Tensor:
+    return stored.values() if isinstance(stored, QuantizedTensor) else to_torch(stored)
 
 
 def refuse_pickle(paths: Iterable[Path]) -> None:

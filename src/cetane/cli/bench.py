@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from cetane.bundle import Bundle
-from cetane.cli.output import Json, console, print_json, progress, table
+from cetane.cli.output import BundlePath, Json, console, print_json, progress, table
 from cetane.cli.run import ask, message
-from cetane.cli.validate import BundlePath
 from cetane.engine.generate import open_engine
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError

@@ -12,8 +12,9 @@ from cetane.checkpoint import open_checkpoint
 from cetane.cli.output import Json, console, print_json, progress, table
 from cetane.errors import CetaneError
 from cetane.gates.diff import STAGES, AgainstModel, ModelDiff, compare_bundles
-from cetane.mil import Function, Program, load
+from cetane.mil import MilFunction, Program, load
 from cetane.mil.compare import DRIFT, TOLERANCE, Comparer, Comparison, OpGap
+from cetane.mil.executor import compile
 from cetane.mil.gap import Gap
 from cetane.mil.inputs import random_inputs, read_inputs
 from cetane.mil.program import LARGEST_FP16, Precision, listed
@@ -110,7 +111,7 @@ def package_pair(
     one, other = (pick(load(path), function) for path in (first, second))
     with progress("diff") as update:
         update("loading", 0, 2)
-        comparer = Comparer(one.compile("fp32"), other.compile(precision))
+        comparer = Comparer(compile(one, "fp32"), compile(other, precision))
         update("running", 1, 2)
         given = random_inputs(one) if inputs is None else read_inputs(inputs, one)
         result = comparer(given)
@@ -118,7 +119,7 @@ def package_pair(
     return {one.name: result}
 
 
-def pick(program: Program, name: str | None) -> Function:
+def pick(program: Program, name: str | None) -> MilFunction:
     wanted = name or program.default
     if wanted not in program.functions:
         raise CetaneError(

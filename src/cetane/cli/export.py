@@ -36,7 +36,7 @@ def export(
 
 
 def _onnx(source: Path, output: Path, json: bool) -> None:
-    from cetane.mil.fast.export import export as to_onnx  # onnx takes a while to load
+    from cetane.mil.fast.onnx_files import export as to_onnx  # onnx takes a while to load
 
     if output.exists():
         raise CetaneError(f"{output} exists", "choose another folder, or remove it")

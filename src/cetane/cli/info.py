@@ -2,9 +2,8 @@
 
 from cetane.bundle import Bundle
 from cetane.bundle.draft_heads import HeadShard
-from cetane.cli.output import Json, megabytes, print_json, table
+from cetane.cli.output import BundlePath, Json, megabytes, print_json, table
 from cetane.cli.plan import show
-from cetane.cli.validate import BundlePath
 
 
 def info(bundle: BundlePath, json: Json = False) -> None:

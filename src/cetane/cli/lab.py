@@ -12,10 +12,7 @@ from cetane.lab.document import Entry, cell, markdown
 from cetane.lab.experiment import Experiment, Status, find_experiment, load_experiments, shipped
 from cetane.lab.journal import Intent, Journal, Outcome, Verdict, as_dict
 from cetane.lab.new import template
-from cetane.lab.run import run as run_experiment
-from cetane.lab.run import settled
 from cetane.lab.verdict import decide
-from cetane.lab.workload import Setting
 
 commands = typer.Typer(
     no_args_is_help=True, help="Experiments as data: run them, judge them, keep a log."
@@ -156,6 +153,9 @@ def run(
 ) -> None:
     """Run experiments: build both arms, gate and measure them, log it all. A run that was stopped
     goes on. Exit code 1 when a gate is red or a run failed."""
+    from cetane.lab.run import run as run_experiment
+    from cetane.lab.run import settled
+    from cetane.lab.workload import Setting
     from cetane.mil.fast import share_threads
 
     if bool(names) == every:

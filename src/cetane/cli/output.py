@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +18,7 @@ errors = Console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 Model = Annotated[str, typer.Argument(help="A Hugging Face folder, a GGUF file, or a hub id.")]
+BundlePath = Annotated[Path, typer.Argument(help="A bundle.")]
 RecipeName = Annotated[
     str, typer.Option("--recipe", "-r", help="A recipe that comes with cetane, or a .toml file.")
 ]

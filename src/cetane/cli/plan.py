@@ -1,6 +1,6 @@
 """cetane plan: what a build would make."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -17,22 +17,15 @@ from cetane.cli.output import (
     progress,
     table,
 )
-from cetane.cli.predicted import (
-    explain_rates,
-    predicted_json,
-    show_predicted,
-    show_sweep,
-    sweep_json,
-)
 from cetane.errors import CetaneError
 from cetane.hardware.chips import DEFAULT_CHIP, Chip, find_chip, load_chips
-from cetane.perf.combinations import Combination, PlanSweep
-from cetane.perf.predict import Predictor
-from cetane.planner import Planner
 from cetane.schema.function import ShardPlan
 from cetane.schema.interface import Input, Output, State
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import load_recipe
+
+if TYPE_CHECKING:
+    from cetane.perf.combinations import Combination, Sweep
 
 
 def plan(
@@ -50,6 +43,18 @@ def plan(
     json: Json = False,
 ) -> None:
     """Show shards, functions, bytes and, for a chip, predicted speed, without reading weights."""
+    # Imported here: `cetane info` shows a plan too, without torch.
+    from cetane.cli.predicted import (
+        explain_rates,
+        predicted_json,
+        show_predicted,
+        show_sweep,
+        sweep_json,
+    )
+    from cetane.families import warn_unread
+    from cetane.perf.predict import Predictor
+    from cetane.planner import Planner
+
     if chip is None and (sweep or explain):
         raise CetaneError("--sweep and --explain need a chip", f"--chip {', '.join(load_chips())}")
     found = find_chip(chip) if chip else None
@@ -64,6 +69,8 @@ def plan(
     else:
         planner = Planner(checkpoint, chosen)
         resolved = planner.plan()
+        if warning := warn_unread(checkpoint.names(), planner.model):
+            errors.print(f"warning: {warning}", markup=False, soft_wrap=True)
         if json:
             content = resolved.model_dump(mode="json")
             print_json(content | (predicted_json(planner, predictor) if predictor else {}))
@@ -77,7 +84,7 @@ def plan(
         explain_rates(predictor)
 
 
-def swept(sweep: PlanSweep) -> list[Combination]:
+def swept(sweep: "Sweep") -> list["Combination"]:
     """All combinations, with a word on how far it is."""
     found = []
     with progress("sweep") as update:

@@ -8,8 +8,7 @@ import typer
 from cetane.activations import Options, Outcome, held_out, measure_activations, windows
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
-from cetane.cli.output import Json, console, megabytes, print_json, progress, table
-from cetane.cli.validate import BundlePath
+from cetane.cli.output import BundlePath, Json, console, megabytes, print_json, progress, table
 from cetane.gates.quality import read_tokens
 
 DEFAULTS = Options()

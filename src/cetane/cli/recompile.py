@@ -4,8 +4,7 @@ import time
 from typing import Any
 
 from cetane.bundle import Bundle
-from cetane.cli.output import Json, print_json, progress, table
-from cetane.cli.validate import BundlePath
+from cetane.cli.output import BundlePath, Json, print_json, progress, table
 from cetane.engine.coreml import CoreMLBackend
 
 

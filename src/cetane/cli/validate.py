@@ -15,8 +15,6 @@ from cetane.gates.quality import perplexity, read_tokens
 from cetane.gates.static import Finding, static_checks
 from cetane.schema.draft_head import HeadKind
 
-BundlePath = Annotated[Path, typer.Argument(help="A bundle.")]
-
 
 def validate(
     bundle: Annotated[

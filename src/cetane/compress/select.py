@@ -1,15 +1,15 @@
 """Which weight gets which compression format."""
 
-from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from cetane.compress.formats import Format, parse_format
 from cetane.compress.sensitivity import SensitivityFile
 from cetane.errors import CetaneError
+from cetane.validation import Data, nearest
 
 
 def _known_format(name: str) -> str:
@@ -22,7 +22,7 @@ def _known_format(name: str) -> str:
 FormatName = Annotated[str, AfterValidator(_known_format)]
 
 
-class Selection(BaseModel):
+class Selection(Data):
     """A recipe's `[compression]` table: from general to particular, and the last match wins.
 
     `default` applies to every weight, `types` to the weights of one kind ("attention", "head"),
@@ -30,8 +30,6 @@ class Selection(BaseModel):
     ("model.layers.0.*"), in the order of the file. `sensitivity` is what errors count, for the
     formats that ask.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     default: FormatName = "fp16"
     types: dict[str, FormatName] = Field(default_factory=dict)
@@ -70,10 +68,6 @@ class Selection(BaseModel):
         for pattern in self.names:
             if not any(fnmatchcase(name, pattern) for name in kinds):
                 raise CetaneError(
-                    f"compression.names: {pattern!r} matches no weight", _closest(pattern, kinds)
+                    f"compression.names: {pattern!r} matches no weight",
+                    f"the closest names are {nearest(pattern, kinds)}",
                 )
-
-
-def _closest(pattern: str, names: Iterable[str]) -> str:
-    matches = get_close_matches(pattern, names, n=3, cutoff=0)
-    return f"the closest names are {', '.join(matches)}"

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load, save
+from pydantic import Field, PrivateAttr
 
 from cetane.errors import CetaneError
+from cetane.files import read_bytes
+from cetane.validation import Data
 
 Vector = npt.NDArray[np.float32]
 KEY = "key"
@@ -39,10 +39,10 @@ class Sensitivities:
 
         CetaneError if there is none of this name, or for another number of inputs.
         """
-        found = self.inputs.get(name)
-        if found is None:
+        inputs = self.inputs.get(name)
+        if inputs is None:
             raise CetaneError(f"no sensitivities of {name}", "they are of another model")
-        part = found[slice(*columns)] if columns else found
+        part = inputs[slice(*columns)] if columns else inputs
         if len(shape) < 2 or part.shape != (shape[1],):
             raise CetaneError(
                 f"{name} has shape {shape}, but sensitivities of {len(part)} inputs",
@@ -52,6 +52,8 @@ class Sensitivities:
 
     def save(self, path: Path, key: str = "") -> str:
         """Write a safetensors file, and into it what they depend on; returns its SHA-256."""
+        from safetensors.numpy import save  # here: recipes are read without it
+
         content = save(self.inputs, {KEY: key})
         path.write_bytes(content)
         return hashlib.sha256(content).hexdigest()
@@ -59,6 +61,8 @@ class Sensitivities:
 
 def written_for(path: Path) -> str | None:
     """What the sensitivities in a file depend on; None for any other file, or none."""
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(path, "np") as file:
             return (file.metadata() or {}).get(KEY)
@@ -66,11 +70,9 @@ def written_for(path: Path) -> str | None:
         return None
 
 
-class SensitivityFile(BaseModel):
+class SensitivityFile(Data):
     """A recipe's `[compression.sensitivity]`: a safetensors file beside the recipe, and its hash,
     so that a recipe says what it makes whatever a folder holds."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     file: str = Field(min_length=1)
     sha256: str = Field(pattern="[0-9a-f]{64}")
@@ -89,15 +91,15 @@ class SensitivityFile(BaseModel):
 
     def read(self) -> Sensitivities:
         """CetaneError for a file that is not there, is another, or holds anything else."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
         path = self._folder / self.file
         try:
-            if path.stat().st_size > LARGEST:
-                raise CetaneError(f"{path}: too large for a file of sensitivities")
-            content = path.read_bytes()
-        except OSError as error:
+            content = read_bytes(path, LARGEST)
+        except CetaneError as error:
             raise CetaneError(
-                f"compression.sensitivity: cannot read {path}: {error.strerror}",
-                "cetane sweep MODEL writes it",
+                f"compression.sensitivity: {error.message}", "cetane sweep MODEL writes it"
             ) from error
         if hashlib.sha256(content).hexdigest() != self.sha256:
             raise CetaneError(

@@ -2,8 +2,8 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Generator, Sequence
+from typing import Literal, Protocol
 
 from cetane.bundle import Bundle
 from cetane.engine.backend import Backend
@@ -15,6 +15,8 @@ from cetane.engine.verify import NO_DRAFT, Draft, verify
 from cetane.errors import CetaneError
 
 BACKENDS = ("auto", "portable", "coreml")
+Ending = Literal["stop", "length", "context"]
+"""Why a generation ended: a stop token, as many tokens as wanted, or a full context."""
 
 
 def open_engine(bundle: Bundle, backend: str = "auto") -> Engine:
@@ -54,27 +56,29 @@ def generate(
     max_new: int,
     stop: Sequence[int] = (),
     speculation: Speculation | None = None,
-) -> Iterator[int]:
+) -> Generator[int, None, Ending]:
     """Feed the prompt, then yield up to `max_new` tokens; a stop token ends it, unyielded.
 
-    Also ends when the context is full. Every token that was yielded is in the session, except the
-    last: feed it first when the conversation goes on. `speculation` changes the speed only.
+    Also ends when the context is full; returns why it ended. Every token that was yielded is in
+    the session, except the last: feed it first when the conversation goes on. `speculation`
+    changes the speed only.
     """
     if speculation is not None:
         speculation.begin(session, prompt)
     logits = session.feed(prompt)
     if not max_new:
-        return
+        return "length"
     assert logits is not None
     new, left = [sampler(logits)], max_new
     while True:
         said = until(new, stop)
         yield from said
         left -= len(said)
-        if len(said) < len(new) or not left or session.position == session.context:
+        stopped = len(said) < len(new)
+        if stopped or not left or session.position == session.context:
             if speculation is not None:
                 speculation.end(said)
-            return
+            return "stop" if stopped else "context" if left else "length"
         started = time.perf_counter()
         most = min(left, max(session.widths, default=1)) - 1
         draft = NO_DRAFT if speculation is None else speculation.draft(new, most)

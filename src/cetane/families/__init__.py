@@ -7,12 +7,11 @@ names below and no module of this folder.
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any, Protocol
 
 import torch
-from pydantic import ValidationError
 
 from cetane.errors import CetaneError
 from cetane.families.axes import Axes, tensor_layout
@@ -46,6 +45,7 @@ from cetane.families.layers import Heads, Held, Leaf, Projection, RMSNorm, atten
 from cetane.families.rotary import RotaryTable
 from cetane.families.shard import Shard
 from cetane.schema.interface import Order
+from cetane.validation import validated
 
 __all__ = [
     "Axes",
@@ -177,15 +177,7 @@ def options_of(kind: str, options: Mapping[str, Any]) -> Any:
     own = families()[kind].Options
     departs = "departures" in options and bool(known_departures(kind))
     content = {k: v for k, v in options.items() if not (departs and k == "departures")}
-    try:
-        return own.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, ("family", *first["loc"])))
-        known = [*own.model_fields, *(["departures"] if known_departures(kind) else [])]
-        raise CetaneError(
-            f"{key}: {first['msg']}; a {kind} model's options: {', '.join(known) or 'none'}"
-        ) from error
+    return validated(own, content, f"the [family] options of a {kind} model")
 
 
 def parse_config(config: dict[str, Any]) -> Any:
@@ -229,3 +221,25 @@ def check_sizes(config: SizedConfig) -> None:
         raise CetaneError(
             f"{where}: num_attention_heads = {query} is no multiple of num_key_value_heads = {kv}"
         )
+
+
+BUFFERS = (".rotary_emb.inv_freq", ".attention.bias", ".masked_bias")
+"""What old checkpoints store beside weights: it follows from the config."""
+
+
+def unread(names: Iterable[str], model: Model) -> list[str]:
+    """Tensors of a checkpoint that the model reads nothing from.
+
+    Some are harmless, such as heads for training. Many are how a misread checkpoint shows.
+    """
+    known = model.tensors()
+    return [name for name in names if name not in known and not name.endswith(BUFFERS)]
+
+
+def warn_unread(names: Iterable[str], model: Model) -> str | None:
+    """A warning about tensors that nobody reads, None where there are none."""
+    idle = unread(names, model)
+    if not idle:
+        return None
+    more = f" and {len(idle) - 3} more" if len(idle) > 3 else ""
+    return f"the model reads nothing from {', '.join(idle[:3])}{more}"

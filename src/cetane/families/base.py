@@ -138,8 +138,8 @@ class Block(nn.Module):
         return Weight(self.prefix + path, shape, held.stored, held.kind, pick=held.pick)
 
     def split_contracting(self, bits: Bits) -> None:
-        """Cut the projections whose weights are on the notch; for whoever makes the block, before
-        anyone else sees it."""
+        """Cut the projections whose weights are on the notch. Only the maker of a block calls this,
+        before plans share it."""
         for path, weight in list(self.weights()):
             parent, _, name = path.rpartition(".")
             module = self.get_submodule(parent)
@@ -162,6 +162,8 @@ class Block(nn.Module):
 
 def check_finite(name: str, tensor: Tensor) -> None:
     """CetaneError for weights that no port can be right with."""
+    if not tensor.is_floating_point() or tensor.itemsize == 1:
+        raise CetaneError(f"{name}: holds {str(tensor.dtype).removeprefix('torch.')}, not weights")
     if not tensor.numel():
         return
     low, high = torch.aminmax(tensor)  # NaN if any is
@@ -226,8 +228,10 @@ class RoutedBlock(Block):
 
 
 class Head(Block):
-    """Final norm and some rows of the output projection, one for each of `tokens`: hidden ->
-    logits of `start..stop` of all rows that there are."""
+    """Final norm and some rows of the output projection, one for each of `tokens`.
+
+    Its logits are rows `start` to `stop` of all of the head's rows.
+    """
 
     writes = ("logits",)
     reads = ("hidden",)
@@ -385,6 +389,13 @@ class Model:
     """The layout of hidden tensors."""
     bits: Bits | None = None
     """Where projections on the notch are split: by the bits of their weights."""
+
+    def tensors(self) -> set[str]:
+        """Canonical names of all tensors that the model reads."""
+        tables = [self.embedding, *(table.table for table in self.tables.values())]
+        names = {name for t in tables for name in (t.weight, t.bias, t.scale) if name is not None}
+        blocks = (weight.name for block in self.layers for _, weight in block.weights())
+        return {*names, *blocks, self.norm, self.output}
 
     def with_lookup(self) -> "Model":
         """The model with its embedding as the first block."""

@@ -21,8 +21,7 @@ from cetane.compress import Selection
 from cetane.engine.authored import AuthoredBackend
 from cetane.engine.backend import Arrays, Backend
 from cetane.engine.engine import Engine
-from cetane.engine.portable import Packages as Folder
-from cetane.engine.portable import PortableBackend
+from cetane.engine.portable import PortableBackend, ShardPaths
 from cetane.errors import CetaneError
 from cetane.files import Progress
 from cetane.gates.golden import TEXT
@@ -32,6 +31,7 @@ from cetane.gates.reference import Reference
 from cetane.lower.lower import Lowering
 from cetane.mil import Program, load
 from cetane.mil.compare import DRIFT, Comparer, Comparison, worst
+from cetane.mil.executor import compile
 from cetane.mil.gap import Gap, gap
 from cetane.mil.program import Precision
 from cetane.planner import Planner
@@ -51,7 +51,7 @@ class ComparingBackend:
     name = "comparing"
     dtype: type[np.floating[Any]] = np.float32
 
-    def __init__(self, first: Folder, second: Folder, precision: Precision) -> None:
+    def __init__(self, first: ShardPaths, second: ShardPaths, precision: Precision) -> None:
         self.first, self.second, self.precision = first, second, precision
         self.found: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
 
@@ -81,7 +81,7 @@ class ComparingProgram:
             try:
                 one, other = self.first.functions[function], self.second.functions[function]
                 self.comparers[function] = Comparer(
-                    one.compile("fp32"), other.compile(self.backend.precision)
+                    compile(one, "fp32"), compile(other, self.backend.precision)
                 )
             except KeyError:
                 raise CetaneError(f"{self.shard}: not both have a function {function}") from None

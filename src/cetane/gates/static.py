@@ -12,8 +12,7 @@ from typing import Any
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
-from cetane.mil import Function as Found
-from cetane.mil import TensorType, load
+from cetane.mil import MilFunction, TensorType, load
 from cetane.schema.function import Function, Step
 from cetane.schema.interface import (
     Embedding,
@@ -75,7 +74,7 @@ def listed(where: str, what: str, wanted: set[str], there: set[str]) -> Iterator
         yield Finding(where=where, problem=f"the {what} {name} is not in the manifest")
 
 
-def interface(plan: Plan, where: str, wanted: Function, found: Found) -> Iterator[Finding]:
+def interface(plan: Plan, where: str, wanted: Function, found: MilFunction) -> Iterator[Finding]:
     """A function as the manifest has it, against the one in the package."""
     Ports = tuple[str, tuple[Input | Output | State, ...], Mapping[str, TensorType]]
     kinds: tuple[Ports, ...] = (

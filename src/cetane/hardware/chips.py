@@ -1,14 +1,13 @@
 """Chip profiles: `data/chips.toml`, every figure with its source."""
 
-import difflib
-import tomllib
 from functools import cache
 from importlib import resources
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field
 
 from cetane.errors import CetaneError
+from cetane.validation import Data, guess, parse_toml, validated
 
 Quantity = Literal[
     "stream", "compute", "dispatch", "program_bytes", "programs", "states", "axis", "notch"
@@ -17,7 +16,7 @@ DEFAULT_CHIP = "m4-max"
 """Where most of the evidence was measured."""
 
 
-class Figure(BaseModel, frozen=True, extra="forbid"):
+class Figure(Data):
     """One value, as published or measured by somebody; the unit is its quantity's."""
 
     value: float = Field(gt=0, allow_inf_nan=False)
@@ -28,7 +27,7 @@ class Figure(BaseModel, frozen=True, extra="forbid"):
     """The chip it belongs to, where another one borrows it."""
 
 
-class Chip(BaseModel, frozen=True, extra="forbid"):
+class Chip(Data):
     """A chip; figures that it lacks are those of `fallback`."""
 
     id: str
@@ -52,8 +51,8 @@ class Chip(BaseModel, frozen=True, extra="forbid"):
             return own[0]
         if self.fallback is None:
             raise CetaneError(f"chips.toml: no {quantity} of {self.id}, nor a fallback")
-        found = load_chips()[self.fallback].figure(quantity)
-        return found.model_copy(update={"of": found.of or self.fallback})
+        borrowed = load_chips()[self.fallback].figure(quantity)
+        return borrowed.model_copy(update={"of": borrowed.of or self.fallback})
 
 
 @cache
@@ -65,15 +64,11 @@ def load_chips() -> dict[str, Chip]:
 
 def parse_chips(text: str, where: str) -> dict[str, Chip]:
     """Chips of a TOML text; a CetaneError names what is wrong in it."""
-    try:
-        content: dict[str, Any] = tomllib.loads(text)
-        chips = {name: Chip.model_validate({"id": name} | body) for name, body in content.items()}
-    except tomllib.TOMLDecodeError as error:
-        raise CetaneError(f"{where}: not TOML: {error}") from error
-    except (ValidationError, TypeError) as error:
-        first = error.errors()[0] if isinstance(error, ValidationError) else None
-        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else str(error)
-        raise CetaneError(f"{where}: {reason}") from error
+    content = parse_toml(text, where)
+    chips = {}
+    for name, body in content.items():
+        table = body | {"id": name} if isinstance(body, dict) else body
+        chips[name] = validated(Chip, table, f"{where}: {name}")
     for name in chips:
         seen = [name]
         while (following := chips[seen[-1]].fallback) is not None:
@@ -87,9 +82,7 @@ def find_chip(name: str) -> Chip:
     """A chip by its id; CetaneError with those that there are."""
     chips = load_chips()
     if name not in chips:
-        close = difflib.get_close_matches(name, chips, n=1)
-        guess = f"did you mean {close[0]!r}? " if close else ""
-        raise CetaneError(f"no chip {name!r}; {guess}known: {', '.join(chips)}")
+        raise CetaneError(f"no chip {name!r}; {guess(name, chips)}known: {', '.join(chips)}")
     return chips[name]
 
 

@@ -1,21 +1,20 @@
 """Experiments: a hypothesis, the two recipes it compares, and what is measured, as data."""
 
 import datetime
-import difflib
 import hashlib
 import json
 import math
-import tomllib
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from cetane.errors import CetaneError
+from cetane.files import read_toml
 from cetane.lab.metrics import METRICS
 from cetane.schema.recipe import Recipe, load_recipe, parse_recipe
-from cetane.validation import Data
+from cetane.validation import Data, guess, validated
 
 Status = Literal["Planned", "Prototype", "Measured", "Shipping", "Shelved", "Rejected"]
 """The legend of the published logs."""
@@ -31,9 +30,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 def known_metric(name: str) -> str:
     """The name, if there is such a metric; ValueError with the nearest ones."""
     if name not in METRICS:
-        close = difflib.get_close_matches(name, METRICS, n=1)
-        guess = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"no metric {name!r}; {guess}known: {', '.join(METRICS)}")
+        raise ValueError(f"no metric {name!r}; {guess(name, METRICS)}known: {', '.join(METRICS)}")
     return name
 
 
@@ -228,9 +225,9 @@ def find_experiment(folder: Path, name: str) -> Experiment:
     path = folder / f"{name}.toml"
     known = sorted(path.stem for path in folder.glob("*.toml"))
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        guess = f"did you mean {close[0]!r}? " if close else ""
-        raise CetaneError(f"no experiment {name!r} in {folder}; {guess}known: {', '.join(known)}")
+        raise CetaneError(
+            f"no experiment {name!r} in {folder}; {guess(name, known)}known: {', '.join(known)}"
+        )
     experiment = load_experiment(path)
     for arm in ARMS if experiment.runnable else ():
         try:
@@ -243,12 +240,7 @@ def find_experiment(folder: Path, name: str) -> Experiment:
 
 def load_experiment(path: Path) -> Experiment:
     """An experiment from its file; its recipes are not looked up."""
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CetaneError(f"cannot read {path}: {error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CetaneError(f"{path}: not TOML: {error}") from error
+    content = read_toml(path)
     experiment = parse_experiment({"id": path.stem} | content, str(path))
     if experiment.id != path.stem:
         raise CetaneError(f"{path}: id {experiment.id!r} is not the file's name")
@@ -257,32 +249,4 @@ def load_experiment(path: Path) -> Experiment:
 
 def parse_experiment(content: dict[str, Any], where: str) -> Experiment:
     """Validate; a CetaneError names the key and, for an unknown one, the alternatives."""
-    try:
-        return Experiment.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            reason = f"unknown key; {alternatives(first['loc'])}"
-        else:
-            reason = first["msg"].removeprefix("Value error, ")
-        raise CetaneError(f"{where}: {key + ': ' if key else ''}{reason}") from error
-
-
-TABLES: dict[str, type[Data]] = {
-    "workload": Workload,
-    "baseline": Arm,
-    "candidate": Arm,
-    "expects": Limit,
-    "gates": Limit,
-    "reported": Report,
-}
-
-
-def alternatives(location: tuple[int | str, ...]) -> str:
-    """The keys that could have been meant."""
-    table = TABLES.get(str(location[0]), Experiment) if len(location) > 1 else Experiment
-    options = list(table.model_fields)
-    close = difflib.get_close_matches(str(location[-1]), options, n=1)
-    guess = f"did you mean {close[0]!r}? " if close else ""
-    return f"{guess}known: {', '.join(options)}"
+    return validated(Experiment, content, where)

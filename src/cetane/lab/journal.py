@@ -1,26 +1,20 @@
 """The journal: one JSON object a line, appended and synced; what was tried, and what came of it.
 
-A run's intent is on disk before the run starts, its outcome after it ends, however it ends. A power
-loss can cut the last line off: that line is set aside in `journal.jsonl.broken` and everything
-before it stays. A broken line elsewhere is nobody's power loss, and an error.
+A run's intent is on disk before the run starts, its outcome after it ends, however it ends.
+`cetane.files.Ledger` says what a power loss can do to it.
 """
 
 import datetime
-import fcntl
-import io
-import json
 import os
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
-from cetane.errors import CetaneError
+from cetane.files import Ledger
 from cetane.lab.experiment import ArmName, Status
 from cetane.validation import Data
 
@@ -126,105 +120,36 @@ class Journal:
     """A journal file, which need not exist yet."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.broken = path.with_name(path.name + ".broken")
+        hint = "restore that line from a copy; only a last line is repaired by itself"
+        self._ledger = Ledger(path, EVENT, hint)
+        self.path, self.broken = path, self._ledger.broken
 
     def events(self) -> list[Intent | Outcome | Verdict]:
         """All events in order, without a broken last line; CetaneError for one in the middle."""
-        return self._parse(self.path.read_bytes())[0] if self.path.exists() else []
+        return self._ledger.read()
 
     def append(self, event: Intent | Outcome | Verdict) -> None:
         """Add one line, and return when it is on the disk."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self._locked() as file:
-            self._mend(file)
-            file.write(event.model_dump_json().encode() + b"\n")
-            sync(file)
+        self._ledger.append(event)
 
     def repair(self) -> int:
-        """Set a broken last line aside; returns how many bytes, 0 if nothing is broken."""
-        if not self.path.exists():
-            return 0
-        with self._locked() as file:
-            return self._mend(file)
-
-    @contextmanager
-    def _locked(self) -> Iterator[BinaryIO]:
-        """The file for appending, while no other process does."""
-        new = not self.path.exists()
-        with self.path.open("a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if new:
-                sync_folder(self.path.parent)
-            yield file
-
-    def _mend(self, file: BinaryIO) -> int:
-        file.seek(0)
-        content = file.read()
-        kept = self._parse(content)[1]
-        lost = content[kept:]
-        if lost:
-            with self.broken.open("ab") as aside:
-                aside.write(lost + b"\n")
-                sync(aside)
-            file.truncate(kept)
-            sync(file)
-        elif content and not content.endswith(b"\n"):  # only the line's end was lost
-            file.write(b"\n")
-            sync(file)
-        return len(lost)
-
-    def _parse(self, content: bytes) -> tuple[list[Intent | Outcome | Verdict], int]:
-        """The events, and how many bytes they take."""
-        found: list[Intent | Outcome | Verdict] = []
-        kept = 0
-        lines = io.BytesIO(content).readlines()
-        for number, line in enumerate(lines, 1):
-            try:
-                found.append(EVENT.validate_python(json.loads(line)))
-            except ValueError as error:  # pydantic's are, and those of JSON and of UTF-8
-                if number == len(lines) and not isinstance(error, ValidationError):
-                    break
-                raise CetaneError(
-                    f"{self.path}: line {number} is broken: {reason(error)}",
-                    "restore that line from a copy; only a last line is repaired by itself",
-                ) from error
-            kept += len(line)
-        return found, kept
+        """Set a broken last line aside; returns its bytes, 0 if nothing is broken."""
+        return self._ledger.repair()
 
     def runs(self) -> dict[str, list[Run]]:
         """The runs of every experiment, in order."""
         events = self.events()
         outcomes = {event.run: event for event in events if isinstance(event, Outcome)}
-        found: dict[str, list[Run]] = {}
+        runs: dict[str, list[Run]] = {}
         for event in events:
             if isinstance(event, Intent):
                 run = Run(event, outcomes.get(event.run))
-                found.setdefault(event.experiment, []).append(run)
-        return found
+                runs.setdefault(event.experiment, []).append(run)
+        return runs
 
     def verdicts(self) -> dict[str, Verdict]:
         """The last verdict on every experiment that has one."""
         return {event.experiment: event for event in self.events() if isinstance(event, Verdict)}
-
-
-def reason(error: ValueError) -> str:
-    """What is wrong with a line, in one."""
-    return error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-
-
-def sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """A new file is there after a power loss only if its folder knows."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def now() -> str:
@@ -253,10 +178,11 @@ def processor() -> str:
 
 def versions() -> dict[str, str]:
     """Of what can change a figure."""
-    return {"python": platform.python_version()} | {name: found(name) for name in PACKAGES}
+    return {"python": platform.python_version()} | {name: installed(name) for name in PACKAGES}
 
 
-def found(package: str) -> str:
+def installed(package: str) -> str:
+    """The version of a package, "" if there is none."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,9 +1,9 @@
 """The start of an experiment: a file that is valid as it is, with what to fill in."""
 
 import datetime
-import tomllib
 
 from cetane.lab.experiment import parse_experiment
+from cetane.validation import parse_toml
 
 TEMPLATE = """\
 title = "{name}"
@@ -38,5 +38,5 @@ most = 1.05
 def template(name: str, where: str) -> str:
     """The file of a new experiment; CetaneError for a name that no file should have."""
     text = TEMPLATE.format(name=name, date=datetime.date.today().isoformat())
-    parse_experiment({"id": name} | tomllib.loads(text), where)
+    parse_experiment({"id": name} | parse_toml(text, where), where)
     return text

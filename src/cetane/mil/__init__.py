@@ -1,7 +1,7 @@
 """Read a Core ML program and run it anywhere.
 
     program = load("model.mlpackage")
-    run = program.functions["main"].compile(precision="fp16")
+    run = compile(program.functions["main"], precision="fp16")
     outputs = run({"x": x}, run.make_state())
 
 `program` holds what a package says (functions, ops, constants, interface), `executor` runs it with
@@ -10,30 +10,40 @@ one small function per MIL op (`ops`). It is the reference: exact and readable b
 
 from typing import TYPE_CHECKING, Any
 
-from cetane.mil.program import Block, Constant, Function, Op, Program, Range, TensorType, Value
+from cetane.mil.program import (
+    Body,
+    MilFunction,
+    NamedValue,
+    Op,
+    Program,
+    SizeRange,
+    StoredConstant,
+    TensorType,
+)
 from cetane.mil.reader import load
 
 if TYPE_CHECKING:
-    from cetane.mil.executor import Executable, State
+    from cetane.mil.executor import Executable, TensorState, compile
 
 __all__ = [
-    "Block",
-    "Constant",
+    "Body",
     "Executable",
-    "Function",
+    "MilFunction",
+    "NamedValue",
     "Op",
     "Program",
-    "Range",
-    "State",
+    "SizeRange",
+    "StoredConstant",
+    "TensorState",
     "TensorType",
-    "Value",
+    "compile",
     "load",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """The executor needs torch, which takes seconds to import; reading a program does not."""
-    if name not in ("Executable", "State"):
+    if name not in ("Executable", "TensorState", "compile"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from cetane.mil import executor
 

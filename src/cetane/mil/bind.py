@@ -1,16 +1,18 @@
 """Turn ops into closures: constants are computed once, values freed after their last use."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from cetane.errors import CetaneError
+from cetane.mil.guard import failures_at
+from cetane.mil.implementation import Implementation
+from cetane.mil.index import flatten, foldable
 from cetane.mil.ops import OPS
-from cetane.mil.ops.registry import NEVER_FOLDED, Form, OpFunction
-from cetane.mil.program import Block, Constant, Function, Op, Value
+from cetane.mil.program import Argument, Body, MilFunction, NamedValue, Op, StoredConstant
+from cetane.mil.shapes import RULES, Given, result_shapes
 from cetane.mil.storage import from_numpy, to_dtype
 
 Environment = dict[str, Any]  # tensors and state cells by name
@@ -19,9 +21,27 @@ Watch = Callable[[str, Tensor], Tensor | None]
 """Called with the name and value of every result; a tensor that it returns takes its place."""
 
 
+BUDGET = ":bodies"
+"""Where an environment keeps its `Budget`: no value has this name."""
+MOST_BODIES = 100_000
+
+
+@dataclass
+class Budget:
+    """How many more nested bodies a run may enter, so that every loop ends."""
+
+    left: int = MOST_BODIES
+
+    def spend(self) -> None:
+        """One more. CetaneError when the program has had its share."""
+        self.left -= 1
+        if self.left < 0:
+            raise CetaneError(f"loops take more than {MOST_BODIES} steps")
+
+
 @dataclass(frozen=True)
-class Step:
-    """One bound op: computes its outputs from an environment, then frees what nobody needs."""
+class BoundOp:
+    """One op, bound: it computes its outputs from an environment, then frees what nobody needs."""
 
     compute: Callable[[Environment, Watch | None], tuple[Any, ...]]
     outputs: tuple[str, ...]
@@ -29,15 +49,15 @@ class Step:
 
 
 @dataclass(frozen=True)
-class CompiledBlock:
-    """A block with every op bound, ready to run in an environment."""
+class BoundBody:
+    """A body with every op bound, ready to run in an environment."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[BoundOp, ...]
     outputs: tuple[str, ...]
     known: Known  # outputs that do not depend on any input
 
     def run(self, environment: Environment, watch: Watch | None) -> list[Any]:
-        """Values of the block's outputs. The environment is used up."""
+        """Values of the body's outputs. The environment is used up."""
         for step in self.steps:
             for name, value in zip(step.outputs, step.compute(environment, watch), strict=True):
                 given = watch(name, value) if watch and isinstance(value, Tensor) else None
@@ -48,16 +68,16 @@ class CompiledBlock:
         return [values[name] for name in self.outputs]
 
 
-def compile_function(function: Function, rounds: bool) -> CompiledBlock:
+def bind(function: MilFunction, rounds: bool) -> BoundBody:
     """Bind every op of a function; `rounds` keeps fp16 results to float16 values."""
     require_ops(function)
-    return _Binder(function.name, rounds).block(function.block, {})
+    return _Binder(function.name, rounds).body(function.body, {})
 
 
-def require_ops(function: Function) -> None:
+def require_ops(function: MilFunction) -> None:
     """CetaneError if the table lacks ops that the function uses, listing each kind."""
     missing: dict[str, str] = {}
-    for op in _all_ops(function.block):
+    for op in flatten(function.body):
         if op.kind != "const" and op.kind not in OPS:
             missing.setdefault(op.kind, op.name)
     if missing:
@@ -65,51 +85,34 @@ def require_ops(function: Function) -> None:
         raise CetaneError(f"function {function.name} uses ops that cannot run here: {places}")
 
 
-@contextmanager
-def _failures_at(where: str) -> Iterator[None]:
-    """Name the op that failed. What its kernel raises depends on what is wrong with its input."""
-    try:
-        yield
-    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise CetaneError(f"{where}: {reason} ({type(error).__name__})") from error
-
-
-def _all_ops(block: Block) -> Iterator[Op]:
-    for op in block.ops:
-        yield op
-        for inner in op.blocks:
-            yield from _all_ops(inner)
-
-
 class _Binder:
     def __init__(self, function: str, rounds: bool) -> None:
         self._function = function
         self._rounds = rounds
 
-    def block(self, block: Block, outer: Known) -> CompiledBlock:
-        """`outer` are the known values around the block, which its ops may use too."""
+    def body(self, body: Body, outer: Known) -> BoundBody:
+        """`outer` are the known values around the body, which its ops may use too."""
         known = dict(outer)
         steps = []
-        for op, frees in zip(block.ops, _last_uses(block), strict=True):
+        for op, frees in zip(body.ops, _last_uses(body), strict=True):
             outputs = tuple(value.name for value in op.outputs)
             if op.kind == "const":
                 known.update(self._const(op))
             else:
                 compute = self._bind(op, known)
-                if op.kind not in NEVER_FOLDED and all(name in known for name in op.references()):
+                if foldable(op) and all(name in known for name in op.references()):
                     known.update(zip(outputs, compute({}, None), strict=True))
                 else:
-                    steps.append(Step(compute, outputs, frees))
+                    steps.append(BoundOp(compute, outputs, frees))
             for name in frees:
                 known.pop(name, None)
-        results = {name: known[name] for name in block.outputs if name in known}
-        return CompiledBlock(tuple(steps), block.outputs, results)
+        results = {name: known[name] for name in body.outputs if name in known}
+        return BoundBody(tuple(steps), body.outputs, results)
 
     def _const(self, op: Op) -> Known:
-        with _failures_at(f"function {self._function}, const {op.name}"):
+        with failures_at(f"function {self._function}, const {op.name}"):
             (constant,), (output,) = op.inputs["val"], op.outputs
-            if not isinstance(constant, Constant):
+            if not isinstance(constant, StoredConstant):
                 raise ValueError("its value is not a literal")
             return {output.name: self._constant(constant)}
 
@@ -119,19 +122,22 @@ class _Binder:
         # A device keeps decoded weights in the type that the program gives them.
         rounds = self._rounds or op.kind.startswith("constexpr_")
         where = f"function {self._function}, {op.kind} {op.name}"
-        with _failures_at(where):
-            fixed, dynamic = self._arguments(op, implementation, known, where)
-        bodies = [self.block(block, known) for block in op.blocks]
-        body_inputs = [[value.name for value in block.inputs] for block in op.blocks]
+        with failures_at(where):
+            fixed, dynamic = self._arguments(op, implementation, known)
+            check = self._size_check(op, implementation, known)
+        bodies = [self.body(body, known) for body in op.bodies]
+        body_inputs = [[value.name for value in body.inputs] for body in op.bodies]
 
         def compute(environment: Environment, watch: Watch | None) -> tuple[Any, ...]:
             arguments = dict(fixed)
             if bodies:
-                arguments["blocks"] = [
+                arguments["bodies"] = [
                     _callable(body, names, environment, watch)
                     for body, names in zip(bodies, body_inputs, strict=True)
                 ]
-            with _failures_at(where):
+            with failures_at(where):
+                if check is not None:
+                    check(environment)
                 for parameter, fetch in dynamic.items():
                     arguments[parameter] = fetch(environment)
                 result = implementation.call(**arguments)
@@ -146,20 +152,15 @@ class _Binder:
         return compute
 
     def _arguments(
-        self, op: Op, implementation: OpFunction, known: Known, where: str
+        self, op: Op, implementation: Implementation, known: Known
     ) -> tuple[dict[str, Any], dict[str, Callable[[Environment], Any]]]:
         """Arguments known now, and functions that fetch the others from an environment."""
         fixed: dict[str, Any] = {}
         dynamic: dict[str, Callable[[Environment], Any]] = {}
-        for parameter, given in op.inputs.items():
-            if parameter in implementation.ignored:
-                continue
-            if parameter not in implementation.parameters:
-                raise CetaneError(f"{where}: input {parameter!r} is not supported")
-            form = implementation.parameters[parameter]
+        for parameter, form, given in implementation.arguments(op):
             items = [
                 self._constant(item)
-                if isinstance(item, Constant)
+                if isinstance(item, StoredConstant)
                 else known.get(item, _Later(item))
                 for item in given
             ]
@@ -167,19 +168,45 @@ class _Binder:
                 dynamic[parameter] = _fetcher(form, items)
             else:
                 fixed[parameter] = _shaped(form, items)
-        absent = implementation.required - fixed.keys() - dynamic.keys()
-        if absent:
-            raise CetaneError(f"{where}: input {', '.join(sorted(absent))} is missing")
         return fixed, dynamic
 
-    def _constant(self, constant: Constant) -> Tensor | str | list[str]:
+    def _size_check(
+        self, op: Op, implementation: Implementation, known: Known
+    ) -> Callable[[Environment], None] | None:
+        """What bounds the results of an op before a run computes them: None where the check of the
+        program has done that, since shapes and parameters are known."""
+        plain = [n for n, form in implementation.forms.items() if form == "plain"]
+        late = (a for n in plain for a in op.inputs.get(n, ()) if isinstance(a, str))
+        static = all(v.type is not None and v.type.static_shape is not None for v in op.outputs)
+        if op.kind not in RULES or (static and known.keys() >= set(late)):
+            return None
+
+        def check(environment: Environment) -> None:
+            def value(argument: Argument) -> Any:
+                if isinstance(argument, StoredConstant):
+                    return self._constant(argument)
+                return environment[argument] if argument in environment else known[argument]
+
+            def shape(argument: Argument) -> tuple[int, ...] | None:
+                tensor = value(argument)
+                return tuple(tensor.shape) if isinstance(tensor, Tensor) else None
+
+            def plain_value(argument: Argument) -> Any:
+                tensor = value(argument)
+                return tensor.tolist() if isinstance(tensor, Tensor) else tensor
+
+            result_shapes(Given(op, shape, plain_value))
+
+        return check
+
+    def _constant(self, constant: StoredConstant) -> Tensor | str | list[str]:
         if constant.type.dtype == "string":
             strings: str | list[str] = constant.numpy().tolist()
             return strings
         return from_numpy(constant.numpy(), constant.type.dtype)
 
     @staticmethod
-    def _settle(value: Any, output: Value, where: str, rounds: bool) -> Any:
+    def _settle(value: Any, output: NamedValue, where: str, rounds: bool) -> Any:
         """A tensor as the program declares it: its dtype, rounded, and a shape that fits. Lists,
         classes and their probabilities stay as they are."""
         if not isinstance(value, Tensor):
@@ -201,15 +228,15 @@ class _Later:
     name: str
 
 
-def _fetcher(form: Form, items: list[Any]) -> Callable[[Environment], Any]:
+def _fetcher(form: str, items: list[Any]) -> Callable[[Environment], Any]:
     def fetch(environment: Environment) -> Any:
-        found = [environment[i.name] if isinstance(i, _Later) else i for i in items]
-        return _shaped(form, found)
+        values = [environment[i.name] if isinstance(i, _Later) else i for i in items]
+        return _shaped(form, values)
 
     return fetch
 
 
-def _shaped(form: Form, items: list[Any]) -> Any:
+def _shaped(form: str, items: list[Any]) -> Any:
     """An argument in the form that the op's function takes it."""
     if form == "tensors":
         return items
@@ -218,21 +245,22 @@ def _shaped(form: Form, items: list[Any]) -> Any:
 
 
 def _callable(
-    body: CompiledBlock, names: list[str], environment: Environment, watch: Watch | None
+    body: BoundBody, names: list[str], environment: Environment, watch: Watch | None
 ) -> Callable[[list[Any]], list[Any]]:
     def run(values: list[Any]) -> list[Any]:
+        environment[BUDGET].spend()
         return body.run({**environment, **dict(zip(names, values, strict=True))}, watch)
 
     return run
 
 
-def _last_uses(block: Block) -> list[tuple[str, ...]]:
-    """For each op, the names defined in the block that nothing needs after it."""
-    needed = set(block.outputs)
-    defined = {value.name for value in block.inputs}
-    defined.update(value.name for op in block.ops for value in op.outputs)
+def _last_uses(body: Body) -> list[tuple[str, ...]]:
+    """For each op, the names defined in the body that nothing needs after it."""
+    needed = set(body.outputs)
+    defined = {value.name for value in body.inputs}
+    defined.update(value.name for op in body.ops for value in op.outputs)
     frees = []
-    for op in reversed(block.ops):
+    for op in reversed(body.ops):
         names = {*op.references(), *(value.name for value in op.outputs)}
         frees.append(tuple(sorted((names & defined) - needed)))
         needed |= names

@@ -40,13 +40,19 @@ class BlobFile:
         self._bytes = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, "u1")
 
     def read(self, offset: int, dtype: str, shape: tuple[int, ...]) -> Array:
-        """The tensor at `offset`; CetaneError unless the file holds just that type and size."""
+        """The tensor at `offset`. CetaneError: `check`."""
+        start, size = self.check(offset, dtype, shape)
+        return from_bytes(self._bytes[start : start + size], dtype, shape)
+
+    def check(self, offset: int, dtype: str, shape: tuple[int, ...]) -> tuple[int, int]:
+        """First byte and number of bytes of the tensor at `offset`; CetaneError unless the file
+        holds just that type and size."""
         code, start, size = self._record(offset)
         if _DTYPES.get(code) != dtype or size != byte_count(dtype, shape):
-            found = _DTYPES.get(code, f"type {code}")
+            stored = _DTYPES.get(code, f"type {code}")
             where = f"{self.path} at byte {offset}"
-            raise CetaneError(f"{where}: expected {dtype} {shape}, found {found} in {size} bytes")
-        return from_bytes(self._bytes[start : start + size], dtype, shape)
+            raise CetaneError(f"{where}: expected {dtype} {shape}, found {stored} in {size} bytes")
+        return start, size
 
     def extent(self, offset: int) -> tuple[int, int]:
         """First byte and number of bytes of the data whose record is at `offset`."""

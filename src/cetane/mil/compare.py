@@ -18,9 +18,9 @@ from torch import Tensor
 
 from cetane.mil.bind import Watch
 from cetane.mil.dtypes import Array
-from cetane.mil.executor import Executable, State
+from cetane.mil.executor import Executable, TensorState
 from cetane.mil.gap import Gap, gap
-from cetane.mil.graph import Graph
+from cetane.mil.lineage import Lineage
 from cetane.mil.match import Match, match
 
 ROUNDS = 8
@@ -133,14 +133,16 @@ class Comparer:
         self.first, self.second = first, second
         self.matching = match(first.function, second.function)
         self._names = {b: a for m in self.matching.matches for a, b in m.values}
-        self._graphs = Graph(first.function), Graph(second.function)
+        self._lineages = Lineage(first.function), Lineage(second.function)
         self._constants = [tuple(self._differences(m)) for m in self.matching.matches]
         rounds = second.precision == "fp16" and first.precision == "fp32"
         self._half = {
-            name for name, t in self._graphs[1].types.items() if rounds and t and t.dtype == "fp16"
+            name
+            for name, t in self._lineages[1].index.types.items()
+            if rounds and t and t.dtype == "fp16"
         }
 
-    def __call__(self, inputs: Mapping[str, Array], state: State | None = None) -> Comparison:
+    def __call__(self, inputs: Mapping[str, Array], state: TensorState | None = None) -> Comparison:
         """Compare on some inputs and states (zeros, if none are given), which stay as they are.
 
         Holds every matched result of the first program at once.
@@ -225,14 +227,14 @@ class Comparer:
             name=m.second.name,
             counterpart=a,
             kind=m.second.kind,
-            scope=self._graphs[1].scopes.get(b, ""),
+            scope=self._lineages[1].scopes.get(b, ""),
             own=own,
             total=total,
             rewired=m.rewired,
             constants=constants,
             inputs=tuple(
                 Operand(parameter, name, tuple(values[0].shape), *_range(values[0]))
-                for parameter, name in self._graphs[1].inputs(m.second)
+                for parameter, name in self._lineages[1].inputs(m.second)
                 if (values := truth.get(self._names.get(name, name)))
             ),
             largest=max(max(map(abs, _range(value))) for value in truth[a]),
@@ -246,7 +248,7 @@ class Comparer:
         for parameter in sorted(m.first.inputs.keys() & m.second.inputs.keys()):
             arguments = m.first.inputs[parameter], m.second.inputs[parameter]
             for ours, theirs in zip(*arguments, strict=False):
-                a, b = self._graphs[0].constant(ours), self._graphs[1].constant(theirs)
+                a, b = self._lineages[0].constant(ours), self._lineages[1].constant(theirs)
                 if a is None or b is None:
                     continue
                 name = theirs if isinstance(theirs, str) else ""

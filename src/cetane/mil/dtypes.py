@@ -1,5 +1,6 @@
 """MIL's data types: their names here, their width, and the numpy type that holds one element."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,8 @@ def unpack(packed: npt.NDArray[np.uint8], bits: int, count: int) -> npt.NDArray[
 
     Every `bits` bytes hold exactly eight elements, so each such group is read as one 64-bit word.
     """
+    if -(-count * bits // 8) > len(packed):
+        raise ValueError(f"{count} elements of {bits} bits are not in {len(packed)} bytes")
     groups = -(-count // 8)
     padded = np.zeros(groups * bits, np.uint8)
     used = -(-count * bits // 8)
@@ -55,7 +58,7 @@ def from_bytes(data: npt.NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) 
     """Decode an element buffer as Core ML stores it (little-endian, narrow integers packed)."""
     if dtype not in PACKED_BITS:
         return data.view(NUMPY[dtype]).reshape(shape)
-    elements = unpack(data, PACKED_BITS[dtype], int(np.prod(shape)))
+    elements = unpack(data, PACKED_BITS[dtype], math.prod(shape))
     if dtype == "int4":  # two's complement
         return ((elements ^ 8).view(np.int8) - 8).reshape(shape)
     return elements.reshape(shape)
@@ -71,7 +74,7 @@ def kind(dtype: np.dtype[Any]) -> str:
 
 def byte_count(dtype: str, shape: tuple[int, ...]) -> int:
     """How many bytes a tensor takes as Core ML stores it."""
-    count = int(np.prod(shape))
+    count = math.prod(shape)
     if dtype in PACKED_BITS:
         return -(-count * PACKED_BITS[dtype] // 8)
     return count * np.dtype(NUMPY[dtype]).itemsize

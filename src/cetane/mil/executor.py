@@ -34,10 +34,10 @@ import torch
 from torch import Tensor
 
 from cetane.errors import CetaneError
-from cetane.mil.bind import CompiledBlock, Environment, Watch, compile_function
+from cetane.mil.bind import BUDGET, BoundBody, Budget, Environment, Watch, bind
 from cetane.mil.dtypes import NUMPY, kind
 from cetane.mil.ops.registry import StateCell
-from cetane.mil.program import Function, Precision, TensorType
+from cetane.mil.program import MilFunction, Precision, TensorType
 from cetane.mil.storage import STORAGE, from_numpy, halves
 
 SHARED = 2**20
@@ -48,20 +48,20 @@ with one and 575 with two."""
 
 
 @dataclass
-class State:
+class TensorState:
     """The states of a function between calls, by name: float32 or integer torch tensors."""
 
     tensors: dict[str, Tensor]
 
-    def copy(self) -> State:
+    def copy(self) -> TensorState:
         """An independent copy, to return to later."""
-        return State({name: tensor.clone() for name, tensor in self.tensors.items()})
+        return TensorState({name: tensor.clone() for name, tensor in self.tensors.items()})
 
 
 class Executable:
-    """A function with its constants decoded and its ops bound. See `Function.compile`."""
+    """A function with its constants decoded and its ops bound. `compile` makes it."""
 
-    def __init__(self, function: Function, precision: Precision) -> None:
+    def __init__(self, function: MilFunction, precision: Precision) -> None:
         if precision not in ("fp32", "fp16"):
             raise CetaneError(f'precision {precision!r} is not known: it is "fp32" or "fp16"')
         self.function = function
@@ -69,21 +69,20 @@ class Executable:
         self._rounds = precision == "fp16"
         self._shared = largest_result(function) >= SHARED
         with torch.no_grad():
-            self._body: CompiledBlock = compile_function(function, self._rounds)
+            self._body: BoundBody = bind(function, self._rounds)
 
-    def make_state(self) -> State:
+    def make_state(self) -> TensorState:
         """The function's states, all zeros."""
-        tensors = {}
-        for name, type_ in self.function.states.items():
-            if type_.static_shape is None:
-                raise CetaneError(f"state {name} has no fixed shape: {type_}")
-            tensors[name] = torch.zeros(type_.static_shape, dtype=STORAGE[type_.dtype])
-        return State(tensors)
+        types = self.function.states
+        shapes = self.function.state_shapes()
+        return TensorState(
+            {name: torch.zeros(s, dtype=STORAGE[types[name].dtype]) for name, s in shapes.items()}
+        )
 
     def __call__(
         self,
         inputs: Mapping[str, npt.NDArray[Any]],
-        state: State | None = None,
+        state: TensorState | None = None,
         watch: Watch | None = None,
     ) -> dict[str, Any]:
         """Run once: arrays by input name in, arrays by output name out; `state` is updated.
@@ -95,7 +94,7 @@ class Executable:
         Raises CetaneError that names the input that does not fit, or the op that fails.
         """
         with torch.no_grad(), threads(torch.get_num_threads() if self._shared else 1):
-            environment: Environment = self._states(state)
+            environment: Environment = {BUDGET: Budget(), **self._states(state)}
             environment.update(self._inputs(inputs))
             results = self._body.run(environment, watch)
             types = self.function.outputs
@@ -104,7 +103,7 @@ class Executable:
                 for name, value in zip(self._body.outputs, results, strict=True)
             }
 
-    def _states(self, state: State | None) -> Environment:
+    def _states(self, state: TensorState | None) -> Environment:
         tensors = {} if state is None else state.tensors
         self.function.check_states({name: tuple(t.shape) for name, t in tensors.items()})
         return {name: StateCell(tensors, name) for name in tensors}
@@ -130,7 +129,17 @@ class Executable:
         return np.array(value.numpy(), np.float32 if unrounded else NUMPY[type_.dtype])
 
 
-def largest_result(function: Function) -> int:
+def compile(function: MilFunction, precision: Precision = "fp32") -> Executable:
+    """Decode the constants and bind the ops, ready to run.
+
+    "fp32" rounds nothing. "fp16" rounds the result of every op that the program types as fp16,
+    after computing it in float32: a machine with fp16 storage and fp32 accumulation.
+    Raises CetaneError that lists every kind of op that has no implementation.
+    """
+    return Executable(function, precision)
+
+
+def largest_result(function: MilFunction) -> int:
     """Elements of the largest tensor that a call computes; of a flexible one, as if of size 1."""
     shapes = [
         value.type.shape

@@ -6,16 +6,13 @@ functions here turn what a caller has into the array that the function takes, an
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import NUMPY, Array
-from cetane.mil.program import TensorType
-
-Kind = Literal["array", "image", "other"]
+from cetane.mil.program import Feature, Interface, TensorType
 
 # Codes of ArrayFeatureType.ArrayDataType and of ImageFeatureType.ColorSpace.
 _ARRAYS = {65568: "fp32", 65600: "fp64", 65552: "fp16", 131104: "int32", 131080: "int8"}
@@ -24,25 +21,6 @@ _MODES = {"L": "L", "RGB": "RGB", "BGR": "RGB", "F": "F"}  # of PIL images
 
 # What a caller gets. coremltools hands float16 over as float32.
 _RESULTS = {"fp64": np.float64, "int32": np.int32, "int8": np.int8}
-
-
-@dataclass(frozen=True)
-class Feature:
-    """One input or output. `form` is the dtype of an array ("fp32", "fp64", "fp16", "int32") or
-    the colours of an image ("L", "RGB", "BGR", or "F" for float grey)."""
-
-    kind: Kind
-    form: str = "fp32"
-    optional: bool = False
-    default: float = 0.0  # the value of every element, if the caller leaves the input out
-
-
-@dataclass(frozen=True)
-class Interface:
-    """The features of a function by name, in the order of the description."""
-
-    inputs: dict[str, Feature] = field(default_factory=dict)
-    outputs: dict[str, Feature] = field(default_factory=dict)
 
 
 def read_interface(description: Any) -> Interface:

@@ -9,10 +9,10 @@ import numpy as np
 
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import NUMPY, Array, kind
-from cetane.mil.program import Function, TensorType, listed
+from cetane.mil.program import MilFunction, TensorType, listed
 
 
-def random_inputs(function: Function, seed: int = 0) -> dict[str, Array]:
+def random_inputs(function: MilFunction, seed: int = 0) -> dict[str, Array]:
     """Standard normal floats; integers and booleans are 0 or 1, which few ops take amiss as an
     index. A flexible shape is the one that the package was made for, else the smallest."""
     random = np.random.default_rng(seed)
@@ -28,7 +28,7 @@ def _random(type_: TensorType, random: np.random.Generator) -> Array:
     return random.integers(0, 2, shape).astype(NUMPY[type_.dtype])
 
 
-def read_inputs(path: Path, function: Function) -> dict[str, Array]:
+def read_inputs(path: Path, function: MilFunction) -> dict[str, Array]:
     """The inputs of a function from an .npz, one array by the name of each.
 
     CetaneError if it is not one, or names, shapes or dtypes are not those of the function. No array

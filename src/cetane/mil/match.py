@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
 from cetane.errors import CetaneError
-from cetane.mil.graph import FLOATS, Graph, plain
-from cetane.mil.program import Block, Function, Op, Value
+from cetane.mil.lineage import FLOATS, Lineage, plain
+from cetane.mil.program import Body, MilFunction, NamedValue, Op
 
 COMMUTATIVE = {"add", "mul", "maximum", "minimum", "equal", "not_equal", "logical_and",
                "logical_or", "logical_xor"}  # fmt: skip
@@ -45,19 +45,19 @@ class Matching:
     only_second: tuple[Op, ...]
 
 
-def match(first: Function, second: Function) -> Matching:
+def match(first: MilFunction, second: MilFunction) -> Matching:
     """Pair the ops of two functions. CetaneError unless a caller can give both the same inputs."""
     _check_interfaces(first, second)
-    matcher = _Matcher(Graph(first), Graph(second))
+    matcher = _Matcher(Lineage(first), Lineage(second))
     matcher.same.update((name, name) for name in (*first.inputs, *first.states))
-    matcher.block(first.block, second.block)
+    matcher.block(first.body, second.body)
     return matcher.result()
 
 
 @dataclass
 class _Matcher:
-    first: Graph
-    second: Graph
+    first: Lineage
+    second: Lineage
     same: dict[str, str] = field(default_factory=dict)
     """Names of the second program's values to the first's."""
     pairs: dict[int, tuple[Op, Op]] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class _Matcher:
     ops: tuple[list[Op], list[Op]] = field(default_factory=lambda: ([], []))
     """All that run, of each program."""
 
-    def block(self, first: Block, second: Block) -> None:
+    def block(self, first: Body, second: Body) -> None:
         """Match two blocks, and the blocks inside what is matched."""
         self.same.update(
             (b.name, a.name) for a, b in zip(first.inputs, second.inputs, strict=False)
@@ -79,7 +79,7 @@ class _Matcher:
         while self._align(ours, theirs):
             self._follow(ours, theirs)
         for a, b in [self.pairs[id(op)] for op in theirs if id(op) in self.pairs]:
-            for inner in zip(a.blocks, b.blocks, strict=False):
+            for inner in zip(a.bodies, b.bodies, strict=False):
                 self.block(*inner)
 
     def _follow(self, ours: list[Op], theirs: list[Op]) -> None:
@@ -178,7 +178,7 @@ def _form(op: Op) -> Form:
     return op.kind, tuple(map(_shape, op.outputs))
 
 
-def _shape(value: Value) -> str:
+def _shape(value: NamedValue) -> str:
     if value.type is None or value.type.any_shape:
         return ""
     return f"{'float' if value.type.dtype in FLOATS else value.type.dtype} {value.type.shape}"
@@ -188,7 +188,7 @@ def _name(op: Op) -> str:
     return plain(op.outputs[0].name if op.outputs else op.name)
 
 
-def _check_interfaces(first: Function, second: Function) -> None:
+def _check_interfaces(first: MilFunction, second: MilFunction) -> None:
     for what, ours, theirs in (
         ("input", first.inputs, second.inputs),
         ("state", first.states, second.states),

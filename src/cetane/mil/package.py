@@ -5,7 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from cetane.errors import CetaneError
+from cetane.mil.program import plain_name
 from cetane.mil.proto import model_message
+
+LARGEST_MANIFEST = 1 << 20
+LARGEST_SPECIFICATION = 1 << 29
+"""Bytes. Weights are in files of their own: a specification of 1,000 ops has half a megabyte."""
 
 
 class Package:
@@ -19,7 +24,10 @@ class Package:
 
     def file(self, name: str) -> Path:
         """The file that `name` ("@model_path/weights/weight.bin") means. It must be inside."""
-        file = self.spec_path.parent / name.removeprefix("@model_path/")
+        parts = name.removeprefix("@model_path/").split("/")
+        file = self.spec_path.parent
+        for part in parts:
+            file /= plain_name(part, "weight file")
         return _inside(self.path, file, "weight file")
 
 
@@ -32,11 +40,20 @@ def _root_model(path: Path) -> Path:
             hint="an .mlpackage is a folder" if path.is_file() else None,
         )
     try:
-        content = json.loads(manifest.read_text())
+        content = json.loads(_read(manifest, LARGEST_MANIFEST))
         entry = content["itemInfoEntries"][content["rootModelIdentifier"]]["path"]
         return _inside(path, path / "Data" / entry, "model specification")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CetaneError(f"{manifest} is not a package manifest: {error!r}") from None
+
+
+def _read(file: Path, most: int) -> bytes:
+    """The bytes of a file; CetaneError if it is larger than it can be."""
+    with file.open("rb") as opened:
+        content = opened.read(most + 1)
+    if len(content) > most:
+        raise CetaneError(f"{file} is larger than {most >> 20} MiB")
+    return content
 
 
 def _inside(package: Path, file: Path, what: str) -> Path:
@@ -52,7 +69,7 @@ def _parse(file: Path) -> Any:
 
     spec = model_message()()
     try:
-        spec.ParseFromString(file.read_bytes())
-    except DecodeError:
+        spec.ParseFromString(_read(file, LARGEST_SPECIFICATION))
+    except (DecodeError, RecursionError):
         raise CetaneError(f"{file} is not a Core ML specification: it cannot be parsed") from None
     return spec

@@ -1,30 +1,28 @@
 """A loaded program: what a package says, and nothing that is computed from it.
 
-A `Function` is a flat list of ops in execution order. An op's inputs are names of earlier values or
-constants; constants stay on disk until they are asked for, and stay compressed: decoding a palette
+A `MilFunction` is a list of ops in execution order. An op takes constants, and values that earlier
+ops made. Constants stay on disk until they are asked for, and stay compressed: to decode a palette
 is an op (`constexpr_*`) like any other.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
 
-if TYPE_CHECKING:
-    from cetane.mil.executor import Executable
-    from cetane.mil.features import Interface
-
 Precision = Literal["fp32", "fp16"]
 LARGEST_FP16 = 65504.0
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,254}")
 
 
 @dataclass(frozen=True)
-class Range:
+class SizeRange:
     """The sizes a flexible dimension may take; no `upper` means unbounded."""
 
     lower: int = 0
@@ -41,13 +39,13 @@ class Range:
 class TensorType:
     """Shape and dtype ("fp16", "fp32", "int32", "bool", "uint4", ...) of a value.
 
-    A dimension that is known only at run time is a `Range`; of some values not even the rank is
+    A dimension that is known only at run time is a `SizeRange`; of some values not even the rank is
     known before (`any_shape`). For the flexible inputs of a function,
     `default` is the shape the package was made for, and `enumerated` lists the allowed shapes if
     only some are.
     """
 
-    shape: tuple[int | Range, ...]
+    shape: tuple[int | SizeRange, ...]
     dtype: str
     default: tuple[int, ...] | None = None
     enumerated: tuple[tuple[int, ...], ...] = ()
@@ -60,7 +58,7 @@ class TensorType:
         if self.enumerated:
             return shape in self.enumerated
         return len(shape) == len(self.shape) and all(
-            size in allowed if isinstance(allowed, Range) else size == allowed
+            size in allowed if isinstance(allowed, SizeRange) else size == allowed
             for size, allowed in zip(shape, self.shape, strict=True)
         )
 
@@ -81,7 +79,7 @@ class TensorType:
 
 
 @dataclass(frozen=True)
-class Constant:
+class StoredConstant:
     """A literal of the program. `numpy()` reads it: memory-mapped where the file allows, one
     element per byte for narrower integers, a 0-d array of str for a string."""
 
@@ -89,8 +87,12 @@ class Constant:
     numpy: Callable[[], Array] = field(repr=False)
 
 
+Argument = str | StoredConstant
+"""What an op is given: the name of a value, or a constant."""
+
+
 @dataclass(frozen=True)
-class Value:
+class NamedValue:
     """A named result; `type` is None for a list or a dictionary."""
 
     name: str
@@ -105,46 +107,60 @@ class Op:
 
     kind: str
     name: str
-    inputs: dict[str, tuple[str | Constant, ...]]
-    outputs: tuple[Value, ...]
-    blocks: tuple[Block, ...] = ()
+    inputs: dict[str, tuple[str | StoredConstant, ...]]
+    outputs: tuple[NamedValue, ...]
+    bodies: tuple[Body, ...] = ()
 
     def references(self) -> Iterator[str]:
-        """Names of the values that the op, or a block inside it, reads from outside."""
+        """Names of the values that the op, or a body inside it, reads from outside."""
         for arguments in self.inputs.values():
             yield from (a for a in arguments if isinstance(a, str))
-        for block in self.blocks:
-            defined = {value.name for value in block.inputs}
-            for op in block.ops:
+        for body in self.bodies:
+            defined = {value.name for value in body.inputs}
+            for op in body.ops:
                 yield from (name for name in op.references() if name not in defined)
                 defined.update(value.name for value in op.outputs)
-            yield from (name for name in block.outputs if name not in defined)
+            yield from (name for name in body.outputs if name not in defined)
 
 
 @dataclass(frozen=True)
-class Block:
-    """A list of ops with named inputs and outputs: the body of a function, a branch or a loop."""
+class Body:
+    """Ops in execution order, with named inputs and outputs: what a function, a branch or a loop
+    does."""
 
-    inputs: tuple[Value, ...]
+    inputs: tuple[NamedValue, ...]
     ops: tuple[Op, ...]
     outputs: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Function:
-    """One entry point of a program, with the names, shapes and dtypes that a caller sees."""
+class Feature:
+    """One input or output. `form` is the dtype of an array ("fp32", "fp64", "fp16", "int32") or
+    the colours of an image ("L", "RGB", "BGR", or "F" for float grey)."""
+
+    kind: Literal["array", "image", "other"]
+    form: str = "fp32"
+    optional: bool = False
+    default: float = 0.0  # the value of every element, if the caller leaves the input out
+
+
+@dataclass(frozen=True)
+class Interface:
+    """The features of a function by name, in the order of the description."""
+
+    inputs: dict[str, Feature] = field(default_factory=dict)
+    outputs: dict[str, Feature] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a caller of a function must know: its name, and the names and types of its inputs,
+    outputs and states."""
 
     name: str
     inputs: dict[str, TensorType]
     outputs: dict[str, TensorType]
     states: dict[str, TensorType]
-    block: Block = field(repr=False)
-    dictionaries: tuple[str, ...] = ()  # outputs that are none: a classifier's probabilities
-    interface: Interface | None = None  # images, classes and defaults, as the description has them
-
-    @property
-    def ops(self) -> tuple[Op, ...]:
-        return self.block.ops
 
     def check_inputs(self, names: Iterable[str]) -> None:
         """CetaneError unless these are the names of the inputs."""
@@ -164,16 +180,29 @@ class Function:
             if not type_.accepts(shapes[name]):
                 raise CetaneError(f"state {name}: expected {type_}, got shape {shapes[name]}")
 
-    def compile(self, precision: Precision = "fp32") -> Executable:
-        """Decode the constants and bind the ops, ready to run.
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every state. CetaneError for a state of flexible shape."""
+        shapes = {name: type_.static_shape for name, type_ in self.states.items()}
+        for name, shape in shapes.items():
+            if shape is None:
+                raise CetaneError(f"state {name} has no fixed shape: {self.states[name]}")
+        return {name: shape for name, shape in shapes.items() if shape is not None}
 
-        "fp32" rounds nothing. "fp16" rounds the result of every op that the program types as fp16,
-        after computing it in float32: a machine with fp16 storage and fp32 accumulation.
-        Raises CetaneError that lists every kind of op that has no implementation.
-        """
-        from cetane.mil.executor import Executable
 
-        return Executable(self, precision)
+@dataclass(frozen=True)
+class MilFunction(Signature):
+    """One function of a program: its signature, and the ops that compute the outputs.
+
+    `dictionaries` are outputs that are no tensors: the probabilities of a classifier. `interface`
+    says which features are images, classes or optional."""
+
+    body: Body = field(repr=False)
+    dictionaries: tuple[str, ...] = ()
+    interface: Interface | None = None
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        return self.body.ops
 
 
 @dataclass(frozen=True)
@@ -181,7 +210,7 @@ class Program:
     """The functions of one package. `default` is the one that a caller gets who names none."""
 
     path: Path
-    functions: dict[str, Function]
+    functions: dict[str, MilFunction]
     default: str = "main"
 
 
@@ -192,6 +221,16 @@ class Pipeline:
 
     programs: tuple[Program, ...]
     outputs: tuple[str, ...]
+
+
+def plain_name(name: str, what: str) -> str:
+    """`name`, which is one component of a path: letters, digits and `_ . @ -`, and no dot or dash
+    first. CetaneError for any other, which says of what it is the name."""
+    if not _NAME.fullmatch(name):
+        raise CetaneError(
+            f"{name[:60]!r} is no name of a {what}: letters, digits and _ . @ - are, up to 255"
+        )
+    return name
 
 
 def listed(names: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ The messages are read directly, not through coremltools' own importer: that one 
 while it loads, and what it returns is its own rewriting of the ops, not the ops in the file.
 """
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,20 +14,23 @@ import numpy as np
 
 from cetane.errors import CetaneError
 from cetane.mil.blob import BlobFile
-from cetane.mil.dtypes import NUMPY, Array, from_bytes
+from cetane.mil.dtypes import NUMPY, Array, byte_count, from_bytes
 from cetane.mil.features import read_interface
+from cetane.mil.guard import LONGEST, failures_at
 from cetane.mil.package import Package
 from cetane.mil.program import (
-    Block,
-    Constant,
-    Function,
+    Body,
+    MilFunction,
+    NamedValue,
     Op,
     Pipeline,
     Program,
-    Range,
+    SizeRange,
+    StoredConstant,
     TensorType,
-    Value,
+    plain_name,
 )
+from cetane.mil.validate import check_program
 
 # Codes of MIL's DataType enumeration.
 _DTYPES = {
@@ -86,17 +90,19 @@ def _program(package: Package, spec: Any) -> Program:
     reader = _Reader(package)
     description = spec.description
     described = {function.name: function for function in description.functions}
-    try:
+    with failures_at(str(path)):
         functions = {
-            name: reader.function(name, message, described.get(name, description))
+            plain_name(name, "function"): reader.function(
+                name, message, described.get(name, description)
+            )
             for name, message in sorted(spec.mlProgram.functions.items())
         }
-    except (LookupError, ValueError) as error:
-        raise CetaneError(f"{path}: its specification is damaged: {error}") from error
     if not functions:
         raise CetaneError(f"{path} holds an ML program without functions")
     default = description.defaultFunctionName or ("main" if "main" in functions else min(functions))
-    return Program(package.path, functions, default)
+    program = Program(package.path, functions, default)
+    check_program(program)
+    return program
 
 
 class _Reader:
@@ -106,10 +112,10 @@ class _Reader:
         self._package = package
         self._blobs: dict[str, BlobFile] = {}
 
-    def function(self, name: str, message: Any, description: Any) -> Function:
+    def function(self, name: str, message: Any, description: Any) -> MilFunction:
         if message.opset not in message.block_specializations:
             raise self._error(f"function {name} has no body for its opset {message.opset!r}")
-        body = self.block(message.block_specializations[message.opset])
+        body = self.body(message.block_specializations[message.opset])
         features = {f.name: f for f in (*description.input, *description.output)}
         inputs, states = {}, {}
         for named in message.inputs:
@@ -132,17 +138,17 @@ class _Reader:
             else:
                 outputs[output] = type_
         interface = read_interface(description)
-        return Function(name, inputs, outputs, states, body, tuple(dictionaries), interface)
+        return MilFunction(name, inputs, outputs, states, body, tuple(dictionaries), interface)
 
-    def block(self, message: Any) -> Block:
-        return Block(
+    def body(self, message: Any) -> Body:
+        return Body(
             tuple(self._value(named) for named in message.inputs),
             tuple(self._op(op) for op in message.operations),
             tuple(message.outputs),
         )
 
     def _op(self, message: Any) -> Op:
-        inputs: dict[str, tuple[str | Constant, ...]] = {}
+        inputs: dict[str, tuple[str | StoredConstant, ...]] = {}
         for parameter, argument in message.inputs.items():
             inputs[parameter] = tuple(
                 binding.name
@@ -154,6 +160,8 @@ class _Reader:
         for parameter, value in message.attributes.items():
             if parameter == "name":
                 name = str(self._constant(value).numpy())
+                if len(name) > LONGEST or not name.isprintable():
+                    raise self._error("an op has a name that cannot be printed")
             else:  # `val` of a const, and the parameters of iOS 16's constexpr ops
                 inputs[parameter] = (self._constant(value),)
         return Op(
@@ -161,14 +169,14 @@ class _Reader:
             name,
             inputs,
             tuple(self._value(named) for named in message.outputs),
-            tuple(self.block(block) for block in message.blocks),
+            tuple(self.body(block) for block in message.blocks),
         )
 
-    def _value(self, message: Any) -> Value:
+    def _value(self, message: Any) -> NamedValue:
         is_tensor = message.type.WhichOneof("type") == "tensorType"
-        return Value(message.name, self._tensor_type(message.type) if is_tensor else None)
+        return NamedValue(message.name, self._tensor_type(message.type) if is_tensor else None)
 
-    def _constant(self, message: Any) -> Constant:
+    def _constant(self, message: Any) -> StoredConstant:
         if message.type.WhichOneof("type") == "listType":
             return self._list(message)
         type_ = self._tensor_type(message.type)
@@ -177,19 +185,22 @@ class _Reader:
             raise self._error("a constant has a dimension of unknown size")
         if message.WhichOneof("value") == "blobFileValue":
             blob = self._blob(message.blobFileValue.fileName)
-            return Constant(
+            blob.check(message.blobFileValue.offset, type_.dtype, shape)
+            return StoredConstant(
                 type_, partial(blob.read, message.blobFileValue.offset, type_.dtype, shape)
             )
-        return Constant(
-            type_, partial(_immediate, message.immediateValue.tensor, type_.dtype, shape)
-        )
+        tensor = message.immediateValue.tensor
+        _check_immediate(tensor, type_)
+        return StoredConstant(type_, partial(_immediate, tensor, type_.dtype, shape))
 
-    def _list(self, message: Any) -> Constant:
+    def _list(self, message: Any) -> StoredConstant:
         """A list of scalars (the classes of a classifier), as a vector."""
         items = [self._constant(item) for item in message.immediateValue.list.values]
         dtype = items[0].type.dtype if items else "string"
+        if any(item.type != TensorType((), dtype) for item in items):
+            raise self._error("a list holds values of several types")
         type_ = TensorType((len(items),), dtype)
-        return Constant(type_, lambda: np.array([item.numpy().item() for item in items]))
+        return StoredConstant(type_, lambda: np.array([item.numpy().item() for item in items]))
 
     def _blob(self, name: str) -> BlobFile:
         if name not in self._blobs:
@@ -203,16 +214,30 @@ class _Reader:
         if tensor.dataType not in _DTYPES:
             raise self._error(f"data type {tensor.dataType} of MIL is not supported")
         shape = tuple(
-            dimension.constant.size if dimension.WhichOneof("dimension") == "constant" else Range()
+            dimension.constant.size
+            if dimension.WhichOneof("dimension") == "constant"
+            else SizeRange()
             for dimension in tensor.dimensions
         )
         dtype = _DTYPES[tensor.dataType]
+        if any(isinstance(size, int) and size >= 1 << 48 for size in shape):
+            raise self._error(f"no tensor has the shape {shape}")
         if any(dimension.unknown.variadic for dimension in tensor.dimensions):
             return TensorType((), dtype, any_shape=True)
         return TensorType(shape, dtype)
 
     def _error(self, message: str) -> CetaneError:
         return CetaneError(f"{self._package.path}: {message}")
+
+
+def _check_immediate(tensor: Any, type_: TensorType) -> None:
+    """ValueError unless a literal holds as many elements as its type says."""
+    field, shape = tensor.WhichOneof("value"), type_.static_shape or ()
+    held = len(getattr(tensor, field).values) if field else 0
+    wanted = byte_count(type_.dtype, shape) if field == "bytes" else math.prod(shape)
+    if held != wanted:
+        what = "bytes" if field == "bytes" else "values"
+        raise ValueError(f"a literal of type {type_} has {held} {what}, not {wanted}")
 
 
 def _immediate(tensor: Any, dtype: str, shape: tuple[int, ...]) -> Array:
@@ -260,5 +285,5 @@ def _flexible_image(type_: TensorType, image: Any) -> TensorType:
     return type_
 
 
-def _range(allowed: Any) -> Range:
-    return Range(allowed.lowerBound, None if allowed.upperBound < 0 else allowed.upperBound)
+def _range(allowed: Any) -> SizeRange:
+    return SizeRange(allowed.lowerBound, None if allowed.upperBound < 0 else allowed.upperBound)

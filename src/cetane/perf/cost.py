@@ -13,18 +13,17 @@ The time of a program is the sum of
 Which rate is measured and which fitted is in `data/rates.toml`, `docs/performance.md` says how.
 """
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from cetane.errors import CetaneError
 from cetane.hardware.chips import Chip, Figure
-from cetane.validation import Data
+from cetane.validation import Data, parse_toml, validated
 
 Term = Literal["dispatch", "bytes", "MACs", "KV", "host"]
 RateName = Literal[
@@ -155,14 +154,7 @@ def load_fit() -> Fit:
 
 def parse_fit(text: str, where: str) -> Fit:
     """A fit from TOML; a CetaneError names what is wrong in it."""
-    try:
-        fit = Fit.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise CetaneError(f"{where}: not TOML: {error}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise CetaneError(f"{where}: {key}: {first['msg']}") from error
+    fit = validated(Fit, parse_toml(text, where), where)
     missing = set(TERM_OF) - set(fit.rates) - {"stream"}
     if missing:
         raise CetaneError(f"{where}: no rate {min(missing)}")

@@ -1,10 +1,10 @@
-"""Fits the rates to the evidence, and says how far off they are for what they have not seen.
+"""Fits the rates to the evidence, and measures their errors on groups that were left out.
 
 `python -m cetane.perf.fit` prints the errors, `--write` renews `data/rates.toml`.
 
-The loss is the sum of absolute relative errors, smoothed near zero (a few rows may be off by
-much, and are); a group counts as the root of its rows, so that no model with many of them rules.
-Rates are not negative. Errors are of steps whose whole group, a model on a device, was left out.
+The loss is the sum of absolute relative errors, smoothed near zero, so that a few rows may be far
+off. A group is a model on a device; it counts as the root of its number of rows, so that no model
+with many rows rules. Rates are not negative. Errors are of steps in a group that was left out.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tomli_w
 
 from cetane.hardware.chips import find_chip
 from cetane.perf.cost import (
@@ -48,7 +49,7 @@ HOST = "CoreML-LLM rows 5, 8, 21: embedding rows 0.4 ms, masks 0.2 to 0.4"
 SMOOTH = 0.02
 """Relative errors below this are squared, not absolute."""
 ROUNDS = 4
-"""Of choosing what weights are bound by; it is settled after two."""
+"""Of choosing whether weights are bound by reading or by multiplying; two are enough."""
 
 Matrix = npt.NDArray[np.float64]
 
@@ -127,7 +128,7 @@ def solve(decode: Sequence[Measurement], rates: Rates, chip: str) -> dict[RateNa
 
 
 def value_of(unit: str, cost: float) -> float:
-    """The value of a rate, in its unit, from milliseconds of one of what it is for."""
+    """The value of a rate in its unit; `cost` is milliseconds for one unit of work."""
     return {"ms": cost, "ns": cost * 1e6, "GB/s": 1e-6 / cost, "G/s": 1e-6 / cost}[unit]
 
 
@@ -236,19 +237,20 @@ def fit(measurements: Sequence[Measurement], chip: str = "m4-max") -> Fit:
 
 
 def toml(fit: Fit) -> str:
-    """The fit as the text of `data/rates.toml`."""
+    """The fit as the text of `data/rates.toml`, figures to five digits."""
+    return f"# Made by {fit.command}: do not edit.\n" + tomli_w.dumps(rounded(fit.model_dump()))
 
-    def table(name: str, body: Mapping[str, Any]) -> str:
-        lines = [f"[{name}]"]
-        for key, value in body.items():
-            lines.append(f"{key} = " + (f'"{value}"' if isinstance(value, str) else f"{value:.5g}"))
-        return "\n".join(lines)
 
-    head = f"# Made by {fit.command}: do not edit."
-    top = f'chip = "{fit.chip}"\ncommand = "{fit.command}"'
-    parts = [f"{head}\n{top}", table("errors", fit.errors.model_dump())]
-    parts += [table(f"rates.{name}", one.model_dump()) for name, one in fit.rates.items()]
-    return "\n\n".join(parts) + "\n"
+def rounded(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers to five digits, at any depth."""
+    return {
+        key: rounded(value)
+        if isinstance(value, Mapping)
+        else float(f"{value:.5g}")
+        if isinstance(value, float)
+        else value
+        for key, value in content.items()
+    }
 
 
 def main() -> None:

@@ -72,7 +72,7 @@ class Predictor:
         self._weights: dict[tuple[str, str], Counts] = {}
 
     def predict(self, planner: Planner, mode: Mode, context: int | None = None) -> Prediction:
-        """One step of a mode, with caches of `context` slots, the recipe's if it is not said."""
+        """One step of a mode, with caches of `context` slots (None: the recipe's)."""
         context = context or planner.recipe.cache.context
         named = terms(self.works(planner, mode, context), self.costs)
         ms, errors = total(named), self.fit.errors

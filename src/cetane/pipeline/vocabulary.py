@@ -10,9 +10,11 @@ import numpy as np
 
 from cetane.checkpoint import Tokenizer
 from cetane.errors import CetaneError
-from cetane.files import Progress
+from cetane.files import Progress, disk_errors, silent, write_json
 from cetane.gates.quality import read_tokens
 from cetane.gates.reference import Reference
+from cetane.pipeline.request import Request
+from cetane.planner import Planner
 from cetane.schema.subset import Counted, Ids, Subset, as_ranges
 
 WINDOW = 256
@@ -125,3 +127,115 @@ def make_subset(
         texts=tuple(text.counted(tokens) for text in texts),
         held_out=tuple(text.counted(tokens) for text in held_out),
     )
+
+
+@dataclass(frozen=True)
+class HeadSize:
+    """A head of some tokens: its bytes, and the shares of the texts that it can write."""
+
+    tokens: int
+    chosen: bool
+    head_bytes: int
+    texts: float | None
+    """Of the tokens of the texts that chose it; None where nothing was counted, as below."""
+    choices: float | None
+    """Of the model's own choices after them."""
+    held_out: float | None
+    held_out_choices: float | None
+
+
+@dataclass(frozen=True)
+class VocabularyResult:
+    """A chosen subset beside heads of other sizes."""
+
+    subset: Subset
+    necessary: int
+    """Tokens that always stay: special ones, bytes, single characters."""
+    sizes: Sequence[HeadSize]
+
+    @property
+    def reached(self) -> float | None:
+        """Share of the held-out texts that the subset covers."""
+        return share(self.subset.held_out, "covered", "tokens")
+
+
+def choose_vocabulary(
+    request: Request,
+    texts: Sequence[Path],
+    output: Path,
+    *,
+    held_out: Sequence[Path] = (),
+    coverage: float = 0.999,
+    choices: int = 4096,
+    progress: Progress = silent,
+) -> VocabularyResult:
+    """Choose the fewest tokens that cover a share of some texts, and of the model's own choices.
+
+    Without `held_out`, every tenth part of the texts judges the choice. The model is asked for its
+    choices after about `choices` tokens; 0 asks for none. Writes the subset to `output`.
+    """
+    planner, tokenizer = request.planner, request.checkpoint.tokenizer
+    with disk_errors(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+    chosen = [read_text(tokenizer, path) for path in texts]
+    if held_out:
+        held = [read_text(tokenizer, path) for path in held_out]
+    else:
+        parts = [split(text) for text in chosen]
+        chosen, held = [part for part, _ in parts], [part for _, part in parts]
+    if choices:
+        reference = Reference(request.checkpoint)
+        chosen = with_choices(chosen, reference, choices, progress)
+        held = with_choices(held, reference, choices, progress)
+    sizes = Sizes(request, chosen, held)
+    count = fewest(chosen, sizes.order, len(sizes.necessary), coverage)
+    subset = sizes.subset(count)
+    with disk_errors(output):
+        write_json(output, subset.model_dump(mode="json"))
+    vocab, least = planner.model.vocab, len(sizes.necessary)
+    shown = sorted({least, count, vocab // 8, vocab // 4, vocab // 2, vocab})
+    rows = [sizes.size(n, chosen=n == count) for n in shown if n >= min(least, vocab)]
+    return VocabularyResult(subset, least, rows)
+
+
+class Sizes:
+    """Heads of every size, from one order of tokens."""
+
+    def __init__(self, request: Request, texts: Sequence[Text], held: Sequence[Text]) -> None:
+        self.planner: Planner = request.planner
+        self.tokenizer = request.checkpoint.tokenizer
+        self.texts, self.held = texts, held
+        self.necessary = self.tokenizer.necessary()
+        self.order = ranked(texts, self.planner.model.vocab, self.necessary)
+
+    def subset(self, tokens: int) -> Subset:
+        return make_subset(self.order, tokens, self.tokenizer, self.texts, self.held)
+
+    def size(self, tokens: int, chosen: bool) -> HeadSize:
+        """What a head of so many tokens takes and covers."""
+        subset = self.subset(tokens)
+        return HeadSize(
+            tokens=tokens,
+            chosen=chosen,
+            head_bytes=self.head_bytes(subset),
+            texts=share(subset.texts, "covered", "tokens"),
+            choices=share(subset.texts, "choices_covered", "choices"),
+            held_out=share(subset.held_out, "covered", "tokens"),
+            held_out_choices=share(subset.held_out, "choices_covered", "choices"),
+        )
+
+    def head_bytes(self, subset: Subset) -> int:
+        """Bytes of a head's weights by the recipe's formats."""
+        (head,) = self.planner.model.heads(1, subset.ids)
+        formats = self.planner.recipe.compression
+        return sum(
+            formats.format_for(weight.name, weight.kind).nbytes(weight.shape)
+            for _, weight in head.weights()
+            if weight.kind
+        )
+
+
+def share(texts: Sequence[Counted], part: str, whole: str) -> float | None:
+    """How much of some texts is covered; None where nothing was counted."""
+    total = sum(getattr(text, whole) for text in texts)
+    return sum(getattr(text, part) for text in texts) / total if total else None

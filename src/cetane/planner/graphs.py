@@ -24,7 +24,7 @@ from cetane.schema.interface import (
 
 
 @dataclass(frozen=True)
-class Graph:
+class FunctionGraph:
     """One function, and what it is traced from."""
 
     function: Function
@@ -43,7 +43,7 @@ class Graphs:
         self.model, self.choose = model, choose
         self.arrangement, self.memory, self.calls = arrangement, memory, calls
 
-    def of_segment(self, segment: Segment, name: str, tokens: int) -> Iterator[Graph]:
+    def of_segment(self, segment: Segment, name: str, tokens: int) -> Iterator[FunctionGraph]:
         """The function of a segment, or where its experts are routed to, those of the parts."""
         full, later = f"{name}{segment.suffix}", self.arrangement.after(segment)
         block = self.calls.routed(segment, name)
@@ -76,7 +76,7 @@ class Graphs:
         after: Sequence[Block],
         wanted: Collection[str] = (),
         made: Sequence[Block] = (),
-    ) -> Graph:
+    ) -> FunctionGraph:
         """One function of some blocks of a segment.
 
         What they read and do not make comes in. What the blocks `after` them read goes out, and
@@ -119,7 +119,7 @@ class Graphs:
             outputs=tuple(outputs),
             states=tuple(dict.fromkeys(s for cache in caches for s in cache.form.states(cache))),
         )
-        return Graph(function, blocks, caches, histories)
+        return FunctionGraph(function, blocks, caches, histories)
 
     def _head_outputs(self, head: Head, number: int, tokens: int) -> list[Output]:
         """Logits, or the largest of them and its row."""

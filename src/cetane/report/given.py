@@ -1,18 +1,16 @@
 """What a report is given beside the bundle: a sweep's points, and a benchmark's JSON."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from cetane.errors import CetaneError
+from cetane.files import read_bytes
 from cetane.report.content import Answer, Drafted, Quality, QualityPoint, Speculation
 from cetane.speculate.bench import Speed
 from cetane.sweep.points import Point, read_points
 from cetane.sweep.search import pareto
-from cetane.validation import Data
+from cetane.validation import Data, parse_json, validated
 
 LARGEST = 1 << 25
 """Bytes of the largest file that is read: a thousand points have a few megabytes."""
@@ -30,39 +28,26 @@ class Benchmark(Data):
     speeds: tuple[Speed, ...]
 
 
-BENCHMARK = TypeAdapter(Benchmark)
-
-
 def read_benchmark(path: Path, bundle: Path) -> Speculation:
     """A benchmark's figures; CetaneError if the file holds none."""
     hint = "cetane bench BUNDLE --json writes one"
-    try:
-        if path.stat().st_size > LARGEST:
-            raise CetaneError(f"{path}: too large for a benchmark", hint)
-        found = BENCHMARK.validate_python(json.loads(path.read_bytes()))
-    except OSError as error:
-        raise CetaneError(f"cannot read {path}: {error.strerror}", hint) from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise CetaneError(f"{path}: not a benchmark: {where}: {first['msg']}", hint) from error
-    except (ValueError, RecursionError) as error:
-        raise CetaneError(f"{path}: not JSON: {error}", hint) from error
-    if not found.speeds:
+    content = parse_json(read_bytes(path, LARGEST), str(path), hint)
+    benchmark = validated(Benchmark, content, f"{path}: not a benchmark", hint)
+    if not benchmark.speeds:
         raise CetaneError(f"{path}: a benchmark of nothing", hint)
-    most = max(speed.ratio for speed in found.speeds)
-    if not all(0 <= speed.ratio <= WIDEST for speed in found.speeds):
+    most = max(speed.ratio for speed in benchmark.speeds)
+    if not all(0 <= speed.ratio <= WIDEST for speed in benchmark.speeds):
         raise CetaneError(f"{path}: a ratio that is not between 0 and {WIDEST}", hint)
     longest = max(2.0, math.ceil(most * 2) / 2)
     return Speculation(
-        bundle=found.bundle,
-        draft_tokens=found.draft_tokens,
-        ours=Path(found.bundle).resolve() == bundle.resolve(),
-        calls={tokens: 1000 * seconds for tokens, seconds in found.seconds.items()},
+        bundle=benchmark.bundle,
+        draft_tokens=benchmark.draft_tokens,
+        ours=Path(benchmark.bundle).resolve() == bundle.resolve(),
+        calls={tokens: 1000 * seconds for tokens, seconds in benchmark.seconds.items()},
         longest=longest,
         ticks=tuple(i / 2 for i in range(1, math.floor(longest * 2))),
-        drafters=tuple(dict.fromkeys(speed.drafter for speed in found.speeds)),
-        rows=tuple(drafted(speed) for speed in found.speeds),
+        drafters=tuple(dict.fromkeys(speed.drafter for speed in benchmark.speeds)),
+        rows=tuple(drafted(speed) for speed in benchmark.speeds),
     )
 
 

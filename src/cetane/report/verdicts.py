@@ -6,10 +6,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from cetane.bundle import Bundle
-from cetane.errors import CetaneError
 from cetane.gates.golden import GoldenResult
 from cetane.gates.ladder import LadderResult
 from cetane.gates.quality import Quality
@@ -17,6 +16,7 @@ from cetane.gates.residency.audit import Audit
 from cetane.gates.residency.store import GATE, MEASURED
 from cetane.report.content import Checked, Outcome, Verdict
 from cetane.schema.manifest import GATES
+from cetane.validation import validated
 
 Result = TypeVar("Result", bound=BaseModel)
 QUESTIONS = {
@@ -56,13 +56,8 @@ class Gates:
         if kept is None:
             return None
         content = {key: value for key, value in kept.items() if key not in ("bundle", *without)}
-        try:
-            return kind.model_validate(content)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            hint = f"run it again: {command(gate, self.bundle.path)}"
-            raise CetaneError(f"{self.file(gate)}: {where}: {first['msg']}", hint) from error
+        hint = f"run it again: {command(gate, self.bundle.path)}"
+        return validated(kind, content, str(self.file(gate)), hint)
 
     def file(self, gate: str) -> Path:
         return self.bundle.file(f"{GATES}/{gate}.json")

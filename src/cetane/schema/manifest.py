@@ -1,23 +1,18 @@
 """What a bundle says of itself, and where its files are."""
 
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
+from cetane.errors import CetaneError
 from cetane.files import FileRecord
 from cetane.schema.plan import Plan
 from cetane.validation import Data
 
 SCHEMA = 3
-
-
 MANIFEST = "manifest.json"
-
-
 GATES = "gates"
-
-
 TOKENIZER = "tokenizer"
-
-
 PRODUCERS = ("cetane", "coremltools", "torch", "transformers")
 
 
@@ -54,3 +49,12 @@ def rotary_path(table: str) -> str:
 def producers() -> dict[str, str]:
     """Versions of what makes a bundle."""
     return {name: version(name) for name in PRODUCERS}
+
+
+def check_schema(content: dict[str, Any], schema: int, file: Path, hint: str) -> None:
+    """CetaneError for a manifest of another version of its schema, or of none."""
+    version = content.get("schema_version")
+    if type(version) is not int:
+        raise CetaneError(f"{file}: not a manifest: it has no schema_version", hint)
+    if version != schema:
+        raise CetaneError(f"{file}: schema {version}, this cetane reads {schema}", hint)

@@ -1,26 +1,20 @@
 """Recipes: what to build, as data. TOML in, a validated frozen object out."""
 
-import difflib
 import tomllib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from cetane.compress import Selection
 from cetane.errors import CetaneError
+from cetane.files import read_toml
 from cetane.schema.interface import Order
 from cetane.schema.slots import ContractName
 from cetane.schema.subset import Subset, load_subset
-from cetane.validation import Data
+from cetane.validation import Data, validated
 
 Mode = Literal["decode", "verify", "prefill"]
 
@@ -30,7 +24,7 @@ class Layout(Data):
 
     kind: Literal["per-block", "per-layer", "chunks", "single"] = "chunks"
     chunks: int | None = Field(default=None, ge=1)
-    """How many shards the layers are cut into; 4, or one a layer, when it is not said."""
+    """How many shards the layers are cut into; None: 4, or one a layer where there are fewer."""
     cuts: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """The first layer of every chunk but the first, where they are not of equal length."""
     head: Literal["apart", "last"] = "apart"
@@ -55,7 +49,7 @@ class Cache(Data):
 
     contract: ContractName = "readonly"
     sliding: ContractName | None = None
-    """The contract of layers that see only a window; the same, when it is not said."""
+    """The contract of layers that see only a window; None: `contract`."""
     context: int = Field(default=512, ge=32)
     windowed: bool = True
     """Whether layers that see only a window keep only that much."""
@@ -63,7 +57,7 @@ class Cache(Data):
     """Whether one state of a package holds all layers, each in rows as wide and as long as the
     largest: a function of several tokens may have only one on a phone."""
     state_heads: int = Field(default=1, ge=1, le=256)
-    """Key/value heads that the rows of such a state have at least; 32 in the published port's experiment."""
+    """Least key/value heads of the rows of such a state; 32 in the published port's experiment."""
 
     @field_validator("context")
     @classmethod
@@ -97,7 +91,7 @@ class Tokens(Data):
     (coremltools #2370)."""
 
     def by_mode(self) -> dict[Mode, int]:
-        """Tokens per call of the modes that there are."""
+        """Tokens per call, by mode."""
         modes: dict[Mode, int | None] = {
             "decode": 1,
             "verify": self.verify,
@@ -122,11 +116,11 @@ class Head(Data):
     """Whether a slice gives only its largest logit and where it is: enough to decode greedily, and
     nothing else. ANE compilers leave the argmax to the CPU."""
     subset: Subset | None = None
-    """The tokens that have rows; all, when it is not said. In a file, the path of one that
+    """The tokens that have rows; None: all. In a file, the path of one that
     `cetane vocabulary` made, from the recipe's folder."""
 
 
-class Lowering(Data):
+class LoweringOptions(Data):
     """How blocks become graphs, where there is a choice."""
 
     split_contracting: bool = False
@@ -154,7 +148,7 @@ class Recipe(Data):
     embedding: Embedding = Embedding()
     head: Head = Head()
     compression: Selection = Selection()
-    lowering: Lowering = Lowering()
+    lowering: LoweringOptions = LoweringOptions()
     target: Target = Target()
 
     @model_validator(mode="after")
@@ -186,10 +180,7 @@ def load_recipe(source: str) -> Recipe:
     path = Path(source) if source.endswith(".toml") else known.get(source)
     if path is None or not path.is_file():
         raise CetaneError(f"no recipe {source!r}; known: {', '.join(known)}, or a path to a .toml")
-    try:
-        content = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CetaneError(f"{path}: not TOML: {error}") from error
+    content = read_toml(path)
     head = content.get("head")
     if isinstance(head, dict) and isinstance(head.get("subset"), str):
         head["subset"] = load_subset(path.parent / head["subset"])
@@ -233,26 +224,4 @@ def key_path(key: str) -> list[str]:
 
 def parse_recipe(content: dict[str, Any], where: str) -> Recipe:
     """Validate a recipe; a CetaneError names the key and, for an unknown one, the alternatives."""
-    try:
-        return Recipe.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            options = fields_at(first["loc"][:-1])
-            close = difflib.get_close_matches(str(first["loc"][-1]), options, n=1)
-            guess = f"did you mean {close[0]!r}? " if close else ""
-            reason = f"unknown key; {guess}known: {', '.join(options)}"
-        else:
-            reason = first["msg"].removeprefix("Value error, ")
-        raise CetaneError(f"{where}: {key + ': ' if key else ''}{reason}") from error
-
-
-def fields_at(location: tuple[int | str, ...]) -> list[str]:
-    """The keys that a table of the recipe may have."""
-    model: Any = Recipe
-    for part in location:
-        if isinstance(part, str):
-            found = model.model_fields[part].annotation
-            model = next(m for m in (found, *get_args(found)) if hasattr(m, "model_fields"))
-    return list(model.model_fields)
+    return validated(Recipe, content, where)

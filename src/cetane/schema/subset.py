@@ -8,15 +8,18 @@ from collections.abc import Iterable
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from cetane.checkpoint import Tokenizer
 from cetane.errors import CetaneError
-from cetane.validation import Data
+from cetane.files import read_bytes
+from cetane.validation import Data, parse_json, validated
+
+if TYPE_CHECKING:
+    from cetane.checkpoint import Tokenizer
 
 LARGEST_FILE = 1 << 24
 LARGEST_VOCABULARY = 1 << 22
@@ -77,7 +80,7 @@ class Subset(Data):
         tokens = sum(text.tokens for text in self.held_out)
         return (tokens - sum(text.covered for text in self.held_out) + 1) / (tokens + 2)
 
-    def check(self, tokenizer: Tokenizer) -> None:
+    def check(self, tokenizer: "Tokenizer") -> None:
         """CetaneError unless the tokens are this tokenizer's, and any text can be written."""
         hint = "cetane vocabulary makes one"
         if tokenizer.digest != self.tokenizer:
@@ -111,16 +114,9 @@ def as_ranges(ids: npt.NDArray[Any]) -> str:
 
 def load_subset(path: Path) -> Subset:
     """A subset from its file; CetaneError if it is not one."""
+    hint = "cetane vocabulary makes one"
     try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise CetaneError(f"{path}: larger than any subset of a vocabulary")
-        return Subset.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise CetaneError(
-            f"head.subset: cannot read {path}: {error.strerror}", "cetane vocabulary makes one"
-        ) from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        reason = first["msg"].removeprefix("Value error, ")
-        raise CetaneError(f"{path}: {where + ': ' if where else ''}{reason}") from error
+        content = read_bytes(path, LARGEST_FILE)
+    except CetaneError as error:
+        raise CetaneError(f"head.subset: {error.message}", hint) from error
+    return validated(Subset, parse_json(content, str(path), hint), str(path))

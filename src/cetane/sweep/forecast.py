@@ -14,7 +14,15 @@ from cetane.compress.formats import Fp16, Linear, Palette
 from cetane.families import Weight
 from cetane.gates.residency.audit import audit, weights_off_ane
 from cetane.gates.residency.target import Target
-from cetane.mil.program import Block, Constant, Function, Op, Program, TensorType, Value
+from cetane.mil.program import (
+    Body,
+    MilFunction,
+    NamedValue,
+    Op,
+    Program,
+    StoredConstant,
+    TensorType,
+)
 from cetane.perf.predict import Predictor
 from cetane.planner import Planner
 from cetane.sweep.points import Forecast
@@ -54,8 +62,8 @@ def programs(planner: Planner) -> dict[str, Program]:
             for graph in planner.graphs(shard)
             for state in graph.function.states
         }
-        body = Block((), tuple(ops), tuple(outputs))
-        function = Function("decode", inputs, outputs, states, body)
+        body = Body((), tuple(ops), tuple(outputs))
+        function = MilFunction("decode", inputs, outputs, states, body)
         made[shard] = Program(Path(shard), {"decode": function})
     return made
 
@@ -63,9 +71,9 @@ def programs(planner: Planner) -> dict[str, Program]:
 def reading(name: str, weight: Weight, form: Format) -> Iterator[Op]:
     """A constant and a convolution with it."""
     dense = TensorType(weight.shape, "fp16")
-    value = Value(f"{name}_w", dense)
+    value = NamedValue(f"{name}_w", dense)
     ones = (1,) * (len(weight.shape) - 1)
-    parts: dict[str, tuple[str | Constant, ...]]
+    parts: dict[str, tuple[str | StoredConstant, ...]]
     match form:
         case Fp16():
             yield Op("const", value.name, {"val": (stored(weight.shape, "fp16"),)}, (value,))
@@ -82,14 +90,14 @@ def reading(name: str, weight: Weight, form: Format) -> Iterator[Op]:
                 "lut": (stored((groups, *ones, 1 << form.bits, 1), "fp16"),),
             }
             yield Op("constexpr_lut_to_dense", value.name, parts, (value,))
-    result = Value(f"{name}_y", TensorType((1, weight.shape[0], 1, 1), "fp16"))
+    result = NamedValue(f"{name}_y", TensorType((1, weight.shape[0], 1, 1), "fp16"))
     yield Op("conv", f"{name}_y", {"x": (f"{name}_x",), "weight": (value.name,)}, (result,))
 
 
-def stored(shape: tuple[int, ...], dtype: str) -> Constant:
-    """A constant of which only the type is known."""
+def stored(shape: tuple[int, ...], dtype: str) -> StoredConstant:
+    """A constant with a type and no value."""
 
     def nothing() -> NoReturn:
         raise AssertionError("residency rules read no weights")
 
-    return Constant(TensorType(shape, dtype), nothing)
+    return StoredConstant(TensorType(shape, dtype), nothing)

@@ -1,9 +1,7 @@
 """What a sweep tries: formats by name, as `data/sweep.toml` lists them, for a model's weights."""
 
-import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
@@ -15,7 +13,7 @@ from cetane.errors import CetaneError
 from cetane.families import Weight
 from cetane.planner import Planner
 from cetane.sweep.points import Method
-from cetane.validation import Data
+from cetane.validation import Data, nearest, parse_toml, validated
 
 
 class Axes(Data):
@@ -56,7 +54,7 @@ class Grid(Data):
 def load_grid() -> Grid:
     """The grid that ships."""
     text = (resources.files("cetane") / "data" / "sweep.toml").read_text(encoding="utf-8")
-    return Grid.model_validate(tomllib.loads(text))
+    return validated(Grid, parse_toml(text, "sweep.toml"), "sweep.toml")
 
 
 def chosen(patterns: Sequence[str]) -> list[str]:
@@ -73,9 +71,8 @@ def chosen(patterns: Sequence[str]) -> list[str]:
             try:
                 matching = [parse_format(pattern).name]
             except CetaneError as error:
-                close = ", ".join(get_close_matches(pattern, known, n=3, cutoff=0))
                 raise CetaneError(
-                    f"--formats {pattern}: no such format", f"{close}, ..."
+                    f"--formats {pattern}: no such format", f"{nearest(pattern, known)}, ..."
                 ) from error
         names |= dict.fromkeys(matching)
     return list(names)

@@ -2,20 +2,20 @@
 
 `sweep.jsonl` holds a `Point` a line, `layers.jsonl` a `LayerScore`. A line is appended when its
 figures are known, and `key` says what they depend on; lines of several models and texts may stand
-in one file. A line that a crash cut off is dropped when the file is next opened.
+in one file. `cetane.files.Ledger` says what a crash can do to it.
 """
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter
 
 from cetane.compress import Selection
 from cetane.errors import CetaneError
+from cetane.files import Ledger
 from cetane.validation import Data
 
 Method = Literal["fp16", "linear", "uniform", "kmeans", "weighted", "mixed"]
@@ -49,7 +49,7 @@ class SmokeAnswer(Data):
 
 
 class Forecast(Data):
-    """What nobody measured: the cost model's step, and the residency rules' word on weights."""
+    """Predicted, not measured: a step by the cost model, and where the rules place weights."""
 
     chip: str
     decode_ms: float
@@ -114,21 +114,21 @@ class Lines(Generic[Line]):
 
     def __init__(self, path: Path, kind: type[Line]) -> None:
         """CetaneError for a line that is whole and no `kind`."""
-        self.path = path
-        self._known: dict[str, Line] = {line.key: line for line in read_lines(path, kind)}
+        self._ledger: Ledger[Line] = ledger(path, kind)
+        self._known: dict[str, Line] = {line.key: line for line in self._ledger.read()}
 
     def get(self, key: str) -> Line | None:
         return self._known.get(key)
 
     def append(self, line: Line) -> None:
         """Write a line, whole or, if the machine stops, in a way that the next sweep mends."""
-        if self.path.exists():
-            mend(self.path)
-        with self.path.open("ab") as file:
-            file.write(line.model_dump_json().encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        self._ledger.append(line)
         self._known[line.key] = line
+
+
+def ledger(path: Path, kind: type[Line]) -> Ledger[Line]:
+    """The lines of a file, which need not exist."""
+    return Ledger(path, TypeAdapter(kind), "name another folder, or remove this file")
 
 
 def read_points(path: Path) -> list[Point]:
@@ -138,35 +138,7 @@ def read_points(path: Path) -> list[Point]:
     """
     if not path.is_file():
         raise CetaneError(f"{path}: no such file", "cetane sweep MODEL writes sweep.jsonl")
-    return list({point.key: point for point in read_lines(path, Point)}.values())
-
-
-def read_lines(path: Path, kind: type[Line]) -> list[Line]:
-    """The whole lines of a file; none where there is no file."""
-    try:
-        content = path.read_bytes() if path.exists() else b""
-    except OSError as error:
-        raise CetaneError(f"cannot read {path}: {error}") from error
-    lines = []
-    for number, text in enumerate(content.split(b"\n")[:-1], 1):  # what follows the last was cut
-        try:
-            lines.append(kind.model_validate_json(text))
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise CetaneError(
-                f"{path}, line {number}: {where + ': ' if where else ''}{first['msg']}",
-                "name another folder, or remove this file",
-            ) from error
-    return lines
-
-
-def mend(path: Path) -> None:
-    """Drop what follows the last whole line."""
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        os.truncate(path, whole)
+    return list({point.key: point for point in ledger(path, Point).read()}.values())
 
 
 def key_of(*parts: str | Sequence[int] | Mapping[str, Any]) -> str:

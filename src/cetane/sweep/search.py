@@ -1,10 +1,8 @@
 """A sweep: candidates judged one after another, what is known of them kept in a folder."""
 
 import hashlib
-import json
-import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -15,7 +13,7 @@ from cetane.checkpoint import Checkpoint
 from cetane.compress import Format, Fp16, Selection, SensitivityFile, parse_format
 from cetane.compress.sensitivity import written_for
 from cetane.errors import CetaneError
-from cetane.files import Progress, disk_errors, replacing
+from cetane.files import Progress, disk_errors, replacing, write_toml
 from cetane.gates.compressions import Judge, Window
 from cetane.gates.residency.target import Target
 from cetane.hardware.chips import Chip
@@ -282,21 +280,13 @@ def write_recipe(sweep: CompressionSweep, point: Point) -> Path:
         f"{point.text.name}"
     )
     path = sweep.folder / "recipe.toml"
-    with disk_errors(path), replacing(path) as temporary:
-        temporary.write_text("\n".join(toml(content)) + "\n", encoding="utf-8")
+    write_toml(path, without_none(content))
     return path
 
 
-def toml(content: Mapping[str, Any], table: str = "") -> Iterator[str]:
-    """Lines of TOML, plain values before tables; None is 0, as `recipe.Width` reads it."""
-    for key, value in content.items():
-        if not isinstance(value, Mapping):
-            yield f"{quoted(key)} = {json.dumps(0 if value is None else value)}"
-    for key, value in content.items():
-        if isinstance(value, Mapping) and value:
-            name = f"{table}.{quoted(key)}" if table else quoted(key)
-            yield from ("", f"[{name}]", *toml(value, name))
-
-
-def quoted(key: str) -> str:
-    return key if re.fullmatch("[A-Za-z0-9_-]+", key) else json.dumps(key)
+def without_none(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Content for TOML, which has no null: `recipe.Width` reads 0 as None."""
+    return {
+        key: without_none(value) if isinstance(value, Mapping) else 0 if value is None else value
+        for key, value in content.items()
+    }

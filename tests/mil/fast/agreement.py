@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from cetane.mil import Function, load
+from cetane.mil import MilFunction, load
+from cetane.mil.executor import compile
 from cetane.mil.fast import FastProgram
 from cetane.mil.fast.fusion import fuse
-from cetane.mil.fast.lower import lower
+from cetane.mil.fast.translate import translate
 
 Build = Callable[..., Path]
 
@@ -19,16 +20,16 @@ def normal(*shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
 
 
-def kinds(function: Function, pack: bool = False) -> list[str]:
+def kinds(function: MilFunction, pack: bool = False) -> list[str]:
     """Nodes of the graph that the function becomes."""
-    return [node.kind for node in lower(fuse(function, pack)).nodes]
+    return [node.kind for node in translate(fuse(function, pack)).nodes]
 
 
 def agree(path: Path, **inputs: np.ndarray) -> list[np.ndarray]:
     """Outputs of the fast executor, equal to those of the reference."""
     program = load(path)
     fast = FastProgram(program).function("main")(inputs)
-    exact = program.functions["main"].compile("fp32")(inputs)
+    exact = compile(program.functions["main"], "fp32")(inputs)
     assert list(fast) == list(exact)
     for name in exact:
         np.testing.assert_allclose(fast[name], exact[name], rtol=1e-5, atol=1e-6)

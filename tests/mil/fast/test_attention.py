@@ -8,6 +8,7 @@ from coremltools.converters.mil import Builder as mb
 from tests.mil.fast.agreement import Build, agree, kinds, normal
 
 from cetane.mil import load
+from cetane.mil.executor import compile
 from cetane.mil.fast.fusion import order_kept, reshaped_once, rewritten
 
 
@@ -93,6 +94,6 @@ def test_reshapes_and_transposes_of_one_token(build: Build) -> None:
     assert kinds(once).count("Reshape") == 2
     x = {"x": normal(1, 24, 1, 1)}
     for mine, theirs in zip(
-        once.compile("fp32")(x).values(), function.compile("fp32")(x).values(), strict=True
+        compile(once, "fp32")(x).values(), compile(function, "fp32")(x).values(), strict=True
     ):
         np.testing.assert_array_equal(mine, theirs)

@@ -11,7 +11,7 @@ from tests.mil.fast.agreement import Build, agree, kinds, normal
 
 from cetane.mil import load
 from cetane.mil.fast.fusion import fuse
-from cetane.mil.fast.lower import lower
+from cetane.mil.fast.translate import translate
 
 
 def doubled_norm(
@@ -99,7 +99,7 @@ def test_parts_of_an_input(build: Build, data: st.DataObject) -> None:
     part = slice(begin, None if at_end else end)
     (y,) = agree(path, x=x)
     np.testing.assert_array_equal(y, x[part] if axis == 0 else x[:, part])
-    views = lower(fuse(load(path).functions["main"])).views
+    views = translate(fuse(load(path).functions["main"])).views
     assert bool(views) == (axis == 0 and x[part].shape != x.shape)
 
 

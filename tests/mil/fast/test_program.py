@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
-from cetane.mil import Function, Program, Range, load
+from cetane.mil import MilFunction, Program, SizeRange, load
+from cetane.mil.executor import compile
 from cetane.mil.fast import FastProgram, unsupported
-from cetane.mil.fast.graph import Graph
-from cetane.mil.fast.lower import lower
 from cetane.mil.fast.model import alike, differing_literals
+from cetane.mil.fast.onnx_graph import OnnxGraph
+from cetane.mil.fast.translate import translate
 
 Build = Callable[..., Path]
 
@@ -27,11 +28,11 @@ def shards(bundle: Bundle) -> list[Program]:
     return [load(path) for path in sorted(bundle.path.rglob("*.mlpackage"))]
 
 
-def random_inputs(function: Function) -> dict[str, np.ndarray]:
+def random_inputs(function: MilFunction) -> dict[str, np.ndarray]:
     """Inputs of the smallest or default shape; positions are 5."""
     inputs = {}
     for name, type_ in function.inputs.items():
-        smallest = tuple(s.lower if isinstance(s, Range) else s for s in type_.shape)
+        smallest = tuple(s.lower if isinstance(s, SizeRange) else s for s in type_.shape)
         shape = type_.default or smallest
         values = rng.standard_normal(shape) if type_.dtype == "fp16" else np.full(shape, 5)
         inputs[name] = values.astype(np.float32 if type_.dtype == "fp16" else np.int32)
@@ -42,7 +43,7 @@ def check_agreement(program: FastProgram, name: str) -> None:
     """Three calls in a row, with states, give what the reference gives."""
     fast = program.function(name)
     function = fast.function
-    exact = function.compile("fp32")
+    exact = compile(function, "fp32")
     state, exact_state = fast.make_state(), exact.make_state()
     for _ in range(3):
         inputs = random_inputs(function)
@@ -73,9 +74,9 @@ def test_compressed_weights(tiny_bundle: Callable[..., Bundle], format_: str) ->
 def test_graphs_that_differ_in_sizes_and_small_constants_are_alike(
     build: Build, shift: float, length: int, differing: int
 ) -> None:
-    def graph(shift: float, length: int) -> Graph:
+    def graph(shift: float, length: int) -> OnnxGraph:
         path = build({"x": ((length,), "fp32")}, lambda x: mb.add(x=x, y=np.float32(shift)))
-        return lower(load(path).functions["main"])
+        return translate(load(path).functions["main"])
 
     one, other = graph(1.0, 2), graph(shift, length)
     assert alike(one, other)
@@ -83,9 +84,9 @@ def test_graphs_that_differ_in_sizes_and_small_constants_are_alike(
 
 
 def test_graphs_with_other_weights_or_ops_are_not_alike(build: Build) -> None:
-    def graph(op: Any, weight: np.ndarray) -> Graph:
+    def graph(op: Any, weight: np.ndarray) -> OnnxGraph:
         path = build({"x": ((2, 100), "fp32")}, lambda x: op(x=x, y=weight))
-        return lower(load(path).functions["main"])
+        return translate(load(path).functions["main"])
 
     weight = rng.standard_normal(100).astype(np.float32)
     one = graph(mb.mul, weight)

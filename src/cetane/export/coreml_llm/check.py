@@ -22,7 +22,7 @@ from cetane.export.coreml_llm.contract import (
     positions,
     theirs,
 )
-from cetane.mil import Function, Program, load
+from cetane.mil import MilFunction, Program, load
 
 COUNTS = (
     "context_length", "vocab_size", "hidden_size", "num_layers", "per_layer_dim", "sliding_window",
@@ -116,7 +116,7 @@ class Chain:
     """What the runtime, or an earlier package, has for the next one."""
 
     def problems(
-        self, where: str, function: Function, owned: dict[str, int], last: bool
+        self, where: str, function: MilFunction, owned: dict[str, int], last: bool
     ) -> Iterator[str]:
         """Of one function; `owned` layers of each kind have caches in it."""
         shape = function.inputs["hidden_states"].shape if "hidden_states" in function.inputs else ()
@@ -140,7 +140,7 @@ class Chain:
         yield from self.results(where, function, owned, last)
 
     def results(
-        self, where: str, function: Function, owned: dict[str, int], last: bool
+        self, where: str, function: MilFunction, owned: dict[str, int], last: bool
     ) -> Iterator[str]:
         """What a function must give."""
         assert self.tokens is not None
@@ -230,7 +230,7 @@ def check_prefill(folder: Path, sizes: Sizes, owners: list[str], first: int) -> 
 
 
 def columns(
-    where: str, function: Function, chain: Chain, kinds: list[str], producing: bool
+    where: str, function: MilFunction, chain: Chain, kinds: list[str], producing: bool
 ) -> Iterator[str]:
     """Keys and values of every layer that has caches, numbered but for those handed on."""
     assert chain.tokens is not None
@@ -258,7 +258,7 @@ def opened(folder: Path, names: tuple[str, ...]) -> Generator[str, None, list[Pr
     return programs
 
 
-def caches(function: Function) -> dict[str, int]:
+def caches(function: MilFunction) -> dict[str, int]:
     """How many layers of each kind have caches in a function."""
     return {
         kind: int(shape[0])

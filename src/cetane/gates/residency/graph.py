@@ -6,7 +6,6 @@ No weight is read: what rules ask of one is its type.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -14,9 +13,9 @@ from typing import Any, Literal
 
 from cetane.gates.residency.target import Target
 from cetane.mil.dtypes import PACKED_BITS, Array, byte_count
-from cetane.mil.program import Block, Constant, Function, Op, TensorType
+from cetane.mil.index import FunctionIndex
+from cetane.mil.program import Argument, MilFunction, Op, StoredConstant, TensorType
 
-Argument = str | Constant
 Granularity = Literal["tensor", "channel", "group", "block"]
 LARGEST_VALUE = 1 << 20
 """Elements of the largest constant that a rule may look into."""
@@ -61,7 +60,7 @@ class Graph:
     """One function of a package, at the shape it was made for."""
 
     def __init__(
-        self, function: Function, target: Target, package: str = "", functions: int = 1
+        self, function: MilFunction, target: Target, package: str = "", functions: int = 1
     ) -> None:
         self.function, self.target = function, target
         self.package, self.functions = package, functions
@@ -69,33 +68,26 @@ class Graph:
         self.variant = ""
         """Of a function of flexible shapes: which shapes are meant, if not those it was made
         for."""
-        every = list(flatten(function.block))
-        self.ops = tuple(op for op in every if not is_constant(op))
-        """All compute ops, those of nested blocks too."""
-        self._makers = {value.name: op for op in every for value in op.outputs}
-        self._users: dict[str, list[Op]] = {}
-        for op in self.ops:
-            for arguments in op.inputs.values():
-                for name in dict.fromkeys(a for a in arguments if isinstance(a, str)):
-                    self._users.setdefault(name, []).append(op)
-        self._types: dict[str, TensorType | None] = {**function.inputs, **function.states}
-        self._types |= {value.name: value.type for op in every for value in op.outputs}
+        self.index = FunctionIndex(function)
+        self.ops = tuple(op for op in self.index.ops if not is_constant(op))
+        """All compute ops, those of nested bodies too."""
         self._weights: dict[str, Weight] = {}
-        self.outputs = frozenset(function.block.outputs)
+        self.outputs = frozenset(function.body.outputs)
 
     def maker(self, argument: Argument) -> Op | None:
         """The op that computes a value; None for inputs, states and constants."""
-        op = self._makers.get(argument) if isinstance(argument, str) else None
+        op = self.index.producer(argument)
         return None if op is None or is_constant(op) else op
 
     def makers(self, op: Op) -> list[Op]:
         """The ops whose results an op reads."""
-        found = (self.maker(a) for arguments in op.inputs.values() for a in arguments)
-        return [maker for maker in found if maker is not None]
+        makers = (self.maker(a) for arguments in op.inputs.values() for a in arguments)
+        return [maker for maker in makers if maker is not None]
 
     def users(self, op: Op) -> list[Op]:
         """The ops that read an op's results."""
-        return [user for value in op.outputs for user in self._users.get(value.name, [])]
+        readers = (user for value in op.outputs for user in self.index.readers.get(value.name, []))
+        return [user for user in readers if not is_constant(user)]
 
     def is_output(self, op: Op) -> bool:
         return any(value.name in self.outputs for value in op.outputs)
@@ -106,9 +98,7 @@ class Graph:
         return arguments[0] if len(arguments) == 1 else None
 
     def type(self, argument: Argument | None) -> TensorType | None:
-        if isinstance(argument, Constant):
-            return argument.type
-        return self._types.get(argument) if argument is not None else None
+        return self.index.type(argument)
 
     def dtype(self, argument: Argument) -> str | None:
         type_ = self.type(argument)
@@ -129,15 +119,15 @@ class Graph:
     def output_shape(self, op: Op) -> tuple[int, ...]:
         return self.shape(op.outputs[0].name) if op.outputs else ()
 
-    def constant(self, argument: Argument | None) -> Constant | None:
+    def constant(self, argument: Argument | None) -> StoredConstant | None:
         """The literal behind an argument, if it is one and not encoded."""
-        if isinstance(argument, Constant):
+        if isinstance(argument, StoredConstant):
             return argument
-        op = self._makers.get(argument) if argument is not None else None
+        op = self.index.producer(argument)
         if op is None or op.kind != "const":
             return None
         value = op.inputs["val"][0]
-        return value if isinstance(value, Constant) else None
+        return value if isinstance(value, StoredConstant) else None
 
     def value(self, op: Op, name: str) -> Array | None:
         """The value of an input that is a small literal."""
@@ -153,9 +143,9 @@ class Graph:
 
     def weight(self, argument: Argument | None) -> Weight | None:
         """The constant that an argument is; None for values that are computed."""
-        if isinstance(argument, Constant):
+        if isinstance(argument, StoredConstant):
             return dense(argument)
-        op = self._makers.get(argument) if argument is not None else None
+        op = self.index.producer(argument)
         return self.weight_of(op) if op is not None and is_constant(op) else None
 
     def weight_of(self, op: Op) -> Weight:
@@ -168,7 +158,7 @@ class Graph:
     def _read_weight(self, op: Op) -> Weight:
         literals = [a for arguments in op.inputs.values() for a in arguments]
         nbytes = sum(self._stored(a) for a in literals)
-        type_ = self._types[op.outputs[0].name]
+        type_ = self.index.types[op.outputs[0].name]
         assert type_ is not None
         shape = type_.static_shape or ()
         match op.kind:
@@ -181,7 +171,7 @@ class Graph:
                 )  # fmt: skip
             case "constexpr_blockwise_shift_scale":
                 data, scale = self.type_of(op, "data"), self.type_of(op, "scale")
-                inner = self._makers.get(str(self.argument(op, "data")))
+                inner = self.index.producer(self.argument(op, "data"))
                 encoded = None if inner is None or inner.kind == "const" else self.weight_of(inner)
                 return Weight(
                     shape, type_.dtype, nbytes, "affine", width(data.dtype),
@@ -213,9 +203,9 @@ class Graph:
 
     def _stored(self, argument: Argument) -> int:
         """Bytes behind an argument of a constant op."""
-        if isinstance(argument, Constant):
+        if isinstance(argument, StoredConstant):
             return dense(argument).nbytes
-        op = self._makers.get(argument)
+        op = self.index.producer(argument)
         return self.weight_of(op).nbytes if op is not None and is_constant(op) else 0
 
     @cached_property
@@ -271,20 +261,12 @@ class Graph:
         return {n: t for n, t in self.function.inputs.items() if t.static_shape is None}
 
 
-def flatten(block: Block) -> Iterator[Op]:
-    """The ops of a block and of the blocks inside them."""
-    for op in block.ops:
-        yield op
-        for inner in op.blocks:
-            yield from flatten(inner)
-
-
 def is_constant(op: Op) -> bool:
     """Whether Core ML evaluates the op when it loads a program: it is no compute op."""
     return op.kind == "const" or op.kind.startswith("constexpr_")
 
 
-def dense(constant: Constant) -> Weight:
+def dense(constant: StoredConstant) -> Weight:
     shape = constant.type.static_shape or ()
     dtype = constant.type.dtype
     nbytes = 0 if dtype == "string" else byte_count(dtype, shape)

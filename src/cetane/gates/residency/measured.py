@@ -7,7 +7,6 @@ the default of a copy that shares the weight file.
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 import shutil
 import tempfile
@@ -19,14 +18,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict
 
 from cetane.errors import CetaneError
+from cetane.files import read_bytes
 from cetane.gates.residency.audit import Audit, FunctionAudit, Placed, judged
 from cetane.gates.residency.rule import Data, Placement
 from cetane.hardware.mac import BRAND, BUILD, is_mac, sysctl
 from cetane.hardware.quiet import import_coremltools
 from cetane.mil.package import Package
+from cetane.validation import parse_json, validated
 
 Device = Literal["ANE", "CPU", "GPU"]
 NO_MEASUREMENTS = "not measurements of a Mac"
@@ -79,25 +80,12 @@ class Measured(Data):
 
 def read_measured(path: Path) -> Measured:
     """A file that `cetane audit --measure` wrote; CetaneError if it is none."""
-    try:
-        if path.stat().st_size > LARGEST:
-            raise CetaneError(f"{path}: too large for a file of measurements")
-        return parse_measured(json.loads(path.read_bytes()), str(path))
-    except OSError as error:
-        raise CetaneError(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise CetaneError(f"{path}: {NO_MEASUREMENTS}: {error}", HINT) from error
+    return parse_measured(parse_json(read_bytes(path, LARGEST), str(path), HINT), str(path))
 
 
 def parse_measured(content: Any, where: str) -> Measured:
     """Measurements from JSON; CetaneError if it holds none."""
-    try:
-        return Measured.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        reason = f"{key}: {first['msg']}" if key else first["msg"]
-        raise CetaneError(f"{where}: {NO_MEASUREMENTS}: {reason}", HINT) from error
+    return validated(Measured, content, f"{where}: {NO_MEASUREMENTS}", HINT)
 
 
 def with_measured(found: Audit, measured: Measured, packages: dict[str, Path]) -> Audit:

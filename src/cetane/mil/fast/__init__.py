@@ -5,12 +5,30 @@
     state = decode.make_state()
     outputs = decode({"hidden": hidden, ...}, state)
 
-Calls mean the same as those of the reference, `Function.compile("fp32")`, which runs what this
+Calls mean the same as those of the reference, `mil.compile(function)`, which runs what this
 cannot: `unsupported` lists the ops that a function would need.
 """
 
-from cetane.mil.fast.lower import unsupported
-from cetane.mil.fast.program import FastFunction, FastProgram, State
+from typing import TYPE_CHECKING, Any
+
+from cetane.mil.fast.functions import ArrayState, FastFunction
 from cetane.mil.fast.sessions import share_threads
 
-__all__ = ["FastFunction", "FastProgram", "State", "share_threads", "unsupported"]
+if TYPE_CHECKING:
+    from cetane.mil.fast.program import FastProgram
+    from cetane.mil.fast.translate import unsupported
+
+__all__ = ["ArrayState", "FastFunction", "FastProgram", "share_threads", "unsupported"]
+
+
+def __getattr__(name: str) -> Any:
+    """Graphs are made with onnx, which takes a while to import; prepared ones run without it."""
+    if name == "FastProgram":
+        from cetane.mil.fast.program import FastProgram
+
+        return FastProgram
+    if name == "unsupported":
+        from cetane.mil.fast.translate import unsupported
+
+        return unsupported
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

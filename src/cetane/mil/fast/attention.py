@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cetane.mil.fast.context import Argument, Context, constant, literal, made
-from cetane.mil.program import Op, TensorType, Value
+from cetane.mil.fast.context import VIEW, Context, constant, literal, made
+from cetane.mil.program import Argument, NamedValue, Op, TensorType
 
 
 def rotation(context: Context, op: Op) -> list[Op] | None:
@@ -65,7 +65,9 @@ def _rotated(
     signs = np.ones([size if a == axis else 1 for a in range(len(type_.shape))], np.float16)
     signs[(slice(None),) * axis + (slice(0, size // 2),)] = -1
     order = constant(np.roll(np.arange(size, dtype=np.int32), size // 2), "int32")
-    signed, turned, product = (f"{op.name}_{part}" for part in ("signed", "turned", "crossed"))
+    signed, turned, product = (
+        f"{op.outputs[0].name}:{part}" for part in ("signed", "turned", "crossed")
+    )
     kept = {"x": straight.outputs[0].name, "y": product}
     return [
         made("mul", signed, context.type(sines), x=sines, y=constant(signs, type_.dtype)),
@@ -85,7 +87,7 @@ def past_apart(context: Context, op: Op) -> list[Op] | None:
         return None
     rank = len(context.shape(op.inputs["y"][0]))
     parts = both.inputs["values"]
-    if context.plain(both, "axis") % rank != rank - 1 or not context.producer(parts[0], "view"):
+    if context.plain(both, "axis") % rank != rank - 1 or not context.producer(parts[0], VIEW):
         return None
     (x,), result = op.inputs["x"], op.outputs[0].type
     assert result is not None
@@ -93,7 +95,7 @@ def past_apart(context: Context, op: Op) -> list[Op] | None:
     sizes = [length for length in lengths if isinstance(length, int)]
     if len(sizes) < len(lengths):
         return None
-    names = [f"{op.name}_{index}" for index in range(len(parts))]
+    names = [f"{op.outputs[0].name}:{index}" for index in range(len(parts))]
     if not context.plain(op, "transpose_y"):
         products = [
             made("matmul", name, TensorType((*result.shape[:-1], size), result.dtype), x=x, y=part)
@@ -101,14 +103,14 @@ def past_apart(context: Context, op: Op) -> list[Op] | None:
         ]
         joined: dict[str, tuple[Argument, ...]] = {"values": tuple(names), "axis": (literal(-1),)}
         return [*products, Op("concat", op.name, joined, op.outputs)]
-    pieces = [f"{op.name}_of_{index}" for index in range(len(parts))]
+    pieces = [f"{op.outputs[0].name}:of_{index}" for index in range(len(parts))]
     weights = context.type(x)
     split = Op(
         "split",
-        f"{op.name}_split",
+        f"{op.outputs[0].name}:split",
         {"x": (x,), "split_sizes": (literal(sizes),), "axis": (literal(-1),)},
         tuple(
-            Value(piece, TensorType((*weights.shape[:-1], size), weights.dtype))
+            NamedValue(piece, TensorType((*weights.shape[:-1], size), weights.dtype))
             for piece, size in zip(pieces, sizes, strict=True)
         ),
     )
@@ -121,7 +123,7 @@ def past_apart(context: Context, op: Op) -> list[Op] | None:
     sums = []
     for index, other in enumerate(others, 1):
         last = index == len(others)
-        name = op.outputs[0].name if last else f"{op.name}_sum_{index}"
+        name = op.outputs[0].name if last else f"{op.outputs[0].name}:sum_{index}"
         sums.append(made("add", name, result, x=total, y=other))
         total = name
     return [split, *products, *sums]

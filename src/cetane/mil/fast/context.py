@@ -2,69 +2,58 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from cetane.errors import CetaneError
+from cetane.mil.constants import Constants
 from cetane.mil.dtypes import Array
-from cetane.mil.fast.constants import Constants
-from cetane.mil.program import Constant, Function, Op, Range, TensorType, Value
+from cetane.mil.index import FunctionIndex
+from cetane.mil.program import (
+    Argument,
+    MilFunction,
+    NamedValue,
+    Op,
+    SizeRange,
+    StoredConstant,
+    TensorType,
+)
 
-Argument = str | Constant
+VIEW, RMS_NORM = "fast:view", "fast:rms_norm"
+ROWS_LINEAR, PACKED_LINEAR = "fast:rows_linear", "fast:packed_linear"
+"""Kinds of op that rewrites make. No op of a program has a colon in its kind."""
 
 
 class Context:
-    """Producers, readers, shapes and constants of a function, each found when it is asked for."""
+    """Producers, readers, shapes and constants of a function."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: MilFunction) -> None:
         self.inputs = function.inputs
-        self._ops = function.ops
+        self.index = FunctionIndex(function)
+        self.constants = Constants(self.index)
+        self.producer = self.index.producer
 
-    @cached_property
-    def constants(self) -> Constants:
-        return Constants(self._ops)
-
-    @cached_property
-    def readers(self) -> dict[Argument, list[Op]]:
-        """The ops that read a value, by its name."""
-        readers: dict[Argument, list[Op]] = defaultdict(list)
-        for op in self._ops:
-            for name in set(op.references()):
-                readers[name].append(op)
-        return readers
-
-    @cached_property
-    def _producers(self) -> dict[str, Op]:
-        return {value.name: op for op in self._ops for value in op.outputs}
-
-    @cached_property
-    def _types(self) -> dict[str, TensorType | None]:
-        return {value.name: value.type for op in self._ops for value in op.outputs}
-
-    def producer(self, argument: Argument, kind: str) -> Op | None:
-        """The op that makes a value, if it is of this kind."""
-        op = self._producers.get(argument) if isinstance(argument, str) else None
-        return op if op is not None and op.kind == kind else None
+    def readers(self, argument: Argument) -> list[Op]:
+        """The ops that take a value as an argument."""
+        return self.index.readers.get(argument, []) if isinstance(argument, str) else []
 
     def plain(self, op: Op, parameter: str, default: Any = None) -> Any:
         """A parameter as Python values; `default` if it is absent or known only at run time."""
-        (argument,) = op.inputs.get(parameter, (None,))
+        argument = op.inputs.get(parameter, (None,))[0]
         if argument is None or argument not in self.constants:
             return default
         return self.constants.plain(argument)
 
     def type(self, argument: Argument) -> TensorType:
-        if argument in self.constants:
-            return self.constants.type(argument)
-        assert isinstance(argument, str)
-        type_ = self.inputs.get(argument) or self._types[argument]
-        assert type_ is not None
+        """The type of an argument, which must be a tensor."""
+        type_ = self.index.type(argument)
+        if type_ is None:
+            raise CetaneError(f"{argument} is no tensor")
         return type_
 
-    def shape(self, argument: Argument) -> tuple[int | Range, ...]:
+    def shape(self, argument: Argument) -> tuple[int | SizeRange, ...]:
         return self.type(argument).shape
 
     def part(self, op: Op) -> tuple[int, int, int] | None:
@@ -99,15 +88,15 @@ class Context:
         return x in given and [self.constants.plain(a) for a in numbers] == [-1]
 
 
-def literal(value: int | Iterable[int]) -> Constant:
+def literal(value: int | Iterable[int]) -> StoredConstant:
     return constant(np.array(value, np.int32), "int32")
 
 
-def constant(array: Array, dtype: str) -> Constant:
-    return Constant(TensorType(array.shape, dtype), lambda: array)
+def constant(array: Array, dtype: str) -> StoredConstant:
+    return StoredConstant(TensorType(array.shape, dtype), lambda: array)
 
 
 def made(kind: str, name: str, type_: TensorType, **inputs: Argument | tuple[Argument, ...]) -> Op:
     """An op with one result of the same name."""
     given = {n: a if isinstance(a, tuple) else (a,) for n, a in inputs.items()}
-    return Op(kind, name, given, (Value(name, type_),))
+    return Op(kind, name, given, (NamedValue(name, type_),))

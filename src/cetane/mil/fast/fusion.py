@@ -11,31 +11,33 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from cetane.mil.fast.attention import past_apart, rotation
-from cetane.mil.fast.context import Argument, Context, literal, made
+from cetane.mil.fast.context import PACKED_LINEAR, RMS_NORM, VIEW, Context, literal, made
 from cetane.mil.fast.rows import rows_of_channels
-from cetane.mil.program import Function, Op, TensorType, Value
+from cetane.mil.program import Argument, MilFunction, NamedValue, Op, TensorType
 
 
-def fuse(function: Function, pack: bool = False) -> Function:
+def fuse(function: MilFunction, pack: bool = False) -> MilFunction:
     """`function` with every rewrite applied wherever it fits; `pack` keeps weights packed."""
     for rewrite in (rms_norm, scaled_norm, merged_convolution, input_view, rotation, past_apart):
         function = rewritten(function, rewrite)
     function = rows_of_channels(function, pack)
-    if any(op.kind == "packed_linear" for op in function.ops):
+    if any(op.kind == PACKED_LINEAR for op in function.ops):
         # Functions of other widths read other weights anyway, so graphs need not stay alike.
         for rewrite in (order_kept, reshaped_once):
             function = rewritten(function, rewrite)
     return function
 
 
-def rewritten(function: Function, rewrite: Callable[[Context, Op], list[Op] | None]) -> Function:
+def rewritten(
+    function: MilFunction, rewrite: Callable[[Context, Op], list[Op] | None]
+) -> MilFunction:
     """`function` with one rewrite applied to every op."""
     context = Context(function)
     ops: list[Op] = []
     for op in function.ops:
         instead = rewrite(context, op)
         ops += [op] if instead is None else instead
-    return replace(function, block=replace(function.block, ops=tuple(ops)))
+    return replace(function, body=replace(function.body, ops=tuple(ops)))
 
 
 def rms_norm(context: Context, op: Op) -> list[Op] | None:
@@ -60,7 +62,7 @@ def rms_norm(context: Context, op: Op) -> list[Op] | None:
     if not context.is_negative(negative, x) or context.part(op) != (axis, 0, shape[axis]):
         return None
     inputs = {"x": (x,)} | {n: norm.inputs[n] for n in ("axes", "epsilon") if n in norm.inputs}
-    return [Op("rms_norm", op.name, inputs, op.outputs)]
+    return [Op(RMS_NORM, op.name, inputs, op.outputs)]
 
 
 def merged_convolution(context: Context, op: Op) -> list[Op] | None:
@@ -73,14 +75,14 @@ def merged_convolution(context: Context, op: Op) -> list[Op] | None:
     form = _form(context, op)
     alike = [
         other
-        for other in context.readers[op.inputs["x"][0]]
+        for other in context.readers(op.inputs["x"][0])
         if other.kind == "conv" and _form(context, other) == form
     ]
     if form is None or len(alike) < 2:
         return None
     if op is not alike[0]:
         return []
-    merged = f"{op.name}_merged"
+    merged = f"{op.outputs[0].name}:merged"
     weights = [context.constants.type(conv.inputs["weight"][0]) for conv in alike]
     sizes = [size for weight in weights for size in weight.shape[:1] if isinstance(size, int)]
     new: list[Op] = []
@@ -90,18 +92,18 @@ def merged_convolution(context: Context, op: Op) -> list[Op] | None:
             parts = tuple(conv.inputs[parameter][0] for conv in alike)
             first = context.constants.type(parts[0])
             type_ = TensorType((sum(sizes), *first.shape[1:]), first.dtype)
-            joined = Value(f"{merged}_{parameter}", type_)
+            joined = NamedValue(f"{merged}:{parameter}", type_)
             concat = {"values": parts, "axis": (literal(0),)}
             new.append(Op("concat", joined.name, concat, (joined,)))
             inputs[parameter] = (joined.name,)
     result = op.outputs[0].type
     assert result is not None
     batch, _, *rest = result.shape
-    outputs = (Value(merged, TensorType((batch, sum(sizes), *rest), result.dtype)),)
+    outputs = (NamedValue(merged, TensorType((batch, sum(sizes), *rest), result.dtype)),)
     new.append(Op("conv", merged, inputs, outputs))
     split: dict[str, tuple[Argument, ...]]
     split = {"x": (merged,), "axis": (literal(1),), "split_sizes": (literal(sizes),)}
-    new.append(Op("split", f"{merged}_split", split, tuple(conv.outputs[0] for conv in alike)))
+    new.append(Op("split", f"{merged}:split", split, tuple(conv.outputs[0] for conv in alike)))
     return new
 
 
@@ -116,7 +118,7 @@ def input_view(context: Context, op: Op) -> list[Op] | None:
     if axis != 0:
         return None
     inputs = {"x": op.inputs["x"], "begin": (literal(begin),), "end": (literal(end),)}
-    return [Op("view", op.name, inputs, op.outputs)]
+    return [Op(VIEW, op.name, inputs, op.outputs)]
 
 
 def scaled_norm(context: Context, op: Op) -> list[Op] | None:
@@ -124,14 +126,14 @@ def scaled_norm(context: Context, op: Op) -> list[Op] | None:
     if op.kind != "mul":
         return None
     for x, gamma in (("x", "y"), ("y", "x")):
-        norm = context.producer(op.inputs[x][0], "rms_norm")
+        norm = context.producer(op.inputs[x][0], RMS_NORM)
         (weight,) = op.inputs[gamma]
         if norm is None or weight not in context.constants:
             continue
         shape, (axis,) = context.shape(norm.inputs["x"][0]), context.plain(norm, "axes")
         per_channel = tuple(s if a == axis else 1 for a, s in enumerate(shape))
         if context.shape(weight) in (per_channel, per_channel[1:]):
-            return [Op("rms_norm", op.name, {**norm.inputs, "gamma": (weight,)}, op.outputs)]
+            return [Op(RMS_NORM, op.name, {**norm.inputs, "gamma": (weight,)}, op.outputs)]
     return None
 
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from cetane.mil.fast.graph import MICROSOFT, Graph, Tensor, onnx_type
+from cetane.mil.fast.onnx_graph import MICROSOFT, OnnxGraph, Tensor, onnx_type
 
 _OPSET, _IR_VERSION = 21, 10
 
 
-def alike(one: Graph, other: Graph) -> bool:
+def alike(one: OnnxGraph, other: OnnxGraph) -> bool:
     """Whether two graphs differ in nothing but sizes of inputs and values of small constants."""
     return (
         one.nodes == other.nodes
@@ -29,7 +29,7 @@ def alike(one: Graph, other: Graph) -> bool:
     )
 
 
-def differing_literals(graphs: Sequence[Graph]) -> list[str]:
+def differing_literals(graphs: Sequence[OnnxGraph]) -> list[str]:
     """Names of the small constants that are not the same in all of some graphs which are alike."""
     first, *others = graphs
     return [
@@ -39,7 +39,7 @@ def differing_literals(graphs: Sequence[Graph]) -> list[str]:
     ]
 
 
-def model(graphs: Sequence[Graph]) -> ModelProto:
+def model(graphs: Sequence[OnnxGraph]) -> ModelProto:
     """One model for graphs that are alike. Constants which differ are inputs; weights are named
     but not included: whoever makes the session supplies them."""
     first = graphs[0]

@@ -19,18 +19,18 @@ from functools import cache
 import numpy as np
 from onnx import TensorProto
 
+from cetane.mil.constants import Constants
 from cetane.mil.dtypes import Array
-from cetane.mil.fast.constants import Constants
-from cetane.mil.fast.graph import MICROSOFT, Graph, Tensor, Weight
 from cetane.mil.fast.model import model
+from cetane.mil.fast.onnx_graph import MICROSOFT, OnnxGraph, OnnxWeight, Tensor
 from cetane.mil.fast.sessions import open_session
-from cetane.mil.program import Constant, Op
+from cetane.mil.program import Op, StoredConstant
 
 BLOCK = 32
 _BITS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
 
 
-def bits_of(constants: Constants, weight: str | Constant) -> int | None:
+def bits_of(constants: Constants, weight: str | StoredConstant) -> int | None:
     """Bits of an element of a weight `(N, K, ...)` that can be packed; None for others. Reads
     nothing."""
     op = constants.producer(weight)
@@ -57,7 +57,7 @@ class Elements:
     zero: Array
 
     @classmethod
-    def read(cls, constants: Constants, weight: str | Constant) -> Elements:
+    def read(cls, constants: Constants, weight: str | StoredConstant) -> Elements:
         op = constants.producer(weight)
         assert op is not None
         if op.kind == "concat":
@@ -102,7 +102,7 @@ class Elements:
 class Packed:
     """A matrix of `rows` output channels and `columns` inputs, to multiply rows of a graph with."""
 
-    def __init__(self, constants: Constants, weight: str | Constant) -> None:
+    def __init__(self, constants: Constants, weight: str | StoredConstant) -> None:
         shape, bits = constants.type(weight).static_shape, bits_of(constants, weight)
         assert shape is not None and bits is not None
         self.rows, self.columns, *_ = shape
@@ -111,7 +111,7 @@ class Packed:
         self._constants, self._weight = constants, weight
         self._read: dict[str, Array] = {}
 
-    def multiply(self, g: Graph, x: Tensor) -> str:
+    def multiply(self, g: OnnxGraph, x: Tensor) -> str:
         """`(..., K)` with the matrix: `(..., N)`."""
         blocks = -(-self.columns // BLOCK)
         given: Tensor | str = x
@@ -131,10 +131,10 @@ class Packed:
         tensors = [self._weight_of(g, name, shape) for name, shape in shapes.items()]
         return _product(g, given, tensors, self.rows, columns, self.bits)
 
-    def _weight_of(self, g: Graph, name: str, shape: tuple[int, ...]) -> str:
+    def _weight_of(self, g: OnnxGraph, name: str, shape: tuple[int, ...]) -> str:
         key = ("packed", name, self.bits, self._constants.key(self._weight))
         element = TensorProto.FLOAT if name == "scale" else TensorProto.UINT8
-        return g.weight(Weight(key, shape, element, lambda: self._array(name).reshape(shape)))
+        return g.weight(OnnxWeight(key, shape, element, lambda: self._array(name).reshape(shape)))
 
     def _array(self, name: str) -> Array:
         """One of the three; they are read together, and let go one by one."""
@@ -166,15 +166,17 @@ def eight_bits_add_up() -> bool:
     Without VNNI instructions it may add pairs of products in 16 bits, which saturate; products of
     4-bit weights never do.
     """
-    g = Graph({"x": Tensor("x", (1, BLOCK), "fp32")})
+    g = OnnxGraph({"x": Tensor("x", (1, BLOCK), "fp32")})
     most = np.full((1, 1, BLOCK), 255, np.uint8), np.ones(1, np.float32), np.zeros(1, np.uint8)
     g.outputs["y"] = _product(g, "x", [g.literal(array) for array in most], 1, BLOCK, 8)
-    (result,) = open_session(model([g])).run(None, {"x": np.ones((1, BLOCK), np.float32)})
+    (result,) = open_session(model([g]).SerializeToString()).run(
+        None, {"x": np.ones((1, BLOCK), np.float32)}
+    )
     return bool(np.isclose(result[0, 0], 255 * BLOCK))
 
 
 def _product(
-    g: Graph, x: Tensor | str, weight: Sequence[str], rows: int, columns: int, bits: int
+    g: OnnxGraph, x: Tensor | str, weight: Sequence[str], rows: int, columns: int, bits: int
 ) -> str:
     """`x` with a matrix of data, scales and zero points; its activations are rounded to 8 bits."""
     sizes = {"N": rows, "K": columns, "bits": bits, "block_size": BLOCK}

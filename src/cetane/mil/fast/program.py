@@ -1,36 +1,21 @@
-"""Run the functions of a package on onnxruntime."""
+"""Programs, function by function, as graphs that onnxruntime runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import onnxruntime as ort
 
 from cetane.errors import CetaneError
-from cetane.mil.dtypes import NUMPY, Array, kind
+from cetane.mil.dtypes import Array
+from cetane.mil.fast.functions import FastFunction, Feeding
 from cetane.mil.fast.fusion import fuse
-from cetane.mil.fast.graph import Graph, held
-from cetane.mil.fast.lower import lower
 from cetane.mil.fast.model import alike, differing_literals, model
+from cetane.mil.fast.onnx_graph import OnnxGraph
 from cetane.mil.fast.sessions import open_session
-from cetane.mil.program import Function, Program, TensorType, listed
-
-
-@dataclass
-class State:
-    """The states of a function between calls, by name: float32 (or int32) arrays.
-
-    A call replaces arrays and never writes into them.
-    """
-
-    arrays: dict[str, Array]
-
-    def copy(self) -> State:
-        """The state as it is now, to return to later. Copies no data."""
-        return State(dict(self.arrays))
+from cetane.mil.fast.translate import translate
+from cetane.mil.guard import failures_at
+from cetane.mil.program import MilFunction, Program, Signature, listed
 
 
 class FastProgram:
@@ -43,124 +28,72 @@ class FastProgram:
 
     def __init__(self, program: Program, pack: bool = False) -> None:
         self.program, self._pack = program, pack
-        self._functions: dict[str, FastFunction] = {}
-        self._sessions: list[_Session] = []
+        self._shared: list[SharedModel] = []
 
     def function(self, name: str) -> FastFunction:
         """The function `name`. Raises CetaneError if there is none, or if it uses an op that
         has no ONNX form; the message lists the ops."""
+        shared = self.shared(name)
+        return FastFunction(shared.feedings[name], shared.session)
+
+    def shared(self, name: str) -> SharedModel:
+        """The model that a function shares with all functions like it. Errors: `function`."""
         if name not in self.program.functions:
             raise CetaneError(
                 f"{self.program.path} has no function {name!r}",
                 hint=f"its functions are {listed(self.program.functions)}",
             )
-        if name not in self._functions:
-            session = self._session(name)
-            self._functions[name] = FastFunction(self.program.functions[name], session)
-        return self._functions[name]
-
-    def _session(self, name: str) -> _Session:
-        for session in self._sessions:
-            if name in session.graphs:
-                return session
-        graph = self._lowered(self.program.functions[name])
+        for shared in self._shared:
+            if name in shared.feedings:
+                return shared
+        graph = self._graph(self.program.functions[name])
         graphs = {name: graph}
         for other, function in self.program.functions.items():
-            if other == name or any(other in session.graphs for session in self._sessions):
+            if other == name or any(other in shared.feedings for shared in self._shared):
                 continue
             try:
-                candidate = self._lowered(function)
+                candidate = self._graph(function)
             except CetaneError:  # raised again when somebody asks for this function
                 continue
             if alike(graph, candidate):
                 graphs[other] = candidate
-        self._sessions.append(_Session(graphs))
-        return self._sessions[-1]
+        self._shared.append(SharedModel(self.program, graphs))
+        return self._shared[-1]
 
-    def _lowered(self, function: Function) -> Graph:
-        return lower(fuse(function, self._pack))
+    def _graph(self, function: MilFunction) -> OnnxGraph:
+        with failures_at(f"function {function.name}"):
+            return translate(fuse(function, self._pack))
 
 
-class _Session:
-    """An onnxruntime session for functions whose graphs are alike."""
+class SharedModel:
+    """One ONNX model for functions whose graphs are alike, and how each of them feeds it."""
 
-    def __init__(self, graphs: dict[str, Graph]) -> None:
-        self.graphs = graphs
-        self.variable = differing_literals(list(graphs.values()))
+    def __init__(self, program: Program, graphs: dict[str, OnnxGraph]) -> None:
+        self._graphs = list(graphs.values())
+        variable = differing_literals(self._graphs)
+        self.feedings = {
+            name: _feeding(program.functions[name], graph, variable)
+            for name, graph in graphs.items()
+        }
+        self.proto = model(self._graphs)
+
+    def weight(self, name: str) -> Array | None:
+        """A weight that the model names and does not hold, decoded now; None for other names."""
+        weight = self._graphs[0].weights.get(name)
+        return None if weight is None else weight.array()
 
     @cached_property
     def session(self) -> ort.InferenceSession:
-        graph = next(iter(self.graphs.values()))
-        weights = {name: weight.array() for name, weight in graph.weights.items()}
-        return open_session(model(list(self.graphs.values())), weights)
+        """A session that holds the weights in memory."""
+        weights = {name: weight.array() for name, weight in self._graphs[0].weights.items()}
+        return open_session(self.proto.SerializeToString(), weights)
 
 
-class FastFunction:
-    """A function compiled for onnxruntime. See `FastProgram.function`."""
-
-    def __init__(self, function: Function, shared: _Session) -> None:
-        self.function = function
-        graph = shared.graphs[function.name]
-        self._session = shared.session
-        self._constants = {name: graph.literals[name] for name in shared.variable}
-        self._views = graph.views
-        self._whole = [name for name in function.inputs if name in graph.inputs]
-        self._results = list(graph.outputs.values())
-        self._names = list(graph.outputs)
-
-    def make_state(self) -> State:
-        """The function's states, all zeros."""
-        arrays = {}
-        for name, type_ in self.function.states.items():
-            if type_.static_shape is None:
-                raise CetaneError(f"state {name} has no fixed shape: {type_}")
-            zeros = np.zeros(type_.static_shape, NUMPY[type_.dtype])
-            arrays[name] = held(zeros, type_.dtype)
-        return State(arrays)
-
-    def __call__(self, inputs: Mapping[str, Array], state: State | None = None) -> dict[str, Array]:
-        """Run once: arrays by input name in, arrays by output name out; `state` is updated.
-
-        Inputs are arrays of the declared shapes and of any float or integer type; contiguous
-        float32 is not copied. Float outputs are float32. Raises CetaneError that names the input
-        that does not fit.
-        """
-        feeds = self._inputs(inputs)
-        held_states = {} if state is None else state.arrays
-        self.function.check_states({name: a.shape for name, a in held_states.items()})
-        feeds.update(held_states)
-        try:
-            results = self._session.run(self._results, feeds)
-        except Exception as error:  # onnxruntime's exceptions have no common base
-            raise CetaneError(f"function {self.function.name}: {error}") from error
-        values = dict(zip(self._names, results, strict=True))
-        for name in held_states:
-            held_states[name] = values[name]
-        return {
-            name: _declared(values[name], type_) for name, type_ in self.function.outputs.items()
-        }
-
-    def _inputs(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        expected = self.function.inputs
-        self.function.check_inputs(inputs)
-        arrays = {name: _accepted(name, inputs[name], type_) for name, type_ in expected.items()}
-        feeds = {name: arrays[name] for name in self._whole} | self._constants
-        for name, view in self._views.items():
-            feeds[name] = arrays[view.source][view.begin : view.end]
-        return feeds
-
-
-def _accepted(name: str, array: Array, type_: TensorType) -> Array:
-    """An input in the form that the session takes."""
-    array = np.asarray(array)
-    if kind(array.dtype) != kind(np.dtype(NUMPY[type_.dtype])) or not type_.accepts(array.shape):
-        raise CetaneError(f"input {name}: expected {type_}, got {array.dtype} {array.shape}")
-    converted = held(array, type_.dtype)
-    if converted.dtype.kind == "i" and not np.array_equal(converted, array):
-        raise CetaneError(f"input {name}: has values that do not fit {type_.dtype}")
-    return converted
-
-
-def _declared(array: Array, type_: TensorType) -> Array:
-    dtype = np.float32 if array.dtype.kind == "f" else NUMPY[type_.dtype]
-    return array.astype(dtype, copy=False)
+def _feeding(function: MilFunction, graph: OnnxGraph, variable: list[str]) -> Feeding:
+    return Feeding(
+        Signature(function.name, function.inputs, function.outputs, function.states),
+        tuple(name for name in function.inputs if name in graph.inputs),
+        graph.views,
+        {name: graph.literals[name] for name in variable},
+        graph.outputs,
+    )

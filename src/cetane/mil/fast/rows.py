@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cetane.mil.fast.context import Argument, Context, literal, made
+from cetane.mil.fast.context import PACKED_LINEAR, RMS_NORM, ROWS_LINEAR, Context, literal, made
 from cetane.mil.fast.packed import bits_of
-from cetane.mil.program import Function, Op, TensorType, Value
+from cetane.mil.program import Argument, MilFunction, NamedValue, Op, TensorType
 
 MOST_PACKED = 8
 """Tokens beyond which fp32 is faster: a product is then bound by arithmetic, not by reading."""
@@ -20,14 +20,14 @@ _UNARY = {"exp", "gelu", "identity", "relu", "sigmoid", "silu", "softplus", "tan
 _BINARY = {"add", "maximum", "minimum", "mul", "real_div", "sub"}
 
 
-def rows_of_channels(function: Function, pack: bool) -> Function:
+def rows_of_channels(function: MilFunction, pack: bool) -> MilFunction:
     """`function` with its pointwise convolutions as products of rows; `pack` keeps weights packed
     where that pays."""
     return _Rows(function, pack).function()
 
 
 class _Rows:
-    def __init__(self, function: Function, pack: bool) -> None:
+    def __init__(self, function: MilFunction, pack: bool) -> None:
         self._function, self._pack = function, pack
         self._context = Context(function)
         self._ops: list[Op] = []
@@ -36,18 +36,22 @@ class _Rows:
         self._lazy: dict[str, TensorType] = {}
         """Values of which only the rows exist so far."""
 
-    def function(self) -> Function:
+    def function(self) -> MilFunction:
         for op in self._function.ops:
             self._rewrite(op)
-        for name in self._function.block.outputs:
+        for name in self._function.body.outputs:
             self._channels(name)
-        return replace(self._function, block=replace(self._function.block, ops=tuple(self._ops)))
+        return replace(self._function, body=replace(self._function.body, ops=tuple(self._ops)))
 
     def _rewrite(self, op: Op) -> None:
         match op.kind:
             case "conv" if self._is_product(op):
                 self._product(op)
-            case "rms_norm" if self._tokens(op.inputs["x"][0]) and self._axis(op, "axes") == [1]:
+            case kind if (
+                kind == RMS_NORM
+                and self._tokens(op.inputs["x"][0])
+                and self._axis(op, "axes") == [1]
+            ):
                 inputs = self._with(op, x=self._row(op.inputs["x"][0]), axes=literal([-1]))
                 if "gamma" in op.inputs:
                     inputs["gamma"] = (self._row(op.inputs["gamma"][0]),)
@@ -77,10 +81,10 @@ class _Rows:
         (weight,), (x,) = op.inputs["weight"], op.inputs["x"]
         few = (self._tokens(x) or 0) <= MOST_PACKED
         packs = self._pack and few and bits_of(self._context.constants, weight) is not None
-        kind = "packed_linear" if packs else "rows_linear"
+        kind = PACKED_LINEAR if packs else ROWS_LINEAR
         inputs: dict[str, tuple[Argument, ...]] = {"x": (self._row(x),), "weight": (weight,)}
         if not packs:
-            inputs["weight"] = (self._columns(weight, f"{op.name}_weight"),)
+            inputs["weight"] = (self._columns(weight, f"{op.outputs[0].name}:weight"),)
         if "bias" in op.inputs:
             inputs["bias"] = op.inputs["bias"]
         self._emit(replace(op, kind=kind), inputs)
@@ -93,10 +97,10 @@ class _Rows:
         turned = TensorType((columns, rows), type_.dtype)
         sizes, swap = literal([rows, columns]), literal([1, 0])
         self._ops += [
-            made("reshape", f"{name}_flat", flat, x=weight, shape=sizes),
-            made("transpose", f"{name}_columns", turned, x=f"{name}_flat", perm=swap),
+            made("reshape", f"{name}:flat", flat, x=weight, shape=sizes),
+            made("transpose", f"{name}:columns", turned, x=f"{name}:flat", perm=swap),
         ]
-        return f"{name}_columns"
+        return f"{name}:columns"
 
     def _is_by_channel(self, op: Op) -> bool:
         """Whether one input has rows, and the other may have: of the same shape, one value per
@@ -134,7 +138,7 @@ class _Rows:
             assert value.type is not None
             self._rows.add(value.name)
             self._lazy[value.name] = value.type
-            outputs.append(Value(_name(value.name), _row_type(value.type)))
+            outputs.append(NamedValue(_name(value.name), _row_type(value.type)))
         self._ops.append(Op(op.kind, op.name, inputs, tuple(outputs)))
 
     def _row(self, value: Argument) -> Argument:
@@ -149,12 +153,12 @@ class _Rows:
             self._ops += [
                 made(
                     "reshape",
-                    f"{value}_flat",
+                    f"{value}:flat",
                     flat,
                     x=value,
                     shape=literal(flat.static_shape or ()),
                 ),
-                made("transpose", _name(value), _row_type(type_), x=f"{value}_flat", perm=_SWAP),
+                made("transpose", _name(value), _row_type(type_), x=f"{value}:flat", perm=_SWAP),
             ]
         return _name(value)
 
@@ -162,7 +166,7 @@ class _Rows:
         """Make sure that a value itself exists, not only its rows."""
         type_ = self._lazy.pop(value, None)
         if type_ is not None:
-            flat = f"{value}_flat"
+            flat = f"{value}:flat"
             self._ops += [
                 made("transpose", flat, _flat_type(type_), x=_name(value), perm=_SWAP),
                 made("reshape", value, type_, x=flat, shape=literal(type_.static_shape or ())),
@@ -170,7 +174,7 @@ class _Rows:
 
 
 def _name(value: str) -> str:
-    return f"{value}_rows"
+    return f"{value}:rows"
 
 
 def _row_type(type_: TensorType) -> TensorType:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import onnxruntime as ort
-from onnx import ModelProto
 
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
+from cetane.mil.guard import reason
 
 _shared = False
 
@@ -28,20 +28,19 @@ def share_threads() -> None:
 
 
 def open_session(
-    proto: ModelProto, weights: Mapping[str, Array] | None = None
+    model: str | bytes, weights: Mapping[str, Array] | None = None
 ) -> ort.InferenceSession:
-    """A session for a model, and for the weights that it names and does not hold."""
+    """A session for a model, as bytes or the path of a file, and for the weights that it names and
+    does not hold. CetaneError if onnxruntime refuses it."""
     options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what is wrong comes as an exception
     if _shared:
         options.use_per_session_threads = False
     else:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    values = [ort.OrtValue.ortvalue_from_numpy(array) for array in (weights or {}).values()]
-    options.add_external_initializers(list(weights or {}), values)
     try:
-        return ort.InferenceSession(
-            proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        values = [ort.OrtValue.ortvalue_from_numpy(array) for array in (weights or {}).values()]
+        options.add_external_initializers(list(weights or {}), values)
+        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions have no common base
-        raise CetaneError(f"onnxruntime rejects the graph: {error}") from error
+        raise CetaneError(f"onnxruntime rejects the graph: {reason(error)}") from error

@@ -6,14 +6,14 @@ from cetane.mil.ops.registry import Bodies, Tensors, op
 
 
 @op("cond")
-def cond(pred: bool, blocks: Bodies) -> tuple[Tensor, ...]:
-    when_true, when_false = blocks
+def cond(pred: bool, bodies: Bodies) -> tuple[Tensor, ...]:
+    when_true, when_false = bodies
     return tuple((when_true if pred else when_false)([]))
 
 
 @op("while_loop")
-def while_loop(loop_vars: Tensors, blocks: Bodies) -> tuple[Tensor, ...]:
-    condition, body = blocks
+def while_loop(loop_vars: Tensors, bodies: Bodies) -> tuple[Tensor, ...]:
+    condition, body = bodies
     while condition(loop_vars)[0]:
         loop_vars = body(loop_vars)
     return tuple(loop_vars)

@@ -1,22 +1,21 @@
-"""The table of ops, and how an op's function says what it takes.
+"""The table of ops of the reference executor.
 
-A function's parameters are named like the inputs of the MIL op. Their annotations say in which form
-the executor hands them over: `Tensor` as a tensor, `Tensors` as a list (a variadic input),
-`StateCell` as the state itself, `TensorList` as MIL's list, `Bodies` as the op's nested blocks;
-anything else (`int`, `str`, `list[int]`, ...) as plain Python values. A parameter with a default is
-optional.
+The annotation of a parameter says how it comes: `Tensor` as a tensor, `Tensors` as a list (an input
+of several values), `StateCell` as the state itself, `TensorList` as MIL's list; anything else
+(`int`, `str`, `list[int]`, ...) as plain Python values. `bodies` are the nested bodies of the
+op, as functions.
 """
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from typing import get_args
 
 from torch import Tensor
 
+from cetane.mil.implementation import Implementations
+
 Tensors = list[Tensor]
 Bodies = list[Callable[[list[Tensor]], list[Tensor]]]
-Form = Literal["tensor", "tensors", "plain", "bodies"]
 
 
 class StateCell:
@@ -54,49 +53,12 @@ Label = str | int
 Result = Tensor | TensorList | tuple[Tensor, ...] | tuple[Label, dict[Label, float]] | None
 
 
-@dataclass(frozen=True)
-class OpFunction:
-    """An implementation, the form each of its parameters takes, and the inputs it may ignore."""
-
-    call: Callable[..., Result]
-    parameters: dict[str, Form]
-    required: frozenset[str]
-    ignored: frozenset[str]
-
-
-F = TypeVar("F", bound=Callable[..., Result])
-
-OPS: dict[str, OpFunction] = {}
-
-NEVER_FOLDED = {"read_state", "write_state", "cond", "while_loop"}
-"""Ops that must happen at their place in every run, whatever their inputs are. `sampling` adds its
-own."""
-
-
-def op(kind: str, ignores: tuple[str, ...] = ()) -> Callable[[F], F]:
-    """Enter a function into the table as the MIL op `kind`.
-
-    `ignores` names inputs that change nothing here (validation flags, dtypes that the result's
-    declared type repeats).
-    """
-
-    def register(function: F) -> F:
-        signature = inspect.signature(function).parameters
-        forms = {name: _form(parameter.annotation) for name, parameter in signature.items()}
-        required = {n for n, p in signature.items() if p.default is inspect.Parameter.empty}
-        inputs = {name for name, form in forms.items() if form != "bodies"}
-        OPS[kind] = OpFunction(function, forms, frozenset(required & inputs), frozenset(ignores))
-        return function
-
-    return register
-
-
-def _form(annotation: object) -> Form:
+def _form(annotation: object) -> str:
     choices = {annotation, *get_args(annotation)}
     if Tensors in choices:
         return "tensors"
-    if Bodies in choices:
-        return "bodies"
-    if {Tensor, StateCell, TensorList} & choices:
-        return "tensor"
-    return "plain"
+    return "tensor" if {Tensor, StateCell, TensorList} & choices else "plain"
+
+
+OPS = Implementations(_form, supplied=("bodies",))
+op = OPS.enters

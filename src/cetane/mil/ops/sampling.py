@@ -3,9 +3,7 @@
 import torch
 from torch import Tensor
 
-from cetane.mil.ops.registry import NEVER_FOLDED, op
-
-NEVER_FOLDED |= {"random_bernoulli", "random_categorical", "random_normal", "random_uniform"}
+from cetane.mil.ops.registry import op
 
 
 @op("random_uniform")

@@ -6,13 +6,12 @@ one decoder layer over hidden states of three depths and the tokens after them, 
 its own output; it is trained that way too ("training-time test").
 """
 
-import json
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from torch.nn import functional as F
 
 from cetane.errors import CetaneError
 from cetane.files import disk_errors, replacing
-from cetane.validation import Data
+from cetane.validation import Data, parse_json, validated
 
 TAPS = 3
 THETA = 10_000.0
@@ -116,7 +115,9 @@ def load_head(path: Path) -> Head:
     """A head from a file that `Head.save` wrote; CetaneError if it is not one."""
     try:
         with safe_open(path, "pt") as file:
-            config = HeadConfig.model_validate(json.loads((file.metadata() or {})["cetane"]))
+            config = validated(
+                HeadConfig, parse_json((file.metadata() or {})["cetane"], str(path)), str(path)
+            )
             with torch.device("meta"):
                 head = Head.kinds[config.kind](config)
             wanted = {name: tuple(t.shape) for name, t in head.state_dict().items()}
@@ -126,7 +127,7 @@ def load_head(path: Path) -> Head:
             tensors = {name: file.get_tensor(name) for name in wanted}
             floats = {n: t.float() if t.is_floating_point() else t for n, t in tensors.items()}
             head.load_state_dict(floats, assign=True)
-    except (OSError, SafetensorError, KeyError, ValueError, ValidationError) as error:
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise CetaneError(f"{path}: not a draft head: {' '.join(str(error).split())}") from error
     return head.eval().requires_grad_(False)
 

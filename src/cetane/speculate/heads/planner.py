@@ -23,7 +23,7 @@ from cetane.families import (
     Shard,
     tensor_layout,
 )
-from cetane.planner import Graph
+from cetane.planner import FunctionGraph
 from cetane.schema.function import Function
 from cetane.schema.interface import (
     Embedding,
@@ -112,7 +112,7 @@ class HeadPlanner:
         """fp16, each weight once."""
         return sum(2 * w.elements for b in self.members[self.name] for _, w in b.weights())
 
-    def graphs(self, shard: str) -> list[Graph]:
+    def graphs(self, shard: str) -> list[FunctionGraph]:
         blocks = self.members[shard]
         if self.config.kind == "medusa":
             return [self.medusa(blocks)]
@@ -120,10 +120,10 @@ class HeadPlanner:
         follow = self.eagle("follow", self.follows, blocks)
         return [follow, *wide, self.eagle("draft", 1, blocks[1:])]
 
-    def widest(self, shard: str) -> list[Graph]:
+    def widest(self, shard: str) -> list[FunctionGraph]:
         return self.graphs(shard)
 
-    def module(self, graph: Graph) -> Shard:
+    def module(self, graph: FunctionGraph) -> Shard:
         model = Model(
             axes=self.axes,
             hidden=self.config.hidden,
@@ -142,7 +142,7 @@ class HeadPlanner:
         function = graph.function
         return Shard(model, graph.blocks, graph.caches, (), function.inputs, function.outputs)
 
-    def medusa(self, blocks: Sequence[Block]) -> Graph:
+    def medusa(self, blocks: Sequence[Block]) -> FunctionGraph:
         function = Function(
             name="draft",
             owner=self.name,
@@ -150,9 +150,9 @@ class HeadPlanner:
             inputs=(self.tensor("hidden", self.config.hidden, 1),),
             outputs=(self.made("logits", self.config.rows, self.config.steps),),
         )
-        return Graph(function, tuple(blocks), (), ())
+        return FunctionGraph(function, tuple(blocks), (), ())
 
-    def eagle(self, name: str, tokens: int, blocks: Sequence[Block]) -> Graph:
+    def eagle(self, name: str, tokens: int, blocks: Sequence[Block]) -> FunctionGraph:
         """A function of some of the blocks; without the layer nothing looks at keys."""
         hidden, looks = self.config.hidden, any(isinstance(b, EagleLayer) for b in blocks)
         fuses = any(isinstance(b, EagleFuse) for b in blocks)
@@ -187,7 +187,7 @@ class HeadPlanner:
             inputs=(*inputs, *spec.form.inputs(spec, tokens)),
             outputs=(*outputs, *spec.form.outputs(spec, tokens)),
         )
-        return Graph(function, tuple(blocks), (spec,), ())
+        return FunctionGraph(function, tuple(blocks), (spec,), ())
 
     def shape(self, channels: int, tokens: int) -> tuple[int, ...]:
         return self.axes.shape(channels, tokens)

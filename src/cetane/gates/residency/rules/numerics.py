@@ -6,7 +6,7 @@ import numpy as np
 
 from cetane.gates.residency.graph import LARGEST_VALUE, SHAPE_KINDS, Graph
 from cetane.gates.residency.rule import on_op
-from cetane.mil.program import Constant, Op
+from cetane.mil.program import Op, StoredConstant
 
 SMALLEST_NORMAL = 6.1e-5
 """Of fp16: 2**-14."""
@@ -50,7 +50,7 @@ def infinite_mask(op: Op, graph: Graph) -> str | None:
     return None
 
 
-def holds_infinity(constant: Constant) -> bool:
+def holds_infinity(constant: StoredConstant) -> bool:
     shape = constant.type.static_shape or ()
     if constant.type.dtype not in ("fp16", "fp32") or prod(shape) > LARGEST_VALUE:
         return False

@@ -1,4 +1,4 @@
-"""One small function per MIL op, by kind of op. Importing this package fills `LOWERINGS`."""
+"""One small function per MIL op, by kind of op. Importing this package fills `TRANSLATIONS`."""
 
 from cetane.mil.fast.ops import (
     activation,
@@ -11,10 +11,10 @@ from cetane.mil.fast.ops import (
     slicing,
     tensor,
 )
-from cetane.mil.fast.registry import LOWERINGS
+from cetane.mil.fast.registry import TRANSLATIONS
 
 __all__ = [
-    "LOWERINGS",
+    "TRANSLATIONS",
     "activation",
     "elementwise",
     "gather",

@@ -1,41 +1,41 @@
 """Activations."""
 
-from cetane.mil.fast.graph import Graph, Tensor
-from cetane.mil.fast.registry import lowers
+from cetane.mil.fast.onnx_graph import OnnxGraph, Tensor
+from cetane.mil.fast.registry import translates
 
 
-@lowers("relu")
-def relu(g: Graph, x: Tensor) -> str:
+@translates("relu")
+def relu(g: OnnxGraph, x: Tensor) -> str:
     return g("Relu", x)
 
 
-@lowers("relu6")
-def relu6(g: Graph, x: Tensor) -> str:
+@translates("relu6")
+def relu6(g: OnnxGraph, x: Tensor) -> str:
     return g("Clip", x, g.floats(0), g.floats(6))
 
 
-@lowers("leaky_relu")
-def leaky_relu(g: Graph, x: Tensor, alpha: float) -> str:
+@translates("leaky_relu")
+def leaky_relu(g: OnnxGraph, x: Tensor, alpha: float) -> str:
     return g("LeakyRelu", x, alpha=alpha)
 
 
-@lowers("sigmoid")
-def sigmoid(g: Graph, x: Tensor) -> str:
+@translates("sigmoid")
+def sigmoid(g: OnnxGraph, x: Tensor) -> str:
     return g("Sigmoid", x)
 
 
-@lowers("silu")
-def silu(g: Graph, x: Tensor) -> str:
+@translates("silu")
+def silu(g: OnnxGraph, x: Tensor) -> str:
     return g("Mul", x, g("Sigmoid", x))
 
 
-@lowers("softplus")
-def softplus(g: Graph, x: Tensor) -> str:
+@translates("softplus")
+def softplus(g: OnnxGraph, x: Tensor) -> str:
     return g("Softplus", x)
 
 
-@lowers("gelu")
-def gelu(g: Graph, x: Tensor, mode: str = "EXACT") -> str:
+@translates("gelu")
+def gelu(g: OnnxGraph, x: Tensor, mode: str = "EXACT") -> str:
     match mode:
         case "EXACT":
             return g("Gelu", x)
@@ -46,6 +46,6 @@ def gelu(g: Graph, x: Tensor, mode: str = "EXACT") -> str:
     raise ValueError(f"unknown mode {mode!r}")
 
 
-@lowers("softmax")
-def softmax(g: Graph, x: Tensor, axis: int = -1) -> str:
+@translates("softmax")
+def softmax(g: OnnxGraph, x: Tensor, axis: int = -1) -> str:
     return g("Softmax", x, axis=axis)

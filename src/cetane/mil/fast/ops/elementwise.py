@@ -3,8 +3,8 @@
 import numpy as np
 from onnx import TensorProto
 
-from cetane.mil.fast.graph import Graph, Tensor
-from cetane.mil.fast.registry import lowers
+from cetane.mil.fast.onnx_graph import OnnxGraph, Tensor
+from cetane.mil.fast.registry import translates
 
 # MIL ops that are one ONNX op with the same inputs in the same order.
 _UNARY = {
@@ -54,14 +54,14 @@ _INTEGERS = {
 
 
 def _unary(kind: str, onnx_kind: str) -> None:
-    @lowers(kind)
-    def lower(g: Graph, x: Tensor) -> str:
+    @translates(kind)
+    def translate(g: OnnxGraph, x: Tensor) -> str:
         return g(onnx_kind, x)
 
 
 def _binary(kind: str, onnx_kind: str) -> None:
-    @lowers(kind)
-    def lower(g: Graph, x: Tensor, y: Tensor) -> str:
+    @translates(kind)
+    def translate(g: OnnxGraph, x: Tensor, y: Tensor) -> str:
         return g(onnx_kind, x, y)
 
 
@@ -71,37 +71,37 @@ for _kind, _onnx_kind in _BINARY.items():
     _binary(_kind, _onnx_kind)
 
 
-@lowers("not_equal")
-def not_equal(g: Graph, x: Tensor, y: Tensor) -> str:
+@translates("not_equal")
+def not_equal(g: OnnxGraph, x: Tensor, y: Tensor) -> str:
     return g("Not", g("Equal", x, y))
 
 
-@lowers("square")
-def square(g: Graph, x: Tensor) -> str:
+@translates("square")
+def square(g: OnnxGraph, x: Tensor) -> str:
     return g("Mul", x, x)
 
 
-@lowers("exp2")
-def exp2(g: Graph, x: Tensor) -> str:
+@translates("exp2")
+def exp2(g: OnnxGraph, x: Tensor) -> str:
     return g("Pow", g.floats(2), x)
 
 
-@lowers("real_div")
-def real_div(g: Graph, x: Tensor, y: Tensor) -> str:
+@translates("real_div")
+def real_div(g: OnnxGraph, x: Tensor, y: Tensor) -> str:
     if x.is_float:
         return g("Div", x, y)
     return g.cast(g("Div", g.cast(x, "fp32"), g.cast(y, "fp32")), x.dtype)
 
 
-@lowers("floor_div")
-def floor_div(g: Graph, x: Tensor, y: Tensor) -> str:
+@translates("floor_div")
+def floor_div(g: OnnxGraph, x: Tensor, y: Tensor) -> str:
     if x.is_float:
         return g("Floor", g("Div", x, y))
     return g("Div", g("Sub", x, g("Mod", x, y)), y)
 
 
-@lowers("mod")
-def mod(g: Graph, x: Tensor, y: Tensor) -> str:
+@translates("mod")
+def mod(g: OnnxGraph, x: Tensor, y: Tensor) -> str:
     """The sign is the divisor's."""
     if not x.is_float:
         return g("Mod", x, y)
@@ -110,41 +110,41 @@ def mod(g: Graph, x: Tensor, y: Tensor) -> str:
     return g("Where", opposite, g("Add", rest, y), rest)
 
 
-@lowers("inverse")
-def inverse(g: Graph, x: Tensor, epsilon: float = 1e-4) -> str:
+@translates("inverse")
+def inverse(g: OnnxGraph, x: Tensor, epsilon: float = 1e-4) -> str:
     return g("Reciprocal", g("Add", x, g.floats(epsilon)))
 
 
-@lowers("log")
-def log(g: Graph, x: Tensor, epsilon: float = 1e-45) -> str:
+@translates("log")
+def log(g: OnnxGraph, x: Tensor, epsilon: float = 1e-45) -> str:
     return g("Log", g("Add", x, g.floats(epsilon)))
 
 
-@lowers("rsqrt")
-def rsqrt(g: Graph, x: Tensor, epsilon: float = 1e-12) -> str:
+@translates("rsqrt")
+def rsqrt(g: OnnxGraph, x: Tensor, epsilon: float = 1e-12) -> str:
     return g("Reciprocal", g("Sqrt", g("Add", x, g.floats(epsilon))))
 
 
-@lowers("clip")
-def clip(g: Graph, x: Tensor, alpha: float, beta: float) -> str:
+@translates("clip")
+def clip(g: OnnxGraph, x: Tensor, alpha: float, beta: float) -> str:
     return g("Clip", x, g.like(alpha, x), g.like(beta, x))
 
 
-@lowers("threshold")
-def threshold(g: Graph, x: Tensor, alpha: float) -> str:
+@translates("threshold")
+def threshold(g: OnnxGraph, x: Tensor, alpha: float) -> str:
     return g("Max", x, g.like(alpha, x))
 
 
-@lowers("cast")
-def cast(g: Graph, x: Tensor, dtype: str) -> str:
+@translates("cast")
+def cast(g: OnnxGraph, x: Tensor, dtype: str) -> str:
     if dtype in _INTEGERS:
         return g.cast(g("Cast", x, to=_INTEGERS[dtype]), dtype)
     return g.cast(x, dtype)
 
 
-@lowers("quantize")
+@translates("quantize")
 def quantize(
-    g: Graph,
+    g: OnnxGraph,
     input: Tensor,
     scale: Tensor,
     output_dtype: str,
@@ -158,9 +158,9 @@ def quantize(
     return g.cast(g("Clip", steps, g.floats(limits.min), g.floats(limits.max)), output_dtype)
 
 
-@lowers("dequantize")
+@translates("dequantize")
 def dequantize(
-    g: Graph,
+    g: OnnxGraph,
     input: Tensor,
     scale: Tensor,
     zero_point: Tensor | None = None,
@@ -172,7 +172,7 @@ def dequantize(
     return g("Mul", g.cast(steps, "fp32"), _along(g, scale, input, axis))
 
 
-def _along(g: Graph, vector: Tensor, x: Tensor, axis: int | None) -> str:
+def _along(g: OnnxGraph, vector: Tensor, x: Tensor, axis: int | None) -> str:
     """A vector shaped to broadcast along one axis of `x`; a scalar stays as it is."""
     if axis is None or vector.rank == 0:
         return vector.name

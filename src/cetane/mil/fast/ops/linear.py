@@ -2,35 +2,36 @@
 
 import math
 
-from cetane.mil.fast.graph import Graph, Tensor
+from cetane.mil.fast.context import PACKED_LINEAR, ROWS_LINEAR
+from cetane.mil.fast.onnx_graph import OnnxGraph, Tensor
 from cetane.mil.fast.packed import Packed
-from cetane.mil.fast.registry import Tensors, lowers
+from cetane.mil.fast.registry import Tensors, translates
 
 
-@lowers("linear")
-def linear(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str:
+@translates("linear")
+def linear(g: OnnxGraph, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str:
     y = g("MatMul", x, g("Transpose", weight, perm=[1, 0]))
     return y if bias is None else g("Add", y, bias)
 
 
-@lowers("rows_linear")
-def rows_linear(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str:
+@translates(ROWS_LINEAR)
+def rows_linear(g: OnnxGraph, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str:
     """Not an op of MIL: what `rows` makes of a convolution. `weight` is `(K, N)`: what the graph
     would have to turn over, it would hold twice."""
     y = g("MatMul", x, weight)
     return y if bias is None else g("Add", y, bias)
 
 
-@lowers("packed_linear")
-def packed_linear(g: Graph, x: Tensor, weight: Packed, bias: Tensor | None = None) -> str:
+@translates(PACKED_LINEAR)
+def packed_linear(g: OnnxGraph, x: Tensor, weight: Packed, bias: Tensor | None = None) -> str:
     """The same with a weight that stays packed."""
     y = weight.multiply(g, x)
     return y if bias is None else g("Add", y, bias)
 
 
-@lowers("matmul")
+@translates("matmul")
 def matmul(
-    g: Graph, x: Tensor, y: Tensor, transpose_x: bool = False, transpose_y: bool = False
+    g: OnnxGraph, x: Tensor, y: Tensor, transpose_x: bool = False, transpose_y: bool = False
 ) -> str:
     return g(
         "MatMul",
@@ -39,14 +40,14 @@ def matmul(
     )
 
 
-@lowers("einsum")
-def einsum(g: Graph, values: Tensors, equation: str) -> str:
+@translates("einsum")
+def einsum(g: OnnxGraph, values: Tensors, equation: str) -> str:
     return g("Einsum", *values, equation=equation)
 
 
-@lowers("scaled_dot_product_attention")
+@translates("scaled_dot_product_attention")
 def scaled_dot_product_attention(
-    g: Graph, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None
+    g: OnnxGraph, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None
 ) -> str:
     width = query.shape[-1]
     if not isinstance(width, int):
@@ -60,9 +61,9 @@ def scaled_dot_product_attention(
     return g("MatMul", g("Softmax", scores, axis=-1), value)
 
 
-@lowers("conv")
+@translates("conv")
 def conv(
-    g: Graph,
+    g: OnnxGraph,
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -99,6 +100,6 @@ def conv(
     )
 
 
-def _transposed(g: Graph, x: Tensor) -> str:
+def _transposed(g: OnnxGraph, x: Tensor) -> str:
     *batch, rows, columns = range(x.rank)
     return g("Transpose", x, perm=[*batch, columns, rows])

@@ -1,12 +1,13 @@
 """Normalisations."""
 
-from cetane.mil.fast.graph import Graph, Tensor
-from cetane.mil.fast.registry import lowers
+from cetane.mil.fast.context import RMS_NORM
+from cetane.mil.fast.onnx_graph import OnnxGraph, Tensor
+from cetane.mil.fast.registry import translates
 
 
-@lowers("layer_norm")
+@translates("layer_norm")
 def layer_norm(
-    g: Graph,
+    g: OnnxGraph,
     x: Tensor,
     axes: list[int] | None = None,
     gamma: Tensor | None = None,
@@ -26,9 +27,9 @@ def layer_norm(
     return y
 
 
-@lowers("rms_norm")
+@translates(RMS_NORM)
 def rms_norm(
-    g: Graph, x: Tensor, axes: list[int], epsilon: float, gamma: Tensor | None = None
+    g: OnnxGraph, x: Tensor, axes: list[int], epsilon: float, gamma: Tensor | None = None
 ) -> str:
     """Not an op of MIL: what `fusion` makes of a layer_norm of [x, -x]."""
     if gamma is not None and axes == [-1]:
@@ -38,9 +39,9 @@ def rms_norm(
     return y if gamma is None else g("Mul", y, gamma)
 
 
-@lowers("instance_norm")
+@translates("instance_norm")
 def instance_norm(
-    g: Graph,
+    g: OnnxGraph,
     x: Tensor,
     gamma: Tensor | None = None,
     beta: Tensor | None = None,
@@ -51,9 +52,9 @@ def instance_norm(
     return _affine(g, y, x, gamma, beta)
 
 
-@lowers("batch_norm")
+@translates("batch_norm")
 def batch_norm(
-    g: Graph,
+    g: OnnxGraph,
     x: Tensor,
     mean: Tensor,
     variance: Tensor,
@@ -66,28 +67,28 @@ def batch_norm(
     return _affine(g, y, x, gamma, beta)
 
 
-@lowers("l2_norm")
-def l2_norm(g: Graph, x: Tensor, epsilon: float = 1e-6) -> str:
+@translates("l2_norm")
+def l2_norm(g: OnnxGraph, x: Tensor, epsilon: float = 1e-6) -> str:
     """Over the last three axes."""
     total = g("ReduceSumSquare", x, g.ints([-3, -2, -1]), keepdims=1)
     return g("Div", x, g("Sqrt", g("Add", total, g.floats(epsilon))))
 
 
-def _over_rms(g: Graph, x: Tensor | str, axes: list[int], epsilon: float) -> str:
+def _over_rms(g: OnnxGraph, x: Tensor | str, axes: list[int], epsilon: float) -> str:
     mean_square = _mean(g, g("Mul", x, x), axes)
     return g("Div", x, g("Sqrt", g("Add", mean_square, g.floats(epsilon))))
 
 
-def _mean(g: Graph, x: Tensor | str, axes: list[int]) -> str:
+def _mean(g: OnnxGraph, x: Tensor | str, axes: list[int]) -> str:
     return g("ReduceMean", x, g.ints(axes), keepdims=1)
 
 
-def _affine(g: Graph, y: str, x: Tensor, gamma: Tensor | None, beta: Tensor | None) -> str:
+def _affine(g: OnnxGraph, y: str, x: Tensor, gamma: Tensor | None, beta: Tensor | None) -> str:
     if gamma is not None:
         y = g("Mul", y, _channels(g, gamma, x))
     return y if beta is None else g("Add", y, _channels(g, beta, x))
 
 
-def _channels(g: Graph, vector: Tensor, x: Tensor) -> str:
+def _channels(g: OnnxGraph, vector: Tensor, x: Tensor) -> str:
     """A vector shaped to broadcast along the second axis of `x`."""
     return g("Reshape", vector, g.ints([-1] + [1] * (x.rank - 2)))

@@ -1,7 +1,7 @@
 """Reductions, scans and sorting along axes."""
 
-from cetane.mil.fast.graph import Graph, Tensor
-from cetane.mil.fast.registry import lowers
+from cetane.mil.fast.onnx_graph import OnnxGraph, Tensor
+from cetane.mil.fast.registry import translates
 
 # Kinds of reduction, and whether an integer result needs no fraction on the way.
 _REDUCTIONS = {
@@ -19,8 +19,10 @@ _REDUCTIONS = {
 
 
 def _reduction(kind: str, onnx_kind: str, integer: bool) -> None:
-    @lowers(kind)
-    def lower(g: Graph, x: Tensor, axes: list[int] | None = None, keep_dims: bool = False) -> str:
+    @translates(kind)
+    def translate(
+        g: OnnxGraph, x: Tensor, axes: list[int] | None = None, keep_dims: bool = False
+    ) -> str:
         axes = list(range(x.rank)) if axes is None else axes
         if x.is_float or integer:
             return g(onnx_kind, x, g.ints(axes), keepdims=int(keep_dims))
@@ -32,31 +34,31 @@ for _kind, (_onnx_kind, _integer) in _REDUCTIONS.items():
     _reduction(_kind, _onnx_kind, _integer)
 
 
-@lowers("reduce_argmax", ignores=("output_dtype",))
-def reduce_argmax(g: Graph, x: Tensor, axis: int = -1, keep_dims: bool = False) -> str:
+@translates("reduce_argmax", ignores=("output_dtype",))
+def reduce_argmax(g: OnnxGraph, x: Tensor, axis: int = -1, keep_dims: bool = False) -> str:
     return g.cast(g("ArgMax", x, axis=axis, keepdims=int(keep_dims)), "int32")
 
 
-@lowers("reduce_argmin", ignores=("output_dtype",))
-def reduce_argmin(g: Graph, x: Tensor, axis: int = -1, keep_dims: bool = False) -> str:
+@translates("reduce_argmin", ignores=("output_dtype",))
+def reduce_argmin(g: OnnxGraph, x: Tensor, axis: int = -1, keep_dims: bool = False) -> str:
     return g.cast(g("ArgMin", x, axis=axis, keepdims=int(keep_dims)), "int32")
 
 
-@lowers("cumsum")
+@translates("cumsum")
 def cumsum(
-    g: Graph, x: Tensor, axis: int = 0, exclusive: bool = False, reverse: bool = False
+    g: OnnxGraph, x: Tensor, axis: int = 0, exclusive: bool = False, reverse: bool = False
 ) -> str:
     return g("CumSum", x, g.ints(axis), exclusive=int(exclusive), reverse=int(reverse))
 
 
-@lowers("argsort")
-def argsort(g: Graph, x: Tensor, axis: int = -1, ascending: bool = False) -> str:
+@translates("argsort")
+def argsort(g: OnnxGraph, x: Tensor, axis: int = -1, ascending: bool = False) -> str:
     return _sorted(g, x, -1, axis, ascending)[1]
 
 
-@lowers("topk", ignores=("sort", "output_indices_dtype"))
+@translates("topk", ignores=("sort", "output_indices_dtype"))
 def topk(
-    g: Graph,
+    g: OnnxGraph,
     x: Tensor,
     k: int = 1,
     axis: int = -1,
@@ -67,7 +69,7 @@ def topk(
     return (values, indices) if return_indices else values
 
 
-def _sorted(g: Graph, x: Tensor, k: int, axis: int, ascending: bool) -> tuple[str, str]:
+def _sorted(g: OnnxGraph, x: Tensor, k: int, axis: int, ascending: bool) -> tuple[str, str]:
     """The first `k` in order, -1 for all, and where they were."""
     axis %= x.rank
     count = g("Shape", x, start=axis, end=axis + 1) if k == -1 else g.ints([k])

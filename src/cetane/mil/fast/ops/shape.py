@@ -1,50 +1,50 @@
 """Ops that move elements without changing them."""
 
-from cetane.mil.fast.graph import Graph, Tensor
+from cetane.mil.fast.onnx_graph import OnnxGraph, Tensor
 from cetane.mil.fast.ops.slicing import FIRST, LAST
-from cetane.mil.fast.registry import Ints, Tensors, lowers
+from cetane.mil.fast.registry import Ints, Tensors, translates
 
 
-@lowers("identity")
-def identity(g: Graph, x: Tensor) -> str:
+@translates("identity")
+def identity(g: OnnxGraph, x: Tensor) -> str:
     return g("Identity", x)
 
 
-@lowers("shape")
-def shape(g: Graph, x: Tensor) -> str:
+@translates("shape")
+def shape(g: OnnxGraph, x: Tensor) -> str:
     return g.cast(g("Shape", x), "int32")
 
 
-@lowers("reshape")
-def reshape(g: Graph, x: Tensor, shape: Ints) -> str:
+@translates("reshape")
+def reshape(g: OnnxGraph, x: Tensor, shape: Ints) -> str:
     """0 keeps a dimension, -1 takes what is left, as in ONNX."""
     return g("Reshape", x, g.indices(shape))
 
 
-@lowers("expand_dims")
-def expand_dims(g: Graph, x: Tensor, axes: list[int]) -> str:
+@translates("expand_dims")
+def expand_dims(g: OnnxGraph, x: Tensor, axes: list[int]) -> str:
     return g("Unsqueeze", x, g.ints(axes))
 
 
-@lowers("squeeze")
-def squeeze(g: Graph, x: Tensor, axes: list[int] | None = None) -> str:
+@translates("squeeze")
+def squeeze(g: OnnxGraph, x: Tensor, axes: list[int] | None = None) -> str:
     """Axes longer than one stay."""
     axes = list(range(x.rank)) if axes is None else axes
     return g("Squeeze", x, g.ints([axis for axis in axes if x.shape[axis] == 1]))
 
 
-@lowers("flatten2d")
-def flatten2d(g: Graph, x: Tensor, axis: int = 1) -> str:
+@translates("flatten2d")
+def flatten2d(g: OnnxGraph, x: Tensor, axis: int = 1) -> str:
     return g("Flatten", x, axis=axis)
 
 
-@lowers("transpose")
-def transpose(g: Graph, x: Tensor, perm: list[int]) -> str:
+@translates("transpose")
+def transpose(g: OnnxGraph, x: Tensor, perm: list[int]) -> str:
     return g("Transpose", x, perm=[axis % x.rank for axis in perm])
 
 
-@lowers("reverse")
-def reverse(g: Graph, x: Tensor, axes: list[int] | None = None) -> str:
+@translates("reverse")
+def reverse(g: OnnxGraph, x: Tensor, axes: list[int] | None = None) -> str:
     axes = list(range(x.rank)) if axes is None else axes
     count = len(axes)
     return g(
@@ -57,13 +57,13 @@ def reverse(g: Graph, x: Tensor, axes: list[int] | None = None) -> str:
     )
 
 
-@lowers("tile")
-def tile(g: Graph, x: Tensor, reps: Ints) -> str:
+@translates("tile")
+def tile(g: OnnxGraph, x: Tensor, reps: Ints) -> str:
     return g("Tile", x, g.indices(reps))
 
 
-@lowers("concat")
-def concat(g: Graph, values: Tensors, axis: int, interleave: bool = False) -> str:
+@translates("concat")
+def concat(g: OnnxGraph, values: Tensors, axis: int, interleave: bool = False) -> str:
     if interleave:
         axis %= values[0].rank
         stacked = stack(g, values, axis + 1)
@@ -74,14 +74,14 @@ def concat(g: Graph, values: Tensors, axis: int, interleave: bool = False) -> st
     return g("Concat", *joined, axis=axis)
 
 
-@lowers("stack")
-def stack(g: Graph, values: Tensors, axis: int) -> str:
+@translates("stack")
+def stack(g: OnnxGraph, values: Tensors, axis: int) -> str:
     return g("Concat", *(g("Unsqueeze", v, g.ints([axis])) for v in values), axis=axis)
 
 
-@lowers("split")
+@translates("split")
 def split(
-    g: Graph,
+    g: OnnxGraph,
     x: Tensor,
     axis: int,
     num_splits: int | None = None,

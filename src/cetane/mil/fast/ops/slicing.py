@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from cetane.mil.fast.graph import Graph, Tensor
-from cetane.mil.fast.registry import Ints, lowers
+from cetane.mil.fast.onnx_graph import OnnxGraph, Tensor
+from cetane.mil.fast.registry import Ints, translates
 
 Mask = list[bool] | None
 
@@ -13,9 +13,9 @@ Mask = list[bool] | None
 LAST, FIRST = 2**63 - 1, -(2**63)
 
 
-@lowers("slice_by_index")
+@translates("slice_by_index")
 def slice_by_index(
-    g: Graph,
+    g: OnnxGraph,
     x: Tensor,
     begin: Ints,
     end: Ints,
@@ -43,9 +43,9 @@ def slice_by_index(
     return g("Squeeze", y, g.ints(squeezed)) if squeezed else y
 
 
-@lowers("slice_update", ignores=("end", "end_mask"))
+@translates("slice_update", ignores=("end", "end_mask"))
 def slice_update(
-    g: Graph,
+    g: OnnxGraph,
     x: Tensor,
     update: Tensor,
     begin: Ints,
@@ -91,8 +91,8 @@ def slice_update(
     return g("Reshape", updated, g.ints(sizes))
 
 
-@lowers("slice_by_size")
-def slice_by_size(g: Graph, x: Tensor, begin: Ints, size: list[int]) -> str:
+@translates("slice_by_size")
+def slice_by_size(g: OnnxGraph, x: Tensor, begin: Ints, size: list[int]) -> str:
     """-1 takes what is left."""
     starts = g.indices(begin)
     starts = g("Where", g("Less", starts, g.ints(0)), g("Add", starts, g("Shape", x)), starts)
@@ -101,9 +101,9 @@ def slice_by_size(g: Graph, x: Tensor, begin: Ints, size: list[int]) -> str:
     return g("Slice", x, starts, ends, g.ints(list(range(x.rank))))
 
 
-@lowers("pad")
+@translates("pad")
 def pad(
-    g: Graph, x: Tensor, pad: list[int], mode: str = "constant", constant_val: float = 0.0
+    g: OnnxGraph, x: Tensor, pad: list[int], mode: str = "constant", constant_val: float = 0.0
 ) -> str:
     """`pad` holds before and after of the last axes, in their order."""
     count = len(pad) // 2
@@ -118,7 +118,7 @@ def pad(
     )
 
 
-def _masked(g: Graph, positions: Ints, fixed: dict[int, int]) -> str:
+def _masked(g: OnnxGraph, positions: Ints, fixed: dict[int, int]) -> str:
     """Positions as int64, those of some axes replaced."""
     if isinstance(positions, list):
         return g.ints([fixed.get(axis, position) for axis, position in enumerate(positions)])
@@ -127,7 +127,7 @@ def _masked(g: Graph, positions: Ints, fixed: dict[int, int]) -> str:
     return _replaced(g, g.indices(positions), fixed, rank)
 
 
-def _replaced(g: Graph, positions: str, fixed: dict[int, int], rank: int) -> str:
+def _replaced(g: OnnxGraph, positions: str, fixed: dict[int, int], rank: int) -> str:
     if not fixed:
         return positions
     values = g.ints([fixed.get(axis, 0) for axis in range(rank)])

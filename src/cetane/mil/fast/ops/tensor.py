@@ -1,27 +1,27 @@
 """Tensors made from parameters, or selected by conditions."""
 
-from cetane.mil.fast.graph import Graph, Tensor
-from cetane.mil.fast.registry import Ints, lowers
+from cetane.mil.fast.onnx_graph import OnnxGraph, Tensor
+from cetane.mil.fast.registry import Ints, translates
 
 
-@lowers("fill")
-def fill(g: Graph, shape: Ints, value: Tensor | None = None) -> str:
+@translates("fill")
+def fill(g: OnnxGraph, shape: Ints, value: Tensor | None = None) -> str:
     return g("Expand", g.floats(0) if value is None else value, g.indices(shape))
 
 
-@lowers("fill_like")
-def fill_like(g: Graph, ref_tensor: Tensor, value: Tensor | None = None) -> str:
+@translates("fill_like")
+def fill_like(g: OnnxGraph, ref_tensor: Tensor, value: Tensor | None = None) -> str:
     return g("Expand", g.floats(0) if value is None else value, g("Shape", ref_tensor))
 
 
-@lowers("range_1d")
-def range_1d(g: Graph, start: Tensor, end: Tensor, step: Tensor) -> str:
+@translates("range_1d")
+def range_1d(g: OnnxGraph, start: Tensor, end: Tensor, step: Tensor) -> str:
     return g("Range", start, end, step)
 
 
-@lowers("one_hot")
+@translates("one_hot")
 def one_hot(
-    g: Graph,
+    g: OnnxGraph,
     indices: Tensor,
     one_hot_vector_size: int,
     axis: int = -1,
@@ -36,8 +36,8 @@ def one_hot(
     return g("Where", hit, on_value or g.like(1, off), off_value or g.like(0, on))
 
 
-@lowers("band_part")
-def band_part(g: Graph, x: Tensor, lower: int = -1, upper: int = -1) -> str:
+@translates("band_part")
+def band_part(g: OnnxGraph, x: Tensor, lower: int = -1, upper: int = -1) -> str:
     """Zero outside the band; a negative bound keeps its whole triangle."""
     y: Tensor | str = x
     if lower >= 0:
@@ -45,11 +45,11 @@ def band_part(g: Graph, x: Tensor, lower: int = -1, upper: int = -1) -> str:
     return g("Trilu", y, g.ints(upper), upper=0) if upper >= 0 else g("Identity", y)
 
 
-@lowers("non_zero")
-def non_zero(g: Graph, x: Tensor) -> str:
+@translates("non_zero")
+def non_zero(g: OnnxGraph, x: Tensor) -> str:
     return g.cast(g("Transpose", g("NonZero", x), perm=[1, 0]), "int32")
 
 
-@lowers("select")
-def select(g: Graph, cond: Tensor, a: Tensor, b: Tensor) -> str:
+@translates("select")
+def select(g: OnnxGraph, cond: Tensor, a: Tensor, b: Tensor) -> str:
     return g("Where", cond, a, b)

@@ -9,10 +9,10 @@ from typing import BinaryIO
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-from cetane.mil.fast.graph import Graph, Weight, onnx_type
-from cetane.mil.fast.lower import lower
 from cetane.mil.fast.model import model
-from cetane.mil.program import Function, Program
+from cetane.mil.fast.onnx_graph import OnnxGraph, OnnxWeight, onnx_type
+from cetane.mil.fast.translate import translate
+from cetane.mil.program import MilFunction, Program
 
 WEIGHTS = "weights.bin"
 _ALIGNMENT = 4096  # of weights that are mapped into memory: ONNX asks for it
@@ -29,7 +29,7 @@ def export(
     becomes an input of its name and an output `NAME_out`. Raises CetaneError that names an op
     without an ONNX form.
     """
-    graphs = {name: lower(function) for name, function in program.functions.items()}
+    graphs = {name: translate(function) for name, function in program.functions.items()}
     files, places = {}, dict[Hashable, _Place]()
     with (folder / WEIGHTS).open("wb") as data:
         for index, (name, graph) in enumerate(graphs.items()):
@@ -45,7 +45,7 @@ def export(
     return files
 
 
-def _standalone(function: Function, graph: Graph) -> ModelProto:
+def _standalone(function: MilFunction, graph: OnnxGraph) -> ModelProto:
     """A model whose outputs have the names and types that the program gives them."""
     proto = model([graph])
     del proto.graph.output[:]
@@ -63,7 +63,7 @@ def _supplied(proto: ModelProto) -> list[TensorProto]:
     return [t for t in proto.graph.initializer if t.data_location == TensorProto.EXTERNAL]
 
 
-def _append(data: BinaryIO, weight: Weight) -> _Place:
+def _append(data: BinaryIO, weight: OnnxWeight) -> _Place:
     """Write a weight; its element type in the file, offset and bytes."""
     array, element = weight.array(), weight.element
     if element == TensorProto.FLOAT:

@@ -11,36 +11,23 @@ from onnx import TensorProto
 
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
-from cetane.mil.program import Range
+from cetane.mil.fast.arrays import HELD_AS, held
+from cetane.mil.fast.functions import View
+from cetane.mil.program import SizeRange
 
 # onnxruntime's own ops.
 MICROSOFT = "com.microsoft"
 
-# Floats are float32 and integers int32, whatever width the program gives them.
-ONNX_TYPES: dict[str, int] = {
-    "fp16": TensorProto.FLOAT,
-    "fp32": TensorProto.FLOAT,
-    "bool": TensorProto.BOOL,
-    **{
-        f"{sign}int{bits}": TensorProto.INT32
-        for sign in ("", "u")
-        for bits in (1, 2, 3, 4, 6, 8, 16, 32)
-        if (sign, bits) != ("u", 32)
-    },
-}
-_NUMPY = {TensorProto.FLOAT: np.float32, TensorProto.BOOL: np.bool_, TensorProto.INT32: np.int32}
+_ELEMENTS = {
+    np.float32: TensorProto.FLOAT, np.bool_: TensorProto.BOOL, np.int32: TensorProto.INT32
+}  # fmt: skip
 
 
 def onnx_type(dtype: str) -> int:
     """The ONNX element type that holds a MIL dtype. CetaneError if there is none."""
-    if dtype not in ONNX_TYPES:
+    if dtype not in HELD_AS:
         raise CetaneError(f"dtype {dtype} is not supported")
-    return ONNX_TYPES[dtype]
-
-
-def held(array: Array, dtype: str) -> Array:
-    """`array`, of a MIL dtype, in the form the graph takes it; a copy only if it must be."""
-    return np.ascontiguousarray(array, _NUMPY[onnx_type(dtype)]).reshape(array.shape)
+    return _ELEMENTS[HELD_AS[dtype]]
 
 
 @dataclass(frozen=True)
@@ -48,7 +35,7 @@ class Tensor:
     """A value of the MIL program: its ONNX name, and its shape and dtype in the program."""
 
     name: str
-    shape: tuple[int | Range, ...]
+    shape: tuple[int | SizeRange, ...]
     dtype: str
 
     @property
@@ -71,7 +58,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Weight:
+class OnnxWeight:
     """A large constant, computed when a session needs it. Weights with equal keys are equal."""
 
     key: Hashable
@@ -81,17 +68,8 @@ class Weight:
     array: Callable[[], Array] = field(compare=False, repr=False)
 
 
-@dataclass(frozen=True)
-class View:
-    """A graph input that is a part of an input of the function: `begin:end` of its first axis."""
-
-    source: str
-    begin: int
-    end: int
-
-
 @dataclass
-class Graph:
+class OnnxGraph:
     """Nodes, constants and interface.
 
     Names inside are numbered in the order of creation, so that functions with the same structure
@@ -104,7 +82,7 @@ class Graph:
     outputs: dict[str, str] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     literals: dict[str, Array] = field(default_factory=dict)
-    weights: dict[str, Weight] = field(default_factory=dict)
+    weights: dict[str, OnnxWeight] = field(default_factory=dict)
     views: dict[str, View] = field(default_factory=dict)
 
     def __call__(self, kind: str, *inputs: Tensor | str, **attributes: Any) -> str:
@@ -138,7 +116,7 @@ class Graph:
         self.literals[name] = array
         return name
 
-    def weight(self, weight: Weight) -> str:
+    def weight(self, weight: OnnxWeight) -> str:
         name = self._name("weight")
         self.weights[name] = weight
         return name
@@ -151,7 +129,7 @@ class Graph:
 
     def like(self, value: float, x: Tensor) -> str:
         """A scalar of the same type as `x`."""
-        return self.literal(np.array(value, _NUMPY[onnx_type(x.dtype)]))
+        return self.literal(held(np.array(value), x.dtype))
 
     def cast(self, x: Tensor | str, dtype: str) -> str:
         return self("Cast", x, to=onnx_type(dtype))

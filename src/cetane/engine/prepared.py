@@ -1,0 +1,157 @@
+"""Prepared models of packages, kept in the cache folder between runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import tempfile
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnxruntime
+
+import cetane.mil
+from cetane.errors import CetaneError
+from cetane.files import cache_dir, remove, sha256
+from cetane.mil.fast.functions import FastFunction
+from cetane.mil.fast.prepared import PreparedModel, holds, write
+from cetane.mil.reader import load
+
+if TYPE_CHECKING:
+    from cetane.mil.fast.program import FastProgram, SharedModel
+
+LARGEST = 8 << 30
+"""Bytes of all prepared models. The one that was used longest ago is removed first."""
+
+
+class PreparedProgram:
+    """A package whose functions are prepared when they are first asked for, and kept.
+
+    Prepared models lie under the hash of what they depend on: the package, the code that
+    translates it, onnxruntime, the processor, and whether weights stay packed. A model is written
+    under a temporary name, then renamed. One that is damaged is prepared again. Where nothing can
+    be written, the function runs from memory.
+    """
+
+    def __init__(self, package: Path, pack: bool) -> None:
+        self._package, self._pack = package, pack
+        self._folder = cache_dir() / "prepared" / _key(package, pack)
+        self._models: list[PreparedModel] = []
+        self._fast: FastProgram | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether a function of the package has been prepared before."""
+        return any(self._folder.glob("*/index.json"))
+
+    @property
+    def fast(self) -> FastProgram:
+        """The package, read, for what is not prepared yet."""
+        if self._fast is None:
+            from cetane.mil.fast.program import FastProgram  # onnx takes a while to import
+
+            self._fast = FastProgram(load(self._package), self._pack)
+        return self._fast
+
+    def function(self, name: str) -> FastFunction:
+        """The function `name`. Errors: `FastProgram.function`."""
+        for model in self._models:
+            if name in model.feedings:
+                return model.function(name)
+        prepared = self._read(name)
+        if prepared is None and self._write(name, self.fast.shared(name)):
+            prepared = self._read(name)
+        if prepared is None:
+            return self.fast.function(name)
+        self._models.append(prepared)
+        return prepared.function(name)
+
+    def _read(self, name: str) -> PreparedModel | None:
+        for folder in sorted(self._folder.glob("[!.]*")):
+            if holds(folder, name):
+                try:
+                    prepared = PreparedModel.read(folder)
+                except CetaneError:
+                    _removed(folder)
+                    continue
+                with suppress(OSError):
+                    os.utime(folder)  # used now
+                return prepared
+        return None
+
+    def _write(self, name: str, shared: SharedModel) -> bool:
+        """Write the model of a function; False where the cache folder cannot be written."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            temporary = Path(tempfile.mkdtemp(dir=self._folder, prefix="."))
+        except OSError:
+            return False
+        try:
+            write(shared, temporary)
+            target = self._folder / name
+            remove(target)
+            os.replace(temporary, target)
+        except OSError:
+            _removed(temporary)
+            return False
+        except BaseException:
+            _removed(temporary)
+            raise
+        trim(self._folder.parent, keep=target)
+        return True
+
+
+def trim(folder: Path, keep: Path | None = None, largest: int = LARGEST) -> None:
+    """Remove the models that were used longest ago, until what is left is not too large."""
+    models = sorted(
+        (path for path in folder.glob("*/*") if path.is_dir()),
+        key=lambda path: path.stat().st_mtime,
+        reverse=True,
+    )
+    total = 0
+    for path in models:
+        total += sum(file.stat().st_size for file in path.iterdir())
+        if total > largest and path != keep:
+            _removed(path)
+    for path in folder.iterdir():
+        with suppress(OSError):
+            path.rmdir()  # if it is empty
+
+
+def _removed(path: Path) -> None:
+    with suppress(OSError):
+        remove(path)
+
+
+def _key(package: Path, pack: bool) -> str:
+    """The hash of everything that a prepared model depends on."""
+    files = {
+        path.relative_to(package).as_posix(): sha256(path)
+        for path in sorted(package.rglob("*"))
+        if path.is_file()
+    }
+    key = json.dumps([files, pack, onnxruntime.__version__, platform.machine(), _code(), _cpu()])
+    return hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+@cache
+def _code() -> str:
+    """The hash of the code that translates programs."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(cetane.mil.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def _cpu() -> str:
+    """What the processor can do, where the system tells: packed weights depend on it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

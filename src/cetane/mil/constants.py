@@ -1,0 +1,120 @@
+"""The values of a function that are the same in every call: literals, and what is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from cetane.errors import CetaneError
+from cetane.mil.blob import BlobFile
+from cetane.mil.decode import DECODERS, MOVES
+from cetane.mil.dtypes import NUMPY, Array
+from cetane.mil.guard import failures_at
+from cetane.mil.index import FunctionIndex
+from cetane.mil.program import Argument, Body, MilFunction, Op, StoredConstant, TensorType
+
+
+class Constants:
+    """Computes the constant values of an indexed function.
+
+    Nothing is read until `array` or `plain` is called. numpy decodes and moves weights; only what
+    other ops make of constants needs the reference executor, and so torch.
+    """
+
+    def __init__(self, index: FunctionIndex) -> None:
+        self._index = index
+
+    def __contains__(self, argument: Argument) -> bool:
+        return self._index.is_fixed(argument)
+
+    def producer(self, argument: Argument) -> Op | None:
+        """The op that makes a constant value; None for a literal argument."""
+        return self._index.producer(argument) if argument in self else None
+
+    def type(self, argument: Argument) -> TensorType:
+        """Shape and MIL dtype of a constant."""
+        type_ = self._index.type(argument) if argument in self else None
+        if type_ is None:
+            raise CetaneError(f"{argument} is no constant tensor")
+        return type_
+
+    def array(self, argument: Argument) -> Array:
+        """The value; floats are float32."""
+        literal = self._literal(argument)
+        if literal is not None:
+            array = literal.numpy()
+            return array.astype(np.float32) if array.dtype.kind == "f" else array
+        op = self._index.producers[str(argument)]
+        implementation = DECODERS.get(op.kind) or MOVES.get(op.kind)
+        if implementation is None:
+            return self._by_reference(str(argument))
+        with failures_at(f"{op.kind} {op.name}"):
+            arguments: dict[str, Any] = {}
+            for parameter, form, given in implementation.arguments(op):
+                arrays = [self.array(item) for item in given]
+                if form == "tensors":
+                    arguments[parameter] = arrays
+                else:
+                    arguments[parameter] = arrays[0] if form == "tensor" else arrays[0].tolist()
+            result = implementation.call(**arguments)
+            results = result if isinstance(result, tuple) else (result,)
+            position = [value.name for value in op.outputs].index(str(argument))
+            return self._declared(results[position], self.type(argument))
+
+    def plain(self, argument: Argument) -> Any:
+        """The value as Python numbers, lists of them, or a string."""
+        return self.array(argument).tolist()
+
+    def key(self, argument: Argument) -> Hashable:
+        """Equal for two values only if they are equal, and made without reading a weight: a
+        literal of the weight file is known by its place there."""
+        literal = self._literal(argument)
+        if literal is not None:
+            read = literal.numpy
+            if isinstance(read, partial):
+                file = getattr(read.func, "__self__", None)
+                if isinstance(file, BlobFile):
+                    return (file.path, *read.args)
+            return (str(literal.type), literal.numpy().tobytes())
+        op = self._index.producers[str(argument)]
+        position = [value.name for value in op.outputs].index(str(argument))
+        inputs = sorted(op.inputs.items())
+        return (op.kind, position, *((n, *(self.key(a) for a in given)) for n, given in inputs))
+
+    def _literal(self, argument: Argument) -> StoredConstant | None:
+        if isinstance(argument, StoredConstant):
+            return argument
+        op = self._index.producers[argument]
+        (value,) = op.inputs["val"] if op.kind == "const" else (None,)
+        return value if isinstance(value, StoredConstant) else None
+
+    @staticmethod
+    def _declared(array: Array, type_: TensorType) -> Array:
+        """A result as the op declares it: a device keeps weights in the type of the program."""
+        if not type_.accepts(array.shape):
+            raise ValueError(f"gives the shape {array.shape}, the program declares {type_}")
+        if type_.dtype != "fp16":
+            return array.astype(np.float32 if type_.dtype == "fp32" else NUMPY[type_.dtype])
+        with np.errstate(over="ignore"):
+            return array.astype(np.float16).astype(np.float32)
+
+    def _by_reference(self, name: str) -> Array:
+        from cetane.mil.executor import compile  # needs torch
+
+        body = Body((), tuple(self._closure(name)), (name,))
+        function = MilFunction("constant", {}, {name: self.type(name)}, {}, body)
+        value: Array = compile(function)({})[name]
+        return value
+
+    def _closure(self, name: str) -> list[Op]:
+        """The ops that make a value, in execution order."""
+        needed = {name}
+        ops = []
+        for op in reversed(self._index.function.ops):
+            if any(value.name in needed for value in op.outputs):
+                needed.update(op.references())
+                ops.append(op)
+        return ops[::-1]

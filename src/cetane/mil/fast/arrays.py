@@ -1,0 +1,47 @@
+"""How the fast executor holds arrays: floats as float32, integers as int32, whatever width the
+program gives them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cetane.errors import CetaneError
+from cetane.mil.dtypes import NUMPY, Array, kind
+from cetane.mil.program import TensorType
+
+HELD_AS: dict[str, type[np.generic]] = {
+    "fp16": np.float32,
+    "fp32": np.float32,
+    "bool": np.bool_,
+    **{
+        f"{sign}int{bits}": np.int32
+        for sign in ("", "u")
+        for bits in (1, 2, 3, 4, 6, 8, 16, 32)
+        if (sign, bits) != ("u", 32)
+    },
+}
+
+
+def held(array: Array, dtype: str) -> Array:
+    """`array`, of a MIL dtype, in the form a graph takes it; a copy only if it must be. CetaneError
+    for a dtype that no graph takes."""
+    if dtype not in HELD_AS:
+        raise CetaneError(f"dtype {dtype} is not supported")
+    return np.ascontiguousarray(array, HELD_AS[dtype]).reshape(array.shape)
+
+
+def accepted(name: str, array: Array, type_: TensorType) -> Array:
+    """A caller's input in the form that a session takes; CetaneError if it does not fit."""
+    array = np.asarray(array)
+    if kind(array.dtype) != kind(np.dtype(NUMPY[type_.dtype])) or not type_.accepts(array.shape):
+        raise CetaneError(f"input {name}: expected {type_}, got {array.dtype} {array.shape}")
+    converted = held(array, type_.dtype)
+    if converted.dtype.kind == "i" and not np.array_equal(converted, array):
+        raise CetaneError(f"input {name}: has values that do not fit {type_.dtype}")
+    return converted
+
+
+def declared(array: Array, type_: TensorType) -> Array:
+    """A session's result as a caller gets it: floats as float32, others as the program says."""
+    dtype = np.float32 if array.dtype.kind == "f" else NUMPY[type_.dtype]
+    return array.astype(dtype, copy=False)

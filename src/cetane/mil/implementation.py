@@ -1,0 +1,70 @@
+"""A table of implementations of MIL ops, and how the inputs of an op become their arguments.
+
+An implementation is a function whose parameters are named like the inputs of the op. The annotation
+of a parameter says in which form the argument comes; a parameter with a default is optional.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from cetane.errors import CetaneError
+from cetane.mil.program import Argument, Op
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """A function for one kind of op, and the form of each of its parameters. `ignored` are inputs
+    of the op that change nothing here."""
+
+    call: Callable[..., Any]
+    forms: dict[str, str]
+    required: frozenset[str]
+    ignored: frozenset[str]
+
+    def arguments(self, op: Op) -> Iterator[tuple[str, str, tuple[Argument, ...]]]:
+        """Parameter, form and arguments of every input that counts.
+
+        CetaneError if the function does not take an input, or lacks one that it needs.
+        """
+        for parameter, given in op.inputs.items():
+            if parameter in self.ignored:
+                continue
+            if parameter not in self.forms:
+                raise CetaneError(f"input {parameter!r} is not supported")
+            form = self.forms[parameter]
+            if form != "tensors" and len(given) != 1:
+                raise CetaneError(f"input {parameter!r} has {len(given)} values, not one")
+            yield parameter, form, given
+        absent = self.required - op.inputs.keys()
+        if absent:
+            raise CetaneError(f"input {', '.join(sorted(absent))} is missing")
+
+
+class Implementations(dict[str, Implementation]):
+    """Implementations by kind of op. `form_of` gives the form of an annotation; `supplied` are
+    parameters that are no inputs of the op: the caller supplies them."""
+
+    def __init__(self, form_of: Callable[[object], str], supplied: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self._form_of, self._supplied = form_of, supplied
+
+    def enters(self, kind: str, ignores: tuple[str, ...] = ()) -> Callable[[F], F]:
+        """Enter a function as the implementation of the MIL op `kind`. `ignores` names inputs that
+        change nothing here: validation flags, and dtypes that the declared result repeats."""
+
+        def enter(function: F) -> F:
+            signature = inspect.signature(function).parameters
+            taken = {n: p for n, p in signature.items() if n not in self._supplied}
+            self[kind] = Implementation(
+                function,
+                {name: self._form_of(p.annotation) for name, p in taken.items()},
+                frozenset(n for n, p in taken.items() if p.default is inspect.Parameter.empty),
+                frozenset(ignores),
+            )
+            return function
+
+        return enter

@@ -1,0 +1,97 @@
+"""The index of a function: who makes a value, who reads it, what type it has, and what is constant.
+
+It covers the ops of nested bodies too. In a program that was read, names are unique and a value is
+made before it is read; see `validate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+from cetane.mil.program import Argument, Body, MilFunction, Op, StoredConstant, TensorType
+
+AT_RUN_TIME = frozenset(
+    ("read_state", "write_state", "cond", "while_loop", "random_bernoulli", "random_categorical",
+     "random_normal", "random_uniform")
+)  # fmt: skip
+"""Ops that every run must do at their place, whatever their inputs are."""
+
+
+class FunctionIndex:
+    """One function's ops and values by name. Each table is made when it is first asked for."""
+
+    def __init__(self, function: MilFunction) -> None:
+        self.function = function
+
+    @cached_property
+    def ops(self) -> tuple[Op, ...]:
+        """All ops in execution order; those of a nested body follow the op that has it."""
+        return tuple(flatten(self.function.body))
+
+    @cached_property
+    def producers(self) -> dict[str, Op]:
+        """The op that makes a value; inputs and states have none."""
+        return {value.name: op for op in self.ops for value in op.outputs}
+
+    @cached_property
+    def readers(self) -> dict[str, list[Op]]:
+        """The ops that take a value as an argument, each once."""
+        readers: dict[str, list[Op]] = {}
+        for op in self.ops:
+            for name in dict.fromkeys(names_of(op)):
+                readers.setdefault(name, []).append(op)
+        return readers
+
+    @cached_property
+    def types(self) -> dict[str, TensorType | None]:
+        """The declared type of every value, input and state; None for a list or a dictionary."""
+        types: dict[str, TensorType | None] = {**self.function.inputs, **self.function.states}
+        for op in self.ops:
+            types |= {value.name: value.type for value in op.outputs}
+            types |= {value.name: value.type for body in op.bodies for value in body.inputs}
+        return types
+
+    @cached_property
+    def fixed(self) -> frozenset[str]:
+        """Names of constants, and of what is computed from constants alone."""
+        fixed: set[str] = set()
+        for op in self.ops:
+            if op.kind == "const" or (foldable(op) and fixed.issuperset(op.references())):
+                fixed.update(value.name for value in op.outputs)
+        return frozenset(fixed)
+
+    def producer(self, argument: Argument | None, kind: str = "") -> Op | None:
+        """The op that makes a value, if it is of this kind; None for inputs and literals."""
+        op = self.producers.get(argument) if isinstance(argument, str) else None
+        return op if op is not None and kind in ("", op.kind) else None
+
+    def type(self, argument: Argument | None) -> TensorType | None:
+        """The type of an argument; None if it is no tensor."""
+        if isinstance(argument, StoredConstant):
+            return argument.type
+        return self.types.get(argument) if argument is not None else None
+
+    def is_fixed(self, argument: Argument) -> bool:
+        """Whether an argument is the same in every run."""
+        return isinstance(argument, StoredConstant) or argument in self.fixed
+
+
+def flatten(body: Body) -> Iterator[Op]:
+    """The ops of a body, each followed by those of its own bodies."""
+    for op in body.ops:
+        yield op
+        for inner in op.bodies:
+            yield from flatten(inner)
+
+
+def names_of(op: Op) -> Iterator[str]:
+    """The names among an op's arguments, those of nested bodies left out."""
+    for arguments in op.inputs.values():
+        yield from (argument for argument in arguments if isinstance(argument, str))
+
+
+def foldable(op: Op) -> bool:
+    """Whether an op on constants makes a constant. Ops that a rewrite makes have a colon in their
+    kind, and are never folded."""
+    return op.kind not in AT_RUN_TIME and ":" not in op.kind

@@ -1,0 +1,583 @@
+"""What shapes an op's results have, from the shapes and parameters it is given.
+
+Both the check of a program that was read and the reference executor ask before anything is
+allocated: a result, or what an op needs on the way to it, may not have more than `MOST_ELEMENTS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cetane.mil.program import Argument, Op
+
+MOST_ELEMENTS = 2**28
+"""Elements of one value: 1 GiB in fp32. The logits of 1,024 tokens of a vocabulary of 262,144."""
+
+Shape = tuple[int, ...]
+Shapes = list[Shape] | None
+"""One shape a result; None if the rule only bounds the op's memory."""
+
+
+class Unknown(Exception):
+    """A shape or a value is known only at run time, or not given."""
+
+
+class Given:
+    """The shapes and parameters of one op. `shape_of` and `value_of` answer None for what they do
+    not know."""
+
+    def __init__(
+        self,
+        op: Op,
+        shape_of: Callable[[Argument], Shape | None],
+        value_of: Callable[[Argument], Any],
+    ) -> None:
+        self.op, self._shape_of, self._value_of = op, shape_of, value_of
+
+    def shapes(self, name: str) -> list[Shape]:
+        """The shapes of all arguments of an input."""
+        shapes = [self._shape_of(argument) for argument in self.op.inputs.get(name, ())]
+        if not shapes or any(shape is None for shape in shapes):
+            raise Unknown
+        return [shape for shape in shapes if shape is not None]
+
+    def shape(self, name: str = "x") -> Shape:
+        """The shape of an input."""
+        return self.shapes(name)[0]
+
+    def value(self, name: str, default: Any = None) -> Any:
+        """A parameter as a plain value; `default` if it is not given."""
+        if name not in self.op.inputs:
+            return default
+        value = self._value_of(self.op.inputs[name][0])
+        if value is None:
+            raise Unknown
+        return value
+
+    def values(self, name: str) -> list[int]:
+        """A parameter that is a list of integers, and must be given."""
+        value = self.value(name)
+        if value is None:
+            raise Unknown
+        return [int(item) for item in (value if isinstance(value, list) else [value])]
+
+
+Rule = Callable[[Given], Shapes]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*kinds: str) -> Callable[[Rule], Rule]:
+    """Enter a function as the rule of some kinds of op."""
+
+    def enter(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(kinds, function))
+        return function
+
+    return enter
+
+
+def result_shapes(given: Given) -> Shapes:
+    """The shapes of an op's results; None where they cannot be told.
+
+    Raises ValueError if the op's inputs do not go together, or what it makes is too large.
+    """
+    known = RULES.get(given.op.kind)
+    if known is None:
+        return None
+    try:
+        shapes = known(given)
+    except Unknown:
+        return None
+    for shape in shapes or ():
+        bounded(shape)
+    return shapes
+
+
+def bounded(shape: Sequence[int]) -> None:
+    """ValueError if a tensor of this shape cannot be, or has too many elements."""
+    if any(size < 0 for size in shape):
+        raise ValueError(f"the shape {tuple(shape)} has a negative size")
+    # Empty tensors too: a library may multiply the other sizes.
+    if math.prod(size or 1 for size in shape) > MOST_ELEMENTS:
+        raise ValueError(f"the shape {tuple(shape)} has more than {MOST_ELEMENTS} elements")
+
+
+def axis_of(axis: Any, rank: int) -> int:
+    """A position among `rank` axes, counted from the start."""
+    if not isinstance(axis, int) or not -rank <= axis < rank:
+        raise ValueError(f"there is no axis {axis} among {rank}")
+    return axis % rank
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """The shape that some shapes broadcast to."""
+    rank = max(map(len, shapes))
+    sizes = []
+    for column in zip(*((1,) * (rank - len(shape)) + shape for shape in shapes), strict=True):
+        wide = {size for size in column if size != 1}
+        if len(wide) > 1:
+            raise ValueError(f"the shapes {' and '.join(map(str, shapes))} do not go together")
+        sizes.append(wide.pop() if wide else 1)
+    return tuple(sizes)
+
+
+@rule(
+    "abs", "acos", "asin", "atan", "atanh", "ceil", "cos", "cosh", "erf", "exp", "exp2", "floor",
+    "logical_not", "round", "sin", "sinh", "square", "tan", "tanh", "sqrt", "rsqrt", "inverse",
+    "sign", "log", "clip", "threshold", "cast", "relu", "relu6", "leaky_relu", "sigmoid", "silu",
+    "softplus", "gelu", "softmax", "softsign", "elu", "clamped_relu", "thresholded_relu",
+    "linear_activation", "scaled_tanh", "sigmoid_hard", "prelu", "softplus_parametric",
+    "layer_norm", "instance_norm", "batch_norm", "local_response_norm", "l2_norm", "identity",
+    "reverse", "reverse_sequence", "cumsum", "argsort", "band_part", "fast:rms_norm",
+)  # fmt: skip
+def _same(given: Given) -> Shapes:
+    return [given.shape()]
+
+
+@rule("slice_update")
+def _updated(given: Given) -> Shapes:
+    return [given.shape()]
+
+
+@rule("scatter", "scatter_along_axis", "scatter_nd")
+def _scattered(given: Given) -> Shapes:
+    return [given.shape("data")]
+
+
+@rule("quantize", "dequantize")
+def _input(given: Given) -> Shapes:
+    return [given.shape("input")]
+
+
+@rule(
+    "add", "equal", "floor_div", "greater", "greater_equal", "less", "less_equal", "logical_and",
+    "logical_or", "logical_xor", "maximum", "minimum", "mod", "mul", "not_equal", "pow",
+    "real_div", "sub",
+)  # fmt: skip
+def _broadcast(given: Given) -> Shapes:
+    return [broadcast(given.shape("x"), given.shape("y"))]
+
+
+@rule("select")
+def _select(given: Given) -> Shapes:
+    return [broadcast(*(given.shape(name) for name in ("cond", "a", "b")))]
+
+
+@rule("reshape")
+def _reshape(given: Given) -> Shapes:
+    x, wanted = given.shape(), given.values("shape")
+    kept = ([1] * len(wanted) + list(x))[-len(wanted) :] if wanted else []
+    sizes = [size or before for size, before in zip(wanted, kept, strict=True)]
+    if sizes.count(-1) == 1:
+        rest = -math.prod(sizes)
+        if rest <= 0 or math.prod(x) % rest:
+            raise ValueError(f"{x} cannot be reshaped to {tuple(wanted)}")
+        sizes[sizes.index(-1)] = math.prod(x) // rest
+    if any(size < 0 for size in sizes) or math.prod(sizes) != math.prod(x):
+        raise ValueError(f"{x} cannot be reshaped to {tuple(wanted)}")
+    return [tuple(sizes)]
+
+
+@rule("transpose")
+def _transpose(given: Given) -> Shapes:
+    x, perm = given.shape(), given.values("perm")
+    axes = [axis_of(axis, len(x)) for axis in perm]
+    if sorted(axes) != list(range(len(x))):
+        raise ValueError(f"{perm} is no order of {len(x)} axes")
+    return [tuple(x[axis] for axis in axes)]
+
+
+@rule("expand_dims")
+def _expand_dims(given: Given) -> Shapes:
+    x, axes = list(given.shape()), given.values("axes")
+    for axis in sorted(axis_of(axis, len(x) + len(axes)) for axis in axes):
+        x.insert(axis, 1)
+    return [tuple(x)]
+
+
+@rule("squeeze")
+def _squeeze(given: Given) -> Shapes:
+    x = given.shape()
+    axes = given.value("axes") or [axis for axis, size in enumerate(x) if size == 1]
+    gone = {axis_of(axis, len(x)) for axis in axes}
+    return [tuple(size for axis, size in enumerate(x) if axis not in gone or size != 1)]
+
+
+@rule("concat")
+def _concat(given: Given) -> Shapes:
+    parts = [shape or (1,) for shape in given.shapes("values")]
+    axis = axis_of(given.value("axis"), len(parts[0]))
+    for part in parts:
+        others = zip(part, parts[0], strict=True) if len(part) == len(parts[0]) else [(0, 1)]
+        if any(
+            a != b for at, (a, b) in enumerate(others) if at != axis or len(part) != len(parts[0])
+        ):
+            raise ValueError(f"{part} cannot be joined with {parts[0]} along axis {axis}")
+    return [(*parts[0][:axis], sum(part[axis] for part in parts), *parts[0][axis + 1 :])]
+
+
+@rule("stack")
+def _stack(given: Given) -> Shapes:
+    parts = given.shapes("values")
+    if len(set(parts)) > 1:
+        raise ValueError("tensors of different shapes cannot be stacked")
+    axis = axis_of(given.value("axis"), len(parts[0]) + 1)
+    return [(*parts[0][:axis], len(parts), *parts[0][axis:])]
+
+
+@rule("split")
+def _split(given: Given) -> Shapes:
+    x = given.shape()
+    axis = axis_of(given.value("axis"), len(x))
+    sizes = given.value("split_sizes")
+    if sizes is None:
+        count = given.values("num_splits")[0]
+        if not 0 < count <= x[axis] or x[axis] % count:
+            raise ValueError(f"cannot split {x[axis]} elements into {count} equal parts")
+        sizes = [x[axis] // count] * count
+    if any(size < 0 for size in sizes) or sum(sizes) != x[axis]:
+        raise ValueError(f"cannot split {x[axis]} elements into {sizes}")
+    return [(*x[:axis], size, *x[axis + 1 :]) for size in sizes]
+
+
+@rule("slice_by_index")
+def _slice_by_index(given: Given) -> Shapes:
+    x, begin, end = given.shape(), given.values("begin"), given.values("end")
+    rank = len(x)
+    stride = given.value("stride") or [1] * rank
+    masks = [given.value(f"{name}_mask") or [False] * rank for name in ("begin", "end", "squeeze")]
+    if any(len(items) != rank for items in (begin, end, stride, *masks)):
+        raise ValueError(f"a slice of {rank} axes needs {rank} positions and masks")
+    sizes = []
+    for axis, size in enumerate(x):
+        first = None if masks[0][axis] else begin[axis]
+        last = None if masks[1][axis] else end[axis]
+        if masks[2][axis]:
+            axis_of(first or 0, size)
+        elif stride[axis] == 0:
+            raise ValueError("a stride is 0")
+        else:
+            sizes.append(len(range(size)[first : last : stride[axis]]))
+    return [tuple(sizes)]
+
+
+@rule("slice_by_size")
+def _slice_by_size(given: Given) -> Shapes:
+    x, begin, size = given.shape(), given.values("begin"), given.values("size")
+    if not len(begin) == len(size) == len(x):
+        raise ValueError(f"a slice of {len(x)} axes needs as many positions and sizes")
+    starts = [axis_of(b, n) if b != n else n for b, n in zip(begin, x, strict=True)]
+    taken = [n - b if s == -1 else s for s, b, n in zip(size, starts, x, strict=True)]
+    if any(s < 0 or b + s > n for s, b, n in zip(taken, starts, x, strict=True)):
+        raise ValueError(f"a slice of {taken} at {starts} is outside {x}")
+    return [tuple(taken)]
+
+
+@rule("pad")
+def _pad(given: Given) -> Shapes:
+    x, pad = given.shape(), given.values("pad")
+    if len(pad) % 2 or len(pad) // 2 > len(x):
+        raise ValueError(f"{len(pad)} numbers pad no {len(x)} axes")
+    edges = [0] * (2 * len(x) - len(pad)) + pad
+    return [tuple(n + edges[2 * a] + edges[2 * a + 1] for a, n in enumerate(x))]
+
+
+@rule("tile")
+def _tile(given: Given) -> Shapes:
+    x, reps = given.shape(), given.values("reps")
+    if len(reps) != len(x) or any(count < 0 for count in reps):
+        raise ValueError(f"{reps} are no repetitions of {len(x)} axes")
+    return [tuple(size * count for size, count in zip(x, reps, strict=True))]
+
+
+@rule("fill")
+def _fill(given: Given) -> Shapes:
+    return [tuple(given.values("shape"))]
+
+
+@rule("random_uniform", "random_normal", "random_bernoulli")
+def _random(given: Given) -> Shapes:
+    bounded(given.values("shape"))
+    return None
+
+
+@rule("fill_like")
+def _fill_like(given: Given) -> Shapes:
+    return [given.shape("ref_tensor")]
+
+
+@rule("one_hot")
+def _one_hot(given: Given) -> Shapes:
+    indices, size = given.shape("indices"), given.values("one_hot_vector_size")[0]
+    axis = axis_of(given.value("axis", -1), len(indices) + 1)
+    return [(*indices[:axis], size, *indices[axis:])]
+
+
+@rule("range_1d")
+def _range_1d(given: Given) -> Shapes:
+    start, end, step = (given.value(name) for name in ("start", "end", "step"))
+    if None in (start, end, step):
+        raise Unknown
+    if not step or not all(map(math.isfinite, (start, end, step))):
+        raise ValueError(f"no range goes from {start} to {end} by {step}")
+    return [(max(0, math.ceil((end - start) / step)),)]
+
+
+@rule("make_list")
+def _make_list(given: Given) -> Shapes:
+    bounded(given.values("init_length") if "init_length" in given.op.inputs else [1])
+    return None
+
+
+@rule("random_categorical")
+def _drawn(given: Given) -> Shapes:
+    bounded([*given.shape()[:-1], given.value("size", 1)])
+    return None
+
+
+@rule("gather")
+def _gather(given: Given) -> Shapes:
+    x, indices = given.shape(), given.shape("indices")
+    axis = axis_of(given.value("axis", 0), len(x))
+    batch = given.value("batch_dims", 0)
+    if not 0 <= batch <= min(axis, len(indices)):
+        raise ValueError(f"{batch} axes are no batch of {indices}")
+    return [(*x[:axis], *indices[batch:], *x[axis + 1 :])]
+
+
+@rule("gather_along_axis")
+def _gather_along_axis(given: Given) -> Shapes:
+    return [given.shape("indices")]
+
+
+@rule(
+    "reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod", "reduce_l1_norm",
+    "reduce_l2_norm", "reduce_sum_square", "reduce_log_sum", "reduce_log_sum_exp",
+)  # fmt: skip
+def _reduce(given: Given) -> Shapes:
+    x, axes = given.shape(), given.value("axes")
+    gone = {axis_of(a, len(x)) for a in (range(len(x)) if axes is None else axes)}
+    if given.value("keep_dims", False):
+        return [tuple(1 if axis in gone else size for axis, size in enumerate(x))]
+    return [tuple(size for axis, size in enumerate(x) if axis not in gone)]
+
+
+@rule("reduce_argmax", "reduce_argmin")
+def _argument(given: Given) -> Shapes:
+    x = given.shape()
+    gone = axis_of(given.value("axis", -1), len(x))
+    kept = (1,) if given.value("keep_dims", False) else ()
+    return [(*x[:gone], *kept, *x[gone + 1 :])]
+
+
+@rule("matmul")
+def _matmul(given: Given) -> Shapes:
+    x, y = given.shape("x"), given.shape("y")
+    if len(x) < 2 or len(y) < 2:
+        raise Unknown
+    x = (*x[:-2], x[-1], x[-2]) if given.value("transpose_x", False) else x
+    y = (*y[:-2], y[-1], y[-2]) if given.value("transpose_y", False) else y
+    return [_product(x, y)]
+
+
+def _product(x: Shape, y: Shape) -> Shape:
+    if x[-1] != y[-2]:
+        raise ValueError(f"matrices {x} and {y} have no product")
+    shape = (*broadcast(x[:-2], y[:-2]), x[-2], y[-1]) if x[:-2] or y[:-2] else (x[-2], y[-1])
+    for operand in (x, y):
+        bounded((*shape[:-2], *operand[-2:]))
+    return shape
+
+
+@rule("linear")
+def _linear(given: Given) -> Shapes:
+    x, weight = given.shape("x"), given.shape("weight")
+    if not x or len(weight) != 2 or x[-1] != weight[1]:
+        raise ValueError(f"{x} cannot be multiplied with a weight of {weight}")
+    return [(*x[:-1], weight[0])]
+
+
+@rule("scaled_dot_product_attention")
+def _attention(given: Given) -> Shapes:
+    query, key, value = (given.shape(name) for name in ("query", "key", "value"))
+    if min(len(query), len(key), len(value)) < 2:
+        raise ValueError("attention needs matrices")
+    scores = _product(query, (*key[:-2], key[-1], key[-2]))
+    return [_product(scores, value)]
+
+
+@rule("einsum")
+def _einsum(given: Given) -> Shapes:
+    equation, parts = str(given.value("equation")), given.shapes("values")
+    terms, _, result = equation.replace(" ", "").partition("->")
+    sizes: dict[str, int] = {}
+    for term, shape in zip(terms.split(","), parts, strict=True):
+        sizes.update(zip(term, shape, strict=True))
+    return [tuple(sizes[letter] for letter in result)]
+
+
+def _windows(given: Given, x: Shape, kernel: Shape) -> list[int]:
+    """Sizes of the axes that windows move over; the padded tensor on the way is bounded."""
+    rank = len(x) - 2
+    if not 1 <= rank <= 3 or len(kernel) != rank or any(taps < 1 for taps in kernel):
+        raise ValueError(f"windows of {kernel} do not fit {x}")
+    strides = given.value("strides") or [1] * rank
+    dilations = given.value("dilations") or [1] * rank
+    custom = str(given.value("pad_type", "valid")).lower() == "custom"
+    pad = (given.value("pad") if custom else None) or [0] * 2 * rank
+    if len(strides) != rank or len(dilations) != rank or len(pad) != 2 * rank:
+        raise ValueError(f"strides, dilations or pad are not those of {rank} axes")
+    if min(*strides, *dilations) < 1 or max(*strides, *dilations) > MOST_ELEMENTS:
+        raise ValueError("a stride or a dilation is no positive number")
+    same = str(given.value("pad_type", "valid")).lower().startswith("same")
+    sizes, padded = [], []
+    for axis, size in enumerate(x[2:]):
+        reach = (kernel[axis] - 1) * dilations[axis] + 1
+        if same:
+            count = -(-size // strides[axis])
+            padded.append(max(size, (count - 1) * strides[axis] + reach))
+        else:
+            padded.append(size + pad[2 * axis] + pad[2 * axis + 1])
+            count = (padded[-1] - reach) // strides[axis] + 1
+        if count < 1 or min(pad) < 0:
+            raise ValueError(f"windows of {kernel} do not fit {x}")
+        sizes.append(count)
+    bounded((*x[:2], *padded))
+    return sizes
+
+
+@rule("conv")
+def _conv(given: Given) -> Shapes:
+    x, weight, groups = given.shape("x"), given.shape("weight"), given.value("groups", 1)
+    if len(x) < 3 or len(weight) != len(x):
+        raise ValueError(f"{x} and a weight of {weight} make no convolution")
+    if groups < 1 or weight[1] * groups != x[1] or weight[0] % groups:
+        raise ValueError(f"a weight of {weight} in {groups} groups does not fit {x}")
+    if "bias" in given.op.inputs and given.shape("bias") != (weight[0],):
+        raise ValueError(f"a bias of {given.shape('bias')} does not fit a weight of {weight}")
+    return [(x[0], weight[0], *_windows(given, x, weight[2:]))]
+
+
+@rule("max_pool", "avg_pool", "l2_pool")
+def _pool(given: Given) -> Shapes:
+    kernel = tuple(given.values("kernel_sizes"))
+    sizes = _windows(given, given.shape(), kernel)
+    bounded((*given.shape()[:2], *(size + 1 for size in sizes)))
+    return None
+
+
+@rule("conv_transpose")
+def _conv_transpose(given: Given) -> Shapes:
+    x, weight, groups = given.shape("x"), given.shape("weight"), given.value("groups", 1)
+    rank = len(x) - 2
+    strides = given.value("strides") or [1] * rank
+    dilations = given.value("dilations") or [1] * rank
+    if len(weight) != len(x) or len(strides) != rank or len(dilations) != rank or groups < 1:
+        raise ValueError(f"{x} and a weight of {weight} make no convolution")
+    reached = [
+        (size - 1) * stride + (taps - 1) * dilation + 1
+        for size, stride, taps, dilation in zip(x[2:], strides, weight[2:], dilations, strict=True)
+    ]
+    bounded((x[0], weight[1] * groups, *reached))
+    if given.value("output_shape") is not None:
+        bounded(given.values("output_shape"))
+    if given.value("pad") is not None:
+        bounded([x[0], weight[1] * groups, *(r + max(map(abs, given.values("pad")))
+                                             for r in reached)])  # fmt: skip
+    return None
+
+
+@rule(
+    "upsample_nearest_neighbor", "upsample_bilinear", "resize_nearest_neighbor", "resize_bilinear",
+    "resize", "crop_resize", "affine",
+)  # fmt: skip
+def _resized(given: Given) -> Shapes:
+    x = given.shape()
+    if len(x) < 2:
+        raise ValueError("an image has two axes")
+    height, width = x[-2:]
+    scales = [given.value(f"scale_factor_{side}", 1) for side in ("height", "width")]
+    targets = [
+        max(given.value(f"{what}_{side}", 1) for what in ("target", "target_size", "output"))
+        for side in ("height", "width")
+    ]
+    sizes = [math.ceil(height * scales[0]) + targets[0], math.ceil(width * scales[1]) + targets[1]]
+    bounded((*x[:-2], *sizes))
+    if "shape" in given.op.inputs:
+        bounded([*x, *given.values("shape")])
+    return None
+
+
+@rule("sliding_windows")
+def _sliding_windows(given: Given) -> Shapes:
+    x, size, stride = given.shape(), given.values("size")[0], given.value("stride", 1)
+    axis = axis_of(given.value("axis"), len(x))
+    if not 1 <= size <= x[axis] or stride < 1:
+        raise ValueError(f"windows of {size} every {stride} do not fit {x}")
+    return [(*x[:axis], (x[axis] - size) // stride + 1, size, *x[axis + 1 :])]
+
+
+@rule("constexpr_cast")
+def _constexpr_cast(given: Given) -> Shapes:
+    return [given.shape("source_val")]
+
+
+@rule("constexpr_affine_dequantize")
+def _affine(given: Given) -> Shapes:
+    data, scale = given.shape("quantized_data"), given.shape("scale")
+    axis = axis_of(given.value("axis"), len(data))
+    for shape in (scale, given.shape("zero_point")):
+        if shape not in ((), (1,), (data[axis],)):
+            raise ValueError(f"scales of {shape} do not fit {data} along axis {axis}")
+    return [data]
+
+
+@rule("constexpr_blockwise_shift_scale")
+def _blockwise(given: Given) -> Shapes:
+    data = given.shape("data")
+    for name in ("scale", "offset") if "offset" in given.op.inputs else ("scale",):
+        blocks = given.shape(name)
+        fits = len(blocks) == len(data) and all(
+            count > 0 and size % count == 0 for count, size in zip(blocks, data, strict=True)
+        )
+        if not fits:
+            raise ValueError(f"a {name} of {blocks} does not fit {data}")
+    return [data]
+
+
+@rule("constexpr_lut_to_dense")
+def _lut_to_dense(given: Given) -> Shapes:
+    indices, lut = given.shape("indices"), given.shape("lut")
+    if "shape" in given.op.inputs:
+        sizes = tuple(given.values("shape"))
+        _fits_packed(given, "indices", sizes, max(1, math.ceil(math.log2(max(1, math.prod(lut))))))
+        return [sizes]
+    if len(lut) != len(indices) + 2:
+        raise ValueError(f"a palette of {lut} does not fit indices of {indices}")
+    for count, size in zip(lut, indices, strict=False):
+        if count < 1 or size % count:
+            raise ValueError(f"a palette of {lut} does not fit indices of {indices}")
+    if lut[-1] == 1:
+        return [indices]
+    axis = axis_of(given.value("vector_axis", -1), len(indices))
+    return [(*indices[:axis], indices[axis] * lut[-1], *indices[axis + 1 :])]
+
+
+@rule("constexpr_sparse_to_dense")
+def _sparse_to_dense(given: Given) -> Shapes:
+    if "shape" in given.op.inputs:
+        sizes = tuple(given.values("shape"))
+        _fits_packed(given, "mask", sizes, 1)
+        return [sizes]
+    return [given.shape("mask")]
+
+
+def _fits_packed(given: Given, name: str, sizes: Shape, bits: int) -> None:
+    """ValueError unless packed bytes hold as many elements of some bits as a shape has."""
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"the shape {sizes} has a negative size")
+    needed, there = -(-math.prod(sizes) * bits // 8), math.prod(given.shape(name))
+    if needed > there:
+        raise ValueError(f"{sizes} of {bits} bits need {needed} bytes, {name} has {there}")

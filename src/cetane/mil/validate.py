@@ -1,0 +1,232 @@
+"""What a program must be before anything runs, audits or exports it.
+
+`reader.load` calls `check_program`, so every `Program` that was read from a file is valid: names
+are plain, references resolve to earlier values, no name is made twice, nothing is nested too deep,
+no value is too large, and declared types agree with what ops compute, as far as that is known.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from cetane.errors import CetaneError
+from cetane.mil.dtypes import NUMPY
+from cetane.mil.guard import failures_at
+from cetane.mil.index import foldable
+from cetane.mil.program import (
+    Argument,
+    Body,
+    MilFunction,
+    NamedValue,
+    Op,
+    Program,
+    SizeRange,
+    StoredConstant,
+    TensorType,
+    plain_name,
+)
+from cetane.mil.shapes import MOST_ELEMENTS, Given, Shape, bounded, result_shapes
+
+DEEPEST = 16
+"""Levels of nested bodies."""
+MOST_OPS = 500_000
+"""Ops of a function. Those that are ported have some 2,000."""
+HIGHEST_RANK = 12
+"""Axes of a value. Core ML takes 5, and more on the way."""
+SMALL = 4096
+"""Elements of the largest constant that the check looks into: a parameter."""
+_KIND = re.compile(r"[A-Za-z0-9_]{1,64}")
+_STATE_OPS = ("read_state", "write_state")
+_MOVES = frozenset(
+    ("reshape", "transpose", "expand_dims", "squeeze", "slice_by_index", "slice_by_size", "tile",
+     "identity", "reverse", "gather")
+)  # fmt: skip
+"""Ops whose result has the type of elements of `x`."""
+_ALIKE = frozenset(
+    ("add", "sub", "mul", "real_div", "floor_div", "mod", "pow", "maximum", "minimum", "equal",
+     "not_equal", "greater", "greater_equal", "less", "less_equal")
+)  # fmt: skip
+"""Ops whose inputs have one type of elements."""
+
+
+def check_program(program: Program) -> None:
+    """CetaneError that names the function and the op which is not what it should be."""
+    for name, function in program.functions.items():
+        with failures_at(f"{program.path}: function {plain_name(name, 'function')}"):
+            check_function(function)
+
+
+def check_function(function: MilFunction) -> None:
+    """The same for one function; raises ValueError or CetaneError."""
+    _Checker(function).check()
+
+
+class _Checker:
+    def __init__(self, function: MilFunction) -> None:
+        self._function = function
+        self._types: dict[str, TensorType | None] = {}
+        self._values: dict[str, Any] = {}
+        """Small constants as plain values."""
+        self._fixed: set[str] = set()
+        self._ops = 0
+
+    def check(self) -> None:
+        function = self._function
+        for kind, types in (("input", function.inputs), ("state", function.states)):
+            for name, type_ in types.items():
+                self._define(NamedValue(name, type_), kind)
+                if type_.dtype == "string":
+                    raise CetaneError(f"the {kind} {name} holds strings")
+                _check_sizes(name, type_)
+        self._body(function.body, set(self._types), 0)
+        for name in (*function.outputs, *function.dictionaries):
+            if name in function.states:
+                raise CetaneError(f"the output {name} is a state")
+
+    def _body(self, body: Body, visible: set[str], depth: int) -> None:
+        """`visible` are the names that ops of the body may read."""
+        if depth > DEEPEST:
+            raise CetaneError(f"bodies are nested deeper than {DEEPEST} levels")
+        for value in body.inputs if depth else ():
+            self._define(value, "input")
+            visible.add(value.name)
+        for op in body.ops:
+            with failures_at(f"{op.kind} {op.name}"):
+                self._op(op, visible, depth)
+            visible.update(value.name for value in op.outputs)
+        for name in body.outputs:
+            if name not in visible:
+                raise CetaneError(f"nothing computes the output {name!r}")
+
+    def _op(self, op: Op, visible: set[str], depth: int) -> None:
+        self._ops += 1
+        if self._ops > MOST_OPS:
+            raise CetaneError(f"it has more than {MOST_OPS} ops")
+        if not _KIND.fullmatch(op.kind):
+            raise CetaneError("its kind is no name")
+        for parameter, arguments in op.inputs.items():
+            for argument in arguments:
+                if isinstance(argument, str):
+                    self._reference(op, parameter, argument, visible)
+        for body in op.bodies:
+            self._body(body, set(visible), depth + 1)
+        for value in op.outputs:
+            self._define(value, "result")
+        if op.kind == "const":
+            self._const(op)
+            return
+        fixed = foldable(op) and all(name in self._fixed for name in op.references())
+        if fixed:
+            self._fixed.update(value.name for value in op.outputs)
+        for value in op.outputs:
+            if value.type is not None and not op.kind.startswith("constexpr_"):
+                _check_sizes(value.name, value.type)
+        self._state(op)
+        self._agreement(op)
+
+    def _reference(self, op: Op, parameter: str, name: str, visible: set[str]) -> None:
+        if name not in visible:
+            raise CetaneError(f"{parameter} is {name!r}, which nothing has computed before")
+        if name in self._function.states and not (op.kind in _STATE_OPS and parameter == "input"):
+            raise CetaneError(f"{parameter} is the state {name}, which only read_state reads")
+
+    def _define(self, value: NamedValue, what: str) -> None:
+        plain_name(value.name, what)
+        if value.name in self._types:
+            raise CetaneError(f"two values have the name {value.name}")
+        self._types[value.name] = value.type
+
+    def _const(self, op: Op) -> None:
+        values, references = op.inputs.get("val", ()), op.inputs.keys() - {"val"}
+        if len(values) != 1 or len(op.outputs) != 1 or references:
+            raise CetaneError("a constant has one value and one result")
+        ((constant,), (output,)) = values, op.outputs
+        if not isinstance(constant, StoredConstant):
+            raise CetaneError("its value is not a literal")
+        if output.type is not None and output.type != constant.type:
+            raise CetaneError(f"its value is {constant.type}, but it is declared {output.type}")
+        self._fixed.add(output.name)
+        if output.type is None:
+            self._types[output.name] = constant.type
+        self._values[output.name] = constant
+
+    def _state(self, op: Op) -> None:
+        if op.kind not in _STATE_OPS:
+            return
+        (state,) = op.inputs.get("input", (None,))
+        if not isinstance(state, str) or state not in self._function.states:
+            raise CetaneError("its input is no state")
+        type_ = self._function.states[state]
+        if op.kind == "read_state":
+            if len(op.outputs) != 1 or op.outputs[0].type != type_:
+                raise CetaneError(f"its result is not of the state's type {type_}")
+            return
+        (data,) = op.inputs.get("data", (None,))
+        given = self._type(data) if data is not None else None
+        shape = None if given is None else given.static_shape
+        if op.outputs or given is None or given.dtype != type_.dtype:
+            raise CetaneError(f"its data are not of the state's type {type_}")
+        if shape is not None and not type_.accepts(shape):
+            raise CetaneError(f"its data have the shape {shape}, the state is {type_}")
+
+    def _agreement(self, op: Op) -> None:
+        """Whether declared types are those that the op computes, as far as these are known."""
+        first = self._dtype(op, "x")
+        if op.kind in _ALIKE and first != self._dtype(op, "y"):
+            raise CetaneError(f"x is {first}, y is {self._dtype(op, 'y')}")
+        shapes = result_shapes(Given(op, self._shape, self._value))
+        if shapes is None:
+            return
+        if len(shapes) != len(op.outputs):
+            raise CetaneError(f"it has {len(op.outputs)} results, not {len(shapes)}")
+        for shape, output in zip(shapes, op.outputs, strict=True):
+            if output.type is None or not output.type.accepts(shape):
+                raise CetaneError(
+                    f"it computes the shape {shape}, but {output.name} is declared {output.type}"
+                )
+            if op.kind in _MOVES and first is not None and output.type.dtype != first:
+                raise CetaneError(f"x is {first}, but {output.name} is declared {output.type}")
+
+    def _dtype(self, op: Op, parameter: str) -> str | None:
+        argument = op.inputs.get(parameter, (None,))[0]
+        type_ = None if argument is None else self._type(argument)
+        return None if type_ is None else type_.dtype
+
+    def _type(self, argument: Argument) -> TensorType | None:
+        return argument.type if isinstance(argument, StoredConstant) else self._types[argument]
+
+    def _shape(self, argument: Argument) -> Shape | None:
+        type_ = self._type(argument)
+        return None if type_ is None or type_.enumerated else type_.static_shape
+
+    def _value(self, argument: Argument) -> Any:
+        """A small constant as a plain value; None for any other argument."""
+        if isinstance(argument, str):
+            if isinstance(self._values.get(argument), StoredConstant):
+                self._values[argument] = _small(self._values[argument])
+            return self._values.get(argument)
+        return _small(argument)
+
+
+def _small(constant: StoredConstant) -> Any:
+    shape = constant.type.static_shape
+    return constant.numpy().tolist() if shape is not None and math.prod(shape) <= SMALL else None
+
+
+def _check_sizes(name: str, type_: TensorType) -> None:
+    """CetaneError unless a value may have this type."""
+    if type_.dtype not in NUMPY:
+        raise CetaneError(f"{name} has the unknown type {type_.dtype}")
+    if len(type_.shape) > HIGHEST_RANK:
+        raise CetaneError(f"{name} has {len(type_.shape)} axes, more than {HIGHEST_RANK}")
+    for shape in (
+        tuple(size if isinstance(size, int) else size.lower for size in type_.shape),
+        *(() if type_.default is None else (type_.default,)),
+        *type_.enumerated,
+    ):
+        bounded(shape)
+    for size in type_.shape:
+        if isinstance(size, SizeRange) and not 0 <= size.lower <= MOST_ELEMENTS:
+            raise CetaneError(f"{name} has the size {size}")

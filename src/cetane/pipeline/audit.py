@@ -1,0 +1,90 @@
+"""Where the ops of a package or a bundle will run: predicted by rules, or as a Mac measured it."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cetane.files import Progress, silent
+from cetane.gates.residency.audit import Audit
+from cetane.gates.residency.audit import audit as examine
+from cetane.gates.residency.measured import Measured, measure, read_measured, with_measured
+from cetane.gates.residency.store import open_artifact
+from cetane.gates.residency.target import DEFAULT_OS, Target
+from cetane.hardware.chips import DEFAULT_CHIP
+from cetane.mil.reader import load
+
+
+@dataclass(frozen=True)
+class ResidencyResult:
+    """An audit, and the measurements that it took into account."""
+
+    audit: Audit
+    measured: Measured | None
+
+    @property
+    def passed(self) -> bool:
+        return self.audit.passed
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it did not pass."""
+        return self.audit.reasons
+
+    def as_json(self) -> dict[str, Any]:
+        """Every function, op and finding as a JSON object."""
+        audit = self.audit
+        return {
+            "target": asdict(audit.target),
+            "basis": audit.basis,
+            "measured": None if self.measured is None else str(self.measured),
+            "passed": audit.passed,
+            "reasons": audit.reasons,
+            "functions": [
+                {
+                    "package": function.package,
+                    "function": function.function,
+                    "shape": function.variant or "as made",
+                    "tokens": function.tokens,
+                    "table": function.table(),
+                    "findings": [asdict(finding) for finding in function.findings],
+                    "ops": [asdict(op) for op in function.ops],
+                }
+                for function in audit.functions
+            ],
+            "findings": [asdict(finding) for finding in audit.findings],
+        }
+
+
+def audit(
+    path: str | Path,
+    *,
+    chip: str = DEFAULT_CHIP,
+    os: float = DEFAULT_OS,
+    measured: Path | None = None,
+    measuring: bool = False,
+    progress: Progress = silent,
+) -> ResidencyResult:
+    """Audit a .mlpackage or a bundle for a chip and a system's number, as iOS counts.
+
+    `measured` is a file of measurements, which win over predictions; without it, what is kept
+    beside the package is used. `measuring` asks this Mac and keeps the answer. A bundle keeps the
+    verdict. CetaneError for what is neither a package nor a bundle.
+
+    >>> cetane.audit(bundle).audit.basis
+    'predicted'
+    """
+    artifact, target = open_artifact(Path(path)), Target(chip, os)
+    programs = {}
+    for done, (name, package) in enumerate(artifact.packages.items()):
+        progress(name, done, len(artifact.packages))
+        programs[name] = load(package)
+    outcome = examine(programs, target)
+    if measuring:
+        kept: Measured | None = measure(artifact.packages)
+    else:
+        kept = read_measured(measured) if measured else artifact.measured()
+    if kept is not None:
+        outcome = with_measured(outcome, kept, artifact.packages)
+        artifact.keep(kept)
+    artifact.judge(outcome)
+    return ResidencyResult(outcome, kept)

@@ -1,0 +1,89 @@
+"""What drafting gains on a bundle: measured on this machine, prompt by prompt, tokens compared."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cetane.bundle import Bundle
+from cetane.engine.generate import open_engine
+from cetane.engine.sampling import Sampler
+from cetane.errors import CetaneError
+from cetane.files import Progress, silent
+from cetane.gates.probes import asked
+from cetane.mil.fast import share_threads
+from cetane.speculate.bench import Speed, compare, suite
+from cetane.speculate.drafter import Drafter
+from cetane.speculate.open import Wish, longest_draft, open_controller, open_drafters
+
+
+@dataclass(frozen=True)
+class DraftingBenchmark:
+    """Generation with drafts beside plain generation."""
+
+    bundle: Path
+    longest: int
+    """Most tokens of a draft."""
+    seconds: Mapping[int, float]
+    """What a call takes, by its tokens."""
+    speeds: Sequence[Speed]
+    """By category of prompts and by drafter."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether every token is that of plain generation."""
+        return all(speed.same for speed in self.speeds)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "bundle": str(self.bundle),
+            "draft_tokens": self.longest,
+            "seconds": dict(self.seconds),
+            "speeds": [speed.model_dump(mode="json") for speed in self.speeds],
+        }
+
+
+def bench(
+    bundle: str | Path,
+    *,
+    drafters: Sequence[str] = ("ngram", "suffix", "union"),
+    categories: Sequence[str] = (),
+    prompts: int | None = None,
+    tokens: int = 64,
+    rounds: int = 1,
+    draft_tokens: int | None = None,
+    backend: str = "auto",
+    exclusive: bool = False,
+    progress: Progress = silent,
+) -> DraftingBenchmark:
+    """Generate answers to the suite's prompts, plain and with every drafter.
+
+    `categories` of the suite, all by default, at most `prompts` of each and `tokens` an answer;
+    `exclusive` as in `load`. CetaneError for a category or a drafter that is not there.
+    """
+    known = suite()
+    chosen = list(categories) or list(known)
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
+        raise CetaneError(f"no category {unknown[0]!r}; known: {', '.join(known)}")
+    opened = Bundle(Path(bundle))
+    opened.verify()
+    if exclusive:
+        share_threads()
+    engine = open_engine(opened, backend)
+    wishes = [Wish(name, draft_tokens=draft_tokens) for name in drafters]
+    longest = longest_draft(wishes[0], engine)
+    making: dict[str, Callable[[], list[Drafter]]] = {
+        wish.drafter: partial(open_drafters, wish, opened, Sampler(), backend, remember=False)
+        for wish in wishes
+    }
+    costs = open_controller(engine, longest).costs
+    ids = {
+        name: [asked(opened.tokenizer, text) for text in known[name][:prompts]] for name in chosen
+    }
+    speeds = compare(
+        engine, ids, making, costs, longest, tokens, rounds, opened.tokenizer.eos_ids, progress
+    )
+    seconds = {width: cost.seconds for width, cost in costs.items()}
+    return DraftingBenchmark(opened.path, longest, seconds, speeds)

@@ -1,0 +1,187 @@
+"""Two programs op by op, two bundles, or a bundle and its model: where they part."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cetane.bundle import Bundle
+from cetane.checkpoint import open_checkpoint
+from cetane.errors import CetaneError
+from cetane.files import Progress, silent
+from cetane.gates.diff import AgainstModel, ModelDiff, compare_bundles
+from cetane.mil import Function, Program, load
+from cetane.mil.compare import TOLERANCE, Comparer, Comparison, OpGap
+from cetane.mil.gap import Gap
+from cetane.mil.inputs import random_inputs, read_inputs
+from cetane.mil.program import Precision, listed
+from cetane.schema.manifest import MANIFEST
+from cetane.schema.recipe import Mode
+
+
+@dataclass(frozen=True)
+class DiffResult:
+    """Comparisons, and whether everything lies within the tolerance."""
+
+    tolerance: float
+    """Relative error of one op that means nothing."""
+    parts: Mapping[str, Comparison]
+    """By where: a function, or a shard and a function."""
+    tables: Mapping[str, Gap] = field(default_factory=dict)
+    """Rows of two bundles' host tables that were used."""
+    model: ModelDiff | None = None
+    """How every shard agrees with the model, where that was asked."""
+
+    @property
+    def passed(self) -> bool:
+        if self.model is not None and self.model.suspect is not None:
+            return False
+        if any(gap.relative > self.tolerance for gap in self.tables.values()):
+            return False
+        return not any(part.parted(self.tolerance) for part in self.parts.values())
+
+    def as_json(self, top: int = 10) -> dict[str, Any]:
+        """The comparisons as a JSON object, `top` ops of each."""
+        content: dict[str, Any] = {"passed": self.passed, "tolerance": self.tolerance}
+        if self.model is not None:
+            content |= {
+                "handed": [asdict(handed) for handed in self.model.handed],
+                "suspect": self.model.suspect,
+                "stages": [asdict(stage) for stage in self.model.stages],
+                "cause": self.model.cause,
+            }
+        elif self.tables:
+            content["tables"] = {name: asdict(gap) for name, gap in self.tables.items()}
+        parts = {place: part_json(part, self.tolerance, top) for place, part in self.parts.items()}
+        return content | {"parts": parts}
+
+
+def diff(
+    first: str | Path,
+    second: str | Path | None = None,
+    *,
+    model: str | Path | None = None,
+    function: str | None = None,
+    precision: Precision | None = None,
+    inputs: Path | None = None,
+    tolerance: float = TOLERANCE,
+    progress: Progress = silent,
+) -> DiffResult:
+    """Compare two packages, two bundles, or a bundle and its model.
+
+    `first` is the side that is right, in fp32. Without a `second`, `first` is compared with itself
+    at another `precision`, or with a `model`. `function` names a function of packages, or a mode
+    of bundles; `inputs` is an .npz with an array for each input of a package.
+
+    >>> cetane.diff(bundle, precision="fp16", function="decode", tolerance=1.0).passed
+    True
+    """
+    one, other = Path(first), None if second is None else Path(second)
+    if model is None and other is None and precision is None:
+        raise CetaneError(
+            f"nothing to compare {first} with",
+            "name a second package or bundle, a --model, or --precision fp16",
+        )
+    bundles = (one / MANIFEST).is_file()
+    if not bundles and model is not None:
+        raise CetaneError(f"{first} is not a bundle", "--model judges a bundle")
+    if bundles and inputs is not None:
+        raise CetaneError("--inputs is for packages", "a bundle's inputs come from the engine")
+    if model is not None and (other, precision) != (None, None):
+        raise CetaneError("--model compares one bundle, in fp32 and in fp16: leave out the rest")
+    if model is not None:
+        against = against_model(one, model, function, tolerance, progress)
+        return DiffResult(tolerance, by_place(against.comparisons), model=against)
+    second_precision: Precision = precision or "fp32"
+    if not bundles:
+        parts = package_pair(one, other or one, function, second_precision, inputs, progress)
+        return DiffResult(tolerance, parts)
+    left, right = verified(one), verified(other or one)
+    comparisons, tables = compare_bundles(
+        left, right, mode_of(left, function), second_precision, progress
+    )
+    return DiffResult(tolerance, by_place(comparisons), tables)
+
+
+def package_pair(
+    first: Path,
+    second: Path,
+    function: str | None,
+    precision: Precision,
+    inputs: Path | None,
+    progress: Progress,
+) -> dict[str, Comparison]:
+    """Compare a function of two packages."""
+    one, other = (function_of(load(path), function) for path in (first, second))
+    progress("loading", 0, 2)
+    comparer = Comparer(one.compile("fp32"), other.compile(precision))
+    progress("running", 1, 2)
+    given = random_inputs(one) if inputs is None else read_inputs(inputs, one)
+    result = comparer(given)
+    progress("done", 2, 2)
+    return {one.name: result}
+
+
+def function_of(program: Program, name: str | None) -> Function:
+    """A function by name, or the default one."""
+    wanted = name or program.default
+    if wanted not in program.functions:
+        raise CetaneError(
+            f"{program.path}: no function {wanted!r}; it has {listed(program.functions)}"
+        )
+    return program.functions[wanted]
+
+
+def against_model(
+    path: Path, model: str | Path, function: str | None, tolerance: float, progress: Progress
+) -> ModelDiff:
+    """Compare all shards of a bundle with the model."""
+    bundle = verified(path)
+    progress("reading the model", 0, 1)
+    against = AgainstModel(bundle, open_checkpoint(model), mode_of(bundle, function))
+    return against.run(tolerance, progress)
+
+
+def verified(path: Path) -> Bundle:
+    bundle = Bundle(path)
+    bundle.verify()
+    return bundle
+
+
+def mode_of(bundle: Bundle, name: str | None) -> Mode:
+    """A mode of a bundle by name; without one, the widest."""
+    modes = bundle.plan.modes
+    for known in modes:
+        if known == name:
+            return known
+    if name is not None:
+        raise CetaneError(f"{bundle.path}: no mode {name!r}; it has {listed(modes)}")
+    return max(modes, key=lambda mode: modes[mode].tokens)
+
+
+def by_place(comparisons: Mapping[tuple[str, str], Comparison]) -> dict[str, Comparison]:
+    return {f"{shard}/{function}": part for (shard, function), part in comparisons.items()}
+
+
+def part_json(part: Comparison, tolerance: float, top: int) -> dict[str, Any]:
+    """A comparison as a JSON object."""
+    own, total = part.first_own(tolerance), part.first_total(tolerance)
+    return {
+        "compared": len(part.ops),
+        "first_own": own and op_json(own),
+        "first_total": total and op_json(total),
+        "ops": [op_json(op) for op in worst_first(part.ops)[:top]],
+        "largest": [op_json(op) for op in sorted(part.ops, key=lambda op: -op.largest)[:top]],
+        "outputs": {name: asdict(gap) for name, gap in part.outputs.items()},
+        "only_first": part.only_first,
+        "only_second": part.only_second,
+    }
+
+
+def op_json(op: OpGap) -> dict[str, Any]:
+    return asdict(op) | {"causes": op.causes}
+
+
+def worst_first(ops: tuple[OpGap, ...]) -> list[OpGap]:
+    """By their own error, the largest first."""
+    return sorted(ops, key=lambda op: -op.own.relative)

@@ -1,0 +1,166 @@
+"""A draft head for a bundle: trained on what the bundle computes, lowered, judged."""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+
+from cetane.bundle import Bundle
+from cetane.bundle.draft_heads import HeadShard
+from cetane.engine.generate import open_engine
+from cetane.errors import CetaneError
+from cetane.files import Progress, sha256, silent
+from cetane.gates.draft_head import HeadResult, audit_head, judge_head
+from cetane.gates.quality import read_tokens
+from cetane.gates.residency.audit import Audit
+from cetane.pipeline.validate import checkpoint_of
+from cetane.schema.draft_head import HeadKind, Training
+from cetane.speculate.heads.build import add_head
+from cetane.speculate.heads.train import (
+    Acceptance,
+    Windows,
+    acceptance,
+    collect,
+    devices,
+    new_head,
+    split,
+    train,
+)
+
+
+@dataclass(frozen=True)
+class HeadTraining:
+    """How a draft head is trained."""
+
+    tokens: int = 200_000
+    """Most tokens of every text."""
+    window: int = 256
+    """Tokens that are seen together; at most the bundle's context."""
+    vocabulary: int = 8192
+    """Tokens that the head may propose."""
+    steps: int = 3
+    """Tokens of a draft."""
+    epochs: int = 10
+    minutes: float = 30.0
+    """Most minutes, those that hidden states take among them."""
+    batch: int = 4
+    """Windows of a step, on each device."""
+
+
+@dataclass(frozen=True)
+class HeadOutcome:
+    """A trained draft head and its gates."""
+
+    head: HeadShard
+    untrained: Acceptance
+    trained: Acceptance
+    golden: HeadResult
+    """The finished shard against the trained module."""
+    residency: Audit
+    """A prediction: it warns, and decides nothing."""
+    windows: int
+    """Windows of text that it learned from."""
+    held_out: int
+    """Windows that it was judged on."""
+    minutes: float
+    cpu_minutes: float
+
+    @property
+    def passed(self) -> bool:
+        return self.golden.passed
+
+    def as_json(self) -> dict[str, Any]:
+        """The outcome as a JSON object."""
+        return {
+            "head": str(self.head.path),
+            "digest": self.head.digest,
+            "passed": self.passed,
+            "windows": self.windows,
+            "held_out": self.held_out,
+            "untrained": self.untrained.model_dump(mode="json"),
+            "minutes": self.minutes,
+            "cpu_minutes": self.cpu_minutes,
+            "trained": self.trained.model_dump(mode="json"),
+            "residency": self.residency.passed,
+            "golden": self.golden.model_dump(mode="json"),
+        }
+
+
+def train_head(
+    bundle: str | Path,
+    kind: HeadKind,
+    texts: Sequence[Path],
+    *,
+    settings: HeadTraining = HeadTraining(),
+    model: str | Path | None = None,
+    features: Path | None = None,
+    progress: Progress = silent,
+) -> HeadOutcome | None:
+    """Train a draft head on text files and make it a shard of the bundle, in place of an earlier
+    one of its kind.
+
+    `features` is a folder that keeps hidden states for another run. Under `torchrun` every process
+    trains; only the main one gets an outcome, the others None. CetaneError for too little text.
+    """
+    started, accelerator = time.monotonic(), devices()
+    opened = Bundle(Path(bundle))
+    opened.verify()
+    checkpoint, engine = checkpoint_of(opened, model), open_engine(opened)
+    window = min(settings.window, opened.plan.recipe.cache.context)
+    if window < 2 * settings.steps:
+        raise CetaneError(f"--window {window}: less than two drafts of {settings.steps} tokens")
+    shown = progress if accelerator.is_main_process else silent
+    ids = whole_windows([read_tokens(opened.tokenizer, p, settings.tokens) for p in texts], window)
+    folder = features and features / opened.digest
+    with accelerator.main_process_first() if folder else nullcontext():  # others read them
+        learned, held = split(collect(engine, ids, window, shown, folder))
+    embedding = embedding_of(opened)
+    head = new_head(kind, opened, checkpoint, learned, settings.vocabulary, settings.steps)
+    before = acceptance(head, held, embedding)
+    left = settings.minutes - (time.monotonic() - started) / 60
+    train(head, learned, embedding, settings.epochs, left, settings.batch, shown, accelerator)
+    if not is_main(accelerator):
+        return None
+    head.round()
+    after = acceptance(head, held, embedding)
+    shown("lower", 0, 1)
+    shard = add_head(opened, head, held.tokens, trained_on(texts, learned, held, after))
+    judged = judge_head(opened, shard, engine, shown)
+    return HeadOutcome(
+        shard, before, after, judged, audit_head(opened, shard), len(learned), len(held),
+        minutes=(time.monotonic() - started) / 60, cpu_minutes=time.process_time() / 60,
+    )  # fmt: skip
+
+
+def whole_windows(texts: Sequence[list[int]], window: int) -> list[int]:
+    """The tokens of all texts, each cut to whole windows."""
+    return [token for text in texts for token in text[: len(text) - len(text) % window]]
+
+
+def embedding_of(bundle: Bundle) -> torch.Tensor:
+    """The host's embedding table, `(V, C)` fp16."""
+    rows = bundle.tables().embedding
+    return torch.from_numpy(np.asarray(rows[np.arange(rows.shape[0])], np.float16))
+
+
+def is_main(accelerator: Accelerator) -> bool:
+    """Whether this process goes on alone once training has ended."""
+    accelerator.end_training()
+    return bool(accelerator.is_main_process)
+
+
+def trained_on(
+    texts: Sequence[Path], learned: Windows, held: Windows, scores: Acceptance
+) -> Training:
+    """What the head's manifest says of its training."""
+    data: Mapping[str, str] = {path.name: sha256(path) for path in texts}
+    return Training(
+        data=dict(data), windows=len(learned), length=learned.tokens.shape[1],
+        held_out=len(held), **scores.model_dump(),
+    )  # fmt: skip

@@ -1,0 +1,80 @@
+"""Programs, or a whole bundle, in the form of another runtime."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cetane.bundle import Bundle
+from cetane.errors import CetaneError
+from cetane.export import coreml_llm
+from cetane.files import Progress, disk_errors, replacing, silent
+from cetane.mil import load
+from cetane.pipeline.validate import checkpoint_of
+
+
+@dataclass(frozen=True)
+class RuntimeFolder:
+    """A folder that another runtime loads."""
+
+    path: Path
+    compile: str
+    """The command that compiles its packages, on a Mac."""
+    problems: Sequence[str]
+    """What of the runtime's contract does not hold."""
+
+
+def export_onnx(
+    source: str | Path, output: str | Path, *, progress: Progress = silent
+) -> dict[str, list[str]]:
+    """Write every function of a bundle or a .mlpackage as an ONNX file into a new folder.
+
+    Returns the files by package, by path in the folder; the weights of a package are stored once.
+    CetaneError when the folder exists.
+    """
+    from cetane.mil.fast.export import export as to_onnx  # onnx takes a while to load
+
+    path, target = Path(source), new_folder(output)
+    if path.suffix == ".mlpackage":
+        packages = {path.stem: path}
+    else:
+        bundle = Bundle(path)
+        bundle.verify()
+        packages = {shard.name: bundle.shard(shard.name) for shard in bundle.plan.shards}
+    written: dict[str, list[str]] = {}
+    with disk_errors(target), replacing(target) as folder:
+        folder.mkdir()
+        for name, package in packages.items():
+            (folder / name).mkdir()
+            files = to_onnx(load(package), folder / name, progress)
+            written[name] = [f"{name}/{file.name}" for file in files.values()]
+    return written
+
+
+def export_coreml_llm(
+    source: str | Path, output: str | Path, *, progress: Progress = silent
+) -> RuntimeFolder:
+    """Write a bundle as the folder that CoreML-LLM's runtime loads, and check it.
+
+    CetaneError when the folder exists, or the checkpoint is not the bundle's own.
+    """
+    bundle = Bundle(Path(source))
+    target = new_folder(output)
+    bundle.verify()
+    checkpoint = checkpoint_of(bundle)
+    if checkpoint.fingerprint != bundle.manifest.fingerprint:
+        raise CetaneError(
+            f"{checkpoint.source} is not the checkpoint that {source} was built from",
+            "port the model again",
+        )
+    coreml_llm.export(bundle, checkpoint, target, progress)
+    return RuntimeFolder(target, coreml_llm.COMPILE, coreml_llm.check(target))
+
+
+def new_folder(path: str | Path) -> Path:
+    """A place for a folder, its parents made; CetaneError when something is there."""
+    target = Path(path)
+    if target.exists():
+        raise CetaneError(f"{target} exists", "choose another folder, or remove it")
+    with disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    return target

@@ -1,0 +1,284 @@
+"""A bundle that writes text: one answer, a stream, a conversation, or logits."""
+
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypedDict, Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from cetane.bundle import Bundle
+from cetane.engine.generate import Ending, generate, open_engine
+from cetane.engine.sampling import Sampler
+from cetane.errors import CetaneError
+from cetane.mil.fast import share_threads
+from cetane.speculate.open import Wish, open_speculator
+from cetane.speculate.speculator import Speculator
+
+Message = Mapping[str, str]
+"""A turn of a conversation: its `role` (system, user, assistant) and its `content`."""
+Prompt = str | Sequence[int] | Sequence[Message]
+"""A text to go on with, token ids, or a conversation to answer."""
+FinishReason = Ending | Literal["interrupted"]
+"""Why an answer ended; `interrupted` is a stream that was closed, or that still runs."""
+MOST = 512
+"""Tokens of an answer, unless the caller says otherwise."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a model wrote, why it ended, and what it took."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    prompt_tokens: int
+    """Tokens of the whole prompt, those that were in the cache already among them."""
+    seconds_to_first_token: float
+    seconds: float
+    """After the first token."""
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """After the first token; None for an answer of one token or none."""
+        more = len(self.tokens) - 1
+        return more / self.seconds if more > 0 and self.seconds else None
+
+    def as_json(self) -> dict[str, Any]:
+        """The completion as a JSON object."""
+        return {
+            "text": self.text,
+            "tokens": list(self.tokens),
+            "finish_reason": self.finish_reason,
+            "prompt_tokens": self.prompt_tokens,
+            "seconds_to_first_token": self.seconds_to_first_token,
+            "tokens_per_second": self.tokens_per_second,
+        }
+
+
+class Sampling(TypedDict, total=False):
+    """How tokens are chosen: greedily, unless these say otherwise."""
+
+    temperature: float
+    """0 is greedy."""
+    top_k: int
+    """Only the k likeliest tokens; 0 keeps all."""
+    top_p: float
+    """Only the likeliest tokens that sum to p; 1 keeps all."""
+    min_p: float
+    """Only tokens at least p times as likely as the likeliest; 0 keeps all."""
+    seed: int | None
+    """Makes sampling repeatable."""
+
+
+class CompletionStream(Iterator[str]):
+    """The pieces of an answer's text as they come; none ends within a character.
+
+    `completion` is the answer so far. `close` ends it early.
+    """
+
+    def __init__(self, model: "LanguageModel", ids: Sequence[int], most: int) -> None:
+        self.completion = Completion("", (), "interrupted", len(ids), 0.0, 0.0)
+        self._pieces = self._write(model, ids, most)
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """Generate no more."""
+        self._pieces.close()
+
+    def _write(
+        self, model: "LanguageModel", ids: Sequence[int], most: int
+    ) -> Generator[str, None, None]:
+        text = model.bundle.tokenizer.stream()
+        started = time.perf_counter()
+        generation = model._begin(ids, most)
+        while True:
+            try:
+                token = next(generation)
+            except StopIteration as end:
+                reason: Ending = end.value
+                break
+            seen = self.completion
+            now = time.perf_counter()
+            piece = text.push(token)
+            first = seen.seconds_to_first_token or now - started
+            self.completion = replace(
+                seen, text=seen.text + piece, tokens=(*seen.tokens, token),
+                seconds_to_first_token=first, seconds=now - started - first,
+            )  # fmt: skip
+            if piece:
+                yield piece
+        model._end([*ids, *self.completion.tokens])
+        piece = text.finish()
+        self.completion = replace(
+            self.completion, text=self.completion.text + piece, finish_reason=reason
+        )
+        if piece:
+            yield piece
+
+
+class LanguageModel:
+    """A bundle and its engine. Remembers the last prompt and answer: a conversation that goes on
+    from there runs its new tokens only."""
+
+    def __init__(self, bundle: Bundle, backend: str = "auto", wish: Wish | None = None) -> None:
+        self.bundle = bundle
+        self.engine = open_engine(bundle, backend)
+        self._sampler = Sampler()
+        self._speculator: Speculator | None = None
+        if wish is not None:
+            self._speculator = open_speculator(wish, bundle, self.engine, self._sampler, backend)
+        self._session = self.engine.session()
+        self._held: list[int] = []
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a prompt and its answer together."""
+        return self.bundle.plan.recipe.cache.context
+
+    @property
+    def chats(self) -> bool:
+        """Whether the model was made for conversations: it has a chat template."""
+        return self.bundle.tokenizer.has_chat_template
+
+    def ids(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt. The messages of a model without a chat template are joined by
+        line breaks."""
+        tokenizer = self.bundle.tokenizer
+        if isinstance(prompt, str):
+            return tokenizer.encode(prompt)
+        messages = [item for item in prompt if isinstance(item, Mapping)]
+        if not prompt or len(messages) < len(prompt):
+            return [token for token in prompt if not isinstance(token, Mapping)]
+        if tokenizer.has_chat_template:
+            return tokenizer.chat([dict(message) for message in messages])
+        return tokenizer.encode("\n".join(message["content"] for message in messages))
+
+    def stream(
+        self, prompt: Prompt, *, max_new_tokens: int = MOST, **sampling: Unpack[Sampling]
+    ) -> CompletionStream:
+        """Write an answer piece by piece; `Sampling` has the options.
+
+        CetaneError for a prompt that the context does not hold, and for options out of range.
+        """
+        if max_new_tokens < 1:
+            raise CetaneError(f"max_new_tokens = {max_new_tokens}: must be at least 1")
+        settings = Sampler(**sampling)
+        vars(self._sampler).update(vars(settings))  # a draft model samples with the same object
+        ids = self.ids(prompt)
+        if len(ids) > self.context:
+            raise CetaneError(
+                f"the prompt has {len(ids)} tokens, the context holds {self.context}",
+                "port with a larger --context, or ask something shorter",
+            )
+        return CompletionStream(self, ids, max_new_tokens)
+
+    def generate(
+        self, prompt: Prompt, *, max_new_tokens: int = MOST, **sampling: Unpack[Sampling]
+    ) -> Completion:
+        """Write an answer, as `stream` does, and return it whole.
+
+        >>> lm = cetane.load(bundle)
+        >>> lm.generate("def __init__(self", max_new_tokens=8).finish_reason
+        'length'
+        """
+        stream = self.stream(prompt, max_new_tokens=max_new_tokens, **sampling)
+        for _ in stream:
+            pass
+        return stream.completion
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_new_tokens: int = MOST,
+        **sampling: Unpack[Sampling],
+    ) -> Completion:
+        """Answer a conversation by the model's chat template; messages as in transformers.
+
+        >>> lm = cetane.load(bundle)
+        >>> lm.chat([{"role": "user", "content": "import"}], max_new_tokens=4).finish_reason
+        'length'
+        """
+        return self.generate(messages, max_new_tokens=max_new_tokens, **sampling)
+
+    def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Logits after every one of n tokens, `(n, V)` fp32; minus infinity for tokens that the
+        head cannot choose.
+
+        >>> lm = cetane.load(bundle)
+        >>> lm.logits(lm.ids("import os")).shape[1] == lm.bundle.plan.vocab
+        True
+        """
+        if self.bundle.plan.recipe.head.choose:
+            raise CetaneError(f"{self.bundle.path} gives choices, not logits")
+        logits = self.engine.session().feed(tokens, "all")
+        assert logits is not None
+        return logits
+
+    def speculation(self) -> dict[str, Any] | None:
+        """Counters of the drafter so far; None without one."""
+        return None if self._speculator is None else self._speculator.summary()
+
+    def close(self) -> None:
+        """Keep what a drafter has learned. The model writes nothing more."""
+        if self._speculator is not None:
+            self._speculator.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _begin(self, ids: Sequence[int], most: int) -> Generator[int, None, Ending]:
+        """Generate after `ids`, of which the session may hold the first part already."""
+        held, self._held = self._held, []  # unknown until `_end`, should this end early
+        if not held or list(ids[: len(held)]) != held or len(ids) == len(held):
+            self._session, held = self.engine.session(), []
+        return generate(
+            self._session, ids[len(held) :], self._sampler, most,
+            self.bundle.tokenizer.eos_ids, self._speculator,
+        )  # fmt: skip
+
+    def _end(self, text: list[int]) -> None:
+        """A generation has ended by itself; `text` is its prompt and its answer."""
+        self._held = text[: self._session.position]
+
+
+def load(
+    bundle: str | Path,
+    *,
+    backend: str = "auto",
+    speculative: str | Wish | None = None,
+    exclusive: bool = False,
+) -> LanguageModel:
+    """Open a bundle to write with; every file's hash is checked first.
+
+    `backend` is `portable` (any machine), `coreml` (a Mac), or `auto`. `speculative` names a
+    drafter, or is a `Wish` with its settings. `exclusive` lets all programs share one pool of
+    threads, which is faster, in a process that runs nothing else on onnxruntime. CetaneError for
+    a bundle that is damaged or not there.
+
+    >>> with cetane.load(bundle) as lm:
+    ...     answer = lm.generate("import ", max_new_tokens=4)
+    >>> len(answer.tokens)
+    4
+    """
+    if exclusive:
+        share_threads()
+    opened = Bundle(Path(bundle))
+    opened.verify()
+    return LanguageModel(
+        opened, backend, Wish(speculative) if isinstance(speculative, str) else speculative
+    )

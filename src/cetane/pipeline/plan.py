@@ -1,0 +1,180 @@
+"""What a build would make, and how fast a chip is predicted to run it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cetane.files import Progress, silent
+from cetane.hardware.chips import DEFAULT_CHIP, Chip, find_chip
+from cetane.perf.breakeven import Speculation
+from cetane.perf.combinations import CONTEXTS, Combination, Sweep
+from cetane.perf.predict import Prediction, Predictor
+from cetane.pipeline.request import Request, make_request
+from cetane.planner import Planner
+from cetane.schema.plan import Plan
+from cetane.schema.recipe import Recipe
+
+
+def plan(
+    model: str | Path,
+    *,
+    recipe: str | Path | Recipe = "default",
+    context: int | None = None,
+    bits: int | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Resolve a recipe for a checkpoint: shards, functions, inputs, outputs, states and bytes.
+
+    Reads no weights. `context`, `bits` and `changes` replace values of the recipe. CetaneError
+    for whatever `port` would refuse.
+
+    >>> cetane.plan(model, recipe="zaya-routed", context=512).recipe.cache.context
+    512
+    """
+    return make_request(model, recipe, context, bits, changes).planner.plan()
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The predicted speed of a plan on a chip; nothing here is measured."""
+
+    planner: Planner
+    predictor: Predictor
+
+    @property
+    def chip(self) -> Chip:
+        return self.predictor.chip
+
+    @property
+    def context(self) -> int:
+        """The recipe's own."""
+        return self.planner.recipe.cache.context
+
+    @cached_property
+    def decode(self) -> Prediction:
+        """A plain step at the recipe's context."""
+        return self.predictor.predict(self.planner, "decode", self.context)
+
+    @cached_property
+    def predictions(self) -> list[Prediction]:
+        """Every mode at the recipe's context and at some others; of flexible shapes only the
+        default, since the ANE runs no other (coremltools #2370)."""
+        flexible = self.planner.recipe.tokens.shapes == "range"
+        return [
+            self.predictor.predict(self.planner, mode, context)
+            for mode, tokens in self.planner.recipe.tokens.by_mode().items()
+            for context in sorted({self.context, *CONTEXTS})
+            if tokens <= context <= self.planner.model.max_context and not (flexible and tokens > 1)
+        ]
+
+    @cached_property
+    def speculation(self) -> Speculation | None:
+        """A verifying call against plain steps at the recipe's context, if there is one."""
+        here = {p.mode: p for p in self.predictions if p.context == self.context}
+        if "verify" not in here:
+            return None
+        return Speculation(self.decode.ms, here["verify"].ms, here["verify"].tokens)
+
+    def as_json(self) -> dict[str, Any]:
+        """Predictions, their errors on measured models, and the rates behind them."""
+        spec = self.speculation
+        return {
+            "chip": self.chip.id,
+            "modes": [prediction_json(prediction) for prediction in self.predictions],
+            "speculation": None
+            if spec is None
+            else {
+                "width": spec.width,
+                "slowdown": spec.slowdown,
+                "feasible": spec.feasible,
+                "break_even_share": spec.break_even_share(),
+                "break_even_chance": spec.break_even_chance(),
+            },
+            "errors": self.predictor.fit.errors.model_dump(),
+            "rates": {name: rate.model_dump() for name, rate in self.predictor.rates.items()},
+        }
+
+
+def forecast(planner: Planner, chip: str = DEFAULT_CHIP) -> Forecast:
+    """The predicted speed of a plan on a chip, by the chip's id; CetaneError for no such chip."""
+    return Forecast(planner, Predictor(find_chip(chip)))
+
+
+def prediction_json(prediction: Prediction) -> dict[str, Any]:
+    return {
+        "mode": prediction.mode,
+        "tokens": prediction.tokens,
+        "context": prediction.context,
+        "ms": prediction.ms,
+        "low": prediction.low,
+        "high": prediction.high,
+        "tok_s": prediction.tok_s,
+        "binds": prediction.binds,
+        "terms_ms": dict(prediction.terms),
+    }
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Layouts, contracts, formats, widths and contexts of one model on one chip."""
+
+    chip: Chip
+    context: int
+    """The recipe's own."""
+    combinations: Sequence[Combination]
+
+    @cached_property
+    def held(self) -> list[Combination]:
+        """Those that the chip holds, the fastest first."""
+        return sorted((c for c in self.combinations if c.refused is None), key=slowness)
+
+    @cached_property
+    def refused(self) -> list[Combination]:
+        """Those that it does not hold, the fastest first."""
+        return sorted((c for c in self.combinations if c.refused is not None), key=slowness)
+
+    @property
+    def fastest(self) -> Combination | None:
+        """The fastest that the chip holds, at the recipe's own context."""
+        return next((c for c in self.held if c.context == self.context), None)
+
+    def as_json(self) -> dict[str, Any]:
+        """All combinations, those that the chip does not hold after those that it does."""
+        fastest = self.fastest
+        return {
+            "chip": self.chip.id,
+            "fastest": None if fastest is None else combination_json(fastest),
+            "combinations": [combination_json(c) for c in (*self.held, *self.refused)],
+        }
+
+
+def slowness(combination: Combination) -> tuple[float, float]:
+    return combination.decode.ms, combination.slowdown / combination.verify
+
+
+def combination_json(combination: Combination) -> dict[str, Any]:
+    return {
+        "layout": combination.layout,
+        "contract": combination.contract,
+        "format": combination.format,
+        "verify": combination.verify,
+        "context": combination.context,
+        "refused": combination.refused,
+        "decode": prediction_json(combination.decode),
+        "verifying": prediction_json(combination.verifying),
+        "slowdown": combination.slowdown,
+    }
+
+
+def rank(request: Request, chip: str, progress: Progress = silent) -> Ranking:
+    """Predict every combination of layout, cache contract, format, width and context."""
+    profile = find_chip(chip)
+    space = Sweep(request.checkpoint, request.recipe, profile)
+    combinations = []
+    for index, combination in enumerate(space):
+        if index % 200 == 0:
+            progress(combination.layout, index, len(space))
+        combinations.append(combination)
+    return Ranking(profile, request.recipe.cache.context, combinations)

@@ -1,0 +1,115 @@
+"""The gates of a finished bundle, against the model that it was made from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cetane.bundle import Bundle
+from cetane.checkpoint import Checkpoint, open_checkpoint
+from cetane.errors import CetaneError
+from cetane.files import Progress, silent
+from cetane.gates.draft_head import HeadResult, judge_heads
+from cetane.gates.golden import GoldenResult
+from cetane.gates.quality import Quality, read_tokens
+from cetane.gates.quality import perplexity as measure_perplexity
+from cetane.gates.static import Finding, static_checks
+from cetane.pipeline.port import judge
+from cetane.schema.draft_head import HeadKind
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What the gates say of a bundle. Where static checks find something, the others do not run."""
+
+    static: tuple[Finding, ...]
+    """What packages and tables say of themselves that the manifest does not."""
+    golden: GoldenResult | None = None
+    """The bundle against the model."""
+    heads: Mapping[HeadKind, HeadResult] = field(default_factory=dict)
+    """Draft heads against what was trained."""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        judged = self.golden is not None and self.golden.passed
+        return judged and all(head.passed for head in self.heads.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """The outcomes of the gates that ran, as a JSON object."""
+        content: dict[str, Any] = {"passed": self.passed}
+        if self.static:
+            content["static"] = [finding.model_dump(mode="json") for finding in self.static]
+        if self.golden is not None:
+            content["golden"] = self.golden.model_dump(mode="json")
+        if self.heads:
+            content["heads"] = {
+                kind: head.model_dump(mode="json") for kind, head in self.heads.items()
+            }
+        return content
+
+
+def validate(
+    bundle: str | Path, *, model: str | Path | None = None, progress: Progress = silent
+) -> Validation:
+    """Compare a bundle with its manifest and with the Hugging Face model.
+
+    `model` is the checkpoint, where it is no longer where the build found it. The outcomes are
+    kept in the bundle. CetaneError for a bundle that is damaged, or a missing checkpoint.
+
+    >>> cetane.validate(bundle).passed
+    True
+    """
+    opened = Bundle(Path(bundle))
+    findings = static_checks(opened)
+    listed = [finding.model_dump() for finding in findings]
+    opened.write_gate("static", {"passed": not findings, "findings": listed})
+    if findings:
+        return Validation(tuple(findings))
+    opened.verify()  # which knows that a file is another one, not what is wrong with it
+    checkpoint = checkpoint_of(opened, model)
+    golden = judge(opened, checkpoint, progress)
+    heads = judge_heads(opened, progress)
+    return Validation((), golden, heads, tuple(other_checkpoint(opened, checkpoint)))
+
+
+def perplexity(
+    bundle: str | Path,
+    text: Path,
+    *,
+    tokens: int = 20_000,
+    model: str | Path | None = None,
+    progress: Progress = silent,
+) -> Quality:
+    """Perplexity on the first `tokens` of a text file, beside the Hugging Face model's.
+
+    The outcome is kept in the bundle. CetaneError as `validate`, and for an unreadable text.
+    """
+    opened = Bundle(Path(bundle))
+    opened.verify()
+    checkpoint = checkpoint_of(opened, model)
+    ids = read_tokens(opened.tokenizer, text, tokens)
+    quality = measure_perplexity(opened, checkpoint, ids, progress)
+    opened.write_gate("perplexity", quality.model_dump(mode="json") | {"text": text.name})
+    return quality
+
+
+def checkpoint_of(bundle: Bundle, model: str | Path | None = None) -> Checkpoint:
+    """The checkpoint of a bundle: `model`, else where the build found it."""
+    if model is not None:
+        return open_checkpoint(model)
+    try:
+        return open_checkpoint(bundle.manifest.source)
+    except CetaneError as error:
+        raise CetaneError(
+            f"the model of {bundle.path} cannot be opened where the build found it: "
+            f"{error.message}",
+            "--model MODEL says where it is now",
+        ) from error
+
+
+def other_checkpoint(bundle: Bundle, checkpoint: Checkpoint) -> list[str]:
+    """A warning where a checkpoint is not the very files that a bundle was made from."""
+    if checkpoint.fingerprint == bundle.manifest.fingerprint:
+        return []
+    return [f"{checkpoint.source} is not the file that {bundle.path} was made from"]

@@ -1,0 +1,116 @@
+"""A whole sweep: judge many compressions of a model, and choose one."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from cetane.errors import CetaneError
+from cetane.files import Progress, read_text, silent
+from cetane.hardware.chips import DEFAULT_CHIP, find_chip
+from cetane.pipeline.request import make_request
+from cetane.schema.recipe import Recipe
+from cetane.sweep.grid import chosen, load_grid, weights
+from cetane.sweep.plot import plot
+from cetane.sweep.points import Point
+from cetane.sweep.search import Passage, Sweep, best, pareto, write_recipe
+
+TEXT = "english.txt"
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """Compressions judged on one text, and the best one of a size."""
+
+    folder: Path
+    points: Sequence[Point]
+    chosen: Point | None
+    """The nearest to fp16 that the budget holds; None when every point is larger."""
+    budget_bytes: int
+    """Bytes of all weights."""
+    refused: Mapping[str, str]
+    """Why formats could not be judged, by name."""
+    files: Sequence[Path]
+    """The plots, then the chosen point as a recipe."""
+
+    @property
+    def recipe(self) -> Path | None:
+        """The chosen point as a recipe that `port` takes."""
+        return self.files[-1] if self.chosen is not None else None
+
+    @property
+    def front(self) -> list[Point]:
+        """The points that no other one beats in both size and quality, the largest first."""
+        return pareto(self.points)
+
+    def as_json(self) -> dict[str, Any]:
+        front = {point.key for point in self.front}
+        return {
+            "folder": str(self.folder),
+            "budget_bytes": self.budget_bytes,
+            "points": [p.model_dump(mode="json") | {"pareto": p.key in front} for p in self.points],
+            "chosen": None if self.chosen is None else self.chosen.name,
+            "refused": dict(self.refused),
+            "files": [str(path) for path in self.files],
+        }
+
+
+def sweep(
+    model: str | Path,
+    *,
+    text: Path | None = None,
+    budget: str | None = None,
+    formats: Sequence[str] = (),
+    chip: str = DEFAULT_CHIP,
+    recipe: str | Path | Recipe = "default",
+    output: str | Path | None = None,
+    progress: Progress = silent,
+) -> SweepResult:
+    """Judge compressions of a model on a text, without building one.
+
+    `text` is a file of plain text, our own by default. `budget` is the size to choose a point for:
+    bits a weight ("4.25") or megabytes ("60MB"). `formats` are names or patterns. The folder
+    `output` keeps what is known, so that another sweep goes on from there.
+    """
+    names, profile = chosen(formats), find_chip(chip)
+    request = make_request(model, recipe)
+    passage = Passage.cut(*text_of(text), request.checkpoint)
+    folder = Path(output) if output else Path(f"{Path(model).resolve().stem}-sweep")
+    work = Sweep(request.checkpoint, request.recipe, passage, profile, folder, progress)
+    size = budget_bytes(budget, work)
+    points = []
+    for index, name in enumerate(names):
+        progress(name, index, len(names))
+        point = work.format(name)
+        points += [point] if point is not None else []
+    if not formats or budget:
+        sizes = [size, *(work.plain_size(name) for name in load_grid().mixed.sizes)]
+        points += work.mixes(sizes)
+    progress("done", len(names), len(names))
+    pick = best(points, size + work.rest)
+    files = plot(points, pick, folder)
+    if pick is not None:
+        files.append(write_recipe(work, pick))
+    return SweepResult(folder, points, pick, size + work.rest, work.refused, files)
+
+
+def text_of(path: Path | None) -> tuple[str, str]:
+    """The name and content of the text; CetaneError if it cannot be read."""
+    if path is not None:
+        return path.name, read_text(path)
+    own = resources.files("cetane") / "data" / "texts" / TEXT
+    return TEXT, own.read_text(encoding="utf-8")
+
+
+def budget_bytes(budget: str | None, work: Sweep) -> int:
+    """Bytes of the weights that formats are for; CetaneError for what is no size."""
+    if budget is None:
+        return work.plain_size(load_grid().mixed.sizes[0])
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(MB)?", budget)
+    if match is None or not float(match[1]):
+        raise CetaneError(f"--budget {budget}: no size", "write bits a weight, 4.25, or 60MB")
+    if match[2]:
+        return int(float(match[1]) * 1e6) - work.rest
+    return int(float(match[1]) * sum(w.elements for w in weights(work.planner)) / 8)

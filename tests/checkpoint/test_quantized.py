@@ -1,0 +1,272 @@
+"""Checkpoints that came quantised: the right weights, or a refusal by name.
+
+The truth is each format's own library where it can be installed, and else a plain loop over the
+published layout, one element at a time.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from cetane.checkpoint import open_checkpoint
+from cetane.errors import CetaneError
+
+NAME = "model.layers.0.mlp.up_proj"
+RANDOM = np.random.default_rng(0)
+ROWS, COLUMNS = 24, 64
+
+
+def folder(path: Path, said: dict[str, Any] | None, tensors: dict[str, torch.Tensor]) -> Path:
+    plain = {"model.norm.weight": torch.ones(8, dtype=torch.bfloat16)}
+    save_file({k: v.contiguous() for k, v in (tensors | plain).items()}, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps({"model_type": "llama", **(said or {})}))
+    return path
+
+
+def check(path: Path, said: dict[str, Any], tensors: dict[str, torch.Tensor], truth: Any) -> None:
+    checkpoint = open_checkpoint(folder(path, said, tensors))
+    assert checkpoint.names() == [f"{NAME}.weight", "model.norm.weight"]
+    assert checkpoint.shape(f"{NAME}.weight") == tuple(truth.shape)
+    assert not set(said) & set(checkpoint.config)
+    read = checkpoint.read(f"{NAME}.weight")
+    torch.testing.assert_close(read, torch.as_tensor(truth).float(), rtol=1e-6, atol=1e-7)
+    rows = checkpoint.read_rows(f"{NAME}.weight", 3, 9)
+    assert torch.equal(rows, read[3:9])
+
+
+def words_of(values: np.ndarray, bits: int, order: tuple[int, ...] | None = None) -> np.ndarray:
+    """int32 words along the last axis, value by value."""
+    per = 32 // bits
+    order = order or tuple(range(per))
+    words = np.zeros((values.shape[0], values.shape[1] // per), np.uint32)
+    for row in range(values.shape[0]):
+        for word in range(words.shape[1]):
+            for place, which in enumerate(order):
+                value = int(values[row, word * per + which])
+                words[row, word] |= np.uint32(value << (bits * place))
+    return words
+
+
+def signed(words: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(words.view(np.int32).copy())
+
+
+def test_fp8_blocks(tmp_path: Path) -> None:
+    weight = torch.randn(ROWS, COLUMNS).to(torch.float8_e4m3fn)
+    scale = torch.rand(2, 3) + 0.5
+    truth = np.zeros((ROWS, COLUMNS), np.float32)
+    for i in range(ROWS):
+        for j in range(COLUMNS):
+            truth[i, j] = float(weight[i, j].float()) * float(scale[i // 16, j // 28])
+    said = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [16, 28]}}
+    parts = {f"{NAME}.weight": weight, f"{NAME}.weight_scale_inv": scale}
+    check(tmp_path, said, parts, truth)
+
+
+def compressed(form: str, bits: int, kind: str = "int", **more: Any) -> dict[str, Any]:
+    weights = {"num_bits": bits, "type": kind, "symmetric": True, "strategy": "channel", **more}
+    group = {"targets": ["Linear"], "weights": weights}
+    return {
+        "quantization_config": {
+            "quant_method": "compressed-tensors", "format": form, "config_groups": {"a": group},
+        }
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["int", "float"])
+def test_compressed_tensors_of_8_bits(tmp_path: Path, kind: str) -> None:
+    library = pytest.importorskip("compressed_tensors.quantization")
+    forward = pytest.importorskip("compressed_tensors.quantization.lifecycle.forward")
+    args = library.QuantizationArgs(num_bits=8, type=kind, strategy="channel", symmetric=True)
+    weight = torch.randn(ROWS, COLUMNS)
+    limit = 127 if kind == "int" else 448
+    scale = weight.abs().amax(1, keepdim=True) / limit
+    dtype = torch.int8 if kind == "int" else torch.float8_e4m3fn
+    stored = forward.quantize(weight, scale, torch.zeros_like(scale), args, dtype=dtype)
+    truth = forward.dequantize(stored, scale, args=args)
+    parts = {f"{NAME}.weight": stored, f"{NAME}.weight_scale": scale}
+    check(tmp_path, compressed(f"{kind}-quantized", 8, kind), parts, truth)
+
+
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_compressed_tensors_of_4_bits(tmp_path: Path, asymmetric: bool) -> None:
+    packing = pytest.importorskip("compressed_tensors.compressors.pack_quantized.helpers")
+    values = torch.from_numpy(RANDOM.integers(-8, 8, (ROWS, COLUMNS), dtype=np.int8))
+    scale = torch.rand(ROWS, COLUMNS // 16) + 0.1
+    zero = torch.from_numpy(RANDOM.integers(-8, 8, (ROWS, COLUMNS // 16), dtype=np.int8))
+    zero = zero if asymmetric else torch.zeros_like(zero)
+    parts = {
+        f"{NAME}.weight_packed": packing.pack_to_int32(values, 4),
+        f"{NAME}.weight_scale": scale,
+        f"{NAME}.weight_shape": torch.tensor([ROWS, COLUMNS]),
+    }
+    if asymmetric:
+        parts[f"{NAME}.weight_zero_point"] = packing.pack_to_int32(zero, 4, packed_dim=0)
+    truth = np.zeros((ROWS, COLUMNS), np.float32)
+    for i in range(ROWS):
+        for j in range(COLUMNS):
+            truth[i, j] = (int(values[i, j]) - int(zero[i, j // 16])) * float(scale[i, j // 16])
+    said = compressed("pack-quantized", 4, strategy="group", group_size=16)
+    check(tmp_path, said, parts, truth)
+
+
+def test_awq(tmp_path: Path) -> None:
+    values = RANDOM.integers(0, 16, (COLUMNS, ROWS))
+    zeros = RANDOM.integers(0, 16, (4, ROWS))
+    scales = RANDOM.random((4, ROWS)).astype(np.float16)
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    parts = {
+        f"{NAME}.qweight": signed(words_of(values, 4, order)),
+        f"{NAME}.qzeros": signed(words_of(zeros, 4, order)),
+        f"{NAME}.scales": torch.from_numpy(scales),
+    }
+    truth = np.zeros((ROWS, COLUMNS), np.float32)
+    for i in range(ROWS):
+        for j in range(COLUMNS):
+            truth[i, j] = (values[j, i] - zeros[j // 16, i]) * np.float32(scales[j // 16, i])
+    said = {"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemm"}}
+    check(tmp_path, said, parts, truth)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
+def test_gptq(tmp_path: Path, bits: int, version: str) -> None:
+    top = 1 << bits
+    values = RANDOM.integers(0, top, (COLUMNS, ROWS))
+    zeros = RANDOM.integers(1, top, (4, ROWS))
+    scales = RANDOM.random((4, ROWS)).astype(np.float16)
+    order = RANDOM.permutation(COLUMNS) // 16  # as `desc_act` leaves it
+    stored = zeros - (version == "gptq")
+    parts = {
+        f"{NAME}.qweight": signed(words_of(values.T, bits)).T,
+        f"{NAME}.qzeros": signed(words_of(stored, bits)),
+        f"{NAME}.scales": torch.from_numpy(scales),
+        f"{NAME}.g_idx": torch.from_numpy(order.astype(np.int32)),
+    }
+    truth = np.zeros((ROWS, COLUMNS), np.float32)
+    for i in range(ROWS):
+        for j in range(COLUMNS):
+            group = order[j]
+            truth[i, j] = (values[j, i] - zeros[group, i]) * np.float32(scales[group, i])
+    said = {"quant_method": "gptq", "bits": bits, "checkpoint_format": version}
+    check(tmp_path, {"quantization_config": said}, parts, truth)
+
+
+def test_bitsandbytes_int8(tmp_path: Path) -> None:
+    values = RANDOM.integers(-127, 128, (ROWS, COLUMNS)).astype(np.int8)
+    largest = RANDOM.random(ROWS).astype(np.float32)
+    parts = {
+        f"{NAME}.weight": torch.from_numpy(values),
+        f"{NAME}.SCB": torch.from_numpy(largest),
+        f"{NAME}.weight_format": torch.zeros((), dtype=torch.uint8),
+    }
+    truth = values.astype(np.float32) * largest[:, None] / 127
+    check(tmp_path, {"quantization_config": {"quant_method": "bitsandbytes"}}, parts, truth)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_bitsandbytes_nf4(tmp_path: Path, nested: bool) -> None:
+    count, block = ROWS * COLUMNS, 64
+    indices = RANDOM.integers(0, 16, count)
+    code = np.sort(RANDOM.random(16)).astype(np.float32)
+    largest = RANDOM.random(count // block).astype(np.float32)
+    state: dict[str, Any] = {"quant_type": "nf4", "blocksize": block, "shape": [ROWS, COLUMNS]}
+    bytes_ = (indices[0::2] << 4 | indices[1::2]).astype(np.uint8).reshape(-1, 1)
+    prefix = f"{NAME}.weight"
+    parts = {prefix: torch.from_numpy(bytes_), f"{prefix}.quant_map": torch.from_numpy(code)}
+    if nested:
+        outer_code = np.sort(RANDOM.random(256)).astype(np.float32)
+        inner = RANDOM.integers(0, 256, count // block).astype(np.uint8)
+        outer = RANDOM.random(-(-len(inner) // 16)).astype(np.float32)
+        state |= {"nested_blocksize": 16, "nested_offset": 0.25}
+        largest = np.array([outer_code[v] * outer[i // 16] + 0.25 for i, v in enumerate(inner)])
+        parts[f"{prefix}.absmax"] = torch.from_numpy(inner)
+        parts[f"{prefix}.nested_absmax"] = torch.from_numpy(outer)
+        parts[f"{prefix}.nested_quant_map"] = torch.from_numpy(outer_code)
+    else:
+        parts[f"{prefix}.absmax"] = torch.from_numpy(largest)
+    text = np.frombuffer(json.dumps(state).encode(), np.uint8).copy()
+    parts[f"{prefix}.quant_state.bitsandbytes__nf4"] = torch.from_numpy(text)
+    truth = np.array([code[v] * largest[i // block] for i, v in enumerate(indices)], np.float32)
+    said = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    check(tmp_path, said, parts, truth.reshape(ROWS, COLUMNS))
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_mlx(tmp_path: Path, bits: int) -> None:
+    values = RANDOM.integers(0, 1 << bits, (ROWS, COLUMNS))
+    scales, biases = (RANDOM.random((ROWS, 2)).astype(np.float16) for _ in range(2))
+    parts = {
+        f"{NAME}.weight": torch.from_numpy(words_of(values, bits)),
+        f"{NAME}.scales": torch.from_numpy(scales),
+        f"{NAME}.biases": torch.from_numpy(biases),
+    }
+    truth = np.zeros((ROWS, COLUMNS), np.float32)
+    for i in range(ROWS):
+        for j in range(COLUMNS):
+            truth[i, j] = values[i, j] * np.float32(scales[i, j // 32]) + biases[i, j // 32]
+    said = {"quantization": {"group_size": 32, "bits": bits}}
+    check(tmp_path, said | {"quantization_config": said["quantization"]}, parts, truth)
+
+
+FLOAT, BYTES, WORDS = torch.ones(8, 8), torch.ones(8, 8).to(torch.uint8), torch.ones(8, 1).int()
+LEFT = {
+    "scale": {f"{NAME}.weight": FLOAT, f"{NAME}.weight_scale": torch.ones(8, 1)},
+    "scale_inv": {f"{NAME}.weight": FLOAT, f"{NAME}.weight_scale_inv": torch.ones(1, 1)},
+    "qweight": {f"{NAME}.qweight": WORDS},
+    "scales": {f"{NAME}.weight": FLOAT, f"{NAME}.scales": torch.ones(8, 1)},
+    "blocks": {f"{NAME}_blocks": BYTES, f"{NAME}_scales": BYTES + 1},
+    "integers": {f"{NAME}.weight": BYTES},
+    "fp8": {f"{NAME}.weight": FLOAT.to(torch.float8_e4m3fn)},
+    "bool": {f"{NAME}.weight": FLOAT.bool()},
+}
+
+
+@pytest.mark.parametrize("tensors", LEFT.values(), ids=LEFT)
+def test_companions_that_the_config_does_not_mention(
+    tmp_path: Path, tensors: dict[str, torch.Tensor]
+) -> None:
+    with pytest.raises(CetaneError, match="weights are quantised") as refusal:
+        open_checkpoint(folder(tmp_path, None, tensors))
+    assert "dequantize()" in (refusal.value.hint or "")
+
+
+METHODS = ("mxfp4", "hqq", "quanto", "torchao", "aqlm", "modelopt", "fbgemm_fp8", "no such thing")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_without_a_rule_are_refused_by_name(tmp_path: Path, method: str) -> None:
+    said = {"quantization_config": {"quant_method": method}}
+    with pytest.raises(CetaneError, match=method.replace("_", "-")):
+        open_checkpoint(folder(tmp_path, said, {f"{NAME}.weight": FLOAT}))
+
+
+WRONG = {
+    "awq, gemv": ({"quant_method": "awq", "bits": 4, "version": "gemv"}, {}),
+    "gptq, 3 bits": ({"quant_method": "gptq", "bits": 3}, {}),
+    "gptq, no scales": ({"quant_method": "gptq", "bits": 4}, {f"{NAME}.qweight": WORDS}),
+    "compressed-tensors, nvfp4": (
+        {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, {},
+    ),
+    "fp8, scales of another shape": (
+        {"quant_method": "fp8"},
+        {f"{NAME}.weight": FLOAT.to(torch.float8_e4m3fn), f"{NAME}.weight_scale_inv": FLOAT},
+    ),
+    "mlx, 3 bits": (
+        {"group_size": 32, "bits": 3}, {f"{NAME}.weight": WORDS, f"{NAME}.scales": FLOAT},
+    ),
+    "not an object": ("fp8", {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "tensors"), WRONG.values(), ids=WRONG)
+def test_layouts_that_a_rule_does_not_fit(
+    tmp_path: Path, said: Any, tensors: dict[str, torch.Tensor]
+) -> None:
+    with pytest.raises(CetaneError, match=r"(quantised|not an object)"):
+        open_checkpoint(folder(tmp_path, {"quantization_config": said}, tensors))

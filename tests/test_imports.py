@@ -1,0 +1,58 @@
+"""What is quick to look at imports nothing slow: each case is a process of its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SLOW = {"torch", "transformers", "coremltools", "numba", "matplotlib", "onnx", "onnxruntime"}
+LIGHT = (
+    "cetane",
+    "cetane.checkpoint",
+    "cetane.compress",
+    "cetane.doctor",
+    "cetane.files",
+    "cetane.hardware.chips",
+    "cetane.lab.document",
+    "cetane.lab.experiment",
+    "cetane.lab.journal",
+    "cetane.schema.draft_head",
+    "cetane.schema.manifest",
+    "cetane.schema.plan",
+    "cetane.bundle",
+)
+COMMANDS = {
+    "help": ["--help"],
+    "version": ["--version"],
+    "info": ["info", "."],
+    "doctor": ["doctor"],
+    "lab list": ["lab", "list"],
+    "lab show": ["lab", "show", "duo-attention"],
+}
+REPORT = "import sys, json; print(json.dumps(sorted(m.partition('.')[0] for m in sys.modules)))"
+
+
+def imported(code: str, folder: Path) -> set[str]:
+    """The top-level modules that a program has imported when it ends."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{REPORT}"],
+        capture_output=True, text=True, cwd=folder, check=True,
+    )  # fmt: skip
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_a_light_module(module: str, tmp_path: Path) -> None:
+    assert not imported(f"import {module}", tmp_path) & SLOW
+
+
+@pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
+def test_a_light_command(arguments: list[str], tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom cetane.cli import main\n"
+        f"sys.argv = ['cetane', *{arguments!r}]\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass"
+    )
+    assert not imported(code, tmp_path) & SLOW
