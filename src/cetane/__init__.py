@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from cetane.errors import CetaneError
     from cetane.pipeline.audit import ResidencyResult, audit
     from cetane.pipeline.diff import DiffResult, diff
-    from cetane.pipeline.draft_head import HeadOutcome, HeadTraining, train_head
+    from cetane.pipeline.draft_head import DraftHeadSettings, TrainedDraftHead, train_draft_head
     from cetane.pipeline.language_model import Completion, CompletionStream, LanguageModel, load
     from cetane.pipeline.plan import plan
     from cetane.pipeline.port import PortResult, port
     from cetane.pipeline.validate import Validation, perplexity, validate
     from cetane.schema.plan import Plan
     from cetane.schema.recipe import Recipe
-    from cetane.sweeps.run import SweepResult, sweep
+    from cetane.sweep.run import SweepResult, sweep
 
 __version__ = "0.1.0"
 __all__ = [
@@ -28,14 +28,14 @@ __all__ = [
     "Completion",
     "CompletionStream",
     "DiffResult",
-    "HeadOutcome",
-    "HeadTraining",
+    "DraftHeadSettings",
     "LanguageModel",
     "Plan",
     "PortResult",
     "Recipe",
     "ResidencyResult",
     "SweepResult",
+    "TrainedDraftHead",
     "Validation",
     "audit",
     "diff",
@@ -44,7 +44,7 @@ __all__ = [
     "plan",
     "port",
     "sweep",
-    "train_head",
+    "train_draft_head",
     "validate",
 ]
 
@@ -53,7 +53,7 @@ HOMES = {
     "cetane.errors": ("CetaneError",),
     "cetane.pipeline.audit": ("ResidencyResult", "audit"),
     "cetane.pipeline.diff": ("DiffResult", "diff"),
-    "cetane.pipeline.draft_head": ("HeadOutcome", "HeadTraining", "train_head"),
+    "cetane.pipeline.draft_head": ("DraftHeadSettings", "TrainedDraftHead", "train_draft_head"),
     "cetane.pipeline.language_model": (
         "Completion", "CompletionStream", "LanguageModel", "load",
     ),
@@ -62,7 +62,7 @@ HOMES = {
     "cetane.pipeline.validate": ("Validation", "perplexity", "validate"),
     "cetane.schema.plan": ("Plan",),
     "cetane.schema.recipe": ("Recipe",),
-    "cetane.sweeps.run": ("SweepResult", "sweep"),
+    "cetane.sweep.run": ("SweepResult", "sweep"),
 }  # fmt: skip
 """The module of every public name."""
 

@@ -34,7 +34,7 @@ def steps(bundle: Bundle) -> list[Arrays]:
     backend = PortableBackend(bundle)
     engine = Engine(bundle.plan, backend, bundle.tables())
     layers = next(shard.name for shard in bundle.plan.shards if shard.kind == "layers")
-    program, calls = engine.program(layers), []
+    program, calls = engine.open(layers), []
     session = engine.session(["decode"])
     with pytest.MonkeyPatch.context() as patch:
         call = program.call

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.converting import converted_once
-from tests.speculate.head_models import NOTHING, held_out, random_head, with_head
+from tests.speculate.draft_head_models import NOTHING, held_out, random_draft_head, with_draft_head
 
 from cetane.bundle import Bundle
 from cetane.engine.generate import open_backend
 from cetane.errors import CetaneError
 from cetane.files import records
-from cetane.gates.draft_head import judge_heads
-from cetane.schema.draft_head import HEADS
-from cetane.speculate.heads import build as head_build
-from cetane.speculate.heads.drafter import head_drafter
+from cetane.gates.draft_head import judge_draft_heads
+from cetane.schema.draft_head import FOLDER
+from cetane.speculate.draft_heads import build as head_build
+from cetane.speculate.draft_heads.drafter import open_drafter
 
 FILES = (
     "head.json", "held-out.npy", "source.safetensors", "vocabulary.npy",
@@ -45,7 +45,7 @@ def made(body: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle with a Medusa head."""
     path = shutil.copytree(body.path, tmp_path_factory.mktemp("heads") / "bundle")
     bundle = Bundle(path)
-    with_head(bundle, random_head("medusa", bundle))
+    with_draft_head(bundle, random_draft_head("medusa", bundle))
     return path
 
 
@@ -56,7 +56,7 @@ def path(made: Path, tmp_path: Path) -> Path:
 
 
 def head_of(path: Path) -> Path:
-    return path / HEADS / "medusa"
+    return path / FOLDER / "medusa"
 
 
 def edit(path: Path, change: Callable[[Any], Any]) -> None:
@@ -70,11 +70,11 @@ def test_round_trip(path: Path, body: Bundle) -> None:
     bundle = Bundle(path)
     bundle.verify()
     assert bundle.digest == body.digest
-    (head,) = bundle.heads().values()
+    (head,) = bundle.draft_heads().values()
     on_disk = {p.relative_to(head.path).as_posix() for p in head.path.rglob("*") if p.is_file()}
     assert on_disk == set(FILES) == {"head.json", *head.manifest.files}
     assert head.manifest.taps == ("chunk-01",)
-    wanted = random_head("medusa", bundle)
+    wanted = random_draft_head("medusa", bundle)
     assert np.array_equal(head.vocabulary(), wanted.vocabulary.numpy())
     assert np.array_equal(head.held_out(), held_out(bundle).numpy())
 
@@ -127,7 +127,7 @@ def test_a_head_of_another_bundle(path: Path) -> None:
     content["producer"]["cetane"] = "another"
     manifest.write_text(json.dumps(content))
     other = Bundle(path)
-    for act in (other.heads, other.verify, other.gates):
+    for act in (other.draft_heads, other.verify, other.gates):
         with pytest.raises(CetaneError, match="was trained for another bundle"):
             act()
 
@@ -189,7 +189,7 @@ def test_a_manifest_that_is_not_json(path: Path, content: bytes) -> None:
 )
 def test_a_table_that_does_not_fit(path: Path, name: str, array: np.ndarray) -> None:
     np.save(head_of(path) / name, array)
-    (head,) = Bundle(path).heads().values()
+    (head,) = Bundle(path).draft_heads().values()
     with pytest.raises(CetaneError, match=name):
         head.vocabulary() if name == "vocabulary.npy" else head.held_out()
 
@@ -199,17 +199,17 @@ def test_a_package_that_is_not_the_manifests(path: Path) -> None:
         content["functions"][0]["outputs"][0]["shape"] = [1, 40, 1, 2]
 
     edit(path, shrink)
-    (head,) = Bundle(path).heads().values()
-    with pytest.raises(CetaneError, match="draft does not give the logits_out of its manifest"):
-        head_drafter(head, Bundle(path), open_backend(head, "portable"))
+    (head,) = Bundle(path).draft_heads().values()
+    with pytest.raises(CetaneError, match="draft does not give the logits_out of its plan"):
+        open_drafter(head, Bundle(path), open_backend(head, "portable"))
 
 
 @pytest.mark.parametrize("stopped", ["lowering", "moving the earlier away", "moving it in"])
 def test_a_kill_leaves_a_bundle(path: Path, monkeypatch: pytest.MonkeyPatch, stopped: str) -> None:
     """And the next training takes the head's place all the same."""
     bundle = Bundle(path)
-    before = bundle.heads()["medusa"].digest
-    again = random_head("medusa", bundle, seed=1)
+    before = bundle.draft_heads()["medusa"].digest
+    again = random_draft_head("medusa", bundle, seed=1)
 
     class Killed(BaseException):
         pass
@@ -232,13 +232,13 @@ def test_a_kill_leaves_a_bundle(path: Path, monkeypatch: pytest.MonkeyPatch, sto
             patch.setattr(head_build.Path, "rename", renaming)
             patch.setattr(head_build.Lowering, "lower", lambda _s, _n, to: to.mkdir())
         with pytest.raises(Killed):
-            head_build.add_head(bundle, again, held_out(bundle), NOTHING)
+            head_build.add_draft_head(bundle, again, held_out(bundle), NOTHING)
     left = Bundle(path)
     left.verify()
-    kept = {head.digest for head in left.heads().values()}
+    kept = {head.digest for head in left.draft_heads().values()}
     assert kept == (set() if stopped == "moving it in" else {before})
 
-    after = head_build.add_head(left, again, held_out(left), NOTHING)
+    after = head_build.add_draft_head(left, again, held_out(left), NOTHING)
     Bundle(path).verify()
     assert after.digest != before
     assert [p.name for p in path.parent.iterdir()] == ["bundle"]
@@ -247,20 +247,20 @@ def test_a_kill_leaves_a_bundle(path: Path, monkeypatch: pytest.MonkeyPatch, sto
 def test_gates_of_a_head(path: Path) -> None:
     """Right weights pass, another head's do not, and a result is about the head that it judged."""
     bundle = Bundle(path)
-    (result,) = judge_heads(bundle, lambda *_: None).values()
+    (result,) = judge_draft_heads(bundle, lambda *_: None).values()
     assert result.passed, result
     assert [score.arithmetic for score in result.scores] == ["fp16", "fp32"]
     assert all(score.tokens == 2 * 6 * 3 for score in result.scores)
     assert bundle.gates()["golden-medusa"]["passed"]
 
-    other = random_head("medusa", bundle, seed=1)
-    head = with_head(bundle, other)
+    other = random_draft_head("medusa", bundle, seed=1)
+    head = with_draft_head(bundle, other)
     assert bundle.gates() == {}  # of the head before
-    random_head("medusa", bundle, seed=2).save(head.path / "source.safetensors")
+    random_draft_head("medusa", bundle, seed=2).save(head.path / "source.safetensors")
     found = {n: r.model_dump() for n, r in records(head.path, head.path).items()}
     del found["head.json"]
     edit(path, lambda content: content.update(files=found))
-    (result,) = judge_heads(Bundle(path), lambda *_: None).values()
+    (result,) = judge_draft_heads(Bundle(path), lambda *_: None).values()
     assert not result.passed
     assert {check.passed for check in result.checks} == {False}
     assert Bundle(path).gates()["golden-medusa"]["passed"] is False

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from cetane.bundle import Bundle
 from cetane.files import sha256
 from cetane.speculate.bench import suite
-from cetane.speculate.heads.modules import load_head
+from cetane.speculate.draft_heads.modules import load_draft_head
 
 from .conftest import Cetane
 
@@ -114,7 +114,7 @@ def damage(head: Path) -> None:
     """Give a head other weights than its package has, and a manifest that says so."""
     source, manifest = head / "source.safetensors", head / "head.json"
     before = sha256(source)
-    trained = load_head(source)
+    trained = load_draft_head(source)
     trained.output *= -1
     trained.save(source)
     manifest.write_text(manifest.read_text().replace(before, sha256(source)))

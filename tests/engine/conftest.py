@@ -11,7 +11,7 @@ from tests.families.zaya_models import build_zaya
 from tests.families.zaya_models import recipe as zaya_recipe
 
 from cetane.engine.authored import authored_engine
-from cetane.engine.backend import Arrays, Backend, Program
+from cetane.engine.backend import Arrays, Backend, OpenShard
 from cetane.engine.engine import Engine
 from cetane.planner import Planner
 from cetane.schema.recipe import parse_recipe
@@ -58,7 +58,7 @@ class Counting:
         self.live: weakref.WeakSet[Any] = weakref.WeakSet()
         self.most_live = 0
 
-    def open(self, shard: str) -> Program:
+    def open(self, shard: str) -> OpenShard:
         self.opened.append(shard)
         program = CountingProgram(self, shard, self.backend.open(shard))
         self.live.add(program)
@@ -71,7 +71,7 @@ class Counting:
 
 
 class CountingProgram:
-    def __init__(self, counting: Counting, shard: str, program: Program) -> None:
+    def __init__(self, counting: Counting, shard: str, program: OpenShard) -> None:
         self.counting, self.shard, self.program = counting, shard, program
 
     def make_state(self, function: str) -> Any:

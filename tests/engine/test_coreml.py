@@ -134,7 +134,7 @@ def test_arrays_are_fp16(mac: type[Proxy], variant: Bundle) -> None:
     session = Engine(variant.plan, backend, variant.tables()).session()
     session.feed(PROMPT)
     assert {array.dtype for array in handed} <= {np.dtype(np.float16), np.dtype(np.int32)}
-    assert {array.dtype for array in session.caches.values()} <= {np.dtype(np.float16)}
+    assert {array.dtype for array in session.memory.caches.values()} <= {np.dtype(np.float16)}
 
 
 def test_shards_are_compiled_once(mac: type[Proxy], variant: Bundle, tmp_path: Path) -> None:

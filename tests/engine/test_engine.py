@@ -9,7 +9,10 @@ from tests.families.parity import tokens
 from tests.families.parity import truth as zaya_truth
 from tests.families.zaya_models import scores
 
-from cetane.engine.engine import Engine, Running, Session, gather
+from cetane.engine.call import Running
+from cetane.engine.engine import Engine
+from cetane.engine.schedule import Schedule
+from cetane.engine.session import Session, gather
 from cetane.errors import CetaneError
 from cetane.schema.function import Route
 from cetane.schema.interface import ToCache
@@ -57,20 +60,19 @@ def close(logits: np.ndarray, expected: np.ndarray) -> bool:
     ],
 )
 def test_choose(tiny_engine, contract: str, position: int, tokens: int, mode: str) -> None:
-    session = tiny_engine(contract).session()
-    session.position = position
-    assert session.choose(tokens) == mode
+    schedule = Schedule(tiny_engine(contract).plan)
+    assert schedule.choose(position, tokens) == mode
 
 
 def test_choose_among_some_of_the_modes(tiny_engine) -> None:
-    session = tiny_engine().session(["decode", "prefill"])
-    assert [session.choose(n) for n in (1, 2, 4, 9)] == ["decode"] + ["prefill"] * 3
+    schedule = Schedule(tiny_engine().plan, ["decode", "prefill"])
+    assert [schedule.choose(0, n) for n in (1, 2, 4, 9)] == ["decode"] + ["prefill"] * 3
 
 
 @pytest.mark.parametrize(("contract", "fed", "more"), [("shift", 0, 3), ("readonly", 26, 3)])
 def test_no_function_takes_them(tiny_engine, contract: str, fed: int, more: int) -> None:
     session = tiny_engine(contract).session(["prefill"])
-    session.position = fed
+    session.memory.position = fed
     with pytest.raises(CetaneError, match=r"no function takes 3 tokens; widths: \[8\]"):
         session.feed(IDS[:more])
 
@@ -113,7 +115,7 @@ def test_padding_leaves_nothing_behind(tiny_engine, truth, contract, pieces: lis
     for piece in pieces:
         assert close(session.feed(IDS[fed : fed + piece], "all"), truth[fed : fed + piece])
         fed += piece
-        slots = session.slots["kv"]
+        slots = session.memory.slots["kv"]
         held = sorted(slots[slots >= 0])
         assert held == list(range(fed))
 
@@ -122,17 +124,17 @@ def test_padding_leaves_nothing_behind(tiny_engine, truth, contract, pieces: lis
 def test_padded_columns_stay_out_of_the_cache(tiny_engine, contract: str) -> None:
     session = tiny_engine(contract).session()
     session.feed(IDS[:5])  # in a call of 8
-    for name, cache in session.caches.items():
+    for name, cache in session.memory.caches.items():
         assert np.abs(cache[..., :5]).min() > 0, name
         assert not cache[..., 5:].any(), name
-    assert session.slots["kv"].tolist() == [0, 1, 2, 3, 4] + [-1] * 27
+    assert session.memory.slots["kv"].tolist() == [0, 1, 2, 3, 4] + [-1] * 27
 
 
 def test_shift_keeps_the_newest_on_the_right(tiny_engine) -> None:
     session = tiny_engine("shift").session()
     session.feed(IDS[:5])
-    assert session.slots["kv"].tolist() == [-1] * 27 + [0, 1, 2, 3, 4]
-    for name, cache in session.caches.items():
+    assert session.memory.slots["kv"].tolist() == [-1] * 27 + [0, 1, 2, 3, 4]
+    for name, cache in session.memory.caches.items():
         assert np.abs(cache[..., 27:]).min() > 0, name
         assert not cache[..., :27].any(), name
 
@@ -143,9 +145,9 @@ def test_caches_have_the_shapes_of_the_plan(tiny_engine, contract: str) -> None:
     shapes = {} if contract == "stateful" else {
         f"chunk-0{i}.kv_{part}": (1, 2, 16, CONTEXT) for i in range(2) for part in "kv"
     }  # fmt: skip
-    assert {name: cache.shape for name, cache in session.caches.items()} == shapes
+    assert {name: cache.shape for name, cache in session.memory.caches.items()} == shapes
     session.feed(IDS[:6])
-    assert {name: cache.shape for name, cache in session.caches.items()} == shapes
+    assert {name: cache.shape for name, cache in session.memory.caches.items()} == shapes
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
@@ -179,11 +181,12 @@ def test_wanted(tiny_engine, truth, kind: str) -> None:
 )
 def test_heads_run_only_for_logits_that_are_wanted(tiny_engine, wanted, calls) -> None:
     seen: dict[str, list[int]] = {}
-    session = tiny_engine().session()
-    session.watch = lambda step, name, value, valid: (
-        None if name.startswith("kv") else seen.setdefault(step.shard, []).append(valid)
-    )
-    session.feed(IDS[:13], wanted)
+
+    def watch(step: Any, name: str, value: np.ndarray, valid: int) -> None:
+        if not name.startswith("kv"):
+            seen.setdefault(step.shard, []).append(valid)
+
+    tiny_engine().session(watch=[watch]).feed(IDS[:13], wanted)
     assert seen.get("head-0", []) == seen.get("head-1", []) == calls
     assert seen["chunk-00"] == [8, 5]  # what the last layer hands on nobody reads without a head
 
@@ -191,9 +194,9 @@ def test_heads_run_only_for_logits_that_are_wanted(tiny_engine, wanted, calls) -
 def test_watch_sees_every_output_as_it_is(tiny_engine, truth) -> None:
     seen: dict[tuple[str, str], tuple[np.ndarray, int]] = {}
     engine = tiny_engine()
-    session = engine.session()
-    session.watch = lambda step, name, *output: seen.update({(step.shard, name): output})
-    session.feed(IDS[:3], "all")
+    engine.session(
+        watch=[lambda step, name, *output: seen.update({(step.shard, name): output})]
+    ).feed(IDS[:3], "all")
     planned = {
         (shard.name, item.name): item.shape
         for shard in engine.plan.shards
@@ -281,8 +284,7 @@ def routed(engine: Engine, choices: list[int], width: int) -> tuple[list[str], A
     the hidden state after it."""
     route = next(s for s in engine.plan.modes["verify"].steps if isinstance(s, Route))
     session = engine.session()
-    call = session.prepare(np.arange(len(choices)), width)
-    running = Running("verify", call, wanted=False)
+    running = Running(session.memory.place(np.arange(len(choices)), width), {})
     rows = np.zeros((5, width), np.float32)
     rows[choices, range(len(choices))] = 1
     rows[0, len(choices) :] = 9  # what padded tokens would choose
@@ -290,7 +292,7 @@ def routed(engine: Engine, choices: list[int], width: int) -> tuple[list[str], A
     running.tensors = {"scores": rows.reshape(1, 5, 1, width), "hidden": hidden,
                        "probabilities": np.full((1, 5, 1, width), 0.5, np.float32)}  # fmt: skip
     engine.backend.calls.clear()
-    session.step(route, running)
+    session.execution.step(route, running)
     return engine.backend.functions(), running.tensors["hidden"]
 
 
@@ -323,7 +325,7 @@ def test_how_tokens_are_grouped(zaya_engine, choices, width: int, calls: list[st
         name = f"expert-{choice:02}-decode"
         wanted = {i.name for i in engine.plan.functions["moe-00", name].inputs}
         inputs = {key: value for key, value in inputs.items() if key in wanted}
-        expected = engine.program("moe-00").call(name, inputs, None)["hidden_out"]
+        expected = engine.open("moe-00").call(name, inputs, None)["hidden_out"]
         assert np.abs(together[..., index] - expected[..., 0]).max() <= 1e-5
     assert not together[..., len(choices) :].any()
 
@@ -345,16 +347,16 @@ def test_histories_hold_the_newest_valid_tokens(zaya_engine, order: str, pieces:
     count = sum(pieces)
     steps = feed(zaya_engine(order=order), *[1] * count)
     lengths = {"conv": 2, "delayed": 1}
-    assert session.histories.keys() == {
+    assert session.memory.histories.keys() == {
         f"attn-0{layer}.{name}" for layer in range(3) for name in lengths
     }
-    for name, history in session.histories.items():
+    for name, history in session.memory.histories.items():
         length = lengths[name.partition(".")[2]]
         assert history.shape[3 if order == "c1t" else 2] == length
         rows = history.reshape(-1, length)
         assert not rows[:, : max(0, length - count)].any()
         assert np.abs(rows[:, max(0, length - count) :]).min() > 0
-        assert np.abs(history - steps.histories[name]).max() <= 1e-5
+        assert np.abs(history - steps.memory.histories[name]).max() <= 1e-5
 
 
 def test_a_history_by_hand(zaya_engine) -> None:
@@ -395,7 +397,7 @@ def test_some_shards_only(zaya_engine) -> None:
     """Calls may be taken through the model in several runs."""
     engine = zaya_engine()
     session = engine.session()
-    calls = session.schedule(np.array(tokens(101)[:9]), "all")
+    calls = session.prepare(tokens(101)[:9], "all")
     order = [shard.name for shard in engine.plan.shards]
     for shard in order[:3]:
         engine.run([(session, calls)], [shard])
@@ -409,7 +411,7 @@ def test_sessions_share_an_opened_shard(zaya, zaya_engine) -> None:
     engine = zaya_engine(resident=False)
     one, other = engine.session(), engine.session()
     ids = tokens(101)
-    work = [(s, s.schedule(np.array(i), "all")) for s, i in ((one, ids[:9]), (other, ids[:3]))]
+    work = [(s, s.prepare(i, "all")) for s, i in ((one, ids[:9]), (other, ids[:3]))]
     engine.run(work)
     assert engine.backend.opened == [shard.name for shard in engine.plan.shards]
     truth = zaya_truth(zaya)
@@ -428,17 +430,22 @@ def test_what_cannot_be_scheduled_changes_nothing(
     engine = zaya_engine(contract)
     session = engine.session(["prefill"])
     session.feed(tokens(101)[:fed], "none")
-    before = (session.position, session.slots, dict(session.caches), dict(session.histories))
-    slots = session.slots["kv"].copy()
+    before = (
+        session.position,
+        session.memory.slots,
+        dict(session.memory.caches),
+        dict(session.memory.histories),
+    )
+    slots = session.memory.slots["kv"].copy()
     engine.backend.calls.clear()
     with pytest.raises(CetaneError, match=r"no function takes [15] tokens; widths: \[8\]"):
         session.feed(tokens(101)[fed : fed + more])
     assert engine.backend.calls == []
     assert session.position == before[0]
-    assert session.slots is before[1]
-    assert np.array_equal(session.slots["kv"], slots)
-    assert all(session.caches[name] is cache for name, cache in before[2].items())
-    assert all(session.histories[name] is history for name, history in before[3].items())
+    assert session.memory.slots is before[1]
+    assert np.array_equal(session.memory.slots["kv"], slots)
+    assert all(session.memory.caches[name] is cache for name, cache in before[2].items())
+    assert all(session.memory.histories[name] is history for name, history in before[3].items())
     found = session.feed(tokens(101)[fed : fed + 8], "all")
     assert close(found, zaya_truth(zaya)[fed : fed + 8])
 
@@ -448,16 +455,16 @@ def test_a_session_that_failed_is_over(tiny_engine) -> None:
     engine = tiny_engine()
     session = engine.session()
     session.feed([1, 2, 3])
-    opened = engine.backend.open
+    shard = engine.open("head-0")
+    call = shard.call
 
-    def fail(shard: str) -> Any:
-        raise CetaneError(f"{shard} is damaged")
+    def fail(*arguments: Any) -> Any:
+        raise CetaneError("head-0 is damaged")
 
-    engine._programs.clear()
-    engine.backend.open = fail
+    shard.call = fail
     with pytest.raises(CetaneError, match="is damaged"):
         session.feed([4])
-    engine.backend.open = opened
+    shard.call = call
     with pytest.raises(CetaneError, match="a call of this session failed"):
         session.feed([4])
     assert engine.session().feed([1, 2, 3, 4]) is not None
@@ -465,7 +472,7 @@ def test_a_session_that_failed_is_over(tiny_engine) -> None:
 
 def test_a_program_that_is_not_its_plan(tiny_engine) -> None:
     engine = tiny_engine()
-    program = engine.program("head-0")
+    program = engine.open("head-0")
     call = program.call
     program.call = lambda *arguments: {"other": call(*arguments)["logits_0"]}
     with pytest.raises(CetaneError, match="does not give the logits_0 of its plan"):

@@ -60,8 +60,15 @@ def engines(tiny_engine: Callable[..., Engine], zaya_engine: Callable[..., Engin
 
 def remembered(session: Session) -> list[Any]:
     """All that the host keeps, copied."""
-    kept = {name: value.copy() for name, value in (session.caches | session.histories).items()}
-    return [session.position, {name: slots.tolist() for name, slots in session.slots.items()}, kept]
+    kept = {
+        name: value.copy()
+        for name, value in (session.memory.caches | session.memory.histories).items()
+    }
+    return [
+        session.position,
+        {name: slots.tolist() for name, slots in session.memory.slots.items()},
+        kept,
+    ]
 
 
 def same(one: list[Any], other: list[Any]) -> bool:
@@ -98,7 +105,7 @@ def test_any_drafts_accepted_in_any_part(
         session.accept(taken)
         at += taken
         assert session.position == at
-        (slots,) = session.slots.values()
+        (slots,) = session.memory.slots.values()
         assert sorted(slots[slots >= 0]) == list(range(at))
     rest = session.feed(ids[at:], "all") if at < CONTEXT else truth[at:]
     assert close(rest, truth[at:])
@@ -246,7 +253,7 @@ def test_a_call_that_fails_while_evaluated_leaves_the_session_as_it_was(
     engine = tiny_engine()
     ids, session = tokens(288), engine.session()
     session.feed(ids[:5])
-    program = engine.program("head-1")
+    program = engine.open("head-1")
     call = program.call
 
     def fail(*arguments: Any) -> Any:

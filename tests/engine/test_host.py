@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from cetane.bundle.tables import Tables
-from cetane.engine.host import Call, Placed, host_input
+from cetane.engine.call import Call, CallSlots
+from cetane.engine.host import host_input
 from cetane.schema.interface import (
     MASKED,
     Embedding,
@@ -32,8 +33,8 @@ def call(order: str = "c1t", width: int = 3, **changes: Any) -> Call:
         "order": order,
     }
     held = np.array([0, 1, 2, 3, 4, 5, -1, -1])
-    placed = {"slots": held, "keys": held, "targets": np.array([4, 5])}
-    fields["groups"] = {"kv": Placed(**placed | changes)}
+    placed = {"after": held, "keys": held, "targets": np.array([4, 5])}
+    fields["groups"] = {"kv": CallSlots(**placed | changes)}
     return Call(**fields)
 
 
@@ -133,16 +134,16 @@ def test_prepare(tiny_engine, contract: str, keys: list[int], slots: list[int]) 
     """Two tokens in a call of 4, after three."""
     session = tiny_engine(contract).session()
     session.feed([1, 2, 3], "none")
-    made = session.prepare(np.array([8, 9]), 4)
+    made = session.memory.place(np.array([8, 9]), 4)
     assert made.positions.tolist() == [3, 4]
     assert made.width == 4
     assert made.groups["kv"].keys.tolist() == keys
-    assert made.groups["kv"].slots.tolist() == slots
+    assert made.groups["kv"].after.tolist() == slots
     assert made.groups["kv"].targets.tolist() == [3, 4]
 
 
 def test_prepare_a_shift(tiny_engine) -> None:
     session = tiny_engine("shift").session()
     session.feed([1, 2, 3], "none")
-    made = session.prepare(np.array([8, 9, 8, 9]), 4).groups["kv"]
-    assert made.keys.tolist() == made.slots.tolist() == [-1] * 25 + list(range(7))
+    made = session.memory.place(np.array([8, 9, 8, 9]), 4).groups["kv"]
+    assert made.keys.tolist() == made.after.tolist() == [-1] * 25 + list(range(7))

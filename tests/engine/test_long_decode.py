@@ -51,7 +51,7 @@ def engine(
         monkeypatch.setattr("cetane.engine.portable.unsupported", lambda _: ["every op"])
     engine = Engine(bundle.plan, PortableBackend(bundle), bundle.tables())
     kinds = {"fast": FastGraph, "reference": ReferenceProgram}
-    assert {type(engine.program(s.name)) for s in bundle.plan.shards} == {kinds[request.param]}
+    assert {type(engine.open(s.name)) for s in bundle.plan.shards} == {kinds[request.param]}
     return engine
 
 

@@ -55,7 +55,7 @@ def engine(
     kinds = {"fast": FastGraph, "reference": ReferenceProgram}
     engine = Engine(variant.plan, PortableBackend(variant), variant.tables())
     for shard in variant.plan.shards:
-        assert type(engine.program(shard.name)) is kinds[request.param]
+        assert type(engine.open(shard.name)) is kinds[request.param]
     return engine
 
 
@@ -77,11 +77,10 @@ def test_sessions_are_independent(engine: Engine, truth: dict[int, list[int]]) -
 def test_fp16_runs_the_reference_in_fp16(variant: Bundle, truth: dict[int, list[int]]) -> None:
     backend = PortableBackend(variant, "fp16")
     engine = Engine(variant.plan, backend, variant.tables())
-    session = engine.session()
-    values = []
-    session.watch = lambda shard, name, value, tokens: values.append(value)
+    values: list[np.ndarray] = []
+    session = engine.session(watch=[lambda step, name, value, tokens: values.append(value)])
     session.feed(PROMPTS[11])
-    assert all(isinstance(engine.program(s.name), ReferenceProgram) for s in variant.plan.shards)
+    assert all(isinstance(engine.open(s.name), ReferenceProgram) for s in variant.plan.shards)
     assert {value.dtype for value in values} == {np.dtype(np.float16)}
 
 

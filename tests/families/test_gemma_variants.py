@@ -130,13 +130,13 @@ def test_one_padded_state_for_all_layers(heads: int, layout: dict[str, Any]) -> 
     session.feed(tokens(288, 60), "all")
     slots = {name: group.count for name, group in engine.plan.caches.items()}
     assert slots == {"sliding": 64, "full": 64}
-    for state in session.states.values():
+    for state in session.execution.states.values():
         for rows in state.values():
             assert rows.shape[1:] == (heads, 32, 64)
             assert not rows[:, 1:].any()  # of one head
             used = [int(np.abs(row.numpy()).sum((0, 2)).astype(bool).sum()) for row in rows]
             assert set(used) <= {16, 32}  # channels of sliding layers, and of full ones
-    states = [len(state) for state in session.states.values()]
+    states = [len(state) for state in session.execution.states.values()]
     assert max(states) == 1
 
 
@@ -169,8 +169,10 @@ def test_prefill_leaves_out_what_nobody_reads(contract: str, layout: dict[str, A
     """Layers that read others' caches run for the last token alone, and it is as it was."""
     engine = engine_of(gemma4(), recipe(contract, layout=layout))
     called: list[str] = []
-    session = engine.session(["prefill", "decode"])
-    session.watch = lambda step, name, value, count: called.append(f"{step.shard}/{step.function}")
+    session = engine.session(
+        ["prefill", "decode"],
+        watch=[lambda step, *_: called.append(f"{step.shard}/{step.function}")],
+    )
     ids = tokens(288, LENGTH)
     logits = session.feed(ids[:43])
     assert logits is not None

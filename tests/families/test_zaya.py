@@ -270,11 +270,14 @@ def test_what_blocks_hand_on(routed: tuple[str, ...]) -> None:
     for each in hooks:
         each.remove()
     found: dict[tuple[str, str], list[np.ndarray]] = {}
-    session = engine_of(model, recipe(routed=routed)).session()
-    session.watch = lambda step, name, value, valid: found.setdefault(
-        (step.shard, name.removesuffix("_out")), []
-    ).append(value.reshape(value.shape[1], -1)[:, :valid])
-    session.feed(tokens(model.config.vocab_size)[:27], "none")
+
+    def watch(step: Any, name: str, value: np.ndarray, valid: int) -> None:
+        rows = found.setdefault((step.shard, name.removesuffix("_out")), [])
+        rows.append(value.reshape(value.shape[1], -1)[:, :valid])
+
+    engine_of(model, recipe(routed=routed)).session(watch=[watch]).feed(
+        tokens(model.config.vocab_size)[:27], "none"
+    )
     assert list(expected) == [block.name for block in planner.model.layers]
     for block, tensors in expected.items():
         assert tensors.keys() == ({"hidden", "router"} if "moe" in block else {"hidden"})

@@ -6,7 +6,7 @@ from shutil import copytree
 from typing import Any
 
 import pytest
-from tests.speculate.head_models import NOTHING, held_out, random_head
+from tests.speculate.draft_head_models import NOTHING, held_out, random_draft_head
 
 from cetane.bundle import Bundle
 from cetane.gates.residency.audit import audit
@@ -16,7 +16,7 @@ from cetane.lab.experiment import Experiment, parse_experiment
 from cetane.lab.metrics import METRICS
 from cetane.lab.workload import Setting
 from cetane.mil.reader import load
-from cetane.speculate.heads.build import add_head
+from cetane.speculate.draft_heads.build import add_draft_head
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_what_a_head_learned(
     copied = copytree(tiny_bundle(layout={"kind": "chunks", "chunks": 2}).path, tmp_path / "bundle")
     bundle = both.candidate.made = Bundle(copied)
     learned = NOTHING.model_copy(update={"top1": (0.5, 0.25), "positions": 80})
-    add_head(bundle, random_head("medusa", bundle), held_out(bundle), learned)
+    add_draft_head(bundle, random_draft_head("medusa", bundle), held_out(bundle), learned)
     found = take(both, "drafting")["candidate"].figures
     assert (found["head_top1"].value, found["head_top1"].n) == (0.5, 80)
     assert found["head_top1"].note == "by place: 0.500, 0.250"

@@ -4,15 +4,15 @@ from typing import Any
 
 import torch
 
-from cetane.speculate.heads.modules import Head, HeadConfig, make_head
-from cetane.speculate.heads.train import Windows
+from cetane.speculate.draft_heads.modules import DraftHeadConfig, TorchDraftHead, make_draft_head
+from cetane.speculate.draft_heads.train import Windows
 
 KINDS = ["medusa", "eagle3"]
 STEPS = 3
 
 
-def config(kind: str, rows: int = 50, hidden: int = 16) -> HeadConfig:
-    return HeadConfig(
+def config(kind: str, rows: int = 50, hidden: int = 16) -> DraftHeadConfig:
+    return DraftHeadConfig(
         kind=kind, hidden=hidden, rows=rows, steps=STEPS, eps=1e-5, bundle="ab" * 32
     )  # fmt: skip
 
@@ -28,7 +28,7 @@ def counting(windows: int = 40, length: int = 24, vocab: int = 8, hidden: int = 
     return Windows(features.half(), ids, (ids + 1) % vocab), embedding
 
 
-def untrained(kind: str, embedding: torch.Tensor) -> Head:
-    head = make_head(config(kind, *embedding.shape))  # rows, hidden
+def untrained(kind: str, embedding: torch.Tensor) -> TorchDraftHead:
+    head = make_draft_head(config(kind, *embedding.shape))  # rows, hidden
     head.vocabulary, head.output = torch.arange(len(embedding)), embedding * 2
     return head

@@ -8,11 +8,13 @@ import numpy as np
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Tokenizer
-from cetane.engine.backend import Arrays, Backend, Program
-from cetane.engine.engine import Engine, Running, Session
+from cetane.engine.backend import Arrays, Backend, OpenShard
+from cetane.engine.call import Running
+from cetane.engine.engine import Engine
 from cetane.engine.generate import generate
 from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
+from cetane.engine.session import Session
 from cetane.gates.probes import asked
 from cetane.schema.function import ShardPlan
 from cetane.schema.interface import FromCache
@@ -105,7 +107,7 @@ class Recorder:
 class Recorded:
     """A program whose calls are kept."""
 
-    program: Program
+    program: OpenShard
     recorder: Recorder
 
     def make_state(self, function: str) -> Any:
@@ -135,7 +137,7 @@ class Traces:
             for function in self.engine.plan.by_name[name].functions:
                 for item in function.inputs:
                     if isinstance(item.source, FromCache):
-                        session.caches.pop(item.source.name, None)
+                        session.memory.caches.pop(item.source.name, None)
         return self.recorder.samples
 
 
@@ -148,6 +150,6 @@ def filled(session: Session, text: Sequence[int]) -> tuple[Session, list[Running
         text = text[: len(text) // widest * widest + TAIL]
     for width in reversed(session.widths):
         while len(text) >= width:  # one call at a time: fewer tokens might be padded to a wider one
-            calls += session.schedule(session.check(text[:width]), "all")
+            calls += session.prepare(text[:width], "all")
             text = text[width:]
     return session, calls

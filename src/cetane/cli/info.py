@@ -1,7 +1,7 @@
 """cetane info: what a bundle is, and what its gates said."""
 
 from cetane.bundle import Bundle
-from cetane.bundle.draft_heads import HeadShard
+from cetane.bundle.draft_heads import DraftHead
 from cetane.cli.output import BundlePath, Json, megabytes, print_json, table
 from cetane.cli.plan import show
 
@@ -15,7 +15,7 @@ def info(bundle: BundlePath, json: Json = False) -> None:
         manifest = opened.manifest.model_dump(mode="json")
         heads = {
             kind: {"digest": head.digest} | head.manifest.model_dump(mode="json")
-            for kind, head in opened.heads().items()
+            for kind, head in opened.draft_heads().items()
         }
         print_json({"digest": opened.digest, "manifest": manifest, "heads": heads, "gates": gates})
         return
@@ -29,12 +29,12 @@ def info(bundle: BundlePath, json: Json = False) -> None:
         *([f"gate {name}", verdict(result)] for name, result in gates.items()),
     ]
     table("bundle", ["what", "value"], rows)
-    if shards := opened.heads():
+    if shards := opened.draft_heads():
         columns = ["head", "functions", "proposes from", "weights", "right, held out"]
         table("draft heads", columns, [head_row(head) for head in shards.values()])
 
 
-def head_row(head: HeadShard) -> list[str]:
+def head_row(head: DraftHead) -> list[str]:
     """A draft head for people."""
     about = head.manifest
     return [

@@ -8,9 +8,10 @@ import typer
 
 from cetane.bundle import Bundle
 from cetane.cli.output import Json, console, errors, print_json, table
-from cetane.engine.engine import Engine, Session
+from cetane.engine.engine import Engine
 from cetane.engine.generate import generate, open_engine
 from cetane.engine.sampling import Sampler
+from cetane.engine.session import Session
 from cetane.errors import CetaneError
 from cetane.mil.fast import share_threads
 from cetane.speculate.open import NAMES, Wish, open_speculator
@@ -67,7 +68,7 @@ def run(
             ids = ask(opened, [message("user", prompt or "")])
         else:
             ids = parse_ids(prompt_ids)
-        answer = Answer(opened, engine.session(), sampler, max_new, json, speculator)
+        answer = Answer(opened, new_session(engine, speculator), sampler, max_new, json, speculator)
         answer.give(ids)
     counted = {}
     if speculator is not None:
@@ -159,7 +160,7 @@ def converse(
 ) -> None:
     """A conversation on the terminal; what is already in the cache is not run again."""
     messages: list[dict[str, str]] = []
-    session = engine.session()
+    session = new_session(engine, speculator)
     held: list[int] = []
     errors.print("[dim]an empty line ends the conversation[/]")
     while question := ask_user():
@@ -174,14 +175,18 @@ def converse(
                 )
                 continue
             errors.print("the context is full: the conversation starts anew", soft_wrap=True)
-            messages, session, held = [], engine.session(), []
+            messages, session, held = [], new_session(engine, speculator), []
         messages.append(asked)
         shared = held == ids[: len(held)]
         if not shared:
-            session, held = engine.session(), []
+            session, held = new_session(engine, speculator), []
         answer = Answer(bundle, session, sampler, max_new, False, speculator)
         messages.append(message("assistant", answer.give(ids[len(held) :])))
         held = [*ids, *answer.tokens][: session.position]
+
+
+def new_session(engine: Engine, speculator: Speculator | None) -> Session:
+    return engine.session() if speculator is None else speculator.session(engine)
 
 
 def ask_user() -> str:

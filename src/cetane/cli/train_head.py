@@ -17,11 +17,18 @@ from cetane.cli.validate import show_head
 from cetane.engine.generate import open_engine
 from cetane.errors import CetaneError
 from cetane.files import sha256
-from cetane.gates.draft_head import audit_head, judge_head
+from cetane.gates.draft_head import audit_draft_head, judge_draft_head
 from cetane.gates.quality import read_tokens
 from cetane.schema.draft_head import Training
-from cetane.speculate.heads.build import add_head
-from cetane.speculate.heads.train import acceptance, collect, devices, new_head, split, train
+from cetane.speculate.draft_heads.build import add_draft_head
+from cetane.speculate.draft_heads.train import (
+    acceptance,
+    collect,
+    devices,
+    new_draft_head,
+    split,
+    train,
+)
 
 
 def train_head(
@@ -62,7 +69,7 @@ def train_head(
         folder = features and features / bundle.digest
         with accelerator.main_process_first() if folder else nullcontext():  # others read them
             learned, held = split(collect(engine, ids, window, update, folder))
-        head = new_head(kind, bundle, checkpoint, learned, vocabulary, steps)
+        head = new_draft_head(kind, bundle, checkpoint, learned, vocabulary, steps)
         before = acceptance(head, held, embedding)
         left = minutes - (time.monotonic() - started) / 60
         train(head, learned, embedding, epochs, left, batch, update, accelerator)
@@ -79,9 +86,9 @@ def train_head(
             **after.model_dump(),
         )
         update("lower", 0, 1)
-        shard = add_head(bundle, head, held.tokens, training)
-        judged = judge_head(bundle, shard, engine, update)
-    audited = audit_head(bundle, shard)
+        shard = add_draft_head(bundle, head, held.tokens, training)
+        judged = judge_draft_head(bundle, shard, engine, update)
+    audited = audit_draft_head(bundle, shard)
     if json:
         print_json(
             {"head": str(shard.path), "digest": shard.digest, "windows": len(learned)}

@@ -9,11 +9,11 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.cli.output import Json, console, errors, print_json, progress, table
 from cetane.export import coreml_llm
-from cetane.gates.draft_head import HeadResult, judge_heads
+from cetane.gates.draft_head import DraftHeadResult, judge_draft_heads
 from cetane.gates.golden import Check, GoldenResult, golden
 from cetane.gates.quality import perplexity, read_tokens
 from cetane.gates.static import Finding, static_checks
-from cetane.schema.draft_head import HeadKind
+from cetane.schema.draft_head import DraftHeadKind
 
 
 def validate(
@@ -96,17 +96,17 @@ def check(bundle: Bundle, checkpoint: Checkpoint, json: bool) -> GoldenResult:
     return result
 
 
-def check_heads(bundle: Bundle, json: bool) -> dict[HeadKind, HeadResult]:
+def check_heads(bundle: Bundle, json: bool) -> dict[DraftHeadKind, DraftHeadResult]:
     """Run the golden gates of a bundle's draft heads, and print them."""
     with progress("heads") as update:
-        results = judge_heads(bundle, update)
+        results = judge_draft_heads(bundle, update)
     if not json:
         for kind, result in results.items():
             show_head(kind, result)
     return results
 
 
-def show_head(kind: str, result: HeadResult) -> None:
+def show_head(kind: str, result: DraftHeadResult) -> None:
     """Print the golden gate of a draft head."""
     show_checks(f"golden gate of the {kind} head", result.checks)
     console.print(f"golden gate of the {kind} head: {verdict(result.passed)}")

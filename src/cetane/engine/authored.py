@@ -67,8 +67,8 @@ class StoredRows:
             start, stop, _ = tokens.indices(self.table.rows)
             return np.asarray(self.table.table.read(self.weights, start, stop))
         rows = [self.table.table.read(self.weights, int(t), int(t) + 1) for t in tokens]
-        found: Array = torch.cat(rows).numpy()
-        return found
+        together: Array = torch.cat(rows).numpy()
+        return together
 
 
 def embedding_rows(planner: Planner, weights: Weights) -> StoredRows:

@@ -9,11 +9,11 @@ Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 
 
-class Program(Protocol):
-    """One opened shard."""
+class OpenShard(Protocol):
+    """One shard that a backend has loaded."""
 
     def make_state(self, function: str) -> Any:
-        """Fresh MLStates, made by one function and shared by all of the shard."""
+        """Fresh MLStates: one function makes them, and all functions of the shard share them."""
 
     def call(self, function: str, inputs: Arrays, state: Any) -> Arrays:
         """Run a function. Floating arrays are of the backend's `dtype`, in both directions."""
@@ -24,7 +24,7 @@ class Backend(Protocol):
 
     name: str
     dtype: type[np.floating[Any]]
-    """In what the engine hands over floating inputs and keeps its caches."""
+    """Of floating inputs, and of the caches that the host keeps."""
 
-    def open(self, shard: str) -> Program:
+    def open(self, shard: str) -> OpenShard:
         """Load a shard of the bundle or plan that this backend was made for."""

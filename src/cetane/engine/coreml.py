@@ -14,8 +14,8 @@ from cetane.hardware.quiet import import_coremltools
 from cetane.schema.function import Function
 
 
-class Shards(Protocol):
-    """What a backend needs to know of a bundle, or of a draft head."""
+class Compilable(Protocol):
+    """What this backend needs of a bundle, or of a draft head."""
 
     @property
     def digest(self) -> str: ...
@@ -56,7 +56,7 @@ class CoreMLBackend:
     name = "coreml"
     dtype: type[np.floating[Any]] = np.float16
 
-    def __init__(self, shards: Shards) -> None:
+    def __init__(self, shards: Compilable) -> None:
         ct = import_coremltools()
         if ct.utils._macos_version() < (15, 0):
             raise CetaneError(

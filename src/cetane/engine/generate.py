@@ -7,10 +7,11 @@ from typing import Literal, Protocol
 
 from cetane.bundle import Bundle
 from cetane.engine.backend import Backend
-from cetane.engine.coreml import CoreMLBackend, Shards
-from cetane.engine.engine import Engine, Session
+from cetane.engine.coreml import Compilable, CoreMLBackend
+from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
+from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft, verify
 from cetane.errors import CetaneError
 
@@ -24,7 +25,7 @@ def open_engine(bundle: Bundle, backend: str = "auto") -> Engine:
     return Engine(bundle.plan, open_backend(bundle, backend), bundle.tables())
 
 
-def open_backend(shards: Shards, backend: str = "auto") -> Backend:
+def open_backend(shards: Compilable, backend: str = "auto") -> Backend:
     """A backend by name; `auto` is Core ML on a Mac and our own executor elsewhere, in the fastest
     arithmetic it has."""
     if backend not in BACKENDS:

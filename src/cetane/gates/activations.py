@@ -68,7 +68,7 @@ def judge(
         engine = Engine(plan, PortableBackend(bundle), bundle.tables(), resident=False)
         planner = Planner(checkpoint, plan.recipe)
         seen = observe(engine, planner, [mode], probes)[mode]
-        found[name] = mode, planner, seen, engine.tokens
+        found[name] = mode, planner, seen, engine.plan.choosable
     progress("the model", len(bundles), len(bundles) + 1)
     handed = {truth for _, _, seen, _ in found.values() for one in seen for truth in one.tensors}
     truths = Reference(checkpoint).run([probe.tokens for probe in probes], list(handed))

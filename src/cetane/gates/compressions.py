@@ -12,7 +12,7 @@ from cetane.checkpoint import Checkpoint
 from cetane.compress import Format, Selection, Sensitivities, parse_format
 from cetane.engine.authored import authored_engine
 from cetane.engine.backend import Array
-from cetane.engine.engine import columns
+from cetane.engine.call import columns
 from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
 from cetane.families import Block, Weight
@@ -85,7 +85,7 @@ class Judge:
         self.planner = Planner(checkpoint, plain(recipe))
         self.engine = authored_engine(self.planner, checkpoint)
         for shard in self.planner.members:
-            self.engine.program(shard)
+            self.engine.open(shard)
         self.sensitivities: Sensitivities | None = None
         blocks = chain.from_iterable(self.planner.members.values())
         self.parameters = [Parameter(b, path, w) for b in blocks for path, w in b.weights()]
@@ -107,15 +107,13 @@ class Judge:
                 yield self.window(part)
 
     def window(self, tokens: Sequence[int]) -> Window:
-        session = self.engine.session(MODES)
         seen: dict[str, list[Array]] = {}
 
         def keep(step: Step | Route, name: str, value: Array, count: int) -> None:
             if name == "hidden_out":
                 seen.setdefault(step.shard, []).append(columns(value)[:, :count].T)
 
-        session.watch = keep
-        logits = session.feed(tokens, "all")
+        logits = self.engine.session(MODES, watch=[keep]).feed(tokens, "all")
         assert logits is not None
         return Window(tokens, logits, {name: np.concatenate(rows) for name, rows in seen.items()})
 

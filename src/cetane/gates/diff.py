@@ -110,12 +110,12 @@ def compare_bundles(
             f"{', '.join(names[1])}",
             "build both with the same layout and head",
         )
-    tokens = np.asarray(probe(first, mode))
-    tables = dict(compare_tables(first.tables(), second.tables(), tokens))
+    tokens = probe(first, mode)
+    tables = dict(compare_tables(first.tables(), second.tables(), np.asarray(tokens)))
     backend = ComparingBackend(first, second, precision)
     engine = Engine(first.plan, backend, first.tables(), resident=False)
     session = engine.session([mode])
-    calls = session.schedule(tokens, "all")
+    calls = session.prepare(tokens, "all")
     for number, shard in enumerate(names[0]):
         progress(shard, number, len(names[0]))
         engine.run([(session, calls)], [shard])

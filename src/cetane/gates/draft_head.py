@@ -3,7 +3,7 @@
 The features are those of the engine's own calls, on windows of text that training has not seen; the
 shard runs as the drafter runs it, fed in pieces as tokens are accepted, every token of a draft the
 text's own, so that one difference does not hide the next. The torch head judges whole windows in
-parallel (`Head.teach`), as it was trained.
+parallel (`TorchDraftHead.teach`), as it was trained.
 """
 
 import tomllib
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from cetane.bundle import Bundle
-from cetane.bundle.draft_heads import HeadShard
+from cetane.bundle.draft_heads import DraftHead
 from cetane.bundle.tables import Rows
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
@@ -29,10 +29,10 @@ from cetane.gates.residency.audit import Audit, audit
 from cetane.gates.residency.store import summary
 from cetane.gates.residency.target import Target
 from cetane.mil import load
-from cetane.schema.draft_head import SOURCE, HeadKind
-from cetane.speculate.heads.modules import Head, load_head
-from cetane.speculate.heads.runner import Eagle3Runner, MedusaRunner, open_runner
-from cetane.speculate.heads.train import Windows, collect
+from cetane.schema.draft_head import SOURCE, DraftHeadKind
+from cetane.speculate.draft_heads.modules import TorchDraftHead, load_draft_head
+from cetane.speculate.draft_heads.runner import Eagle3Runner, MedusaRunner, open_runner
+from cetane.speculate.draft_heads.train import Windows, collect
 from cetane.validation import Data
 
 WINDOWS, DRAFTS = 3, 16
@@ -43,7 +43,7 @@ PIECES = (5, 1, 2, 1, 4, 3)
 Arithmetic = Literal["fp16", "fp32"]
 
 
-class HeadScore(Data):
+class DraftHeadScore(Data):
     """Agreement with the torch head, over all tokens of all drafts."""
 
     arithmetic: Arithmetic
@@ -53,30 +53,32 @@ class HeadScore(Data):
     top1: float
 
 
-class HeadResult(Data):
+class DraftHeadResult(Data):
     """The outcome of a head's golden gate."""
 
     passed: bool
     heads: dict[str, str]
     """Digest of the head that was judged, by its kind."""
     checks: tuple[Check, ...]
-    scores: tuple[HeadScore, ...]
+    scores: tuple[DraftHeadScore, ...]
 
 
-def judge_heads(bundle: Bundle, progress: Progress) -> dict[HeadKind, HeadResult]:
+def judge_draft_heads(bundle: Bundle, progress: Progress) -> dict[DraftHeadKind, DraftHeadResult]:
     """Judge all heads of a bundle, one after the other."""
-    heads = bundle.heads()
+    heads = bundle.draft_heads()
     if not heads:
         return {}
     engine = open_engine(bundle, "portable")
-    return {kind: judge_head(bundle, head, engine, progress) for kind, head in heads.items()}
+    return {kind: judge_draft_head(bundle, head, engine, progress) for kind, head in heads.items()}
 
 
-def judge_head(bundle: Bundle, head: HeadShard, engine: Engine, progress: Progress) -> HeadResult:
+def judge_draft_head(
+    bundle: Bundle, head: DraftHead, engine: Engine, progress: Progress
+) -> DraftHeadResult:
     """Judge one head on features of an engine of its bundle, which keeps the result."""
     held = head.held_out()[:WINDOWS]
     windows = collect(engine, held.reshape(-1).tolist(), held.shape[1], progress)
-    wanted = truth(load_head(head.file(SOURCE)), windows, bundle.tables().embedding)
+    wanted = truth(load_draft_head(head.file(SOURCE)), windows, bundle.tables().embedding)
     kinds: tuple[Arithmetic, ...] = get_args(Arithmetic)
     scores = []
     for done, arithmetic in enumerate(kinds):
@@ -84,7 +86,7 @@ def judge_head(bundle: Bundle, head: HeadShard, engine: Engine, progress: Progre
         runner = open_runner(head, bundle, PortableBackend(head, arithmetic))
         scores.append(score(arithmetic, drafted(runner, windows), wanted))
     checks = tuple(judge(scores))
-    result = HeadResult(
+    result = DraftHeadResult(
         passed=all(check.passed for check in checks),
         heads={head.name: head.digest},
         checks=checks,
@@ -94,7 +96,7 @@ def judge_head(bundle: Bundle, head: HeadShard, engine: Engine, progress: Progre
     return result
 
 
-def audit_head(bundle: Bundle, head: HeadShard) -> Audit:
+def audit_draft_head(bundle: Bundle, head: DraftHead) -> Audit:
     """Where the head's ops are predicted to run; the bundle keeps the verdict."""
     found = audit({head.name: load(head.shard(head.name))}, Target())
     kept = summary(found) | {"heads": {head.name: head.digest}}
@@ -114,7 +116,7 @@ def places(length: int, steps: int) -> Iterator[tuple[int, int]]:
 
 
 @torch.inference_mode()
-def truth(head: Head, windows: Windows, embedding: Rows) -> Array:
+def truth(head: TorchDraftHead, windows: Windows, embedding: Rows) -> Array:
     """The torch head's logits `(tokens, R)` for every token of every draft."""
     length, steps = windows.tokens.shape[1], head.config.steps
     embedded = torch.from_numpy(np.array(embedding[windows.tokens.numpy()], np.float32))
@@ -143,9 +145,9 @@ def drafted(runner: MedusaRunner | Eagle3Runner, windows: Windows) -> Array:
     return np.stack(rows)
 
 
-def score(arithmetic: Arithmetic, found: Array, wanted: Array) -> HeadScore:
+def score(arithmetic: Arithmetic, found: Array, wanted: Array) -> DraftHeadScore:
     cosines = metrics.cosine(found, wanted)
-    return HeadScore(
+    return DraftHeadScore(
         arithmetic=arithmetic,
         tokens=len(found),
         cosine=float(cosines.mean()),
@@ -154,7 +156,7 @@ def score(arithmetic: Arithmetic, found: Array, wanted: Array) -> HeadScore:
     )
 
 
-def judge(scores: Sequence[HeadScore]) -> Iterator[Check]:
+def judge(scores: Sequence[DraftHeadScore]) -> Iterator[Check]:
     """Every figure against the threshold for its arithmetic."""
     text = resources.files("cetane.gates").joinpath("draft_head.toml").read_text()
     limits: dict[str, dict[str, float]] = tomllib.loads(text)

@@ -19,10 +19,12 @@ from cetane.bundle.tables import Rows
 from cetane.checkpoint import Checkpoint, Tokenizer
 from cetane.engine.authored import embedding_rows
 from cetane.engine.backend import Array
-from cetane.engine.engine import Engine, columns, gather
+from cetane.engine.call import columns
+from cetane.engine.engine import Engine
 from cetane.engine.generate import generate
 from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
+from cetane.engine.session import gather
 from cetane.families import Truth
 from cetane.files import Progress
 from cetane.gates import metrics
@@ -162,7 +164,7 @@ def golden(
         for result, question, tokens in zip(results[len(probes) :], questions, answers, strict=True)
     )
     shards = [s for mode in modes for s in shard_scores(planner, mode, found[mode], truths)]
-    logits = [logit_score(mode, found[mode], truths, engine.tokens) for mode in modes]
+    logits = [logit_score(mode, found[mode], truths, engine.plan.choosable) for mode in modes]
     ranges = [
         Range(block=name, largest=max(float(np.abs(t.tensors[truth]).max()) for t in truths))
         for name, truth in wanted.items()
@@ -230,12 +232,11 @@ class Watched:
     """A sequence on its way through the shards in one mode, and what they hand on."""
 
     def __init__(self, engine: Engine, planner: Planner, mode: Mode, tokens: Sequence[int]) -> None:
-        self.session = engine.session([mode, "decode"])
+        self.session = engine.session([mode, "decode"], watch=[self.keep])
         self.truths = planner.truths(mode) | planner.truths("decode")
         self.seen: dict[Truth, list[Array]] = {}
-        self.session.watch = self.keep
         self.count = len(tokens)
-        self.calls = self.session.schedule(np.asarray(tokens), "all")
+        self.calls = self.session.prepare(tokens, "all")
 
     def keep(self, step: Step | Route, name: str, value: Array, tokens: int) -> None:
         truth = self.truths[step].get(name)

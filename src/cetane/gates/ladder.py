@@ -14,8 +14,9 @@ import numpy as np
 from cetane.checkpoint import Checkpoint
 from cetane.engine.authored import host_tables
 from cetane.engine.backend import Array
-from cetane.engine.engine import Engine, gather
+from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
+from cetane.engine.session import gather
 from cetane.families import Truth
 from cetane.gates.golden import (
     Check,

@@ -73,7 +73,7 @@ def perplexity(
     reference = Reference(checkpoint)
     subset = bundle.plan.recipe.head.subset
     missing = 0.0 if subset is None else subset.missing
-    known = np.isfinite(engine.unseen)
+    known = np.isin(np.arange(bundle.plan.vocab), bundle.plan.choosable)
     losses, reference_losses, plain, kl, top1, absent, hit = [], [], [], [], [], [], []
     for index, window in enumerate(windows):
         progress(f"{len(window)} tokens", index, len(windows))
@@ -85,7 +85,7 @@ def perplexity(
         hit.append(known[targets])
         absent.append(np.exp(p[:, ~known]).sum(1))
         plain.append(metrics.losses(q, targets))
-        q = metrics.with_missing(q, engine.tokens, missing)
+        q = metrics.with_missing(q, bundle.plan.choosable, missing)
         losses.append(metrics.losses(q, targets))
         reference_losses.append(metrics.losses(p, targets))
         kl.append(metrics.kl(q, p))

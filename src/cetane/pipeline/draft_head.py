@@ -12,30 +12,30 @@ import torch
 from accelerate import Accelerator
 
 from cetane.bundle import Bundle
-from cetane.bundle.draft_heads import HeadShard
+from cetane.bundle.draft_heads import DraftHead
 from cetane.engine.generate import open_engine
 from cetane.errors import CetaneError
 from cetane.files import Progress, sha256, silent
-from cetane.gates.draft_head import HeadResult, audit_head, judge_head
+from cetane.gates.draft_head import DraftHeadResult, audit_draft_head, judge_draft_head
 from cetane.gates.quality import read_tokens
 from cetane.gates.residency.audit import Audit
 from cetane.pipeline.validate import checkpoint_of
-from cetane.schema.draft_head import HeadKind, Training
-from cetane.speculate.heads.build import add_head
-from cetane.speculate.heads.train import (
+from cetane.schema.draft_head import DraftHeadKind, Training
+from cetane.speculate.draft_heads.build import add_draft_head
+from cetane.speculate.draft_heads.train import (
     Acceptance,
     Windows,
     acceptance,
     collect,
     devices,
-    new_head,
+    new_draft_head,
     split,
     train,
 )
 
 
 @dataclass(frozen=True)
-class HeadTraining:
+class DraftHeadSettings:
     """How a draft head is trained."""
 
     tokens: int = 200_000
@@ -54,13 +54,13 @@ class HeadTraining:
 
 
 @dataclass(frozen=True)
-class HeadOutcome:
+class TrainedDraftHead:
     """A trained draft head and its gates."""
 
-    head: HeadShard
+    head: DraftHead
     untrained: Acceptance
     trained: Acceptance
-    golden: HeadResult
+    golden: DraftHeadResult
     """The finished shard against the trained module."""
     residency: Audit
     """A prediction: it warns, and decides nothing."""
@@ -92,16 +92,16 @@ class HeadOutcome:
         }
 
 
-def train_head(
+def train_draft_head(
     bundle: str | Path,
-    kind: HeadKind,
+    kind: DraftHeadKind,
     texts: Sequence[Path],
     *,
-    settings: HeadTraining = HeadTraining(),
+    settings: DraftHeadSettings = DraftHeadSettings(),
     model: str | Path | None = None,
     features: Path | None = None,
     progress: Progress = silent,
-) -> HeadOutcome | None:
+) -> TrainedDraftHead | None:
     """Train a draft head on text files and make it a shard of the bundle, in place of an earlier
     one of its kind.
 
@@ -121,7 +121,7 @@ def train_head(
     with accelerator.main_process_first() if folder else nullcontext():  # others read them
         learned, held = split(collect(engine, ids, window, shown, folder))
     embedding = embedding_of(opened)
-    head = new_head(kind, opened, checkpoint, learned, settings.vocabulary, settings.steps)
+    head = new_draft_head(kind, opened, checkpoint, learned, settings.vocabulary, settings.steps)
     before = acceptance(head, held, embedding)
     left = settings.minutes - (time.monotonic() - started) / 60
     train(head, learned, embedding, settings.epochs, left, settings.batch, shown, accelerator)
@@ -130,10 +130,10 @@ def train_head(
     head.round()
     after = acceptance(head, held, embedding)
     shown("lower", 0, 1)
-    shard = add_head(opened, head, held.tokens, trained_on(texts, learned, held, after))
-    judged = judge_head(opened, shard, engine, shown)
-    return HeadOutcome(
-        shard, before, after, judged, audit_head(opened, shard), len(learned), len(held),
+    shard = add_draft_head(opened, head, held.tokens, trained_on(texts, learned, held, after))
+    judged = judge_draft_head(opened, shard, engine, shown)
+    return TrainedDraftHead(
+        shard, before, after, judged, audit_draft_head(opened, shard), len(learned), len(held),
         minutes=(time.monotonic() - started) / 60, cpu_minutes=time.process_time() / 60,
     )  # fmt: skip
 

@@ -31,7 +31,7 @@ def export_onnx(
     Returns the files by package, by path in the folder; the weights of a package are stored once.
     CetaneError when the folder exists.
     """
-    from cetane.mil.fast.export import export as to_onnx  # onnx takes a while to load
+    from cetane.mil.fast.onnx_files import export as to_onnx  # onnx takes a while to load
 
     path, target = Path(source), new_folder(output)
     if path.suffix == ".mlpackage":

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from cetane.bundle import Bundle
 from cetane.engine.generate import Ending, generate, open_engine
 from cetane.engine.sampling import Sampler
+from cetane.engine.session import Session
 from cetane.errors import CetaneError
 from cetane.mil.fast import share_threads
 from cetane.speculate.open import Wish, open_speculator
@@ -133,7 +134,7 @@ class LanguageModel:
         self._speculator: Speculator | None = None
         if wish is not None:
             self._speculator = open_speculator(wish, bundle, self.engine, self._sampler, backend)
-        self._session = self.engine.session()
+        self._session = self._new_session()
         self._held: list[int] = []
 
     @property
@@ -241,11 +242,16 @@ class LanguageModel:
     ) -> None:
         self.close()
 
+    def _new_session(self) -> Session:
+        """A session that the drafters, if there are any, can follow."""
+        speculator = self._speculator
+        return self.engine.session() if speculator is None else speculator.session(self.engine)
+
     def _begin(self, ids: Sequence[int], most: int) -> Generator[int, None, Ending]:
         """Generate after `ids`, of which the session may hold the first part already."""
         held, self._held = self._held, []  # unknown until `_end`, should this end early
         if not held or list(ids[: len(held)]) != held or len(ids) == len(held):
-            self._session, held = self.engine.session(), []
+            self._session, held = self._new_session(), []
         return generate(
             self._session, ids[len(held) :], self._sampler, most,
             self.bundle.tokenizer.eos_ids, self._speculator,

@@ -9,13 +9,13 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
 from cetane.files import Progress, silent
-from cetane.gates.draft_head import HeadResult, judge_heads
+from cetane.gates.draft_head import DraftHeadResult, judge_draft_heads
 from cetane.gates.golden import GoldenResult
 from cetane.gates.quality import Quality, read_tokens
 from cetane.gates.quality import perplexity as measure_perplexity
 from cetane.gates.static import Finding, static_checks
 from cetane.pipeline.port import judge
-from cetane.schema.draft_head import HeadKind
+from cetane.schema.draft_head import DraftHeadKind
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Validation:
     """What packages and tables say of themselves that the manifest does not."""
     golden: GoldenResult | None = None
     """The bundle against the model."""
-    heads: Mapping[HeadKind, HeadResult] = field(default_factory=dict)
+    heads: Mapping[DraftHeadKind, DraftHeadResult] = field(default_factory=dict)
     """Draft heads against what was trained."""
     warnings: tuple[str, ...] = ()
 
@@ -69,7 +69,7 @@ def validate(
     opened.verify()  # which knows that a file is another one, not what is wrong with it
     checkpoint = checkpoint_of(opened, model)
     golden = judge(opened, checkpoint, progress)
-    heads = judge_heads(opened, progress)
+    heads = judge_draft_heads(opened, progress)
     return Validation((), golden, heads, tuple(other_checkpoint(opened, checkpoint)))
 
 

@@ -19,13 +19,13 @@ from cetane.schema.interface import (
 from cetane.schema.slots import Slots
 from cetane.validation import Data
 
-HeadKind = Literal["medusa", "eagle3"]
+DraftHeadKind = Literal["medusa", "eagle3"]
 
 
-KINDS: tuple[HeadKind, ...] = get_args(HeadKind)
+KINDS: tuple[DraftHeadKind, ...] = get_args(DraftHeadKind)
 
 
-HEADS, MANIFEST, SCHEMA = "heads", "head.json", 1
+FOLDER, MANIFEST, SCHEMA = "heads", "head.json", 1
 
 
 SOURCE, VOCABULARY, ROTARY, HELD_OUT = (
@@ -51,12 +51,12 @@ class Training(Data):
     """Share of drafts that are right up to this place."""
 
 
-class HeadManifest(Data):
+class DraftHeadManifest(Data):
     """Everything a runtime needs to know of a head. Paths are relative to its folder."""
 
     schema_version: int = SCHEMA
     producer: dict[str, str]
-    kind: HeadKind
+    kind: DraftHeadKind
     bundle: str
     """Digest of the bundle's manifest."""
     rows: int = Field(ge=1, le=2**20)
@@ -73,7 +73,7 @@ class HeadManifest(Data):
     files: dict[str, FileRecord]
 
     @model_validator(mode="after")
-    def consistent(self) -> "HeadManifest":
+    def consistent(self) -> "DraftHeadManifest":
         """What a drafter relies on; a manifest may be hostile."""
         names = [function.name for function in self.functions]
         needed = {"draft"} if self.kind == "medusa" else {"draft", "follow"}

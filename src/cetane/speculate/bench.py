@@ -8,13 +8,14 @@ from importlib import resources
 from itertools import compress
 from statistics import median
 
-from cetane.engine.engine import Engine, Session
+from cetane.engine.engine import Engine
 from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
+from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.files import Progress
 from cetane.speculate.controller import Controller, Cost
-from cetane.speculate.drafter import Drafter
+from cetane.speculate.drafter import Drafter, open_session
 from cetane.speculate.speculator import Counters, Speculator
 from cetane.validation import Data
 
@@ -65,7 +66,8 @@ class Take:
 def take(engine: Engine, prompt: Ids, count: int, stop: Ids, speculator: Speculator | None) -> Take:
     """Generate greedily, on the clock from the first token on."""
     tokens, marks = [], []
-    for token in generate(engine.session(), prompt, Sampler(), count, stop, speculator):
+    session = engine.session() if speculator is None else speculator.session(engine)
+    for token in generate(session, prompt, Sampler(), count, stop, speculator):
         tokens.append(token)
         marks.append(time.perf_counter())
     return Take(tokens, time.perf_counter() - marks[0] if marks else 0.0)
@@ -105,8 +107,8 @@ def compare(
             plain.setdefault((category, index), []).append(take(engine, prompt, count, stop, None))
             for name, speculator in used.items():
                 speculator.counters = counters.setdefault((category, name), Counters())
-                found = take(engine, prompt, count, stop, speculator)
-                takes.setdefault((category, name, index), []).append(found)
+                drafted = take(engine, prompt, count, stop, speculator)
+                takes.setdefault((category, name, index), []).append(drafted)
         for speculator in used.values():
             speculator.close()
     return [
@@ -135,7 +137,7 @@ def summary(
     tokens = sum(len(rounds[0].tokens) - 1 for rounds in plain)
     seconds = [median(taken.seconds for taken in rounds) for rounds in plain]
     others = [median(taken.seconds for taken in rounds) for rounds in drafted]
-    found = counters.summary()
+    counted = counters.summary()
     step = costs[1].seconds
     calling = counters.fallbacks * step + counters.draft_seconds
     calling += sum(count * cost(costs, t) for t, count in counters.calls.items())
@@ -149,8 +151,8 @@ def summary(
         ratio=sum(seconds) / sum(others),
         by_calls=counters.tokens * step / calling if calling else 1.0,
         slowest=min(one / other for one, other in zip(seconds, others, strict=True)),
-        acceptance=found["acceptance"],
-        tokens_per_call=found["tokens_per_call"],
+        acceptance=counted["acceptance"],
+        tokens_per_call=counted["tokens_per_call"],
         verifier_calls=counters.verifier_calls,
         fallbacks=counters.fallbacks,
         same=all(
@@ -203,8 +205,9 @@ def first_tokens(
     engine: Engine, prompts: Sequence[Ids], drafter: Drafter, count: int, stop: Ids
 ) -> FirstTokens:
     """Ask a drafter after every token of the greedy answers to some prompts."""
-    found = FirstTokens(drafter)
+    asked = FirstTokens(drafter)
     for prompt in prompts:
-        for _ in generate(engine.session(), prompt, Sampler(), count, stop, found):
+        session = open_session(engine, [drafter])
+        for _ in generate(session, prompt, Sampler(), count, stop, asked):
             pass
-    return found
+    return asked

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from cetane.engine.engine import Session
+from cetane.engine.session import Session
 
 SLOWEST = 0.97
 """No generation is slower than this times plain, by measured times, however bad the drafts."""
@@ -166,11 +166,11 @@ def measure(session: Session, widest: int, rounds: int = 3) -> dict[int, list[fl
     its calls are evaluated and forgotten. The first call of each width is not counted."""
     widths = session.widths
     needed = min((w for w in widths if w >= widest), default=max(widths))
-    found: dict[int, list[float]] = {w: [] for w in widths if w <= needed}
+    times: dict[int, list[float]] = {w: [] for w in widths if w <= needed}
     for count in range(1 + rounds):
-        for width, seconds in found.items():
+        for width, seconds in times.items():
             started = time.perf_counter()
             session.evaluate([token % session.plan.vocab for token in range(width)])
             if count:
                 seconds.append(time.perf_counter() - started)
-    return found
+    return times

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from cetane.engine.engine import Engine, Mark
+from cetane.engine.engine import Engine
+from cetane.engine.memory import Mark
 from cetane.engine.sampling import Sampler
 from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.speculate.drafter import Drafter

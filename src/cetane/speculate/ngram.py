@@ -43,6 +43,6 @@ class Ngram(Drafter):
 
     def copy(self, start: int, count: int) -> tuple[int, ...]:
         """`count` tokens from `start` on; what runs past the end repeats itself."""
-        found = self.tokens[start : start + count]
+        source = self.tokens[start : start + count]
         period = len(self.tokens) - start
-        return tuple(found[i % period] for i in range(count))
+        return tuple(source[i % period] for i in range(count))

@@ -12,9 +12,9 @@ from cetane.files import cache_dir
 from cetane.schema.draft_head import KINDS
 from cetane.schema.manifest import TOKENIZER
 from cetane.speculate.controller import Controller, measure
+from cetane.speculate.draft_heads.drafter import open_drafter
 from cetane.speculate.draft_model import DraftModel
 from cetane.speculate.drafter import Drafter
-from cetane.speculate.heads.drafter import head_drafter
 from cetane.speculate.ngram import Ngram
 from cetane.speculate.speculator import Speculator
 from cetane.speculate.suffix import Suffix
@@ -51,10 +51,10 @@ def open_drafters(
             return [Suffix(path=texts, owner=owner)]
         case "union":
             return [Suffix(path=texts, owner=owner), ngram]
-    heads = {str(kind): head for kind, head in bundle.heads().items()}
+    heads = {str(kind): head for kind, head in bundle.draft_heads().items()}
     if wish.drafter in heads:
         head = heads[wish.drafter]
-        return [head_drafter(head, bundle, open_backend(head, backend))]
+        return [open_drafter(head, bundle, open_backend(head, backend))]
     if wish.drafter in KINDS:
         raise CetaneError(
             f"{bundle.path} has no {wish.drafter} head",
@@ -82,9 +82,7 @@ def tokenizer_hash(bundle: Bundle) -> str:
 def open_controller(engine: Engine, longest: int) -> Controller:
     """A controller that has measured the engine's calls; the profile starts after that."""
     costs = measure(engine.session(), 1 + longest)
-    loading = engine.seconds["load"]
-    engine.seconds.clear()
-    engine.seconds["load"] = loading
+    engine.shards.restart_clocks()
     return Controller(costs)
 
 

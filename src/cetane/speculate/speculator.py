@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cetane.engine.engine import Session
+from cetane.engine.engine import Engine
+from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.errors import CetaneError
 from cetane.speculate.controller import Controller
-from cetane.speculate.drafter import Drafter
+from cetane.speculate.drafter import Drafter, open_session
 
 
 @dataclass
@@ -59,8 +60,12 @@ class Speculator:
         self.proposing = 0.0
         """Seconds of this step that the drafters took."""
 
+    def session(self, engine: Engine) -> Session:
+        """A new session of the target, which all drafters can follow."""
+        return open_session(engine, self.drafters)
+
     def begin(self, session: Session, tokens: Sequence[int]) -> None:
-        self.possible = np.isfinite(session.engine.unseen)
+        self.possible = np.isin(np.arange(session.plan.vocab), session.plan.choosable)
         for drafter in self.drafters:
             drafter.begin(session, tokens)
         if self.controller:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
-from cetane.engine.engine import Session
+from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.speculate.drafter import Drafter
 from cetane.speculate.trie import Trie
@@ -53,15 +53,15 @@ class Suffix(Drafter):
     def propose(self, most: int) -> Draft:
         trie = self.trie
         longest = min(trie.depth // 2, len(self.tokens))
-        found: list[int] = []
+        best: list[int] = []
         promise, matched = 0.0, 0
         for length in range(longest, 0, -1):
             node = trie.find(self.tokens[-length:])
             if node is not None:
                 tokens, expected = trie.follow(node, most, self.threshold)
                 if expected > promise:
-                    found, promise, matched = tokens, expected, length
-        return Draft(tuple(found), f"{self.name}-{matched}") if found else NO_DRAFT
+                    best, promise, matched = tokens, expected, length
+        return Draft(tuple(best), f"{self.name}-{matched}") if best else NO_DRAFT
 
     def end(self) -> None:
         """Hand the text over, with the tokens before it that lead to it."""

@@ -79,7 +79,7 @@ class InBundle:
     @property
     def packages(self) -> dict[str, Path]:
         shards = {shard.name: self.bundle.shard(shard.name) for shard in self.bundle.plan.shards}
-        return shards | {kind: head.shard(kind) for kind, head in self.bundle.heads().items()}
+        return shards | {kind: head.shard(kind) for kind, head in self.bundle.draft_heads().items()}
 
     def measured(self) -> Measured | None:
         kept = self.bundle.gates().get(MEASURED)
@@ -89,7 +89,7 @@ class InBundle:
         self.bundle.write_gate(MEASURED, {"measured": measured.model_dump(mode="json")})
 
     def judge(self, found: Audit) -> None:
-        heads = {kind: head.digest for kind, head in self.bundle.heads().items()}
+        heads = {kind: head.digest for kind, head in self.bundle.draft_heads().items()}
         self.bundle.write_gate(GATE, summary(found) | {"heads": heads})
 
 

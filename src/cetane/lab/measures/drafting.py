@@ -49,7 +49,7 @@ def drafting(side: Side) -> Findings:
         "draft_same": float(found.same),
     }
     figures = {n: figure(n, v, n=len(prompts), note=note) for n, v in values.items()}
-    for kind, head in side.bundle.heads().items():
+    for kind, head in side.bundle.draft_heads().items():
         if kind == wish.drafter:
             figures["head_top1"] = held_out(head.manifest.training)
     return Findings(figures)

@@ -16,15 +16,15 @@ from tests.families.gemma_models import build_gemma3, build_gemma4
 from tests.families.gemma_models import recipe as make_recipe
 from tests.families.parity import engine_of, tokens, truth
 from tests.families.zaya_models import recipe as zaya_recipe
-from tests.speculate.head_models import (
+from tests.speculate.draft_head_models import (
     STEPS,
     InMemory,
-    random_head,
+    random_draft_head,
     rollout,
-    with_head,
+    with_draft_head,
 )
 
-from cetane.engine.engine import Engine, Session
+from cetane.engine.engine import Engine
 from cetane.engine.generate import generate
 from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
@@ -32,11 +32,11 @@ from cetane.engine.verify import Draft
 from cetane.mil import load
 from cetane.schema.recipe import Recipe
 from cetane.schema.slots import CONTRACTS
-from cetane.speculate.heads.drafter import head_drafter
-from cetane.speculate.heads.features import Taps, tapped
-from cetane.speculate.heads.modules import Head
-from cetane.speculate.heads.runner import Eagle3Runner, open_runner
-from cetane.speculate.heads.train import collect, new_head
+from cetane.speculate.draft_heads.drafter import open_drafter
+from cetane.speculate.draft_heads.features import Taps, tapped
+from cetane.speculate.draft_heads.modules import TorchDraftHead
+from cetane.speculate.draft_heads.runner import Eagle3Runner, open_runner
+from cetane.speculate.draft_heads.train import collect, new_draft_head
 from cetane.speculate.speculator import Speculator
 
 KINDS = ["medusa", "eagle3"]
@@ -95,7 +95,7 @@ def test_a_new_head_knows_its_target(zaya: Any, family: str, kind: str) -> None:
     engine = engine_of(model, recipe)
     bundle = InMemory(Path(), engine)
     windows = collect(engine, tokens(engine.plan.vocab), 16, lambda *_: None)
-    head = new_head(kind, bundle, InMemoryCheckpoint(model), windows, 40, STEPS)
+    head = new_draft_head(kind, bundle, InMemoryCheckpoint(model), windows, 40, STEPS)
     expected = truth(model, 16)[:, head.vocabulary]
     with torch.inference_mode():
         found = head.capped(head.target(windows.features[0, :, -1].float())).numpy()
@@ -112,17 +112,16 @@ def test_a_new_head_for_a_head_of_part_of_the_vocabulary(tmp_path: Path) -> None
     assert set(windows.choices.flatten().tolist()) <= set(ids)
     bundle = InMemory(tmp_path, engine)
     for rows in (8, len(ids), 288):
-        head = new_head("medusa", bundle, InMemoryCheckpoint(model), windows, rows, STEPS)
+        head = new_draft_head("medusa", bundle, InMemoryCheckpoint(model), windows, rows, STEPS)
         assert len(head.vocabulary) == min(rows, len(ids))
         assert set(head.vocabulary.tolist()) <= set(ids)
 
 
 def features_of(engine: Engine, ids: list[int]) -> np.ndarray:
     """`(n, 3, C)` of a text, fed at once."""
-    session = engine.session()
-    taps = Taps(session, tapped(engine.plan))
-    session.feed(ids, "none")
-    return taps.take()
+    taps = Taps(engine.plan, tapped(engine.plan))
+    engine.session(watch=[taps.see], whole=True).feed(ids, "none")
+    return taps.take(len(ids))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -144,13 +143,14 @@ def test_the_other_order_of_axes(tmp_path: Path, kind: str) -> None:
 def assert_drafts(engine: Engine, folder: Path, kind: str) -> None:
     bundle = InMemory(folder / "bundle", engine)
     bundle.path.mkdir()
-    head = random_head(kind, bundle)
+    head = random_draft_head(kind, bundle)
     prompt = tokens(engine.plan.vocab)[:11]
     expected = list(generate(engine.session(), prompt, Sampler(), 16))
-    shard = with_head(bundle, head)
-    drafter = Recording(head_drafter(shard, bundle, PortableBackend(shard, "fp32")))
+    shard = with_draft_head(bundle, head)
+    drafter = Recording(open_drafter(shard, bundle, PortableBackend(shard, "fp32")))
     speculator = Speculator([drafter], STEPS)
-    assert list(generate(engine.session(), prompt, Sampler(), 16, (), speculator)) == expected
+    session = speculator.session(engine)
+    assert list(generate(session, prompt, Sampler(), 16, (), speculator)) == expected
 
     features = features_of(engine, [*prompt, *expected][:-1])
     assert len(drafter.said) >= 4
@@ -163,10 +163,10 @@ def assert_drafts(engine: Engine, folder: Path, kind: str) -> None:
 @pytest.fixture(scope="module")
 def eagle(
     engines: Callable[[str, str], Engine], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Head, Eagle3Runner]:
+) -> tuple[TorchDraftHead, Eagle3Runner]:
     bundle = InMemory(tmp_path_factory.mktemp("eagle"), engines("llama", "readonly"))
-    head = random_head("eagle3", bundle)
-    shard = with_head(bundle, head)
+    head = random_draft_head("eagle3", bundle)
+    shard = with_draft_head(bundle, head)
     runner = open_runner(shard, bundle, PortableBackend(shard, "fp32"))
     assert isinstance(runner, Eagle3Runner)
     return head, runner
@@ -177,7 +177,7 @@ def eagle(
 )
 @given(pieces=st.lists(st.tuples(st.integers(1, 14), st.integers(0, 4)), min_size=1, max_size=8))
 def test_whatever_is_accepted(
-    eagle: tuple[Head, Eagle3Runner], pieces: list[tuple[int, int]]
+    eagle: tuple[TorchDraftHead, Eagle3Runner], pieces: list[tuple[int, int]]
 ) -> None:
     """Pieces of any length, after drafts that go on as the text does or not: logits are those of
     `teach`, which sees the whole text at once."""
@@ -186,7 +186,7 @@ def test_whatever_is_accepted(
     count = 56
     features = torch.randn(1, count, 3, 64, generator=random)
     ids = torch.randint(0, 288, (count,), generator=random)
-    embedding = runner.tables.embedding
+    embedding = runner.execution.tables.embedding
     embedded = torch.from_numpy(np.array(embedding[ids.numpy()], np.float32))
     with torch.inference_mode():
         made = head.teach(features, embedded[None])
@@ -206,10 +206,10 @@ def test_whatever_is_accepted(
         at = upto
 
 
-def test_a_draft_ends_with_the_cache(eagle: tuple[Head, Eagle3Runner]) -> None:
+def test_a_draft_ends_with_the_cache(eagle: tuple[TorchDraftHead, Eagle3Runner]) -> None:
     _, runner = eagle
     runner.forget()
-    count = runner.slots["kv"].count
+    count = runner.memory.groups["kv"].count
     rows = np.zeros((count, 3, 64), np.float32)
     runner.follow(rows[: count - 2], [1] * (count - 2))
     assert runner.room == 2
@@ -220,12 +220,12 @@ def test_a_draft_ends_with_the_cache(eagle: tuple[Head, Eagle3Runner]) -> None:
     assert runner.room == 0
 
 
-def test_functions(eagle: tuple[Head, Eagle3Runner]) -> None:
+def test_functions(eagle: tuple[TorchDraftHead, Eagle3Runner]) -> None:
     """Weights are stored once, a prompt needs no attention, and the package is what the manifest
     says."""
     head, runner = eagle
-    program = load(runner.head.shard("eagle3"))
-    described = {f.name: f for f in runner.head.manifest.functions}
+    program = load(runner.draft_head.shard("eagle3"))
+    described = {f.name: f for f in runner.draft_head.manifest.functions}
     assert {name: f.tokens for name, f in described.items()} == {
         "follow": 4, "read": 8, "draft": 1,
     }  # fmt: skip
@@ -239,8 +239,8 @@ def test_functions(eagle: tuple[Head, Eagle3Runner]) -> None:
     tensors = [t for t in head.state_dict().values() if t.is_floating_point()]
     used = sum(2 * t.numel() for name, t in head.state_dict().items()
                if t.is_floating_point() and name != "norm")  # fmt: skip
-    assert runner.head.manifest.weight_bytes == used
-    weights = runner.head.shard("eagle3") / "Data/com.apple.CoreML/weights/weight.bin"
+    assert runner.draft_head.manifest.weight_bytes == used
+    weights = runner.draft_head.shard("eagle3") / "Data/com.apple.CoreML/weights/weight.bin"
     assert weights.stat().st_size < 1.1 * sum(2 * t.numel() for t in tensors) + 20_000
 
 
@@ -251,12 +251,12 @@ def test_sampling_is_unchanged(
     """A head's drafts are not drawn at random, so a seed gives one text, with and without."""
     engine = engines("llama", "readonly")
     bundle = InMemory(tmp_path, engine)
-    shard = with_head(bundle, random_head(kind, bundle))
-    drafter = head_drafter(shard, bundle, PortableBackend(shard, "fp32"))
+    shard = with_draft_head(bundle, random_draft_head(kind, bundle))
+    drafter = open_drafter(shard, bundle, PortableBackend(shard, "fp32"))
     prompt = tokens(288)[:5]
 
     def text(speculator: Speculator | None) -> list[int]:
-        session: Session = engine.session()
+        session = engine.session() if speculator is None else speculator.session(engine)
         return list(generate(session, prompt, Sampler(1.5, seed=3), 40, (), speculator))
 
     speculator = Speculator([drafter], STEPS)

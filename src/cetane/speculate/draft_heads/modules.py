@@ -26,7 +26,7 @@ THETA = 10_000.0
 """Of EAGLE-3's rotary positions."""
 
 
-class HeadConfig(Data):
+class DraftHeadConfig(Data):
     """What a head is, and whose."""
 
     kind: Literal["medusa", "eagle3"]
@@ -47,19 +47,19 @@ class HeadConfig(Data):
         return (TAPS - 1,) if self.kind == "medusa" else tuple(range(TAPS))
 
 
-class Head(nn.Module, ABC):
+class TorchDraftHead(nn.Module, ABC):
     """`vocabulary (R,)` are the tokens that it can propose, in ascending order, `output (R, C)` the
     target's rows for them, `norm (C,)` the gain of the target's last norm."""
 
-    kinds: ClassVar[dict[str, type["Head"]]] = {}
+    kinds: ClassVar[dict[str, type["TorchDraftHead"]]] = {}
     vocabulary: Tensor
     output: Tensor
     norm: Tensor
 
     def __init_subclass__(cls, kind: str) -> None:
-        Head.kinds[kind] = cls
+        TorchDraftHead.kinds[kind] = cls
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: DraftHeadConfig) -> None:
         super().__init__()
         self.config = config
         self.register_buffer("vocabulary", torch.zeros(config.rows, dtype=torch.int64))
@@ -105,21 +105,20 @@ class Head(nn.Module, ABC):
             save_file(tensors, temporary, {"cetane": self.config.model_dump_json()})
 
 
-def make_head(config: HeadConfig) -> Head:
+def make_draft_head(config: DraftHeadConfig) -> TorchDraftHead:
     """An untrained head."""
     torch.manual_seed(0)
-    return Head.kinds[config.kind](config)
+    return TorchDraftHead.kinds[config.kind](config)
 
 
-def load_head(path: Path) -> Head:
-    """A head from a file that `Head.save` wrote; CetaneError if it is not one."""
+def load_draft_head(path: Path) -> TorchDraftHead:
+    """A head from a file that `TorchDraftHead.save` wrote; CetaneError if it is not one."""
     try:
         with safe_open(path, "pt") as file:
-            config = validated(
-                HeadConfig, parse_json((file.metadata() or {})["cetane"], str(path)), str(path)
-            )
+            about = parse_json((file.metadata() or {})["cetane"], str(path))
+            config = validated(DraftHeadConfig, about, str(path))
             with torch.device("meta"):
-                head = Head.kinds[config.kind](config)
+                head = TorchDraftHead.kinds[config.kind](config)
             wanted = {name: tuple(t.shape) for name, t in head.state_dict().items()}
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
             if wanted != found:
@@ -132,8 +131,8 @@ def load_head(path: Path) -> Head:
     return head.eval().requires_grad_(False)
 
 
-class Medusa(Head, kind="medusa"):
-    def __init__(self, config: HeadConfig) -> None:
+class Medusa(TorchDraftHead, kind="medusa"):
+    def __init__(self, config: DraftHeadConfig) -> None:
         super().__init__(config)
         self.layers = nn.ModuleList(
             nn.Linear(config.hidden, config.hidden) for _ in range(config.steps)
@@ -158,11 +157,11 @@ class Medusa(Head, kind="medusa"):
 KeysValues = tuple[Tensor, Tensor]
 
 
-class Eagle3(Head, kind="eagle3"):
+class Eagle3(TorchDraftHead, kind="eagle3"):
     WIDTH = 64
     """Of an attention head."""
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: DraftHeadConfig) -> None:
         super().__init__(config)
         hidden = config.hidden
         self.heads = max(1, hidden // self.WIDTH)

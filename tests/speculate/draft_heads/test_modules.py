@@ -18,11 +18,10 @@ from cetane.engine.sampling import Sampler
 from cetane.engine.verify import Draft
 from cetane.errors import CetaneError
 from cetane.speculate.bench import first_tokens
-from cetane.speculate.drafter import Drafter
-from cetane.speculate.heads import train as train_module
-from cetane.speculate.heads.features import Taps, tapped
-from cetane.speculate.heads.modules import load_head, make_head
-from cetane.speculate.heads.train import (
+from cetane.speculate.draft_heads import train as train_module
+from cetane.speculate.draft_heads.features import Taps, tapped
+from cetane.speculate.draft_heads.modules import load_draft_head, make_draft_head
+from cetane.speculate.draft_heads.train import (
     CrossEntropy,
     acceptance,
     aligned,
@@ -31,6 +30,7 @@ from cetane.speculate.heads.train import (
     split,
     train,
 )
+from cetane.speculate.drafter import Drafter
 
 
 @pytest.fixture(scope="module")
@@ -40,23 +40,24 @@ def engine(tiny_engine: Callable[..., Engine]) -> Engine:
 
 def test_hidden_states_are_those_of_the_model(engine: Engine, model: Any) -> None:
     """Of accepted tokens only, whatever calls they came in."""
-    ids, session = tokens(288), engine.session()
+    ids = tokens(288)
     with torch.inference_mode():
         truth = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
     shards = tapped(engine.plan)
     assert shards == ("chunk-00", "chunk-01", "chunk-01")
-    taps, found = Taps(session, shards), []
+    taps, found = Taps(engine.plan, shards), []
+    session = engine.session(watch=[taps.see], whole=True)
     session.feed(ids[:9])
-    found.append(taps.take())
-    assert taps.take().shape == (0, 3, 64)
+    found.append(taps.take(session.position))
+    assert taps.take(session.position).shape == (0, 3, 64)
     session.evaluate([*ids[9:11], 5, 6])
     session.accept(2)
-    found.append(taps.take())
+    found.append(taps.take(session.position))
     session.evaluate([ids[11]])
     session.accept(1)
     session.evaluate(ids[12:16])
     session.accept(4)
-    found.append(taps.take())
+    found.append(taps.take(session.position))
     rows = np.concatenate(found)
     assert [len(part) for part in found] == [9, 2, 5]
     assert np.abs(rows[:, 0] - truth[1][0, :16].numpy()).max() < 1e-4
@@ -116,7 +117,7 @@ def test_saved_and_loaded(tmp_path: Path, kind: str) -> None:
     head = untrained(kind, embedding)
     head.round()
     head.save(tmp_path / "head.safetensors")
-    found = load_head(tmp_path / "head.safetensors")
+    found = load_draft_head(tmp_path / "head.safetensors")
     assert found.config == head.config
     with torch.inference_mode():
         for one, other in zip(head.teach(windows.features.float(), embedding[windows.tokens]),
@@ -130,7 +131,7 @@ def test_saved_and_loaded(tmp_path: Path, kind: str) -> None:
 )
 def test_files_that_are_no_heads(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "head.safetensors"
-    head = make_head(config("medusa"))
+    head = make_draft_head(config("medusa"))
     head.save(path)
     tensors, about = load_file(path), head.config.model_dump_json()
     if damage == "none":
@@ -153,7 +154,7 @@ def test_files_that_are_no_heads(tmp_path: Path, damage: str) -> None:
                 about = about.replace("medusa", "pickle")
         save_file(tensors, path, {"cetane": about} if about else {})
     with pytest.raises(CetaneError, match="not a draft head"):
-        load_head(path)
+        load_draft_head(path)
 
 
 def test_hidden_states_are_kept(

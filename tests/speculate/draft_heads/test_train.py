@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.speculate.lessons import KINDS, counting, untrained
 from torch import Tensor
 
-from cetane.speculate.heads.train import Windows, devices, train
+from cetane.speculate.draft_heads.train import Windows, devices, train
 
 Tensors = dict[str, Tensor]
 ROOT = Path(__file__).parents[3]
@@ -62,7 +62,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     found = subprocess.run(
-        [sys.executable, "-m", *launch, "-m", "tests.speculate.heads.test_train", str(out)],
+        [sys.executable, "-m", *launch, "-m", "tests.speculate.draft_heads.test_train", str(out)],
         env=environment, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert found.returncode == 0, found.stderr[-4000:]

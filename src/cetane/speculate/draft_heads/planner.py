@@ -37,15 +37,15 @@ from cetane.schema.interface import (
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Cache, Recipe, Tokens
 from cetane.schema.slots import Slots
-from cetane.speculate.heads.blocks import (
+from cetane.speculate.draft_heads.blocks import (
     EagleFuse,
     EagleKeys,
     EagleLayer,
     EagleOutput,
-    MedusaHeads,
-    eagle_heads,
+    MedusaBlock,
+    attention_heads,
 )
-from cetane.speculate.heads.modules import TAPS, THETA, Head, HeadConfig
+from cetane.speculate.draft_heads.modules import TAPS, THETA, DraftHeadConfig, TorchDraftHead
 
 GROUP = "kv"
 ROTARY = "default"
@@ -66,10 +66,10 @@ class Unseen(ReadOnly):
         return k, v
 
 
-class HeadPlanner:
+class DraftHeadPlanner:
     """The programs of a draft head for a bundle of some plan, as lowering wants them."""
 
-    def __init__(self, config: HeadConfig, plan: Plan) -> None:
+    def __init__(self, config: DraftHeadConfig, plan: Plan) -> None:
         self.config, self.name = config, config.kind
         target, context = plan.recipe, plan.recipe.cache.context
         self.recipe = Recipe(
@@ -80,7 +80,7 @@ class HeadPlanner:
             target=target.target,
         )
         with tensor_layout(target.tensor_layout):
-            self.axes, self.heads = Axes(), eagle_heads(config)
+            self.axes, self.heads = Axes(), attention_heads(config)
         self.slots = Slots(contract="readonly", count=context)
         self.rotary = RotaryTable(
             THETA ** -(torch.arange(self.heads.dim // 2) / (self.heads.dim // 2))
@@ -92,7 +92,7 @@ class HeadPlanner:
         with torch.device("meta"), tensor_layout(target.tensor_layout):
             blocks: tuple[Block, ...]
             if config.kind == "medusa":
-                blocks = (MedusaHeads(config),)
+                blocks = (MedusaBlock(config),)
             else:
                 keys, layer = EagleKeys(config, self.heads), EagleLayer(config, self.heads)
                 blocks = (EagleFuse(config), keys, layer, EagleOutput(config))
@@ -201,10 +201,10 @@ class HeadPlanner:
         return Output(name=f"{name}_out", shape=shape, sink=ToTensor(name=name))
 
 
-class HeadWeights:
+class DraftHeadWeights:
     """A trained head as a checkpoint of its shard."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: TorchDraftHead) -> None:
         self.tensors: dict[str, Any] = head.state_dict()
 
     def read(self, name: str) -> Tensor:

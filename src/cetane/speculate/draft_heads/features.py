@@ -3,7 +3,7 @@
 import numpy as np
 
 from cetane.engine.backend import Array
-from cetane.engine.engine import Session, columns
+from cetane.engine.call import columns
 from cetane.errors import CetaneError
 from cetane.schema.function import Route, Step
 from cetane.schema.plan import Plan
@@ -12,8 +12,8 @@ HIDDEN = "hidden_out"
 
 
 def tapped(plan: Plan) -> tuple[str, ...]:
-    """The shards after which heads see the hidden state: the first, the middle and the last one
-    (in a layout of fewer than three, some are the same)."""
+    """The shards whose hidden states draft heads may read: the first, the middle and the last that
+    hand one on. In a layout of fewer than three, some are the same."""
     shards = [
         shard.name
         for shard in plan.shards
@@ -29,26 +29,26 @@ def tapped(plan: Plan) -> tuple[str, ...]:
 
 
 class Taps:
-    """Collects the hidden states of a session's tokens, in order; those of tokens that were
-    evaluated and not accepted are dropped."""
+    """Collects the hidden states of one session that was opened with `watch=[taps.see]` and
+    `whole=True`; those of refused tokens are dropped."""
 
-    def __init__(self, session: Session, shards: tuple[str, ...]) -> None:
-        self.session, self.shards = session, shards
+    def __init__(self, plan: Plan, shards: tuple[str, ...]) -> None:
+        self.hidden, self.shards = plan.hidden, shards
         self.rows: dict[str, list[Array]] = {shard: [] for shard in shards}
-        self.at = session.position
-        """The first position that has not been taken."""
-        session.watch, session.whole = self.see, True
+        self.taken = 0
+        """How many positions have been taken."""
 
     def see(self, step: Step | Route, name: str, value: Array, valid: int) -> None:
+        """Keep an output, if it is a hidden state that is asked for."""
         if name == HIDDEN and step.shard in self.rows:
             self.rows[step.shard].append(columns(value)[:, :valid].T.astype(np.float32))
 
-    def take(self) -> Array:
-        """Of the positions since the last time, fp32 `(n, shards, C)`."""
-        count = self.session.position - self.at
-        self.at = self.session.position
-        found = [self.rows[shard] for shard in self.shards]
+    def take(self, position: int) -> Array:
+        """The hidden states from the last position that was taken up to the session's `position`:
+        fp32 `(n, shards, C)`."""
+        count, self.taken = position - self.taken, position
+        seen = [self.rows[shard] for shard in self.shards]
         self.rows = {shard: [] for shard in self.shards}
         if not count:
-            return np.empty((0, len(self.shards), self.session.plan.hidden), np.float32)
-        return np.stack([np.concatenate(rows)[:count] for rows in found], 1)
+            return np.empty((0, len(self.shards), self.hidden), np.float32)
+        return np.stack([np.concatenate(rows)[:count] for rows in seen], 1)

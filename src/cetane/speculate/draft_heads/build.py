@@ -6,28 +6,31 @@ import numpy as np
 import torch
 
 from cetane.bundle import Bundle
-from cetane.bundle.draft_heads import HeadShard
+from cetane.bundle.draft_heads import DraftHead
 from cetane.files import disk_errors, records, remove, write_json
 from cetane.lower.lower import Lowering
 from cetane.schema.draft_head import (
-    HEADS,
+    FOLDER,
     HELD_OUT,
     MANIFEST,
     ROTARY,
     SOURCE,
     VOCABULARY,
-    HeadManifest,
+    DraftHeadManifest,
     Training,
 )
 from cetane.schema.manifest import producers
-from cetane.speculate.heads.features import tapped
-from cetane.speculate.heads.modules import Head
-from cetane.speculate.heads.planner import HeadPlanner, HeadWeights
+from cetane.speculate.draft_heads.features import tapped
+from cetane.speculate.draft_heads.modules import TorchDraftHead
+from cetane.speculate.draft_heads.planner import DraftHeadPlanner, DraftHeadWeights
 
 
-def add_head(bundle: Bundle, head: Head, held_out: torch.Tensor, training: Training) -> HeadShard:
-    """Lower a head (`Head.round` comes first) and put it into its bundle, in place of an earlier
-    one of its kind; `held_out (W, n)` are windows of text that it was not trained on.
+def add_draft_head(
+    bundle: Bundle, head: TorchDraftHead, held_out: torch.Tensor, training: Training
+) -> DraftHead:
+    """Lower a draft head, whose weights `TorchDraftHead.round` has rounded, and put it into its
+    bundle, in place of an earlier one of its kind. `held_out (W, n)` are windows of text that it
+    was not trained on.
 
     It is made beside the bundle and moved there when it is complete: a kill leaves the bundle as it
     was, or between two renames without this head, but never with a part of one.
@@ -40,25 +43,27 @@ def add_head(bundle: Bundle, head: Head, held_out: torch.Tensor, training: Train
         made = staging / kind
         made.mkdir(parents=True)
         write(bundle, head, held_out, training, made)
-        place(made, bundle.file(f"{HEADS}/{kind}"))
+        place(made, bundle.file(f"{FOLDER}/{kind}"))
         remove(staging)
-    return bundle.heads()[kind]
+    return bundle.draft_heads()[kind]
 
 
 def write(
-    bundle: Bundle, head: Head, held_out: torch.Tensor, training: Training, folder: Path
+    bundle: Bundle, head: TorchDraftHead, held_out: torch.Tensor, training: Training, folder: Path
 ) -> None:
     """All files of a head, its manifest last."""
     config = head.config
-    planner = HeadPlanner(config, bundle.plan)
-    Lowering(planner, HeadWeights(head)).lower(config.kind, folder / f"{config.kind}.mlpackage")
+    planner = DraftHeadPlanner(config, bundle.plan)
+    Lowering(planner, DraftHeadWeights(head)).lower(
+        config.kind, folder / f"{config.kind}.mlpackage"
+    )
     head.save(folder / SOURCE)
     np.save(folder / VOCABULARY, head.vocabulary.numpy().astype(np.int32))
     np.save(folder / HELD_OUT, held_out.numpy().astype(np.int32))
     if planner.caches:
         np.save(folder / ROTARY, planner.rotary.cos_sin(planner.recipe.cache.context).numpy())
     shards = tapped(bundle.plan)
-    manifest = HeadManifest(
+    manifest = DraftHeadManifest(
         producer=producers(),
         kind=config.kind,
         bundle=bundle.digest,

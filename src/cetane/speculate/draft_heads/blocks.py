@@ -18,10 +18,10 @@ from cetane.families import (
     attend,
     rotate,
 )
-from cetane.speculate.heads.modules import TAPS, Eagle3, HeadConfig
+from cetane.speculate.draft_heads.modules import TAPS, DraftHeadConfig, Eagle3
 
 
-class HeadBlock(Block):
+class DraftHeadBlock(Block):
     """A block whose weights are tensors of a trained head."""
 
     def __init__(self, name: str, **stored: str) -> None:
@@ -39,14 +39,14 @@ class HeadBlock(Block):
         return replace(found, stored=(whole, *held.stored[1:]), rows=(start, stop))
 
 
-class MedusaHeads(HeadBlock):
+class MedusaBlock(DraftHeadBlock):
     """All heads at once: the last hidden state `(1, C, 1, 1)` to logits `(1, R, 1, steps)`, a
     column for each drafted token, so that the output rows are read once."""
 
     reads = ("hidden",)
     writes = ("logits",)
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: DraftHeadConfig) -> None:
         super().__init__("medusa", norm="norm", output="output")
         self.axis = Axes().time
         self.norm = RMSNorm(config.hidden, config.eps)
@@ -61,12 +61,12 @@ class MedusaHeads(HeadBlock):
         flow["logits"] = self.output(torch.cat(steps, self.axis))
 
 
-class EagleFuse(HeadBlock):
+class EagleFuse(DraftHeadBlock):
     """The hidden states of three depths as one."""
 
     reads = ("features",)
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: DraftHeadConfig) -> None:
         super().__init__("fuse")
         self.fuse = Projection(TAPS * config.hidden, config.hidden, "head")
 
@@ -74,7 +74,7 @@ class EagleFuse(HeadBlock):
         flow["hidden"] = self.fuse(flow["features"])
 
 
-class EagleKeys(HeadBlock):
+class EagleKeys(DraftHeadBlock):
     """The keys and values of tokens: all that later ones read of them, so a prompt needs no more of
     a head of one layer."""
 
@@ -82,7 +82,7 @@ class EagleKeys(HeadBlock):
     writes = ("mixed_in", "keys", "values")
     keeps = ("kv",)
 
-    def __init__(self, config: HeadConfig, heads: Heads) -> None:
+    def __init__(self, config: DraftHeadConfig, heads: Heads) -> None:
         super().__init__("keys", kv="qkv.weight")
         self.heads, inner = heads, heads.kv * heads.dim
         self.rows = {"kv.weight": (inner, 3 * inner, 3 * inner)}
@@ -100,12 +100,12 @@ class EagleKeys(HeadBlock):
         flow["keys"], flow["values"] = memory["kv"](k, v)
 
 
-class EagleLayer(HeadBlock):
+class EagleLayer(DraftHeadBlock):
     """The rest of the layer; what it makes is the next token's hidden state too."""
 
     reads = ("hidden", "mixed_in", "keys", "values", "rope_cos", "rope_sin", "mask")
 
-    def __init__(self, config: HeadConfig, heads: Heads) -> None:
+    def __init__(self, config: DraftHeadConfig, heads: Heads) -> None:
         super().__init__("layer", q="qkv.weight")
         self.heads, hidden, inner = heads, config.hidden, heads.query * heads.dim
         self.rows = {"q.weight": (0, inner, 3 * inner)}
@@ -125,13 +125,13 @@ class EagleLayer(HeadBlock):
         flow["hidden"] = h + self.down(nn.functional.silu(gate) * up)
 
 
-class EagleOutput(HeadBlock):
+class EagleOutput(DraftHeadBlock):
     """Logits of the tokens that the head can propose."""
 
     reads = ("hidden",)
     writes = ("logits",)
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: DraftHeadConfig) -> None:
         super().__init__("output", output="output")
         self.norm_output = RMSNorm(config.hidden, config.eps)
         self.output = Projection(config.hidden, config.rows, "head")
@@ -140,7 +140,7 @@ class EagleOutput(HeadBlock):
         flow["logits"] = self.output(self.norm_output(flow["hidden"]))
 
 
-def eagle_heads(config: HeadConfig) -> Heads:
+def attention_heads(config: DraftHeadConfig) -> Heads:
     """As many heads as `Eagle3` has, each with keys and values of its own."""
     count, dim = max(1, config.hidden // Eagle3.WIDTH), Eagle3.WIDTH
     return Heads(count, count, dim, dim**-0.5)

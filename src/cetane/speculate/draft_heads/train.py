@@ -25,8 +25,13 @@ from cetane.engine.engine import Engine
 from cetane.errors import CetaneError
 from cetane.files import Progress, disk_errors, replacing
 from cetane.planner import Planner
-from cetane.speculate.heads.features import Taps, tapped
-from cetane.speculate.heads.modules import Eagle3, Head, HeadConfig, make_head
+from cetane.speculate.draft_heads.features import Taps, tapped
+from cetane.speculate.draft_heads.modules import (
+    DraftHeadConfig,
+    Eagle3,
+    TorchDraftHead,
+    make_draft_head,
+)
 from cetane.validation import Data
 
 HELD_OUT = 10
@@ -86,12 +91,12 @@ def collect(
 
 def computed(engine: Engine, window: Sequence[int]) -> dict[str, Tensor]:
     """Features and choices of one window."""
-    session = engine.session()
-    taps = Taps(session, tapped(engine.plan))
+    taps = Taps(engine.plan, tapped(engine.plan))
+    session = engine.session(watch=[taps.see], whole=True)
     logits = session.feed(window, "all")
     assert logits is not None
     return {
-        "features": torch.from_numpy(taps.take()).half().contiguous(),
+        "features": torch.from_numpy(taps.take(session.position)).half().contiguous(),
         "choices": torch.from_numpy(logits.argmax(-1)),
     }
 
@@ -106,14 +111,14 @@ def kept(path: Path, shape: tuple[int, ...]) -> dict[str, Tensor] | None:
     return found if {name: tuple(t.shape) for name, t in found.items()} == wanted else None
 
 
-def new_head(
+def new_draft_head(
     kind: Literal["medusa", "eagle3"],
     bundle: Bundle,
     checkpoint: Checkpoint,
     windows: Windows,
     rows: int,
     steps: int,
-) -> Head:
+) -> TorchDraftHead:
     """An untrained head whose vocabulary is what the text and the target say most, then the lowest
     ids: byte pairs were merged in the order of how frequent they are. What the target cannot choose
     is not in it."""
@@ -123,7 +128,7 @@ def new_head(
     ranked = dict.fromkeys([*(token for token, _ in said.most_common()), *range(plan.vocab)])
     chosen = (token for token in ranked if token in possible)
     vocabulary = torch.tensor(sorted(islice(chosen, rows)))
-    config = HeadConfig(
+    config = DraftHeadConfig(
         kind=kind,
         hidden=model.hidden,
         rows=len(vocabulary),
@@ -132,7 +137,7 @@ def new_head(
         softcap=model.softcap,
         bundle=bundle.digest,
     )
-    head = make_head(config)
+    head = make_draft_head(config)
     head.vocabulary = vocabulary
     head.output = checkpoint.read(model.output).float()[vocabulary]
     head.norm = checkpoint.read(model.norm).float() + model.unit_offset
@@ -148,7 +153,7 @@ def devices() -> Accelerator:
 
 
 def train(
-    head: Head,
+    head: TorchDraftHead,
     windows: Windows,
     embedding: Tensor,
     epochs: int,
@@ -212,7 +217,7 @@ class Lesson(nn.Module):
 
     scale: Tensor
 
-    def __init__(self, head: Head, scale: Tensor) -> None:
+    def __init__(self, head: TorchDraftHead, scale: Tensor) -> None:
         super().__init__()
         self.head = head
         self.register_buffer("scale", scale)
@@ -260,7 +265,9 @@ class Acceptance(Data):
 
 
 @torch.inference_mode()
-def acceptance(head: Head, windows: Windows, embedding: Tensor, batch: int = 4) -> Acceptance:
+def acceptance(
+    head: TorchDraftHead, windows: Windows, embedding: Tensor, batch: int = 4
+) -> Acceptance:
     """Judge drafts from every position after which the text goes on as the target would, for as
     many tokens as a draft has: elsewhere a draft would not be verified against this text."""
     right: list[Tensor] = []

@@ -5,39 +5,58 @@ from collections.abc import Sequence
 import numpy as np
 
 from cetane.bundle import Bundle
-from cetane.bundle.draft_heads import HeadShard
+from cetane.bundle.draft_heads import DraftHead
 from cetane.engine.backend import Array, Backend
-from cetane.engine.engine import Session
+from cetane.engine.execution import Watch
+from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft
+from cetane.errors import CetaneError
+from cetane.schema.plan import Plan
+from cetane.speculate.draft_heads.features import Taps
+from cetane.speculate.draft_heads.runner import (
+    DraftHeadRunner,
+    Eagle3Runner,
+    MedusaRunner,
+    open_runner,
+)
 from cetane.speculate.drafter import Drafter
-from cetane.speculate.heads.features import Taps
-from cetane.speculate.heads.runner import Eagle3Runner, HeadRunner, MedusaRunner, open_runner
 
 
-class HeadDrafter(Drafter):
-    """Keeps the hidden states of the sequence for a head, which runs as the bundle's shards do."""
+class DraftHeadDrafter(Drafter):
+    """Hands the hidden states of a sequence to a draft head."""
 
     costly = True
 
-    def __init__(self, runner: HeadRunner) -> None:
+    def __init__(self, runner: DraftHeadRunner) -> None:
         super().__init__()
         self.runner = runner
+        self.taps: Taps | None = None
+
+    def watch(self, plan: Plan) -> Watch:
+        self.taps = Taps(plan, self.runner.draft_head.manifest.taps)
+        return self.taps.see
 
     def begin(self, session: Session, tokens: Sequence[int]) -> None:
-        if session is not self.session:
-            self.taps = Taps(session, self.runner.head.manifest.taps)
+        if self.taps is None or self.taps.see not in session.execution.watch:
+            raise CetaneError(
+                f"the {self.name} draft head does not see the hidden states of this session",
+                "open the session with Speculator.session",
+            )
         super().begin(session, tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
         super().extend(tokens)
-        self.see(self.taps.take())
+        assert self.taps is not None and self.session is not None
+        self.see(self.taps.take(self.session.position))
 
     def see(self, features: Array) -> None:
         """The hidden states `(n, taps, C)` of the tokens that were accepted last."""
         raise NotImplementedError
 
 
-class MedusaDrafter(HeadDrafter):
+class MedusaDrafter(DraftHeadDrafter):
+    """Drafts all tokens at once from the last hidden state."""
+
     name = "medusa"
     runner: MedusaRunner
 
@@ -55,8 +74,8 @@ class MedusaDrafter(HeadDrafter):
         return Draft(tuple(self.runner.vocabulary[best].tolist()), self.name)
 
 
-class Eagle3Drafter(HeadDrafter):
-    """Runs its layer over what is certain when it is asked, then over its own tokens."""
+class Eagle3Drafter(DraftHeadDrafter):
+    """Runs its layer over the accepted tokens when it is asked, then over its own."""
 
     name = "eagle3"
     runner: Eagle3Runner
@@ -83,7 +102,7 @@ class Eagle3Drafter(HeadDrafter):
             logits = runner.step(drafted[-1])
 
 
-def head_drafter(head: HeadShard, bundle: Bundle, backend: Backend) -> HeadDrafter:
-    """The drafter of a bundle's head; `backend` opens the head's shard."""
-    runner = open_runner(head, bundle, backend)
+def open_drafter(draft_head: DraftHead, bundle: Bundle, backend: Backend) -> DraftHeadDrafter:
+    """The drafter of a bundle's draft head; `backend` opens its shard."""
+    runner = open_runner(draft_head, bundle, backend)
     return MedusaDrafter(runner) if isinstance(runner, MedusaRunner) else Eagle3Drafter(runner)

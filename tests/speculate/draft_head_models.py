@@ -7,13 +7,13 @@ import numpy as np
 import torch
 
 from cetane.bundle import Bundle
-from cetane.bundle.draft_heads import HeadShard
+from cetane.bundle.draft_heads import DraftHead
 from cetane.bundle.tables import Tables
 from cetane.engine.engine import Engine
 from cetane.schema.draft_head import Training
 from cetane.schema.plan import Plan
-from cetane.speculate.heads.build import add_head
-from cetane.speculate.heads.modules import Head, HeadConfig, make_head
+from cetane.speculate.draft_heads.build import add_draft_head
+from cetane.speculate.draft_heads.modules import DraftHeadConfig, TorchDraftHead, make_draft_head
 
 STEPS = 3
 NOTHING = Training(
@@ -39,11 +39,13 @@ class InMemory(Bundle):
         return self.engine.tables
 
 
-def random_head(kind: str, bundle: Bundle, rows: int = 40, steps: int = STEPS, **seed: int) -> Head:
+def random_draft_head(
+    kind: str, bundle: Bundle, rows: int = 40, steps: int = STEPS, **seed: int
+) -> TorchDraftHead:
     """A head in which every weight matters, which proposes some tokens of the bundle."""
     hidden, vocab = bundle.plan.hidden, bundle.plan.vocab
     config: dict[str, Any] = {"kind": kind, "rows": rows, "steps": steps, "eps": 1e-5}
-    head = make_head(HeadConfig(hidden=hidden, bundle=bundle.digest, **config))
+    head = make_draft_head(DraftHeadConfig(hidden=hidden, bundle=bundle.digest, **config))
     random = torch.Generator().manual_seed(seed.get("seed", 0))
     with torch.no_grad():
         for name, tensor in head.state_dict().items():
@@ -62,13 +64,15 @@ def held_out(bundle: Bundle, windows: int = 2, length: int = 24) -> torch.Tensor
     return torch.randint(1, bundle.plan.vocab, (windows, length), generator=random)
 
 
-def with_head(bundle: Bundle, head: Head) -> HeadShard:
+def with_draft_head(bundle: Bundle, head: TorchDraftHead) -> DraftHead:
     """The head as a shard of the bundle."""
-    return add_head(bundle, head, held_out(bundle), NOTHING)
+    return add_draft_head(bundle, head, held_out(bundle), NOTHING)
 
 
 @torch.inference_mode()
-def rollout(head: Head, features: np.ndarray, tokens: list[int], embedding: Any) -> list[int]:
+def rollout(
+    head: TorchDraftHead, features: np.ndarray, tokens: list[int], embedding: Any
+) -> list[int]:
     """What the torch head proposes after tokens of which all but the last have `features
     (n - 1, 3, C)`: by `teach`, on the whole text anew for every token."""
     drafted: list[int] = []

@@ -1,0 +1,143 @@
+"""Runs the steps of calls: inputs in, functions called, outputs to where they belong."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cetane.bundle.tables import Tables
+from cetane.engine.backend import Array, Arrays
+from cetane.engine.call import Running, columns, hidden
+from cetane.engine.host import host_input
+from cetane.engine.memory import Memory
+from cetane.engine.shards import OpenShards
+from cetane.schema.function import Function, Route, Step
+from cetane.schema.interface import (
+    FromCache,
+    FromHistory,
+    FromTensor,
+    Input,
+    Sink,
+    ToCache,
+    ToHistory,
+    ToTensor,
+    hidden_shape,
+)
+
+Watch = Callable[[Step | Route, str, Array, int], None]
+"""Called with the step, the name and the value of every output, and how many of its tokens are
+not padding."""
+
+
+class Execution:
+    """Runs the calls of one sequence, which share its memory and its MLStates."""
+
+    def __init__(
+        self,
+        functions: Mapping[tuple[str, str], Function],
+        shards: OpenShards,
+        tables: Tables,
+        memory: Memory,
+        watch: Sequence[Watch] = (),
+    ) -> None:
+        """`functions` by shard and name."""
+        self.functions, self.shards, self.tables = functions, shards, tables
+        self.memory, self.watch = memory, tuple(watch)
+        self.states: dict[str, Any] = {}
+        """MLStates by the functions' owner."""
+
+    def step(self, step: Step | Route, running: Running) -> None:
+        """One step of a call."""
+        if isinstance(step, Route):
+            outputs = self._route(step, running)
+            function = self.functions[step.shard, step.experts[0][0]]
+        else:
+            function = self.functions[step.shard, step.function]
+            inputs = {item.name: self._input(item, running) for item in function.inputs}
+            outputs = self._call(step.shard, function, inputs)
+        for item in function.outputs:
+            self._keep(item.sink, outputs[item.name], running)
+        for watch in self.watch:
+            for name, value in outputs.items():
+                watch(step, name, value, len(running.call.tokens))
+
+    def _route(self, route: Route, running: Running) -> Arrays:
+        """Run the chosen experts, each on the columns of its tokens."""
+        scores = columns(running.tensors[route.scores])[:, : len(running.call.tokens)]
+        choices = scores.argmax(axis=0)  # the first, of equals
+        results: Arrays = {}
+        for expert in np.unique(choices):
+            functions = [self.functions[route.shard, name] for name in route.experts[expert]]
+            mine = np.flatnonzero(choices == expert)
+            while len(mine):
+                fitting = [f for f in functions if f.tokens >= len(mine)]
+                function = fitting[0] if fitting else functions[-1]
+                taken, mine = mine[: function.tokens], mine[function.tokens :]
+                inputs = {
+                    item.name: self._some(self._input(item, running), taken, function.tokens)
+                    for item in function.inputs
+                }
+                for name, value in self._call(route.shard, function, inputs).items():
+                    made = columns(value)
+                    if name not in results:
+                        results[name] = np.zeros((len(made), running.call.width), value.dtype)
+                    results[name][:, taken] = made[:, : len(taken)]
+        order = running.call.order
+        return {name: v.reshape(hidden_shape(order, *v.shape)) for name, v in results.items()}
+
+    def _some(self, value: Array, taken: Array, width: int) -> Array:
+        """Some columns of a hidden tensor as one of its own, padded with zeros to `width`."""
+        return hidden(columns(value)[:, taken], width, self.memory.order)
+
+    def _input(self, item: Input, running: Running) -> Array:
+        """The array for an input, wherever it comes from."""
+        source = item.source
+        if isinstance(source, FromTensor):
+            return running.tensors[source.name]
+        if isinstance(source, FromCache):
+            return self.memory.caches[source.name]
+        if isinstance(source, FromHistory):
+            return self.memory.histories[source.name]
+        if item.name not in running.hosted:
+            dtype = self.shards.backend.dtype
+            running.hosted[item.name] = host_input(item, running.call, self.tables, dtype)
+        return running.hosted[item.name]
+
+    def _call(self, shard: str, function: Function, inputs: Arrays) -> Arrays:
+        """Call a function of a shard, with the MLStates of this sequence."""
+        if function.owner not in self.states:
+            self.states[function.owner] = self.shards.make_state(shard, function)
+        return self.shards.call(shard, function, inputs, self.states[function.owner])
+
+    def _keep(self, sink: Sink, value: Array, running: Running) -> None:
+        """Put an output where it belongs; of padding nothing is remembered."""
+        if isinstance(sink, ToTensor):
+            running.tensors[sink.name] = value
+        elif isinstance(sink, ToCache | ToHistory):
+            if running.held:
+                running.writes.append((sink, value))
+            else:
+                self.memory.write(sink, value, running.call, len(running.call.tokens))
+        elif running.logits is not None:
+            running.logits.add(sink, value)
+
+
+def run(
+    work: Sequence[tuple[Execution, Sequence[Running]]],
+    shards: OpenShards,
+    only: Collection[str] | None = None,
+) -> None:
+    """Take the calls of some sequences through all shards, or `only` some; each opens once.
+
+    All tokens are known. So a call does not wait until the one before it has left the last shard:
+    it needs the caches of the shard that it is in, and nothing else.
+    """
+    with shards.host_clock():
+        for name in shards.names:
+            if only is not None and name not in only:
+                continue
+            for execution, calls in work:
+                for running in calls:
+                    for step in running.steps.get(name, ()):
+                        execution.step(step, running)
+            shards.leave(name)

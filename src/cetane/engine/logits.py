@@ -1,0 +1,55 @@
+"""From the outputs of a head, whole or in slices, to logits over the whole vocabulary."""
+
+import numpy as np
+
+from cetane.engine.backend import Array
+from cetane.errors import CetaneError
+from cetane.schema.interface import MASKED, ToChoice, ToLogits
+from cetane.schema.plan import Plan
+
+PORT_AGAIN = "port the model again"
+
+
+class HeadRows:
+    """Which tokens the rows of a plan's head are about, and the softcap of its logits."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.unseen = np.full(plan.vocab, -np.inf, np.float32)
+        """Logits `(V,)` before the head gives any. A token that the head lacks keeps minus
+        infinity: nothing ever chooses it. One that the head has, but does not choose, gets a
+        value so low that it has no chance."""
+        self.unseen[plan.choosable] = MASKED
+
+    def capped(self, logits: Array) -> Array:
+        """Logits in fp32, as the model's softcap leaves them."""
+        plain: Array = logits.astype(np.float32)
+        cap = self.plan.softcap
+        return plain if cap is None else cap * np.tanh(plain / cap)
+
+
+class Logits:
+    """The logits of one call of `count` tokens, as outputs of the head come in."""
+
+    def __init__(self, head: HeadRows, count: int) -> None:
+        self.head, self.count = head, count
+        self.rows: Array | None = None
+        """fp32 `(count, V)`; None until a head has run."""
+        self.chosen: Array | None = None
+        """The tokens that the last slice of the head has chosen, one for each of the call."""
+
+    def add(self, sink: ToLogits | ToChoice, value: Array) -> None:
+        """Take an output of the head; CetaneError for a choice outside its rows."""
+        head, count = self.head, self.count
+        if self.rows is None:
+            self.rows = np.tile(head.unseen, (count, 1))
+        if isinstance(sink, ToLogits):
+            slices = value.reshape(value.shape[1], -1)[:, :count].T
+            self.rows[:, head.plan.tokens(sink.start, sink.stop)] = head.capped(slices)
+        elif sink.part == "row":
+            rows = value.reshape(-1)[:count]
+            if not ((rows >= 0) & (rows < sink.stop - sink.start)).all():
+                raise CetaneError("the head chose a row that it does not have", PORT_AGAIN)
+            self.chosen = head.plan.choosable[sink.start + rows]
+        else:
+            self.rows[np.arange(count), self.chosen] = head.capped(value.reshape(-1)[:count])

@@ -1,0 +1,152 @@
+"""What a sequence remembers: the position that every slot holds, caches, histories, and marks."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cetane.engine.backend import Array, Arrays
+from cetane.engine.call import Call, CallSlots
+from cetane.errors import CetaneError
+from cetane.schema.function import Function
+from cetane.schema.interface import FromCache, FromHistory, Order, ToCache, ToHistory, time_axis
+from cetane.schema.slots import Slots
+
+EMPTY = -1
+"""The position of a slot that holds nothing."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a sequence remembered at some position."""
+
+    position: int
+    slots: dict[str, Array]
+    caches: Arrays
+    histories: Arrays
+
+
+class Memory:
+    """The memory of one sequence; its arrays are of the backend's `dtype`.
+
+    The position that every slot holds is the one source of masks, so one rule serves every
+    contract, padding and windows.
+    """
+
+    def __init__(
+        self,
+        groups: Mapping[str, Slots],
+        functions: Iterable[Function],
+        order: Order,
+        dtype: type[np.floating],
+    ) -> None:
+        """An empty memory for the cache groups and the inputs of some functions."""
+        self.groups, self.order = groups, order
+        self.position = 0
+        """How many tokens have been run: the position of the next."""
+        self.slots = {name: np.full(group.count, EMPTY) for name, group in groups.items()}
+        """By cache group, the position that every slot holds."""
+        inputs = [item for function in functions for item in function.inputs]
+        self.caches: Arrays = {
+            item.source.name: np.zeros(item.shape, dtype)
+            for item in inputs
+            if isinstance(item.source, FromCache)
+        }
+        self.histories: Arrays = {
+            item.source.name: np.zeros(item.shape, dtype)
+            for item in inputs
+            if isinstance(item.source, FromHistory)
+        }
+
+    def place(self, tokens: Array, width: int) -> Call:
+        """A call of the next tokens, in a function `width` tokens wide."""
+        positions = self.position + np.arange(len(tokens))
+        groups = {
+            name: place(group, self.slots[name], positions, width)
+            for name, group in self.groups.items()
+        }
+        return Call(tokens, positions, width, self.order, groups)
+
+    def advance(self, call: Call) -> None:
+        """Count the tokens of a call as run. Its columns follow through `write`."""
+        self.slots = {name: group.after for name, group in call.groups.items()}
+        self.position += len(call.tokens)
+
+    def accept(
+        self, call: Call, writes: Sequence[tuple[ToCache | ToHistory, Array]], count: int
+    ) -> None:
+        """Count the first `count` tokens of a call as run, and write their columns."""
+        if count:
+            for sink, value in writes:
+                self.write(sink, value, call, count)
+        self.slots = {
+            name: accepted(group, self.slots[name], call.positions, call.width, count)
+            for name, group in self.groups.items()
+        }
+        self.position += count
+
+    def write(self, sink: ToCache | ToHistory, value: Array, call: Call, count: int) -> None:
+        """Remember what a call wrote for its first `count` tokens."""
+        if isinstance(sink, ToHistory):
+            axis, past = time_axis(self.order), self.histories[sink.name]
+            joined = np.concatenate([past, np.take(value, range(count), axis)], axis)
+            length = past.shape[axis]
+            self.histories[sink.name] = np.take(joined, range(-length, 0), axis)
+            return
+        before, targets = self.caches[sink.name], call.groups[sink.group].targets[:count]
+        shifts = self.groups[sink.group].contract == "shift"
+        if shifts and (sink.write == "append" or count < call.width):
+            new = value if sink.write == "append" else value[..., -call.width :]
+            joined = np.concatenate([before, new[..., :count]], -1)
+            self.caches[sink.name] = joined[..., count:]
+        elif sink.write == "append":
+            before[..., targets] = value[..., :count]
+        elif count < len(call.tokens):
+            kept = before.copy()
+            kept[..., targets] = value[..., targets]
+            self.caches[sink.name] = kept
+        else:
+            self.caches[sink.name] = value
+
+    def mark(self) -> Mark:
+        """What is remembered now, to come back to.
+
+        A cache of the whole context needs no copy: a call replaces it, so the mark keeps the old
+        one, or writes columns after the mark, which no mask shows until they are written again.
+        The slots of a window are used again, so the mark copies that cache.
+        """
+        limited = [group.contract for group in self.groups.values() if group.limited]
+        if "stateful" in limited:
+            raise CetaneError("a state of a window forgets what a mark would come back to")
+        caches = {name: a.copy() if limited else a for name, a in self.caches.items()}
+        return Mark(self.position, self.slots, caches, dict(self.histories))
+
+    def rewind(self, mark: Mark) -> None:
+        """Forget what came after a mark; later marks are void."""
+        self.position, self.slots = mark.position, mark.slots
+        self.caches, self.histories = dict(mark.caches), dict(mark.histories)
+
+
+def place(group: Slots, held: Array, positions: Array, width: int) -> CallSlots:
+    """Where a call of `width` columns goes among slots that hold the positions `held`. Its columns
+    after those of `positions` are padding."""
+    reads, count = group.form(width) == "readonly", len(positions)
+    padded = np.concatenate([positions, np.full(width - count, EMPTY)])
+    targets = np.array([group.of(position) for position in positions])
+    if group.contract == "shift" and not reads:  # a graph cannot tell the padding
+        after = np.concatenate([held, padded])[width:]
+    else:
+        after = accepted(group, held, positions, width, count)
+    keys = np.concatenate([held, padded]) if reads else after
+    return CallSlots(after, keys, targets)
+
+
+def accepted(group: Slots, held: Array, positions: Array, width: int, count: int) -> Array:
+    """The slots after a call whose first `count` tokens are kept."""
+    if group.contract == "shift":
+        return np.concatenate([held, positions[:count]])[count:]
+    after, targets = held.copy(), np.array([group.of(position) for position in positions])
+    if group.contract == "stateful":  # the graph has written all columns of the call
+        after[targets[0] : targets[0] + width] = EMPTY
+    after[targets[:count]] = positions[:count]  # where two positions share a slot, the last stays
+    return after

@@ -1,0 +1,154 @@
+"""Which calls take some tokens: how wide they are, and which steps they run."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from cetane.errors import CetaneError
+from cetane.schema.function import ModePlan, Route, Step
+from cetane.schema.interface import ToChoice, ToLogits
+from cetane.schema.plan import Plan
+from cetane.schema.recipe import Mode
+from cetane.schema.slots import Slots
+
+Wanted = Literal["none", "last", "all"]
+"""Which tokens of a feed the caller wants logits of."""
+Steps = Mapping[str, Sequence[Step | Route]]
+"""Steps by shard."""
+
+
+@dataclass(frozen=True)
+class ScheduledCall:
+    """A call that is to be made: of a mode, for the next `count` tokens."""
+
+    mode: Mode
+    count: int
+    logits: bool
+    """Whether it computes logits; otherwise it is a silent call."""
+
+
+class Schedule:
+    """Cuts tokens into calls. It knows widths and contracts, and nothing of a sequence but its
+    position."""
+
+    def __init__(self, plan: Plan, modes: Collection[Mode] | None = None, whole: bool = False):
+        """`modes`: use only these. `whole`: run all layers for every token, also in calls that
+        need no logits (`Session`)."""
+        self.modes = {m: plan.modes[m] for m in plan.modes if modes is None or m in modes}
+        self.groups: Collection[Slots] = plan.caches.values()
+        self.context = plan.recipe.cache.context
+        self.whole = whole
+        self._steps = {
+            (mode, logits): by_shard(steps)
+            for mode, chosen in self.modes.items()
+            for logits, steps in ((True, chosen.steps), (False, chosen.silent))
+        }
+        self._skipping = {mode for mode, chosen in self.modes.items() if skips(plan, chosen)}
+        """Modes whose silent calls skip layers, and not the head alone."""
+
+    def steps(self, mode: Mode, logits: bool) -> Steps:
+        """What every shard does in a call."""
+        return self._steps[mode, logits]
+
+    def cut(self, position: int, tokens: int, wanted: Wanted) -> list[ScheduledCall]:
+        """The calls for the next `tokens` tokens; CetaneError where they do not fit."""
+        return list(self._cut(position, tokens, wanted))
+
+    def _cut(self, position: int, tokens: int, wanted: Wanted) -> Iterator[ScheduledCall]:
+        self.check_room(position, tokens)
+        while tokens:
+            mode, count = self._next(position, tokens, wanted)
+            position, tokens = position + count, tokens - count
+            last = wanted == "last" and not tokens
+            whole = self.whole and mode in self._skipping
+            yield ScheduledCall(mode, count, wanted == "all" or last or whole)
+
+    def _next(self, position: int, tokens: int, wanted: Wanted) -> tuple[Mode, int]:
+        """The mode of the next call, and how many tokens it takes.
+
+        Where a silent call skips layers, the last token is left for a call of its own, which gives
+        its logits.
+        """
+        mode = self.choose(position, tokens)
+        skips = mode in self._skipping and not self.whole
+        skips = skips and wanted == "last" and "decode" in self.modes
+        if skips and tokens > 1 and self.choose(position, tokens - 1) == mode:
+            tokens -= 1
+        return mode, min(tokens, self.modes[mode].tokens)
+
+    def choose(self, position: int, tokens: int, held: bool = False) -> Mode:
+        """The mode of the narrowest function that takes all tokens, else of the widest that they
+        fill.
+
+        A call may be padded where its contract keeps padded columns out of the cache. So may one
+        that is `held`: the host writes what is accepted of it.
+        """
+        room, free = self.room(position), self.context - position
+        widths = sorted(
+            (chosen.tokens, mode) for mode, chosen in self.modes.items() if chosen.tokens <= room
+        )
+        for width, mode in widths:
+            padded = (held or self._pads(width)) and width <= free
+            if width == tokens or (width > tokens and padded):
+                return mode
+        filled = [mode for width, mode in widths if width <= tokens]
+        if not filled:
+            raise CetaneError(
+                f"no function takes {tokens} tokens; widths: {[width for width, _ in widths]}"
+            )
+        return filled[-1]
+
+    def check_room(self, position: int, tokens: int) -> None:
+        """CetaneError if the context has no room for `tokens` tokens at a position."""
+        if position + tokens > self.context:
+            raise CetaneError(
+                f"{tokens} tokens after {position} do not fit a context of {self.context}",
+                "port with a larger cache.context",
+            )
+
+    def widths(self, position: int) -> list[int]:
+        """Tokens per call of the functions that fit what is left of the context, ascending."""
+        free = min(self.room(position), self.context - position)
+        return sorted({mode.tokens for mode in self.modes.values() if mode.tokens <= free})
+
+    def room(self, position: int) -> int:
+        """The most columns that one call can write at a position."""
+        rooms = [room(group, position) for group in self.groups]
+        return min((r for r in rooms if r is not None), default=self.context)
+
+    def _pads(self, width: int) -> bool:
+        """Whether a call of a width may hold fewer tokens."""
+        return all(group.pads(width) for group in self.groups)
+
+
+def by_shard(steps: Sequence[Step | Route]) -> Steps:
+    """Steps, in their order, by shard."""
+    shards: defaultdict[str, list[Step | Route]] = defaultdict(list)
+    for step in steps:
+        shards[step.shard].append(step)
+    return dict(shards)
+
+
+def skips(plan: Plan, mode: ModePlan) -> bool:
+    """Whether the silent calls of a mode skip a layer."""
+    return not {step for step in mode.steps if not is_head(plan, step)} <= set(mode.silent)
+
+
+def is_head(plan: Plan, step: Step | Route) -> bool:
+    """Whether a step computes logits and nothing else."""
+    if isinstance(step, Route):
+        return False
+    function = plan.functions[step.shard, step.function]
+    only = all(isinstance(output.sink, ToLogits | ToChoice) for output in function.outputs)
+    return only and not function.states
+
+
+def room(group: Slots, position: int) -> int | None:
+    """How many columns a call can write at a position; None if any number.
+
+    A state of a window is written in a row, so a call ends before its last slot does.
+    """
+    if group.contract != "stateful" or not group.limited:
+        return None
+    return group.count - group.of(position)

@@ -1,0 +1,136 @@
+"""A sequence of tokens on its way through a plan: a schedule, a memory, and their execution."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cetane.engine.backend import Array
+from cetane.engine.call import Running
+from cetane.engine.execution import Execution, run
+from cetane.engine.logits import HeadRows, Logits
+from cetane.engine.memory import Mark, Memory
+from cetane.engine.schedule import Schedule, Wanted
+from cetane.errors import CetaneError
+from cetane.schema.recipe import Mode
+
+
+class Session:
+    """One sequence of an engine, which makes it: `Engine.session`.
+
+    `feed` runs tokens and remembers them. `evaluate` runs some in one call, and `accept` says how
+    many of these are remembered. `mark` and `rewind` go back to an earlier position.
+    """
+
+    def __init__(
+        self, schedule: Schedule, memory: Memory, execution: Execution, head: HeadRows
+    ) -> None:
+        self.schedule, self.memory, self.execution, self.head = schedule, memory, execution, head
+        self.plan = head.plan
+        self._failed = False
+        self._evaluated: Running | None = None
+        """The last call of `evaluate`, until some of its tokens are accepted."""
+
+    @property
+    def position(self) -> int:
+        """How many tokens have been run: the position of the next."""
+        return self.memory.position
+
+    @property
+    def context(self) -> int:
+        """How many tokens a sequence may have."""
+        return self.schedule.context
+
+    @property
+    def widths(self) -> list[int]:
+        """How many tokens a call can take now, ascending: one number for each width there is."""
+        return self.schedule.widths(self.position)
+
+    def feed(self, tokens: Sequence[int], wanted: Wanted = "last") -> Array | None:
+        """Run tokens through the model and remember them.
+
+        Returns logits fp32: `(V,)` of the last token, `(len(tokens), V)` of all, or None.
+        Raises CetaneError when the context is full or a token is not in the vocabulary.
+        """
+        calls = self.prepare(tokens, wanted)
+        self._failed = True  # until all went well: a call that stops halfway leaves caches behind
+        run([(self.execution, calls)], self.execution.shards)
+        self._failed = False
+        return gather(calls, wanted)
+
+    def prepare(self, tokens: Sequence[int], wanted: Wanted) -> list[Running]:
+        """The calls that `feed` would make, for `Engine.run` to take through some of the shards.
+        The session counts their tokens as run."""
+        ids = self._checked(tokens)
+        scheduled = self.schedule.cut(self.position, len(ids), wanted)
+        self._evaluated = None
+        calls = []
+        for one in scheduled:
+            taken, ids = ids[: one.count], ids[one.count :]
+            calls.append(self._running(taken, one.mode, one.logits))
+            self.memory.advance(calls[-1].call)
+        return calls
+
+    def evaluate(self, tokens: Sequence[int]) -> Array:
+        """Run tokens in one call, and remember nothing until `accept` says how many of them count.
+
+        Returns logits fp32 `(len(tokens), V)`. What an earlier call left unaccepted is forgotten.
+        Raises CetaneError where `feed` does, and when no function is as wide as the tokens.
+        """
+        ids = self._checked(tokens)
+        self.schedule.check_room(self.position, len(ids))
+        mode = self.schedule.choose(self.position, len(ids), held=True)
+        width = self.schedule.modes[mode].tokens
+        if width < len(ids):
+            raise CetaneError(f"one call takes {width} tokens here, not {len(ids)}")
+        running = self._running(ids, mode, logits=True)
+        running.held = True
+        self._evaluated = None
+        run([(self.execution, [running])], self.execution.shards)
+        self._evaluated = running
+        assert running.logits is not None and running.logits.rows is not None
+        return running.logits.rows
+
+    def accept(self, count: int) -> None:
+        """Remember the first `count` tokens of the call that was evaluated last, and no others."""
+        evaluated = self._evaluated
+        most = 0 if evaluated is None else len(evaluated.call.tokens)
+        if evaluated is None or not 0 <= count <= most:
+            raise CetaneError(f"cannot accept {count} tokens: {most} have been evaluated")
+        self._evaluated = None
+        self.memory.accept(evaluated.call, evaluated.writes, count)
+
+    def mark(self) -> Mark:
+        """What the session remembers now, to come back to."""
+        return self.memory.mark()
+
+    def rewind(self, mark: Mark) -> None:
+        """Forget what came after a mark; later marks are void."""
+        self._evaluated = None
+        self.memory.rewind(mark)
+
+    def _running(self, ids: Array, mode: Mode, logits: bool) -> Running:
+        return Running(
+            self.memory.place(ids, self.schedule.modes[mode].tokens),
+            self.schedule.steps(mode, logits),
+            Logits(self.head, len(ids)) if logits else None,
+        )
+
+    def _checked(self, tokens: Sequence[int]) -> Array:
+        """The tokens as an array; CetaneError for what no call can take."""
+        if self._failed:
+            raise CetaneError("a call of this session failed", "start a new session")
+        if not len(tokens):
+            raise CetaneError("no tokens to run")
+        vocab = self.plan.vocab
+        unknown = [token for token in tokens if not 0 <= token < vocab]
+        if unknown:
+            raise CetaneError(f"token {unknown[0]} is not in the vocabulary of {vocab}")
+        return np.asarray(tokens, dtype=np.int64)
+
+
+def gather(calls: Sequence[Running], wanted: Wanted) -> Array | None:
+    """The logits of some calls: `(V,)` of the last token, `(n, V)` of all, or None."""
+    if wanted == "none":
+        return None
+    rows = [c.logits.rows for c in calls if c.logits is not None and c.logits.rows is not None]
+    return rows[-1][-1] if wanted == "last" else np.concatenate(rows)

@@ -1,0 +1,91 @@
+"""The shards of a plan on a backend: opened on first use, called on the clock."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+from cetane.engine.backend import Arrays, Backend, OpenShard
+from cetane.errors import CetaneError
+from cetane.schema.function import Function
+
+
+class OpenShards:
+    """OpenShards by name, in the order of their calls.
+
+    A shard stays open once it is; where shards are not `resident`, `leave` closes it, so that one
+    at a time is in memory.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        names: Sequence[str],
+        hint: str,
+        resident: bool = True,
+        flexible: bool = False,
+    ) -> None:
+        """`hint`: what mends a package that is not its plan. `flexible`: outputs may have other
+        widths than the plan says, as functions of flexible shapes do."""
+        self.backend, self.names, self.hint = backend, tuple(names), hint
+        self.resident, self.flexible = resident, flexible
+        self.seconds: dict[str, float] = defaultdict(float)
+        """Time spent in each shard, in opening shards (`load`), and by the host (`host`)."""
+        self._open: dict[str, OpenShard] = {}
+
+    def open(self, name: str) -> OpenShard:
+        """A shard, loaded if it is not yet."""
+        if name not in self._open:
+            with self._clock("load"):
+                self._open[name] = self.backend.open(name)
+        return self._open[name]
+
+    def leave(self, name: str) -> None:
+        """No call of this run needs the shard any more."""
+        if not self.resident:
+            self._open.pop(name, None)
+
+    def make_state(self, name: str, function: Function) -> Any:
+        """Fresh MLStates for the functions of one owner."""
+        shard = self.open(name)
+        with self._clock("load"):
+            return shard.make_state(function.name)
+
+    def call(self, name: str, function: Function, inputs: Arrays, state: Any) -> Arrays:
+        """Run a function of a shard; CetaneError unless it gives what its plan says."""
+        shard = self.open(name)
+        with self._clock(name):
+            outputs = shard.call(function.name, inputs, state)
+        for item in function.outputs:  # neither a plan nor a package is to be trusted
+            value = outputs.get(item.name)
+            if value is None or not (self.flexible or value.size == prod(item.shape)):
+                raise CetaneError(
+                    f"{name}/{function.name} does not give the {item.name} of its plan", self.hint
+                )
+        return outputs
+
+    def restart_clocks(self) -> None:
+        """Forget the time of all calls so far; what loading has taken still counts."""
+        loading = self.seconds["load"]
+        self.seconds.clear()
+        self.seconds["load"] = loading
+
+    @contextmanager
+    def host_clock(self) -> Iterator[None]:
+        """Count the time that a block spends outside of shards as the host's."""
+        before = self._in_shards()
+        started = time.perf_counter()
+        yield
+        spent = time.perf_counter() - started
+        self.seconds["host"] += spent - (self._in_shards() - before)
+
+    def _in_shards(self) -> float:
+        return sum(seconds for name, seconds in self.seconds.items() if name != "host")
+
+    @contextmanager
+    def _clock(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - started

@@ -1,0 +1,134 @@
+"""Runs the shard of a draft head, with the memory and the execution of any session.
+
+Its schedule is its own: which function comes next depends on what the target has accepted.
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from cetane.bundle import Bundle
+from cetane.bundle.draft_heads import TRAIN_AGAIN, DraftHead
+from cetane.bundle.tables import Tables
+from cetane.engine.backend import Array, Arrays, Backend
+from cetane.engine.call import Running, columns, hidden
+from cetane.engine.execution import Execution, run
+from cetane.engine.memory import Memory
+from cetane.engine.shards import OpenShards
+from cetane.schema.function import Function, Step
+from cetane.schema.interface import FromTensor
+
+
+class DraftHeadRunner:
+    """An opened draft head. Its logits are fp32, over the tokens of `vocabulary (R,)`."""
+
+    def __init__(self, draft_head: DraftHead, bundle: Bundle, backend: Backend) -> None:
+        """`backend` opens the draft head's shard. All functions run once, so that nothing compiles
+        while somebody waits for tokens."""
+        self.draft_head, manifest = draft_head, draft_head.manifest
+        self.steps = manifest.steps
+        self.vocabulary = np.array(draft_head.vocabulary())
+        self.functions = {function.name: function for function in manifest.functions}
+        order = bundle.plan.recipe.tensor_layout
+        self.memory = Memory(manifest.caches, manifest.functions, order, backend.dtype)
+        self.start = self.memory.mark()
+        self.execution = Execution(
+            {(draft_head.name, f.name): f for f in manifest.functions},
+            OpenShards(backend, [draft_head.name], TRAIN_AGAIN),
+            Tables(bundle.tables().embedding, draft_head.rotary()),
+            self.memory,
+        )
+        for function in manifest.functions:
+            reads = {
+                item.source.name: np.zeros((1, prod(item.shape) // function.tokens))
+                for item in function.inputs
+                if isinstance(item.source, FromTensor)
+            }
+            self.call(function, [0], **reads)
+        self.forget()
+
+    def forget(self) -> None:
+        """A new sequence begins."""
+        self.memory.rewind(self.start)
+
+    def call(self, function: Function, tokens: Sequence[int], **rows: Array) -> Arrays:
+        """Run a function for the next tokens.
+
+        `rows (n, C)` are the tensors that it reads, by name. Returns those that it hands on, as
+        `(C, columns)`; where n is less than the width, the last columns are padding.
+        """
+        name, memory = str(self.draft_head.name), self.memory
+        call = memory.place(np.asarray(tokens), function.tokens)
+        dtype = self.execution.shards.backend.dtype
+        tensors = {
+            key: hidden(value.T.astype(dtype), function.tokens, memory.order)
+            for key, value in rows.items()
+        }
+        steps = {name: [Step(shard=name, function=function.name)]}
+        running = Running(call, steps, tensors=tensors)
+        run([(self.execution, [running])], self.execution.shards)
+        memory.advance(call)
+        return {key: columns(value) for key, value in running.tensors.items()}
+
+
+class MedusaRunner(DraftHeadRunner):
+    """All tokens of a draft from one hidden state."""
+
+    def draft(self, last: Array) -> Array:
+        """Logits `(steps, R)` from the last hidden state `(C,)` of the last token that was fed."""
+        self.forget()
+        made = self.call(self.functions["draft"], [0], hidden=last[None])
+        return made["logits"].T.astype(np.float32)
+
+
+class Eagle3Runner(DraftHeadRunner):
+    """Follows the tokens that the target has accepted, then goes on from its own output. What it
+    made of its own tokens is forgotten when it follows again."""
+
+    def forget(self) -> None:
+        super().forget()
+        self.accepted = self.start
+        """The memory after the last token that the target has accepted."""
+
+    @property
+    def done(self) -> int:
+        """How many accepted tokens it has followed."""
+        return self.accepted.position
+
+    @property
+    def room(self) -> int:
+        """How many more tokens its cache has room for."""
+        return min(slots.count for slots in self.memory.groups.values()) - self.memory.position
+
+    def follow(self, features: Array, after: Sequence[int]) -> Array:
+        """Run over n > 0 accepted tokens: hidden states `(n, 3, C)`, and the n tokens after them.
+        Logits `(R,)` of the token after the last."""
+        self.memory.rewind(self.accepted)
+        rows, tokens = features.reshape(len(features), -1), after
+        follow = self.functions["follow"]
+        read = self.functions.get("read", follow)
+        while len(rows) > follow.tokens:
+            count = min(read.tokens, len(rows) - 1)
+            self.call(read, tokens[:count], features=rows[:count])
+            rows, tokens = rows[count:], tokens[count:]
+        logits = self._keep(self.call(follow, tokens, features=rows), len(tokens) - 1)
+        self.accepted = self.memory.mark()
+        return logits
+
+    def step(self, token: int) -> Array:
+        """Go on with a drafted token; logits `(R,)` of the one after it."""
+        return self._keep(self.call(self.functions["draft"], [token], hidden=self.made), 0)
+
+    def _keep(self, made: Arrays, column: int) -> Array:
+        """The logits of a column; its hidden state is what the next step reads."""
+        self.made = made["hidden"][:, column][None]
+        return made["logits"][:, column].astype(np.float32)
+
+
+def open_runner(
+    draft_head: DraftHead, bundle: Bundle, backend: Backend
+) -> MedusaRunner | Eagle3Runner:
+    """Open a bundle's draft head; `backend` opens its shard."""
+    kind = MedusaRunner if draft_head.name == "medusa" else Eagle3Runner
+    return kind(draft_head, bundle, backend)
