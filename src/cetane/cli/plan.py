@@ -25,7 +25,7 @@ from cetane.schema.plan import Plan
 from cetane.schema.recipe import load_recipe
 
 if TYPE_CHECKING:
-    from cetane.perf.combinations import Combination, Sweep
+    from cetane.perf.combinations import Combination, PlanSweep
 
 
 def plan(
@@ -84,7 +84,7 @@ def plan(
         explain_rates(predictor)
 
 
-def swept(sweep: "Sweep") -> list["Combination"]:
+def swept(sweep: "PlanSweep") -> list["Combination"]:
     """All combinations, with a word on how far it is."""
     found = []
     with progress("sweep") as update:

@@ -258,14 +258,13 @@ def main() -> None:
     import sys
     from pathlib import Path
 
-    import cetane
     from cetane.perf.evidence import load_evidence
 
     measurements, _ = load_evidence()
     made = fit(measurements)
     print(toml(made), end="")
     if sys.argv[1:] == ["--write"]:
-        path = Path(cetane.__file__).parent / "data" / "rates.toml"
+        path = Path(__file__).parents[1] / "data" / "rates.toml"
         path.write_text(toml(made), encoding="utf-8")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from cetane.files import Progress, silent
 from cetane.hardware.chips import DEFAULT_CHIP, Chip, find_chip
 from cetane.perf.breakeven import Speculation
-from cetane.perf.combinations import CONTEXTS, Combination, Sweep
+from cetane.perf.combinations import CONTEXTS, Combination, PlanSweep
 from cetane.perf.predict import Prediction, Predictor
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
@@ -171,7 +171,7 @@ def combination_json(combination: Combination) -> dict[str, Any]:
 def rank(request: Request, chip: str, progress: Progress = silent) -> Ranking:
     """Predict every combination of layout, cache contract, format, width and context."""
     profile = find_chip(chip)
-    space = Sweep(request.checkpoint, request.recipe, profile)
+    space = PlanSweep(request.checkpoint, request.recipe, profile)
     combinations = []
     for index, combination in enumerate(space):
         if index % 200 == 0:
