@@ -16,7 +16,7 @@ from cetane.sweep.points import Method
 from cetane.validation import Data, nearest, parse_toml, validated
 
 
-class Axes(Data):
+class GridAxes(Data):
     palette_bits: tuple[int, ...]
     palette_modes: tuple[str, ...]
     palette_groups: tuple[str, ...]
@@ -24,7 +24,7 @@ class Axes(Data):
     linear_scales: tuple[str, ...]
 
     def formats(self) -> Iterator[str]:
-        """The names of all formats of the grid, those of 8 bits first."""
+        """Names of all formats of the grid, 8 bits first."""
         for bits, scale in product(self.linear_bits, self.linear_scales):
             yield f"int{bits}-per-{scale}"
         for bits, mode, group in product(
@@ -45,7 +45,7 @@ class Mixed(Data):
 class Grid(Data):
     """`data/sweep.toml`."""
 
-    grid: Axes
+    grid: GridAxes
     usual: Usual
     mixed: Mixed
 
@@ -80,7 +80,7 @@ def chosen(patterns: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One point that is to be judged."""
+    """A compression to be judged."""
 
     name: str
     method: Method
@@ -113,7 +113,7 @@ def candidate(form: Format, planner: Planner, counted: SensitivityFile | None) -
 
 
 def described(form: Format) -> tuple[Method, str | None]:
-    """How a format is found, and what shares a scale or a palette."""
+    """How values are chosen, and what shares a scale or a palette."""
     match form:
         case Linear(per=per):
             return "linear", f"block{per}" if isinstance(per, int) else per
@@ -132,14 +132,14 @@ def fits(form: Format, weight: Weight) -> bool:
 
 
 def weights(planner: Planner) -> Iterator[Weight]:
-    """The weights of a plan that formats are for."""
+    """A plan's weights that have a format; gains and biases have none."""
     for blocks in planner.members.values():
         for block in blocks:
             yield from (weight for _, weight in block.weights() if weight.kind)
 
 
 def pattern(names: Iterable[str], others: Iterable[str]) -> list[str]:
-    """Patterns that match some names and no others: one, if their common beginning will do."""
+    """Patterns that match `names` and no others; one where a common beginning is enough."""
     mine = list(names)
     start, end = min(mine), max(mine)
     shared = next((i for i, (a, b) in enumerate(zip(start, end, strict=False)) if a != b), None)

@@ -26,7 +26,7 @@ class Group:
     patterns: tuple[str, ...]
 
     def formats(self) -> Iterator[Format]:
-        """Those of the grid's for mixing that fit all weights."""
+        """Formats of the grid's `mixed` table that fit all weights."""
         for name in load_grid().mixed.formats:
             form = parse_format(name)
             if all(fits(form, weight) for weight in self.weights):
@@ -37,7 +37,7 @@ class Group:
 
 
 def groups_of(planner: Planner) -> list[Group]:
-    """The groups of a model, those that no format of the grid fits left out."""
+    """The groups of a model; a group that no format of the grid fits is left out."""
     blocks = chain.from_iterable(planner.members.values())
     held = sorted(
         ((b.layer, w.kind, w) for b in blocks for _, w in b.weights() if w.kind),
@@ -60,7 +60,7 @@ def harms(
     counted: SensitivityFile,
     progress: Progress,
 ) -> list[list[Option]]:
-    """Every group's formats with the harm of each, where all else is in fp16."""
+    """Every group's formats and their harms, measured with all other weights in fp16."""
     wanted = [(group, form) for group in groups for form in group.formats()]
     options: dict[Group, list[Option]] = {group: [] for group in groups}
     for done, (group, form) in enumerate(wanted):

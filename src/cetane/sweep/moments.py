@@ -14,7 +14,7 @@ from cetane.gates.compressions import Judge
 
 
 class Watcher(TorchFunctionMode):
-    """Sees every convolution, by whatever module it is called, and sums up its input's squares."""
+    """Sums up the squares of every convolution's inputs, whichever module calls it."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         """`names` of weights, by the id of their parameter."""

@@ -1,4 +1,4 @@
-"""Quality against size as a picture: what each way to compress costs, and the front of all."""
+"""Quality against size as a picture: what each way to compress costs, and the best points of all."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ STYLES: dict[Method, tuple[str, str, str]] = {
     "linear": ("#8250df", "^", "linear"),
     "mixed": ("#cf222e", "*", "mixed by layer"),
 }
-"""Colour, marker and name; colours that people who are colour-blind tell apart by their marks."""
+"""Colour, marker and name. Markers tell methods apart without colours."""
 INK, FAINT = "#24292f", "#d0d7de"
 LINES = ("32", "block32")
-"""What is joined by lines: the bits of one method in groups of 32."""
+"""Points that a line joins: one method at several bits, in groups of 32."""
 SETTINGS = {
     "font.size": 10, "axes.edgecolor": FAINT, "axes.labelcolor": INK, "text.color": INK,
     "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False,
@@ -49,7 +49,7 @@ def plot(points: Sequence[Point], pick: Point | None, folder: Path) -> list[Path
 
 
 def draw(axes: Axes, points: Sequence[Point], pick: Point | None) -> None:
-    """Perplexity over bits per weight, the better the lower and the further left."""
+    """Perplexity over bits per weight; lower and further left is better."""
     from cetane.sweep.search import pareto
 
     compressed = [point for point in points if point.method != "fp16"]

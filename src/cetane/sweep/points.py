@@ -62,7 +62,7 @@ class Forecast(Data):
 
 
 class Point(Data):
-    """One compression of a model, and what is left of it. Distances are to the fp16 weights."""
+    """One compression of a model, judged. Distances are to the fp16 weights."""
 
     version: Literal[1] = 1
     """Of this schema."""
@@ -80,7 +80,7 @@ class Point(Data):
     weight_bytes: int
     """Of all shards, as `cetane plan` says."""
     bits_per_weight: float
-    """Of the weights that formats are for, scales and palettes counted."""
+    """Scales and palettes counted; gains and biases, which have no format, are left out."""
     perplexity: float
     perplexity_ratio: float
     kl: float
@@ -121,7 +121,7 @@ class Lines(Generic[Line]):
         return self._known.get(key)
 
     def append(self, line: Line) -> None:
-        """Write a line, whole or, if the machine stops, in a way that the next sweep mends."""
+        """Append a line; the next sweep drops what a crash cut off."""
         self._ledger.append(line)
         self._known[line.key] = line
 

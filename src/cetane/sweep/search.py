@@ -1,4 +1,4 @@
-"""A sweep: candidates judged one after another, what is known of them kept in a folder."""
+"""A sweep judges candidates one after another, and keeps their points in a folder."""
 
 import hashlib
 import time
@@ -28,8 +28,8 @@ from cetane.sweep.grid import Candidate, candidate, weights
 from cetane.sweep.points import Forecast, JudgedModel, JudgedText, LayerScore, Lines, Point, key_of
 
 CALIBRATION, LAYERS, JUDGED = 512, 128, 1024
-"""Tokens of the text: at its beginning those that sensitivities are measured on, of them the first
-for layers; after them those that points are judged on."""
+"""Tokens of the text. Sensitivities are measured on the first `CALIBRATION` tokens, single layers on
+the first `LAYERS` tokens; points are judged on the `JUDGED` tokens after them."""
 POINTS, SCORES, SENSITIVITY = "sweep.jsonl", "layers.jsonl", "sensitivity.safetensors"
 
 
@@ -135,24 +135,24 @@ class CompressionSweep:
             return None
 
     def size_of(self, selection: Selection) -> int:
-        """Bytes of the weights that formats are for."""
+        """Bytes of the weights that have a format."""
         return sum(
             selection.format_for(weight.name, weight.kind or "").nbytes(weight.shape)
             for weight in weights(self.planner)
         )
 
     def plain_size(self, name: str) -> int:
-        """The same, where all have one format."""
+        """The same with one format for all."""
         return self.size_of(candidate(parse_format(name), self.planner, None).selection)
 
     @cached_property
     def rest(self) -> int:
-        """Bytes of the weights that stay in fp16 whatever the format: gains and biases."""
+        """Bytes of gains and biases, which stay in fp16."""
         blocks = chain.from_iterable(self.planner.members.values())
         return sum(2 * w.elements for block in blocks for _, w in block.weights() if not w.kind)
 
     def mixes(self, sizes: Sequence[int]) -> list[Point]:
-        """Mixed formats for sizes in bytes of the weights that formats are for."""
+        """Mixed formats; `sizes` are bytes of the weights that have a format."""
         known = []
         groups = mixed.groups_of(self.planner)
         taken = {weight.name for group in groups for weight in group.weights}

@@ -1,4 +1,4 @@
-"""Three prompts, greedily answered: whether a model still talks sense can be read, not computed."""
+"""Three prompts, answered greedily, for a person to read."""
 
 import tomllib
 from collections.abc import Sequence
