@@ -1,4 +1,4 @@
-"""Quality against size as a picture: what each way to compress costs, and the best points of all."""
+"""Quality against size as a picture: what each way to compress costs, and the best points."""
 
 from __future__ import annotations
 

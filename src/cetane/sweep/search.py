@@ -28,8 +28,8 @@ from cetane.sweep.grid import Candidate, candidate, weights
 from cetane.sweep.points import Forecast, JudgedModel, JudgedText, LayerScore, Lines, Point, key_of
 
 CALIBRATION, LAYERS, JUDGED = 512, 128, 1024
-"""Tokens of the text. Sensitivities are measured on the first `CALIBRATION` tokens, single layers on
-the first `LAYERS` tokens; points are judged on the `JUDGED` tokens after them."""
+"""Tokens of the text. Sensitivities are measured on the first `CALIBRATION`, single layers on the
+first `LAYERS`; points are judged on the `JUDGED` tokens after them."""
 POINTS, SCORES, SENSITIVITY = "sweep.jsonl", "layers.jsonl", "sensitivity.safetensors"
 
 
