@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cetane.pipeline.validate import Validation, perplexity, validate
     from cetane.schema.plan import Plan
     from cetane.schema.recipe import Recipe
-    from cetane.sweep.run import SweepResult, sweep
+    from cetane.sweeps.choose import SweepResult, sweep
 
 __version__ = "0.1.0"
 __all__ = [
@@ -53,7 +53,7 @@ HOMES = {
     "cetane.errors": ("CetaneError",),
     "cetane.pipeline.audit": ("ResidencyResult", "audit"),
     "cetane.pipeline.diff": ("DiffResult", "diff"),
-    "cetane.pipeline.draft_head": ("DraftHeadSettings", "TrainedDraftHead", "train_draft_head"),
+    "cetane.pipeline.draft_head": ("TrainedDraftHead", "DraftHeadSettings", "train_draft_head"),
     "cetane.pipeline.language_model": (
         "Completion", "CompletionStream", "LanguageModel", "load",
     ),
@@ -62,7 +62,7 @@ HOMES = {
     "cetane.pipeline.validate": ("Validation", "perplexity", "validate"),
     "cetane.schema.plan": ("Plan",),
     "cetane.schema.recipe": ("Recipe",),
-    "cetane.sweep.run": ("SweepResult", "sweep"),
+    "cetane.sweeps.choose": ("SweepResult", "sweep"),
 }  # fmt: skip
 """The module of every public name."""
 

@@ -142,11 +142,14 @@ def sources(content: Any) -> Any:
         (lambda c: c.update(schema_version=9), "schema 9, this cetane reads 1"),
         (lambda c: c.pop("functions"), "functions: Field required"),
         (lambda c: c.update(kind="pickle"), "kind: Input should be"),
-        (lambda c: c.update(kind="eagle3"), "a eagle3 head with the functions draft"),
+        (lambda c: c.update(kind="eagle3"), "the functions draft are no eagle3 draft head"),
         (lambda c: c.update(rows=2**40), "rows: Input should be less"),
         (lambda c: c.update(steps=0), "steps: Input should be greater"),
         (lambda c: c.update(more=1), "more: unknown key; known: schema_version"),
-        (lambda c: c["functions"].append(c["functions"][0]), "with the functions draft, draft"),
+        (
+            lambda c: c["functions"].append(c["functions"][0]),
+            "draft, draft are no medusa",
+        ),
         (lambda c: sources(c).update(shape=[2**40]), "too large"),
         (lambda c: sources(c)["source"].update(name="x"), "nothing gives hidden"),
         (lambda c: sources(c).update(source={"host": "embedding", "table": "x"}), "nothing gives"),
@@ -158,6 +161,7 @@ def sources(content: Any) -> Any:
             lambda c: c["functions"][0]["outputs"][0]["sink"].update(name="x"),
             "logits_out has no place to go",
         ),
+        (lambda c: c["functions"][0].update(outputs=[]), "draft: does not give logits"),
     ],
 )
 def test_a_manifest_that_is_wrong(path: Path, change: Callable[[Any], Any], message: str) -> None:

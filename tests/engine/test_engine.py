@@ -393,6 +393,26 @@ def test_one_shard_at_a_time_gives_the_same(zaya, zaya_engine, contract, routed)
     assert close(np.concatenate(found), zaya_truth(zaya)[:14])
 
 
+def test_a_sequence_may_begin_anywhere(tiny_engine, truth) -> None:
+    """Rotary positions are relative: without a past, logits do not depend on where it begins."""
+    session = tiny_engine().session(start=9)
+    assert close(session.feed(IDS[:6], "all"), truth[:6])
+    assert session.position == 15
+    assert sorted(slot for slot in session.memory.slots["kv"] if slot >= 0) == list(range(9, 15))
+
+
+def test_calls_may_be_of_some_modes_only(tiny_engine, truth) -> None:
+    engine = tiny_engine()
+    session = engine.session()
+    calls = [
+        *session.prepare(IDS[:8], "all", ["decode"]),
+        *session.prepare(IDS[8:12], "all", ["verify", "decode"]),
+    ]
+    assert [call.call.width for call in calls] == [1] * 8 + [4]
+    engine.run([(session, calls)])
+    assert close(gather(calls, "all"), truth[:12])
+
+
 def test_some_shards_only(zaya_engine) -> None:
     """Calls may be taken through the model in several runs."""
     engine = zaya_engine()

@@ -93,9 +93,9 @@ def test_drafts(temperature: float) -> None:
     engine = engine_of(model, subset_recipe(ids, 288))
     prompt = [1, 2, 7, 40, 41, 42, 1, 2, 7, 40, 41]
 
-    def answer(speculation: Speculator | None) -> list[int]:
+    def answer(speculator: Speculator | None) -> list[int]:
         sampler = Sampler(temperature, seed=3)
-        return list(generate(engine.session(), prompt, sampler, 40, speculation=speculation))
+        return list(generate(engine.session(), prompt, sampler, 40, drafts=speculator))
 
     speculator = Speculator([Ngram(1, 3)], 3)
     said = answer(speculator)

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from cetane.lab import bench as benches
-from cetane.lab.bench import Bench, Findings, figure
+from cetane.lab import sides as benches
 from cetane.lab.experiment import ARMS, Experiment, find_experiment
 from cetane.lab.journal import Journal
+from cetane.lab.sides import Findings, Sides, figure
 from cetane.lab.workload import Setting
 
 SMALL = """
@@ -104,7 +104,7 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     }  # fmt: skip
 
     def measure(names: tuple[str, ...]) -> Any:
-        def found(_: Bench) -> dict[Any, Findings]:
+        def found(_: Sides) -> dict[Any, Findings]:
             for name in names:
                 if isinstance(values[name], BaseException):
                     raise values[name]

@@ -160,6 +160,6 @@ def test_every_row_of_the_seeds_is_there() -> None:
 
 def test_every_metric_has_a_function() -> None:
     import cetane.lab.measures  # noqa: F401
-    from cetane.lab.bench import MEASURES
+    from cetane.lab.sides import MEASURES
 
     assert {metric.measure for metric in METRICS.values()} == set(MEASURES)

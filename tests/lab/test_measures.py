@@ -11,9 +11,9 @@ from tests.speculate.draft_head_models import NOTHING, held_out, random_draft_he
 from cetane.bundle import Bundle
 from cetane.gates.residency.audit import audit
 from cetane.gates.residency.target import Target
-from cetane.lab.bench import MEASURES, Bench, Findings
 from cetane.lab.experiment import Experiment, parse_experiment
 from cetane.lab.metrics import METRICS
+from cetane.lab.sides import MEASURES, Findings, Sides
 from cetane.lab.workload import Setting
 from cetane.mil.reader import load
 from cetane.speculate.draft_heads.build import add_draft_head
@@ -22,14 +22,14 @@ from cetane.speculate.draft_heads.build import add_draft_head
 @pytest.fixture
 def bench(
     tiny: Experiment, setting: Setting, tiny_bundle: Callable[..., Bundle]
-) -> Callable[..., Bench]:
+) -> Callable[..., Sides]:
     """`bench(**fields of the candidate)`: both sides on one finished bundle."""
     import cetane.lab.measures  # noqa: F401
 
-    def make(**candidate: Any) -> Bench:
+    def make(**candidate: Any) -> Sides:
         content = tiny.model_dump(mode="json")
         content["candidate"] = content["candidate"] | candidate
-        made = Bench(parse_experiment(content, "tiny"), setting, lambda *_: None)
+        made = Sides(parse_experiment(content, "tiny"), setting, lambda *_: None)
         for side in made.sides.values():
             side.made = tiny_bundle(layout={"kind": "single"})
         return made
@@ -37,7 +37,7 @@ def bench(
     return make
 
 
-def take(bench: Bench, name: str) -> dict[Any, Findings]:
+def take(bench: Sides, name: str) -> dict[Any, Findings]:
     """A measure, its figures in their metrics' units."""
     found = dict(MEASURES[name](bench))
     for findings in found.values():
@@ -46,7 +46,7 @@ def take(bench: Bench, name: str) -> dict[Any, Findings]:
     return found
 
 
-def test_two_sides_on_one_bundle_agree(bench: Callable[..., Bench]) -> None:
+def test_two_sides_on_one_bundle_agree(bench: Callable[..., Sides]) -> None:
     both = bench()
     found = take(both, "agreement")["candidate"].figures
     assert found["same_tokens"].value == 1
@@ -59,14 +59,14 @@ def test_two_sides_on_one_bundle_agree(bench: Callable[..., Bench]) -> None:
     assert ours["package_bytes"].value > ours["weight_bytes"].value  # type: ignore[operator]
 
 
-def test_answers_are_judged_by_the_model(bench: Callable[..., Bench]) -> None:
+def test_answers_are_judged_by_the_model(bench: Callable[..., Sides]) -> None:
     found = take(bench(), "smoke")["candidate"]
     value = found.figures["smoke_greedy"].value
     assert value is not None and 0.9 <= value <= 1  # fp16 weights of a random model
     assert set(found.texts) == {"smoke capital", "smoke photosynthesis", "smoke haiku"}
 
 
-def test_calls_and_drafts(bench: Callable[..., Bench]) -> None:
+def test_calls_and_drafts(bench: Callable[..., Sides]) -> None:
     both = bench(drafter="ngram")
     calls = take(both, "calls")["candidate"].figures
     slowdown = calls["verify_slowdown"].value
@@ -79,7 +79,7 @@ def test_calls_and_drafts(bench: Callable[..., Bench]) -> None:
 
 
 def test_what_a_head_learned(
-    bench: Callable[..., Bench], tiny_bundle: Callable[..., Bundle], tmp_path: Path
+    bench: Callable[..., Sides], tiny_bundle: Callable[..., Bundle], tmp_path: Path
 ) -> None:
     """Of the head that drafts, where every token was asked for; other drafters learned nothing."""
     both = bench(drafter="medusa")
@@ -96,7 +96,7 @@ def test_what_a_head_learned(
     assert "head_top1" not in take(other, "drafting")["candidate"].figures
 
 
-def test_placement_without_the_rule_of_size(bench: Callable[..., Bench]) -> None:
+def test_placement_without_the_rule_of_size(bench: Callable[..., Sides]) -> None:
     both = bench()
     packages = {
         s.name: both.candidate.bundle.shard(s.name) for s in both.candidate.bundle.plan.shards
@@ -111,7 +111,7 @@ def test_placement_without_the_rule_of_size(bench: Callable[..., Bench]) -> None
     assert sum(a.count("ANE") for a in without.functions) > 0
 
 
-def test_needles(bench: Callable[..., Bench]) -> None:
+def test_needles(bench: Callable[..., Sides]) -> None:
     windowed = bench(changes={}, scaled={"family": {"full_window": 64}})
     with pytest.raises(KeyError):
         windowed.candidate.recipe.family["sinks"]
@@ -122,13 +122,13 @@ def test_needles(bench: Callable[..., Bench]) -> None:
     assert dict(found["candidate"].curves["recall by distance"])[64.0] == 0
 
 
-def test_memory_of_a_process(bench: Callable[..., Bench]) -> None:
+def test_memory_of_a_process(bench: Callable[..., Sides]) -> None:
     value = take(bench(), "memory")["candidate"].figures["peak_bytes"].value
     assert value is not None and 5e7 < value < 4e9
 
 
 def test_a_missing_verifier_has_no_figure(
-    bench: Callable[..., Bench], tiny_bundle: Callable[..., Bundle]
+    bench: Callable[..., Sides], tiny_bundle: Callable[..., Bundle]
 ) -> None:
     both = bench()
     both.candidate.made = tiny_bundle(layout={"kind": "single"}, verify=None)

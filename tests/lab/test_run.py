@@ -14,8 +14,8 @@ import pytest
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
-from cetane.lab import bench as benches
 from cetane.lab import run as runs
+from cetane.lab import sides as benches
 from cetane.lab.experiment import ARMS, Experiment, load_experiment, parse_experiment
 from cetane.lab.journal import ArmOutcome, Figure, Intent, Journal
 from cetane.lab.verdict import decide

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cetane.errors import CetaneError
-from cetane.perf.breakeven import Speculation, per_slot_formula, tokens_per_call
+from cetane.perf.breakeven import DraftingTimes, per_slot_formula, tokens_per_call
 
 
 def simulate(chance: float, width: int, calls: int) -> float:
@@ -37,7 +37,7 @@ def test_tokens_per_call_against_simulation(chance: float, width: int) -> None:
 def test_break_even_is_where_speed_is_equal(
     t1: float, ratio: float, width: int, draft: float
 ) -> None:
-    spec = Speculation(t1, t1 * ratio, width, draft)
+    spec = DraftingTimes(t1, t1 * ratio, width, draft)
     chance, share = spec.break_even_chance(), spec.break_even_share()
     if not spec.feasible:
         assert chance is None and share is None and spec.speedup(1.0) <= 1
@@ -61,7 +61,7 @@ def test_break_even_is_where_speed_is_equal(
     ],
 )
 def test_published_cases(t1: float, tk: float, slowdown: float, share: float | None) -> None:
-    spec = Speculation(t1, tk, 4)
+    spec = DraftingTimes(t1, tk, 4)
     assert spec.slowdown == pytest.approx(slowdown, abs=0.01)
     found = spec.break_even_share()
     assert found == (None if share is None else pytest.approx(share, abs=0.005))
@@ -69,14 +69,14 @@ def test_published_cases(t1: float, tk: float, slowdown: float, share: float | N
 
 def test_the_published_formula_is_no_break_even() -> None:
     assert per_slot_formula(112, 499, 4) == pytest.approx(0.10, abs=0.005)
-    assert Speculation(112, 499, 4).speedup(0.10) < 0.26
+    assert DraftingTimes(112, 499, 4).speedup(0.10) < 0.26
     # where every draft must be right, it says that none need be
     assert per_slot_formula(100, 400, 4) == 0
-    assert Speculation(100, 399.99, 4).break_even_share() == pytest.approx(1, abs=1e-3)
+    assert DraftingTimes(100, 399.99, 4).break_even_share() == pytest.approx(1, abs=1e-3)
 
 
 def test_drafting_counts() -> None:
-    assert Speculation(30, 35, 3, draft=11).slowdown == pytest.approx(46 / 30)
+    assert DraftingTimes(30, 35, 3, draft=11).slowdown == pytest.approx(46 / 30)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_drafting_counts() -> None:
 )
 def test_bad_speculation(case: tuple[float, ...]) -> None:
     with pytest.raises(CetaneError, match="speculation"):
-        Speculation(*case)  # type: ignore[arg-type]
+        DraftingTimes(*case)  # type: ignore[arg-type]
 
 
 def test_bad_acceptance() -> None:

@@ -9,7 +9,7 @@ import transformers
 from tests.conftest import InMemoryCheckpoint, build_model
 
 from cetane.hardware.chips import find_chip
-from cetane.perf.combinations import PlanSweep
+from cetane.perf.combinations import Combinations
 from cetane.perf.cost import load_fit
 from cetane.perf.predict import Predictor, distinct
 from cetane.planner import Planner
@@ -135,7 +135,7 @@ def test_the_published_port_is_predicted_within_the_interval(
 
 def test_a_sweep_of_zaya_is_fast_and_honest(zaya8b: Deep) -> None:
     started = time.process_time()
-    sweep = PlanSweep(zaya8b, load_recipe("zaya-int4"), find_chip("m4-max"))
+    sweep = Combinations(zaya8b, load_recipe("zaya-int4"), find_chip("m4-max"))
     found = []
     for one in sweep:
         found.append(one)
@@ -156,7 +156,7 @@ def test_a_sweep_of_zaya_is_fast_and_honest(zaya8b: Deep) -> None:
 
 
 def test_a_sweep_of_a_dense_model(tiny: Shapes) -> None:
-    sweep = PlanSweep(tiny, recipe(), find_chip("m4-max"))
+    sweep = Combinations(tiny, recipe(), find_chip("m4-max"))
     found = list(sweep)
     assert len(found) == len(sweep) == 2 * 4 * 4 * 3
     assert {one.layout for one in found} == {"per-layer", "single"}

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from cetane.speculate.draft_heads.modules import DraftHeadConfig, TorchDraftHead, make_draft_head
-from cetane.speculate.draft_heads.train import Windows
+from cetane.speculate.draft_heads.windows import Windows
 
 KINDS = ["medusa", "eagle3"]
 STEPS = 3

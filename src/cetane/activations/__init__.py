@@ -6,7 +6,7 @@ A bundle keeps its weights: one of int8 weights becomes W8A8, one of 4-bit palet
 docs/activations.md.
 """
 
-from cetane.activations.measure import Outcome, measure_activations
+from cetane.activations.measure import Outcome, judge_activations, measure_activations
 from cetane.activations.quantize import NAIVE, Options, quantize_activations
 from cetane.activations.samples import held_out, windows
 
@@ -15,6 +15,7 @@ __all__ = [
     "Options",
     "Outcome",
     "held_out",
+    "judge_activations",
     "measure_activations",
     "quantize_activations",
     "windows",

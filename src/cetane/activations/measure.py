@@ -5,10 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cetane.activations.quantize import Made, Options, quantize_activations
+from cetane.activations.samples import held_out, windows
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
-from cetane.files import Progress
+from cetane.files import Progress, disk_errors, silent
 from cetane.gates.activations import LIMIT, Score, judge
+from cetane.gates.quality import read_tokens
+from cetane.pipeline.validate import checkpoint_of
 from cetane.validation import Data
 
 
@@ -32,6 +35,34 @@ class Outcome(Data):
     """Of all shards' packages."""
     seconds: float
     """That quantizing took, with calibration and, if it was asked for, smoothing."""
+
+
+def judge_activations(
+    bundle: str | Path,
+    target: Path,
+    options: Options,
+    *,
+    model: str | Path | None = None,
+    text: Path | None = None,
+    tokens: int = 1024,
+    force: bool = False,
+    progress: Progress = silent,
+) -> Outcome:
+    """`measure_activations` of a bundle by its path, on a text file or on held-out prompts.
+
+    `model` is the checkpoint, where it is no longer where the build found it.
+    """
+    opened = Bundle(Path(bundle))
+    opened.verify()
+    checkpoint = checkpoint_of(opened, model)
+    with disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    if text is None:
+        texts = held_out(opened, tokens)
+    else:
+        ids = read_tokens(opened.tokenizer, text, tokens)
+        texts = windows(ids, opened.plan.recipe.cache.context)
+    return measure_activations(opened, checkpoint, options, texts, target, progress, force)
 
 
 def measure_activations(

@@ -1,8 +1,16 @@
-"""Chat templates, rendered as transformers renders them."""
+"""Chat templates, rendered as transformers renders them, within limits.
+
+A template is a program that comes with a checkpoint. The sandbox keeps it from Python's insides;
+what it may not do either is run for long or make very long texts, so everything that repeats or
+joins is counted here.
+"""
 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -10,9 +18,23 @@ from typing import Any
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
 
 from cetane.errors import CetaneError
+
+LARGEST_TEMPLATE = 1 << 18
+"""Characters; the longest of a released model has 30,000."""
+SECONDS = 5.0
+LARGEST = 1 << 22
+"""Characters or items of any text or list that a template makes."""
+PADDING = {"center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map"}
+"""Methods that make a text of any length out of a number."""
+UNBOUNDED = ("batch", "center", "filesizeformat", "format", "slice", "wordwrap", "xmlattr")
+"""Filters that do, or that no chat template needs."""
+
+_deadline: ContextVar[float] = ContextVar("deadline", default=float("inf"))
 
 
 def render(
@@ -21,18 +43,25 @@ def render(
     add_generation_prompt: bool,
     special_tokens: dict[str, str],
 ) -> str:
-    """The prompt for `messages`; CetaneError when the template is broken or refuses them."""
+    """The prompt for `messages`; CetaneError when the template is broken, refuses them, or takes
+    more time or memory than any template needs."""
+    if len(template) > LARGEST_TEMPLATE:
+        raise CetaneError(f"the chat template has {len(template):,} characters")
+    before = _deadline.set(time.monotonic() + SECONDS)
     try:
-        return _compile(template).render(
+        pieces = _compile(template).generate(
             messages=messages,
             tools=None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **special_tokens,
         )
+        return _join(pieces)
     except Exception as error:  # a template is foreign code: it can fail in any way
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CetaneError(f"the chat template does not accept these messages: {reason}") from error
+    finally:
+        _deadline.reset(before)
 
 
 class _Generation(Extension):
@@ -45,15 +74,161 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Limits(NodeTransformer):
+    """Puts a filter around whatever repeats, joins texts, or makes a list."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        node.iter = _filtered(node.iter, "counted")
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(nodes.List(node.nodes), "joined")
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, "sized")
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, "sized")
+
+
+def _filtered(node: Any, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """A sandbox with limits: loops and calls look at the clock, results at their length."""
+
+    intercepted_binops = frozenset({"*", "**", "+", "%"})
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree: nodes.Template = _Limits().visit(super()._parse(source, name, filename))
+        return tree
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        _tick()
+        if operator == "+":
+            _check(_size(left) + _size(right))
+        elif operator == "%" and isinstance(left, str):
+            raise TemplateError("a template may not format with %")
+        elif operator == "**" and abs(right) > 64:
+            raise TemplateError("a power of more than 64")
+        elif operator == "*":
+            for value, times in ((left, right), (right, left)):
+                if isinstance(times, int):
+                    _check(_size(value) * max(times, 0))
+                    _check(times.bit_length())
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        _tick()
+        owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
+        if isinstance(owner, str):
+            if name in PADDING:
+                raise TemplateError(f"a template may not call {name}()")
+            if name == "replace":
+                return _replace(owner, *args)
+            if name == "join":
+                return _join(_counted(args[0]), owner)
+        return super().call(context, obj, *args, **kwargs)
+
+
+def _tick() -> None:
+    if time.monotonic() > _deadline.get():
+        raise TemplateError(f"it runs for more than {SECONDS:g} s")
+
+
+def _check(size: int) -> None:
+    if size > LARGEST:
+        raise TemplateError(f"it makes more than {LARGEST:,} characters")
+
+
+def _size(value: Any) -> int:
+    """Characters and items of a text or list, in which a shared list counts as often as it is
+    there."""
+    size, waiting = 0, [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, dict):
+            waiting += [*item, *item.values()]
+        elif isinstance(item, list | tuple):
+            waiting += item
+        size += len(item) if isinstance(item, str | list | tuple | dict) else 0
+        _check(size)
+    return size
+
+
+def _sized(value: Any) -> Any:
+    _size(value)
+    return value
+
+
+def _counted(values: Iterable[Any]) -> Iterator[Any]:
+    """The items of a loop, as long as there is time."""
+    for number, value in enumerate(values):
+        _tick()
+        _check(number)
+        yield value
+
+
+def _join(values: Iterable[Any], between: Any = "") -> str:
+    pieces, size = [], 0
+    for value in values:
+        _size(value)
+        pieces.append(str(value))
+        size += len(pieces[-1]) + len(between)
+        _check(size)
+    return str(between).join(pieces)
+
+
+def _join_filter(values: Iterable[Any], d: str = "", attribute: str | None = None) -> str:
+    """Jinja's `join`."""
+    items = _counted(values)
+    if attribute is not None:
+        items = (item[attribute] for item in items)
+    return _join(items, d)
+
+
+def _replace(text: Any, old: str, new: str, count: int | None = None) -> str:
+    """Jinja's `replace`, and that of texts."""
+    text, new = str(text), str(new)
+    _check(len(text) + text.count(str(old)) * len(new))
+    return text.replace(str(old), new, -1 if count is None else count)
+
+
+def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    """Jinja's `indent`."""
+    prefix = width if isinstance(width, str) else " " * min(int(width), 64)
+    lines = str(text).splitlines()
+    _check(len(lines) * len(prefix))
+    indented = [prefix + line if line or blank else line for line in lines[1:]]
+    return "\n".join([(prefix if first else "") + lines[0], *indented]) if lines else ""
+
+
 @lru_cache
 def _compile(template: str) -> Template:
     # Templates come with the checkpoint and are not trusted: hence the sandbox.
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    environment.filters["tojson"] = _tojson
+    environment.concat = _join  # type: ignore[method-assign]
+    for name in UNBOUNDED:
+        environment.filters.pop(name, None)
+    environment.filters |= {
+        "tojson": _tojson,
+        "join": _join_filter,
+        "replace": _replace,
+        "indent": _indent,
+        "counted": _counted,
+        "joined": _join,
+        "sized": _sized,
+    }
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form[:64])
+    environment.globals.pop("lipsum", None)
     return environment.from_string(template)
 
 
@@ -69,10 +244,11 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     # Jinja's own filter escapes for HTML.
+    _size(value)
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
-        indent=indent,
+        indent=min(int(indent), 16) if indent else indent,
         separators=separators,
         sort_keys=sort_keys,
     )

@@ -10,11 +10,14 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from cetane.checkpoint.gguf_file import GGUFFile
-from cetane.checkpoint.tokenizer import Tokenizer
+from cetane.checkpoint.tokenizer import Tokenizer, library_errors
 from cetane.errors import CetaneError
 from cetane.files import cache_dir, write_cache
 
 _CONVERTER_VERSION = 1  # part of the cache key: raise it when a conversion changes
+
+_LONG_TOKEN, _MOST_WORK = 64, 1 << 28
+"""Characters, and their squares' sum over longer tokens; released vocabularies come to 2**24."""
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type
 
@@ -66,8 +69,9 @@ def load_gguf_tokenizer(file: GGUFFile) -> Tokenizer:
     entry = f"{architecture}-{_CONVERTER_VERSION}-{file.tokenizer_digest}"
     path = cache_dir() / "tokenizers" / entry / "tokenizer.json"
     try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception:  # absent or corrupt; the library raises nothing more specific
+        with library_errors("the cached tokenizer is broken"):
+            backend = tokenizers.Tokenizer.from_file(str(path))
+    except CetaneError:  # absent or corrupt
         backend = vocabulary.build()
         write_cache(path, backend.to_str())
     return Tokenizer(
@@ -140,17 +144,13 @@ class _Vocabulary:
         return tuple(dict.fromkeys(i for i in declared + by_name if i is not None))
 
     def build(self) -> tokenizers.Tokenizer:
-        try:
+        with library_errors(f"{self.file.path} has no usable tokenizer"):
             if self.kind == "gpt2":
                 backend, added_bos = self._byte_level()
             else:
                 backend, added_bos = self._sentencepiece(), True
             self._add_special(backend)
             self._add_bos_and_eos(backend, added_bos)
-        except CetaneError:
-            raise
-        except Exception as error:  # the library raises nothing more specific
-            raise self.bad(str(error)) from error
         return backend
 
     def ids(self, tokens: list[str]) -> dict[str, int]:
@@ -257,7 +257,9 @@ def _merges(ids: dict[str, int], ranks: list[float], types: list[int]) -> list[t
     SentencePiece merges whichever pair makes the best-scored token; a BPE model wants that as a
     list of pairs. Ties go to the longer left part, as in transformers' converters.
     """
-    found = []
+    if sum(len(token) ** 2 for token in ids if len(token) > _LONG_TOKEN) > _MOST_WORK:
+        raise CetaneError("the tokenizer's tokens are too long to find how they are merged")
+    merges = []
     for token, i in ids.items():
         if types[i] not in (_NORMAL, _USER_DEFINED):
             continue
@@ -265,6 +267,6 @@ def _merges(ids: dict[str, int], ranks: list[float], types: list[int]) -> list[t
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if left in ids and right in ids:
-                found.append((rank, cut, len(token) - cut, left, right))
-    found.sort(key=lambda merge: merge[:3], reverse=True)
-    return [(left, right) for *_, left, right in found]
+                merges.append((rank, cut, len(token) - cut, left, right))
+    merges.sort(key=lambda merge: merge[:3], reverse=True)
+    return [(left, right) for *_, left, right in merges]

@@ -27,10 +27,10 @@ def has_text_part(config: dict[str, Any]) -> bool:
 
 def text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     """The config of the text part."""
-    found = config["text_config"]
-    if not isinstance(found, dict):
+    text = config["text_config"]
+    if not isinstance(text, dict):
         raise CetaneError(f"{path}: text_config is not an object")
-    return {**found, "model_type": _TEXT_TYPES[config["model_type"]]}
+    return {**text, "model_type": _TEXT_TYPES[config["model_type"]]}
 
 
 def text_tensors(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 
 import tokenizers
 
-from cetane.checkpoint.chat_template import render
+from cetane.checkpoint.chat_template import LARGEST_TEMPLATE, render
+from cetane.checkpoint.trial import check_tokenizer
 from cetane.errors import CetaneError
 from cetane.files import read_json_if_present, read_text
 
@@ -26,6 +28,20 @@ TOKENIZER_FILES = (
 )
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+@contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """Turn whatever the tokenizers library raises into a CetaneError; a panic of its Rust code is
+    no `Exception`."""
+    try:
+        yield
+    except CetaneError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise CetaneError(f"{what}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -49,10 +65,9 @@ class Tokenizer:
                 f"{folder} has no tokenizer.json",
                 "load the tokenizer with transformers and save_pretrained it there",
             )
-        try:
+        check_tokenizer(path)
+        with library_errors(f"{path} is not a valid tokenizer"):
             backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing more specific
-            raise CetaneError(f"{path} is not a valid tokenizer: {error}") from error
         backend.no_truncation()
         backend.no_padding()
 
@@ -89,7 +104,8 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`; bytes that are no valid UTF-8 become U+FFFD."""
-        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        with library_errors("the tokenizer cannot decode these tokens"):
+            return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def chat(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> list[int]:
         """Ids of a conversation. A message has a "role" and a "content".
@@ -125,13 +141,13 @@ class Tokenizer:
     def necessary(self) -> set[int]:
         """Tokens that any text can be written and ended with: special ones and those that were
         added, stop tokens, bytes, single characters."""
-        found = {*self.backend.get_added_tokens_decoder(), *self.eos_ids}
+        needed = {*self.backend.get_added_tokens_decoder(), *self.eos_ids}
         for text, token in self.backend.get_vocab().items():
             written = self.decode([token])
             character = len(written) == 1 and written != "\N{REPLACEMENT CHARACTER}"
             if len(text) == 1 or _BYTE.fullmatch(text) or character:
-                found.add(token)
-        return found
+                needed.add(token)
+        return needed
 
     def stream(self) -> TextStream:
         """A decoder for tokens that come one by one."""
@@ -139,9 +155,12 @@ class Tokenizer:
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
-            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except (TypeError, UnicodeError) as error:
+            text.encode()
+        except UnicodeEncodeError as error:
             raise CetaneError("the text to encode is not valid Unicode") from error
+        with library_errors("the tokenizer cannot encode this text"):
+            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
 
 
 @dataclass
@@ -204,7 +223,7 @@ def _chat_template(folder: Path, configured: Any) -> str | None:
     """chat_template.jinja, else the config's template (the one named "default" of several)."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return read_text(path)
+        return read_text(path, LARGEST_TEMPLATE)
     if isinstance(configured, list):
         named = [entry for entry in configured if isinstance(entry, dict)]
         configured = next((e.get("template") for e in named if e.get("name") == "default"), None)

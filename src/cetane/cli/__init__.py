@@ -1,30 +1,41 @@
-"""The command line: one thin file per command, no logic."""
+"""The command line: a command parses its options, calls the API and prints."""
 
 import sys
 from typing import NoReturn
 
+import typer
 from rich.markup import escape
 
 from cetane.cli.app import app
-from cetane.cli.output import errors
+from cetane.cli.output import errors, print_json
 from cetane.errors import CetaneError
 
 
 def main() -> None:
     """Run a command. Exit codes: 0 pass, 1 a gate failed, 2 wrong use or bad input."""
     try:
-        app(prog_name="cetane")
+        sys.exit(app(prog_name="cetane", standalone_mode=False))
     except CetaneError as error:
         fail(error.message, error.hint)
+    except typer.TyperException as error:  # an option that is not there, or a value out of range
+        fail(getattr(error, "format_message", error.__str__)(), usage(error))
     except OSError as error:  # a path that no file system takes, a disk that breaks
         fail(str(error))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         errors.print("stopped")
         sys.exit(130)
 
 
+def usage(error: typer.TyperException) -> str | None:
+    """Where to read how a command is used."""
+    context = getattr(error, "ctx", None)
+    return f"{context.command_path} --help says more" if context else None
+
+
 def fail(message: str, hint: str | None = None) -> NoReturn:
-    """Say what is wrong, and end with exit code 2."""
+    """Say what is wrong, as JSON where JSON was asked for, and end with exit code 2."""
+    if "--json" in sys.argv:
+        print_json({"error": one_line(message), "hint": None if hint is None else one_line(hint)})
     lines = [f"[bold red]error[/]: {escape(one_line(message))}"]
     if hint:
         lines.append(f"[dim]{escape(one_line(hint))}[/]")

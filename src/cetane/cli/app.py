@@ -1,74 +1,117 @@
-"""The commands, by name. A command's module is imported when it is called: some need torch."""
+"""The commands, by name. A command's module is imported when it is called or listed: none of them
+imports torch, transformers or coremltools at its top."""
 
 import importlib
-from typing import Any
+import math
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-COMMANDS = {
-    "inspect": "Show what a checkpoint holds, without reading weights.",
-    "plan": "Show what a build would make and, for a chip, its predicted speed.",
-    "vocabulary": "Choose the tokens that a head must have.",
-    "sweep": "Judge many compressions of a model on a text, without building one, and choose.",
-    "port": "Port a model: plan it, build it, and prove that the result is right.",
-    "demo": "Port a model that needs no hub, judge it, and let it write.",
-    "build": "Build a bundle, without gates.",
-    "quantize-activations": "Give a bundle calibrated activations of 8 bits.",
-    "audit": "Show where every op runs, on the ANE or elsewhere, and why; no Mac needed.",
-    "validate": "Compare a bundle with the Hugging Face model.",
-    "diff": "Compare two programs, or a bundle and its model, op by op.",
-    "run": "Generate text from a bundle's Core ML packages, on any machine.",
-    "bench": "Compare generation with drafts and without, prompt by prompt in one process.",
-    "train-head": "Train a draft head and make it a shard of the bundle.",
-    "lab": "Experiments as data: run them, judge them, keep a log.",
-    "export": "Write Core ML programs as ONNX files, or a bundle for another runtime.",
-    "info": "Show a bundle's manifest and gate results; every file's hash is checked.",
-    "report": "Write one self-contained page about a bundle or an experiment.",
-    "doctor": "Check versions, native libraries, disk, and what upgrades left.",
-    "recompile": "Compile every shard anew and load it, as after an upgrade of the system (macOS).",
-    "gc": "List what upgrades and killed conversions left, and remove it with --remove.",
-}
-"""What every command does, in a few words, so that the list of commands imports none of them.
 
-A command is a function of that name in a module of that name, with underscores, or a module with
+class Listed(NamedTuple):
+    """A command's place in `cetane --help`, and how it is called."""
+
+    panel: str
+    example: str
+
+
+COMMANDS = {
+    "demo": Listed("Port", "cetane demo"),
+    "plan": Listed("Port", "cetane plan HuggingFaceTB/SmolLM2-135M-Instruct --chip a19-pro"),
+    "port": Listed("Port", "cetane port HuggingFaceTB/SmolLM2-135M-Instruct -o smollm2"),
+    "build": Listed("Port", "cetane build model.gguf --only 'layers-*' -o model"),
+    "recipes": Listed("Port", "cetane recipes"),
+    "inspect": Listed("Port", "cetane inspect model.gguf"),
+    "validate": Listed("Judge", "cetane validate smollm2 --perplexity book.txt"),
+    "audit": Listed("Judge", "cetane audit smollm2 --chip a19-pro"),
+    "diff": Listed("Judge", "cetane diff smollm2 --model HuggingFaceTB/SmolLM2-135M-Instruct"),
+    "info": Listed("Judge", "cetane info smollm2"),
+    "report": Listed("Judge", "cetane report smollm2 -o smollm2.html"),
+    "run": Listed("Run", "cetane run smollm2 'What is the capital of France?'"),
+    "bench": Listed("Run", "cetane bench smollm2 --drafters ngram,union"),
+    "export": Listed("Run", "cetane export smollm2 --to onnx -o smollm2-onnx"),
+    "sweep": Listed("Research", "cetane sweep model.gguf --budget 4.25 -o sweep"),
+    "vocabulary": Listed("Research", "cetane vocabulary model.gguf --text book.txt -o subset.json"),
+    "quantize-activations": Listed(
+        "Research", "cetane quantize-activations smollm2 --smooth -o smollm2-a8"
+    ),
+    "train-head": Listed("Research", "cetane train-head smollm2 eagle3 --text book.txt"),
+    "lab": Listed("Research", "cetane lab run zaya-eagle-draft"),
+    "doctor": Listed("Upkeep", "cetane doctor"),
+    "gc": Listed("Upkeep", "cetane gc --remove"),
+    "recompile": Listed("Upkeep", "cetane recompile smollm2"),
+}
+"""Each is a function of that name in a module of that name, with underscores, or a module with
 `commands` of its own."""
 
 
+class Command(TyperCommand):
+    """A command whose numbers are finite."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        for param in self.params:
+            value = ctx.params.get(param.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise typer.BadParameter(
+                    f"{value} is not a finite number", ctx, param_hint=param.name
+                )
+        return rest
+
+
 class Commands(TyperGroup):
-    """Lists commands without importing them; imports the one that is called."""
+    """Finds a command by importing its module."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
+        if cmd_name not in COMMANDS:
+            return None
+        panel, example = COMMANDS[cmd_name]
+        name = cmd_name.replace("-", "_")
+        module = importlib.import_module(f"cetane.cli.{name}")
+        if hasattr(module, "commands"):
+            group: Any = typer.main.get_command(module.commands)
+            group.name, group.rich_help_panel = cmd_name, panel
+            group.help = module.commands.info.help
+            return group
+        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        function = getattr(module, name)
+        single.command(
+            cmd_name, cls=Command, help=paragraphs(function.__doc__ or ""), rich_help_panel=panel,
+            epilog=f"Example: [bold]{example}[/]",
+        )(function)  # fmt: skip
+        return typer.main.get_command(single)
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, command, rest = super().resolve_command(ctx, args)
-        return name, command and load(str(command.name)), rest
 
-
-def load(name: str) -> Any:
-    """The command itself."""
-    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    function = name.replace("-", "_")
-    module = importlib.import_module(f"cetane.cli.{function}")
-    if hasattr(module, "commands"):
-        return typer.main.get_command(module.commands)
-    single.command(name)(getattr(module, function))
-    return typer.main.get_command(single)
+def paragraphs(text: str) -> str:
+    """A docstring with a line for every paragraph: the terminal's width breaks it."""
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
 app = typer.Typer(
     cls=Commands,
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Port language models to Apple's Neural Engine from any machine.",
+    rich_markup_mode="rich",
+    epilog="Start with [bold]cetane demo[/]. Exit codes: 0 pass, 1 a gate failed, 2 wrong use.",
 )
 
 
-@app.callback()
-def cetane() -> None:
+@app.callback(invoke_without_command=True)
+def cetane(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
+    ] = False,
+) -> None:
     """Port language models to Apple's Neural Engine from any machine."""
+    if version:
+        from cetane import __version__
+
+        print(f"cetane {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())

@@ -1,85 +1,77 @@
-"""cetane build: checkpoint to bundle."""
+"""cetane build: checkpoint to bundle, without gates."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cetane.bundle import Bundle
-from cetane.checkpoint import open_checkpoint
-from cetane.cli.output import Json, Model, RecipeName, console, megabytes, print_json, progress
-from cetane.cli.output import table as print_table
-from cetane.errors import CetaneError
-from cetane.pipeline.build import Gate, build_only
-from cetane.pipeline.build import build as build_bundle
-from cetane.schema.recipe import load_recipe
+from cetane.cli.options import (
+    Bits,
+    Context,
+    Force,
+    Json,
+    Model,
+    Output,
+    Rebuild,
+    RecipeName,
+    Settings,
+)
+from cetane.cli.output import megabytes, print_json, progress, say, table
 
-Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Where the bundle goes.", show_default="NAME")
-]
-Force = Annotated[bool, typer.Option("--force", help="Replace another bundle at that place.")]
-SkipExisting = Annotated[
-    bool,
-    typer.Option(
-        "--skip-existing/--rebuild", help="Keep what an interrupted build left, or make it anew."
-    ),
-]
+if TYPE_CHECKING:
+    from cetane.pipeline.request import Request
 
 
 def build(
     model: Model,
     output: Output = None,
     recipe: RecipeName = "default",
+    context: Context = None,
+    bits: Bits = None,
+    settings: Settings = None,
     only: Annotated[
         list[str] | None,
         typer.Option(help="Make only the shards of this name or pattern, and no bundle yet."),
     ] = None,
-    skip_existing: SkipExisting = True,
+    rebuild: Rebuild = False,
     force: Force = False,
     json: Json = False,
 ) -> None:
     """Build a bundle, without gates. Run again after an interruption: it resumes."""
+    from cetane.pipeline.build import build as build_bundle
+    from cetane.pipeline.request import make_request, read_changes
+
+    request = make_request(model, recipe, context, bits, read_changes(settings or []))
+    target = request.target(output)
     if only:
-        target = place(model, output, recipe)
-        with progress("build") as update:
-            made = build_only(
-                open_checkpoint(model), load_recipe(recipe), target, only, update, not skip_existing
-            )
-        sizes = {
-            name: sum(file.stat().st_size for file in package.rglob("*") if file.is_file())
-            for name, package in made.items()
-        }
-        if json:
-            print_json({"shards": {n: {"path": str(made[n]), "bytes": sizes[n]} for n in made}})
-        else:
-            rows = [[name, str(path), megabytes(sizes[name])] for name, path in made.items()]
-            print_table("shards", ["name", "package", "size"], rows)
+        build_some(request, target, only, rebuild, json)
         return
-    bundle = make(model, output, recipe, force, skip_existing)
+    assert request.planner
+    with progress("build") as update:
+        bundle = build_bundle(
+            request.checkpoint, request.recipe, target, update, force, rebuild=rebuild
+        )
     if json:
         print_json({"bundle": str(bundle.path), "digest": bundle.digest})
     else:
-        console.print(f"built {bundle.path}", markup=False, soft_wrap=True)
+        say(f"built {bundle.path}")
 
 
-def place(model: str, output: Path | None, recipe: str) -> Path:
-    """Where the bundle goes."""
-    if output is not None and output.name in ("", ".."):  # it is renamed to, so it needs a name
-        raise CetaneError(f"--output {output}: does not end with a name for the bundle")
-    name = Path(model).resolve().name.removesuffix(".gguf").removesuffix(".safetensors")
-    return output or Path(f"{name}-{load_recipe(recipe).name}")
+def build_some(
+    request: "Request", target: Path, only: list[str], rebuild: bool, json: bool
+) -> None:
+    """Build some shards, and print what they take."""
+    from cetane.pipeline.build import build_only
 
-
-def make(
-    model: str,
-    output: Path | None,
-    recipe: str,
-    force: bool,
-    skip_existing: bool,
-    gate: Gate | None = None,
-) -> Bundle:
-    """Build with a progress bar."""
-    target = place(model, output, recipe)
-    chosen, checkpoint = load_recipe(recipe), open_checkpoint(model)
     with progress("build") as update:
-        return build_bundle(checkpoint, chosen, target, update, force, gate, not skip_existing)
+        made = build_only(request.checkpoint, request.recipe, target, only, update, rebuild)
+    sizes = {
+        name: sum(file.stat().st_size for file in package.rglob("*") if file.is_file())
+        for name, package in made.items()
+    }
+    if json:
+        print_json({"shards": {n: {"path": str(made[n]), "bytes": sizes[n]} for n in made}})
+        return
+    table("shards", ["name", "size"], [[name, megabytes(sizes[name])] for name in made])
+    for package in made.values():
+        say(str(package))

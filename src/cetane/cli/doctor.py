@@ -4,16 +4,18 @@ from dataclasses import asdict
 
 import typer
 
-from cetane.cli.output import Json, print_json, table
-from cetane.doctor import diagnose
+from cetane.cli.options import Json
+from cetane.cli.output import print_json, table
 
 
 def doctor(json: Json = False) -> None:
     """Check versions, native libraries, disk, and what upgrades left. Exit code 1 on a failure."""
+    from cetane.doctor import diagnose
+
     checks = diagnose()
     if json:
         print_json([asdict(check) for check in checks])
     else:
         rows = [[check.state, check.name, check.found, check.hint] for check in checks]
-        table("this machine", ["state", "what", "found", "hint"], rows)
+        table("this machine", ["state", "what", "has", "hint"], rows)
     raise typer.Exit(1 if any(check.state == "failure" for check in checks) else 0)

@@ -5,78 +5,56 @@ from typing import Annotated, Literal
 
 import typer
 
-from cetane.bundle import Bundle
-from cetane.checkpoint import open_checkpoint
-from cetane.cli.output import Json, console, print_json, progress
-from cetane.errors import CetaneError
-from cetane.export import coreml_llm
-from cetane.files import replacing
-from cetane.mil import load
+from cetane.cli.options import Json
+from cetane.cli.output import print_json, progress, say, warn
 
 
 def export(
-    source: Annotated[Path, typer.Argument(help="A bundle, or with --to a .mlpackage.")],
-    output: Annotated[Path, typer.Argument(help="The folder to write.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="BUNDLE", help="A bundle; for ONNX also an .mlpackage.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")],
     to: Annotated[
-        Literal["onnx"] | None, typer.Option("--to", help="Every function in this form.")
-    ] = None,
-    layout: Annotated[
-        Literal["coreml-llm"] | None,
-        typer.Option("--layout", help="The folder that this runtime loads, checked."),
-    ] = None,
+        Literal["onnx", "coreml-llm"],
+        typer.Option("--to", help="Every function as ONNX, or the folder of CoreML-LLM's runtime."),
+    ],
     json: Json = False,
 ) -> None:
-    """Write Core ML programs as ONNX files, or a bundle for another runtime."""
-    if (to is None) == (layout is None):
-        raise CetaneError("give one of: --to onnx, --layout coreml-llm")
-    if to is not None:
-        _onnx(source, output, json)
+    """Write Core ML programs as ONNX files, or a bundle for another runtime.
+
+    Exit code 1 when the other runtime's contract does not hold.
+    """
+    if to == "onnx":
+        as_onnx(source, output, json)
     else:
-        _coreml_llm(source, output, json)
+        as_coreml_llm(source, output, json)
 
 
-def _onnx(source: Path, output: Path, json: bool) -> None:
-    from cetane.mil.fast.onnx_files import export as to_onnx  # onnx takes a while to load
+def as_onnx(source: Path, output: Path, json: bool) -> None:
+    """Write every function as an ONNX file."""
+    from cetane.pipeline.export import export_onnx
 
-    if output.exists():
-        raise CetaneError(f"{output} exists", "choose another folder, or remove it")
-    if source.suffix == ".mlpackage":
-        packages = {source.stem: source}
-    else:
-        bundle = Bundle(source)
-        bundle.verify()
-        packages = {shard.name: bundle.shard(shard.name) for shard in bundle.plan.shards}
-    written: dict[str, list[str]] = {}
-    with replacing(output) as folder:
-        folder.mkdir()
-        for name, package in packages.items():
-            with progress(f"export {name}") as update:
-                (folder / name).mkdir()
-                files = to_onnx(load(package), folder / name, update)
-            written[name] = [f"{name}/{file.name}" for file in files.values()]
+    with progress("export") as update:
+        written = export_onnx(source, output, progress=update)
     if json:
         print_json({"folder": str(output), "files": written})
     else:
-        count = sum(map(len, written.values()))
-        console.print(f"wrote {output}: {count} functions", markup=False, soft_wrap=True)
+        say(f"wrote {output}: {sum(map(len, written.values()))} functions")
 
 
-def _coreml_llm(source: Path, output: Path, json: bool) -> None:
-    bundle = Bundle(source)
-    bundle.verify()
-    checkpoint = open_checkpoint(bundle.manifest.source)
-    if checkpoint.fingerprint != bundle.manifest.fingerprint:
-        raise CetaneError(
-            f"{checkpoint.source} is not the checkpoint that {source} was built from",
-            "port the model again",
-        )
+def as_coreml_llm(source: Path, output: Path, json: bool) -> None:
+    """Write a folder of CoreML-LLM's runtime, and say how its packages are compiled."""
+    from cetane.pipeline.export import export_coreml_llm
+
     with progress("export") as update:
-        coreml_llm.export(bundle, checkpoint, output, update)
-    problems = coreml_llm.check(output)
+        folder = export_coreml_llm(source, output, progress=update)
     if json:
-        print_json({"folder": str(output), "compile": coreml_llm.COMPILE, "problems": problems})
-    for problem in problems if not json else []:
-        console.print(problem, markup=False)
-    if not problems and not json:
-        console.print(f"on a Mac, in {output}: {coreml_llm.COMPILE}", markup=False, soft_wrap=True)
-    raise typer.Exit(1 if problems else 0)
+        print_json(
+            {"folder": str(folder.path), "compile": folder.compile, "problems": folder.problems}
+        )
+    else:
+        for problem in folder.problems:
+            warn(problem)
+        if not folder.problems:
+            say(f"on a Mac, in {folder.path}: {folder.compile}")
+    raise typer.Exit(1 if folder.problems else 0)

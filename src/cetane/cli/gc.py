@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from cetane.cli.output import Json, console, megabytes, print_json, table
-from cetane.doctor import clean, leftovers
+from cetane.cli.options import Json
+from cetane.cli.output import megabytes, print_json, say, table
 
 
 def gc(
@@ -15,16 +15,18 @@ def gc(
     json: Json = False,
 ) -> None:
     """List what upgrades and killed conversions left, and remove it with --remove."""
-    found = leftovers()
+    from cetane.doctor import clean, leftovers
+
+    items = leftovers()
     if remove:
-        clean(found)
+        clean(items)
     if json:
-        items = [{"path": str(i.path), "bytes": i.bytes, "why": i.why} for i in found]
-        print_json({"removed": remove, "leftovers": items})
+        listed = [{"path": str(i.path), "bytes": i.bytes, "why": i.why} for i in items]
+        print_json({"removed": remove, "leftovers": listed})
         return
-    if found:
-        rows = [[megabytes(item.bytes), item.why, str(item.path)] for item in found]
-        table("leftovers", ["size", "why", "path"], rows)
-    total = megabytes(sum(item.bytes for item in found))
+    if items:
+        rows = [[str(item.path), megabytes(item.bytes), item.why] for item in items]
+        table("leftovers", ["path", "size", "why"], rows)
+    total = megabytes(sum(item.bytes for item in items))
     done = f"removed {total}" if remove else f"{total} can go: cetane gc --remove"
-    console.print(done if found else "nothing to remove")
+    say(done if items else "nothing to remove")

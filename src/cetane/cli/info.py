@@ -1,37 +1,57 @@
 """cetane info: what a bundle is, and what its gates said."""
 
-from cetane.bundle import Bundle
-from cetane.bundle.draft_heads import DraftHead
-from cetane.cli.output import BundlePath, Json, megabytes, print_json, table
-from cetane.cli.plan import show
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cetane.cli.options import BundlePath, Json, Verbose
+from cetane.cli.output import facts, megabytes, print_json, table
+
+if TYPE_CHECKING:
+    from cetane.bundle import Bundle
+    from cetane.bundle.draft_heads import DraftHead
 
 
-def info(bundle: BundlePath, json: Json = False) -> None:
-    """Show a bundle's manifest and gate results; every file's hash is checked."""
+def info(bundle: BundlePath, verbose: Verbose = False, json: Json = False) -> None:
+    """Show a bundle's plan, origin and gate results; every file's hash is checked."""
+    from cetane.bundle import Bundle
+
     opened = Bundle(bundle)
     opened.verify()
-    gates = opened.gates()
     if json:
-        manifest = opened.manifest.model_dump(mode="json")
         heads = {
             kind: {"digest": head.digest} | head.manifest.model_dump(mode="json")
             for kind, head in opened.draft_heads().items()
         }
+        manifest = opened.manifest.model_dump(mode="json")
+        gates = opened.gates()
         print_json({"digest": opened.digest, "manifest": manifest, "heads": heads, "gates": gates})
-        return
-    show(opened.plan)
-    total = sum(record.bytes for record in opened.manifest.files.values())
-    rows = [
-        ["source", opened.manifest.source],
-        ["digest", opened.digest],
-        ["files", f"{len(opened.manifest.files)}, {megabytes(total)}, all as built"],
-        *([f"made with {name}", number] for name, number in opened.manifest.producer.items()),
-        *([f"gate {name}", verdict(result)] for name, result in gates.items()),
-    ]
-    table("bundle", ["what", "value"], rows)
-    if shards := opened.draft_heads():
+    else:
+        show(opened, verbose)
+
+
+def show(bundle: Bundle, verbose: bool) -> None:
+    """Print what a bundle is, how it is called, and what was found of it."""
+    from cetane.cli.plan_tables import show as show_plan
+
+    show_plan(bundle.plan, tables=verbose)
+    manifest = bundle.manifest
+    total = sum(record.bytes for record in manifest.files.values())
+    made = ", ".join(f"{name} {version}" for name, version in manifest.producer.items())
+    facts(
+        {
+            "source": manifest.source,
+            "recipe": f"{bundle.plan.recipe.name}: {bundle.plan.recipe.description}",
+            "digest": bundle.digest,
+            "files": f"{len(manifest.files)}, {megabytes(total)}, all as built",
+            "made with": made,
+        }
+        | {f"gate {name}": outcome(result) for name, result in bundle.gates().items()},
+        title=str(bundle.path),
+    )
+    if heads := bundle.draft_heads():
         columns = ["head", "functions", "proposes from", "weights", "right, held out"]
-        table("draft heads", columns, [head_row(head) for head in shards.values()])
+        table("draft heads", columns, [head_row(head) for head in heads.values()])
 
 
 def head_row(head: DraftHead) -> list[str]:
@@ -46,8 +66,8 @@ def head_row(head: DraftHead) -> list[str]:
     ]
 
 
-def verdict(result: dict[str, object]) -> str:
-    """A gate's outcome, or its figures where it has no verdict."""
+def outcome(result: dict[str, object]) -> str:
+    """A gate's verdict, or its figures where it has none."""
     if "passed" in result:
         return "pass" if result["passed"] else "FAIL"
     shown = {key: value for key, value in result.items() if isinstance(value, int | float)}

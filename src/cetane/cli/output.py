@@ -1,27 +1,47 @@
-"""What commands print: tables and progress for people, one JSON document with `--json`."""
+"""What commands print: text, tables and progress for people, one JSON document with `--json`."""
 
 import json
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
-console = Console()
-errors = Console(stderr=True)
+if TYPE_CHECKING:
+    from cetane.files import Progress
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
-Model = Annotated[str, typer.Argument(help="A Hugging Face folder, a GGUF file, or a hub id.")]
-BundlePath = Annotated[Path, typer.Argument(help="A bundle.")]
-RecipeName = Annotated[
-    str, typer.Option("--recipe", "-r", help="A recipe that comes with cetane, or a .toml file.")
-]
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+EVERY = 5.0
+"""Seconds between two lines of progress where there is no terminal."""
+
+
+class Judged(Protocol):
+    """What a function of the API returns: data with a verdict."""
+
+    @property
+    def passed(self) -> bool: ...
+    def as_json(self) -> dict[str, Any]: ...
+
+
+Result = TypeVar("Result", bound=Judged)
+
+
+def conclude(result: Result, json: bool, show: Callable[[Result], None]) -> NoReturn:
+    """Print a result, as JSON or by `show`, and end: exit code 1 unless it passed."""
+    if json:
+        print_json(result.as_json())
+    else:
+        show(result)
+    raise typer.Exit(0 if result.passed else 1)
 
 
 def print_json(content: Any) -> None:
@@ -38,34 +58,131 @@ def finite(content: Any) -> Any:
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
+def say(text: str) -> None:
+    """A line on standard output, its own line breaks only: paths in it can be copied."""
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def warn(text: str) -> None:
+    """A line on the error stream."""
+    errors.print(text, markup=False, soft_wrap=True)
+
+
 @contextmanager
-def progress(title: str, shown: bool = True) -> Iterator[Any]:
-    """A progress bar on the error stream; call it with what is being done, done, and total."""
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=errors, disable=not shown) as bar:
-        task = bar.add_task(title, total=None)
+def progress(title: str) -> Iterator["Progress"]:
+    """A bar on the error stream while the block runs, and nothing of it afterwards.
 
-        def update(what: str, done: int, total: int) -> None:
-            bar.update(task, description=f"{title}: {what}", completed=done, total=total)
-            if shown and not errors.is_terminal:
-                errors.print(f"{title}: {what} ({done}/{total})", highlight=False)
-
+    Without a terminal it is a line now and then.
+    """
+    update, close = on_terminal(title) if errors.is_terminal else in_log(title)
+    try:
         yield update
+    finally:
+        close()
 
 
-def table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
-    """A table; numbers are right-aligned."""
-    result = Table(title=title, title_justify="left", title_style="bold")
+def on_terminal(title: str) -> tuple["Progress", Callable[[], None]]:
+    """A spinner, a bar and the time."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    bar = Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(),
+        TimeElapsedColumn(), console=errors, transient=True,
+    )  # fmt: skip
+    task = bar.add_task(title, total=None)
+    bar.start()
+
+    def update(what: str, done: int, total: int) -> None:
+        bar.update(task, description=f"{title}: {what}"[:40], completed=done, total=total)
+
+    return update, bar.stop
+
+
+def in_log(title: str) -> tuple["Progress", Callable[[], None]]:
+    """Lines at most every few seconds."""
+    last = 0.0
+
+    def update(what: str, done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= EVERY:
+            last = time.monotonic()
+            warn(f"{title}: {what} ({done}/{total})")
+
+    return update, lambda: None
+
+
+def cell(value: Any) -> str:
+    """A value in a table."""
+    return f"{value:.5g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """A table as wide as the terminal at most; numbers are right-aligned.
+
+    Words are never broken: where the columns do not fit, every row becomes a list of its cells.
+    """
+    cells = [[cell(value) for value in row] for row in rows]
+    widest = [max(longest(t) for t in texts) for texts in zip(columns, *cells, strict=True)]
+    if sum(widest) + 2 * len(columns) > console.width:
+        listed(title, columns, cells)
+        return
+    result = Table(
+        title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD,
+        pad_edge=False, padding=(0, 1),
+    )  # fmt: skip
     for index, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
-        result.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        result.add_row(*(escape(f"{v:.5g}" if isinstance(v, float) else str(v)) for v in row))
+        justify = "right" if numeric else "left"
+        result.add_column(name, justify=justify, min_width=widest[index])  # type: ignore[arg-type]
+    for row in cells:
+        result.add_row(*map(escape, row))
     console.print(result)
 
 
-def megabytes(count: int) -> str:
+def longest(text: str) -> int:
+    """The length of the longest word."""
+    return max((len(word) for word in text.split()), default=0)
+
+
+def listed(title: str, columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    """Rows below each other, the first cell as a heading."""
+    console.print(Text(title, "bold"), soft_wrap=True)
+    for row in cells:
+        say(f"  {row[0]}")
+        facts(dict(zip(columns[1:], row[1:], strict=True)), indent=4)
+    console.print()
+
+
+def facts(values: Mapping[str, Any], title: str = "", indent: int = 2) -> None:
+    """Names and values below each other; values that are empty are left out. A value that has to
+    be copied, such as a path or a digest, is never broken."""
+    shown = {name: text for name, value in values.items() if (text := cell(value))}
+    if title:
+        console.print(Text(title, "bold"))
+    width = max(map(len, shown), default=0)
+    for name, text in shown.items():
+        room = console.width - indent - width - 2
+        if longest(text) > room:
+            say(f"{'':{indent}}{name:{width}}  {text}")
+            continue
+        first, *others = Text(text).wrap(console, max(20, room))
+        console.print(Padding(Text(f"{name:{width}}  ").append(first), (0, 0, 0, indent)))
+        for line in others:
+            console.print(Padding(line, (0, 0, 0, indent + width + 2)))
+
+
+def verdict(passed: bool) -> str:
+    """A verdict, as rich markup."""
+    return "[bold green]pass[/]" if passed else "[bold red]FAIL[/]"
+
+
+def megabytes(count: float) -> str:
     """A number of bytes for people."""
     return f"{count / 1e6:.1f} MB"

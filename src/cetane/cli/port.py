@@ -1,75 +1,95 @@
 """cetane port: plan, build and gates in one command."""
 
-from pathlib import Path
-from typing import Any
+from __future__ import annotations
 
-import typer
+from typing import TYPE_CHECKING
 
-from cetane.checkpoint import open_checkpoint
-from cetane.cli.build import Force, Output, SkipExisting, make
-from cetane.cli.output import Json, Model, RecipeName, console, errors, print_json
-from cetane.cli.plan import show
-from cetane.cli.validate import check, show_checks
-from cetane.gates.ladder import ladder
-from cetane.gates.residency.audit import Audit, audit
-from cetane.gates.residency.store import summary
-from cetane.gates.residency.target import Target
-from cetane.mil.reader import load
-from cetane.planner import Planner
+from cetane.cli.options import (
+    Bits,
+    Context,
+    Force,
+    Json,
+    Model,
+    Output,
+    Rebuild,
+    RecipeName,
+    Settings,
+    Verbose,
+)
+from cetane.cli.output import conclude, console, megabytes, progress, say, verdict, warn
+
+if TYPE_CHECKING:
+    from cetane.pipeline.port import PortResult
 
 
 def port(
     model: Model,
     output: Output = None,
     recipe: RecipeName = "default",
-    skip_existing: SkipExisting = True,
+    context: Context = None,
+    bits: Bits = None,
+    settings: Settings = None,
+    rebuild: Rebuild = False,
     force: Force = False,
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Port a model: plan it, build it, and prove that the result is right.
 
-    The first shard of every kind is judged, and audited for residency, before the others are made.
+    The first shard of every kind is judged before the others are made. Run again after an
+    interruption: it resumes. Exit code 1 when a gate is red.
     """
-    checkpoint = open_checkpoint(model)
-    gates: dict[str, Any] = {}
+    from cetane.cli.plan_tables import show as show_plan
+    from cetane.pipeline.port import port_request
+    from cetane.pipeline.request import make_request, read_changes
 
-    def climb(planner: Planner, packages: dict[str, Path]) -> None:
-        result = ladder(checkpoint, planner, packages)
-        gates["ladder"] = result.model_dump(mode="json")
-        placed = audit({name: load(path) for name, path in packages.items()}, Target())
-        gates["residency"] = summary(placed)
-        if not json:
-            show_checks("first shard of every kind", result.checks)
-            warn(placed)
-        if not result.passed:
-            if json:
-                print_json({"bundle": None, "gates": gates})
-            errors.print(
-                "the first shards are not right, so the others were not built; "
-                "once the cause is mended, --rebuild makes them anew",
-                soft_wrap=True,
-            )
-            raise typer.Exit(1)
-
-    bundle = make(model, output, recipe, force, skip_existing, climb)
-    for name, outcome in gates.items():
-        bundle.write_gate(name, outcome)
+    with progress("plan"):
+        request = make_request(model, recipe, context, bits, read_changes(settings or []))
+        plan = request.planner.plan()
     if not json:
-        show(bundle.plan)
-    result = check(bundle, checkpoint, json)
-    if json:
-        gates["golden"] = result.model_dump(mode="json")
-        print_json({"bundle": str(bundle.path), "digest": bundle.digest, "gates": gates})
-    elif result.passed:
-        console.print(f"next: cetane run {bundle.path} --chat", markup=False, soft_wrap=True)
-    raise typer.Exit(0 if result.passed else 1)
+        show_plan(plan, tables=verbose)
+        if request.warning:
+            warn(f"warning: {request.warning}")
+    with progress("port") as update:
+        result = port_request(request, output, force=force, rebuild=rebuild, progress=update)
+    conclude(result, json, lambda outcome: show(outcome, verbose))
 
 
-def warn(found: Audit) -> None:
+def show(result: PortResult, verbose: bool) -> None:
+    """Print every gate in a line, the predicted speed, and what to do next."""
+    from cetane.cli.forecast import headline
+    from cetane.cli.gate_tables import show_checks, show_golden, summary
+
+    if result.ladder is not None:
+        if verbose or not result.ladder.passed:
+            show_checks("first shard of every kind", result.ladder.checks)
+        console.print(f"first shards: {summary(result.ladder)}", soft_wrap=True)
+    show_residency(result)
+    if result.bundle is None:
+        warn(
+            "the first shards are not right, so the others were not built; "
+            "once the cause is mended, --rebuild makes them anew"
+        )
+        return
+    assert result.golden is not None
+    show_golden(result.golden, verbose)
+    say(f"speed, predicted: {headline(result.forecast)}")
+    size = sum(record.bytes for record in result.bundle.manifest.files.values())
+    say(f"wrote {result.bundle.path}: {megabytes(size)} in {sum(result.seconds.values()):.0f} s")
+    if result.passed:
+        say(f"next: cetane run {result.bundle.path} --chat")
+    else:
+        say(f"next: cetane diff {result.bundle.path} --model {result.bundle.manifest.source}")
+
+
+def show_residency(result: PortResult) -> None:
     """Say what keeps the first shards off the ANE. It is a prediction, so it stops nothing."""
-    for reason in found.reasons:
-        errors.print(
-            f"warning: residency on {found.target}, {found.basis}: {reason}; "
-            "cetane audit BUNDLE tells more",
-            markup=False, soft_wrap=True,
-        )  # fmt: skip
+    audit = result.residency
+    if audit is None:
+        return
+    if audit.passed:
+        console.print(f"residency, {audit.basis} for {audit.target}: {verdict(True)}")
+    for reason in audit.reasons:
+        warn(f"warning: residency on {audit.target}, {audit.basis}: {reason}")
+    if audit.reasons:
+        warn("  cetane audit BUNDLE tells more")

@@ -1,17 +1,17 @@
 """cetane quantize-activations: W8A8 and W4A8, and what they cost."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cetane.activations import Options, Outcome, held_out, measure_activations, windows
-from cetane.bundle import Bundle
-from cetane.checkpoint import open_checkpoint
-from cetane.cli.output import BundlePath, Json, console, megabytes, print_json, progress, table
-from cetane.gates.quality import read_tokens
+from cetane.cli.options import BundlePath, Checkpoint, Force, Json
+from cetane.cli.output import console, facts, megabytes, print_json, progress, say, table, verdict
 
-DEFAULTS = Options()
+if TYPE_CHECKING:
+    from cetane.activations import Outcome
 
 
 def quantize_activations(
@@ -20,42 +20,37 @@ def quantize_activations(
     samples: Annotated[
         Literal["real", "random"],
         typer.Option(help="real: prompts and answers; random: five calls of random numbers."),
-    ] = DEFAULTS.samples,
+    ] = "real",
     ranges: Annotated[
         Literal["all", "last"],
         typer.Option(help="Of all samples, or of the last one, as coremltools itself keeps."),
-    ] = DEFAULTS.ranges,
+    ] = "all",
     additions: Annotated[
         bool, typer.Option("--additions", help="Quantize additions too, as coremltools does.")
-    ] = DEFAULTS.additions,
+    ] = False,
     smooth: Annotated[
         bool, typer.Option("--smooth", help="SmoothQuant first (models of the Llama family).")
-    ] = DEFAULTS.smooth,
-    model: Annotated[
-        str | None, typer.Option(help="The checkpoint, if it is not where the build found it.")
-    ] = None,
+    ] = False,
+    model: Checkpoint = None,
     text: Annotated[
         Path | None, typer.Option(help="Judge on this text.", show_default="held-out prompts")
     ] = None,
-    tokens: Annotated[int, typer.Option(min=2, help="How many tokens of the text.")] = 1024,
-    force: Annotated[bool, typer.Option("--force", help="Replace a bundle at that place.")] = False,
+    tokens: Annotated[int, typer.Option(min=2, help="Most tokens of the text.")] = 1024,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Give a bundle activations of 8 bits, calibrated, and compare it with the model.
 
     Weights stay as they are. Exit code 1 when a hidden state's mean cosine is below 0.95.
     """
+    from cetane.activations import Options, judge_activations
+
     options = Options(samples=samples, ranges=ranges, additions=additions, smooth=smooth)
-    opened = Bundle(bundle)
-    opened.verify()
-    checkpoint = open_checkpoint(model or opened.manifest.source)
-    if text is None:
-        texts = held_out(opened, tokens)
-    else:
-        ids = read_tokens(opened.tokenizer, text, tokens)
-        texts = windows(ids, opened.plan.recipe.cache.context)
     with progress("quantize") as update:
-        outcome = measure_activations(opened, checkpoint, options, texts, output, update, force)
+        outcome = judge_activations(
+            bundle, output, options, model=model, text=text, tokens=tokens, force=force,
+            progress=update,
+        )  # fmt: skip
     if json:
         print_json({"bundle": str(output)} | outcome.model_dump(mode="json"))
     else:
@@ -67,26 +62,23 @@ def show(outcome: Outcome) -> None:
     """Print cosines by shard, the quality before and after, and the verdict."""
     before, after = outcome.before, outcome.after
     table(
-        "what shards hand on, against the model (mean cosine, worst token)",
+        "what shards hand on, against the model: mean cosine, and of the worst token",
         ["shard", "before", "worst", "after", "worst"],
         [
             [two.shard, one.cosine, one.cosine_min, two.cosine, two.cosine_min]
             for one, two in zip(before.shards, after.shards, strict=True)
         ],
     )
-    rows: list[list[Any]] = [
+    title = f"{outcome.tokens} tokens; the model's perplexity is {outcome.reference_perplexity:.2f}"
+    rows = [
         ["perplexity", before.perplexity, after.perplexity],
         ["KL to the model", before.logits.kl, after.logits.kl],
         ["top-1 agreement", before.logits.top1, after.logits.top1],
         ["logit cosine", before.logits.cosine, after.logits.cosine],
-        ["size of shards", megabytes(outcome.bytes_before), megabytes(outcome.bytes_after)],
     ]
-    title = f"{outcome.tokens} tokens; the model's perplexity is {outcome.reference_perplexity:.2f}"
     table(title, ["what", "before", "after"], rows)
+    facts({"size": f"{megabytes(outcome.bytes_before)}, now {megabytes(outcome.bytes_after)}"})
     made = outcome.made
-    console.print(
-        f"{made.samples} calls calibrated {made.quantized} tensors in {outcome.seconds:.0f} s"
-    )
-    verdict = "[bold green]pass[/]" if outcome.passed else "[bold red]FAIL[/]"
+    say(f"{made.samples} calls calibrated {made.quantized} tensors in {outcome.seconds:.0f} s")
     smallest = f"smallest cosine {after.cosine:.4f}, limit {outcome.limit}"
-    console.print(f"activations gate: {verdict} ({smallest})", highlight=False)
+    console.print(f"activations gate: {verdict(outcome.passed)} ({smallest})")

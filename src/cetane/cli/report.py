@@ -2,22 +2,16 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cetane.bundle import Bundle
-from cetane.cli.lab import HERE, FolderOption, journal_of, library
-from cetane.cli.output import Json, console, finite, print_json
+from cetane.cli.options import Checkpoint, ChipName, Json
+from cetane.cli.output import finite, print_json, progress, say
 from cetane.errors import CetaneError
-from cetane.files import replacing, write_json
-from cetane.hardware.chips import DEFAULT_CHIP, find_chip
-from cetane.lab.experiment import find_experiment
-from cetane.report.collect import bundle_report
-from cetane.report.content import BundleReport, ExperimentReport
-from cetane.report.experiments import experiment_report
-from cetane.report.given import read_benchmark, read_sweep
-from cetane.report.page import page
+
+if TYPE_CHECKING:
+    from cetane.report.content import BundleReport, ExperimentReport
 
 ID = re.compile(r"[a-z0-9][a-z0-9-]*")
 """An experiment's; a path that is not there looks otherwise, or nearly."""
@@ -34,44 +28,70 @@ def report(
     bench: Annotated[
         Path | None, typer.Option(help="What cetane bench --json printed, for drafts.")
     ] = None,
-    lab: FolderOption = HERE,
-    chip: Annotated[str, typer.Option(help="The chip that is predicted.")] = DEFAULT_CHIP,
-    model: Annotated[
-        str | None, typer.Option(help="The checkpoint, if it is not where the build found it.")
-    ] = None,
+    lab: Annotated[Path, typer.Option("--lab", help="The folder of your experiments.")] = Path(
+        "experiments"
+    ),
+    chip: ChipName = None,
+    model: Checkpoint = None,
     json: Json = False,
 ) -> None:
-    """Write one self-contained page about a bundle or an experiment, and its figures as JSON beside
-    it."""
+    """Write one self-contained page about a bundle or an experiment.
+
+    Its figures lie beside it as JSON.
+    """
+    from cetane.files import disk_errors, replacing, write_json
+    from cetane.report.page import page
+
     if output.suffix != ".html":
         raise CetaneError(f"{output}: a page ends in .html", "its JSON lies beside it")
-    content: BundleReport | ExperimentReport
-    if Path(subject).exists() or not ID.fullmatch(subject):
-        content = about_bundle(Path(subject), sweep, bench, chip, model)
-    else:
-        if sweep or bench or model:
-            raise CetaneError(f"{subject}: --sweep, --bench and --model are for a bundle's page")
-        content = experiment_report(find_experiment(library(lab), subject), journal_of(lab))
+    with disk_errors(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+    with progress("report"):
+        content = collect(subject, sweep, bench, lab, chip, model)
     beside = output.with_suffix(".json")
-    output.parent.mkdir(parents=True, exist_ok=True)
     written = finite(content.model_dump(mode="json"))
     write_json(beside, written)
-    with replacing(output) as temporary:
+    with disk_errors(output), replacing(output) as temporary:
         temporary.write_text(page(content), encoding="utf-8")
     if json:
         print_json({"page": str(output), "json": str(beside)} | written)
     else:
-        console.print(f"{output}, and its figures in {beside}", markup=False, soft_wrap=True)
+        say(f"{output}, and its figures in {beside}")
+
+
+def collect(
+    subject: str,
+    sweep: Path | None,
+    bench: Path | None,
+    lab: Path,
+    chip: str | None,
+    model: str | None,
+) -> "BundleReport | ExperimentReport":
+    """The content of a page about a bundle, or about an experiment."""
+    from cetane.lab.library import Lab
+    from cetane.report.experiments import experiment_report
+
+    if Path(subject).exists() or not ID.fullmatch(subject):
+        return about_bundle(Path(subject), sweep, bench, chip, model)
+    if sweep or bench or model:
+        raise CetaneError(f"{subject}: --sweep, --bench and --model are for a bundle's page")
+    known = Lab(lab)
+    return experiment_report(known.find(subject), known.journal)
 
 
 def about_bundle(
-    path: Path, sweep: Path | None, bench: Path | None, chip: str, model: str | None
-) -> BundleReport:
+    path: Path, sweep: Path | None, bench: Path | None, chip: str | None, model: str | None
+) -> "BundleReport":
     """The content of a bundle's page."""
+    from cetane.bundle import Bundle
+    from cetane.hardware.chips import DEFAULT_CHIP, find_chip
+    from cetane.report.collect import bundle_report
+    from cetane.report.given import read_benchmark, read_sweep
+
     bundle = Bundle(path)
     return bundle_report(
         bundle,
-        find_chip(chip),
+        find_chip(chip or DEFAULT_CHIP),
         model,
         None if sweep is None else read_sweep(sweep, bundle.manifest.fingerprint),
         None if bench is None else read_benchmark(bench, path),

@@ -1,34 +1,18 @@
 """cetane sweep: how small a model can be made, and what that costs."""
 
-import re
-from collections.abc import Sequence
-from importlib import resources
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cetane.checkpoint import open_checkpoint
-from cetane.cli.output import (
-    Json,
-    Model,
-    RecipeName,
-    console,
-    errors,
-    megabytes,
-    print_json,
-    progress,
-    table,
-)
-from cetane.errors import CetaneError
-from cetane.hardware.chips import find_chip
-from cetane.schema.recipe import load_recipe
-from cetane.sweep.grid import chosen, load_grid, weights
-from cetane.sweep.plot import plot
-from cetane.sweep.points import Point
-from cetane.sweep.search import CompressionSweep, Passage, best, pareto, write_recipe
+from cetane.cli.options import ChipName, Json, Model, RecipeName, Verbose
+from cetane.cli.output import megabytes, print_json, progress, say, table, warn
 
-TEXT = "english.txt"
+if TYPE_CHECKING:
+    from cetane.sweeps.choose import SweepResult
+    from cetane.sweeps.points import Point
 
 
 def sweep(
@@ -52,11 +36,12 @@ def sweep(
             help="Only formats of this name or pattern, of all that there are; '*' is all."
         ),
     ] = None,
-    chip: Annotated[str, typer.Option(help="Predict speed and residency on this chip.")] = "m4-max",
+    chip: ChipName = None,
     recipe: RecipeName = "default",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The folder.", show_default="NAME-sweep")
     ] = None,
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Judge many compressions of a model on a text, without building one, and choose.
@@ -64,100 +49,68 @@ def sweep(
     Run again after an interruption: what is known is kept. Writes the points, a plot, and the
     chosen point as a recipe.
     """
-    names, found = chosen(formats or []), find_chip(chip)
-    checkpoint, base = open_checkpoint(model), load_recipe(recipe)
-    passage = Passage.cut(*read(text), checkpoint)
-    folder = output or Path(f"{Path(model).resolve().stem}-sweep")
+    from cetane.hardware.chips import DEFAULT_CHIP
+    from cetane.sweeps.choose import sweep as choose
+
     with progress("sweep") as update:
-        work = CompressionSweep(checkpoint, base, passage, found, folder, update)
-        size = budget_bytes(budget, work)
-        points = []
-        for index, name in enumerate(names):
-            update(name, index, len(names))
-            point = work.format(name)
-            points += [point] if point is not None else []
-        if not formats or budget:
-            sizes = [size, *(work.plain_size(name) for name in load_grid().mixed.sizes)]
-            points += work.mixes(sizes)
-        update("done", len(names), len(names))
-    for name, reason in work.refused.items():
-        errors.print(f"left out: {name}: {reason}", markup=False, soft_wrap=True)
-    pick = best(points, size + work.rest)
-    written = plot(points, pick, folder)
-    if pick is not None:
-        written.append(write_recipe(work, pick))
+        result = choose(
+            model, text=text, budget=budget, formats=formats or [], chip=chip or DEFAULT_CHIP,
+            recipe=recipe, output=output, progress=update,
+        )  # fmt: skip
     if json:
-        front = {point.key for point in pareto(points)}
-        rows = [p.model_dump(mode="json") | {"pareto": p.key in front} for p in points]
-        print_json({
-            "folder": str(folder), "budget_bytes": size + work.rest, "points": rows,
-            "chosen": None if pick is None else pick.name,
-            "refused": work.refused, "files": [str(path) for path in written],
-        })  # fmt: skip
+        print_json(result.as_json())
         return
-    show(points, pick)
-    for path in written:
-        console.print(f"wrote {path}", markup=False, soft_wrap=True)
-    if pick is None:
-        smallest = min(p.weight_bytes for p in points)
-        console.print(
-            f"no point has at most {megabytes(size + work.rest)}; the smallest has "
+    show(result, verbose)
+    if result.recipe is not None:
+        say(f"next: cetane port {model} -r {result.recipe}")
+
+
+def show(result: SweepResult, verbose: bool) -> None:
+    """Print the points of the front, or all, the chosen one, and what was written."""
+    front = {point.key for point in result.front}
+    chosen = None if result.chosen is None else result.chosen.key
+    known = sorted(result.points, key=lambda p: (-p.weight_bytes, p.kl))
+    shown = known if verbose else [p for p in known if p.key in front or p.key == chosen]
+    first = known[0]
+    table(
+        f"{first.text.tokens} tokens of {first.text.name}, largest first; tok/s predicted for "
+        f"{first.predicted.chip}",
+        ["point", "MB", "bits", "ppl", "KL", "top-1", "smoke", "tok/s"],
+        [row(point, chosen) for point in shown],
+    )
+    if len(shown) < len(known):
+        say(f"{len(known) - len(shown)} more are larger and worse than one of these: -v lists all")
+    for name, reason in result.refused.items():
+        warn(f"left out: {name}: {reason}")
+    for point in shown:
+        if point.predicted.weights_off_ane:
+            warn(
+                f"predicted: {point.predicted.weights_off_ane:.0%} of the weights of {point.name} "
+                f"are read off the ANE: {', '.join(point.predicted.rules)}"
+            )
+    if verbose:
+        for point in known:
+            said = " | ".join(" ".join(answer.text.split())[:60] for answer in point.smoke)
+            say(f"{point.name}: {said}")
+    for path in result.files:
+        say(f"wrote {path}")
+    if result.chosen is None:
+        smallest = min(point.weight_bytes for point in known)
+        say(
+            f"no point has at most {megabytes(result.budget_bytes)}; the smallest has "
             f"{megabytes(smallest)}"
         )
     else:
-        console.print(f"next: cetane port {model} -r {written[-1]}", markup=False, soft_wrap=True)
+        say(f"chosen: {result.chosen.name}")
 
 
-def read(path: Path | None) -> tuple[str, str]:
-    """The name and content of the text; CetaneError if it cannot be read."""
-    if path is None:
-        own = resources.files("cetane") / "data" / "texts" / TEXT
-        return TEXT, own.read_text(encoding="utf-8")
-    try:
-        return path.name, path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CetaneError(f"cannot read {path}: {error}") from error
-
-
-def budget_bytes(budget: str | None, work: CompressionSweep) -> int:
-    """Bytes of the weights that formats are for; CetaneError for what is no size."""
-    if budget is None:
-        return work.plain_size(load_grid().mixed.sizes[0])
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(MB)?", budget)
-    if match is None or not float(match[1]):
-        raise CetaneError(f"--budget {budget}: no size", "write bits a weight, 4.25, or 60MB")
-    if match[2]:
-        return int(float(match[1]) * 1e6) - work.rest
-    return int(float(match[1]) * sum(w.elements for w in weights(work.planner)) / 8)
-
-
-def show(points: Sequence[Point], pick: Point | None) -> None:
-    """All points, the largest first; those of the Pareto front marked."""
-    front = {point.key for point in pareto(points)}
-    rows: list[list[Any]] = []
-    for p in sorted(points, key=lambda p: (-p.weight_bytes, p.kl)):
-        mark = "chosen" if pick is not None and p.key == pick.key else "*" if p.key in front else ""
-        right = sum(a.expected for a in p.smoke if a.expected is not None)
-        asked = sum(a.expected is not None for a in p.smoke)
-        rows.append([
-            mark, p.name, f"{p.weight_bytes / 1e6:.1f}", f"{p.bits_per_weight:.2f}",
-            f"{p.perplexity:.2f}", f"{p.kl:.4f}", f"{p.top1:.1%}", f"{right}/{asked}",
-            f"{p.predicted.tok_s:.0f}",
-        ])  # fmt: skip
-    first = points[0]
-    title = (
-        f"{first.text.tokens} tokens of {first.text.name}; *: no point is smaller and nearer to "
-        f"fp16; tok/s are predicted for {first.predicted.chip}"
-    )
-    columns = ["", "point", "MB", "bits", "perplexity", "KL", "top-1", "smoke", "tok/s"]
-    table(title, columns, rows)
-    for p in points:
-        if p.predicted.weights_off_ane:
-            errors.print(
-                f"predicted: {p.predicted.weights_off_ane:.0%} of the weights of {p.name} are read "
-                f"off the ANE: {', '.join(p.predicted.rules)}",
-                markup=False, soft_wrap=True,
-            )  # fmt: skip
-    for p in sorted(points, key=lambda p: -p.weight_bytes):
-        said = " | ".join(" ".join(answer.text.split())[:60] for answer in p.smoke)
-        console.print(f"{p.name}: {said}", markup=False, highlight=False, soft_wrap=True)
+def row(point: Point, chosen: str | None) -> list[str]:
+    """A point under the columns of the table."""
+    right = sum(answer.expected for answer in point.smoke if answer.expected is not None)
+    asked = sum(answer.expected is not None for answer in point.smoke)
+    return [
+        f"{point.name} (chosen)" if point.key == chosen else point.name,
+        f"{point.weight_bytes / 1e6:.1f}", f"{point.bits_per_weight:.2f}",
+        f"{point.perplexity:.2f}", f"{point.kl:.4f}", f"{point.top1:.1%}", f"{right}/{asked}",
+        f"{point.predicted.tok_s:.0f}",
+    ]  # fmt: skip

@@ -37,8 +37,9 @@ class Engine:
         modes: Collection[Mode] | None = None,
         watch: Sequence[Watch] = (),
         whole: bool = False,
+        start: int = 0,
     ) -> Session:
-        """A new sequence: empty caches, position 0.
+        """A new sequence with empty caches, whose first token has the position `start`.
 
         `modes`: use only these. `watch`: called with every output of a shard, for gates and draft
         heads. `whole`: run all layers for every token. Without it, calls that need no logits leave
@@ -46,7 +47,7 @@ class Engine:
         """
         plan = self.plan
         functions, order = plan.functions, plan.recipe.tensor_layout
-        memory = Memory(plan.caches, functions.values(), order, self.backend.dtype)
+        memory = Memory(plan.caches, functions.values(), order, self.backend.dtype, start)
         execution = Execution(functions, self.shards, self.tables, memory, watch)
         return Session(Schedule(plan, modes, whole), memory, execution, self.head)
 

@@ -34,7 +34,7 @@ def open_backend(shards: Compilable, backend: str = "auto") -> Backend:
     return CoreMLBackend(shards) if native else PortableBackend(shards, "int8")
 
 
-class Speculation(Protocol):
+class DraftSource(Protocol):
     """Proposes drafts for one sequence."""
 
     def begin(self, session: Session, tokens: Sequence[int]) -> None:
@@ -56,16 +56,16 @@ def generate(
     sampler: Sampler,
     max_new: int,
     stop: Sequence[int] = (),
-    speculation: Speculation | None = None,
+    drafts: DraftSource | None = None,
 ) -> Generator[int, None, Ending]:
     """Feed the prompt, then yield up to `max_new` tokens; a stop token ends it, unyielded.
 
     Also ends when the context is full; returns why it ended. Every token that was yielded is in
-    the session, except the last: feed it first when the conversation goes on. `speculation`
-    changes the speed only.
+    the session, except the last: feed it first when the conversation goes on. `drafts`
+    change the speed only.
     """
-    if speculation is not None:
-        speculation.begin(session, prompt)
+    if drafts is not None:
+        drafts.begin(session, prompt)
     logits = session.feed(prompt)
     if not max_new:
         return "length"
@@ -77,18 +77,18 @@ def generate(
         left -= len(said)
         stopped = len(said) < len(new)
         if stopped or not left or session.position == session.context:
-            if speculation is not None:
-                speculation.end(said)
+            if drafts is not None:
+                drafts.end(said)
             return "stop" if stopped else "context" if left else "length"
         started = time.perf_counter()
         most = min(left, max(session.widths, default=1)) - 1
-        draft = NO_DRAFT if speculation is None else speculation.draft(new, most)
+        draft = NO_DRAFT if drafts is None else drafts.draft(new, most)
         rows = session.evaluate([new[-1], *draft.tokens])
         new = verify(rows, draft, sampler)[:left]
         new = new[: len(until(new, stop)) + 1]
         session.accept(len(new))
-        if speculation is not None:
-            speculation.settle(draft, new, time.perf_counter() - started)
+        if drafts is not None:
+            drafts.settle(draft, new, time.perf_counter() - started)
 
 
 def until(tokens: list[int], stop: Sequence[int]) -> list[int]:

@@ -39,11 +39,12 @@ class Memory:
         functions: Iterable[Function],
         order: Order,
         dtype: type[np.floating],
+        start: int = 0,
     ) -> None:
         """An empty memory for the cache groups and the inputs of some functions."""
         self.groups, self.order = groups, order
-        self.position = 0
-        """How many tokens have been run: the position of the next."""
+        self.position = start
+        """Of the next token."""
         self.slots = {name: np.full(group.count, EMPTY) for name, group in groups.items()}
         """By cache group, the position that every slot holds."""
         inputs = [item for function in functions for item in function.inputs]

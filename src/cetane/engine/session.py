@@ -1,6 +1,6 @@
 """A sequence of tokens on its way through a plan: a schedule, a memory, and their execution."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class Session:
 
     @property
     def position(self) -> int:
-        """How many tokens have been run: the position of the next."""
+        """Of the next token: how many tokens have been run, if the sequence began at 0."""
         return self.memory.position
 
     @property
@@ -57,16 +57,21 @@ class Session:
         self._failed = False
         return gather(calls, wanted)
 
-    def prepare(self, tokens: Sequence[int], wanted: Wanted) -> list[Running]:
+    def prepare(
+        self, tokens: Sequence[int], wanted: Wanted, modes: Collection[Mode] | None = None
+    ) -> list[Running]:
         """The calls that `feed` would make, for `Engine.run` to take through some of the shards.
-        The session counts their tokens as run."""
+        The session counts their tokens as run. `modes`: use only these, for gates."""
         ids = self._checked(tokens)
-        scheduled = self.schedule.cut(self.position, len(ids), wanted)
+        schedule = (
+            self.schedule if modes is None else Schedule(self.plan, modes, self.schedule.whole)
+        )
+        scheduled = schedule.cut(self.position, len(ids), wanted)
         self._evaluated = None
         calls = []
         for one in scheduled:
             taken, ids = ids[: one.count], ids[one.count :]
-            calls.append(self._running(taken, one.mode, one.logits))
+            calls.append(self._running(schedule, taken, one.mode, one.logits))
             self.memory.advance(calls[-1].call)
         return calls
 
@@ -82,7 +87,7 @@ class Session:
         width = self.schedule.modes[mode].tokens
         if width < len(ids):
             raise CetaneError(f"one call takes {width} tokens here, not {len(ids)}")
-        running = self._running(ids, mode, logits=True)
+        running = self._running(self.schedule, ids, mode, logits=True)
         running.held = True
         self._evaluated = None
         run([(self.execution, [running])], self.execution.shards)
@@ -108,10 +113,10 @@ class Session:
         self._evaluated = None
         self.memory.rewind(mark)
 
-    def _running(self, ids: Array, mode: Mode, logits: bool) -> Running:
+    def _running(self, schedule: Schedule, ids: Array, mode: Mode, logits: bool) -> Running:
         return Running(
-            self.memory.place(ids, self.schedule.modes[mode].tokens),
-            self.schedule.steps(mode, logits),
+            self.memory.place(ids, schedule.modes[mode].tokens),
+            schedule.steps(mode, logits),
             Logits(self.head, len(ids)) if logits else None,
         )
 

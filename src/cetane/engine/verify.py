@@ -1,4 +1,4 @@
-"""Drafts, and how much of one counts: what is chosen has the target's distribution, exactly."""
+"""Drafts, and which of their tokens are accepted: the result has the target's own distribution."""
 
 from dataclasses import dataclass
 
@@ -14,9 +14,10 @@ class Draft:
 
     tokens: tuple[int, ...] = ()
     kind: str = ""
-    """Who proposed it, and from how much: acceptance is counted by kind."""
+    """The drafter, and how long its match was; acceptance is counted by kind."""
     distributions: Array | None = None
-    """What every token was drawn from, `(len(tokens), V)`; None if it was not drawn at random."""
+    """The distribution that each token was drawn from, `(len(tokens), V)`; None for a draft that
+    was not drawn at random."""
 
     def first(self, count: int) -> "Draft":
         """The draft without its tokens after `count`."""
@@ -28,10 +29,10 @@ NO_DRAFT = Draft()
 
 
 def verify(rows: Array, draft: Draft, sampler: Sampler) -> list[int]:
-    """The accepted tokens of a draft, then one more that the target chose itself.
+    """The accepted tokens of a draft, then one more that the target chooses itself.
 
-    `rows` are the target's logits `(1 + len(draft.tokens), V)` for the token before the draft and
-    those of the draft. Without a draft this is a plain step.
+    `rows` are the target's logits `(1 + len(draft.tokens), V)` after the token before the draft,
+    and after each of its tokens. Without a draft this is a plain step.
     """
     new: list[int] = []
     for index, token in enumerate(draft.tokens):
@@ -43,12 +44,13 @@ def verify(rows: Array, draft: Draft, sampler: Sampler) -> list[int]:
 
 
 def choose(logits: Array, token: int, drawn_from: Array | None, sampler: Sampler) -> int:
-    """The drafted token if it is accepted, else another one; either way drawn from the target's p.
+    """The drafted token if it is accepted, else another one. Either way the target's distribution p
+    decides.
 
-    A token that was not drawn needs no rule of its own: draw from p, and see whether it is the
-    same (it is with probability p(token), else one of the others in proportion). So a seed gives
-    the same text with such drafts and without. One drawn from q is accepted with min(1, p/q), else
-    the rest of p, max(0, p - q), is drawn from (arXiv 2211.17192, 2302.01318).
+    For a token that was not drawn at random, draw from p: the draft is accepted if the token is the
+    same. So a seed gives the same text with such drafts and without. A token drawn from q is
+    accepted with probability min(1, p/q); else one is drawn from the rest of p, max(0, p - q)
+    (arXiv 2211.17192, 2302.01318).
     """
     if drawn_from is None or sampler.temperature == 0:
         return sampler(logits)

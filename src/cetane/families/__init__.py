@@ -7,7 +7,7 @@ names below and no module of this folder.
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -97,6 +97,11 @@ SIZES = (
 
 LARGEST = 2**31
 """No size of any model is larger."""
+LARGEST_NUMBERS = {
+    "rope_theta": 1e12, "rope_local_base_freq": 1e12, "factor": 1e6, "rms_norm_eps": 1.0,
+    "final_logit_softcapping": 1e6, "attn_logit_softcapping": 1e6,
+}  # fmt: skip
+"""Above zero, and no larger in any model: beyond these tables overflow and logits change sign."""
 MOST_EXPERTS = 4096
 """Each is a module, made before the checkpoint's tensors are compared with the config."""
 MALFORMED = (TypeError, ValueError, KeyError, AttributeError, ArithmeticError)
@@ -202,6 +207,15 @@ def parse_config(config: dict[str, Any]) -> Any:
     return parsed
 
 
+def numbers(settings: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Numbers of a config by name, those of its tables too."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from numbers(value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield name, value
+
+
 class SizedConfig(Protocol):
     """What every transformers config has."""
 
@@ -216,6 +230,9 @@ def check_sizes(config: SizedConfig) -> None:
         most = MOST_EXPERTS if name == "num_experts" else LARGEST
         if size is not None and not 1 <= size <= most:
             raise CetaneError(f"{where}: {name} = {size}")
+    for name, value in numbers(vars(config)):
+        if name in LARGEST_NUMBERS and not 0 < value <= LARGEST_NUMBERS[name]:
+            raise CetaneError(f"{where}: {name} = {value:g}")
     query, kv = (vars(config)[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
     if query % kv:
         raise CetaneError(

@@ -1,9 +1,10 @@
-"""The golden gate of a draft head: its shard against the torch head in fp32.
+"""The golden gate of a draft head: its shard against the torch draft head in fp32.
 
-The features are those of the engine's own calls, on windows of text that training has not seen; the
-shard runs as the drafter runs it, fed in pieces as tokens are accepted, every token of a draft the
-text's own, so that one difference does not hide the next. The torch head judges whole windows in
-parallel (`TorchDraftHead.teach`), as it was trained.
+Both read the hidden states of the engine's own calls, on windows of text that training has not
+seen. The shard runs as the drafter runs it: it follows the text in pieces, as a target accepts
+tokens. In place of its own drafts it gets the tokens of the text, so that one difference does not
+hide the next. The torch draft head takes whole windows at once (`TorchDraftHead.teach`), as in
+training.
 """
 
 import tomllib
@@ -32,19 +33,19 @@ from cetane.mil import load
 from cetane.schema.draft_head import SOURCE, DraftHeadKind
 from cetane.speculate.draft_heads.modules import TorchDraftHead, load_draft_head
 from cetane.speculate.draft_heads.runner import Eagle3Runner, MedusaRunner, open_runner
-from cetane.speculate.draft_heads.train import Windows, collect
+from cetane.speculate.draft_heads.windows import Windows, collect
 from cetane.validation import Data
 
 WINDOWS, DRAFTS = 3, 16
-"""How many windows are judged at most, and drafts in each."""
+"""Most windows that are judged, and most drafts in each."""
 PIECES = (5, 1, 2, 1, 4, 3)
-"""Tokens between one draft and the next, in turn: as many as a call may accept, and more."""
+"""Tokens between one draft and the next, in turn. Some pieces need more than one call."""
 
 Arithmetic = Literal["fp16", "fp32"]
 
 
 class DraftHeadScore(Data):
-    """Agreement with the torch head, over all tokens of all drafts."""
+    """Agreement with the torch draft head, over all tokens of all drafts."""
 
     arithmetic: Arithmetic
     tokens: int
@@ -54,59 +55,62 @@ class DraftHeadScore(Data):
 
 
 class DraftHeadResult(Data):
-    """The outcome of a head's golden gate."""
+    """The outcome of a draft head's golden gate."""
 
     passed: bool
     heads: dict[str, str]
-    """Digest of the head that was judged, by its kind."""
+    """Digest of the draft head that was judged, by its kind."""
     checks: tuple[Check, ...]
     scores: tuple[DraftHeadScore, ...]
 
 
 def judge_draft_heads(bundle: Bundle, progress: Progress) -> dict[DraftHeadKind, DraftHeadResult]:
-    """Judge all heads of a bundle, one after the other."""
-    heads = bundle.draft_heads()
-    if not heads:
+    """Judge all draft heads of a bundle, one after the other."""
+    draft_heads = bundle.draft_heads()
+    if not draft_heads:
         return {}
     engine = open_engine(bundle, "portable")
-    return {kind: judge_draft_head(bundle, head, engine, progress) for kind, head in heads.items()}
+    return {
+        kind: judge_draft_head(bundle, draft_head, engine, progress)
+        for kind, draft_head in draft_heads.items()
+    }
 
 
 def judge_draft_head(
-    bundle: Bundle, head: DraftHead, engine: Engine, progress: Progress
+    bundle: Bundle, draft_head: DraftHead, engine: Engine, progress: Progress
 ) -> DraftHeadResult:
-    """Judge one head on features of an engine of its bundle, which keeps the result."""
-    held = head.held_out()[:WINDOWS]
+    """Judge one draft head on hidden states of its bundle's engine; the bundle keeps the result."""
+    held = draft_head.held_out()[:WINDOWS]
     windows = collect(engine, held.reshape(-1).tolist(), held.shape[1], progress)
-    wanted = truth(load_draft_head(head.file(SOURCE)), windows, bundle.tables().embedding)
+    wanted = truth(load_draft_head(draft_head.file(SOURCE)), windows, bundle.tables().embedding)
     kinds: tuple[Arithmetic, ...] = get_args(Arithmetic)
     scores = []
     for done, arithmetic in enumerate(kinds):
-        progress(f"{head.name} in {arithmetic}", done, len(kinds))
-        runner = open_runner(head, bundle, PortableBackend(head, arithmetic))
+        progress(f"{draft_head.name} in {arithmetic}", done, len(kinds))
+        runner = open_runner(draft_head, bundle, PortableBackend(draft_head, arithmetic))
         scores.append(score(arithmetic, drafted(runner, windows), wanted))
     checks = tuple(judge(scores))
     result = DraftHeadResult(
         passed=all(check.passed for check in checks),
-        heads={head.name: head.digest},
+        heads={draft_head.name: draft_head.digest},
         checks=checks,
         scores=tuple(scores),
     )
-    bundle.write_gate(f"golden-{head.name}", result.model_dump(mode="json"))
+    bundle.write_gate(f"golden-{draft_head.name}", result.model_dump(mode="json"))
     return result
 
 
-def audit_draft_head(bundle: Bundle, head: DraftHead) -> Audit:
-    """Where the head's ops are predicted to run; the bundle keeps the verdict."""
-    found = audit({head.name: load(head.shard(head.name))}, Target())
-    kept = summary(found) | {"heads": {head.name: head.digest}}
-    bundle.write_gate(f"residency-{head.name}", kept)
-    return found
+def audit_draft_head(bundle: Bundle, draft_head: DraftHead) -> Audit:
+    """Where the ops of a draft head are predicted to run; the bundle keeps the verdict."""
+    audited = audit({draft_head.name: load(draft_head.shard(draft_head.name))}, Target())
+    kept = summary(audited) | {"heads": {draft_head.name: draft_head.digest}}
+    bundle.write_gate(f"residency-{draft_head.name}", kept)
+    return audited
 
 
 def places(length: int, steps: int) -> Iterator[tuple[int, int]]:
-    """Which tokens of a window are fed before each draft, from and up to: a prompt, then what a
-    call accepted."""
+    """The tokens of a window that come before each draft, as first and end: a prompt, then pieces
+    as a target accepts them."""
     start, upto = 0, max(1, length // 4)
     for piece in islice(cycle(PIECES), DRAFTS):
         if upto + steps > length:
@@ -116,11 +120,11 @@ def places(length: int, steps: int) -> Iterator[tuple[int, int]]:
 
 
 @torch.inference_mode()
-def truth(head: TorchDraftHead, windows: Windows, embedding: Rows) -> Array:
-    """The torch head's logits `(tokens, R)` for every token of every draft."""
-    length, steps = windows.tokens.shape[1], head.config.steps
+def truth(draft_head: TorchDraftHead, windows: Windows, embedding: Rows) -> Array:
+    """The logits `(tokens, R)` of the torch draft head, for every token of every draft."""
+    length, steps = windows.tokens.shape[1], draft_head.config.steps
     embedded = torch.from_numpy(np.array(embedding[windows.tokens.numpy()], np.float32))
-    made = head.teach(windows.features.float(), embedded)
+    made = draft_head.teach(windows.features.float(), embedded)
     rows = [
         logits[window, upto - 1]
         for window in range(len(windows))
@@ -145,24 +149,22 @@ def drafted(runner: MedusaRunner | Eagle3Runner, windows: Windows) -> Array:
     return np.stack(rows)
 
 
-def score(arithmetic: Arithmetic, found: Array, wanted: Array) -> DraftHeadScore:
-    cosines = metrics.cosine(found, wanted)
+def score(arithmetic: Arithmetic, logits: Array, wanted: Array) -> DraftHeadScore:
+    cosines = metrics.cosine(logits, wanted)
     return DraftHeadScore(
         arithmetic=arithmetic,
-        tokens=len(found),
+        tokens=len(logits),
         cosine=float(cosines.mean()),
         cosine_min=float(cosines.min()),
-        top1=float(metrics.contains_top(found, wanted, 1).mean()),
+        top1=float(metrics.contains_top(logits, wanted, 1).mean()),
     )
 
 
 def judge(scores: Sequence[DraftHeadScore]) -> Iterator[Check]:
-    """Every figure against the threshold for its arithmetic."""
+    """Every figure against the limit for its arithmetic."""
     text = resources.files("cetane.gates").joinpath("draft_head.toml").read_text()
     limits: dict[str, dict[str, float]] = tomllib.loads(text)
-    for found in scores:
-        limit = limits[found.arithmetic]
-        yield at_least(
-            f"logit cosine ({found.arithmetic})", found.cosine_min, limit["logit_cosine"]
-        )
-        yield at_least(f"top-1 agreement ({found.arithmetic})", found.top1, limit["top1"])
+    for one in scores:
+        limit = limits[one.arithmetic]
+        yield at_least(f"logit cosine ({one.arithmetic})", one.cosine_min, limit["logit_cosine"])
+        yield at_least(f"top-1 agreement ({one.arithmetic})", one.top1, limit["top1"])

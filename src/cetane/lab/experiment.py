@@ -4,20 +4,22 @@ import datetime
 import hashlib
 import json
 import math
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
 from cetane.errors import CetaneError
 from cetane.files import read_toml
 from cetane.lab.metrics import METRICS
-from cetane.schema.recipe import Recipe, load_recipe, parse_recipe
+from cetane.schema.recipe import Recipe, load_recipe, override
 from cetane.validation import Data, guess, validated
 
 Status = Literal["Planned", "Prototype", "Measured", "Shipping", "Shelved", "Rejected"]
 """The legend of the published logs."""
+STATUS_WORDS: tuple[Status, ...] = get_args(Status)
 ArmName = Literal["baseline", "candidate"]
 ARMS: tuple[ArmName, ...] = ("baseline", "candidate")
 BURIED: tuple[Status, ...] = ("Shelved", "Rejected")
@@ -97,12 +99,19 @@ class Arm(Data):
 
 def changed(name: str, *changes: dict[str, Any]) -> Recipe:
     """A recipe with some fields replaced; CetaneError names one that it has not."""
-    content = load_recipe(name).model_dump()
+    recipe = load_recipe(name)
     for tables in changes:
-        for key, value in tables.items():
-            table = content.get(key)
-            content[key] = table | value if isinstance(table, dict) else value
-    return parse_recipe(content, f"{name} with its changes")
+        recipe = override(recipe, dict(fields(tables)))
+    return recipe
+
+
+def fields(tables: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Changes by dotted key: those of a table's fields, and plain values."""
+    for key, value in tables.items():
+        if isinstance(value, dict):
+            yield from ((f"{key}.{json.dumps(name)}", field) for name, field in value.items())
+        else:
+            yield key, value
 
 
 class Workload(Data):

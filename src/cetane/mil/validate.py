@@ -70,6 +70,7 @@ class _Checker:
         self._values: dict[str, Any] = {}
         """Small constants as plain values."""
         self._fixed: set[str] = set()
+        self._body_inputs: set[str] = set()
         self._ops = 0
 
     def check(self) -> None:
@@ -90,7 +91,7 @@ class _Checker:
         if depth > DEEPEST:
             raise CetaneError(f"bodies are nested deeper than {DEEPEST} levels")
         for value in body.inputs if depth else ():
-            self._define(value, "input")
+            self._body_input(value, visible)
             visible.add(value.name)
         for op in body.ops:
             with failures_at(f"{op.kind} {op.name}"):
@@ -138,6 +139,13 @@ class _Checker:
             raise CetaneError(f"two values have the name {value.name}")
         self._types[value.name] = value.type
 
+    def _body_input(self, value: NamedValue, visible: set[str]) -> None:
+        """The two bodies of a loop may give their inputs the same names."""
+        again = value.name in self._body_inputs and value.name not in visible
+        if not again or self._types[value.name] != value.type:
+            self._define(value, "input")
+        self._body_inputs.add(value.name)
+
     def _const(self, op: Op) -> None:
         values, references = op.inputs.get("val", ()), op.inputs.keys() - {"val"}
         if len(values) != 1 or len(op.outputs) != 1 or references:
@@ -173,9 +181,9 @@ class _Checker:
 
     def _agreement(self, op: Op) -> None:
         """Whether declared types are those that the op computes, as far as these are known."""
-        first = self._dtype(op, "x")
-        if op.kind in _ALIKE and first != self._dtype(op, "y"):
-            raise CetaneError(f"x is {first}, y is {self._dtype(op, 'y')}")
+        first, second = self._dtype(op, "x"), self._dtype(op, "y")
+        if op.kind in _ALIKE and first and second and first != second:
+            raise CetaneError(f"x is {first}, y is {second}")
         shapes = result_shapes(Given(op, self._shape, self._value))
         if shapes is None:
             return

@@ -10,15 +10,15 @@ from cetane.errors import CetaneError
 
 
 @dataclass(frozen=True)
-class Speculation:
-    """One way to speculate; times in milliseconds, predicted or measured: the caller knows."""
+class DraftingTimes:
+    """What steps with and without drafts take, in milliseconds, predicted or measured."""
 
     t1: float
     """A plain decode step."""
     tk: float
     """A verifying call, with all of its heads."""
     width: int
-    """K: columns of the verifying call; K - 1 of them are drafted."""
+    """K: columns of the verifying call, of which K - 1 are drafted."""
     draft: float = 0
     """Drafting K - 1 tokens, and what else the host does for a call."""
 

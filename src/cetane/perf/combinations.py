@@ -42,7 +42,7 @@ class Combination:
         return self.verifying.ms / self.decode.ms
 
 
-class PlanSweep:
+class Combinations:
     """The combinations around a recipe, whose other fields stay as they are."""
 
     def __init__(self, checkpoint: Source, recipe: Recipe, chip: Chip) -> None:
@@ -55,19 +55,19 @@ class PlanSweep:
     def layouts(self) -> dict[str, dict[str, Any]]:
         """Layouts by name; with experts of their own as well, where the model has any."""
         layers = len({block.layer for block in self.base.model.layers})
-        layouts: dict[str, dict[str, Any]] = {"per-block": {"kind": "per-block"}}
+        found: dict[str, dict[str, Any]] = {"per-block": {"kind": "per-block"}}
         if len(self.base.model.layers) == layers:  # a block is a layer
-            layouts = {}
-        layouts["per-layer"] = {"kind": "per-layer"}
+            found = {}
+        found["per-layer"] = {"kind": "per-layer"}
         for chunks in CHUNKS:
             if chunks < layers:
-                layouts[f"{chunks} chunks"] = {"kind": "chunks", "chunks": chunks}
-        layouts["single"] = {"kind": "single"}
+                found[f"{chunks} chunks"] = {"kind": "chunks", "chunks": chunks}
+        found["single"] = {"kind": "single"}
         routing = [b for b in self.base.model.layers if isinstance(b, RoutedBlock)]
         if routing and all(block.one_expert for block in routing):
-            for name, layout in list(layouts.items()):
-                layouts[f"{name}, routed"] = layout | {"routed": ("decode", "verify")}
-        return layouts
+            for name, layout in list(found.items()):
+                found[f"{name}, routed"] = layout | {"routed": ("decode", "verify")}
+        return found
 
     def contexts(self) -> list[int]:
         """The recipe's context, and some that the model knows."""

@@ -10,8 +10,9 @@ from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 from cetane.files import Progress, silent
 from cetane.gates.diff import AgainstModel, ModelDiff, compare_bundles
-from cetane.mil import Function, Program, load
+from cetane.mil import MilFunction, Program, load
 from cetane.mil.compare import TOLERANCE, Comparer, Comparison, OpGap
+from cetane.mil.executor import compile
 from cetane.mil.gap import Gap
 from cetane.mil.inputs import random_inputs, read_inputs
 from cetane.mil.program import Precision, listed
@@ -114,7 +115,7 @@ def package_pair(
     """Compare a function of two packages."""
     one, other = (function_of(load(path), function) for path in (first, second))
     progress("loading", 0, 2)
-    comparer = Comparer(one.compile("fp32"), other.compile(precision))
+    comparer = Comparer(compile(one, "fp32"), compile(other, precision))
     progress("running", 1, 2)
     given = random_inputs(one) if inputs is None else read_inputs(inputs, one)
     result = comparer(given)
@@ -122,7 +123,7 @@ def package_pair(
     return {one.name: result}
 
 
-def function_of(program: Program, name: str | None) -> Function:
+def function_of(program: Program, name: str | None) -> MilFunction:
     """A function by name, or the default one."""
     wanted = name or program.default
     if wanted not in program.functions:

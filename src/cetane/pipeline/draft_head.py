@@ -21,17 +21,10 @@ from cetane.gates.quality import read_tokens
 from cetane.gates.residency.audit import Audit
 from cetane.pipeline.validate import checkpoint_of
 from cetane.schema.draft_head import DraftHeadKind, Training
+from cetane.speculate.draft_heads.acceptance import Acceptance, acceptance
 from cetane.speculate.draft_heads.build import add_draft_head
-from cetane.speculate.draft_heads.train import (
-    Acceptance,
-    Windows,
-    acceptance,
-    collect,
-    devices,
-    new_draft_head,
-    split,
-    train,
-)
+from cetane.speculate.draft_heads.train import devices, new_draft_head, train
+from cetane.speculate.draft_heads.windows import Windows, collect, split
 
 
 @dataclass(frozen=True)
@@ -43,7 +36,7 @@ class DraftHeadSettings:
     window: int = 256
     """Tokens that are seen together; at most the bundle's context."""
     vocabulary: int = 8192
-    """Tokens that the head may propose."""
+    """Tokens that the draft head may propose."""
     steps: int = 3
     """Tokens of a draft."""
     epochs: int = 10
@@ -158,7 +151,7 @@ def is_main(accelerator: Accelerator) -> bool:
 def trained_on(
     texts: Sequence[Path], learned: Windows, held: Windows, scores: Acceptance
 ) -> Training:
-    """What the head's manifest says of its training."""
+    """What the manifest of the draft head says of its training."""
     data: Mapping[str, str] = {path.name: sha256(path) for path in texts}
     return Training(
         data=dict(data), windows=len(learned), length=learned.tokens.shape[1],

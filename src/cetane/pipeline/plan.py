@@ -8,8 +8,8 @@ from typing import Any
 
 from cetane.files import Progress, silent
 from cetane.hardware.chips import DEFAULT_CHIP, Chip, find_chip
-from cetane.perf.breakeven import Speculation
-from cetane.perf.combinations import CONTEXTS, Combination, PlanSweep
+from cetane.perf.breakeven import DraftingTimes
+from cetane.perf.combinations import CONTEXTS, Combination, Combinations
 from cetane.perf.predict import Prediction, Predictor
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
@@ -70,12 +70,12 @@ class Forecast:
         ]
 
     @cached_property
-    def speculation(self) -> Speculation | None:
+    def speculation(self) -> DraftingTimes | None:
         """A verifying call against plain steps at the recipe's context, if there is one."""
         here = {p.mode: p for p in self.predictions if p.context == self.context}
         if "verify" not in here:
             return None
-        return Speculation(self.decode.ms, here["verify"].ms, here["verify"].tokens)
+        return DraftingTimes(self.decode.ms, here["verify"].ms, here["verify"].tokens)
 
     def as_json(self) -> dict[str, Any]:
         """Predictions, their errors on measured models, and the rates behind them."""
@@ -171,7 +171,7 @@ def combination_json(combination: Combination) -> dict[str, Any]:
 def rank(request: Request, chip: str, progress: Progress = silent) -> Ranking:
     """Predict every combination of layout, cache contract, format, width and context."""
     profile = find_chip(chip)
-    space = PlanSweep(request.checkpoint, request.recipe, profile)
+    space = Combinations(request.checkpoint, request.recipe, profile)
     combinations = []
     for index, combination in enumerate(space):
         if index % 200 == 0:

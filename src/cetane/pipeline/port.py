@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.files import Progress, silent
-from cetane.gates.golden import GoldenResult, golden
+from cetane.gates.golden import GoldenResult
+from cetane.gates.golden import golden as compare_with_model
 from cetane.gates.ladder import LadderResult, ladder
 from cetane.gates.residency.audit import Audit, audit
 from cetane.gates.residency.store import summary
@@ -18,7 +19,8 @@ from cetane.gates.residency.target import Target
 from cetane.mil.reader import load
 from cetane.pipeline.build import build
 from cetane.pipeline.calibration import resolve_recipe
-from cetane.pipeline.request import make_request
+from cetane.pipeline.plan import Forecast, forecast, prediction_json
+from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Recipe
@@ -44,6 +46,8 @@ class PortResult:
     """Where the ops of those shards are predicted to run; None as above."""
     golden: GoldenResult | None
     """The finished bundle against the model; None when there is no bundle."""
+    forecast: Forecast
+    """How fast the default chip is predicted to run the plan."""
     seconds: Mapping[str, float]
     """Wall-clock seconds by stage: `build` (without the gates), `ladder`, `residency`, `golden`."""
 
@@ -65,6 +69,7 @@ class PortResult:
             "digest": None if self.bundle is None else self.bundle.digest,
             "passed": self.passed,
             "seconds": dict(self.seconds),
+            "predicted": {"chip": self.forecast.chip.id} | prediction_json(self.forecast.decode),
             "gates": {name: gate_json(outcome) for name, outcome in self.gates.items()},
         }
 
@@ -91,34 +96,51 @@ def port(
     replace values of the recipe (`make_request`). `output` is the bundle's folder, by default the
     model's name and the recipe's in the working directory; `force` replaces another bundle there.
     Raises CetaneError for what cannot be ported: nothing is left behind then.
+
+    >>> result = cetane.port(model, recipe="zaya-routed", output=bundle)
+    >>> result.passed, list(result.gates)
+    (True, ['golden'])
     """
     request = make_request(model, recipe, context, bits, changes)
-    target = request.target(output)
-    resolved = resolve_recipe(request.checkpoint, request.recipe, progress)
-    plan = Planner(request.checkpoint, resolved, request.planner).plan()
+    return port_request(request, output, force=force, rebuild=rebuild, progress=progress)
+
+
+def port_request(
+    request: Request,
+    output: str | Path | None = None,
+    *,
+    force: bool = False,
+    rebuild: bool = False,
+    progress: Progress = silent,
+) -> PortResult:
+    """`port` of a request, whose plan can be shown before."""
+    target, asked = request.target(output), request.planner  # refuses before any work
+    recipe = resolve_recipe(request.checkpoint, request.recipe, progress)
+    planner = Planner(request.checkpoint, recipe, asked)
+    plan, speed = planner.plan(), forecast(planner)
     first = FirstShards(request.checkpoint, progress)
     clock = first.clock
     started = time.perf_counter()
     try:
         bundle = build(
-            request.checkpoint, resolved, target,
+            request.checkpoint, recipe, target,
             lambda what, done, total: progress(f"build {what}", done, total),
             force, first.judge, rebuild,
         )  # fmt: skip
     except FirstShardsFailed:
-        return PortResult(plan, None, first.ladder, first.residency, None, clock.seconds)
+        return PortResult(plan, None, first.ladder, first.residency, None, speed, clock.seconds)
     clock.seconds["build"] = time.perf_counter() - started - sum(clock.seconds.values())
     for name, outcome in (("ladder", first.ladder), ("residency", first.residency)):
         if outcome is not None:
             bundle.write_gate(name, gate_json(outcome))
     with clock.stage("golden"):
-        result = judge(bundle, request.checkpoint, progress)
-    return PortResult(plan, bundle, first.ladder, first.residency, result, clock.seconds)
+        golden = judge(bundle, request.checkpoint, progress)
+    return PortResult(plan, bundle, first.ladder, first.residency, golden, speed, clock.seconds)
 
 
 def judge(bundle: Bundle, checkpoint: Checkpoint, progress: Progress = silent) -> GoldenResult:
     """Run the golden gate and keep its result in the bundle."""
-    result = golden(
+    result = compare_with_model(
         bundle, checkpoint, lambda what, done, total: progress(f"golden gate: {what}", done, total)
     )
     bundle.write_gate("golden", gate_json(result))

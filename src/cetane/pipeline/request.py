@@ -9,8 +9,9 @@ from typing import Any
 
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
+from cetane.families import warn_unread
 from cetane.planner import Planner
-from cetane.schema.recipe import Recipe, load_recipe, override
+from cetane.schema.recipe import Recipe, load_recipe, override, shipped
 
 FORMATS = {
     16: "fp16",
@@ -42,6 +43,11 @@ class Request:
         if self.recipe.head.subset is not None:
             self.recipe.head.subset.check(tokenizer)
         return planner
+
+    @property
+    def warning(self) -> str | None:
+        """What looks like a misread checkpoint: tensors that the model reads nothing from."""
+        return warn_unread(self.checkpoint.names(), self.planner.model)
 
     def target(self, output: str | Path | None) -> Path:
         """Where the bundle goes: `output`, or the model's and the recipe's names; CetaneError for a
@@ -93,3 +99,13 @@ def read_change(setting: str) -> tuple[str, Any]:
         return key, tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return key, text
+
+
+def shipped_recipes() -> dict[str, list[Recipe]]:
+    """The recipes that come with cetane, by what they are for: any model, or the folder's name."""
+    groups: dict[str, list[Recipe]] = {}
+    for name, path in shipped().items():
+        group = path.parent.name
+        recipe = load_recipe(name)
+        groups.setdefault("any model" if group == "recipes" else group, []).append(recipe)
+    return dict(sorted(groups.items(), key=lambda item: item[0] != "any model"))

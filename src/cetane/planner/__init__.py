@@ -1,9 +1,18 @@
 """A recipe resolved against a checkpoint: which blocks go into which function of which shard."""
 
-from cetane.planner.graphs import FunctionGraph
+from cetane.planner.graphs import FunctionGraph, GraphMaker
 from cetane.planner.layout import Segment, chunk_bounds
 from cetane.planner.memory import CachePlan
 from cetane.planner.planner import Planner, Programs
 from cetane.planner.weights import Source
 
-__all__ = ["CachePlan", "FunctionGraph", "Planner", "Programs", "Segment", "Source", "chunk_bounds"]
+__all__ = [
+    "CachePlan",
+    "FunctionGraph",
+    "GraphMaker",
+    "Planner",
+    "Programs",
+    "Segment",
+    "Source",
+    "chunk_bounds",
+]

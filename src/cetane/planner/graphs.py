@@ -33,59 +33,27 @@ class FunctionGraph:
     histories: tuple[HistorySpec, ...]
 
 
-class Graphs:
-    """Makes the graphs of a plan's functions."""
+class GraphMaker:
+    """Makes graphs of blocks: what they read comes in, what is asked for goes out."""
 
-    def __init__(
-        self, model: Model, choose: bool, arrangement: Arrangement, memory: CachePlan, calls: Calls
-    ) -> None:
+    def __init__(self, model: Model, memory: CachePlan, choose: bool = False) -> None:
         """With `choose`, a head gives its largest logit in place of all of them."""
-        self.model, self.choose = model, choose
-        self.arrangement, self.memory, self.calls = arrangement, memory, calls
+        self.model, self.memory, self.choose = model, memory, choose
 
-    def of_segment(self, segment: Segment, name: str, tokens: int) -> Iterator[FunctionGraph]:
-        """The function of a segment, or where its experts are routed to, those of the parts."""
-        full, later = f"{name}{segment.suffix}", self.arrangement.after(segment)
-        block = self.calls.routed(segment, name)
-        if block is None:
-            yield self.graph(segment, full, tokens, segment.blocks, later)
-            if self.calls.fills(segment, name):
-                # A program must have an output, and use all weights that it is said to have.
-                yield self.graph(
-                    segment,
-                    f"fill{segment.suffix}",
-                    tokens,
-                    self.calls.silent(segment),
-                    [b for b in later if b in self.calls.filling],
-                    wanted={"hidden"},
-                )
-            return
-        router, experts = self.calls.parts(block)
-        before = (*segment.blocks[:-1], router)
-        yield self.graph(segment, full, tokens, before, [*experts, *later], wanted={block.scores})
-        for index, expert in enumerate(experts):
-            called = f"expert-{index:02}-{full}"
-            yield self.graph(segment, called, tokens, (expert,), later, made=segment.blocks)
-
-    def graph(
+    def make(
         self,
         segment: Segment,
         name: str,
         tokens: int,
         blocks: tuple[Block, ...],
-        after: Sequence[Block],
-        wanted: Collection[str] = (),
-        made: Sequence[Block] = (),
+        handed: Collection[str],
+        wanted: Collection[str],
     ) -> FunctionGraph:
         """One function of some blocks of a segment.
 
-        What they read and do not make comes in. What the blocks `after` them read goes out, and
-        what is `wanted` beside that. `made` are blocks of the segment that ran before.
+        The tensors in `handed` come from earlier calls, other inputs from the host. Of the tensors
+        that the blocks write, those in `wanted` go out.
         """
-        handed = {w for block in (*self.arrangement.before(segment), *made) for w in block.writes}
-        handed |= {
-            w for b in made if isinstance(b, RoutedBlock) for w in self.calls.parts(b)[0].writes
-        }
         inputs: dict[str, Input] = {}
         inside: set[str] = set()
         for block in blocks:
@@ -93,12 +61,11 @@ class Graphs:
                 if read not in inside and read not in inputs:
                     inputs[read] = self._input(read, tokens, handed)
             inside |= set(block.writes)
-        live = needed(after) | set(wanted)
         outputs = [
             Output(name=f"{tensor}_out", shape=self._shape(tensor, tokens),
                    sink=ToTensor(name=tensor))
             for tensor in (*self.model.channels, *self.model.shared)
-            if tensor in inside & live
+            if tensor in inside & set(wanted)
         ]  # fmt: skip
         keeping = any(block.keeps for block in blocks)
         caches = self.memory.caches(segment, tokens) if keeping else ()
@@ -142,7 +109,7 @@ class Graphs:
             return (1, group.heads, group.dim, self.memory.visible(name, tokens))
         return self.model.axes.shape(self.model.channels[tensor], tokens)
 
-    def _input(self, name: str, tokens: int, handed: set[str]) -> Input:
+    def _input(self, name: str, tokens: int, handed: Collection[str]) -> Input:
         """A tensor that a block reads: from an earlier call when one made it, else the host."""
         if name in handed:
             return Input(name=name, shape=self._shape(name, tokens), source=FromTensor(name=name))
@@ -158,3 +125,56 @@ class Graphs:
             assert isinstance(source, Mask)
             shape = (1, 1, tokens, self.memory.visible(source.group, tokens))
         return Input(name=name, shape=shape, source=source)
+
+
+class Graphs(GraphMaker):
+    """Makes the graphs of a plan's functions."""
+
+    def __init__(
+        self, model: Model, choose: bool, arrangement: Arrangement, memory: CachePlan, calls: Calls
+    ) -> None:
+        super().__init__(model, memory, choose)
+        self.arrangement, self.calls = arrangement, calls
+
+    def of_segment(self, segment: Segment, name: str, tokens: int) -> Iterator[FunctionGraph]:
+        """The function of a segment, or where its experts are routed to, those of the parts."""
+        full, later = f"{name}{segment.suffix}", self.arrangement.after(segment)
+        block = self.calls.routed(segment, name)
+        if block is None:
+            yield self.graph(segment, full, tokens, segment.blocks, later)
+            if self.calls.fills(segment, name):
+                # A program must have an output, and use all weights that it is said to have.
+                yield self.graph(
+                    segment,
+                    f"fill{segment.suffix}",
+                    tokens,
+                    self.calls.silent(segment),
+                    [b for b in later if b in self.calls.filling],
+                    wanted={"hidden"},
+                )
+            return
+        router, experts = self.calls.parts(block)
+        before = (*segment.blocks[:-1], router)
+        yield self.graph(segment, full, tokens, before, [*experts, *later], wanted={block.scores})
+        for index, expert in enumerate(experts):
+            called = f"expert-{index:02}-{full}"
+            yield self.graph(segment, called, tokens, (expert,), later, made=segment.blocks)
+
+    def graph(
+        self,
+        segment: Segment,
+        name: str,
+        tokens: int,
+        blocks: tuple[Block, ...],
+        after: Sequence[Block],
+        wanted: Collection[str] = (),
+        made: Sequence[Block] = (),
+    ) -> FunctionGraph:
+        """One function of some blocks of a segment.
+
+        What they read and do not make comes in. What the blocks `after` them read goes out, and
+        what is `wanted` beside that. `made` are blocks of the segment that ran before.
+        """
+        handed = {w for block in (*self.arrangement.before(segment), *made) for w in block.writes}
+        handed |= {w for b in made if isinstance(b, RoutedBlock) for w in b.router().writes}
+        return self.make(segment, name, tokens, blocks, handed, needed(after) | set(wanted))

@@ -8,8 +8,8 @@ from cetane.errors import CetaneError
 from cetane.files import read_bytes
 from cetane.report.content import Answer, Drafted, Quality, QualityPoint, Speculation
 from cetane.speculate.bench import Speed
-from cetane.sweep.points import Point, read_points
-from cetane.sweep.search import pareto
+from cetane.sweeps.points import Point, read_points
+from cetane.sweeps.sweep import pareto
 from cetane.validation import Data, parse_json, validated
 
 LARGEST = 1 << 25

@@ -20,22 +20,22 @@ from cetane.schema.slots import Slots
 from cetane.validation import Data
 
 DraftHeadKind = Literal["medusa", "eagle3"]
-
-
 KINDS: tuple[DraftHeadKind, ...] = get_args(DraftHeadKind)
-
-
+GIVES: dict[DraftHeadKind, dict[str, set[str]]] = {
+    "medusa": {"draft": {"logits"}},
+    "eagle3": {"draft": {"logits", "hidden"}, "follow": {"logits", "hidden"}},
+}
+"""The functions that a drafter calls, and the tensors that it needs of them."""
 FOLDER, MANIFEST, SCHEMA = "heads", "head.json", 1
-
-
 SOURCE, VOCABULARY, ROTARY, HELD_OUT = (
     "source.safetensors", "vocabulary.npy", "rotary-default.npy", "held-out.npy",
 )  # fmt: skip
-"""What was trained, in fp16; the tokens it can propose; windows of text that it has not seen."""
+"""Files of a draft head: what was trained, in fp16; the tokens that it can propose; its rotary
+table; windows of text that it has not seen."""
 
 
 class Training(Data):
-    """What a head learned from, and how it did on windows that were held out."""
+    """What a draft head learned from, and how it did on windows that were held out."""
 
     data: dict[str, str]
     """sha256 of every text, by the name of its file."""
@@ -52,7 +52,7 @@ class Training(Data):
 
 
 class DraftHeadManifest(Data):
-    """Everything a runtime needs to know of a head. Paths are relative to its folder."""
+    """Everything a runtime needs to know of a draft head. Paths are relative to its folder."""
 
     schema_version: int = SCHEMA
     producer: dict[str, str]
@@ -60,13 +60,13 @@ class DraftHeadManifest(Data):
     bundle: str
     """Digest of the bundle's manifest."""
     rows: int = Field(ge=1, le=2**20)
-    """Tokens that it can propose: row i of its logits is about token i of the vocabulary's file."""
+    """How many tokens it can propose; row i of its logits is about entry i of the vocabulary."""
     steps: int = Field(ge=1, le=16)
     """Tokens that it was trained to draft."""
     taps: tuple[str, ...] = Field(min_length=1, max_length=3)
-    """Shards of the bundle after which it reads the hidden state, the input's channels in order."""
+    """The shards whose hidden states it reads, in the order of its input's channels."""
     caches: dict[str, Slots]
-    """Of its own, by group; in a draft its columns count for that draft only."""
+    """Its own cache groups. The columns of drafted tokens are forgotten with the draft."""
     weight_bytes: int
     functions: tuple[Function, ...]
     training: Training
@@ -74,34 +74,45 @@ class DraftHeadManifest(Data):
 
     @model_validator(mode="after")
     def consistent(self) -> "DraftHeadManifest":
-        """What a drafter relies on; a manifest may be hostile."""
+        """ValueError for what a drafter cannot run; a manifest may be hostile."""
         names = [function.name for function in self.functions]
-        needed = {"draft"} if self.kind == "medusa" else {"draft", "follow"}
-        if len(names) != len(set(names)) or not needed <= set(names):
-            raise ValueError(f"a {self.kind} head with the functions {', '.join(names)}")
+        if len(names) != len(set(names)) or not GIVES[self.kind].keys() <= set(names):
+            raise ValueError(f"the functions {', '.join(names)} are no {self.kind} draft head")
         check_caches(self.caches, self.functions)
         if any(slots.contract != "readonly" or slots.limited for slots in self.caches.values()):
-            raise ValueError("a head's caches are readonly, for the whole context")
+            raise ValueError("the caches of a draft head are readonly, for the whole context")
         for function in self.functions:
-            self.check(function)
+            self._check_inputs(function)
+            self._check_outputs(function)
         return self
 
-    def check(self, function: Function) -> None:
-        """ValueError for what a drafter cannot supply, or has no place for."""
+    def _check_inputs(self, function: Function) -> None:
+        """ValueError for an input that a drafter cannot supply."""
         known = Embedding(), *(Rotary(table="default", part=part) for part in ("cos", "sin"))
         for item in function.inputs:
             source = item.source
             tensor = isinstance(source, FromTensor) and source.name in ("features", "hidden")
             if not (tensor or isinstance(source, Mask | FromCache) or source in known):
                 raise ValueError(f"{function.name}: nothing gives {item.name}")
-        kept = {i.source.name for i in function.inputs if isinstance(i.source, FromCache)}
-        cached = {i.source.name for f in self.functions for i in f.inputs
-                  if isinstance(i.source, FromCache)}  # fmt: skip
+        sources = {type(item.source) for item in function.inputs}
+        if FromCache in sources and Mask not in sources:
+            raise ValueError(f"{function.name}: a cache without a mask")
+
+    def _check_outputs(self, function: Function) -> None:
+        """ValueError for an output that has no place to go, or one that a drafter misses."""
+        cached = {
+            item.source.name
+            for other in self.functions
+            for item in other.inputs
+            if isinstance(item.source, FromCache)
+        }
         for output in function.outputs:
             sink = output.sink
             tensor = isinstance(sink, ToTensor) and sink.name in ("logits", "hidden")
             append = isinstance(sink, ToCache) and sink.write == "append" and sink.name in cached
             if not (tensor or append):
                 raise ValueError(f"{function.name}: {output.name} has no place to go")
-        if kept and not any(isinstance(i.source, Mask) for i in function.inputs):
-            raise ValueError(f"{function.name}: a cache without a mask")
+        given = {o.sink.name for o in function.outputs if isinstance(o.sink, ToTensor)}
+        missing = GIVES[self.kind].get(function.name, set()) - given
+        if missing:
+            raise ValueError(f"{function.name}: does not give {min(missing)}")

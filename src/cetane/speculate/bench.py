@@ -31,14 +31,14 @@ class Speed(Data):
     tokens: int
     """After the first of every answer."""
     plain: float
-    """Tokens per second of the greedy generations, medians of the rounds."""
+    """Tokens per second without drafts, greedily: medians of the rounds."""
     speculative: float
     ratio: float
     slowest: float
-    """The smallest ratio of any of the prompts."""
+    """The smallest ratio of a prompt."""
     by_calls: float
-    """The ratio as the numbers of calls, and what one of each width takes, have it: hardly moved by
-    other work on the machine."""
+    """The ratio as computed from the numbers of calls and the time of one call of each width. Other
+    work on the machine hardly changes it."""
     acceptance: float | None
     tokens_per_call: float | None
     verifier_calls: int
@@ -86,14 +86,14 @@ def compare(
 ) -> list[Speed]:
     """Every prompt in turn, plain and with each drafter, in every round.
 
-    A round has drafters and controllers of its own, which learn from prompt to prompt, so that
-    a suffix tree knows the answers to other prompts but never the one to this.
+    Every round has new drafters and controllers, which learn from prompt to prompt. So a suffix
+    tree knows the answers to other prompts, and never the answer to this one.
     """
     plain: dict[tuple[str, int], list[Take]] = {}
     takes: dict[tuple[str, str, int], list[Take]] = {}
     counters: dict[tuple[str, str], Counters] = {}
     work = [(category, i) for category, group in prompts.items() for i in range(len(group))]
-    take(engine, prompts[work[0][0]][0], 8, (), None)  # nothing is measured cold
+    take(engine, prompts[work[0][0]][0], 8, (), None)  # so that nothing is measured cold
     for turn in range(rounds):
         used = {
             name: Speculator(
@@ -133,7 +133,7 @@ def summary(
     counters: Counters,
     costs: Mapping[int, Cost],
 ) -> Speed:
-    """Of the rounds of every prompt the median time, then all prompts together."""
+    """The speed on all prompts together; each has the median time of its rounds."""
     tokens = sum(len(rounds[0].tokens) - 1 for rounds in plain)
     seconds = [median(taken.seconds for taken in rounds) for rounds in plain]
     others = [median(taken.seconds for taken in rounds) for rounds in drafted]
@@ -164,20 +164,23 @@ def summary(
 
 
 def cost(costs: Mapping[int, Cost], tokens: int) -> float:
-    """Seconds of the narrowest call for so many tokens."""
+    """Seconds of the narrowest call that takes `tokens` tokens."""
     return costs[min(width for width in costs if width >= tokens)].seconds
 
 
 @dataclass
 class FirstTokens:
-    """How often a drafter knows the next token of greedy answers: asked after every token, never
-    verified, so that all drafters are asked at the same positions. A `Speculation`."""
+    """How often a drafter knows the next token of greedy answers; a `DraftSource`.
+
+    It asks the drafter after every token and drafts nothing, so that all drafters are asked at the
+    same positions.
+    """
 
     drafter: Drafter
     proposed: list[bool] = field(default_factory=list)
-    """At every position, whether it had a proposal."""
+    """At every position, whether the drafter had a proposal."""
     right: list[bool] = field(default_factory=list)
-    """And whether its first token is the one that the target chose then."""
+    """At every position, whether its first token is the one that the target chose."""
 
     def begin(self, session: Session, tokens: Ids) -> None:
         self.drafter.begin(session, tokens)
@@ -196,7 +199,10 @@ class FirstTokens:
         self.drafter.end()
 
     def share(self, where: Sequence[bool] | None = None) -> float | None:
-        """Share of positions, or of those `where`, at which its first token would be accepted."""
+        """Share of all positions, or of some, at which its first token would be accepted.
+
+        `where` says of every position whether it counts.
+        """
         asked = self.right if where is None else list(compress(self.right, where))
         return sum(asked) / len(asked) if asked else None
 

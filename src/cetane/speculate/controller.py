@@ -1,7 +1,8 @@
 """Decides, step by step, whether a draft is worth a verifying call, and how long it may be.
 
-A call of width w that gives g tokens wins when g plain steps take longer: g * t1 > t(w). Both times
-are measured as it goes, and the chance of every further token is learned from what was accepted.
+A call of width w that gives g tokens wins when g plain steps take longer: g * t1 > t(w). The
+controller measures both times as the text grows. It learns the chance of every further token from
+the drafts that were accepted.
 """
 
 import time
@@ -13,18 +14,20 @@ from statistics import median
 from cetane.engine.session import Session
 
 SLOWEST = 0.97
-"""No generation is slower than this times plain, by measured times, however bad the drafts."""
+"""The lowest speed of a generation, relative to plain decoding, if no draft is accepted at all."""
 PRIOR, PRIOR_WEIGHT = 0.6, 2.0
-"""What a drafted token's chance is taken for before anything is known, in so many observations."""
+"""The chance of a drafted token before anything is known, and how many observations that counts
+for."""
 DECAY = 0.95
-"""How much an observation counts after the next one of its kind: texts change."""
+"""The weight of an observation falls by this factor with every later one, since texts change."""
 LEARNING = 0.01
-"""The share of plain time that may be lost on drafts of a kind that is not expected to pay."""
+"""The share of plain time that drafts may cost which are tried only to learn from them."""
 RECENT = 15
+"""Measurements that a median is taken of."""
 
 
 class Cost:
-    """Seconds of something, as the median of what was measured lately: one outlier is nothing."""
+    """Seconds of something: the median of recent measurements, which one outlier does not move."""
 
     def __init__(self, *seconds: float) -> None:
         self.recent: deque[float] = deque(seconds, maxlen=RECENT)
@@ -39,16 +42,17 @@ class Cost:
 
 @dataclass
 class Record:
-    """How drafts of one kind fared."""
+    """How many tokens were accepted of drafts of one kind."""
 
     reached: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     passed: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    """How often the token at a place of the draft was judged, and accepted; decayed."""
+    """By place in the draft, how often the token there was judged, and how often it was accepted.
+    Older drafts weigh less."""
     skips: int = 0
-    """Drafts that were not tried since the last that was."""
+    """Drafts that were not verified since the last one that was."""
 
     def expected(self, drafted: int) -> float:
-        """Tokens that a call with so many drafted tokens is expected to give."""
+        """How many tokens a call with `drafted` drafted tokens is expected to give."""
         total = chance = 1.0
         before, weight = PRIOR, PRIOR_WEIGHT
         for place in range(drafted):
@@ -59,7 +63,7 @@ class Record:
         return total
 
     def observe(self, drafted: int, accepted: int) -> None:
-        for place in self.reached:  # those not reached too: some day they are worth another try
+        for place in self.reached:  # all places: one that was bad may be tried again some day
             self.reached[place] *= DECAY
             self.passed[place] *= DECAY
         for place in range(min(accepted + 1, drafted)):
@@ -68,37 +72,37 @@ class Record:
 
 
 class Controller:
-    """Costs and records, kept from one generation to the next; the account starts anew with each.
+    """Keeps costs and records from one generation to the next, and an account of each generation.
 
-    A step without a draft is a plain step. One with a draft is taken if it is expected to pay, or
-    now and then to learn whether it would; in either case only if the generation would still be
-    within `SLOWEST` should nothing of the draft be accepted.
+    A step without a draft is a plain step. A draft is verified if it is expected to pay. Now and
+    then one is verified to learn whether its kind pays by now. Both happen only if the generation
+    keeps to `SLOWEST` even when the target refuses the whole draft.
     """
 
     def __init__(self, costs: Mapping[int, Sequence[float]]) -> None:
-        """`costs`: seconds of calls by width; width 1 is the plain step."""
+        """`costs`: measured seconds of calls, by width; width 1 is the plain step."""
         self.costs = {width: Cost(*seconds) for width, seconds in costs.items()}
         self.drafting: defaultdict[str, Cost] = defaultdict(Cost)
-        """Of proposing one token, by drafter."""
+        """Of one drafted token, by drafter."""
         self.records: defaultdict[str, Record] = defaultdict(Record)
         self.begin()
 
     def begin(self) -> None:
         """A generation starts."""
         self.plain = self.spent = 0.0
-        """Seconds that its tokens would have taken, and took, by measured times."""
+        """Seconds that the tokens of this generation would have taken without drafts, and took."""
 
     @property
     def plain_step(self) -> float:
         return self.costs[1].seconds
 
     def width(self, tokens: int) -> int | None:
-        """Width of the narrowest call for so many tokens; None if there is none."""
+        """Width of the narrowest call that takes `tokens` tokens; None if there is none."""
         return min((w for w in self.costs if w >= tokens), default=None)
 
     def gain(self, kind: str, drafted: int, proposing: float) -> float:
-        """Expected speed relative to plain of a step with so many drafted tokens, which take
-        `proposing` seconds to make."""
+        """Expected speed, relative to plain decoding, of a step with `drafted` drafted tokens that
+        a drafter makes in `proposing` seconds."""
         width = self.width(1 + drafted)
         if width is None:
             return 0.0
@@ -106,7 +110,7 @@ class Controller:
         return self.records[kind].expected(drafted) * self.plain_step / cost
 
     def length(self, kind: str, most: int, proposing: float = 0.0) -> int:
-        """How many of at most `most` tokens to draft, each made in `proposing` seconds; 0: none."""
+        """How many tokens to draft: 0 to `most`, where each takes `proposing` seconds to make."""
         gains = {
             count: self.gain(kind, count, proposing * count)
             for count in range(1, most + 1)
@@ -120,8 +124,8 @@ class Controller:
         return best if LEARNING * record.skips >= loss else 0
 
     def affordable(self, drafted: int, proposing: float) -> bool:
-        """Whether the draft could pay if all of it is accepted, and the generation stays within
-        `SLOWEST` if nothing is."""
+        """Whether a draft pays if all of it is accepted, and the generation keeps to `SLOWEST` if
+        nothing is."""
         width = self.width(1 + drafted)
         if width is None:
             return False
@@ -130,14 +134,14 @@ class Controller:
         return could and (self.spent + cost) * SLOWEST <= self.plain + self.plain_step
 
     def skip(self, kind: str) -> None:
-        """A draft of this kind was not tried."""
+        """A draft of this kind was not verified."""
         self.records[kind].skips += 1
 
     def settle(
         self, kind: str, drafted: int, accepted: int, seconds: float, proposing: float = 0.0
     ) -> None:
-        """A call took `seconds`, after drafters took `proposing`; of its draft, if it had one, so
-        many tokens were accepted."""
+        """A call took `seconds`, after drafters took `proposing` seconds. The target accepted
+        `accepted` of its `drafted` tokens."""
         width = self.width(1 + drafted)
         assert width is not None
         self.costs[width].add(seconds)
@@ -149,12 +153,12 @@ class Controller:
             record.skips = 0
 
     def proposed(self, drafter: str, drafted: int, seconds: float) -> None:
-        """A drafter took so long to make a draft of so many tokens."""
+        """A drafter took `seconds` to draft `drafted` tokens."""
         self.drafting[drafter].add(seconds / max(1, drafted))
 
     def break_even(self, drafted: int) -> float | None:
-        """The share of drafted tokens that must be accepted: (t(w) / t1 - 1) / k, from times
-        measured; above 1, no draft can pay."""
+        """The share of k drafted tokens that must be accepted for a draft to pay, from measured
+        times: (t(w) / t1 - 1) / k. Above 1, no draft can pay."""
         width = self.width(1 + drafted)
         if width is None or not drafted:
             return None
@@ -162,8 +166,11 @@ class Controller:
 
 
 def measure(session: Session, widest: int, rounds: int = 3) -> dict[int, list[float]]:
-    """Seconds of calls by width, up to the narrowest that takes `widest` tokens, on a new session:
-    its calls are evaluated and forgotten. The first call of each width is not counted."""
+    """Seconds of `rounds` calls of every width, up to the narrowest that takes `widest` tokens.
+
+    `session` is a new one; its calls are evaluated and never accepted. One more call of each width
+    comes first and is not counted.
+    """
     widths = session.widths
     needed = min((w for w in widths if w >= widest), default=max(widths))
     times: dict[int, list[float]] = {w: [] for w in widths if w <= needed}

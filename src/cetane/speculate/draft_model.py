@@ -1,4 +1,4 @@
-"""A smaller model with the same tokens drafts what a larger one verifies."""
+"""A drafter that is a smaller model with the same tokens."""
 
 import numpy as np
 
@@ -10,9 +10,9 @@ from cetane.speculate.drafter import Drafter
 
 
 class DraftModel(Drafter):
-    """Runs a bundle of its own beside the target's, and goes back where its draft was refused.
+    """Runs a bundle of its own beside the target's, and goes back when its draft is refused.
 
-    Where the target samples, so does the draft, with the same settings: `sampler`.
+    It shares the target's `sampler`: where the target samples, so does the draft.
     """
 
     name = "model"
@@ -51,15 +51,15 @@ class DraftModel(Drafter):
         return Draft(tuple(drafted), self.name, drawn_from)
 
     def go_back(self) -> None:
-        """To the last token that the draft and the text have in common, but not all of the text:
-        its last token gives the next."""
+        """Rewind to the last token that its own text and the target's have in common. The last
+        token of the text is left to be fed, since its logits give the next."""
         pairs = zip(self.fed, self.tokens[:-1], strict=False)
         common = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
         if common is None:
             common = min(len(self.fed), len(self.tokens) - 1)
         if common < len(self.fed):
             mark = self.marks.get(common)
-            if mark is None:  # the text is not the one that was drafted for
+            if mark is None:  # another text than the one that it drafted for
                 self.forget()
                 return
             self.own.rewind(mark)

@@ -1,4 +1,4 @@
-"""Drafters by name, and the controller of an engine."""
+"""From what a user asks for to drafters and their controller."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from cetane.speculate.speculator import Speculator
 from cetane.speculate.suffix import Suffix
 
 LOOKUPS = ("ngram", "suffix", "union")
-"""`union` is suffix and n-gram: the controller takes the one that promises more."""
+"""`union` is suffix and ngram: the controller takes the draft that promises more."""
 NAMES = (*LOOKUPS, *KINDS)
 
 
@@ -33,14 +33,17 @@ class Wish:
     ngram_min: int = 1
     ngram_max: int = 8
     draft_tokens: int | None = None
-    """Most tokens of a draft; None for what a verifying call takes."""
+    """Most tokens of a draft; None for one less than the narrowest verifying call takes."""
 
 
 def open_drafters(
     wish: Wish, bundle: Bundle, sampler: Sampler, backend: str, remember: bool = True
 ) -> list[Drafter]:
-    """The drafters of a wish, in order of preference. The suffix trie of a tokenizer lasts from run
-    to run if it shall `remember`."""
+    """The drafters of a wish, in order of preference.
+
+    With `remember`, the suffix trie of a tokenizer is kept from run to run. CetaneError for a
+    drafter that is not known or does not fit the bundle.
+    """
     ngram = Ngram(wish.ngram_min, wish.ngram_max)
     owner = tokenizer_hash(bundle)
     texts = cache_dir() / "suffixes" / f"{owner[:16]}.trie" if remember else None
@@ -51,13 +54,13 @@ def open_drafters(
             return [Suffix(path=texts, owner=owner)]
         case "union":
             return [Suffix(path=texts, owner=owner), ngram]
-    heads = {str(kind): head for kind, head in bundle.draft_heads().items()}
-    if wish.drafter in heads:
-        head = heads[wish.drafter]
-        return [open_drafter(head, bundle, open_backend(head, backend))]
+    draft_heads = {str(kind): draft_head for kind, draft_head in bundle.draft_heads().items()}
+    if wish.drafter in draft_heads:
+        draft_head = draft_heads[wish.drafter]
+        return [open_drafter(draft_head, bundle, open_backend(draft_head, backend))]
     if wish.drafter in KINDS:
         raise CetaneError(
-            f"{bundle.path} has no {wish.drafter} head",
+            f"{bundle.path} has no {wish.drafter} draft head",
             f"cetane train-head {wish.drafter} --target {bundle.path} --data FILE makes one",
         )
     path = Path(wish.drafter)
@@ -72,7 +75,7 @@ def open_drafters(
 
 
 def tokenizer_hash(bundle: Bundle) -> str:
-    """sha256 of the tokenizer's file: bundles with equal ones have equal tokens."""
+    """sha256 of the tokenizer's file: where it is equal, two bundles have the same tokens."""
     record = bundle.manifest.files.get(f"{TOKENIZER}/tokenizer.json")
     if record is None:
         raise CetaneError(f"{bundle.path}: no tokenizer.json: drafters need to know the tokens")
@@ -80,15 +83,15 @@ def tokenizer_hash(bundle: Bundle) -> str:
 
 
 def open_controller(engine: Engine, longest: int) -> Controller:
-    """A controller that has measured the engine's calls; the profile starts after that."""
+    """A controller that has measured the engine's calls. The engine's profile starts after that."""
     costs = measure(engine.session(), 1 + longest)
     engine.shards.restart_clocks()
     return Controller(costs)
 
 
 def longest_draft(wish: Wish, engine: Engine) -> int:
-    """Most tokens of a draft: what was asked for, else what the narrowest call has room for that is
-    wider than a plain step."""
+    """Most tokens of a draft: as many as the wish says, else one less than the narrowest call takes
+    that is wider than one token."""
     wider = [step.tokens for step in engine.plan.modes.values() if step.tokens > 1]
     if not wider:
         raise CetaneError(
@@ -107,7 +110,7 @@ def longest_draft(wish: Wish, engine: Engine) -> int:
 def open_speculator(
     wish: Wish, bundle: Bundle, engine: Engine, sampler: Sampler, backend: str
 ) -> Speculator:
-    """All that a generation needs to speculate."""
+    """The drafters of a wish under one speculator, with a controller."""
     longest = longest_draft(wish, engine)
     drafters = open_drafters(wish, bundle, sampler, backend)
     return Speculator(drafters, longest, open_controller(engine, longest))

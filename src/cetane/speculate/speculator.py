@@ -19,7 +19,7 @@ from cetane.speculate.drafter import Drafter, open_session
 
 @dataclass
 class Counters:
-    """What became of the steps; the names are those of the seeds' runtimes."""
+    """What became of the steps. The names are those of the two published ports' runtimes."""
 
     verifier_calls: int = 0
     """Steps with a draft."""
@@ -30,7 +30,7 @@ class Counters:
     tokens: int = 0
     draft_seconds: float = 0.0
     calls: Counter[int] = field(default_factory=Counter)
-    """Verifying calls by tokens, that of the text among them."""
+    """Verifying calls by the number of their tokens: the drafted ones, and the one before them."""
 
     def summary(self) -> dict[str, Any]:
         """The counters, with acceptance and tokens per verifying call."""
@@ -42,9 +42,9 @@ class Counters:
 
 
 class Speculator:
-    """Asks every drafter, and takes the draft that promises most; the earlier one, of equals.
+    """Asks all drafters, and verifies the draft that promises most; of equals, the first.
 
-    Several drafters are a union of them. Without a controller every draft is verified.
+    Without a controller it verifies the longest draft.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Speculator:
         self.possible: npt.NDArray[np.bool_] = np.zeros(0, bool)
         """Tokens that the target can choose."""
         self.proposing = 0.0
-        """Seconds of this step that the drafters took."""
+        """Seconds that the drafters took in this step."""
 
     def session(self, engine: Engine) -> Session:
         """A new session of the target, which all drafters can follow."""
@@ -78,7 +78,7 @@ class Speculator:
         for drafter in self.drafters:
             drafter.extend(new)
             drafts.append(self.ask(drafter, most))
-        if self.controller:  # before it says what is affordable
+        if self.controller:  # before it is asked what is affordable
             self.controller.spent += time.perf_counter() - started
         best = self.pick(drafts)
         self.proposing = time.perf_counter() - started
@@ -86,7 +86,7 @@ class Speculator:
         return best
 
     def ask(self, drafter: Drafter, most: int) -> Draft:
-        """A drafter's draft, cut where it is too long or holds what the target cannot choose."""
+        """A drafter's draft, cut where it is too long or the target cannot choose a token."""
         if self.controller and drafter.costly:
             most = self.controller.length(
                 drafter.name, most, self.controller.drafting[drafter.name].seconds
@@ -104,7 +104,7 @@ class Speculator:
         return draft.first(next((i for i, possible in enumerate(chosen) if not possible), most))
 
     def pick(self, drafts: Sequence[Draft]) -> Draft:
-        """The draft to verify, as far as it is worth it."""
+        """The draft to verify, cut to the length that promises most."""
         controller, best, gain = self.controller, NO_DRAFT, 0.0
         for draft in drafts:
             if controller is None:
@@ -140,11 +140,11 @@ class Speculator:
             drafter.end()
 
     def close(self) -> None:
-        """Nothing more will be generated."""
+        """Nothing more will be generated: let drafters keep what they have learned."""
         for drafter in self.drafters:
             drafter.close()
 
     def summary(self) -> dict[str, Any]:
-        """Counters, and the share of drafted tokens that pays, from times measured."""
+        """Counters, and from measured times the acceptance at which drafts pay."""
         even = self.controller.break_even(self.longest) if self.controller else None
         return self.counters.summary() | {"break_even_acceptance": even}

@@ -1,6 +1,6 @@
 """SuffixDecoding (arXiv 2411.04975): what followed the last tokens in earlier outputs, with counts.
 
-The text that is being written is the n-gram drafter's; a trie gets it when it is complete.
+A trie gets a text when it is complete. What repeats within one text is the n-gram drafter's part.
 """
 
 import threading
@@ -15,13 +15,12 @@ from cetane.speculate.trie import Trie
 
 
 class Suffix(Drafter):
-    """For every suffix of the text that the trie knows, what came after it most often; the
-    continuation with most expected tokens is proposed, up to where its chance falls to
-    `threshold`.
+    """Proposes what came most often after a suffix of the text, up to where the chance of all its
+    tokens falls to `threshold`. Of all suffixes that the trie knows, it takes the one that promises
+    most tokens.
 
-    Complete texts are inserted by a thread, so a step never waits for an insertion; the thread
-    works while a step is inside a program. A look-up may meet a trie that is just growing: nodes
-    are complete before they are linked.
+    A thread inserts complete texts while steps are inside a program, so that no step waits for it.
+    A look-up may meet a trie that is growing: nodes are complete before they are linked.
     """
 
     name = "suffix"
@@ -30,8 +29,8 @@ class Suffix(Drafter):
         self, trie: Trie | None = None, threshold: float = 0.1, path: Path | None = None,
         owner: str = "",
     ) -> None:  # fmt: skip
-        """`path`: where the trie is kept between runs, as the `owner`'s (a sha256); CetaneError if
-        the file there is not one."""
+        """`path`: where the trie is kept between runs. `owner`: sha256 of the tokenizer whose
+        tokens it holds. CetaneError for a file that is no trie of this owner."""
         super().__init__()
         self.trie, self.threshold = trie or Trie(), threshold
         self.path, self.owner = path, owner
@@ -48,7 +47,7 @@ class Suffix(Drafter):
 
     def begin(self, session: Session, tokens: Sequence[int]) -> None:
         super().begin(session, tokens)
-        self.inserted = len(self.tokens)  # of a prompt only what the model says is learned
+        self.inserted = len(self.tokens)  # only the model's own text is learned
 
     def propose(self, most: int) -> Draft:
         trie = self.trie
@@ -64,13 +63,13 @@ class Suffix(Drafter):
         return Draft(tuple(best), f"{self.name}-{matched}") if best else NO_DRAFT
 
     def end(self) -> None:
-        """Hand the text over, with the tokens before it that lead to it."""
+        """Hand the new text to the trie, with the tokens just before it."""
         start = max(0, self.inserted - self.trie.depth // 2)
         self.queue.put(self.tokens[start:])
         self.inserted = len(self.tokens)
 
     def close(self) -> None:
-        """Finish what is to be inserted, and save."""
+        """Wait until all texts are inserted, and save the trie."""
         self.queue.put(None)
         self.thread.join()
         if self.path is not None:

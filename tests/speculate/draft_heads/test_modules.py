@@ -18,18 +18,12 @@ from cetane.engine.sampling import Sampler
 from cetane.engine.verify import Draft
 from cetane.errors import CetaneError
 from cetane.speculate.bench import first_tokens
-from cetane.speculate.draft_heads import train as train_module
+from cetane.speculate.draft_heads import windows as windows_module
+from cetane.speculate.draft_heads.acceptance import acceptance, aligned
 from cetane.speculate.draft_heads.features import Taps, tapped
 from cetane.speculate.draft_heads.modules import load_draft_head, make_draft_head
-from cetane.speculate.draft_heads.train import (
-    CrossEntropy,
-    acceptance,
-    aligned,
-    collect,
-    devices,
-    split,
-    train,
-)
+from cetane.speculate.draft_heads.train import CrossEntropy, devices, train
+from cetane.speculate.draft_heads.windows import collect, split
 from cetane.speculate.drafter import Drafter
 
 
@@ -162,9 +156,9 @@ def test_hidden_states_are_kept(
 ) -> None:
     """A collection that was stopped goes on with the windows it lacks, damaged ones among them."""
     ids, made = tokens(288) * 3, []
-    computed = train_module.computed
+    computed = windows_module.computed
     monkeypatch.setattr(
-        train_module, "computed", lambda *given: made.append(given) or computed(*given)
+        windows_module, "computed", lambda *given: made.append(given) or computed(*given)
     )
     expected = collect(engine, ids, 24, lambda *_: None)
     collect(engine, ids[:48], 24, lambda *_: None, tmp_path)

@@ -36,7 +36,8 @@ from cetane.speculate.draft_heads.drafter import open_drafter
 from cetane.speculate.draft_heads.features import Taps, tapped
 from cetane.speculate.draft_heads.modules import TorchDraftHead
 from cetane.speculate.draft_heads.runner import Eagle3Runner, open_runner
-from cetane.speculate.draft_heads.train import collect, new_draft_head
+from cetane.speculate.draft_heads.train import new_draft_head
+from cetane.speculate.draft_heads.windows import collect
 from cetane.speculate.speculator import Speculator
 
 KINDS = ["medusa", "eagle3"]

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from tests.speculate.lessons import KINDS, counting, untrained
 from torch import Tensor
 
-from cetane.speculate.draft_heads.train import Windows, devices, train
+from cetane.speculate.draft_heads.train import devices, train
+from cetane.speculate.draft_heads.windows import Windows
 
 Tensors = dict[str, Tensor]
 ROOT = Path(__file__).parents[3]

@@ -4,6 +4,6 @@
 are then those of the portable backend. What would need an ANE is predicted.
 """
 
-from cetane.lab.measures import accuracy, activations, drafting, predicted, speed, structure
+from cetane.lab.measures import accuracy, activations, ane, drafting, speed, structure
 
-__all__ = ["accuracy", "activations", "drafting", "predicted", "speed", "structure"]
+__all__ = ["accuracy", "activations", "ane", "drafting", "speed", "structure"]

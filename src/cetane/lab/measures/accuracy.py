@@ -12,8 +12,8 @@ from cetane.gates import metrics
 from cetane.gates.golden import golden
 from cetane.gates.quality import perplexity
 from cetane.gates.reference import Reference, choices
-from cetane.lab.bench import Bench, Findings, Side, each, figure, measure
 from cetane.lab.experiment import ArmName
+from cetane.lab.sides import Findings, Side, Sides, each, figure, measure
 from cetane.schema.recipe import Mode
 
 
@@ -91,7 +91,7 @@ def smoke(side: Side) -> Findings:
 
 
 @measure("agreement")
-def agreement(bench: Bench) -> dict[ArmName, Findings]:
+def agreement(bench: Sides) -> dict[ArmName, Findings]:
     """Greedy tokens of the candidate, and its logits for the baseline's own answers."""
     baseline, candidate = bench.baseline, bench.candidate
     ours, theirs = engine_of(candidate), engine_of(baseline)

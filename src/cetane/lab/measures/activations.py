@@ -1,6 +1,6 @@
 """Activations of 8 bits, calibrated as an arm says."""
 
-from cetane.lab.bench import Findings, Side, each, figure
+from cetane.lab.sides import Findings, Side, each, figure
 
 
 @each("activations")

@@ -1,20 +1,18 @@
 """Speculative decoding by an arm's drafter, against plain decoding of the same bundle."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
-from cetane.lab.bench import Findings, Side, each, figure
 from cetane.lab.journal import Figure
-from cetane.schema.draft_head import Training
+from cetane.lab.sides import Findings, Side, each, figure
+from cetane.pipeline.draft_head import DraftHeadSettings, train_draft_head
+from cetane.schema.draft_head import KINDS, DraftHeadKind, Training
 from cetane.speculate.bench import compare
 from cetane.speculate.open import Wish, longest_draft, open_controller, open_drafters
 
-HEADS = ("medusa", "eagle3")
-TRAINING = ("--tokens", "8192", "--minutes", "3")
+TRAINING = DraftHeadSettings(tokens=8192, minutes=3)
 """What a head of an experiment gets: minutes, not days."""
 
 
@@ -25,12 +23,12 @@ def drafting(side: Side) -> Findings:
         return Findings()
     wish, workload = Wish(side.arm.drafter), side.given.workload
     make = partial(open_drafters, wish, side.bundle, Sampler(), "portable", remember=False)
-    if wish.drafter in HEADS:
+    if wish.drafter in KINDS:
         ensure_head(side, make)
     longest = longest_draft(wish, side.engine)
     room = side.recipe.cache.context - workload.new_tokens - 1 - longest
     prompts = [ids[:room] for ids in side.given.prompts(side.bundle).values()]
-    (found,) = compare(
+    (speed,) = compare(
         side.engine,
         {workload.prompts: prompts},
         {wish.drafter: make},
@@ -41,12 +39,12 @@ def drafting(side: Side) -> Findings:
         side.bundle.tokenizer.eos_ids,
         side.progress,
     )
-    note = f"{wish.drafter}, {found.verifier_calls} verifying calls, {found.fallbacks} plain"
+    note = f"{wish.drafter}, {speed.verifier_calls} verifying calls, {speed.fallbacks} plain"
     values = {
-        "acceptance": found.acceptance,
-        "tokens_per_call": found.tokens_per_call,
-        "draft_speedup": found.ratio,
-        "draft_same": float(found.same),
+        "acceptance": speed.acceptance,
+        "tokens_per_call": speed.tokens_per_call,
+        "draft_speedup": speed.ratio,
+        "draft_same": float(speed.same),
     }
     figures = {n: figure(n, v, n=len(prompts), note=note) for n, v in values.items()}
     for kind, head in side.bundle.draft_heads().items():
@@ -62,21 +60,14 @@ def held_out(training: Training) -> Figure:
 
 
 def ensure_head(side: Side, make: Callable[[], object]) -> None:
-    """Train the bundle's head if it has none, in a process whose memory goes with it."""
+    """Train the bundle's head if it has none; one whose golden gate is red drafts all the same."""
     try:
         make()
-        return
     except CetaneError:
         side.progress(f"training {side.arm.drafter}", 0, 1)
-    command = (
-        "train-head", side.arm.drafter, "--target", str(side.bundle.path),
-        "--model", side.checkpoint.source,
-        "--data", str(side.given.setting.text(side.given.workload)), *TRAINING, "--json",
-    )  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", "from cetane.cli import main; main()", *command],
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode not in (0, 1):  # 1: its golden gate is red; it drafts all the same
-        raise CetaneError(f"training {side.arm.drafter} failed: {done.stderr.strip()[-300:]}")
+        text = side.given.setting.text(side.given.workload)
+        kind: DraftHeadKind = "medusa" if side.arm.drafter == "medusa" else "eagle3"
+        train_draft_head(
+            side.bundle.path, kind, [text], settings=TRAINING, model=side.checkpoint.source,
+            progress=side.progress,
+        )  # fmt: skip

@@ -6,9 +6,9 @@ import time
 
 from cetane.engine.engine import Engine
 from cetane.errors import CetaneError
-from cetane.lab.bench import Bench, Findings, Side, each, figure, measure, spread
 from cetane.lab.experiment import ARMS, ArmName
-from cetane.perf.breakeven import Speculation
+from cetane.lab.sides import Findings, Side, Sides, each, figure, measure, spread
+from cetane.perf.breakeven import DraftingTimes
 from cetane.planner import Planner
 from cetane.schema.manifest import shard_path
 from cetane.schema.recipe import Mode
@@ -39,7 +39,7 @@ def size(side: Side) -> Findings:
 
 
 @measure("decode")
-def decode(bench: Bench) -> dict[ArmName, Findings]:
+def decode(bench: Sides) -> dict[ArmName, Findings]:
     """Steps after one prompt, side after side in every round, so that a busy machine is busy for
     both; the first round is not counted."""
     found: dict[ArmName, list[float]] = {name: [] for name in ARMS}
@@ -80,7 +80,7 @@ def calls(side: Side) -> Findings:
     times = measure_calls(engine.session(), width, side.given.workload.rounds)
     plain, call = spread("decode_ms", in_ms(times[1])), spread("verify_ms", in_ms(times[width]))
     assert plain.value is not None and call.value is not None
-    spec = Speculation(plain.value, call.value, width)
+    spec = DraftingTimes(plain.value, call.value, width)
     share = spec.break_even_share()
     note = f"T = {width}, {HERE}"
     pays = note if share is not None else f"{note}; no acceptance pays"

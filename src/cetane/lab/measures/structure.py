@@ -6,9 +6,9 @@ from pathlib import Path
 
 from cetane.bundle import Bundle
 from cetane.files import remove
-from cetane.lab.bench import Bench, Findings, Side, each, figure, measure
 from cetane.lab.experiment import ArmName
 from cetane.lab.needle import DISTANCES, WINDOW, recall
+from cetane.lab.sides import Findings, Side, Sides, each, figure, measure
 
 
 @each("needle")
@@ -28,7 +28,7 @@ def needle(side: Side) -> Findings:
 
 
 @measure("masks")
-def masks(bench: Bench) -> dict[ArmName, Findings]:
+def masks(bench: Sides) -> dict[ArmName, Findings]:
     """The baseline as it is, and the candidate with the baseline's last package in place of its
     own: what the static checks say of each."""
     from cetane.gates.static import static_checks

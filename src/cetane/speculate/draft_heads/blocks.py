@@ -1,4 +1,4 @@
-"""Draft heads in ANE form; their maths are those of `heads.py`, which trains them."""
+"""Draft heads in ANE form; their maths are those of `modules.py`, which trains them."""
 
 from dataclasses import replace
 
@@ -22,26 +22,27 @@ from cetane.speculate.draft_heads.modules import TAPS, DraftHeadConfig, Eagle3
 
 
 class DraftHeadBlock(Block):
-    """A block whose weights are tensors of a trained head."""
+    """A block whose weights are tensors of a trained draft head."""
 
     def __init__(self, name: str, **stored: str) -> None:
-        """`stored`: what a projection's or a norm's weight is called, where it is not as here."""
+        """`stored`: the tensor of a projection or a norm, where its name is another one."""
         super().__init__(name, 0, "")
         self.stored = {f"{path}.weight": tensor for path, tensor in stored.items()}
         self.rows: dict[str, tuple[int, int, int]] = {}
-        """First and last row of a weight that is a part of a tensor, and the rows of that."""
+        """Of weights that are a part of a tensor: their first row, their end, and the tensor's
+        rows."""
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
-        found = Weight(self.stored.get(path, path), shape, held.stored, held.kind)
+        weight = Weight(self.stored.get(path, path), shape, held.stored, held.kind)
         if path not in self.rows:
-            return found
+            return weight
         start, stop, whole = self.rows[path]
-        return replace(found, stored=(whole, *held.stored[1:]), rows=(start, stop))
+        return replace(weight, stored=(whole, *held.stored[1:]), rows=(start, stop))
 
 
 class MedusaBlock(DraftHeadBlock):
-    """All heads at once: the last hidden state `(1, C, 1, 1)` to logits `(1, R, 1, steps)`, a
-    column for each drafted token, so that the output rows are read once."""
+    """All tokens of a draft at once: the last hidden state `(1, C, 1, 1)` becomes logits
+    `(1, R, 1, steps)`, a column for each token, so that the output rows are read once."""
 
     reads = ("hidden",)
     writes = ("logits",)
@@ -62,7 +63,7 @@ class MedusaBlock(DraftHeadBlock):
 
 
 class EagleFuse(DraftHeadBlock):
-    """The hidden states of three depths as one."""
+    """Makes one hidden state of those of three depths."""
 
     reads = ("features",)
 
@@ -75,8 +76,8 @@ class EagleFuse(DraftHeadBlock):
 
 
 class EagleKeys(DraftHeadBlock):
-    """The keys and values of tokens: all that later ones read of them, so a prompt needs no more of
-    a head of one layer."""
+    """The keys and values of tokens. Later tokens read nothing else of them, so a prompt needs no
+    more than this block."""
 
     reads = ("hidden", "embedded", "rope_cos", "rope_sin")
     writes = ("mixed_in", "keys", "values")
@@ -101,7 +102,7 @@ class EagleKeys(DraftHeadBlock):
 
 
 class EagleLayer(DraftHeadBlock):
-    """The rest of the layer; what it makes is the next token's hidden state too."""
+    """The rest of the layer. The next token of a draft reads its output as a hidden state."""
 
     reads = ("hidden", "mixed_in", "keys", "values", "rope_cos", "rope_sin", "mask")
 
@@ -126,7 +127,7 @@ class EagleLayer(DraftHeadBlock):
 
 
 class EagleOutput(DraftHeadBlock):
-    """Logits of the tokens that the head can propose."""
+    """Logits of the tokens that the draft head can propose."""
 
     reads = ("hidden",)
     writes = ("logits",)
@@ -141,6 +142,6 @@ class EagleOutput(DraftHeadBlock):
 
 
 def attention_heads(config: DraftHeadConfig) -> Heads:
-    """As many heads as `Eagle3` has, each with keys and values of its own."""
+    """The attention heads of `Eagle3`, each with keys and values of its own."""
     count, dim = max(1, config.hidden // Eagle3.WIDTH), Eagle3.WIDTH
     return Heads(count, count, dim, dim**-0.5)

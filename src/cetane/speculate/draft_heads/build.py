@@ -1,4 +1,4 @@
-"""A trained head becomes a shard of its bundle."""
+"""A trained draft head becomes a shard of its bundle."""
 
 from pathlib import Path
 
@@ -26,42 +26,47 @@ from cetane.speculate.draft_heads.planner import DraftHeadPlanner, DraftHeadWeig
 
 
 def add_draft_head(
-    bundle: Bundle, head: TorchDraftHead, held_out: torch.Tensor, training: Training
+    bundle: Bundle, draft_head: TorchDraftHead, held_out: torch.Tensor, training: Training
 ) -> DraftHead:
     """Lower a draft head, whose weights `TorchDraftHead.round` has rounded, and put it into its
     bundle, in place of an earlier one of its kind. `held_out (W, n)` are windows of text that it
     was not trained on.
 
-    It is made beside the bundle and moved there when it is complete: a kill leaves the bundle as it
-    was, or between two renames without this head, but never with a part of one.
+    It is made beside the bundle and moved there when it is complete. A kill leaves the bundle as it
+    was, or, between two renames, without a draft head of this kind; it never leaves a part of one.
     """
-    kind = head.config.kind
+    kind = draft_head.config.kind
     whole = bundle.path.resolve()
     staging = whole.with_name(f"{whole.name}.{kind}.partial")
     with disk_errors(staging):
         remove(staging)
         made = staging / kind
         made.mkdir(parents=True)
-        write(bundle, head, held_out, training, made)
+        write(bundle, draft_head, held_out, training, made)
         place(made, bundle.file(f"{FOLDER}/{kind}"))
         remove(staging)
     return bundle.draft_heads()[kind]
 
 
 def write(
-    bundle: Bundle, head: TorchDraftHead, held_out: torch.Tensor, training: Training, folder: Path
+    bundle: Bundle,
+    draft_head: TorchDraftHead,
+    held_out: torch.Tensor,
+    training: Training,
+    folder: Path,
 ) -> None:
-    """All files of a head, its manifest last."""
-    config = head.config
+    """Write all files of a draft head, its manifest last."""
+    config = draft_head.config
     planner = DraftHeadPlanner(config, bundle.plan)
-    Lowering(planner, DraftHeadWeights(head)).lower(
+    Lowering(planner, DraftHeadWeights(draft_head)).lower(
         config.kind, folder / f"{config.kind}.mlpackage"
     )
-    head.save(folder / SOURCE)
-    np.save(folder / VOCABULARY, head.vocabulary.numpy().astype(np.int32))
+    draft_head.save(folder / SOURCE)
+    np.save(folder / VOCABULARY, draft_head.vocabulary.numpy().astype(np.int32))
     np.save(folder / HELD_OUT, held_out.numpy().astype(np.int32))
     if planner.caches:
-        np.save(folder / ROTARY, planner.rotary.cos_sin(planner.recipe.cache.context).numpy())
+        (table,) = planner.model.rotary.values()
+        np.save(folder / ROTARY, table.cos_sin(planner.recipe.cache.context).numpy())
     shards = tapped(bundle.plan)
     manifest = DraftHeadManifest(
         producer=producers(),

@@ -1,14 +1,17 @@
-"""Draft heads: small networks that read the target's hidden states. Both propose from a part of the
-vocabulary, the tokens that the training text has most, and share the target's norm and output rows.
+"""Draft heads in torch, as they are trained: small networks that read the target's hidden states.
 
-Medusa (arXiv 2401.10774): one residual layer for each further token. EAGLE-3 (arXiv 2503.01840):
-one decoder layer over hidden states of three depths and the tokens after them, which goes on from
-its own output; it is trained that way too ("training-time test").
+They propose a part of the vocabulary, the tokens that the training text uses most. They share the
+target's last norm, and its output rows for these tokens.
+
+Medusa (arXiv 2401.10774) has one residual layer for each further token. EAGLE-3 (arXiv 2503.01840)
+has one decoder layer. It reads hidden states of three depths and the tokens after them, then goes
+on from its own output. It is trained on its own output too, which its paper calls training-time
+test.
 """
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -19,17 +22,18 @@ from torch.nn import functional as F
 
 from cetane.errors import CetaneError
 from cetane.files import disk_errors, replacing
+from cetane.schema.draft_head import DraftHeadKind
 from cetane.validation import Data, parse_json, validated
 
 TAPS = 3
 THETA = 10_000.0
-"""Of EAGLE-3's rotary positions."""
+"""The base of the rotary positions of EAGLE-3."""
 
 
 class DraftHeadConfig(Data):
-    """What a head is, and whose."""
+    """The shape of a draft head, and the bundle that it drafts for."""
 
-    kind: Literal["medusa", "eagle3"]
+    kind: DraftHeadKind
     hidden: int = Field(ge=1, le=2**16)
     rows: int = Field(ge=1, le=2**20)
     """Tokens that it can propose."""
@@ -37,7 +41,7 @@ class DraftHeadConfig(Data):
     """Tokens that it was trained to draft."""
     eps: float
     softcap: float | None = Field(default=None, gt=0)
-    """Of the target's logits. It keeps their order, so that only training applies it."""
+    """Of the target's logits. Only training applies it, since it leaves their order as it is."""
     bundle: str
     """Digest of the bundle whose hidden states it reads."""
 
@@ -48,8 +52,11 @@ class DraftHeadConfig(Data):
 
 
 class TorchDraftHead(nn.Module, ABC):
-    """`vocabulary (R,)` are the tokens that it can propose, in ascending order, `output (R, C)` the
-    target's rows for them, `norm (C,)` the gain of the target's last norm."""
+    """A draft head of either kind.
+
+    `vocabulary (R,)` holds the tokens that it can propose, in ascending order. `output (R, C)` are
+    the target's rows for them, `norm (C,)` is the gain of the target's last norm.
+    """
 
     kinds: ClassVar[dict[str, type["TorchDraftHead"]]] = {}
     vocabulary: Tensor
@@ -70,8 +77,8 @@ class TorchDraftHead(nn.Module, ABC):
         return F.rms_norm(hidden, (self.config.hidden,), self.norm, self.config.eps)
 
     def target(self, last: Tensor) -> Tensor:
-        """The target's own logits over the head's vocabulary, from its last hidden state; before
-        any softcap, as a draft's are."""
+        """The target's own logits over the vocabulary, from its last hidden state, before any
+        softcap."""
         return self.normed(last) @ self.output.T
 
     def capped(self, logits: Tensor) -> Tensor:
@@ -81,22 +88,22 @@ class TorchDraftHead(nn.Module, ABC):
 
     @abstractmethod
     def teach(self, features: Tensor, embedded: Tensor) -> list[Tensor]:
-        """Logits of every drafted token at every position of some windows, the text given.
+        """Logits of all drafted tokens, for drafts from every position of some windows of text.
 
-        `features (B, n, 3, C)`, `embedded (B, n, C)` the embeddings of the same tokens. Item k,
-        `(B, n - 1 - k, R)`, is at position i about the token at i + 2 + k: a draft begins after
-        the token at i + 1, which the target has chosen.
+        `features (B, n, 3, C)` are hidden states, `embedded (B, n, C)` the embeddings of the same
+        tokens. Item k of the result is `(B, n - 1 - k, R)`. At position i it is about the token at
+        i + 2 + k, since the target has chosen the token at i + 1 before a draft begins.
         """
 
     @torch.no_grad()
     def round(self) -> None:
-        """Round all weights to what fp16, and so a package, holds."""
+        """Round all weights to fp16, as a package holds them."""
         for tensor in self.state_dict().values():
             if tensor.is_floating_point():
                 tensor.copy_(tensor.half())
 
     def save(self, path: Path) -> None:
-        """Write the weights in fp16; a head that was rounded loses nothing."""
+        """Write the weights in fp16; rounded weights stay what they are."""
         tensors = {
             name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous()
             for name, tensor in self.state_dict().items()
@@ -106,29 +113,29 @@ class TorchDraftHead(nn.Module, ABC):
 
 
 def make_draft_head(config: DraftHeadConfig) -> TorchDraftHead:
-    """An untrained head."""
+    """An untrained draft head, always with the same random weights."""
     torch.manual_seed(0)
     return TorchDraftHead.kinds[config.kind](config)
 
 
 def load_draft_head(path: Path) -> TorchDraftHead:
-    """A head from a file that `TorchDraftHead.save` wrote; CetaneError if it is not one."""
+    """A draft head from a file that `TorchDraftHead.save` wrote; CetaneError if it is not one."""
     try:
         with safe_open(path, "pt") as file:
             about = parse_json((file.metadata() or {})["cetane"], str(path))
             config = validated(DraftHeadConfig, about, str(path))
             with torch.device("meta"):
-                head = TorchDraftHead.kinds[config.kind](config)
-            wanted = {name: tuple(t.shape) for name, t in head.state_dict().items()}
-            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            if wanted != found:
+                draft_head = TorchDraftHead.kinds[config.kind](config)
+            wanted = {name: tuple(t.shape) for name, t in draft_head.state_dict().items()}
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            if wanted != shapes:
                 raise ValueError("tensors of other shapes")
             tensors = {name: file.get_tensor(name) for name in wanted}
             floats = {n: t.float() if t.is_floating_point() else t for n, t in tensors.items()}
-            head.load_state_dict(floats, assign=True)
+            draft_head.load_state_dict(floats, assign=True)
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise CetaneError(f"{path}: not a draft head: {' '.join(str(error).split())}") from error
-    return head.eval().requires_grad_(False)
+    return draft_head.eval().requires_grad_(False)
 
 
 class Medusa(TorchDraftHead, kind="medusa"):
@@ -137,7 +144,7 @@ class Medusa(TorchDraftHead, kind="medusa"):
         self.layers = nn.ModuleList(
             nn.Linear(config.hidden, config.hidden) for _ in range(config.steps)
         )
-        for layer in self.layers:  # at first every head says what the target says next
+        for layer in self.layers:  # untrained, every layer repeats what the target says next
             for parameter in layer.parameters():
                 nn.init.zeros_(parameter)
 
@@ -159,13 +166,13 @@ KeysValues = tuple[Tensor, Tensor]
 
 class Eagle3(TorchDraftHead, kind="eagle3"):
     WIDTH = 64
-    """Of an attention head."""
+    """Channels of an attention head."""
 
     def __init__(self, config: DraftHeadConfig) -> None:
         super().__init__(config)
         hidden = config.hidden
-        self.heads = max(1, hidden // self.WIDTH)
-        inner = self.heads * self.WIDTH
+        self.attention_heads = max(1, hidden // self.WIDTH)
+        inner = self.attention_heads * self.WIDTH
         self.fuse = nn.Linear(TAPS * hidden, hidden, bias=False)
         self.norm_features = nn.RMSNorm(hidden, config.eps)
         self.norm_embedded = nn.RMSNorm(hidden, config.eps)
@@ -179,12 +186,12 @@ class Eagle3(TorchDraftHead, kind="eagle3"):
     def project(self, feature: Tensor, embedded: Tensor) -> tuple[Tensor, KeysValues]:
         """Queries, keys and values `(B, H, n, D)` of inputs `(B, n, C)`."""
         x = torch.cat([self.norm_embedded(embedded), self.norm_features(feature)], -1)
-        shape = (*x.shape[:2], 3, self.heads, self.WIDTH)
+        shape = (*x.shape[:2], 3, self.attention_heads, self.WIDTH)
         q, k, v = self.qkv(x).reshape(shape).permute(2, 0, 3, 1, 4)
         return rotate(q), (rotate(k), v)
 
     def finish(self, feature: Tensor, q: Tensor, past: KeysValues, mask: Tensor | None) -> Tensor:
-        """The layer's output `(B, n, C)`, which is also the next feature."""
+        """The layer's output `(B, n, C)`, which the next token takes as its feature."""
         mixed = F.scaled_dot_product_attention(q, *past, attn_mask=mask)
         h = feature + self.out(mixed.transpose(1, 2).flatten(2))
         gate, up = self.gate_up(self.norm_mlp(h)).chunk(2, -1)
@@ -195,8 +202,8 @@ class Eagle3(TorchDraftHead, kind="eagle3"):
         return self.norm_output(h) @ self.output.T
 
     def teach(self, features: Tensor, embedded: Tensor) -> list[Tensor]:
-        """Step k at position i has begun k positions earlier: it sees the target's features up to
-        there, and after that what the steps before made."""
+        """Step k at position i belongs to the draft that began at position i - k. It sees the
+        target's features up to there, and what the earlier steps made after that."""
         count = features.shape[1] - 1
         feature = self.fuse(features[:, :count].flatten(2))
         after = embedded[:, 1:]
@@ -210,10 +217,10 @@ class Eagle3(TorchDraftHead, kind="eagle3"):
             behind = places[:, None] - places
             seen = [behind >= step] + [behind == step - back for back in range(1, step + 1)]
             mask = torch.cat(seen, 1)
-            mask[:, 0] |= ~mask.any(1)  # positions before the first begin: never used
+            mask[:, 0] |= ~mask.any(1)  # of positions before the first draft: never used
             h = self.finish(feature, q, (torch.cat(keys, 2), torch.cat(values, 2)), mask)
             made.append(self.logits(h)[:, step:])
-            feature = F.pad(h[:, :-1], (0, 0, 1, 0))  # what was made at i is the feature of i + 1
+            feature = F.pad(h[:, :-1], (0, 0, 1, 0))  # the output at i is the feature of i + 1
         return made
 
 

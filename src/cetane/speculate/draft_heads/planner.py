@@ -1,18 +1,18 @@
 """Which functions the shard of a draft head has, and what goes into and out of them.
 
-Medusa: `draft`, all heads of one hidden state. EAGLE-3: `follow` takes tokens that are certain (as
-many as a verifying call may accept) and the hidden states before them, `read` does so for a prompt
-and keeps its keys and values only, `draft` goes on from the head's own output, one token a call.
+Medusa: `draft` makes all tokens of a draft from one hidden state. EAGLE-3: `follow` takes accepted
+tokens, as many as a verifying call has, and the hidden states before them. `read` does so for a
+prompt; it keeps keys and values and gives no logits. `draft` goes on from the draft head's own
+output, one token a call.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from cetane.families import (
-    Axes,
     Block,
     CacheGroup,
     CacheSpec,
@@ -23,17 +23,10 @@ from cetane.families import (
     Shard,
     tensor_layout,
 )
-from cetane.planner import FunctionGraph
+from cetane.planner import CachePlan, FunctionGraph, GraphMaker, Segment
+from cetane.planner.weights import weight_bytes
 from cetane.schema.function import Function
-from cetane.schema.interface import (
-    Embedding,
-    FromTensor,
-    Input,
-    Mask,
-    Output,
-    Rotary,
-    ToTensor,
-)
+from cetane.schema.interface import Embedding, Input, Mask, Rotary
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Cache, Recipe, Tokens
 from cetane.schema.slots import Slots
@@ -66,42 +59,44 @@ class Unseen(ReadOnly):
         return k, v
 
 
+class DraftHeadCaches(CachePlan):
+    """Where no block of a call looks at keys, the call does not read the past."""
+
+    def caches(self, segment: Segment, tokens: int) -> tuple[CacheSpec, ...]:
+        caches = super().caches(segment, tokens)
+        if any(isinstance(block, EagleLayer) for block in segment.blocks):
+            return caches
+        return tuple(replace(cache, form=Unseen) for cache in caches)
+
+
 class DraftHeadPlanner:
     """The programs of a draft head for a bundle of some plan, as lowering wants them."""
 
     def __init__(self, config: DraftHeadConfig, plan: Plan) -> None:
         self.config, self.name = config, config.kind
-        target, context = plan.recipe, plan.recipe.cache.context
+        target = plan.recipe
         self.recipe = Recipe(
             name=config.kind,
             tensor_layout=target.tensor_layout,
-            cache=Cache(context=context),
+            cache=Cache(context=target.cache.context),
             tokens=Tokens(verify=None, prefill=None),
             target=target.target,
         )
-        with tensor_layout(target.tensor_layout):
-            self.axes, self.heads = Axes(), attention_heads(config)
-        self.slots = Slots(contract="readonly", count=context)
-        self.rotary = RotaryTable(
-            THETA ** -(torch.arange(self.heads.dim // 2) / (self.heads.dim // 2))
-        )
         wider = sorted({mode.tokens for mode in plan.modes.values() if mode.tokens > 1})
         self.follows = wider[0] if wider else 1
-        """Tokens of a call that follows what was accepted, and of one that reads a prompt."""
+        """Tokens of a call for what the target has accepted."""
         self.reads = wider[-1] if wider else 1
+        """Tokens of a call for a prompt."""
         with torch.device("meta"), tensor_layout(target.tensor_layout):
-            blocks: tuple[Block, ...]
-            if config.kind == "medusa":
-                blocks = (MedusaBlock(config),)
-            else:
-                keys, layer = EagleKeys(config, self.heads), EagleLayer(config, self.heads)
-                blocks = (EagleFuse(config), keys, layer, EagleOutput(config))
+            blocks = medusa_blocks(config) if config.kind == "medusa" else eagle_blocks(config)
+            self.model = draft_head_model(config, blocks, target.cache.context)
         self.members: Mapping[str, tuple[Block, ...]] = {self.name: blocks}
+        self.memory = DraftHeadCaches(self.model, self.recipe, f"the {self.name} draft head")
 
     @property
     def caches(self) -> dict[str, Slots]:
-        """The cache groups of the head: EAGLE-3's layer has one."""
-        return {} if self.config.kind == "medusa" else {GROUP: self.slots}
+        """The cache groups of the draft head: the layer of EAGLE-3 has one."""
+        return dict(self.memory.slots)
 
     @property
     def functions(self) -> tuple[Function, ...]:
@@ -109,107 +104,92 @@ class DraftHeadPlanner:
 
     @property
     def weight_bytes(self) -> int:
-        """fp16, each weight once."""
-        return sum(2 * w.elements for b in self.members[self.name] for _, w in b.weights())
+        """Bytes of all weights, fp16, each once."""
+        return weight_bytes(self.members[self.name], self.recipe.compression)
 
     def graphs(self, shard: str) -> list[FunctionGraph]:
         blocks = self.members[shard]
         if self.config.kind == "medusa":
-            return [self.medusa(blocks)]
-        wide = [self.eagle("read", self.reads, blocks[:2])] if self.reads > self.follows else []
-        follow = self.eagle("follow", self.follows, blocks)
-        return [follow, *wide, self.eagle("draft", 1, blocks[1:])]
+            return [self._medusa(blocks)]
+        wide = [self._graph("read", self.reads, blocks[:2])] if self.reads > self.follows else []
+        follow = self._graph("follow", self.follows, blocks)
+        return [follow, *wide, self._graph("draft", 1, blocks[1:])]
 
     def widest(self, shard: str) -> list[FunctionGraph]:
         return self.graphs(shard)
 
     def module(self, graph: FunctionGraph) -> Shard:
-        model = Model(
-            axes=self.axes,
-            hidden=self.config.hidden,
-            vocab=self.config.rows,
-            eps=self.config.eps,
-            layers=self.members[self.name],
-            embedding=EmbeddingTable(""),
-            norm="norm",
-            output="output",
-            host={},
-            memory={GROUP: CacheGroup(self.heads.query, self.heads.kv, self.heads.dim)},
-            rotary={ROTARY: self.rotary},
-            max_context=self.recipe.cache.context,
-            channels={},
-        )
         function = graph.function
-        return Shard(model, graph.blocks, graph.caches, (), function.inputs, function.outputs)
+        return Shard(self.model, graph.blocks, graph.caches, (), function.inputs, function.outputs)
 
-    def medusa(self, blocks: Sequence[Block]) -> FunctionGraph:
-        function = Function(
-            name="draft",
-            owner=self.name,
-            tokens=1,
-            inputs=(self.tensor("hidden", self.config.hidden, 1),),
-            outputs=(self.made("logits", self.config.rows, self.config.steps),),
-        )
-        return FunctionGraph(function, tuple(blocks), (), ())
+    def _graph(self, name: str, tokens: int, blocks: tuple[Block, ...]) -> FunctionGraph:
+        """A function of some blocks; it gives logits, and a hidden state, if they make them."""
+        segment = Segment(self.name, "", blocks)
+        given = {"features", "hidden"}  # by the target, or by the call before
+        wanted = {"logits", "hidden"} if isinstance(blocks[-1], EagleOutput) else {"logits"}
+        maker = GraphMaker(self.model, self.memory)
+        return maker.make(segment, name, tokens, blocks, given, wanted)
 
-    def eagle(self, name: str, tokens: int, blocks: Sequence[Block]) -> FunctionGraph:
-        """A function of some of the blocks; without the layer nothing looks at keys."""
-        hidden, looks = self.config.hidden, any(isinstance(b, EagleLayer) for b in blocks)
-        fuses = any(isinstance(b, EagleFuse) for b in blocks)
-        count, dim = self.slots.count, self.heads.dim
-        spec = CacheSpec(
-            self.name, GROUP, 1, self.heads.kv, dim, count, ReadOnly if looks else Unseen
-        )
-        inputs = [
-            self.tensor("features", TAPS * hidden, tokens)
-            if fuses
-            else self.tensor("hidden", hidden, tokens),
-            Input(name="embedded", shape=self.shape(hidden, tokens), source=Embedding()),
-            *(
-                Input(
-                    name=f"rope_{part}",
-                    shape=(1, 1, dim, tokens),
-                    source=Rotary(table=ROTARY, part=part),
-                )
-                for part in ("cos", "sin")
-            ),
-        ]
-        outputs = []
-        if looks:
-            shape = (1, 1, tokens, self.slots.visible(tokens))
-            inputs.append(Input(name="mask", shape=shape, source=Mask(group=GROUP)))
-            outputs.append(self.made("hidden", hidden, tokens))
-            outputs.append(self.made("logits", self.config.rows, tokens))
-        function = Function(
-            name=name,
-            owner=self.name,
-            tokens=tokens,
-            inputs=(*inputs, *spec.form.inputs(spec, tokens)),
-            outputs=(*outputs, *spec.form.outputs(spec, tokens)),
-        )
-        return FunctionGraph(function, tuple(blocks), (spec,), ())
+    def _medusa(self, blocks: tuple[Block, ...]) -> FunctionGraph:
+        """One hidden state in, a column of logits for every drafted token out."""
+        graph = self._graph("draft", 1, blocks)
+        (logits,) = graph.function.outputs
+        shape = self.model.axes.shape(self.config.rows, self.config.steps)
+        widened = logits.model_copy(update={"shape": shape})
+        return replace(graph, function=graph.function.model_copy(update={"outputs": (widened,)}))
 
-    def shape(self, channels: int, tokens: int) -> tuple[int, ...]:
-        return self.axes.shape(channels, tokens)
 
-    def tensor(self, name: str, channels: int, tokens: int) -> Input:
-        source = FromTensor(name=name)
-        return Input(name=name, shape=self.shape(channels, tokens), source=source)
+def medusa_blocks(config: DraftHeadConfig) -> tuple[Block, ...]:
+    return (MedusaBlock(config),)
 
-    def made(self, name: str, channels: int, tokens: int) -> Output:
-        shape = self.shape(channels, tokens)
-        return Output(name=f"{name}_out", shape=shape, sink=ToTensor(name=name))
+
+def eagle_blocks(config: DraftHeadConfig) -> tuple[Block, ...]:
+    heads = attention_heads(config)
+    keys, layer = EagleKeys(config, heads), EagleLayer(config, heads)
+    return (EagleFuse(config), keys, layer, EagleOutput(config))
+
+
+def draft_head_model(config: DraftHeadConfig, blocks: tuple[Block, ...], context: int) -> Model:
+    """A draft head as a model: its vocabulary is what it can propose."""
+    heads = attention_heads(config)
+    group = CacheGroup(heads.query, heads.kv, heads.dim)
+    with torch.device("cpu"):
+        places = torch.arange(heads.dim // 2)
+        rotary = RotaryTable(THETA ** -(places / (heads.dim // 2)))
+    return Model(
+        hidden=config.hidden,
+        vocab=config.rows,
+        eps=config.eps,
+        layers=blocks,
+        embedding=EmbeddingTable(""),  # the target's
+        norm="norm",
+        output="output",
+        host={
+            "embedded": Embedding(),
+            "rope_cos": Rotary(table=ROTARY, part="cos"),
+            "rope_sin": Rotary(table=ROTARY, part="sin"),
+            "mask": Mask(group=GROUP),
+        },
+        memory={} if config.kind == "medusa" else {GROUP: group},
+        rotary={ROTARY: rotary},
+        max_context=context,
+        channels={
+            "features": TAPS * config.hidden,
+            "embedded": config.hidden,
+            "hidden": config.hidden,
+            "logits": config.rows,
+        },
+    )
 
 
 class DraftHeadWeights:
-    """A trained head as a checkpoint of its shard."""
+    """A trained draft head as the checkpoint of its shard."""
 
     def __init__(self, head: TorchDraftHead) -> None:
-        self.tensors: dict[str, Any] = head.state_dict()
+        self.tensors: dict[str, Tensor] = head.state_dict()
 
     def read(self, name: str) -> Tensor:
-        found: Tensor = self.tensors[name]
-        return found
+        return self.tensors[name]
 
     def read_rows(self, name: str, start: int, stop: int) -> Tensor:
         return self.read(name)[start:stop]

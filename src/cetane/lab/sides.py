@@ -121,7 +121,7 @@ def scaled(recipe: Recipe, context: int | None) -> Recipe:
     return parse_recipe(content, f"{recipe.name} at a context of {context}")
 
 
-class Bench:
+class Sides:
     """Both sides on one workload."""
 
     def __init__(self, experiment: Experiment, setting: Setting, progress: Progress) -> None:
@@ -142,7 +142,7 @@ class Bench:
         return self.sides["candidate"]
 
 
-Measure = Callable[[Bench], Mapping[ArmName, Findings]]
+Measure = Callable[[Sides], Mapping[ArmName, Findings]]
 MEASURES: dict[str, Measure] = {}
 """By name, as `METRICS` refers to them."""
 

@@ -1,4 +1,4 @@
-"""A sweep judges candidates one after another, and keeps their points in a folder."""
+"""A sweep: candidates judged one after another, what is known of them kept in a folder."""
 
 import hashlib
 import time
@@ -22,14 +22,14 @@ from cetane.pipeline.build import location
 from cetane.planner import Planner
 from cetane.schema.manifest import producers
 from cetane.schema.recipe import Recipe, parse_recipe
-from cetane.sweep import mixed, moments, smoke
-from cetane.sweep.forecast import predict
-from cetane.sweep.grid import Candidate, candidate, weights
-from cetane.sweep.points import Forecast, JudgedModel, JudgedText, LayerScore, Lines, Point, key_of
+from cetane.sweeps import mixed, moments, smoke
+from cetane.sweeps.grid import Candidate, candidate, weights
+from cetane.sweeps.on_chip import predict
+from cetane.sweeps.points import Lines, Model, Point, Predicted, Score, Text, key_of
 
 CALIBRATION, LAYERS, JUDGED = 512, 128, 1024
-"""Tokens of the text. Sensitivities are measured on the first `CALIBRATION`, single layers on the
-first `LAYERS`; points are judged on the `JUDGED` tokens after them."""
+"""Tokens of the text: at its beginning those that sensitivities are measured on, of them the first
+for layers; after them those that points are judged on."""
 POINTS, SCORES, SENSITIVITY = "sweep.jsonl", "layers.jsonl", "sensitivity.safetensors"
 
 
@@ -58,7 +58,7 @@ class Passage:
 
 
 @dataclass
-class CompressionSweep:
+class Sweep:
     """The points of one model, recipe, text and chip; `folder` keeps them from one run to the next.
 
     Weights are loaded, and the fp16 ones run, when the first point is not known yet.
@@ -79,7 +79,7 @@ class CompressionSweep:
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         self.points = Lines(self.folder / POINTS, Point)
-        self.scores = Lines(self.folder / SCORES, LayerScore)
+        self.scores = Lines(self.folder / SCORES, Score)
         self.predictor = Predictor(self.chip)
 
     @cached_property
@@ -113,9 +113,9 @@ class CompressionSweep:
         if written_for(path) != key:
             self.progress("sensitivities", 0, 1)
             self.judge.compress(Selection())
-            measured = moments.measure(self.judge, self.passage.calibration)
+            found = moments.measure(self.judge, self.passage.calibration)
             with disk_errors(path), replacing(path) as temporary:
-                measured.save(temporary, key)
+                found.save(temporary, key)
         made = SensitivityFile(
             file=SENSITIVITY, sha256=hashlib.sha256(path.read_bytes()).hexdigest()
         )
@@ -135,35 +135,35 @@ class CompressionSweep:
             return None
 
     def size_of(self, selection: Selection) -> int:
-        """Bytes of the weights that have a format."""
+        """Bytes of the weights that formats are for."""
         return sum(
             selection.format_for(weight.name, weight.kind or "").nbytes(weight.shape)
             for weight in weights(self.planner)
         )
 
     def plain_size(self, name: str) -> int:
-        """The same with one format for all."""
+        """The same, where all have one format."""
         return self.size_of(candidate(parse_format(name), self.planner, None).selection)
 
     @cached_property
     def rest(self) -> int:
-        """Bytes of gains and biases, which stay in fp16."""
+        """Bytes of the weights that stay in fp16 whatever the format: gains and biases."""
         blocks = chain.from_iterable(self.planner.members.values())
         return sum(2 * w.elements for block in blocks for _, w in block.weights() if not w.kind)
 
     def mixes(self, sizes: Sequence[int]) -> list[Point]:
-        """Mixed formats; `sizes` are bytes of the weights that have a format."""
+        """Mixed formats for sizes in bytes of the weights that formats are for."""
         known = []
         groups = mixed.groups_of(self.planner)
         taken = {weight.name for group in groups for weight in group.weights}
         others = sum(2 * w.elements for w in weights(self.planner) if w.name not in taken)
         options = mixed.harms(groups, self.harm, self.counted, self.progress)
         for size in dict.fromkeys(sizes):
-            chosen = mixed.mix(groups, options, size - others, self.counted)
-            if chosen is None:
+            found = mixed.mix(groups, options, size - others, self.counted)
+            if found is None:
                 self.refused[f"mixed, {size / 1e6:.1f} MB"] = "the smallest formats do not fit"
             else:
-                known.append(self.point(chosen))
+                known.append(self.point(found))
         return known
 
     def harm(self, group: mixed.Group, form: Format, selection: Selection) -> float:
@@ -176,7 +176,7 @@ class CompressionSweep:
             self.judge.sensitivities = self.counted.read()
             self.judge.compress(selection)
             kl = self.judge.compare(truth).kl
-            score = LayerScore(key=key, layer=group.layer, kind=group.kind, format=form.name, kl=kl)
+            score = Score(key=key, layer=group.layer, kind=group.kind, format=form.name, kl=kl)
             self.scores.append(score)
         return score.kl
 
@@ -208,7 +208,7 @@ class CompressionSweep:
         return point
 
     def measure(
-        self, wanted: Candidate, key: str, planner: Planner, predicted: Forecast, started: float
+        self, wanted: Candidate, key: str, planner: Planner, predicted: Predicted, started: float
     ) -> Point:
         truth, answers = self.truth, self.answers
         if wanted.selection.sensitivity is not None:
@@ -234,9 +234,9 @@ class CompressionSweep:
             smoke=smoke.compare(self.checkpoint.tokenizer, answered, answers),
             predicted=predicted,
             seconds=time.perf_counter() - started,
-            model=JudgedModel(source=location(self.checkpoint.source),
+            model=Model(source=location(self.checkpoint.source),
                         fingerprint=self.checkpoint.fingerprint),
-            text=JudgedText(name=self.passage.name, sha256=self.passage.sha256,
+            text=Text(name=self.passage.name, sha256=self.passage.sha256,
                       tokens=sum(len(window.tokens) - 1 for window in truth)),
             producer=producers(),
         )  # fmt: skip
@@ -270,7 +270,7 @@ def best(points: Sequence[Point], budget: int) -> Point | None:
     return min(fitting, key=lambda p: (p.kl, p.weight_bytes), default=None)
 
 
-def write_recipe(sweep: CompressionSweep, point: Point) -> Path:
+def write_recipe(sweep: Sweep, point: Point) -> Path:
     """The sweep's recipe with a point's compression, as TOML that `cetane port -r` takes."""
     content = sweep.recipe_of(point.compression).model_dump(mode="json", exclude_defaults=True)
     content["name"] = point.name

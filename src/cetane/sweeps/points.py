@@ -1,8 +1,8 @@
-"""What a sweep measures, one JSON object a line: read by reports, and by a sweep that goes on.
+"""What a sweep finds, one JSON object a line: read by reports, and by a sweep that goes on.
 
-`sweep.jsonl` holds a `Point` a line, `layers.jsonl` a `LayerScore`. A line is appended when its
-figures are known, and `key` says what they depend on; lines of several models and texts may stand
-in one file. `cetane.files.Ledger` says what a crash can do to it.
+`sweep.jsonl` holds a `Point` a line, `layers.jsonl` a `Score` of one layer's weights of a kind. A
+line is appended when it is known, and says in `key` what it depends on; lines of several models and
+texts may stand in one file. `cetane.files.Ledger` says what a crash can do to it.
 """
 
 import hashlib
@@ -21,14 +21,14 @@ from cetane.validation import Data
 Method = Literal["fp16", "linear", "uniform", "kmeans", "weighted", "mixed"]
 
 
-class JudgedModel(Data):
+class Model(Data):
     """What was compressed."""
 
     source: str
     fingerprint: str
 
 
-class JudgedText(Data):
+class Text(Data):
     """What it was judged on: `tokens` of a text, in windows of the recipe's context, after those
     that sensitivities were measured on."""
 
@@ -37,7 +37,7 @@ class JudgedText(Data):
     tokens: int
 
 
-class SmokeAnswer(Data):
+class Answer(Data):
     """A greedy answer to a smoke prompt."""
 
     id: str
@@ -48,8 +48,8 @@ class SmokeAnswer(Data):
     """Whether a word that an answer should have is there; None where nothing is expected."""
 
 
-class Forecast(Data):
-    """Predicted, not measured: a step by the cost model, and where the rules place weights."""
+class Predicted(Data):
+    """What nobody measured: the cost model's step, and the residency rules' word on weights."""
 
     chip: str
     decode_ms: float
@@ -62,7 +62,7 @@ class Forecast(Data):
 
 
 class Point(Data):
-    """One compression of a model, judged. Distances are to the fp16 weights."""
+    """One compression of a model, and what is left of it. Distances are to the fp16 weights."""
 
     version: Literal[1] = 1
     """Of this schema."""
@@ -80,7 +80,7 @@ class Point(Data):
     weight_bytes: int
     """Of all shards, as `cetane plan` says."""
     bits_per_weight: float
-    """Scales and palettes counted; gains and biases, which have no format, are left out."""
+    """Of the weights that formats are for, scales and palettes counted."""
     perplexity: float
     perplexity_ratio: float
     kl: float
@@ -88,15 +88,15 @@ class Point(Data):
     top1: float
     cosines: dict[str, float]
     """Mean cosine of the hidden tensor that each shard hands on, chained."""
-    smoke: tuple[SmokeAnswer, ...]
-    predicted: Forecast
+    smoke: tuple[Answer, ...]
+    predicted: Predicted
     seconds: float
-    model: JudgedModel
-    text: JudgedText
+    model: Model
+    text: Text
     producer: dict[str, str]
 
 
-class LayerScore(Data):
+class Score(Data):
     """KL to the fp16 weights when only one layer's weights of a kind are compressed."""
 
     key: str
@@ -106,7 +106,7 @@ class LayerScore(Data):
     kl: float
 
 
-Line = TypeVar("Line", Point, LayerScore)
+Line = TypeVar("Line", Point, Score)
 
 
 class Lines(Generic[Line]):
@@ -121,7 +121,7 @@ class Lines(Generic[Line]):
         return self._known.get(key)
 
     def append(self, line: Line) -> None:
-        """Append a line; the next sweep drops what a crash cut off."""
+        """Write a line, whole or, if the machine stops, in a way that the next sweep mends."""
         self._ledger.append(line)
         self._known[line.key] = line
 

@@ -12,10 +12,10 @@ from cetane.files import Progress, read_text, silent
 from cetane.hardware.chips import DEFAULT_CHIP, find_chip
 from cetane.pipeline.request import make_request
 from cetane.schema.recipe import Recipe
-from cetane.sweep.grid import chosen, load_grid, weights
-from cetane.sweep.plot import plot
-from cetane.sweep.points import Point
-from cetane.sweep.search import CompressionSweep, Passage, best, pareto, write_recipe
+from cetane.sweeps.grid import chosen, load_grid, weights
+from cetane.sweeps.plot import plot
+from cetane.sweeps.points import Point
+from cetane.sweeps.sweep import Passage, Sweep, best, pareto, write_recipe
 
 TEXT = "english.txt"
 
@@ -78,7 +78,7 @@ def sweep(
     request = make_request(model, recipe)
     passage = Passage.cut(*text_of(text), request.checkpoint)
     folder = Path(output) if output else Path(f"{Path(model).resolve().stem}-sweep")
-    work = CompressionSweep(request.checkpoint, request.recipe, passage, profile, folder, progress)
+    work = Sweep(request.checkpoint, request.recipe, passage, profile, folder, progress)
     size = budget_bytes(budget, work)
     points = []
     for index, name in enumerate(names):
@@ -104,7 +104,7 @@ def text_of(path: Path | None) -> tuple[str, str]:
     return TEXT, own.read_text(encoding="utf-8")
 
 
-def budget_bytes(budget: str | None, work: CompressionSweep) -> int:
+def budget_bytes(budget: str | None, work: Sweep) -> int:
     """Bytes of the weights that formats are for; CetaneError for what is no size."""
     if budget is None:
         return work.plain_size(load_grid().mixed.sizes[0])

@@ -12,8 +12,8 @@ from cetane.compress import Format, Selection, SensitivityFile, parse_format
 from cetane.families import Weight
 from cetane.files import Progress
 from cetane.planner import Planner
-from cetane.sweep.allocate import Option, allocate
-from cetane.sweep.grid import Candidate, fits, load_grid, pattern
+from cetane.sweeps.allocate import Option, allocate
+from cetane.sweeps.grid import Candidate, fits, load_grid, pattern
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Group:
     patterns: tuple[str, ...]
 
     def formats(self) -> Iterator[Format]:
-        """Formats of the grid's `mixed` table that fit all weights."""
+        """Those of the grid's for mixing that fit all weights."""
         for name in load_grid().mixed.formats:
             form = parse_format(name)
             if all(fits(form, weight) for weight in self.weights):
@@ -37,15 +37,15 @@ class Group:
 
 
 def groups_of(planner: Planner) -> list[Group]:
-    """The groups of a model; a group that no format of the grid fits is left out."""
+    """The groups of a model, those that no format of the grid fits left out."""
     blocks = chain.from_iterable(planner.members.values())
-    held = sorted(
+    found = sorted(
         ((b.layer, w.kind, w) for b in blocks for _, w in b.weights() if w.kind),
         key=lambda item: item[:2],
     )
-    names = {weight.name for _, _, weight in held}
+    names = {weight.name for _, _, weight in found}
     made = []
-    for (layer, kind), items in groupby(held, key=lambda item: item[:2]):
+    for (layer, kind), items in groupby(found, key=lambda item: item[:2]):
         weights = tuple(weight for _, _, weight in items)
         mine = {weight.name for weight in weights}
         group = Group(layer, str(kind), weights, tuple(pattern(mine, names - mine)))
@@ -60,16 +60,16 @@ def harms(
     counted: SensitivityFile,
     progress: Progress,
 ) -> list[list[Option]]:
-    """Every group's formats and their harms, measured with all other weights in fp16."""
+    """Every group's formats with the harm of each, where all else is in fp16."""
     wanted = [(group, form) for group in groups for form in group.formats()]
-    options: dict[Group, list[Option]] = {group: [] for group in groups}
+    found: dict[Group, list[Option]] = {group: [] for group in groups}
     for done, (group, form) in enumerate(wanted):
         progress(f"layer {group.layer}, {group.kind}, {form.name}", done, len(wanted))
         names = dict.fromkeys(group.patterns, form.name)
         cost = harm(group, form, Selection(names=names, sensitivity=counted))
-        options[group].append(Option(form.name, group.nbytes(form), cost))
+        found[group].append(Option(form.name, group.nbytes(form), cost))
     progress("layers", len(wanted), len(wanted))
-    return list(options.values())
+    return list(found.values())
 
 
 def mix(

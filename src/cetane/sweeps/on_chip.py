@@ -25,20 +25,20 @@ from cetane.mil.program import (
 )
 from cetane.perf.predict import Predictor
 from cetane.planner import Planner
-from cetane.sweep.points import Forecast
+from cetane.sweeps.points import Predicted
 
 
-def predict(planner: Planner, predictor: Predictor, target: Target) -> Forecast:
+def predict(planner: Planner, predictor: Predictor, target: Target) -> Predicted:
     """Speed of decoding on the predictor's chip, residency of weights on a target."""
     step = predictor.predict(planner, "decode")
-    audited = audit(programs(planner), target)
-    findings = [f for function in audited.functions for f in function.findings]
-    return Forecast(
+    found = audit(programs(planner), target)
+    findings = [f for function in found.functions for f in function.findings]
+    return Predicted(
         chip=predictor.chip.id,
         decode_ms=step.ms,
         tok_s=step.tok_s,
         binds=step.binds,
-        weights_off_ane=weights_off_ane(audited.functions),
+        weights_off_ane=weights_off_ane(found.functions),
         rules=tuple(dict.fromkeys(f.rule for f in findings)),
     )
 
@@ -95,7 +95,7 @@ def reading(name: str, weight: Weight, form: Format) -> Iterator[Op]:
 
 
 def stored(shape: tuple[int, ...], dtype: str) -> StoredConstant:
-    """A constant with a type and no value."""
+    """A constant of which only the type is known."""
 
     def nothing() -> NoReturn:
         raise AssertionError("residency rules read no weights")

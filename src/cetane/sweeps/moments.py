@@ -14,7 +14,7 @@ from cetane.gates.compressions import Judge
 
 
 class Watcher(TorchFunctionMode):
-    """Sums up the squares of every convolution's inputs, whichever module calls it."""
+    """Sees every convolution, by whatever module it is called, and sums up its input's squares."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         """`names` of weights, by the id of their parameter."""
@@ -30,8 +30,8 @@ class Watcher(TorchFunctionMode):
             x, weight = args[:2]
             name = self.names.get(id(weight))
             if name is not None and x.shape[1] == weight.shape[1]:
-                squares = x.double().square().sum((0, 2, 3))
-                self.sums[name] = self.sums.get(name, torch.zeros_like(squares)) + squares
+                found = x.double().square().sum((0, 2, 3))
+                self.sums[name] = self.sums.get(name, torch.zeros_like(found)) + found
                 self.columns[name] = self.columns.get(name, 0) + x[0, 0].numel()
         return func(*args, **(kwargs or {}))
 

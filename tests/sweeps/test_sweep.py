@@ -21,11 +21,11 @@ from cetane.perf.predict import Predictor
 from cetane.pipeline.build import build
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, load_recipe
-from cetane.sweep import moments
-from cetane.sweep.forecast import predict
-from cetane.sweep.grid import candidate, chosen, load_grid, pattern, weights
-from cetane.sweep.points import Point
-from cetane.sweep.search import LAYERS, CompressionSweep, Passage, best, pareto, write_recipe
+from cetane.sweeps import moments
+from cetane.sweeps.grid import candidate, chosen, load_grid, pattern, weights
+from cetane.sweeps.on_chip import predict
+from cetane.sweeps.points import Point
+from cetane.sweeps.sweep import LAYERS, Passage, Sweep, best, pareto, write_recipe
 
 TEXT = "The rating of how readily a fuel ignites is its cetane number. " * 60
 NAME = "palette3-kmeans-group8"
@@ -54,12 +54,10 @@ def judge(checkpoint: Checkpoint, small: Recipe) -> Judge:
 @pytest.fixture
 def sweep(
     checkpoint: Checkpoint, small: Recipe, passage: Passage, tmp_path: Path
-) -> Callable[[], CompressionSweep]:
+) -> Callable[[], Sweep]:
     """A sweep of the tiny model; all that a test makes share a folder."""
     chip = find_chip("m4-max")
-    return lambda: CompressionSweep(
-        checkpoint, small, passage, chip, tmp_path / "out", lambda *_: None
-    )
+    return lambda: Sweep(checkpoint, small, passage, chip, tmp_path / "out", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +90,7 @@ def logits_of(model: transformers.PreTrainedModel, tokens: Any) -> torch.Tensor:
 
 
 def test_a_point_is_what_transformers_says_of_the_decoded_weights(
-    sweep: Callable[[], CompressionSweep], passage: Passage, truth: Callable[..., Any]
+    sweep: Callable[[], Sweep], passage: Passage, truth: Callable[..., Any]
 ) -> None:
     point = sweep().format(NAME)
     assert point is not None
@@ -114,7 +112,7 @@ def test_a_point_is_what_transformers_says_of_the_decoded_weights(
 
 @pytest.mark.parametrize("name", [NAME, "int4-per-block32", "palette3-weighted-group16"])
 def test_a_bundle_is_as_good_as_its_point(
-    name: str, sweep: Callable[[], CompressionSweep], checkpoint: Checkpoint, tmp_path: Path
+    name: str, sweep: Callable[[], Sweep], checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     """The decoded constants of a package are those that were judged."""
     work = sweep()
@@ -130,7 +128,7 @@ def test_a_bundle_is_as_good_as_its_point(
 
 
 def test_sizes_are_the_plans(
-    sweep: Callable[[], CompressionSweep], checkpoint: Checkpoint, small: Recipe
+    sweep: Callable[[], Sweep], checkpoint: Checkpoint, small: Recipe
 ) -> None:
     work = sweep()
     for name in ("fp16", "int4-per-block32", NAME):
@@ -144,7 +142,7 @@ def test_sizes_are_the_plans(
         assert point.bits_per_weight == pytest.approx(8 * size / sum(w.elements for w in stored))
 
 
-def test_fp16_is_the_truth(sweep: Callable[[], CompressionSweep]) -> None:
+def test_fp16_is_the_truth(sweep: Callable[[], Sweep]) -> None:
     point = sweep().format("fp16")
     assert point is not None
     assert (point.kl, point.top1, point.perplexity_ratio) == (0, 1, 1)
@@ -153,7 +151,7 @@ def test_fp16_is_the_truth(sweep: Callable[[], CompressionSweep]) -> None:
 
 
 def test_what_is_known_is_not_judged_again(
-    sweep: Callable[[], CompressionSweep], monkeypatch: pytest.MonkeyPatch
+    sweep: Callable[[], Sweep], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sweep that was killed goes on where it stopped."""
     judged = []
@@ -185,7 +183,7 @@ def test_what_is_known_is_not_judged_again(
 
 
 def test_another_chip_is_predicted_and_not_judged(
-    sweep: Callable[[], CompressionSweep], monkeypatch: pytest.MonkeyPatch
+    sweep: Callable[[], Sweep], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = sweep().format(NAME)
     other = sweep()
@@ -224,7 +222,7 @@ def test_a_text_shorter_than_a_call_has_no_sensitivities(judge: Judge) -> None:
         moments.measure(judge, [1, 2, 3])
 
 
-def test_mixed_formats_fit_their_size(sweep: Callable[[], CompressionSweep]) -> None:
+def test_mixed_formats_fit_their_size(sweep: Callable[[], Sweep]) -> None:
     work = sweep()
     six, four, three = (work.plain_size(f"palette{bits}-kmeans-group32") for bits in (6, 4, 3))
     sizes = [(six + four) // 2, (four + three) // 2]

@@ -2,9 +2,9 @@
 
 from cetane.gates.residency.audit import audit, weights_off_ane
 from cetane.gates.residency.target import Target
-from cetane.lab.bench import Findings, Side, each, figure
+from cetane.lab.sides import Findings, Side, each, figure
 from cetane.mil.reader import load
-from cetane.perf.breakeven import Speculation
+from cetane.perf.breakeven import DraftingTimes
 from cetane.perf.predict import Predictor
 
 OF_SIZE = ("tiny-program",)
@@ -66,7 +66,7 @@ def speed(side: Side) -> Findings:
             figures[name] = figure(name, None, "predicted", note=why)
         return Findings(figures)
     verify = predictor.predict(planner, "verify")
-    spec = Speculation(decode.ms, verify.ms, verify.tokens)
+    spec = DraftingTimes(decode.ms, verify.ms, verify.tokens)
     share = spec.break_even_share()
     figures["predicted_verify_ms"] = figure(
         "predicted_verify_ms", verify.ms, "predicted", verify.low, verify.high,

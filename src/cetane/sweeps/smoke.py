@@ -1,4 +1,4 @@
-"""Three prompts, answered greedily, for a person to read."""
+"""Three prompts, greedily answered: whether a model still talks sense can be read, not computed."""
 
 import tomllib
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from pydantic import Field
 from cetane.checkpoint import Tokenizer
 from cetane.gates.compressions import Judge
 from cetane.gates.probes import asked
-from cetane.sweep.points import SmokeAnswer
+from cetane.sweeps.points import Answer
 from cetane.validation import Data
 
 LENGTH = 24
@@ -43,22 +43,22 @@ def ask(judge: Judge) -> list[list[int]]:
     """The model's answer to every prompt."""
     tokenizer = judge.checkpoint.tokenizer
     room = judge.planner.recipe.cache.context
-    answers = []
+    found = []
     for prompt in load_prompts():
         tokens = asked(tokenizer, prompt.text)
         length = min(LENGTH, room - len(tokens))
-        answers.append(judge.answer(tokens, length) if length > 0 else [])
-    return answers
+        found.append(judge.answer(tokens, length) if length > 0 else [])
+    return found
 
 
 def compare(
     tokenizer: Tokenizer, answers: Sequence[Sequence[int]], truth: Sequence[Sequence[int]]
-) -> tuple[SmokeAnswer, ...]:
+) -> tuple[Answer, ...]:
     """Answers beside those of the fp16 weights."""
     made = []
     for prompt, mine, theirs in zip(load_prompts(), answers, truth, strict=True):
         text = tokenizer.decode(mine)
         pairs = zip(mine, theirs, strict=False)
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        made.append(SmokeAnswer(id=prompt.id, text=text, same=same, expected=prompt.answered(text)))
+        made.append(Answer(id=prompt.id, text=text, same=same, expected=prompt.answered(text)))
     return tuple(made)

@@ -1,4 +1,4 @@
-"""Quality against size as a picture: what each way to compress costs, and the best points."""
+"""Quality against size as a picture: what each way to compress costs, and the front of all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cetane.files import disk_errors, replacing
-from cetane.sweep.points import Method, Point
+from cetane.sweeps.points import Method, Point
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,10 +19,10 @@ STYLES: dict[Method, tuple[str, str, str]] = {
     "linear": ("#8250df", "^", "linear"),
     "mixed": ("#cf222e", "*", "mixed by layer"),
 }
-"""Colour, marker and name. Markers tell methods apart without colours."""
+"""Colour, marker and name; colours that people who are colour-blind tell apart by their marks."""
 INK, FAINT = "#24292f", "#d0d7de"
 LINES = ("32", "block32")
-"""Points that a line joins: one method at several bits, in groups of 32."""
+"""What is joined by lines: the bits of one method in groups of 32."""
 SETTINGS = {
     "font.size": 10, "axes.edgecolor": FAINT, "axes.labelcolor": INK, "text.color": INK,
     "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False,
@@ -49,8 +49,8 @@ def plot(points: Sequence[Point], pick: Point | None, folder: Path) -> list[Path
 
 
 def draw(axes: Axes, points: Sequence[Point], pick: Point | None) -> None:
-    """Perplexity over bits per weight; lower and further left is better."""
-    from cetane.sweep.search import pareto
+    """Perplexity over bits per weight, the better the lower and the further left."""
+    from cetane.sweeps.sweep import pareto
 
     compressed = [point for point in points if point.method != "fp16"]
     front = [point for point in pareto(points) if point.method != "fp16"]

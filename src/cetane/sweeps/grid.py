@@ -12,11 +12,11 @@ from cetane.compress.formats import Fp16, Linear, Palette
 from cetane.errors import CetaneError
 from cetane.families import Weight
 from cetane.planner import Planner
-from cetane.sweep.points import Method
+from cetane.sweeps.points import Method
 from cetane.validation import Data, nearest, parse_toml, validated
 
 
-class GridAxes(Data):
+class Axes(Data):
     palette_bits: tuple[int, ...]
     palette_modes: tuple[str, ...]
     palette_groups: tuple[str, ...]
@@ -24,7 +24,7 @@ class GridAxes(Data):
     linear_scales: tuple[str, ...]
 
     def formats(self) -> Iterator[str]:
-        """Names of all formats of the grid, 8 bits first."""
+        """The names of all formats of the grid, those of 8 bits first."""
         for bits, scale in product(self.linear_bits, self.linear_scales):
             yield f"int{bits}-per-{scale}"
         for bits, mode, group in product(
@@ -45,7 +45,7 @@ class Mixed(Data):
 class Grid(Data):
     """`data/sweep.toml`."""
 
-    grid: GridAxes
+    grid: Axes
     usual: Usual
     mixed: Mixed
 
@@ -64,7 +64,7 @@ def chosen(patterns: Sequence[str]) -> list[str]:
     """
     grid = load_grid()
     known = list(grid.grid.formats())
-    names: dict[str, None] = {"fp16": None}
+    found: dict[str, None] = {"fp16": None}
     for pattern in patterns or grid.usual.formats:
         matching = [name for name in known if fnmatchcase(name, pattern)]
         if not matching:
@@ -74,13 +74,13 @@ def chosen(patterns: Sequence[str]) -> list[str]:
                 raise CetaneError(
                     f"--formats {pattern}: no such format", f"{nearest(pattern, known)}, ..."
                 ) from error
-        names |= dict.fromkeys(matching)
-    return list(names)
+        found |= dict.fromkeys(matching)
+    return list(found)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A compression to be judged."""
+    """One point that is to be judged."""
 
     name: str
     method: Method
@@ -113,7 +113,7 @@ def candidate(form: Format, planner: Planner, counted: SensitivityFile | None) -
 
 
 def described(form: Format) -> tuple[Method, str | None]:
-    """How values are chosen, and what shares a scale or a palette."""
+    """How a format is found, and what shares a scale or a palette."""
     match form:
         case Linear(per=per):
             return "linear", f"block{per}" if isinstance(per, int) else per
@@ -132,14 +132,14 @@ def fits(form: Format, weight: Weight) -> bool:
 
 
 def weights(planner: Planner) -> Iterator[Weight]:
-    """A plan's weights that have a format; gains and biases have none."""
+    """The weights of a plan that formats are for."""
     for blocks in planner.members.values():
         for block in blocks:
             yield from (weight for _, weight in block.weights() if weight.kind)
 
 
 def pattern(names: Iterable[str], others: Iterable[str]) -> list[str]:
-    """Patterns that match `names` and no others; one where a common beginning is enough."""
+    """Patterns that match some names and no others: one, if their common beginning will do."""
     mine = list(names)
     start, end = min(mine), max(mine)
     shared = next((i for i, (a, b) in enumerate(zip(start, end, strict=False)) if a != b), None)

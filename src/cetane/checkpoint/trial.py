@@ -1,0 +1,81 @@
+"""A stranger's tokenizer is tried in a process of its own, once, before ours loads it.
+
+The `tokenizers` library trusts its files: a damaged one can panic, abort the process, match a
+regular expression for ever, or let a normalizer write gigabytes. None of these can be caught.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from cetane.errors import CetaneError
+from cetane.files import cache_dir, read_json, sha256, write_cache
+
+SECONDS, MEMORY = 20, 4 << 30
+"""CPU seconds and bytes of address space; Gemma's tokenizer of 33 MB takes 2 s and 1.2 GB."""
+VERSION = 1
+"""Of the trial: part of the cache's key."""
+CHILD = f"""
+import resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, ({SECONDS}, {SECONDS}))
+resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+import tokenizers
+try:
+    tokenizer = tokenizers.Tokenizer.from_file(sys.argv[1])
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+except Exception as error:
+    sys.exit(f"error: {{error}}")
+letters = "".join(chr(c) for c in range(32, 127))
+words = "The quick brown fox, naïve café: 12345.678! 中文 العربية 🙂 "
+texts = ["", "a", words, letters, words * 20, "a" * 512, " " * 512, "7" * 512, "!" * 512,
+         "\\n" * 64, "\\0\\t\\ufffd", "aA1! " * 200]
+for text in texts:
+    for special in (True, False):
+        ids = tokenizer.encode(text, add_special_tokens=special).ids
+        if len(ids) > 100 * (len(text) + 100):
+            sys.exit("error: it makes too many tokens of a short text")
+        tokenizer.decode(ids)
+tokenizer.get_vocab_size()
+"""
+
+
+def check_tokenizer(path: Path) -> None:
+    """CetaneError for a tokenizer.json that does not load and encode within the limits.
+
+    The verdict is kept in the cache by the file's hash, so that a file is tried once.
+    """
+    kept = cache_dir() / "tokenizers" / f"trial-{VERSION}-{sha256(path)}.json"
+    try:
+        error = read_json(kept)["error"]
+    except (CetaneError, KeyError):
+        error = tried(path)
+        write_cache(kept, json.dumps({"error": error}))
+    if error is not None:
+        raise CetaneError(f"{path} is not a valid tokenizer: {error}", "get the model again")
+
+
+def tried(path: Path) -> str | None:
+    """What went wrong when a child loaded the tokenizer and encoded some texts."""
+    environment = {"PATH": os.environ.get("PATH", ""), "TOKENIZERS_PARALLELISM": "false"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", CHILD, str(path)],
+            capture_output=True, timeout=3 * SECONDS, env=environment, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"it does not encode a short text within {3 * SECONDS} s"
+    said = done.stderr.decode("utf-8", "replace").strip()
+    if done.returncode == 0:
+        return None
+    if said.startswith("error: "):
+        return said.removeprefix("error: ")[:200]
+    last = next((line for line in reversed(said.splitlines()) if "memory" in line), "")
+    if last or "MemoryError" in said:
+        return f"it needs more than {MEMORY >> 30} GB of memory"
+    if "panicked" in said:
+        return "the tokenizers library panics on it"
+    return f"it does not encode a short text within {SECONDS} s, or ends the process"

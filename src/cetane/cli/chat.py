@@ -1,0 +1,167 @@
+"""A conversation on the terminal."""
+
+from __future__ import annotations
+
+import unicodedata
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from cetane.cli.output import errors, warn
+from cetane.errors import CetaneError
+from cetane.files import cache_dir
+
+if TYPE_CHECKING:
+    from cetane.pipeline.language_model import (
+        Completion,
+        CompletionStream,
+        LanguageModel,
+        Message,
+        Sampling,
+    )
+
+HELP = """\
+/reset         forget the conversation
+/system TEXT   tell the model how to answer; starts anew
+/help          this list
+Ctrl-C stops an answer. An empty line or Ctrl-D ends the conversation."""
+BIDIRECTIONAL = {*map(chr, range(0x202A, 0x202F)), *map(chr, range(0x2066, 0x206A))}
+"""Characters that change the order of others on the screen."""
+LINES = 1000
+"""Questions that the history keeps."""
+
+
+class Chat:
+    """Questions from the terminal, answers of a model."""
+
+    def __init__(self, model: LanguageModel, max_new: int, sampling: Sampling) -> None:
+        self.model, self.max_new, self.sampling = model, max_new, sampling
+        self.system: list[Message] = []
+        self.turns: list[Message] = []
+
+    def run(self) -> None:
+        """Talk until an empty line."""
+        if not self.model.chats:
+            warn("a base model without a chat template: it goes on with your text, and may ramble")
+        warn("an empty line ends the conversation; /help lists commands")
+        with suppress(EOFError), Lines():
+            while question := ask():
+                if question.startswith("/"):
+                    self.obey(question)
+                else:
+                    self.answer(question)
+
+    def obey(self, line: str) -> None:
+        """Carry out a command."""
+        command, _, text = line.partition(" ")
+        match command:
+            case "/reset":
+                self.turns = []
+                warn("the conversation starts anew")
+            case "/system":
+                self.system = [{"role": "system", "content": text.strip()}] if text.strip() else []
+                self.turns = []
+                warn("the conversation starts anew")
+            case "/help":
+                warn(HELP)
+            case _:
+                warn(f"no command {command}; /help lists them")
+
+    def answer(self, question: str) -> None:
+        """Ask the model, print what it says, and keep both."""
+        asked = {"role": "user", "content": question}
+        try:
+            if self.turns and self.too_long([*self.turns, asked]):
+                if self.too_long([asked]):
+                    self.refuse(asked)
+                    return
+                warn("the context is full: the conversation starts anew")
+                self.turns = []
+            elif self.too_long([asked]):
+                self.refuse(asked)
+                return
+            prompt = [*self.system, *self.turns, asked]
+            stream = self.model.stream(prompt, max_new_tokens=self.max_new, **self.sampling)
+        except CetaneError as error:  # a template that refuses a system text, for one
+            warn(str(error))
+            return
+        completion = show(stream)
+        warn(ending(completion, self.model.context))
+        said = {"role": "assistant", "content": completion.text}
+        self.turns += [asked, said]
+
+    def too_long(self, turns: list[Message]) -> bool:
+        return len(self.model.ids([*self.system, *turns])) > self.model.context
+
+    def refuse(self, asked: Message) -> None:
+        count = len(self.model.ids([*self.system, asked]))
+        warn(f"the question has {count} tokens, the context holds {self.model.context}")
+
+
+def show(stream: CompletionStream) -> Completion:
+    """Print an answer as it comes; Ctrl-C ends it."""
+    try:
+        for piece in stream:
+            print(printable(piece), end="", flush=True)
+    except KeyboardInterrupt:
+        stream.close()
+    print(flush=True)
+    return stream.completion
+
+
+def ending(completion: Completion, context: int) -> str:
+    """How many tokens, how fast, and why no more came."""
+    reasons = {
+        "stop": "the model ended",
+        "length": "stopped at --max-new",
+        "context": f"the context of {context} tokens is full",
+        "interrupted": "stopped by you",
+    }
+    rate = completion.tokens_per_second
+    speed = "" if rate is None else f", {rate:.1f} tokens/s"
+    count = len(completion.tokens)
+    return f"[{count} tokens{speed}, {reasons[completion.finish_reason]}]"
+
+
+def printable(text: str) -> str:
+    """Text that cannot steer a terminal: control characters are written out, as \\x1b."""
+    return "".join(
+        f"\\x{ord(c):02x}" if (unicodedata.category(c) == "Cc" and c not in "\n\t") else
+        f"\\u{ord(c):04x}" if c in BIDIRECTIONAL else c
+        for c in text
+    )  # fmt: skip
+
+
+def ask() -> str:
+    """A line from the terminal, without surrounding blanks; Ctrl-C starts the line anew."""
+    while True:
+        try:
+            return input("> ").strip()
+        except KeyboardInterrupt:
+            print(flush=True)
+        except EOFError:
+            print(flush=True)
+            raise
+
+
+class Lines:
+    """Arrow keys and a history of questions that lasts, where the system has readline."""
+
+    def __enter__(self) -> None:
+        self.file = cache_dir() / "chat-history"
+        if not errors.is_terminal:
+            return
+        with suppress(ImportError, OSError):
+            import readline
+
+            readline.set_history_length(LINES)
+            readline.read_history_file(self.file)
+
+    def __exit__(self, *_: object) -> None:
+        if not errors.is_terminal:
+            return
+        with suppress(ImportError, OSError):
+            import readline
+
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            readline.write_history_file(self.file)
+            self.file.chmod(0o600)

@@ -1,0 +1,141 @@
+"""Predicted speed for people: every number here is predicted, none is measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cetane.cli.output import say, table
+from cetane.hardware.chips import load_chips
+from cetane.perf.cost import TERM_OF
+
+if TYPE_CHECKING:
+    from cetane.perf.breakeven import DraftingTimes
+    from cetane.perf.combinations import Combination
+    from cetane.perf.predict import Prediction, Predictor
+    from cetane.pipeline.plan import Forecast, Ranking
+
+SHOWN = 15
+"""Combinations that are printed."""
+TERMS = tuple(dict.fromkeys(TERM_OF.values()))
+
+
+def known_chips() -> str:
+    return f"--chip {', '.join(load_chips())}"
+
+
+def headline(forecast: Forecast) -> str:
+    """The speed of plain decoding in one line, with its interval, or what it is borrowed from."""
+    decode, chip = forecast.decode, forecast.chip
+    speed = f"{decode.tok_s:.0f} tokens/s on {chip.name} at {forecast.context} tokens"
+    if decode.low is None or decode.high is None:
+        return f"{speed}, by rates of other chips: none of {chip.name} was measured"
+    low, high = 1000 * decode.tokens / decode.high, 1000 * decode.tokens / decode.low
+    return f"{speed} ({low:.0f} to {high:.0f})"
+
+
+def show(forecast: Forecast) -> None:
+    """Milliseconds of every mode, what binds them, and whether a verifier pays."""
+    predictions, chip = forecast.predictions, forecast.chip
+    rows = [
+        [p.mode, p.tokens, p.context, f"{p.ms:.1f}", interval(p), f"{p.tok_s:.1f}", p.binds]
+        for p in predictions
+    ]
+    borrowed = "" if chip.devices else f", by rates of other chips: none of {chip.name} was fitted"
+    columns = ["mode", "T", "context", "ms", "interval", "tok/s", "binds"]
+    table(f"predicted on {chip.name}{borrowed}", columns, rows)
+    for p in predictions:
+        if p.context == forecast.context:
+            parts = " + ".join(f"{term} {p.terms[term]:.1f}" for term in TERMS)
+            say(f"predicted {p.mode} at {p.context}: {parts} ms")
+    say(footing(forecast.predictor))
+    if len({p.mode for p in predictions}) > 1:
+        say("tok/s of a verifying call: if every draft is accepted")
+    spec = forecast.speculation
+    if spec is not None:
+        say(
+            f"predicted: a verifying call of {spec.width} takes {spec.slowdown:.2f} decode steps, "
+            + break_even(spec)
+        )
+
+
+def break_even(spec: DraftingTimes) -> str:
+    """From which acceptance on a verifier pays."""
+    share = spec.break_even_share()
+    if share is None:
+        return "so that no acceptance pays"
+    return f"so that it pays from {share:.0%} of drafts accepted, drafting not counted"
+
+
+def interval(prediction: Prediction) -> str:
+    """The interval, or that there is none."""
+    if prediction.low is None:
+        return "unknown"
+    return f"{prediction.low:.1f} to {prediction.high:.1f}"
+
+
+def footing(predictor: Predictor) -> str:
+    """What the predictions rest on, in one line."""
+    misses = predictor.fit.errors
+    if not predictor.chip.devices:
+        return (
+            f"predicted, without an interval: nothing of {predictor.chip.name} was ever fitted; "
+            "--explain tells what is borrowed"
+        )
+    return (
+        f"predicted; {misses.share:.0%} of {misses.rows} steps of left-out models were within "
+        f"the interval, half of them within {misses.median:.0%}; --explain gives the sources"
+    )
+
+
+def explain_rates(predictor: Predictor) -> None:
+    """The rates behind the predictions, with their sources."""
+    rows = [
+        [name, TERM_OF[name], f"{r.value:.4g} {r.unit}", f"{r.low:.4g} to {r.high:.4g}", r.kind,
+         r.source]
+        for name, r in predictor.rates.items()
+    ]  # fmt: skip
+    table(
+        f"rates on {predictor.chip.name} (docs/performance.md has the formulas)",
+        ["rate", "term", "value", "one group left out", "kind", "source"],
+        rows,
+    )
+    limits = [
+        [name, figure.value, (f"borrowed from {figure.of}: " if figure.of else "") + figure.source,
+         figure.date]
+        for name in ("program_bytes", "programs", "states", "axis", "notch")
+        for figure in [predictor.chip.figure(name)]
+    ]  # fmt: skip
+    table(f"limits of {predictor.chip.name}", ["limit", "value", "source", "date"], limits)
+
+
+def describe(one: Combination) -> str:
+    return f"{one.layout}, {one.contract}, {one.format}, verify {one.verify}, {one.context} slots"
+
+
+def show_ranking(ranking: Ranking) -> None:
+    """The fastest combinations, the fastest at the recipe's context, and what no chip holds."""
+    held = ranking.held
+    shown = list({(c.layout, c.contract, c.format, c.context): c for c in reversed(held)}.values())
+    rows = [
+        [c.layout, c.contract, c.format.partition("-")[0], c.context, f"{c.decode.ms:.1f}",
+         f"{c.decode.tok_s:.1f}", c.decode.binds, f"{c.verify}: {c.slowdown:.2f}"]
+        for c in shown[: -SHOWN - 1 : -1]
+    ]  # fmt: skip
+    columns = ["layout", "cache", "format", "context", "ms", "tok/s", "binds", "T: tK/t1"]
+    fitting = f"{len(held)} of {len(ranking.combinations)} combinations fit it"
+    table(f"predicted on {ranking.chip.name}: {fitting}", columns, rows)
+    best = ranking.fastest
+    if best is None:
+        say(f"nothing fits at a context of {ranking.context}")
+    else:
+        say(
+            f"the fastest at a context of {ranking.context}: {describe(best)}: "
+            f"{best.decode.tok_s:.1f} tok/s, {best.decode.binds} binds"
+        )
+        say("this ranks speed alone: cetane sweep MODEL judges what a format costs in quality")
+    over = [c for c in ranking.refused if c.context == ranking.context]
+    if over and (best is None or over[0].decode.ms < best.decode.ms):
+        say(
+            f"predicted to be faster, but: {describe(over[0])}: {over[0].decode.tok_s:.1f} tok/s; "
+            f"{over[0].refused}"
+        )

@@ -1,0 +1,67 @@
+"""What gates say, for people: a line for each, and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from cetane.cli.output import console, table, verdict, warn
+
+if TYPE_CHECKING:
+    from cetane.gates.draft_head import DraftHeadResult
+    from cetane.gates.golden import Check, GoldenResult
+
+
+class Compared(Protocol):
+    """A gate that compared values with limits."""
+
+    @property
+    def passed(self) -> bool: ...
+    @property
+    def checks(self) -> tuple[Check, ...]: ...
+
+
+def summary(result: Compared) -> str:
+    """A verdict and how many checks it rests on, as rich markup; of a red gate what failed."""
+    failed = [check for check in result.checks if not check.passed]
+    if not failed:
+        return f"{verdict(result.passed)}, {len(result.checks)} checks against the model"
+    listed = "; ".join(f"{c.name} {c.value:.5g}, limit {c.limit:.5g}" for c in failed[:3])
+    more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
+    return f"{verdict(result.passed)}, {listed}{more}"
+
+
+def show_golden(result: GoldenResult, tables: bool) -> None:
+    """Print the golden gate; every check of a red one, and all figures with `tables`."""
+    if tables or not result.passed:
+        show_checks("golden gate", result.checks)
+    if tables:
+        table(
+            "what shards hand on",
+            ["shard", "tensor", "mode", "cosine", "worst token", "PSNR dB"],
+            [[s.shard, s.tensor, s.mode, s.cosine, s.cosine_min, s.psnr] for s in result.shards],
+        )
+        widest = sorted(result.ranges, key=lambda block: -block.largest)[:5]
+        table(
+            "largest residuals of the model (fp16 ends at 65504)",
+            ["block", "largest"],
+            [[block.block, block.largest] for block in widest],
+        )
+    for warning in result.warnings:
+        warn(f"warning: {warning}")
+    console.print(f"golden gate: {summary(result)}", soft_wrap=True)
+
+
+def show_head(kind: str, result: DraftHeadResult) -> None:
+    """Print the golden gate of a draft head."""
+    show_checks(f"golden gate of the {kind} head", result.checks)
+    console.print(f"golden gate of the {kind} head: {verdict(result.passed)}")
+
+
+def show_checks(title: str, checks: Sequence[Check]) -> None:
+    """Print values against their limits."""
+    table(
+        title,
+        ["check", "value", "limit", "verdict"],
+        [[c.name, c.value, c.limit, "pass" if c.passed else "FAIL"] for c in checks],
+    )

@@ -1,0 +1,108 @@
+"""Experiments and their runs for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cetane.cli.output import console, facts, say, table, verdict, warn
+from cetane.lab.document import Entry, cell
+from cetane.lab.experiment import ARMS, Experiment
+from cetane.lab.journal import Intent, Outcome, Verdict
+
+
+def show_entry(entry: Entry) -> None:
+    """Print an experiment: the idea, what was measured, what was decided."""
+    one = entry.experiment
+    facts(
+        {
+            "status": f"{entry.status}; original {one.date}: {one.status}",
+            "idea": one.hypothesis,
+            "expects": "; ".join(map(str, one.expects)),
+            "design": one.design,
+        }
+        | ({name: recipe_of(one, name) for name in ARMS} if one.runnable else {})
+        | {"last run": entry.state()},
+        title=f"{one.title} ({one.id})",
+    )
+    if entry.outcome is not None:
+        show_outcome(one, entry.outcome)
+    if one.reported:
+        columns = ["the original says", "baseline", "candidate", "source"]
+        rows = [[r.what, r.baseline, r.candidate, r.source] for r in one.reported]
+        table("reported", columns, rows)
+    decided = entry.verdict
+    facts(
+        {
+            "why ours differs": one.differs,
+            "not judged here": one.unjudged,
+            "next": one.next,
+            "verdict": f"{decided.status}: {decided.reason}" if decided else "",
+            "obituary": (decided and decided.obituary) or one.obituary,
+            "references": "; ".join(one.references),
+        },
+        title="what follows",
+    )
+
+
+def recipe_of(experiment: Experiment, name: str) -> str:
+    """An arm's recipe, and how many of its values are changed."""
+    arm = experiment.arm("baseline" if name == "baseline" else "candidate")
+    changes = [
+        f"{table}.{key} = {value}" if isinstance(fields, dict) else f"{table} = {fields}"
+        for table, fields in arm.changes.items()
+        for key, value in (fields.items() if isinstance(fields, dict) else [("", "")])
+    ]
+    drafter = f"; drafts by {arm.drafter}" if arm.drafter else ""
+    return arm.recipe + (f" with {', '.join(changes)}" if changes else "") + drafter
+
+
+def show_outcome(experiment: Experiment, outcome: Outcome) -> None:
+    """Print the figures of a run, its gates, and what they teach."""
+    if outcome.error:
+        warn(f"{experiment.id}: error: {outcome.error}")
+        return
+    baseline, candidate = (outcome.arms[name].metrics for name in ("baseline", "candidate"))
+    rows = [
+        [metric, cell(baseline.get(metric)), cell(candidate.get(metric)), figure.kind]
+        for metric in experiment.metrics
+        if (figure := candidate.get(metric) or baseline.get(metric))
+    ]
+    table(experiment.title, ["metric", "baseline", "candidate", ""], rows)
+    for gate in outcome.gates:
+        value = "nothing" if gate.value is None else f"{gate.value:.4g}"
+        bounds = [
+            f"{word} {bound:g}"
+            for word, bound in (("at least", gate.least), ("at most", gate.most))
+            if bound is not None
+        ]
+        console.print(
+            f"gate {gate.metric} of {gate.arm}, {' and '.join(bounds)}: {value}: "
+            f"{verdict(gate.passed)}",
+            soft_wrap=True,
+        )
+    facts({"surprise": outcome.surprise, "lesson": outcome.lesson})
+
+
+def show_runs(outcomes: Sequence[Outcome]) -> None:
+    """Print how several runs ended."""
+    rows = [[o.experiment, o.status, f"{o.seconds:.0f}", o.error or o.surprise] for o in outcomes]
+    table("runs", ["id", "ended", "s", "error or surprise"], rows)
+
+
+def show_events(events: Sequence[Intent | Outcome | Verdict]) -> None:
+    """Print lines of a journal."""
+    ended = {event.run for event in events if isinstance(event, Outcome)}
+    for event in events:
+        match event:
+            case Intent():
+                what = "runs" if event.run in ended else "runs, or was interrupted"
+            case Outcome():
+                reason = event.error or event.surprise
+                what = f"{event.status} in {event.seconds:.0f} s" + (
+                    f": {reason}" if reason else ""
+                )
+            case Verdict():
+                what = f"{event.status}: {event.reason}"
+        say(f"{event.at[:19]}  {event.event:7}  {event.experiment}  {what}")
+    if not events:
+        say("nothing was run here yet: cetane lab run ID")

@@ -1,0 +1,91 @@
+"""A plan for people: three lines, then tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cetane.cli.output import megabytes, say, table, warn
+from cetane.hardware.chips import DEFAULT_CHIP, find_chip
+
+if TYPE_CHECKING:
+    from cetane.schema.function import ShardPlan
+    from cetane.schema.interface import Input, Output, State
+    from cetane.schema.plan import Plan
+
+
+def show(plan: Plan, chip: str | None = None, tables: bool = True) -> None:
+    """Print a plan; shards with equal functions share a table of inputs and outputs."""
+    show_summary(plan)
+    most = find_chip(chip or DEFAULT_CHIP).figure("programs").value
+    if len(plan.functions) > most:
+        warn(
+            f"warning: a process is reported to hold about {most:.0f} loaded programs; "
+            "fewer modes, or larger shards, need fewer"
+        )
+    if tables:
+        show_tables(plan)
+
+
+def show_summary(plan: Plan) -> None:
+    """Three lines: the model and its cache, what is built, and how it is called."""
+    recipe = plan.recipe
+    caches = ", ".join(
+        f"{name} {slots.contract} {slots.count}" for name, slots in plan.caches.items()
+    )
+    cache = plan.kv_bytes[recipe.cache.context]
+    say(
+        f"{plan.architecture}, {plan.layers} layers; recipe {recipe.name}, context "
+        f"{recipe.cache.context}"
+    )
+    say(
+        f"  {len(plan.shards)} packages, {len(plan.functions)} programs when every function is "
+        f"loaded; calls of {widths(plan)}"
+    )
+    say(
+        f"  weights {megabytes(plan.weight_bytes)} ({recipe.compression.default}), embedding "
+        f"{megabytes(plan.embedding_bytes)} ({recipe.embedding.format}), cache "
+        f"{megabytes(cache)} ({caches})"
+    )
+    if plan.rows != plan.vocab:
+        say(f"  the head can choose {plan.rows} of {plan.vocab} tokens")
+
+
+def widths(plan: Plan) -> str:
+    """Tokens of every mode's call."""
+    return ", ".join(f"{mode.tokens} ({name})" for name, mode in plan.modes.items())
+
+
+def show_tables(plan: Plan) -> None:
+    """Shards, the interface of the first shard of every kind, and the cache by context."""
+    rows = [
+        [s.name, s.kind, len(s.blocks), megabytes(s.weight_bytes), functions(s)]
+        for s in plan.shards
+    ]
+    table("shards", ["name", "kind", "blocks", "weights", "functions:T"], rows)
+    kinds = {shard.kind: shard for shard in reversed(plan.shards)}
+    for kind, shard in reversed(kinds.items()):
+        function = shard.functions[0]
+        slots = [["in", *interface(item)] for item in function.inputs]
+        slots += [["out", *interface(item)] for item in function.outputs]
+        slots += [["state", *interface(state)] for state in function.states]
+        table(f"{shard.name}/{function.name} ({kind})", ["", "name", "shape", "dtype"], slots)
+    contexts = [[context, megabytes(size)] for context, size in sorted(plan.kv_bytes.items())]
+    table("key/value cache", ["context", "bytes"], contexts)
+    if plan.kv_padding:
+        context = plan.recipe.cache.context
+        say(
+            f"{megabytes(plan.kv_padding)} of the {megabytes(plan.kv_bytes[context])} at {context} "
+            "are padding of states"
+        )
+
+
+def functions(shard: ShardPlan) -> str:
+    """Names and widths; those of experts in short."""
+    routed = [f for f in shard.functions if f.name.startswith("expert-")]
+    named = [f"{f.name}:{f.tokens}" for f in shard.functions if f not in routed]
+    return " ".join([*named, *([f"+ {len(routed)} of experts"] if routed else [])])
+
+
+def interface(item: Input | Output | State) -> list[Any]:
+    """Name, shape and dtype: a row of the table."""
+    return [item.name, "x".join(map(str, item.shape)), item.dtype]

@@ -1,0 +1,64 @@
+"""The experiments that a user sees: those that come with cetane, and the user's own."""
+
+from functools import cached_property
+from pathlib import Path
+
+from cetane.errors import CetaneError
+from cetane.lab.document import Entry
+from cetane.lab.experiment import Experiment, find_experiment, load_experiments, shipped
+from cetane.lab.journal import Journal
+from cetane.validation import guess
+
+JOURNAL = "journal.jsonl"
+
+
+class Lab:
+    """A folder of own experiments and their journal, on top of those that come with cetane.
+
+    What comes with cetane is read only; an own experiment of the same id replaces it here.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` need not exist yet."""
+        self.folder = folder
+        same = folder.is_dir() and folder.samefile(shipped())
+        self.folders = [folder] if same else [shipped(), folder]
+
+    @cached_property
+    def journal(self) -> Journal:
+        """Runs and verdicts: new ones go to the own folder."""
+        base = self.folders[0] / JOURNAL if len(self.folders) > 1 else None
+        return Journal(self.folder / JOURNAL, base)
+
+    def experiments(self) -> dict[str, Experiment]:
+        """All experiments by id."""
+        known: dict[str, Experiment] = {}
+        for folder in self.folders:
+            known |= load_experiments(folder) if folder.is_dir() else {}
+        return dict(sorted(known.items()))
+
+    def own(self) -> dict[str, Experiment]:
+        """The own experiments; cetane's, where there are none."""
+        own = load_experiments(self.folder) if self.folder.is_dir() else {}
+        return own or self.experiments()
+
+    def find(self, name: str) -> Experiment:
+        """An experiment by id, with recipes that there are; CetaneError with the alternatives."""
+        for folder in reversed(self.folders):
+            if (folder / f"{name}.toml").is_file():
+                return find_experiment(folder, name)
+        known = list(self.experiments())
+        raise CetaneError(f"no experiment {name!r}; {guess(name, known)}known: {', '.join(known)}")
+
+    def entry(self, name: str) -> Entry:
+        """An experiment with its runs and its verdict."""
+        runs, verdicts = self.journal.runs(), self.journal.verdicts()
+        return Entry(self.find(name), runs.get(name, []), verdicts.get(name))
+
+    def entries(self) -> dict[str, Entry]:
+        """Every experiment with its runs and its verdict."""
+        runs, verdicts = self.journal.runs(), self.journal.verdicts()
+        return {
+            name: Entry(experiment, runs.get(name, []), verdicts.get(name))
+            for name, experiment in self.experiments().items()
+        }

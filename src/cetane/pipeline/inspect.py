@@ -1,0 +1,41 @@
+"""What a checkpoint holds."""
+
+from collections import Counter
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from cetane.checkpoint import open_checkpoint
+from cetane.errors import CetaneError
+from cetane.families import author, families, unread
+
+
+def inspect(model: str | Path) -> dict[str, Any]:
+    """A checkpoint's config, tensors by shape, and whether cetane has its family; reads no weights.
+
+    `unread` are tensors that the model reads nothing from: many of them are how a misread
+    checkpoint shows. A tokenizer that is missing or broken is None here: `plan` refuses it.
+    """
+    checkpoint = open_checkpoint(model)
+    names = checkpoint.names()
+    kind = checkpoint.config.get("model_type")
+    try:
+        vocabulary: int | None = checkpoint.tokenizer.vocab_size
+    except CetaneError:
+        vocabulary = None
+    try:
+        known = author(checkpoint.config, "c1t", {}, checkpoint)
+    except CetaneError:  # a model that cetane does not know reads nothing
+        known = None
+    return {
+        "source": checkpoint.source,
+        "model_type": kind,
+        "supported": isinstance(kind, str) and kind in families(),
+        "quantization": checkpoint.quantization,
+        "parameters": sum(prod(checkpoint.shape(name)) for name in names),
+        "dtypes": dict(Counter(checkpoint.dtype(name) for name in names)),
+        "tokenizer_vocabulary": vocabulary,
+        "unread": unread(names, known) if known else [],
+        "config": checkpoint.config,
+        "tensors": {name: list(checkpoint.shape(name)) for name in names},
+    }

@@ -1,0 +1,96 @@
+"""What a target computes for windows of text: its hidden states, and its own choices."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from cetane.engine.engine import Engine
+from cetane.errors import CetaneError
+from cetane.files import Progress, disk_errors, replacing
+from cetane.speculate.draft_heads.features import Taps, tapped
+
+HELD_OUT = 10
+"""One window of this many is kept from training."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """What a target computes for windows of text: `features (W, n, 3, C)` fp16, `tokens (W, n)`,
+    and `choices (W, n)`, its own greedy choice after every token."""
+
+    features: Tensor
+    tokens: Tensor
+    choices: Tensor
+
+    def part(self, indices: Sequence[int]) -> "Windows":
+        at = list(indices)
+        return Windows(self.features[at], self.tokens[at], self.choices[at])
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def collect(
+    engine: Engine, ids: Sequence[int], length: int, progress: Progress, folder: Path | None = None
+) -> Windows:
+    """Run a text through an engine, in windows of `length` tokens. Every window is a new session.
+
+    `folder` keeps the result of every window in a file that is named by the hash of its tokens. So
+    a collection that was stopped goes on, and the next draft head finds it done. A folder is for
+    one bundle. CetaneError for a text that is shorter than a window.
+    """
+    starts = range(0, len(ids) - length + 1, length)
+    if not starts:
+        raise CetaneError(f"{len(ids)} tokens of text: too few for a window of {length}")
+    shape = (length, len(tapped(engine.plan)), engine.plan.hidden)
+    tokens = torch.tensor([list(ids[start : start + length]) for start in starts])
+    features = torch.empty((len(starts), *shape), dtype=torch.float16)
+    choices = torch.empty_like(tokens)
+    for index, window in enumerate(tokens):
+        progress("hidden states", index, len(starts))
+        path = folder and folder / f"{hashlib.sha256(window.numpy().tobytes()).hexdigest()}.st"
+        result = kept(path, shape) if path else None
+        if result is None:
+            result = computed(engine, window.tolist())
+            if path:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with disk_errors(path), replacing(path) as temporary:
+                    save_file(result, temporary)
+        features[index], choices[index] = result["features"], result["choices"]
+    return Windows(features, tokens, choices)
+
+
+def computed(engine: Engine, window: Sequence[int]) -> dict[str, Tensor]:
+    """Features and choices of one window."""
+    taps = Taps(engine.plan, tapped(engine.plan))
+    session = engine.session(watch=[taps.see], whole=True)
+    logits = session.feed(window, "all")
+    assert logits is not None
+    return {
+        "features": torch.from_numpy(taps.take(session.position)).half().contiguous(),
+        "choices": torch.from_numpy(logits.argmax(-1)),
+    }
+
+
+def kept(path: Path, shape: tuple[int, ...]) -> dict[str, Tensor] | None:
+    """What an earlier collection has kept of a window; None if the file is missing or damaged."""
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError):
+        return None
+    wanted = {"features": shape, "choices": shape[:1]}
+    return tensors if {name: tuple(t.shape) for name, t in tensors.items()} == wanted else None
+
+
+def split(windows: Windows) -> tuple[Windows, Windows]:
+    """Windows to train on, and windows that are held out; both are spread over the whole text."""
+    if len(windows) < 2:
+        raise CetaneError("too little text for two windows", "give more, or a smaller --window")
+    held = [i for i in range(len(windows)) if i % HELD_OUT == HELD_OUT - 1] or [len(windows) - 1]
+    return windows.part([i for i in range(len(windows)) if i not in held]), windows.part(held)
