@@ -42,12 +42,6 @@ dist: $(VENV)/installed
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 
-COUNT ?= 2000
-fuzz: $(VENV)/installed  # COUNT damaged inputs of each format, new ones every time
-	for format in gguf safetensors config tokenizer manifest recipe npy template; do \
-	  PYTHONPATH=. $(BIN)/python -W ignore -m tests.fuzz.run $$format $(COUNT) $$(date +%s) || exit 1; \
-	done
-
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
