@@ -9,7 +9,7 @@ from tests.conftest import InMemoryCheckpoint, build_model
 from cetane.errors import CetaneError
 from cetane.families import author as author_with
 from cetane.families import families
-from cetane.families.base import EmbeddingTable, Model, RoutedBlock
+from cetane.families.base import Model, RoutedBlock, StoredTable
 from cetane.planner import Planner
 from cetane.schema.recipe import parse_recipe
 
@@ -245,13 +245,13 @@ def test_an_embedding_with_an_affine() -> None:
     tensors = {"w": torch.randn(5, 3), "b": torch.randn(3), "s": torch.randn(3)}
     checkpoint = InMemoryCheckpoint(build_model("llama"))
     checkpoint.tensors = {name: tensor.half() for name, tensor in tensors.items()}
-    table = EmbeddingTable("w", "b", "s").read(checkpoint)
+    table = StoredTable("w", "b", "s").read(checkpoint)
     expected = (tensors["w"].half().float() + tensors["b"].half().float()) * (
         tensors["s"].half().float()
     )
     assert table.dtype == torch.float32
     assert torch.equal(table, expected)
-    assert torch.equal(EmbeddingTable("w").read(checkpoint), checkpoint.tensors["w"].float())
+    assert torch.equal(StoredTable("w").read(checkpoint), checkpoint.tensors["w"].float())
     checkpoint.tensors["s"][1] = float("nan")
     with pytest.raises(CetaneError, match="w: holds NaN"):
-        EmbeddingTable("w", "b", "s").read(checkpoint)
+        StoredTable("w", "b", "s").read(checkpoint)

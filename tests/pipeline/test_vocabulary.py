@@ -17,7 +17,7 @@ from cetane.pipeline.vocabulary import (
     HELD_OUT,
     UNIT,
     WINDOW,
-    Text,
+    CoveredText,
     fewest,
     make_subset,
     ranked,
@@ -29,8 +29,8 @@ from cetane.pipeline.vocabulary import (
 VOCABULARY = 1000
 
 
-def text(tokens: list[int], choices: list[int] = ()) -> Text:  # type: ignore[assignment]
-    return Text("a", "0" * 64, np.array(tokens, np.int64), np.array(choices, np.int64))
+def text(tokens: list[int], choices: list[int] = ()) -> CoveredText:  # type: ignore[assignment]
+    return CoveredText("a", "0" * 64, np.array(tokens, np.int64), np.array(choices, np.int64))
 
 
 words = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=60)

@@ -6,14 +6,14 @@ A bundle keeps its weights: one of int8 weights becomes W8A8, one of 4-bit palet
 docs/explanation/activations.md.
 """
 
-from cetane.activations.measure import Outcome, judge_activations, measure_activations
+from cetane.activations.measure import ActivationOutcome, judge_activations, measure_activations
 from cetane.activations.quantize import NAIVE, Options, quantize_activations
 from cetane.activations.samples import held_out, windows
 
 __all__ = [
     "NAIVE",
+    "ActivationOutcome",
     "Options",
-    "Outcome",
     "held_out",
     "judge_activations",
     "measure_activations",

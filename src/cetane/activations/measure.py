@@ -15,7 +15,7 @@ from cetane.pipeline.validate import checkpoint_of
 from cetane.validation import Data
 
 
-class Outcome(Data):
+class ActivationOutcome(Data):
     """A bundle before and after its activations were quantized, on text that was held out."""
 
     passed: bool
@@ -47,7 +47,7 @@ def judge_activations(
     tokens: int = 1024,
     force: bool = False,
     progress: Progress = silent,
-) -> Outcome:
+) -> ActivationOutcome:
     """`measure_activations` of a bundle by its path, on a text file or on held-out prompts.
 
     `model` is the checkpoint, where it is no longer where the build found it.
@@ -68,7 +68,7 @@ def judge_activations(
 def measure_activations(
     bundle: Bundle, checkpoint: Checkpoint, options: Options, texts: Sequence[Sequence[int]],
     target: Path, progress: Progress, force: bool = False,
-) -> Outcome:  # fmt: skip
+) -> ActivationOutcome:  # fmt: skip
     """Write `bundle` with quantized activations to `target`, and compare both with the model.
 
     `texts` are the token ids of the held-out text, in windows of at most the bundle's context:
@@ -82,7 +82,7 @@ def measure_activations(
     after, made = quantize_activations(bundle, target, options, progress, checkpoint, force)
     seconds = time.perf_counter() - started
     scores = judge({"before": bundle, "after": after}, checkpoint, texts, progress)
-    outcome = Outcome(
+    outcome = ActivationOutcome(
         passed=scores.bundles["after"].cosine >= LIMIT,
         limit=LIMIT,
         fingerprint=checkpoint.fingerprint,

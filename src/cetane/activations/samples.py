@@ -86,7 +86,7 @@ def random_samples(shard: ShardPlan) -> Samples:
     }
 
 
-class Recorder:
+class CallRecorder:
     """A backend that keeps the inputs of the calls of the programs it opens."""
 
     def __init__(self, backend: Backend) -> None:
@@ -108,7 +108,7 @@ class Recorded:
     """A program whose calls are kept."""
 
     program: OpenShard
-    recorder: Recorder
+    recorder: CallRecorder
 
     def make_state(self, function: str) -> Any:
         return self.program.make_state(function)
@@ -125,7 +125,7 @@ class Traces:
     """
 
     def __init__(self, bundle: Bundle, texts: Sequence[Sequence[int]]) -> None:
-        self.recorder = Recorder(PortableBackend(bundle))
+        self.recorder = CallRecorder(PortableBackend(bundle))
         self.engine = Engine(bundle.plan, self.recorder, bundle.tables(), resident=False)
         self.work = [filled(self.engine.session(), text) for text in texts]
 

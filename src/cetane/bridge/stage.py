@@ -10,7 +10,7 @@ from cetane.bridge.runner import Runner, RunState, check, prepare
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
 from cetane.mil.features import absent, given, taken
-from cetane.mil.program import Interface, Precision, Program, SizeRange, TensorType, listed
+from cetane.mil.program import Features, Precision, Program, SizeRange, TensorType, listed
 
 
 class PipelineStage:
@@ -30,7 +30,7 @@ class PipelineStage:
             )
         self.function = program.functions[name]
         check(self.function)
-        self._interface = self.function.interface or Interface()
+        self._interface = self.function.interface or Features()
         self._prepare = lambda: prepare(program, self.function, precision, fast)
 
     @cached_property

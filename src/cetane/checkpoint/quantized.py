@@ -100,7 +100,7 @@ def dequantized(
         name = "mlx" if mlx else str(said.get("quant_method", "unnamed")).replace("_", "-")
         if name not in RULES:
             raise refusal(path, name, "cetane has no rule for it")
-        tensors = RULES[name](Layout(name, path, said, tensors))
+        tensors = RULES[name](QuantizedTensors(name, path, said, tensors))
         kinds = {t.label for t in tensors.values() if isinstance(t, QuantizedTensor)}
         name = ", ".join(sorted(kinds)) or name
     refuse_leftovers(tensors, path)
@@ -123,7 +123,7 @@ def refusal(path: Path, method: str, why: str) -> CetaneError:
     return CetaneError(f"{path.parent}: weights are quantised ({method}): {why}", HINT)
 
 
-class Layout:
+class QuantizedTensors:
     """The tensors of a quantised checkpoint, and what its config says of them."""
 
     def __init__(self, method: str, path: Path, said: dict[str, Any], tensors: Tensors) -> None:
@@ -192,7 +192,7 @@ class Layout:
         return shape[0], shape[1]
 
 
-def fp8(layout: Layout) -> Tensors:
+def fp8(layout: QuantizedTensors) -> Tensors:
     """float8_e4m3 with a scale for each block of 128 by 128, or for the tensor; DeepSeek, Qwen."""
     block = layout.said.get("weight_block_size") or [128, 128]
     layout.check(is_pair(block), "weight_block_size")
@@ -240,7 +240,7 @@ def scaled(block: tuple[int, ...] | None = None) -> Decode:
     return decode
 
 
-def compressed_tensors(layout: Layout) -> Tensors:
+def compressed_tensors(layout: QuantizedTensors) -> Tensors:
     """int8 and fp8 as they are, int4 packed into int32; one scale a tensor, row or group."""
     known = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized")
     form = layout.said.get("format")
@@ -281,13 +281,13 @@ def compressed_tensors(layout: Layout) -> Tensors:
 
 
 def check_scales(
-    layout: Layout, module: str, scale: tuple[int, ...], rows: int, columns: int
+    layout: QuantizedTensors, module: str, scale: tuple[int, ...], rows: int, columns: int
 ) -> None:
     grouped = len(scale) == 2 and scale[0] == rows and scale[1] and columns % scale[1] == 0
     layout.check(scale in ((), (1,)) or bool(grouped), f"{module}.weight_scale")
 
 
-def unpack_words(layout: Layout, module: str, bits: int) -> None:
+def unpack_words(layout: QuantizedTensors, module: str, bits: int) -> None:
     """compressed-tensors' int32 words: columns from the lowest bits up, plus half the range."""
     stored = layout.take(f"{module}.weight_shape")
     assert stored is not None
@@ -314,7 +314,7 @@ def unpack_words(layout: Layout, module: str, bits: int) -> None:
     )  # fmt: skip
 
 
-def awq(layout: Layout) -> Tensors:
+def awq(layout: QuantizedTensors) -> Tensors:
     """4 bits: words along the outputs, their nibbles in the order 0 2 4 6 1 3 5 7."""
     version = str(layout.said.get("version", "gemm")).lower()
     if layout.integer("bits", 4) != 4 or version != "gemm":
@@ -344,7 +344,7 @@ def awq(layout: Layout) -> Tensors:
     return layout.tensors
 
 
-def gptq(layout: Layout) -> Tensors:
+def gptq(layout: QuantizedTensors) -> Tensors:
     """Words along the inputs, zero points less one (not in v2), and the group of every input."""
     bits = layout.integer("bits")
     if bits not in (2, 4, 8):
@@ -384,7 +384,7 @@ def gptq(layout: Layout) -> Tensors:
     return layout.tensors
 
 
-def bitsandbytes(layout: Layout) -> Tensors:
+def bitsandbytes(layout: QuantizedTensors) -> Tensors:
     """int8 rows with their largest magnitude, or 4-bit indices of blocks with theirs."""
 
     def rows(parts: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -403,7 +403,7 @@ def bitsandbytes(layout: Layout) -> Tensors:
     return layout.tensors
 
 
-def fours(layout: Layout, module: str, kind: str, end: str) -> None:
+def fours(layout: QuantizedTensors, module: str, kind: str, end: str) -> None:
     """A weight of bitsandbytes' 4 bits: its state is JSON in a tensor."""
     stored = layout.take(f"{module}{end}")
     assert stored is not None
@@ -442,7 +442,7 @@ def fours(layout: Layout, module: str, kind: str, end: str) -> None:
     )  # fmt: skip
 
 
-def mlx(layout: Layout) -> Tensors:
+def mlx(layout: QuantizedTensors) -> Tensors:
     """Groups of columns: integers * scale + bias, columns from the lowest bits of a word up."""
     if layout.said.get("mode", "affine") != "affine":
         raise layout.bad(f"mode {layout.said['mode']!r}; affine is read")
@@ -478,7 +478,7 @@ def mlx(layout: Layout) -> Tensors:
     return layout.tensors
 
 
-RULES: dict[str, Callable[[Layout], Tensors]] = {
+RULES: dict[str, Callable[[QuantizedTensors], Tensors]] = {
     "fp8": fp8,
     "compressed-tensors": compressed_tensors,
     "awq": awq,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from cetane.gates.golden import Check, GoldenResult
 
 
-class Compared(Protocol):
+class CheckedGate(Protocol):
     """A gate that compared values with limits."""
 
     @property
@@ -21,7 +21,7 @@ class Compared(Protocol):
     def checks(self) -> tuple[Check, ...]: ...
 
 
-def summary(result: Compared) -> str:
+def summary(result: CheckedGate) -> str:
     """A verdict and how many checks it rests on, as rich markup; of a red gate what failed."""
     failed = [check for check in result.checks if not check.passed]
     if not failed:

@@ -24,7 +24,7 @@ EVERY = 5.0
 """Seconds between two lines of progress where there is no terminal."""
 
 
-class Judged(Protocol):
+class HasVerdict(Protocol):
     """What a function of the API returns: data with a verdict."""
 
     @property
@@ -32,7 +32,7 @@ class Judged(Protocol):
     def as_json(self) -> dict[str, Any]: ...
 
 
-Result = TypeVar("Result", bound=Judged)
+Result = TypeVar("Result", bound=HasVerdict)
 
 
 def conclude(result: Result, json: bool, show: Callable[[Result], None]) -> NoReturn:

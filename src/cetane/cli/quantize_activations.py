@@ -11,7 +11,7 @@ from cetane.cli.options import BundlePath, Checkpoint, Force, Json
 from cetane.cli.output import console, facts, megabytes, print_json, progress, say, table, verdict
 
 if TYPE_CHECKING:
-    from cetane.activations import Outcome
+    from cetane.activations import ActivationOutcome
 
 
 SamplesOption = Annotated[
@@ -65,7 +65,7 @@ def quantize_activations(
     raise typer.Exit(0 if outcome.passed else 1)
 
 
-def show(outcome: Outcome) -> None:
+def show(outcome: ActivationOutcome) -> None:
     """Print cosines by shard, the quality before and after, and the verdict."""
     before, after = outcome.before, outcome.after
     table(

@@ -272,7 +272,7 @@ class Lookup(Block):
         self.axes, self.name_of, self.factor = (
             model.axes, model.embedding.weight, model.embedding.factor,
         )  # fmt: skip
-        self.rows = TokenRows(model.vocab, model.hidden)
+        self.rows = LookupRows(model.vocab, model.hidden)
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         return Weight(self.name_of, shape, held.stored, held.kind)
@@ -286,7 +286,7 @@ class Lookup(Block):
         flow["hidden"] = rows.transpose(1, 2).reshape(shape)
 
 
-class TokenRows(Leaf):
+class LookupRows(Leaf):
     """A table of rows by token."""
 
     weight: Tensor
@@ -320,7 +320,7 @@ class History:
 
 
 @dataclass(frozen=True)
-class EmbeddingTable:
+class StoredTable:
     """A table of the host: `(weight + bias) * scale * factor`, by canonical names."""
 
     weight: str
@@ -350,7 +350,7 @@ class TokenTable:
 
     rows: int
     channels: int
-    table: EmbeddingTable
+    table: StoredTable
 
 
 @dataclass(frozen=True)
@@ -362,7 +362,7 @@ class Model:
     eps: float
     layers: tuple[Block, ...]
     """Blocks in order; blocks of one layer have its number."""
-    embedding: EmbeddingTable
+    embedding: StoredTable
     norm: str
     """Canonical name of the final norm."""
     output: str

@@ -6,7 +6,7 @@ are read. `attn_logit_softcapping` has no effect there, and none here.
 
 import torch
 
-from cetane.families.base import EmbeddingTable, Model
+from cetane.families.base import Model, StoredTable
 from cetane.families.gemma import (
     KINDS,
     GemmaAttention,
@@ -61,7 +61,7 @@ def author(config: Gemma3Config, options: GemmaOptions) -> Model:
         vocab=config.vocab_size,
         eps=residual_eps(eps, scale),
         layers=tuple(layers),
-        embedding=EmbeddingTable(table, factor=size**0.5 * scale),
+        embedding=StoredTable(table, factor=size**0.5 * scale),
         norm="model.norm.weight",
         output=table if config.tie_word_embeddings else "lm_head.weight",
         host={"hidden": Embedding()} | {n: s for k in kinds.values() for n, s in k.host().items()},

@@ -16,10 +16,10 @@ from cetane.errors import CetaneError
 from cetane.families.axes import Axes
 from cetane.families.base import (
     Block,
-    EmbeddingTable,
     Flow,
     Memory,
     Model,
+    StoredTable,
     TokenTable,
     Truth,
     Weight,
@@ -231,7 +231,7 @@ def author(config: Gemma4Config, options: GemmaOptions) -> Model:
         host["per_layer_tokens"] = Embedding(table="per_layer")
         rows, wide = config.vocab_size_per_layer_input, config.num_hidden_layers * width
         channels |= {"per_layer": wide, "per_layer_tokens": wide}
-        stored = EmbeddingTable("model.embed_tokens_per_layer.weight", factor=width**0.5)
+        stored = StoredTable("model.embed_tokens_per_layer.weight", factor=width**0.5)
         tables["per_layer"] = TokenTable(rows, wide, stored)
     shared = {
         tensor: names[index]
@@ -244,7 +244,7 @@ def author(config: Gemma4Config, options: GemmaOptions) -> Model:
         vocab=config.vocab_size,
         eps=residual_eps(config.rms_norm_eps, scale),
         layers=tuple(layers),
-        embedding=EmbeddingTable(table, factor=size**0.5 * scale),
+        embedding=StoredTable(table, factor=size**0.5 * scale),
         norm="model.norm.weight",
         output=table if config.tie_word_embeddings else "lm_head.weight",
         host=host,

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from cetane.families.base import (
     Block,
     CacheGroup,
-    EmbeddingTable,
     Exchange,
     Flow,
     Memory,
     Model,
+    StoredTable,
 )
 from cetane.families.layers import MLP, Heads, Projection, RMSNorm, attend, rotate
 from cetane.families.options import ResidualOptions, residual_eps
@@ -143,7 +143,7 @@ def author(config: LlamaConfig, options: ResidualOptions) -> Model:
         vocab=config.vocab_size,
         eps=residual_eps(config.rms_norm_eps, scale),
         layers=layers,
-        embedding=EmbeddingTable(table, factor=scale),
+        embedding=StoredTable(table, factor=scale),
         norm=norm,
         output=table if config.tie_word_embeddings else "lm_head.weight",
         host=host,

@@ -15,13 +15,13 @@ from cetane.families.axes import Axes
 from cetane.families.base import (
     Block,
     CacheGroup,
-    EmbeddingTable,
     Flow,
     History,
     Memory,
     Model,
     Part,
     RoutedBlock,
+    StoredTable,
     Truth,
     Weight,
 )
@@ -428,7 +428,7 @@ def author(config: ZayaConfig, options: ZayaOptions) -> Model:
         host[f"sin_{kind}"] = Rotary(table=kind, part="sin")
         window = config.sliding_window if kind == "hybrid_sliding" else None
         host[MASKS[kind]] = Mask(group="kv", window=window)
-    embedding = EmbeddingTable(
+    embedding = StoredTable(
         "model.embed_tokens.weight",
         "model.input_hidden_states_bias",
         "model.input_hidden_states_scale",

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cetane.families import Departure, EmbeddingTable, Leaf, Model, Weights
+from cetane.families import Departure, Leaf, Model, StoredTable, Weights
 
 Change = Callable[[Any, Any], None]
 """Changes one block; called with it and with the checkpoint's weights, which one of them reads."""
@@ -200,7 +200,7 @@ def soft_routing(block: Any, _: Any) -> None:
 
 def raw_embedding(model: Model, _: Weights) -> Model:
     """No affine after the embedding."""
-    return replace(model, embedding=EmbeddingTable(model.embedding.weight))
+    return replace(model, embedding=StoredTable(model.embedding.weight))
 
 
 def residual_order(block: Any, _: Any) -> None:

@@ -18,7 +18,7 @@ from cetane.gates.probes import asked
 from cetane.gates.quality import read_tokens
 from cetane.lab.experiment import Workload
 from cetane.lab.synthetic import Shapes, write_gemma4
-from cetane.planner import Source
+from cetane.planner import ModelSource
 from cetane.speculate.bench import suite
 from cetane.sweeps.smoke import load_prompts
 
@@ -120,7 +120,7 @@ class Given:
     checkpoint: Checkpoint
 
     @cached_property
-    def real(self) -> Source:
+    def real(self) -> ModelSource:
         """The model that speed is predicted for."""
         name = self.workload.stands_for
         return self.checkpoint if name is None else Shapes(name)

@@ -12,7 +12,7 @@ from cetane.mil.implementation import Implementation
 from cetane.mil.index import flatten, foldable, names_of
 from cetane.mil.ops import OPS
 from cetane.mil.program import Argument, Body, MilFunction, NamedValue, Op, StoredConstant
-from cetane.mil.shapes import RULES, Given, result_shapes
+from cetane.mil.shapes import RULES, KnownOp, result_shapes
 from cetane.mil.storage import from_numpy, to_dtype
 
 Environment = dict[str, Any]  # tensors and state cells by name
@@ -197,7 +197,7 @@ class _Binder:
                 tensor = value(argument)
                 return tensor.tolist() if isinstance(tensor, Tensor) else tensor
 
-            result_shapes(Given(op, shape, plain_value))
+            result_shapes(KnownOp(op, shape, plain_value))
 
         return check
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import NUMPY, Array
-from cetane.mil.program import Feature, Interface, TensorType
+from cetane.mil.program import Feature, Features, TensorType
 
 # Codes of ArrayFeatureType.ArrayDataType and of ImageFeatureType.ColorSpace.
 _ARRAYS = {65568: "fp32", 65600: "fp64", 65552: "fp16", 131104: "int32", 131080: "int8"}
@@ -23,9 +23,9 @@ _MODES = {"L": "L", "RGB": "RGB", "BGR": "RGB", "F": "F"}  # of PIL images
 _RESULTS = {"fp64": np.float64, "int32": np.int32, "int8": np.int8}
 
 
-def read_interface(description: Any) -> Interface:
+def read_interface(description: Any) -> Features:
     """The interface in a ModelDescription or a FunctionDescription."""
-    return Interface(
+    return Features(
         {feature.name: _feature(feature.type) for feature in description.input},
         {feature.name: _feature(feature.type) for feature in description.output},
     )

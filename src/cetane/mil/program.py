@@ -146,7 +146,7 @@ class Feature:
 
 
 @dataclass(frozen=True)
-class Interface:
+class Features:
     """The features of a function by name, in the order of the description."""
 
     inputs: dict[str, Feature] = field(default_factory=dict)
@@ -199,7 +199,7 @@ class MilFunction(Signature):
 
     body: Body = field(repr=False)
     dictionaries: tuple[str, ...] = ()
-    interface: Interface | None = None
+    interface: Features | None = None
 
     @property
     def ops(self) -> tuple[Op, ...]:

@@ -24,7 +24,7 @@ class Unknown(Exception):
     """A shape or a value is known only at run time, or not given."""
 
 
-class Given:
+class KnownOp:
     """The shapes and parameters of one op. `shape_of` and `value_of` answer None for what they do
     not know."""
 
@@ -64,7 +64,7 @@ class Given:
         return [int(item) for item in (value if isinstance(value, list) else [value])]
 
 
-Rule = Callable[[Given], Shapes]
+Rule = Callable[[KnownOp], Shapes]
 RULES: dict[str, Rule] = {}
 
 
@@ -78,7 +78,7 @@ def rule(*kinds: str) -> Callable[[Rule], Rule]:
     return enter
 
 
-def result_shapes(given: Given) -> Shapes:
+def result_shapes(given: KnownOp) -> Shapes:
     """The shapes of an op's results; None where they cannot be told.
 
     Raises ValueError if the op's inputs do not go together, or what it makes is too large.
@@ -133,22 +133,22 @@ def broadcast(*shapes: Shape) -> Shape:
     "layer_norm", "instance_norm", "batch_norm", "local_response_norm", "l2_norm", "identity",
     "reverse", "reverse_sequence", "cumsum", "argsort", "band_part", "fast:rms_norm",
 )  # fmt: skip
-def _same(given: Given) -> Shapes:
+def _same(given: KnownOp) -> Shapes:
     return [given.shape()]
 
 
 @rule("slice_update")
-def _updated(given: Given) -> Shapes:
+def _updated(given: KnownOp) -> Shapes:
     return [given.shape()]
 
 
 @rule("scatter", "scatter_along_axis", "scatter_nd")
-def _scattered(given: Given) -> Shapes:
+def _scattered(given: KnownOp) -> Shapes:
     return [given.shape("data")]
 
 
 @rule("quantize", "dequantize")
-def _input(given: Given) -> Shapes:
+def _input(given: KnownOp) -> Shapes:
     return [given.shape("input")]
 
 
@@ -157,17 +157,17 @@ def _input(given: Given) -> Shapes:
     "logical_or", "logical_xor", "maximum", "minimum", "mod", "mul", "not_equal", "pow",
     "real_div", "sub",
 )  # fmt: skip
-def _broadcast(given: Given) -> Shapes:
+def _broadcast(given: KnownOp) -> Shapes:
     return [broadcast(given.shape("x"), given.shape("y"))]
 
 
 @rule("select")
-def _select(given: Given) -> Shapes:
+def _select(given: KnownOp) -> Shapes:
     return [broadcast(*(given.shape(name) for name in ("cond", "a", "b")))]
 
 
 @rule("reshape")
-def _reshape(given: Given) -> Shapes:
+def _reshape(given: KnownOp) -> Shapes:
     x, wanted = given.shape(), given.values("shape")
     kept = ([1] * len(wanted) + list(x))[-len(wanted) :] if wanted else []
     sizes = [size or before for size, before in zip(wanted, kept, strict=True)]
@@ -182,7 +182,7 @@ def _reshape(given: Given) -> Shapes:
 
 
 @rule("transpose")
-def _transpose(given: Given) -> Shapes:
+def _transpose(given: KnownOp) -> Shapes:
     x, perm = given.shape(), given.values("perm")
     axes = [axis_of(axis, len(x)) for axis in perm]
     if sorted(axes) != list(range(len(x))):
@@ -191,7 +191,7 @@ def _transpose(given: Given) -> Shapes:
 
 
 @rule("expand_dims")
-def _expand_dims(given: Given) -> Shapes:
+def _expand_dims(given: KnownOp) -> Shapes:
     x, axes = list(given.shape()), given.values("axes")
     for axis in sorted(axis_of(axis, len(x) + len(axes)) for axis in axes):
         x.insert(axis, 1)
@@ -199,7 +199,7 @@ def _expand_dims(given: Given) -> Shapes:
 
 
 @rule("squeeze")
-def _squeeze(given: Given) -> Shapes:
+def _squeeze(given: KnownOp) -> Shapes:
     x = given.shape()
     axes = given.value("axes") or [axis for axis, size in enumerate(x) if size == 1]
     gone = {axis_of(axis, len(x)) for axis in axes}
@@ -207,7 +207,7 @@ def _squeeze(given: Given) -> Shapes:
 
 
 @rule("concat")
-def _concat(given: Given) -> Shapes:
+def _concat(given: KnownOp) -> Shapes:
     parts = [shape or (1,) for shape in given.shapes("values")]
     axis = axis_of(given.value("axis"), len(parts[0]))
     for part in parts:
@@ -220,7 +220,7 @@ def _concat(given: Given) -> Shapes:
 
 
 @rule("stack")
-def _stack(given: Given) -> Shapes:
+def _stack(given: KnownOp) -> Shapes:
     parts = given.shapes("values")
     if len(set(parts)) > 1:
         raise ValueError("tensors of different shapes cannot be stacked")
@@ -229,7 +229,7 @@ def _stack(given: Given) -> Shapes:
 
 
 @rule("split")
-def _split(given: Given) -> Shapes:
+def _split(given: KnownOp) -> Shapes:
     x = given.shape()
     axis = axis_of(given.value("axis"), len(x))
     sizes = given.value("split_sizes")
@@ -244,7 +244,7 @@ def _split(given: Given) -> Shapes:
 
 
 @rule("slice_by_index")
-def _slice_by_index(given: Given) -> Shapes:
+def _slice_by_index(given: KnownOp) -> Shapes:
     x, begin, end = given.shape(), given.values("begin"), given.values("end")
     rank = len(x)
     stride = given.value("stride") or [1] * rank
@@ -265,7 +265,7 @@ def _slice_by_index(given: Given) -> Shapes:
 
 
 @rule("slice_by_size")
-def _slice_by_size(given: Given) -> Shapes:
+def _slice_by_size(given: KnownOp) -> Shapes:
     x, begin, size = given.shape(), given.values("begin"), given.values("size")
     if not len(begin) == len(size) == len(x):
         raise ValueError(f"a slice of {len(x)} axes needs as many positions and sizes")
@@ -277,7 +277,7 @@ def _slice_by_size(given: Given) -> Shapes:
 
 
 @rule("pad")
-def _pad(given: Given) -> Shapes:
+def _pad(given: KnownOp) -> Shapes:
     x, pad = given.shape(), given.values("pad")
     if len(pad) % 2 or len(pad) // 2 > len(x):
         raise ValueError(f"{len(pad)} numbers pad no {len(x)} axes")
@@ -286,7 +286,7 @@ def _pad(given: Given) -> Shapes:
 
 
 @rule("tile")
-def _tile(given: Given) -> Shapes:
+def _tile(given: KnownOp) -> Shapes:
     x, reps = given.shape(), given.values("reps")
     if len(reps) != len(x) or any(count < 0 for count in reps):
         raise ValueError(f"{reps} are no repetitions of {len(x)} axes")
@@ -294,30 +294,30 @@ def _tile(given: Given) -> Shapes:
 
 
 @rule("fill")
-def _fill(given: Given) -> Shapes:
+def _fill(given: KnownOp) -> Shapes:
     return [tuple(given.values("shape"))]
 
 
 @rule("random_uniform", "random_normal", "random_bernoulli")
-def _random(given: Given) -> Shapes:
+def _random(given: KnownOp) -> Shapes:
     bounded(given.values("shape"))
     return None
 
 
 @rule("fill_like")
-def _fill_like(given: Given) -> Shapes:
+def _fill_like(given: KnownOp) -> Shapes:
     return [given.shape("ref_tensor")]
 
 
 @rule("one_hot")
-def _one_hot(given: Given) -> Shapes:
+def _one_hot(given: KnownOp) -> Shapes:
     indices, size = given.shape("indices"), given.values("one_hot_vector_size")[0]
     axis = axis_of(given.value("axis", -1), len(indices) + 1)
     return [(*indices[:axis], size, *indices[axis:])]
 
 
 @rule("range_1d")
-def _range_1d(given: Given) -> Shapes:
+def _range_1d(given: KnownOp) -> Shapes:
     start, end, step = (given.value(name) for name in ("start", "end", "step"))
     if None in (start, end, step):
         raise Unknown
@@ -327,19 +327,19 @@ def _range_1d(given: Given) -> Shapes:
 
 
 @rule("make_list")
-def _make_list(given: Given) -> Shapes:
+def _make_list(given: KnownOp) -> Shapes:
     bounded(given.values("init_length") if "init_length" in given.op.inputs else [1])
     return None
 
 
 @rule("random_categorical")
-def _drawn(given: Given) -> Shapes:
+def _drawn(given: KnownOp) -> Shapes:
     bounded([*given.shape()[:-1], given.value("size", 1)])
     return None
 
 
 @rule("gather")
-def _gather(given: Given) -> Shapes:
+def _gather(given: KnownOp) -> Shapes:
     x, indices = given.shape(), given.shape("indices")
     axis = axis_of(given.value("axis", 0), len(x))
     batch = given.value("batch_dims", 0)
@@ -349,7 +349,7 @@ def _gather(given: Given) -> Shapes:
 
 
 @rule("gather_along_axis")
-def _gather_along_axis(given: Given) -> Shapes:
+def _gather_along_axis(given: KnownOp) -> Shapes:
     return [given.shape("indices")]
 
 
@@ -357,7 +357,7 @@ def _gather_along_axis(given: Given) -> Shapes:
     "reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod", "reduce_l1_norm",
     "reduce_l2_norm", "reduce_sum_square", "reduce_log_sum", "reduce_log_sum_exp",
 )  # fmt: skip
-def _reduce(given: Given) -> Shapes:
+def _reduce(given: KnownOp) -> Shapes:
     x, axes = given.shape(), given.value("axes")
     gone = {axis_of(a, len(x)) for a in (range(len(x)) if axes is None else axes)}
     if given.value("keep_dims", False):
@@ -366,7 +366,7 @@ def _reduce(given: Given) -> Shapes:
 
 
 @rule("reduce_argmax", "reduce_argmin")
-def _argument(given: Given) -> Shapes:
+def _argument(given: KnownOp) -> Shapes:
     x = given.shape()
     gone = axis_of(given.value("axis", -1), len(x))
     kept = (1,) if given.value("keep_dims", False) else ()
@@ -374,7 +374,7 @@ def _argument(given: Given) -> Shapes:
 
 
 @rule("matmul")
-def _matmul(given: Given) -> Shapes:
+def _matmul(given: KnownOp) -> Shapes:
     x, y = given.shape("x"), given.shape("y")
     if len(x) < 2 or len(y) < 2:
         raise Unknown
@@ -394,7 +394,7 @@ def _product(x: Shape, y: Shape) -> Shape:
 
 
 @rule("linear")
-def _linear(given: Given) -> Shapes:
+def _linear(given: KnownOp) -> Shapes:
     x, weight = given.shape("x"), given.shape("weight")
     if not x or len(weight) != 2 or x[-1] != weight[1]:
         raise ValueError(f"{x} cannot be multiplied with a weight of {weight}")
@@ -402,7 +402,7 @@ def _linear(given: Given) -> Shapes:
 
 
 @rule("scaled_dot_product_attention")
-def _attention(given: Given) -> Shapes:
+def _attention(given: KnownOp) -> Shapes:
     query, key, value = (given.shape(name) for name in ("query", "key", "value"))
     if min(len(query), len(key), len(value)) < 2:
         raise ValueError("attention needs matrices")
@@ -411,7 +411,7 @@ def _attention(given: Given) -> Shapes:
 
 
 @rule("einsum")
-def _einsum(given: Given) -> Shapes:
+def _einsum(given: KnownOp) -> Shapes:
     equation, parts = str(given.value("equation")), given.shapes("values")
     terms, _, result = equation.replace(" ", "").partition("->")
     sizes: dict[str, int] = {}
@@ -420,7 +420,7 @@ def _einsum(given: Given) -> Shapes:
     return [tuple(sizes[letter] for letter in result)]
 
 
-def _windows(given: Given, x: Shape, kernel: Shape) -> list[int]:
+def _windows(given: KnownOp, x: Shape, kernel: Shape) -> list[int]:
     """Sizes of the axes that windows move over; the padded tensor on the way is bounded."""
     rank = len(x) - 2
     if not 1 <= rank <= 3 or len(kernel) != rank or any(taps < 1 for taps in kernel):
@@ -451,7 +451,7 @@ def _windows(given: Given, x: Shape, kernel: Shape) -> list[int]:
 
 
 @rule("conv")
-def _conv(given: Given) -> Shapes:
+def _conv(given: KnownOp) -> Shapes:
     x, weight, groups = given.shape("x"), given.shape("weight"), given.value("groups", 1)
     if len(x) < 3 or len(weight) != len(x):
         raise ValueError(f"{x} and a weight of {weight} make no convolution")
@@ -463,7 +463,7 @@ def _conv(given: Given) -> Shapes:
 
 
 @rule("max_pool", "avg_pool", "l2_pool")
-def _pool(given: Given) -> Shapes:
+def _pool(given: KnownOp) -> Shapes:
     kernel = tuple(given.values("kernel_sizes"))
     sizes = _windows(given, given.shape(), kernel)
     bounded((*given.shape()[:2], *(size + 1 for size in sizes)))
@@ -471,7 +471,7 @@ def _pool(given: Given) -> Shapes:
 
 
 @rule("conv_transpose")
-def _conv_transpose(given: Given) -> Shapes:
+def _conv_transpose(given: KnownOp) -> Shapes:
     x, weight, groups = given.shape("x"), given.shape("weight"), given.value("groups", 1)
     rank = len(x) - 2
     strides = given.value("strides") or [1] * rank
@@ -495,7 +495,7 @@ def _conv_transpose(given: Given) -> Shapes:
     "upsample_nearest_neighbor", "upsample_bilinear", "resize_nearest_neighbor", "resize_bilinear",
     "resize", "crop_resize", "affine",
 )  # fmt: skip
-def _resized(given: Given) -> Shapes:
+def _resized(given: KnownOp) -> Shapes:
     x = given.shape()
     if len(x) < 2:
         raise ValueError("an image has two axes")
@@ -513,7 +513,7 @@ def _resized(given: Given) -> Shapes:
 
 
 @rule("sliding_windows")
-def _sliding_windows(given: Given) -> Shapes:
+def _sliding_windows(given: KnownOp) -> Shapes:
     x, size, stride = given.shape(), given.values("size")[0], given.value("stride", 1)
     axis = axis_of(given.value("axis"), len(x))
     if not 1 <= size <= x[axis] or stride < 1:
@@ -522,12 +522,12 @@ def _sliding_windows(given: Given) -> Shapes:
 
 
 @rule("constexpr_cast")
-def _constexpr_cast(given: Given) -> Shapes:
+def _constexpr_cast(given: KnownOp) -> Shapes:
     return [given.shape("source_val")]
 
 
 @rule("constexpr_affine_dequantize")
-def _affine(given: Given) -> Shapes:
+def _affine(given: KnownOp) -> Shapes:
     data, scale = given.shape("quantized_data"), given.shape("scale")
     axis = axis_of(given.value("axis"), len(data))
     for shape in (scale, given.shape("zero_point")):
@@ -537,7 +537,7 @@ def _affine(given: Given) -> Shapes:
 
 
 @rule("constexpr_blockwise_shift_scale")
-def _blockwise(given: Given) -> Shapes:
+def _blockwise(given: KnownOp) -> Shapes:
     data = given.shape("data")
     for name in ("scale", "offset") if "offset" in given.op.inputs else ("scale",):
         blocks = given.shape(name)
@@ -550,7 +550,7 @@ def _blockwise(given: Given) -> Shapes:
 
 
 @rule("constexpr_lut_to_dense")
-def _lut_to_dense(given: Given) -> Shapes:
+def _lut_to_dense(given: KnownOp) -> Shapes:
     indices, lut = given.shape("indices"), given.shape("lut")
     if "shape" in given.op.inputs:
         sizes = tuple(given.values("shape"))
@@ -568,7 +568,7 @@ def _lut_to_dense(given: Given) -> Shapes:
 
 
 @rule("constexpr_sparse_to_dense")
-def _sparse_to_dense(given: Given) -> Shapes:
+def _sparse_to_dense(given: KnownOp) -> Shapes:
     if "shape" in given.op.inputs:
         sizes = tuple(given.values("shape"))
         _fits_packed(given, "mask", sizes, 1)
@@ -576,7 +576,7 @@ def _sparse_to_dense(given: Given) -> Shapes:
     return [given.shape("mask")]
 
 
-def _fits_packed(given: Given, name: str, sizes: Shape, bits: int) -> None:
+def _fits_packed(given: KnownOp, name: str, sizes: Shape, bits: int) -> None:
     """ValueError unless packed bytes hold as many elements of some bits as a shape has."""
     if any(size < 0 for size in sizes):
         raise ValueError(f"the shape {sizes} has a negative size")

@@ -27,7 +27,7 @@ from cetane.mil.program import (
     TensorType,
     plain_name,
 )
-from cetane.mil.shapes import MOST_ELEMENTS, Given, Shape, bounded, result_shapes
+from cetane.mil.shapes import MOST_ELEMENTS, KnownOp, Shape, bounded, result_shapes
 
 DEEPEST = 16
 """Levels of nested bodies."""
@@ -184,7 +184,7 @@ class _Checker:
         first, second = self._dtype(op, "x"), self._dtype(op, "y")
         if op.kind in _ALIKE and first and second and first != second:
             raise CetaneError(f"x is {first}, y is {second}")
-        shapes = result_shapes(Given(op, self._shape, self._value))
+        shapes = result_shapes(KnownOp(op, self._shape, self._value))
         if shapes is None:
             return
         if len(shapes) != len(op.outputs):

@@ -12,7 +12,7 @@ from cetane.errors import CetaneError
 from cetane.families import RoutedBlock
 from cetane.hardware.chips import Chip
 from cetane.perf.predict import Prediction, Predictor
-from cetane.planner import Planner, Source
+from cetane.planner import ModelSource, Planner
 from cetane.schema.recipe import Recipe, parse_recipe
 from cetane.schema.slots import CONTRACTS
 
@@ -45,7 +45,7 @@ class Combination:
 class Combinations:
     """The combinations around a recipe, whose other fields stay as they are."""
 
-    def __init__(self, checkpoint: Source, recipe: Recipe, chip: Chip) -> None:
+    def __init__(self, checkpoint: ModelSource, recipe: Recipe, chip: Chip) -> None:
         self.checkpoint, self.recipe = checkpoint, recipe
         self.base = Planner(checkpoint, recipe)
         self.predictor = Predictor(chip)

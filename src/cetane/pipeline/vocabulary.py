@@ -28,7 +28,7 @@ LONGEST = 1 << 26
 
 
 @dataclass(frozen=True)
-class Text:
+class CoveredText:
     """A text, and what the model chooses after some of its tokens."""
 
     name: str
@@ -48,14 +48,14 @@ class Text:
         )
 
 
-def read_text(tokenizer: Tokenizer, path: Path) -> Text:
+def read_text(tokenizer: Tokenizer, path: Path) -> CoveredText:
     """The tokens of a file; CetaneError if it cannot be read or has fewer than two."""
     tokens = np.asarray(read_tokens(tokenizer, path, LONGEST), np.int64)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Text(path.name, digest, tokens, np.zeros(0, np.int64))
+    return CoveredText(path.name, digest, tokens, np.zeros(0, np.int64))
 
 
-def split(text: Text) -> tuple[Text, Text]:
+def split(text: CoveredText) -> tuple[CoveredText, CoveredText]:
     """What to choose from, and what is held out, evenly from the whole text; CetaneError for one
     that is too short."""
     held = np.arange(len(text.tokens)) // WINDOW % HELD_OUT == HELD_OUT - 1
@@ -68,8 +68,8 @@ def split(text: Text) -> tuple[Text, Text]:
 
 
 def with_choices(
-    texts: Sequence[Text], reference: Reference, count: int, progress: Progress
-) -> list[Text]:
+    texts: Sequence[CoveredText], reference: Reference, count: int, progress: Progress
+) -> list[CoveredText]:
     """The texts with the model's greedy choices after about `count` of their tokens, in windows
     evenly from all of them."""
     windows = [
@@ -90,7 +90,7 @@ def with_choices(
     ]
 
 
-def ranked(texts: Sequence[Text], vocabulary: int, necessary: set[int]) -> Ids:
+def ranked(texts: Sequence[CoveredText], vocabulary: int, necessary: set[int]) -> Ids:
     """All tokens, those that are worth most first: the necessary ones, then by their share of the
     texts and of the choices together, then by id, which in most tokenizers is by frequency too."""
     worth = np.sum(shares(texts, vocabulary), axis=0)
@@ -98,7 +98,7 @@ def ranked(texts: Sequence[Text], vocabulary: int, necessary: set[int]) -> Ids:
     return np.argsort(-worth, kind="stable")
 
 
-def shares(texts: Sequence[Text], vocabulary: int) -> list[np.ndarray]:
+def shares(texts: Sequence[CoveredText], vocabulary: int) -> list[np.ndarray]:
     """Every token's share of the texts, and of the choices where there are any."""
     streams = [
         np.concatenate([text.tokens for text in texts]),
@@ -108,7 +108,7 @@ def shares(texts: Sequence[Text], vocabulary: int) -> list[np.ndarray]:
     return [count / count.sum() for count in counts]
 
 
-def fewest(texts: Sequence[Text], order: Ids, necessary: int, coverage: float) -> int:
+def fewest(texts: Sequence[CoveredText], order: Ids, necessary: int, coverage: float) -> int:
     """How many tokens of an order cover such a share of the texts, and of the choices."""
     reached = [np.cumsum(share[order]) for share in shares(texts, len(order))]
     needed = max(int(np.searchsorted(r, coverage - 1e-12)) + 1 for r in reached)
@@ -116,7 +116,11 @@ def fewest(texts: Sequence[Text], order: Ids, necessary: int, coverage: float) -
 
 
 def make_subset(
-    order: Ids, size: int, tokenizer: Tokenizer, texts: Sequence[Text], held_out: Sequence[Text]
+    order: Ids,
+    size: int,
+    tokenizer: Tokenizer,
+    texts: Sequence[CoveredText],
+    held_out: Sequence[CoveredText],
 ) -> Subset:
     """The first tokens of an order, with what they cover."""
     tokens = np.sort(order[:size])
@@ -187,7 +191,7 @@ def choose_vocabulary(
         reference = Reference(request.checkpoint)
         chosen = with_choices(chosen, reference, choices, progress)
         held = with_choices(held, reference, choices, progress)
-    sizes = Sizes(request, chosen, held)
+    sizes = HeadSizes(request, chosen, held)
     count = fewest(chosen, sizes.order, len(sizes.necessary), coverage)
     subset = sizes.subset(count)
     with disk_errors(output):
@@ -198,10 +202,12 @@ def choose_vocabulary(
     return VocabularyResult(subset, least, rows)
 
 
-class Sizes:
+class HeadSizes:
     """Heads of every size, from one order of tokens."""
 
-    def __init__(self, request: Request, texts: Sequence[Text], held: Sequence[Text]) -> None:
+    def __init__(
+        self, request: Request, texts: Sequence[CoveredText], held: Sequence[CoveredText]
+    ) -> None:
         self.planner: Planner = request.planner
         self.tokenizer = request.checkpoint.tokenizer
         self.texts, self.held = texts, held

@@ -4,15 +4,15 @@ from cetane.planner.graphs import FunctionGraph, GraphMaker
 from cetane.planner.layout import Segment, chunk_bounds
 from cetane.planner.memory import CachePlan
 from cetane.planner.planner import Planner, Programs
-from cetane.planner.weights import Source
+from cetane.planner.weights import ModelSource
 
 __all__ = [
     "CachePlan",
     "FunctionGraph",
     "GraphMaker",
+    "ModelSource",
     "Planner",
     "Programs",
     "Segment",
-    "Source",
     "chunk_bounds",
 ]

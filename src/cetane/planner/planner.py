@@ -14,7 +14,7 @@ from cetane.planner.layout import Arrangement, Segment
 from cetane.planner.memory import CachePlan
 from cetane.planner.truths import makers, shard_feeds, step_truths
 from cetane.planner.weights import (
-    Source,
+    ModelSource,
     check_layers,
     check_weights,
     format_of,
@@ -55,7 +55,9 @@ class Planner:
     cache_plan: type[CachePlan] = CachePlan
     """How calls read and write caches; another runtime has a class of its own."""
 
-    def __init__(self, checkpoint: Source, recipe: Recipe, like: "Planner | None" = None) -> None:
+    def __init__(
+        self, checkpoint: ModelSource, recipe: Recipe, like: "Planner | None" = None
+    ) -> None:
         """`like` plans the same checkpoint: where the recipes agree, its blocks serve both, and
         what was checked is not checked again. Raises CetaneError for a recipe that does not fit."""
         self.checkpoint, self.recipe = checkpoint, recipe

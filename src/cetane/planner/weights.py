@@ -9,7 +9,7 @@ from cetane.families import Block, Model, Weight, Weights
 from cetane.schema.interface import Shape
 
 
-class Source(Weights, Protocol):
+class ModelSource(Weights, Protocol):
     """What a plan needs of a checkpoint: its config, and which tensors it has."""
 
     @property
@@ -42,7 +42,7 @@ def mean_bits(blocks: Iterable[Block], compression: Selection) -> float:
     return bits / sum(w.elements for w in held)
 
 
-def check_layers(checkpoint: Source) -> None:
+def check_layers(checkpoint: ModelSource) -> None:
     """CetaneError for more layers than tensors, before a module is made for each."""
     layers, tensors = checkpoint.config.get("num_hidden_layers"), len(checkpoint.names())
     if isinstance(layers, int) and layers > tensors:
@@ -53,7 +53,7 @@ def check_layers(checkpoint: Source) -> None:
 
 
 def check_weights(
-    checkpoint: Source, model: Model, blocks: Iterable[Block], compression: Selection
+    checkpoint: ModelSource, model: Model, blocks: Iterable[Block], compression: Selection
 ) -> None:
     """CetaneError unless every weight is in the checkpoint and fits its format, and every rule of
     the compression matches something."""
@@ -79,7 +79,7 @@ def needed_tensors(model: Model) -> Iterator[tuple[str, Shape]]:
         yield other.table.weight, (other.rows, other.channels)
 
 
-def check_shape(checkpoint: Source, name: str, wanted: Shape) -> None:
+def check_shape(checkpoint: ModelSource, name: str, wanted: Shape) -> None:
     """CetaneError unless a checkpoint has a tensor in the shape that the config says."""
     if name not in checkpoint:
         raise CetaneError(f"{checkpoint.source}: no tensor {name}")

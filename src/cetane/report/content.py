@@ -303,7 +303,7 @@ class TensorRow(Data):
     """What the app gives, or does with it."""
 
 
-class Interface(Data):
+class CallSignature(Data):
     """Functions that take and give the same tensors."""
 
     shards: tuple[str, ...]
@@ -345,7 +345,7 @@ class ForDevelopers(Data):
     """The oldest system that loads it."""
     files: tuple[FileRow, ...]
     calls: tuple[CallOrder, ...]
-    interfaces: tuple[Interface, ...]
+    interfaces: tuple[CallSignature, ...]
     memory: tuple[MemoryRow, ...]
     total: int
     """Bytes of all rows of memory."""

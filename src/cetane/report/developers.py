@@ -6,10 +6,10 @@ from typing import assert_never
 from cetane.bundle import Bundle
 from cetane.report.content import (
     CallOrder,
+    CallSignature,
     DiskUse,
     FileRow,
     ForDevelopers,
-    Interface,
     MemoryRow,
     TensorRow,
 )
@@ -86,14 +86,14 @@ def call(step: Step | Route) -> str:
     return f"{step.shard} · one of {len(step.experts)} experts, chosen by {step.scores}"
 
 
-def interfaces(plan: Plan) -> Iterator[Interface]:
+def interfaces(plan: Plan) -> Iterator[CallSignature]:
     """Functions of all shards, those with equal tensors together."""
     groups: dict[tuple[int, tuple[TensorRow, ...]], list[tuple[str, str]]] = {}
     for (shard, name), function in plan.functions.items():
         tensors = tuple(tensor_rows(function, shard))
         groups.setdefault((function.tokens, tensors), []).append((shard, name))
     for (tokens, tensors), owners in groups.items():
-        yield Interface(
+        yield CallSignature(
             shards=tuple(dict.fromkeys(shard for shard, _ in owners)),
             functions=tuple(dict.fromkeys(name for _, name in owners)),
             tokens=tokens,

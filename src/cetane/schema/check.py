@@ -24,7 +24,7 @@ from cetane.schema.recipe import Mode
 from cetane.schema.slots import PADDED, Slots
 
 
-class Programs(Protocol):
+class PlanCalls(Protocol):
     """What of a plan its calls depend on."""
 
     @property
@@ -42,7 +42,7 @@ class Programs(Protocol):
 class ModeCheck:
     """Follows the steps of one mode; ValueError where an engine could not."""
 
-    def __init__(self, plan: Programs, mode: Mode) -> None:
+    def __init__(self, plan: PlanCalls, mode: Mode) -> None:
         self.plan, self.mode = plan, mode
         self.channels: dict[str, int] = {}
         """Of the tensors written so far."""

@@ -16,7 +16,7 @@ from cetane.sweeps.points import Method
 from cetane.validation import Data, nearest, parse_toml, validated
 
 
-class Axes(Data):
+class GridAxes(Data):
     palette_bits: tuple[int, ...]
     palette_modes: tuple[str, ...]
     palette_groups: tuple[str, ...]
@@ -45,7 +45,7 @@ class Mixed(Data):
 class Grid(Data):
     """`data/sweep.toml`."""
 
-    grid: Axes
+    grid: GridAxes
     usual: Usual
     mixed: Mixed
 

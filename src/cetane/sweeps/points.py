@@ -1,8 +1,8 @@
 """What a sweep finds, one JSON object a line: read by reports, and by a sweep that goes on.
 
-`sweep.jsonl` holds a `Point` a line, `layers.jsonl` a `Score` of one layer's weights of a kind. A
-line is appended when it is known, and says in `key` what it depends on; lines of several models and
-texts may stand in one file. `cetane.files.Ledger` says what a crash can do to it.
+`sweep.jsonl` holds a `Point` a line, `layers.jsonl` the `LayerScore` of a layer's weights of a kind.
+A line is appended when it is known, and says in `key` what it depends on. Lines of several models
+and texts may stand in one file. `cetane.files.Ledger` says what a crash can do to it.
 """
 
 import hashlib
@@ -21,14 +21,14 @@ from cetane.validation import Data
 Method = Literal["fp16", "linear", "uniform", "kmeans", "weighted", "mixed"]
 
 
-class Model(Data):
+class SweptModel(Data):
     """What was compressed."""
 
     source: str
     fingerprint: str
 
 
-class Text(Data):
+class JudgedText(Data):
     """What it was judged on: `tokens` of a text, in windows of the recipe's context, after those
     that sensitivities were measured on."""
 
@@ -91,12 +91,12 @@ class Point(Data):
     smoke: tuple[Answer, ...]
     predicted: Predicted
     seconds: float
-    model: Model
-    text: Text
+    model: SweptModel
+    text: JudgedText
     producer: dict[str, str]
 
 
-class Score(Data):
+class LayerScore(Data):
     """KL to the fp16 weights when only one layer's weights of a kind are compressed."""
 
     key: str
@@ -106,10 +106,10 @@ class Score(Data):
     kl: float
 
 
-Line = TypeVar("Line", Point, Score)
+Line = TypeVar("Line", Point, LayerScore)
 
 
-class Lines(Generic[Line]):
+class PointLedger(Generic[Line]):
     """The lines of a file by their keys; grows by appending."""
 
     def __init__(self, path: Path, kind: type[Line]) -> None:

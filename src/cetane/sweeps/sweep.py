@@ -25,7 +25,15 @@ from cetane.schema.recipe import Recipe, parse_recipe
 from cetane.sweeps import mixed, moments, smoke
 from cetane.sweeps.grid import Candidate, candidate, weights
 from cetane.sweeps.on_chip import predict
-from cetane.sweeps.points import Lines, Model, Point, Predicted, Score, Text, key_of
+from cetane.sweeps.points import (
+    JudgedText,
+    LayerScore,
+    Point,
+    PointLedger,
+    Predicted,
+    SweptModel,
+    key_of,
+)
 
 CALIBRATION, LAYERS, JUDGED = 512, 128, 1024
 """Tokens of the text: at its beginning those that sensitivities are measured on, of them the first
@@ -78,8 +86,8 @@ class Sweep:
         self.planner = Planner(self.checkpoint, self.recipe)
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        self.points = Lines(self.folder / POINTS, Point)
-        self.scores = Lines(self.folder / SCORES, Score)
+        self.points = PointLedger(self.folder / POINTS, Point)
+        self.scores = PointLedger(self.folder / SCORES, LayerScore)
         self.predictor = Predictor(self.chip)
 
     @cached_property
@@ -176,7 +184,7 @@ class Sweep:
             self.judge.sensitivities = self.counted.read()
             self.judge.compress(selection)
             kl = self.judge.compare(truth).kl
-            score = Score(key=key, layer=group.layer, kind=group.kind, format=form.name, kl=kl)
+            score = LayerScore(key=key, layer=group.layer, kind=group.kind, format=form.name, kl=kl)
             self.scores.append(score)
         return score.kl
 
@@ -234,9 +242,9 @@ class Sweep:
             smoke=smoke.compare(self.checkpoint.tokenizer, answered, answers),
             predicted=predicted,
             seconds=time.perf_counter() - started,
-            model=Model(source=location(self.checkpoint.source),
+            model=SweptModel(source=location(self.checkpoint.source),
                         fingerprint=self.checkpoint.fingerprint),
-            text=Text(name=self.passage.name, sha256=self.passage.sha256,
+            text=JudgedText(name=self.passage.name, sha256=self.passage.sha256,
                       tokens=sum(len(window.tokens) - 1 for window in truth)),
             producer=producers(),
         )  # fmt: skip

@@ -18,7 +18,7 @@ from cetane.export.coreml_llm.contract import (
     SLIDING,
     VERIFY,
     Mode,
-    Sizes,
+    PackageSizes,
     positions,
     theirs,
 )
@@ -57,7 +57,7 @@ def check(folder: Path) -> list[str]:
         for part in ("cos", "sin"):
             path = folder / f"{part}_{name}.npy"
             problems += check_rotary(path, counts["context_length"], counts[dim])
-    sizes = Sizes(
+    sizes = PackageSizes(
         hidden=counts["hidden_size"],
         context=counts["context_length"],
         window=counts["sliding_window"],
@@ -108,7 +108,7 @@ def check_rotary(path: Path, context: int, dim: int) -> list[str]:
 class Chain:
     """The packages of one mode, in the order of their calls."""
 
-    sizes: Sizes
+    sizes: PackageSizes
     mode: Mode
     tokens: int | None = None
     """Of a call: all packages have the same."""
@@ -173,7 +173,7 @@ class Chain:
                 yield f"{where}: {name} is {type_.dtype}, not {dtype}"
 
 
-def check_packages(folder: Path, sizes: Sizes, owners: list[str]) -> Iterator[str]:
+def check_packages(folder: Path, sizes: PackageSizes, owners: list[str]) -> Iterator[str]:
     """Every package is there, takes what the runtime gives, and gives what it takes; `owners` are
     the kinds of the layers that have caches."""
     layouts = [names for names in CHUNKS.values() if (folder / f"{names[-1]}.mlpackage").is_dir()]
@@ -208,7 +208,9 @@ def check_packages(folder: Path, sizes: Sizes, owners: list[str]) -> Iterator[st
         yield from check_prefill(folder, sizes, owners, sum(owned[0].values()))
 
 
-def check_prefill(folder: Path, sizes: Sizes, owners: list[str], first: int) -> Iterator[str]:
+def check_prefill(
+    folder: Path, sizes: PackageSizes, owners: list[str], first: int
+) -> Iterator[str]:
     """The packages that prefill; `first` layers are in the first one."""
     programs = yield from opened(folder, PREFILL)
     chain = Chain(sizes, "prefill")

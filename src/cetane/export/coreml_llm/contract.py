@@ -62,7 +62,7 @@ def is_cache(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class PackageSizes:
     """What `model_config.json` says."""
 
     hidden: int

@@ -17,11 +17,11 @@ from cetane.export.coreml_llm.contract import (
     VERIFY,
     WIDTH,
     Mode,
-    Sizes,
+    PackageSizes,
     theirs,
 )
 from cetane.families import CacheForm, CacheGroup, Head, ReadOnly
-from cetane.planner import CachePlan, FunctionGraph, Planner, Source, chunk_bounds
+from cetane.planner import CachePlan, FunctionGraph, ModelSource, Planner, chunk_bounds
 from cetane.schema.function import Function
 from cetane.schema.interface import FromTensor, Input, Output, ToTensor
 from cetane.schema.recipe import Recipe
@@ -51,7 +51,9 @@ class ContractPlanner(Planner):
 
     cache_plan: type[CachePlan] = ContractCaches
 
-    def __init__(self, checkpoint: Source, recipe: Recipe, like: Planner | None = None) -> None:
+    def __init__(
+        self, checkpoint: ModelSource, recipe: Recipe, like: Planner | None = None
+    ) -> None:
         head = recipe.head.model_copy(update={"choose": False})  # here the adapter chooses
         super().__init__(checkpoint, recipe.model_copy(update={"head": head}), like)
 
@@ -75,9 +77,9 @@ class ContractPlanner(Planner):
         """Heads of a kind of layer."""
         return self.memory.groups[name]
 
-    def sizes(self) -> Sizes:
+    def sizes(self) -> PackageSizes:
         """Of the model, as their runtime knows it."""
-        return Sizes(
+        return PackageSizes(
             hidden=self.model.hidden,
             context=self.recipe.cache.context,
             window=self.slots[SLIDING].count,
@@ -169,7 +171,7 @@ class PrefillPlanner(ContractPlanner):
 
     cache_plan = PrefillCaches
 
-    def __init__(self, checkpoint: Source, recipe: Recipe, like: Planner) -> None:
+    def __init__(self, checkpoint: ModelSource, recipe: Recipe, like: Planner) -> None:
         count = len({block.layer for block in like.model.layers})
         cuts = chunk_bounds(recipe.layout, count)[1:-1]
         shared = first_reader(like)

@@ -16,11 +16,11 @@ from cetane.families import (
     Block,
     CacheGroup,
     CacheSpec,
-    EmbeddingTable,
     Model,
     ReadOnly,
     RotaryTable,
     Shard,
+    StoredTable,
     tensor_layout,
 )
 from cetane.planner import CachePlan, FunctionGraph, GraphMaker, Segment
@@ -161,7 +161,7 @@ def draft_head_model(config: DraftHeadConfig, blocks: tuple[Block, ...], context
         vocab=config.rows,
         eps=config.eps,
         layers=blocks,
-        embedding=EmbeddingTable(""),  # the target's
+        embedding=StoredTable(""),  # the target's
         norm="norm",
         output="output",
         host={
