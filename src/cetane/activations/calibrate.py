@@ -27,32 +27,32 @@ Ranges = dict[str, dict[str, float]]
 def calibrate(package: Path, samples: Mapping[str, Sequence[Arrays]]) -> Ranges:
     """Ranges of the tensors of a package's functions, each over the inputs of its own calls.
 
-    Functions of one shard name their tensors alike, so what was found with one counts for all.
+    Functions of one shard name their tensors alike, so the ranges of one count for all.
     Raises CetaneError when there are no samples, or when one makes a value that is not finite.
     """
-    found: Ranges = {}
+    ranges: Ranges = {}
     for function, calls in samples.items():
         if calls:
             with temporary_folder(), bridged(), repaired():
-                ranges = stats(single_function(package, function), calls)
-            for name, new in ranges.items():
-                found[name] = merged(found.get(name, new), new)
-    if not found:
+                own = stats(single_function(package, function), calls)
+            for name, new in own.items():
+                ranges[name] = merged(ranges.get(name, new), new)
+    if not ranges:
         raise CetaneError(f"{package.name}: no call of it was recorded, so it has no ranges")
-    for name, one in found.items():
+    for name, one in ranges.items():
         if not np.isfinite([one["rmin"], one["rmax"]]).all():
             raise CetaneError(f"{package.name}: {name} overflows while it is calibrated")
-    return found
+    return ranges
 
 
 def stats(model: Any, samples: Sequence[Arrays]) -> Ranges:
     """What coremltools finds for a model of one function."""
     from coremltools.optimize.coreml.experimental import _post_training_quantization as calibration
 
-    found = calibration._get_activation_calibration_stats(model, list(samples))
+    measured = calibration._get_activation_calibration_stats(model, list(samples))
     return {
         name: {"rmin": float(one["rmin"]), "rmax": float(one["rmax"])}
-        for name, one in found.items()
+        for name, one in measured.items()
     }
 
 

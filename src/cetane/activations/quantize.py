@@ -100,13 +100,13 @@ def check(plan: Plan, path: Path) -> None:
     recipe = plan.recipe
     if recipe.name.endswith(SUFFIX):
         raise CetaneError(f"{path}: its activations are quantized already")
-    for found, what, hint in (
+    for wrong, what, hint in (
         (any(f.states for f in plan.functions.values()), "states",
          'cache.contract = "readonly"'),
         (recipe.tokens.shapes == "range", "flexible shapes", 'tokens.shapes = "static"'),
         (bool(recipe.layout.routed), "experts as functions", "layout.routed = []"),
     ):  # fmt: skip
-        if found:
+        if wrong:
             raise CetaneError(
                 f"{path} has {what}, which coremltools does not calibrate",
                 f"port it with {hint}",

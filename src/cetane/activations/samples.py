@@ -63,12 +63,12 @@ def conversations(bundle: Bundle) -> list[list[int]]:
     room = bundle.plan.recipe.cache.context
     modes: list[Mode] = [mode for mode in bundle.plan.modes if mode != "verify"]
     engine = Engine(bundle.plan, PortableBackend(bundle), bundle.tables())
-    found = []
+    texts = []
     for prompt in prompts(bundle.tokenizer, True):
         question = prompt[: max(1, room - ANSWER)]
         answer = generate(engine.session(modes), question, Sampler(), ANSWER)
-        found.append([*question, *answer][:room])
-    return found
+        texts.append([*question, *answer][:room])
+    return texts
 
 
 def random_samples(shard: ShardPlan) -> Samples:

@@ -55,19 +55,19 @@ class Combinations:
     def layouts(self) -> dict[str, dict[str, Any]]:
         """Layouts by name; with experts of their own as well, where the model has any."""
         layers = len({block.layer for block in self.base.model.layers})
-        found: dict[str, dict[str, Any]] = {"per-block": {"kind": "per-block"}}
+        layouts: dict[str, dict[str, Any]] = {"per-block": {"kind": "per-block"}}
         if len(self.base.model.layers) == layers:  # a block is a layer
-            found = {}
-        found["per-layer"] = {"kind": "per-layer"}
+            layouts = {}
+        layouts["per-layer"] = {"kind": "per-layer"}
         for chunks in CHUNKS:
             if chunks < layers:
-                found[f"{chunks} chunks"] = {"kind": "chunks", "chunks": chunks}
-        found["single"] = {"kind": "single"}
+                layouts[f"{chunks} chunks"] = {"kind": "chunks", "chunks": chunks}
+        layouts["single"] = {"kind": "single"}
         routing = [b for b in self.base.model.layers if isinstance(b, RoutedBlock)]
         if routing and all(block.one_expert for block in routing):
-            for name, layout in list(found.items()):
-                found[f"{name}, routed"] = layout | {"routed": ("decode", "verify")}
-        return found
+            for name, layout in list(layouts.items()):
+                layouts[f"{name}, routed"] = layout | {"routed": ("decode", "verify")}
+        return layouts
 
     def contexts(self) -> list[int]:
         """The recipe's context, and some that the model knows."""

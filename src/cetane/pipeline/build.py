@@ -281,10 +281,10 @@ def parts(
                 header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(file, header)
                 for start in range(0, size.rows, step):
-                    found = table.read(checkpoint, start, min(start + step, size.rows)).numpy()
+                    stored = table.read(checkpoint, start, min(start + step, size.rows)).numpy()
                     if quantized:
-                        found = quantize_rows(found)[0 if part == "values" else 1]
-                    file.write(found.astype(dtype).tobytes())
+                        stored = quantize_rows(stored)[0 if part == "values" else 1]
+                    file.write(stored.astype(dtype).tobytes())
 
         return write
 

@@ -64,7 +64,7 @@ def chosen(patterns: Sequence[str]) -> list[str]:
     """
     grid = load_grid()
     known = list(grid.grid.formats())
-    found: dict[str, None] = {"fp16": None}
+    names: dict[str, None] = {"fp16": None}
     for pattern in patterns or grid.usual.formats:
         matching = [name for name in known if fnmatchcase(name, pattern)]
         if not matching:
@@ -74,8 +74,8 @@ def chosen(patterns: Sequence[str]) -> list[str]:
                 raise CetaneError(
                     f"--formats {pattern}: no such format", f"{nearest(pattern, known)}, ..."
                 ) from error
-        found |= dict.fromkeys(matching)
-    return list(found)
+        names |= dict.fromkeys(matching)
+    return list(names)
 
 
 @dataclass(frozen=True)

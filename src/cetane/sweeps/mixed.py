@@ -39,13 +39,13 @@ class Group:
 def groups_of(planner: Planner) -> list[Group]:
     """The groups of a model, those that no format of the grid fits left out."""
     blocks = chain.from_iterable(planner.members.values())
-    found = sorted(
+    kinds = sorted(
         ((b.layer, w.kind, w) for b in blocks for _, w in b.weights() if w.kind),
         key=lambda item: item[:2],
     )
-    names = {weight.name for _, _, weight in found}
+    names = {weight.name for _, _, weight in kinds}
     made = []
-    for (layer, kind), items in groupby(found, key=lambda item: item[:2]):
+    for (layer, kind), items in groupby(kinds, key=lambda item: item[:2]):
         weights = tuple(weight for _, _, weight in items)
         mine = {weight.name for weight in weights}
         group = Group(layer, str(kind), weights, tuple(pattern(mine, names - mine)))
@@ -62,14 +62,14 @@ def harms(
 ) -> list[list[Option]]:
     """Every group's formats with the harm of each, where all else is in fp16."""
     wanted = [(group, form) for group in groups for form in group.formats()]
-    found: dict[Group, list[Option]] = {group: [] for group in groups}
+    options: dict[Group, list[Option]] = {group: [] for group in groups}
     for done, (group, form) in enumerate(wanted):
         progress(f"layer {group.layer}, {group.kind}, {form.name}", done, len(wanted))
         names = dict.fromkeys(group.patterns, form.name)
         cost = harm(group, form, Selection(names=names, sensitivity=counted))
-        found[group].append(Option(form.name, group.nbytes(form), cost))
+        options[group].append(Option(form.name, group.nbytes(form), cost))
     progress("layers", len(wanted), len(wanted))
-    return list(found.values())
+    return list(options.values())
 
 
 def mix(

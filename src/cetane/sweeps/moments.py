@@ -30,8 +30,8 @@ class Watcher(TorchFunctionMode):
             x, weight = args[:2]
             name = self.names.get(id(weight))
             if name is not None and x.shape[1] == weight.shape[1]:
-                found = x.double().square().sum((0, 2, 3))
-                self.sums[name] = self.sums.get(name, torch.zeros_like(found)) + found
+                squares = x.double().square().sum((0, 2, 3))
+                self.sums[name] = self.sums.get(name, torch.zeros_like(squares)) + squares
                 self.columns[name] = self.columns.get(name, 0) + x[0, 0].numel()
         return func(*args, **(kwargs or {}))
 

@@ -31,14 +31,14 @@ from cetane.sweeps.points import Predicted
 def predict(planner: Planner, predictor: Predictor, target: Target) -> Predicted:
     """Speed of decoding on the predictor's chip, residency of weights on a target."""
     step = predictor.predict(planner, "decode")
-    found = audit(programs(planner), target)
-    findings = [f for function in found.functions for f in function.findings]
+    audited = audit(programs(planner), target)
+    findings = [f for function in audited.functions for f in function.findings]
     return Predicted(
         chip=predictor.chip.id,
         decode_ms=step.ms,
         tok_s=step.tok_s,
         binds=step.binds,
-        weights_off_ane=weights_off_ane(found.functions),
+        weights_off_ane=weights_off_ane(audited.functions),
         rules=tuple(dict.fromkeys(f.rule for f in findings)),
     )
 

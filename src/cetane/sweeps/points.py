@@ -1,6 +1,6 @@
 """What a sweep finds, one JSON object a line: read by reports, and by a sweep that goes on.
 
-`sweep.jsonl` holds a `Point` a line, `layers.jsonl` the `LayerScore` of a layer's weights of a kind.
+A line of `sweep.jsonl` is a `Point`; one of `layers.jsonl` is a `LayerScore`.
 A line is appended when it is known, and says in `key` what it depends on. Lines of several models
 and texts may stand in one file. `cetane.files.Ledger` says what a crash can do to it.
 """

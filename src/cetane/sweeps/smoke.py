@@ -43,12 +43,12 @@ def ask(judge: Judge) -> list[list[int]]:
     """The model's answer to every prompt."""
     tokenizer = judge.checkpoint.tokenizer
     room = judge.planner.recipe.cache.context
-    found = []
+    answers = []
     for prompt in load_prompts():
         tokens = asked(tokenizer, prompt.text)
         length = min(LENGTH, room - len(tokens))
-        found.append(judge.answer(tokens, length) if length > 0 else [])
-    return found
+        answers.append(judge.answer(tokens, length) if length > 0 else [])
+    return answers
 
 
 def compare(

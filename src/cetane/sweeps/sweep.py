@@ -121,9 +121,9 @@ class Sweep:
         if written_for(path) != key:
             self.progress("sensitivities", 0, 1)
             self.judge.compress(Selection())
-            found = moments.measure(self.judge, self.passage.calibration)
+            moments_of_text = moments.measure(self.judge, self.passage.calibration)
             with disk_errors(path), replacing(path) as temporary:
-                found.save(temporary, key)
+                moments_of_text.save(temporary, key)
         made = SensitivityFile(
             file=SENSITIVITY, sha256=hashlib.sha256(path.read_bytes()).hexdigest()
         )
@@ -167,11 +167,11 @@ class Sweep:
         others = sum(2 * w.elements for w in weights(self.planner) if w.name not in taken)
         options = mixed.harms(groups, self.harm, self.counted, self.progress)
         for size in dict.fromkeys(sizes):
-            found = mixed.mix(groups, options, size - others, self.counted)
-            if found is None:
+            mix = mixed.mix(groups, options, size - others, self.counted)
+            if mix is None:
                 self.refused[f"mixed, {size / 1e6:.1f} MB"] = "the smallest formats do not fit"
             else:
-                known.append(self.point(found))
+                known.append(self.point(mix))
         return known
 
     def harm(self, group: mixed.Group, form: Format, selection: Selection) -> float:
