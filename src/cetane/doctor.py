@@ -29,17 +29,22 @@ E5_CACHE = "com.apple.e5rt.e5bundlecache"
 """Where Core ML keeps what it compiled for the ANE, in a folder a system build, for every program
 that ran: 86 GB were found after an upgrade (ane-book, experiment 35)."""
 DAY = 86_400
-LEFT_BEHIND = ("tmp*.mlpackage", "tmp*.mlmodelc", "cetane-plan-*", "cetane-activations-*")
+LEFT_BEHIND = (
+    "tmp*.mlpackage", "tmp*.mlmodelc", "*-*.mlmodelc", "cetane-plan-*", "cetane-activations-*",
+    "cetane-diff-*",
+)  # fmt: skip
 """What conversions that were killed leave in the temporary folder."""
+UNUSED = 30 * DAY
+"""Seconds after which a graph that was prepared for a program, and not used since, can go."""
 
 
 @dataclass(frozen=True)
-class Check:
+class Diagnosis:
     """One thing that was looked at."""
 
     name: str
     state: Literal["ok", "warning", "failure"]
-    found: str
+    value: str
     hint: str = ""
 
 
@@ -52,34 +57,34 @@ class Leftover:
     why: str
 
 
-def diagnose() -> list[Check]:
+def diagnose() -> list[Diagnosis]:
     """Everything that a port or a run needs of this machine."""
     return [*versions(), *native_libraries(), *space(), *stale()]
 
 
-def versions() -> Iterator[Check]:
+def versions() -> Iterator[Diagnosis]:
     """Python and the packages that cetane needs, beside what it was made with."""
-    yield Check("python", "ok", ".".join(map(str, sys.version_info[:3])))
+    yield Diagnosis("python", "ok", ".".join(map(str, sys.version_info[:3])))
     for line in requires("cetane") or []:
         needed = Requirement(line)
         if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
             continue
         try:
-            found = version(needed.name)
+            installed = version(needed.name)
         except PackageNotFoundError:
-            yield Check(needed.name, "failure", "missing", f"pip install '{needed}'")
+            yield Diagnosis(needed.name, "failure", "missing", f"pip install '{needed}'")
             continue
-        fits = needed.specifier.contains(found, prereleases=True)
+        fits = needed.specifier.contains(installed, prereleases=True)
         hint = "" if fits else f"made for {needed.specifier}: pip install '{needed}'"
-        yield Check(needed.name, "ok" if fits else "warning", found, hint)
+        yield Diagnosis(needed.name, "ok" if fits else "warning", installed, hint)
 
 
-def native_libraries() -> Iterator[Check]:
+def native_libraries() -> Iterator[Diagnosis]:
     """coremltools' compiled parts: wheels for some Pythons lack them, and fail when weights are
     written (coremltools #2617, #2361)."""
-    found = importlib.util.find_spec("coremltools")
-    folder = Path(found.submodule_search_locations[0]) if (
-        found and found.submodule_search_locations) else None  # fmt: skip
+    spec = importlib.util.find_spec("coremltools")
+    places = spec.submodule_search_locations if spec else None
+    folder = Path(places[0]) if places else None
     for name in NATIVE_ON_MAC if is_mac() else NATIVE:
         there = folder is not None and any(
             (folder / f"{name}{suffix}").is_file() for suffix in EXTENSION_SUFFIXES
@@ -87,11 +92,11 @@ def native_libraries() -> Iterator[Check]:
         hint = "" if there else (
             "this wheel of coremltools has no native parts for this Python: use 3.11 or 3.12"
         )  # fmt: skip
-        yield Check(f"coremltools {name}", "ok" if there else "failure",
+        yield Diagnosis(f"coremltools {name}", "ok" if there else "failure",
                     "there" if there else "missing", hint)  # fmt: skip
 
 
-def space() -> Iterator[Check]:
+def space() -> Iterator[Diagnosis]:
     """Room for bundles, for conversions, and for the cache."""
     places = {"disk here": Path.cwd(), "temporary space": Path(tempfile.gettempdir()),
               "cache": cache_dir()}  # fmt: skip
@@ -103,23 +108,27 @@ def space() -> Iterator[Check]:
             "set TMPDIR to a larger disk" if name == "temporary space" else "cetane gc shows what "
             "can go"
         )  # fmt: skip
-        yield Check(name, "warning" if low else "ok", f"{free / 1e9:.1f} GB free, {place}", hint)
+        yield Diagnosis(
+            name, "warning" if low else "ok", f"{free / 1e9:.1f} GB free, {place}", hint
+        )
 
 
-def stale() -> Iterator[Check]:
+def stale() -> Iterator[Diagnosis]:
     """What an upgrade of the system, or a killed conversion, left."""
-    found = leftovers()
-    size = sum(item.bytes for item in found)
-    state: Literal["ok", "warning"] = "warning" if found else "ok"
-    hint = "cetane gc lists it, cetane gc --remove removes it" if found else ""
-    yield Check("leftovers", state, f"{len(found)}, {size / 1e9:.1f} GB", hint)
+    items = leftovers()
+    size = sum(item.bytes for item in items)
+    state: Literal["ok", "warning"] = "warning" if items else "ok"
+    hint = "cetane gc lists it, cetane gc --remove removes it" if items else ""
+    yield Diagnosis("leftovers", state, f"{len(items)}, {size / 1e9:.1f} GB", hint)
     if not is_mac():
-        yield Check("ANE caches", "ok", "none: this is no Mac")
+        yield Diagnosis("ANE caches", "ok", "none: this is no Mac")
 
 
 def leftovers() -> list[Leftover]:
     """What can be removed without loss."""
-    return [*other_builds(), *ane_caches(), *temporary_files()]
+    return [
+        *other_builds(), *ane_caches(), *temporary_files(), *unfinished(), *prepared(), *halves(),
+    ]  # fmt: skip
 
 
 def other_builds() -> Iterator[Leftover]:
@@ -144,15 +153,44 @@ def ane_caches() -> Iterator[Leftover]:
 def temporary_files() -> Iterator[Leftover]:
     """Packages of conversions that ended more than a day ago."""
     folder = Path(tempfile.gettempdir())
-    for pattern in LEFT_BEHIND:
-        for path in sorted(folder.glob(pattern)):
-            if not path.is_symlink() and time.time() - path.stat().st_mtime > DAY:
-                yield Leftover(path, size_of(path), "left by a conversion")
+    for path in sorted({path for pattern in LEFT_BEHIND for path in folder.glob(pattern)}):
+        if older(path, DAY):
+            yield Leftover(path, size_of(path), "left by a conversion")
 
 
-def clean(found: list[Leftover]) -> None:
+def unfinished() -> Iterator[Leftover]:
+    """Builds in the current folder that were stopped more than a day ago, with what lowering
+    (`.lower-*`) and writing (`.NAME.tmp`) left in them."""
+    for path in sorted(Path.cwd().glob("*.partial")):
+        if (path / "bundle").is_dir() and older(path / "bundle", DAY):
+            why = "a build that was stopped; the same command would go on with it"
+            yield Leftover(path, size_of(path), why)
+
+
+def prepared() -> Iterator[Leftover]:
+    """Graphs that were prepared for programs which nobody has run for a month."""
+    for path in sorted((cache_dir() / "prepared").glob("*")):
+        if older(path, UNUSED):
+            yield Leftover(path, size_of(path), "prepared for a program that was not run lately")
+
+
+def halves() -> Iterator[Leftover]:
+    """Files of the cache that a process which was killed did not finish."""
+    for path in sorted(cache_dir().rglob(".*")):
+        if path.is_file() and older(path, DAY):
+            yield Leftover(path, size_of(path), "a half-written file of the cache")
+
+
+def older(path: Path, seconds: float) -> bool:
+    """Whether a file or folder, which is no link, was last written or read that long ago."""
+    status = path.lstat()
+    used = max(status.st_mtime, status.st_atime if path.is_file() else 0)
+    return not path.is_symlink() and time.time() - used > seconds
+
+
+def clean(items: list[Leftover]) -> None:
     """Remove leftovers; CetaneError if one cannot be."""
-    for item in found:
+    for item in items:
         try:
             remove(item.path)
         except OSError as error:

@@ -38,8 +38,8 @@ def validated(
     except ValidationError as error:
         known = kind if isinstance(kind, type) else None
         raise CetaneError(f"{where}: {reason(error, known)}", hint) from error
-    except RecursionError as error:
-        raise CetaneError(f"{where}: too deeply nested", hint) from error
+    except (RecursionError, UnicodeError, OverflowError) as error:
+        raise CetaneError(f"{where}: {spoken(error)}", hint) from error
 
 
 def reason(error: ValidationError, kind: type[Any] | None = None) -> str:

@@ -33,7 +33,7 @@ MODULES = [
     "iOS18/test_transformers.py",
 ]
 
-# docs/conformance.md explains each.
+# docs/reference/conformance.md explains each.
 KNOWN = {
     "TestConv::test_type_inference_dynamic_x_with_groups",  # these three predict with a
     "TestSliceByIndex::test_slice_by_index",  # neural network, not an ML program

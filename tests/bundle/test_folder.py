@@ -187,7 +187,7 @@ def save(file: Path, array: np.ndarray) -> None:
         ("embedding.npy", np.zeros((288, 65), np.float16), r"shape \(288, 65\)"),
         ("embedding.npy", np.zeros((64, 288), np.float16), r"shape \(64, 288\)"),
         ("embedding.npy", np.zeros(288 * 64, np.float16), r"shape \(18432,\)"),
-        ("embedding.npy", np.array([{"a": 1}], dtype=object), "object"),
+        ("embedding.npy", np.array([{"a": 1}], dtype=object), "not an array of numbers"),
         ("rotary-default.npy", np.zeros((2, 32, 16), np.float32), r"shape \(2, 32, 16\)"),
         ("rotary-default.npy", np.zeros((2, 64), np.float32), r"shape \(2, 64\)"),
     ],

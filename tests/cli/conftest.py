@@ -12,7 +12,8 @@ import pytest
 from tests.converting import converted_once
 
 from cetane.bundle import Bundle
-from cetane.cli import bench, main, run
+from cetane.cli import main
+from cetane.pipeline import bench, language_model
 
 RECIPE = """
 description = "The tiny model's."
@@ -29,7 +30,7 @@ prefill = 8
 @pytest.fixture(autouse=True)
 def own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command owns its process, a test does not."""
-    for module in (bench, run):
+    for module in (bench, language_model):
         monkeypatch.setattr(module, "share_threads", lambda: None)
 
 

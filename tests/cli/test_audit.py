@@ -118,8 +118,8 @@ def test_rules(cetane: Cetane) -> None:
 
 
 def test_the_page_of_rules_is_up_to_date(cetane: Cetane) -> None:
-    """`cetane audit --rules --markdown > docs/residency.md`."""
-    page = Path(__file__).parents[2] / "docs" / "residency.md"
+    """`cetane audit --rules --markdown > docs/reference/residency.md`."""
+    page = Path(__file__).parents[2] / "docs" / "reference" / "residency.md"
     assert cetane("audit", "--rules", "--markdown").out == page.read_text()
 
 

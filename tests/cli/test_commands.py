@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from cetane.bundle import Bundle
 from cetane.cli.demo import DEMOS, Demo
 from cetane.cli.output import print_json
 from cetane.gates.golden import thresholds
-from cetane.hardware.chips import Figure, find_chip
+from cetane.hardware.chips import ChipFigure, find_chip
 
 from .conftest import Cetane
 
@@ -107,13 +107,13 @@ def test_plan_counts_programs(
 ) -> None:
     """Every function is one, and a process holds only so many."""
     known = find_chip("m4-max")
-    few = Figure(value=limit, source="a test", date="2026")
+    few = ChipFigure(value=limit, source="a test", date="2026")
     lacking = known.model_copy(update={"programs": (few,)})
-    monkeypatch.setattr("cetane.cli.plan.find_chip", {"m4-max": lacking}.__getitem__)
+    monkeypatch.setattr("cetane.cli.plan_tables.find_chip", {"m4-max": lacking}.__getitem__)
     plan = ("plan", tiny_checkpoint_folder, "-r", small_file)
     shown = cetane(*plan)
     assert shown.code == 0
-    assert "3 packages, 3 programs when every function is loaded" in shown.out
+    assert "3 packages, 3 programs;" in shown.out
     assert (f"warning: a process is reported to hold about {limit} loaded" in shown.err) is warned
     assert cetane(*plan, "--json").err == ""
 
@@ -147,13 +147,14 @@ def test_port(
     assert gates["golden"]["passed"] is True
     assert len(gates["golden"]["ranges"]) == 2
     assert bundle.gates()["golden"]["passed"] is True
-    assert "build: shards/layer-01.mlpackage (5/6)" in first.err
     assert lowered == ["layer-00", "head-0", "layer-01"]
 
     again = cetane(*port)
     assert again.code == 0
     assert "golden gate: pass" in again.out
-    assert "largest residuals" in again.out
+    assert "largest residuals" not in again.out
+    assert "largest residuals" in cetane(*port, "-v").out
+    assert "tokens/s on M4 Max" in again.out
     assert f"next: cetane run {target.name} --chat" in again.out
     assert Bundle(target).digest == bundle.digest
     assert len(lowered) == 3
@@ -274,17 +275,18 @@ def test_demo(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """From a checkpoint that needs no hub to text; a red gate ends it."""
-    shown = Demo(lambda: tiny_checkpoint_folder, str(small_file), "Fuel")
-    monkeypatch.setitem(DEMOS, "tiny", shown)
+    monkeypatch.setitem(DEMOS, "zaya-tiny", Demo(str(small_file), "Fuel", 8))
+    monkeypatch.setattr("cetane.lab.workload.zaya_tiny", lambda: tiny_checkpoint_folder)
     monkeypatch.chdir(tmp_path)
-    found = cetane("demo", "--model", "tiny")
+    found = cetane("demo", "--model", "zaya-tiny")
     assert found.code == 0
     assert "golden gate: pass" in found.out
     assert "Fuel\n" in found.out
-    Bundle(tmp_path / "tiny-small").verify()
+    Bundle(tmp_path / "zaya-tiny-small").verify()
+    assert len(found.out.splitlines()) < 25
 
     monkeypatch.setattr("cetane.gates.golden.thresholds", lambda _: {**LIMITS, "top1": 2.0})
-    red = cetane("demo", "--model", "tiny")
+    red = cetane("demo", "--model", "zaya-tiny")
     assert red.code == 1
     assert "Fuel\n" not in red.out
 
@@ -363,6 +365,7 @@ def test_run_prompt_ids(cetane: Cetane, ported: Bundle, tokenizer: Any, continue
     assert found["text"] == text
     assert found["prompt_tokens"] == len(prompt)
     assert found["seconds_to_first_token"] > 0
+    assert found["finish_reason"] == "length"
     assert cetane(*run).out == text + "\n"
 
 
@@ -418,14 +421,22 @@ def test_run_chat_in_a_full_context(
     assert said[1] == "the context is full: the conversation starts anew"
 
 
-def test_run_shows_an_unfinished_character(
+def test_run_leaves_out_an_unfinished_character(
     cetane: Cetane, ported: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The bytes of half a character are among the tokens, and not in the text."""
     tokens = ported.tokenizer.encode("ok 😀")[:-1]
-    monkeypatch.setattr("cetane.cli.run.generate", lambda *_: iter(tokens))
+
+    def generate(*_: object) -> Generator[int, None, str]:
+        yield from tokens
+        return "length"
+
+    monkeypatch.setattr("cetane.pipeline.language_model.generate", generate)
     found = cetane("run", ported.path, QUESTION, "--json").json
-    assert found["text"] == ported.tokenizer.decode(tokens)
-    assert found["text"].endswith("\ufffd")
+    assert found["tokens"] == tokens
+    assert ported.tokenizer.decode(tokens).endswith("\ufffd")
+    assert found["text"] == "ok "
+    assert found["finish_reason"] == "length"
 
 
 def test_the_command_itself(tiny_checkpoint_folder: Path, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_port_and_run(cetane: Cetane, tmp_path: Path) -> None:
     }  # fmt: skip
     said = cetane("run", bundle, "a fuel", "--max-new", "4")
     assert said.code == 0, said.err
-    refused = cetane("export", bundle, tmp_path / "out", "--layout", "coreml-llm")
+    refused = cetane("export", bundle, "-o", tmp_path / "out", "--to", "coreml-llm")
     assert "is for Gemma 4" in refused.error
 
 

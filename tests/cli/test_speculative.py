@@ -130,7 +130,7 @@ def test_a_head_is_trained_and_used(
     text = tmp_path / "text.txt"
     text.write_text("The rating of how readily a fuel ignites is its cetane number. " * 40)
     small = ("--tokens", 400, "--window", 32, "--vocabulary", 60, "--epochs", 20, "--steps", 2)
-    training = ("train-head", kind, "--target", bundle, "--data", text, *small)
+    training = ("train-head", bundle, kind, "--text", text, *small)
     found = cetane(*training, "--json")
     assert found.code == 0
     assert Path(found.json["head"]) == bundle / "heads" / kind
@@ -161,26 +161,26 @@ def test_a_head_is_trained_and_used(
 
     missing = cetane("run", built.path, *PROMPT, "--speculative", kind)
     assert f"has no {kind} head" in missing.error
-    assert f"cetane train-head {kind} --target" in missing.err
+    assert f"cetane train-head {bundle} {kind} --text" in " ".join(missing.err.split())
     shown = cetane(*training)  # again: it takes the place of the first
     assert "held-out positions" in shown.out
     assert f"golden gate of the {kind} head: pass" in shown.out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt", "tiny"]
     damage(bundle / "heads" / kind)
     assert cetane("validate", bundle).code == 1
-    none = cetane("train-head", kind, "--target", bundle, "--data", tmp_path / "none")
+    none = cetane("train-head", bundle, kind, "--text", tmp_path / "none")
     assert "cannot read" in none.error
 
 
 @pytest.fixture
 def small_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = {"chat": ["Hi", "Hello"], "edit": ["fuel fuel fuel"]}
-    monkeypatch.setattr("cetane.cli.bench.speculative_suite", lambda: prompts)
+    monkeypatch.setattr("cetane.pipeline.bench.suite", lambda: prompts)
 
 
 @pytest.mark.usefixtures("small_suite")
 def test_bench(cetane: Cetane, ported: Bundle) -> None:
-    bench = ("bench", ported.path, "--tokens", 12, "--rounds", 2)
+    bench = ("bench", ported.path, "--max-new", 12, "--rounds", 2)
     found = cetane(*bench, "--json").json
     assert found["draft_tokens"] == 2
     assert found["seconds"].keys() == {"1", "3"}
@@ -196,7 +196,7 @@ def test_bench(cetane: Cetane, ported: Bundle) -> None:
         assert row["ratio"] == pytest.approx(row["speculative"] / row["plain"])
         assert 0 < row["slowest"] <= row["ratio"]
         assert row["by_calls"] > 0
-    shown = cetane(*bench, "--only", "edit", "--drafters", "ngram")
+    shown = cetane(*bench, "--categories", "edit", "--drafters", "ngram")
     assert shown.code == 0
     assert "chat" not in shown.out
 
@@ -205,8 +205,7 @@ def test_bench(cetane: Cetane, ported: Bundle) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--suite", "speed"), "no suite 'speed'"),
-        (("--only", "chat,poems"), "no category 'poems'; known: chat, edit"),
+        (("--categories", "chat,poems"), "no category 'poems'; known: chat, edit"),
         (("--drafters", "ngram,oracle"), "no drafter 'oracle'"),
     ],
     ids=str,

@@ -13,7 +13,8 @@ from tests.families.gemma_models import recipe as gemma_recipe
 from tests.families.parity import engine_of, tokens
 from tests.families.parity import truth as truth_of
 
-from cetane.engine.engine import Engine, Session
+from cetane.engine.engine import Engine
+from cetane.engine.session import Session
 from cetane.errors import CetaneError
 from cetane.schema.slots import CONTRACTS
 

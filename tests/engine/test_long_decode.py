@@ -11,10 +11,11 @@ from tests.conftest import build_model, build_tokenizer, tiny_recipe
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
-from cetane.engine.engine import Engine, Session
+from cetane.engine.engine import Engine
 from cetane.engine.generate import generate
 from cetane.engine.portable import FastGraph, PortableBackend, ReferenceProgram
 from cetane.engine.sampling import Sampler
+from cetane.engine.session import Session
 from cetane.pipeline.build import build
 
 CONTEXT = 2080

@@ -24,6 +24,7 @@ from cetane.lab.departures import ZAYA
 from cetane.lower.lower import Lowering
 from cetane.mil import load
 from cetane.planner import Planner
+from cetane.schema.recipe import load_recipe, parse_recipe
 from cetane.schema.slots import CONTRACTS
 
 
@@ -414,3 +415,18 @@ def test_soft_routing_is_lowered(names: tuple[str, ...], tmp_path: Path) -> None
     kinds = [op.kind for op in function.ops]
     assert "softmax" in kinds
     assert "reduce_argmax" not in kinds
+
+
+PUBLISHED = ("zaya-exp29-probe", "zaya-exp30", "zaya-exp31", "zaya-exp34", "zaya-exp35")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_recipes_of_the_published_port_are_found_by_name(name: str) -> None:
+    """Their departures come from the lab, whoever makes the plan."""
+    wanted = load_recipe(name)
+    options = {"layout": wanted.layout.model_dump(), "family": wanted.family}
+    made = Planner(
+        InMemoryCheckpoint(MODEL),
+        parse_recipe({"name": name, "cache": {"context": 64}} | options, name),
+    ).plan()
+    assert made.recipe.family["departures"] == wanted.family["departures"]

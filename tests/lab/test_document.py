@@ -8,7 +8,7 @@ from cetane.lab.document import cell, markdown
 from cetane.lab.experiment import load_experiments, shipped
 from cetane.lab.journal import ArmOutcome, Figure, GateOutcome, Journal, Verdict
 
-PAGE = Path(__file__).parents[2] / "docs" / "experiments.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "decision-log.md"
 
 
 def filled(journal: Journal) -> None:

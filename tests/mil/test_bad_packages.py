@@ -97,6 +97,41 @@ def test_no_functions(package: Path) -> None:
     refuses(package, "without functions")
 
 
+@pytest.mark.parametrize("name", ["../../escaped", "/tmp/escaped", "a/b", "..", "", "a\nb", "é"])
+def test_names_of_functions_are_one_component_of_a_path(package: Path, name: str) -> None:
+    def edit(spec: Any) -> None:
+        functions = spec.mlProgram.functions
+        functions[name].CopyFrom(functions["main"])
+
+    edit_spec(package, edit)
+    refuses(package, "is no name of a function")
+
+
+def test_values_that_are_read_before_they_are_made(package: Path) -> None:
+    def edit(spec: Any) -> None:
+        first(spec, "add").inputs["x"].arguments[0].name = "concat_0"
+
+    edit_spec(package, edit)
+    refuses(package, "add add_0: x is 'concat_0', which nothing has computed before")
+
+
+def test_declared_shapes_that_are_not_computed(package: Path) -> None:
+    def edit(spec: Any) -> None:
+        first(spec, "add").outputs[0].type.tensorType.dimensions[0].constant.size = 13
+
+    edit_spec(package, edit)
+    refuses(package, r"add add_0: it computes the shape \(12,\), but add_0 is declared fp16 \(13\)")
+
+
+def test_inputs_larger_than_memory(package: Path) -> None:
+    def edit(spec: Any) -> None:
+        (function,) = spec.mlProgram.functions.values()
+        function.inputs[0].type.tensorType.dimensions[0].constant.size = 1 << 40
+
+    edit_spec(package, edit)
+    refuses(package, "has more than 268435456 elements")
+
+
 def test_missing_weights(package: Path) -> None:
     (package / WEIGHTS).unlink()
     refuses(package, "the weight file .*weight.bin is missing")

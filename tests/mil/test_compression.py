@@ -170,7 +170,9 @@ def test_grouped_vector_palette() -> None:
     indices = rng.integers(0, 4, (4, 6)).astype(np.uint8)
     lut = rng.standard_normal((2, 3, 4, 5)).astype(np.float32)
     for axis in (0, 1, -1):
-        decoded = OPS[LUT].call(torch.from_numpy(indices), torch.from_numpy(lut), vector_axis=axis)
+        decoded = OPS[LUT].call(
+            indices=torch.from_numpy(indices), lut=torch.from_numpy(lut), vector_axis=axis
+        )
         expected = coremltools_utils.lut_to_dense(indices, lut, axis)
         np.testing.assert_array_equal(decoded, expected)
 

@@ -12,6 +12,7 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
 from cetane.gates.golden import golden
 from cetane.hardware.chips import find_chip
+from cetane.lab.entry import ExperimentReport, experiment_report
 from cetane.lab.experiment import Experiment, find_experiment, shipped
 from cetane.lab.journal import (
     ArmOutcome,
@@ -23,8 +24,7 @@ from cetane.lab.journal import (
     Verdict,
 )
 from cetane.report.collect import bundle_report
-from cetane.report.content import BundleReport, ExperimentReport
-from cetane.report.experiments import experiment_report
+from cetane.report.content import BundleReport
 from cetane.report.given import read_benchmark, read_sweep
 from cetane.schema.manifest import MANIFEST
 

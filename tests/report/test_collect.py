@@ -15,32 +15,32 @@ from cetane.gates.golden import shard_score
 from cetane.hardware.chips import find_chip
 from cetane.perf.predict import Predictor
 from cetane.planner import Planner
-from cetane.report.collect import bundle_report, position_row
-from cetane.report.content import Absent, BundleReport, Positions, Predicted, Ranges
+from cetane.report.collect import bundle_report, model_name, position_row
+from cetane.report.content import Absent, BundleReport, CallTimes, Positions, Ranges
 
 
 def test_every_op_of_the_packages_is_on_the_map(full: BundleReport, judged: Bundle) -> None:
     """Counted by coremltools' own reader of the packages."""
-    for found in full.residency.maps:
+    for mapped in full.residency.maps:
         kinds: Counter[str] = Counter()
-        for step in judged.plan.modes[found.mode].steps:
+        for step in judged.plan.modes[mapped.mode].steps:
             spec = ct.utils.load_spec(str(judged.shard(step.shard)))
             function = spec.mlProgram.functions[step.function]
             block = function.block_specializations[function.opset]
             kinds.update(op.type for op in block.operations)
         wanted = {k: n for k, n in kinds.items() if k != "const" and "constexpr" not in k}
-        assert {row.kind: row.ops for row in found.rows} == wanted
-        assert sum(found.placed.values()) == found.ops == sum(wanted.values())
-        for row in found.rows:
+        assert {row.kind: row.ops for row in mapped.rows} == wanted
+        assert sum(mapped.placed.values()) == mapped.ops == sum(wanted.values())
+        for row in mapped.rows:
             assert sum(sum(c.placed.values()) for c in row.cells if c) == row.ops
 
 
 def test_layers_alike_have_ops_alike(full: BundleReport) -> None:
     """Both layers of the model are alike, and each attends once."""
-    (found, *_) = full.residency.maps
-    blocks = [column.block for column in found.columns]
+    (mapped, *_) = full.residency.maps
+    blocks = [column.block for column in mapped.columns]
     assert blocks == ["layer-00", "layer-01", "head-0", "head-1"]
-    for row in found.rows:
+    for row in mapped.rows:
         first, second, *_ = [sum(cell.placed.values()) if cell else 0 for cell in row.cells]
         assert first == second, row.kind
         if row.kind == "softmax":
@@ -48,7 +48,7 @@ def test_layers_alike_have_ops_alike(full: BundleReport) -> None:
 
 
 def test_what_placed_ops_adds_up(full: BundleReport) -> None:
-    total = sum(found.ops for found in full.residency.maps)
+    total = sum(mapped.ops for mapped in full.residency.maps)
     assert sum(reason.ops for reason in full.residency.reasons) == total
     assert all(reason.message for reason in full.residency.reasons)
 
@@ -64,6 +64,55 @@ def test_sizes_are_those_on_disk(full: BundleReport, judged: Bundle) -> None:
     assert full.sizes.bytes == sum(part.bytes for part in full.sizes.parts)
 
 
+def test_an_apps_tensors_are_those_of_the_packages(full: BundleReport, judged: Bundle) -> None:
+    """Names and shapes by coremltools' own reader."""
+    seen = 0
+    for one in full.developers.interfaces:
+        for shard in one.shards:
+            spec = ct.utils.load_spec(str(judged.shard(shard)))
+            for function in spec.description.functions:
+                if function.name in one.functions:
+                    seen += 1
+                    for direction, features in (("input", function.input),
+                                                ("output", function.output)):  # fmt: skip
+                        wanted = {f.name: tuple(f.type.multiArrayType.shape) for f in features}
+                        mine = {t.name: t.shape for t in one.tensors if t.direction == direction}
+                        assert mine == wanted
+    assert seen == len(judged.plan.functions)
+
+
+def test_an_apps_files_and_calls_are_all_there(full: BundleReport, judged: Bundle) -> None:
+    for file in full.developers.files:
+        assert (judged.path / file.path).exists()
+    assert sum(f.bytes for f in full.developers.files) == sum(
+        p.stat().st_size for p in judged.path.rglob("*") if p.is_file() and "gates" not in p.parts
+    )
+    calls = {order.mode: len(order.calls) for order in full.developers.calls}
+    assert calls == {mode: len(steps.steps) for mode, steps in judged.plan.modes.items()}
+
+
+def test_large_figures_have_the_gates_limits(full: BundleReport, empty: BundleReport) -> None:
+    figures = {figure.name: figure for figure in full.figures}
+    checks = {c.name: c for v in full.verdicts if v.gate == "golden" for c in v.checks}
+    assert figures["KL divergence"].limit == checks["KL (decode)"].limit
+    assert figures["same first choice"].limit == 100 * checks["top-1 agreement (decode)"].limit
+    assert figures["KL divergence"].holds and figures["same first choice"].holds
+    assert figures["size"].holds is None
+    assert "KL divergence" not in {figure.name for figure in empty.figures}
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("HuggingFaceTB/SmolLM2-135M", "SmolLM2-135M"),
+        ("/weights/model.Q4_1.gguf", "model.Q4_1"),
+        ("../zaya-tiny/", "zaya-tiny"),
+    ],
+)
+def test_a_models_name(source: str, name: str) -> None:
+    assert model_name(source) == name
+
+
 def test_ranges_name_the_largest(full: BundleReport) -> None:
     assert isinstance(full.ranges, Ranges)
     assert full.ranges.largest.largest == max(b.largest for b in full.ranges.blocks)
@@ -71,7 +120,7 @@ def test_ranges_name_the_largest(full: BundleReport) -> None:
 
 
 def test_predictions_are_the_cost_models(full: BundleReport, judged: Bundle) -> None:
-    assert isinstance(full.predicted, Predicted)
+    assert isinstance(full.predicted, CallTimes)
     planner = Planner(open_checkpoint(judged.manifest.source), judged.plan.recipe)
     wanted = Predictor(find_chip("m4-max")).predict(planner, "decode")
     decode = next(mode for mode in full.predicted.modes if mode.mode == "decode")
@@ -89,7 +138,7 @@ def test_positions_are_cosines_by_position(full: BundleReport, judged: Bundle) -
         assert row.values[row.worst_at] == min(row.values)
 
 
-def test_a_position_that_differs_is_found() -> None:
+def test_a_position_that_differs_is_named() -> None:
     """By numpy: one row of one probe is turned by 60 degrees."""
     rows = np.tile(np.array([1.0, 0.0]), (5, 1))
     turned = rows.copy()
@@ -114,9 +163,9 @@ def test_a_failed_gate_fails_the_whole(judged: Bundle, tmp_path: Path) -> None:
     shutil.copytree(judged.path, tmp_path / "bundle")
     bundle = Bundle(tmp_path / "bundle")
     bundle.write_gate("w8a8", {"passed": False})
-    found = bundle_report(bundle, find_chip("m4-max"), None, None, None)
-    assert found.outcome == "failed"
-    assert found.verdicts[-1].gate == "w8a8"
+    report = bundle_report(bundle, find_chip("m4-max"), None, None, None)
+    assert report.outcome == "failed"
+    assert report.verdicts[-1].gate == "w8a8"
 
 
 def test_what_is_missing_says_how_to_make_it(empty: BundleReport) -> None:

@@ -2,34 +2,33 @@
 
 from pathlib import Path
 
+from cetane.lab.entry import ExperimentReport, experiment_report
 from cetane.lab.journal import Journal
-from cetane.report.content import Absent, ExperimentReport
-from cetane.report.experiments import experiment_report
 from cetane.report.page import page
 
 
 def test_a_planned_one_has_its_design(planned: ExperimentReport) -> None:
     assert planned.status == "Planned"
-    assert isinstance(planned.figures, Absent)
-    assert planned.remarks["Design"]
-    assert planned.outcome == "not built"
+    assert not planned.figures and not planned.runnable
+    assert planned.design
+    assert planned.state == "not built"
 
 
 def test_both_arms_beside_each_other(run: ExperimentReport) -> None:
-    assert not isinstance(run.figures, Absent)
     by_name = {figure.metric: figure for figure in run.figures}
-    found = by_name["decode_ms"]
-    assert found.baseline and found.candidate
-    assert (found.baseline.value, found.candidate.value, found.ratio) == (4.0, 3.0, 0.75)
-    assert found.longest == 4.5  # the baseline's upper quartile
+    steps = by_name["decode_ms"]
+    assert steps.baseline and steps.candidate
+    assert (steps.baseline.value, steps.candidate.value, steps.ratio) == (4.0, 3.0, 0.75)
+    assert steps.longest == 4.5  # the baseline's upper quartile
     assert by_name["kl"].ratio is None  # the baseline's is zero
     assert by_name["top1"].baseline is None
     assert by_name["predicted_ms"].candidate.kind == "predicted"  # type: ignore[union-attr]
 
 
 def test_the_last_verdict_and_all_runs(run: ExperimentReport) -> None:
-    assert (run.status, run.outcome) == ("Rejected", "interrupted")
-    assert run.decided == "KL is 0.25 nats, where 0.1 is allowed."
+    assert (run.status, run.state) == ("Rejected", "interrupted")
+    assert run.verdict is not None
+    assert run.verdict.reason == "KL is 0.25 nats, where 0.1 is allowed."
     assert run.obituary == "Nothing was gained."
     assert [row.status for row in run.runs] == ["interrupted", "failed", "error"]
     assert [row.seconds for row in run.runs] == [None, 61.5, 2.0]
@@ -45,7 +44,13 @@ def test_what_was_reported_stands_beside(run: ExperimentReport, planned: Experim
 def test_one_that_was_not_run_says_how(run: ExperimentReport, tmp_path: Path) -> None:
     from tests.report.conftest import experiment
 
-    found = experiment_report(experiment(), Journal(tmp_path / "none.jsonl"))
-    assert isinstance(found.figures, Absent)
-    assert found.figures.command == f"cetane lab run {experiment().id}"
-    assert found.outcome == "not run"
+    report = experiment_report(experiment(), Journal(tmp_path / "none.jsonl"))
+    assert not report.figures
+    assert f"cetane lab run {experiment().id}" in page(report)
+    assert report.state == "not run"
+
+
+def test_every_metric_says_which_direction_is_good(run: ExperimentReport) -> None:
+    ways = {figure.metric: figure.better for figure in run.figures}
+    assert (ways["kl"], ways["decode_ms"], ways["top1"]) == ("lower", "lower", "higher")
+    assert page(run).count("is better") == len(run.figures)

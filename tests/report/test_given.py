@@ -13,20 +13,20 @@ from cetane.report.given import read_benchmark, read_sweep
 
 
 def test_a_benchmark(bench_file: Path, tmp_path: Path) -> None:
-    found = read_benchmark(bench_file, tmp_path)
-    assert found.calls == {1: 11.2, 4: pytest.approx(15.7)}
-    assert not found.ours
-    assert found.longest == 2.5  # the largest ratio is 2.31
-    assert found.ticks == (0.5, 1.0, 1.5, 2.0)
-    assert [row.ratio for row in found.rows] == [0.96, 2.31, 1]
+    bench = read_benchmark(bench_file, tmp_path)
+    assert bench.calls == {1: 11.2, 4: pytest.approx(15.7)}
+    assert not bench.ours
+    assert bench.longest == 2.5  # the largest ratio is 2.31
+    assert bench.ticks == (0.5, 1.0, 1.5, 2.0)
+    assert [row.ratio for row in bench.rows] == [0.96, 2.31, 1]
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "not JSON"),
-        (b"\xff\xfe", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
+        (b"", "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
         (b"[]", "not a benchmark"),
         (b'{"speeds": []}', "not a benchmark"),
         (b'{"bundle": "b", "draft_tokens": 1, "seconds": {}, "speeds": []}', "of nothing"),
@@ -56,7 +56,7 @@ def test_files_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(given, "LARGEST", 100)
     path = tmp_path / "large"
     path.write_bytes(b" " * 101)
-    with pytest.raises(CetaneError, match="too large"):
+    with pytest.raises(CetaneError, match="larger than the 100 bytes"):
         read_benchmark(path, tmp_path)
     with pytest.raises(CetaneError, match="too large"):
         read_sweep(path, "one")
@@ -73,16 +73,16 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
 
 def test_points_that_can_be_compared(sweep_file: Path) -> None:
     """Those of the last text; the format that another beats at equal bytes is not on the line."""
-    found = read_sweep(sweep_file, "none of these")
-    assert {p.name: p.best for p in found.points} == {
+    sweep = read_sweep(sweep_file, "none of these")
+    assert {p.name: p.best for p in sweep.points} == {
         "fp16": True,
         "palette4-kmeans-group32": True,
         "palette4-uniform": False,
         "palette2-kmeans-group32": True,
     }
-    assert (found.text, found.tokens) == ("text", 512)
-    assert {p.cosine for p in found.points} == {0.97}
-    assert read_sweep(sweep_file.parent, "none of these") == found  # its folder will do
+    assert (sweep.text, sweep.tokens) == ("text", 512)
+    assert {p.cosine for p in sweep.points} == {0.97}
+    assert read_sweep(sweep_file.parent, "none of these") == sweep  # its folder will do
 
 
 def test_this_models_points_come_first(tmp_path: Path) -> None:

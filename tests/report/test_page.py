@@ -9,13 +9,14 @@ import pytest
 from tests.report.conftest import HOSTILE
 
 from cetane.cli.output import finite
-from cetane.report.content import BundleReport, ExperimentReport
+from cetane.lab.entry import ExperimentReport
+from cetane.report.content import BundleReport
 from cetane.report.page import page
 
 Report = BundleReport | ExperimentReport
 VOID = {"meta", "link", "hr", "br"}
-SECTIONS = ["verdicts", "placement", "agreement", "range", "sizes", "quality", "speculation",
-            "predicted", "provenance"]  # fmt: skip
+SECTIONS = ["verdicts", "placement", "agreement", "range", "sizes", "developers", "quality",
+            "speculation", "predicted", "provenance"]  # fmt: skip
 NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?!\w)")
 
 
@@ -54,8 +55,8 @@ class Parsed(HTMLParser):
 
 @pytest.fixture(params=["full", "empty", "run", "planned"])
 def report(request: pytest.FixtureRequest) -> Report:
-    found: Report = request.getfixturevalue(request.param)
-    return found
+    content: Report = request.getfixturevalue(request.param)
+    return content
 
 
 def values(content: Any) -> tuple[set[float], set[str]]:
@@ -82,17 +83,17 @@ def values(content: Any) -> tuple[set[float], set[str]]:
 
 def test_every_figure_is_in_the_json(report: Report) -> None:
     numbers, strings = values(json.loads(json.dumps(finite(report.model_dump(mode="json")))))
-    found = Parsed(page(report))
-    assert set(found.figures) <= numbers
+    parsed = Parsed(page(report))
+    assert set(parsed.figures) <= numbers
     known = {token for text in strings for token in NUMBER.findall(text)}
-    for text in found.texts:  # whatever is not marked as a figure is quoted
+    for text in parsed.texts:  # whatever is not marked as a figure is quoted
         assert set(NUMBER.findall(text)) <= known | {"1"}, text
 
 
 def test_a_page_asks_for_nothing(report: Report) -> None:
     text = page(report)
-    found = Parsed(text)
-    for tag, attributes in found.elements:
+    parsed = Parsed(text)
+    for tag, attributes in parsed.elements:
         assert tag not in ("script", "iframe", "object", "embed", "img", "form", "base")
         for name, value in attributes.items():
             assert not name.startswith("on"), (tag, name)
@@ -115,7 +116,7 @@ def test_hostile_texts_are_texts(report: Report) -> None:
 
 def test_hostile_texts_are_there(full: BundleReport, empty: BundleReport) -> None:
     assert HOSTILE in json.loads(json.dumps(full.model_dump(mode="json")))["speculation"]["bundle"]
-    assert HOSTILE in empty.subtitle
+    assert empty.recipe == HOSTILE
     assert HOSTILE in " ".join("".join(Parsed(page(empty)).texts).split("\n"))
 
 
@@ -125,8 +126,36 @@ def test_the_same_content_gives_the_same_page(report: Report) -> None:
 
 def test_all_sections_are_there(full: BundleReport, empty: BundleReport) -> None:
     for content in (full, empty):
-        found = Parsed(page(content))
-        assert [a["id"] for tag, a in found.elements if tag == "section"] == SECTIONS
+        parsed = Parsed(page(content))
+        assert [a["id"] for tag, a in parsed.elements if tag == "section"] == SECTIONS
+
+
+def test_the_title_says_which_model_when_and_how_it_was_judged(full: BundleReport) -> None:
+    text = page(full)
+    title = text[text.index("<title>") : text.index("</title>")]
+    for part in (full.title, full.date, "passed"):
+        assert part in title
+        assert part in text[text.index("<header>") : text.index("</header>")]
+
+
+def test_every_large_figure_has_a_limit_a_basis_and_a_direction(full: BundleReport) -> None:
+    text = page(full)
+    cards = text[text.index('<dl class="key">') : text.index("</dl>")].split("<dt>")[1:]
+    assert len(cards) == len(full.figures)
+    for card in cards:
+        assert re.search(r"limit [≥≤]|no limit set| to <data", card), card
+        assert "<b>measured</b>" in card or "<b>predicted</b>" in card
+        assert "higher is better" in card or "lower is better" in card
+
+
+def test_every_cell_of_a_table_that_stacks_has_a_name(report: Report) -> None:
+    """On a phone rows stand as blocks, where a cell's heading is its `data-label`."""
+    inside = False
+    for tag, attributes in Parsed(page(report)).elements:
+        if tag == "table":
+            inside = "rows" in (attributes.get("class") or "")
+        if tag == "td" and inside:
+            assert "data-label" in attributes
 
 
 def test_no_two_elements_have_one_id(report: Report) -> None:
@@ -142,12 +171,12 @@ def test_pictures_have_words(report: Report) -> None:
 
 
 def test_a_section_without_data_has_no_picture(empty: BundleReport) -> None:
-    found = Parsed(page(empty))
-    pictures = [a for _, a in found.elements if a.get("role") == "img"]
+    parsed = Parsed(page(empty))
+    pictures = [a for _, a in parsed.elements if a.get("role") == "img"]
     assert len(pictures) == len(empty.residency.maps)
     for section in ("positions", "quality", "speculation", "predicted"):
         command = getattr(empty, section).command
-        assert " ".join(command.split()) in " ".join("".join(found.texts).split())
+        assert " ".join(command.split()) in " ".join("".join(parsed.texts).split())
 
 
 def test_plots_take_the_colours_of_the_page(full: BundleReport) -> None:

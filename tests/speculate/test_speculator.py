@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.families.parity import tokens
 
-from cetane.engine.engine import Engine, Session
+from cetane.engine.engine import Engine
 from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
+from cetane.engine.session import Session
 from cetane.engine.verify import Draft
 from cetane.errors import CetaneError
 from cetane.schema.slots import CONTRACTS

@@ -3,7 +3,7 @@
     outcome = measure_activations(bundle, checkpoint, Options(), texts, target, progress)
 
 A bundle keeps its weights: one of int8 weights becomes W8A8, one of 4-bit palettes W4A8. See
-docs/activations.md.
+docs/explanation/activations.md.
 """
 
 from cetane.activations.measure import Outcome, judge_activations, measure_activations

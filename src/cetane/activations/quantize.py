@@ -24,7 +24,7 @@ SUFFIX = "-a8"
 
 
 class Options(Data):
-    """How activations are quantized. The defaults are what works best (docs/activations.md)."""
+    """How activations are quantized. docs/explanation/activations.md says why these defaults."""
 
     samples: Literal["real", "random"] = "real"
     """The engine's own calls of 34 prompts and their answers, or five calls of random numbers."""

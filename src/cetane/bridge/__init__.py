@@ -6,7 +6,7 @@
     model.predict({"x": x})
 
 or, for a script that knows nothing of this, `python -m cetane.bridge SCRIPT [ARGS]`. Nothing is
-changed before `install`, and `uninstall` puts everything back. See docs/bridge.md.
+changed before `install`, and `uninstall` puts everything back. See docs/explanation/bridge.md.
 """
 
 from cetane.bridge.patches import install, installed, uninstall

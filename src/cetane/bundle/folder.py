@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cetane.bundle.draft_heads import DraftHead, listed_files, open_draft_heads
 from cetane.bundle.listed import ListedFolder
-from cetane.bundle.tables import QuantizedRows, Rows, Tables
+from cetane.bundle.tables import QuantizedRows, Tables, TokenRows
 from cetane.errors import CetaneError
 from cetane.files import disk_errors, read_json, regular_files, write_json
 from cetane.schema.draft_head import DraftHeadKind
@@ -88,7 +88,7 @@ class Bundle(ListedFolder[Manifest]):
         rotary = {name: self.array(rotary_path(name), "<f4", shape) for name in plan.rotary}
         return Tables(rows.pop("tokens", None), rotary, rows)
 
-    def _rows(self, name: str, table: TablePlan) -> Rows:
+    def _rows(self, name: str, table: TablePlan) -> TokenRows:
         shape = (table.rows, table.channels)
         if self.plan.recipe.embedding.format == "fp16":
             return self.array(table_path(name), "<f2", shape)

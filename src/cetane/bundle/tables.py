@@ -8,7 +8,7 @@ import numpy as np
 from cetane.errors import CetaneError
 
 
-class Rows(Protocol):
+class TokenRows(Protocol):
     """A table of rows by token, in memory or not."""
 
     @property
@@ -21,12 +21,12 @@ class Tables:
     """Host tables: `tokens (V, C)`, the embedding, unless a shard holds it; `rotary[name] (2,
     context, D)` fp32, and further tables of rows by token; memory-mapped."""
 
-    tokens: Rows | None
+    tokens: TokenRows | None
     rotary: dict[str, np.ndarray[Any, Any]]
-    others: dict[str, Rows] = field(default_factory=dict)
+    others: dict[str, TokenRows] = field(default_factory=dict)
 
     @property
-    def embedding(self) -> Rows:
+    def embedding(self) -> TokenRows:
         """Rows of the embedding; CetaneError if a shard holds it."""
         if self.tokens is None:
             raise CetaneError(
@@ -35,7 +35,7 @@ class Tables:
             )
         return self.tokens
 
-    def rows(self, name: str) -> Rows:
+    def rows(self, name: str) -> TokenRows:
         """A table by its name in the plan."""
         return self.embedding if name == "tokens" else self.others[name]
 

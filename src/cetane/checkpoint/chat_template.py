@@ -29,6 +29,10 @@ LARGEST_TEMPLATE = 1 << 18
 SECONDS = 5.0
 LARGEST = 1 << 22
 """Characters or items of any text or list that a template makes."""
+MOST_BITS = 4096
+"""Of a whole number that a template computes."""
+_ITEM = 32
+"""What an item of a list counts, in characters."""
 PADDING = {"center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map"}
 """Methods that make a text of any length out of a number."""
 UNBOUNDED = ("batch", "center", "filesizeformat", "format", "slice", "wordwrap", "xmlattr")
@@ -90,6 +94,10 @@ class _Limits(NodeTransformer):
         self.generic_visit(node)
         return _filtered(node, "sized")
 
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, "sized") if node.ctx == "load" else node
+
     def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
         self.generic_visit(node)
         return _filtered(node, "sized")
@@ -108,19 +116,25 @@ class _Environment(ImmutableSandboxedEnvironment):
         tree: nodes.Template = _Limits().visit(super()._parse(source, name, filename))
         return tree
 
+    def wrap_str_format(self, value: Any) -> Any:
+        """Jinja's sandbox lets texts format others: a width of a billion is a billion spaces."""
+        if getattr(value, "__name__", "") in PADDING and isinstance(value.__self__, str):
+            raise TemplateError(f"a template may not call {value.__name__}()")
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         _tick()
         if operator == "+":
             _check(_size(left) + _size(right))
         elif operator == "%" and isinstance(left, str):
             raise TemplateError("a template may not format with %")
-        elif operator == "**" and abs(right) > 64:
-            raise TemplateError("a power of more than 64")
+        elif operator == "**" and _bits(left) * abs(right) > MOST_BITS:
+            raise TemplateError("a power that is too large")
         elif operator == "*":
             for value, times in ((left, right), (right, left)):
                 if isinstance(times, int):
                     _check(_size(value) * max(times, 0))
-                    _check(times.bit_length())
+            if _bits(left) + _bits(right) > MOST_BITS:
+                raise TemplateError("a product that is too large")
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -133,7 +147,12 @@ class _Environment(ImmutableSandboxedEnvironment):
                 return _replace(owner, *args)
             if name == "join":
                 return _join(_counted(args[0]), owner)
-        return super().call(context, obj, *args, **kwargs)
+        return _sized(super().call(context, obj, *args, **kwargs))
+
+
+def _bits(value: Any) -> int:
+    """Of a whole number; 1 of anything else."""
+    return value.bit_length() if isinstance(value, int) else 1
 
 
 def _tick() -> None:
@@ -152,12 +171,15 @@ def _size(value: Any) -> int:
     size, waiting = 0, [value]
     while waiting:
         item = waiting.pop()
+        if isinstance(item, str):
+            size += len(item)
+        elif isinstance(item, dict | list | tuple):
+            size += _ITEM * len(item)
+        _check(size)
         if isinstance(item, dict):
             waiting += [*item, *item.values()]
         elif isinstance(item, list | tuple):
             waiting += item
-        size += len(item) if isinstance(item, str | list | tuple | dict) else 0
-        _check(size)
     return size
 
 

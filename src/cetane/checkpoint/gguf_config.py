@@ -100,8 +100,8 @@ class Keys:
         return value
 
     def _bad(self, key: str, expected: str, value: Any) -> CetaneError:
-        found = "is missing" if value is None else f"is {value!r}, not {expected}"
-        return CetaneError(f"{self.file.path}: metadata {self.architecture}.{key} {found}")
+        state = "is missing" if value is None else f"is {value!r}, not {expected}"
+        return CetaneError(f"{self.file.path}: metadata {self.architecture}.{key} {state}")
 
 
 def _embedding_rows(file: GGUFFile, hidden: int) -> int:

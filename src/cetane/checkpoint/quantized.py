@@ -254,11 +254,11 @@ def compressed_tensors(layout: Layout) -> Tensors:
     layout.check(bool(groups) and all(isinstance(g, dict) for g in groups), "config_groups")
     plans = [g.get("weights") for g in groups]
     layout.check(all(isinstance(p, dict) for p in plans), "config_groups.weights")
-    bits = {p.get("num_bits") for p in plans}
+    bits = [p.get("num_bits") for p in plans]
     for module in layout.modules(".weight_packed"):
-        if len(bits) != 1 or not bits <= {4, 8}:
+        if bits not in ([4], [8]):
             raise layout.bad(f"packed weights of {bits} bits")
-        unpack_words(layout, module, bits.copy().pop())
+        unpack_words(layout, module, bits[0])
     blocks = [p["block_structure"] for p in plans if p.get("block_structure")]
     for module in layout.modules(".weight", ("I8", "F8_E4M3")):
         rows, columns = layout.matrix(f"{module}.weight")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,10 +16,12 @@ from cetane.checkpoint.tokenizer import TOKENIZER_FILES, Tokenizer
 from cetane.checkpoint.zaya_original import hf_config, hf_tensors, is_original
 from cetane.errors import CetaneError
 from cetane.files import file_identity, read_exactly, read_json
+from cetane.validation import parse_json
 
 if TYPE_CHECKING:
     import torch
 
+_MAX_DIMS = 8
 _MAX_HEADER = 100_000_000  # bytes; the format's own limit
 _PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 _INDEX = "model.safetensors.index.json"
@@ -143,7 +144,11 @@ def _shard_path(index: Path, file: str) -> Path:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one safetensors file; CetaneError unless its header describes it exactly."""
+    """The tensors of one safetensors file; CetaneError unless its header describes it exactly.
+
+    The safetensors package (0.8) is not used: it takes the last of two tensors of one name without
+    a word, and does not tell where a tensor lies, which rows and stacked experts are read by.
+    """
 
     def bad(why: str) -> CetaneError:
         return CetaneError(f"{path} is not a valid safetensors file: {why}", "download it again")
@@ -152,10 +157,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     length = int.from_bytes(read_exactly(path, 0, 8), "little") if size >= 8 else size
     if length > min(size - 8, _MAX_HEADER):
         raise bad(f"its header does not fit in its {size} bytes")
-    try:
-        header = json.loads(read_exactly(path, 8, length), object_pairs_hook=_without_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise bad(f"its header is not valid JSON ({error})") from error
+    header = parse_json(read_exactly(path, 8, length), f"{path}: its header", unique=True)
     if not isinstance(header, dict):
         raise bad("its header is not a JSON object")
     header.pop("__metadata__", None)
@@ -171,7 +173,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             raise bad(f"tensor {name!r} has unsupported dtype {dtype!r}")
         if not isinstance(shape, list) or not all(_is_count(n) for n in (*shape, begin, end)):
             raise bad(f"tensor {name!r} has a malformed shape or offset")
-        if end - begin != math.prod(shape) * DTYPES[dtype][1]:
+        if len(shape) > _MAX_DIMS or end - begin != math.prod(shape) * DTYPES[dtype][1]:
             raise bad(f"tensor {name!r} of shape {shape} in {dtype} has {end - begin} bytes")
         if start + end > size:
             raise bad(f"tensor {name!r} ends {start + end - size} bytes after the end of the file")
@@ -190,10 +192,3 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a name appears twice")
-    return result

@@ -137,7 +137,7 @@ def hf_tensors(
     was missing itself: one shard can be opened alone. CetaneError when the config has no room for
     a block or an expert, or the experts of a stack differ.
     """
-    found: dict[str, StoredTensor] = {}
+    renamed: dict[str, StoredTensor] = {}
     stacks: dict[str, dict[int, str]] = defaultdict(dict)
     blocks = 2 * config["num_hidden_layers"]
     for name, tensor in tensors.items():
@@ -154,16 +154,16 @@ def hf_tensors(
                 stacks[stack][int(expert[1])] = name
             target = _scale(block, module, parameter) or _parameter(block, module, parameter)
         if target is not None:
-            found[target] = tensor
+            renamed[target] = tensor
     if config["tie_word_embeddings"]:
-        found.pop("lm_head.weight", None)
+        renamed.pop("lm_head.weight", None)
 
     for stack, names in stacks.items():
         parts = {expert: tensors[name] for expert, name in sorted(names.items())}
         _check_stack(names, parts, config["num_experts"], path)
         if len(parts) == config["num_experts"]:
-            found[stack] = StackedTensor.stack(tuple(parts.values()))
-    return found
+            renamed[stack] = StackedTensor.stack(tuple(parts.values()))
+    return renamed
 
 
 def _check_stack(
@@ -301,15 +301,15 @@ class _Keys:
         types: tuple[type, ...],
         noun: str,
     ) -> Any:
-        found: dict[Any, str] = {}
+        values: dict[Any, str] = {}
         for key in keys:
             for value in self._values(key, block):
                 if type(value) not in types or not 0 < value <= sys.float_info.max:
                     raise self.bad(key, f"holds {value!r}, not a positive {noun}")
-                found.setdefault(value, key)
-        if len(found) > 1:
-            (one, key), (other, other_key) = list(found.items())[:2]
+                values.setdefault(value, key)
+        if len(values) > 1:
+            (one, key), (other, other_key) = list(values.items())[:2]
             raise self.bad(other_key, f"holds {other}, but {key} holds {one}")
-        if not found and default is None:
+        if not values and default is None:
             raise self.bad(keys[0], "is missing")
-        return next(iter(found), default)
+        return next(iter(values), default)

@@ -8,7 +8,7 @@ from rich.markup import escape
 
 from cetane.cli.app import app
 from cetane.cli.output import errors, print_json
-from cetane.errors import CetaneError
+from cetane.errors import CetaneError, printable
 
 
 def main() -> None:
@@ -21,6 +21,10 @@ def main() -> None:
         fail(getattr(error, "format_message", error.__str__)(), usage(error))
     except OSError as error:  # a path that no file system takes, a disk that breaks
         fail(str(error))
+    except MemoryError:
+        fail("there is not enough memory for this", "close other programs, or use a smaller model")
+    except RecursionError:
+        fail("the input is too deeply nested")
     except (KeyboardInterrupt, typer.Abort):
         errors.print("stopped")
         sys.exit(130)
@@ -35,15 +39,10 @@ def usage(error: typer.TyperException) -> str | None:
 def fail(message: str, hint: str | None = None) -> NoReturn:
     """Say what is wrong, as JSON where JSON was asked for, and end with exit code 2."""
     if "--json" in sys.argv:
-        print_json({"error": one_line(message), "hint": None if hint is None else one_line(hint)})
-    lines = [f"[bold red]error[/]: {escape(one_line(message))}"]
+        print_json({"error": printable(message), "hint": None if hint is None else printable(hint)})
+    lines = [f"[bold red]error[/]: {escape(printable(message))}"]
     if hint:
-        lines.append(f"[dim]{escape(one_line(hint))}[/]")
+        lines.append(f"[dim]{escape(printable(hint))}[/]")
     for line in lines:
         errors.print(line, soft_wrap=True, highlight=False)
     sys.exit(2)
-
-
-def one_line(text: str) -> str:
-    """`text` without its line breaks and indentation."""
-    return " ".join(text.split())

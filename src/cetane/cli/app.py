@@ -37,7 +37,7 @@ COMMANDS = {
         "Research", "cetane quantize-activations smollm2 --smooth -o smollm2-a8"
     ),
     "train-head": Listed("Research", "cetane train-head smollm2 eagle3 --text book.txt"),
-    "lab": Listed("Research", "cetane lab run zaya-eagle-draft"),
+    "lab": Listed("Research", "cetane lab run int8-weights"),
     "doctor": Listed("Upkeep", "cetane doctor"),
     "gc": Listed("Upkeep", "cetane gc --remove"),
     "recompile": Listed("Upkeep", "cetane recompile smollm2"),

@@ -16,6 +16,6 @@ def doctor(json: Json = False) -> None:
     if json:
         print_json([asdict(check) for check in checks])
     else:
-        rows = [[check.state, check.name, check.found, check.hint] for check in checks]
+        rows = [[check.state, check.name, check.value, check.hint] for check in checks]
         table("this machine", ["state", "what", "has", "hint"], rows)
     raise typer.Exit(1 if any(check.state == "failure" for check in checks) else 0)

@@ -95,7 +95,7 @@ def explain_rates(predictor: Predictor) -> None:
         for name, r in predictor.rates.items()
     ]  # fmt: skip
     table(
-        f"rates on {predictor.chip.name} (docs/performance.md has the formulas)",
+        f"rates on {predictor.chip.name} (docs/explanation/cost-model.md has the formulas)",
         ["rate", "term", "value", "one group left out", "kind", "source"],
         rows,
     )

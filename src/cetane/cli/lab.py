@@ -21,7 +21,7 @@ commands = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     help="Experiments as data: run them, judge them, keep a log.",
-    epilog="Example: [bold]cetane lab run zaya-eagle-draft[/]",
+    epilog="Example: [bold]cetane lab run int8-weights[/]",
 )
 FolderOption = Annotated[
     Path, typer.Option("--lab", help="The folder of your experiments and your journal.")
@@ -96,7 +96,7 @@ def as_status(text: str) -> "Status":
     raise CetaneError(f"no status {text!r}; known: {', '.join(STATUS_WORDS)}")
 
 
-@command("show zaya-eagle-draft")
+@command("show int8-weights")
 def show(name: Name, lab: FolderOption = HERE, json: Json = False) -> None:
     """Show an experiment, what it measured last, and what was decided."""
     from cetane.cli.lab_tables import show_entry
@@ -139,7 +139,7 @@ def new(name: Name, lab: FolderOption = HERE, json: Json = False) -> None:
         say(f"wrote {path}; next: cetane lab run {name}")
 
 
-@command("run zaya-eagle-draft")
+@command("run int8-weights")
 def run(
     names: Annotated[list[str] | None, typer.Argument(help="Ids of experiments.")] = None,
     every: Annotated[
@@ -211,7 +211,7 @@ def places(given: list[str]) -> dict[str, Path]:
     return known
 
 
-@command("log zaya-eagle-draft")
+@command("log int8-weights")
 def log(
     name: Annotated[
         str | None, typer.Argument(help="Only of this experiment.", show_default="all of yours")
@@ -235,7 +235,7 @@ def log(
         show_events(events)
 
 
-@command("verdict zaya-eagle-draft shelved --reason '2 % slower' --obituary 'Never paid.'")
+@command("verdict int8-weights shelved --reason '2 % slower' --obituary 'Never paid.'")
 def verdict(
     name: Name,
     status: Annotated[str, typer.Argument(help=f"One of {STATUSES}.")],
@@ -263,7 +263,7 @@ def verdict(
 def report(
     lab: FolderOption = HERE,
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path(
-        "docs/experiments.md"
+        "docs/reference/decision-log.md"
     ),
     json: Json = False,
 ) -> None:

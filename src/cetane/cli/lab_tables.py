@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cetane.cli.output import console, facts, say, table, verdict, warn
-from cetane.lab.document import Entry, cell
+from cetane.lab.document import cell
+from cetane.lab.entry import Entry
 from cetane.lab.experiment import ARMS, Experiment
 from cetane.lab.journal import Intent, Outcome, Verdict
 

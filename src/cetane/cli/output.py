@@ -2,6 +2,7 @@
 
 import json
 import math
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,6 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -161,21 +161,17 @@ def listed(title: str, columns: Sequence[str], cells: Sequence[Sequence[str]]) -
 
 
 def facts(values: Mapping[str, Any], title: str = "", indent: int = 2) -> None:
-    """Names and values below each other; values that are empty are left out. A value that has to
-    be copied, such as a path or a digest, is never broken."""
+    """Names and values below each other; values that are empty are left out. Lines end between
+    words: a path or a digest is never broken."""
     shown = {name: text for name, value in values.items() if (text := cell(value))}
     if title:
-        console.print(Text(title, "bold"))
+        console.print(Text(title, "bold"), soft_wrap=True)
     width = max(map(len, shown), default=0)
+    room = max(20, console.width - indent - width - 2)
     for name, text in shown.items():
-        room = console.width - indent - width - 2
-        if longest(text) > room:
-            say(f"{'':{indent}}{name:{width}}  {text}")
-            continue
-        first, *others = Text(text).wrap(console, max(20, room))
-        console.print(Padding(Text(f"{name:{width}}  ").append(first), (0, 0, 0, indent)))
-        for line in others:
-            console.print(Padding(line, (0, 0, 0, indent + width + 2)))
+        lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+        for heading, line in zip([name, *[""] * len(lines)], lines, strict=False):
+            say(f"{'':{indent}}{heading:{width}}  {line}")
 
 
 def verdict(passed: bool) -> str:

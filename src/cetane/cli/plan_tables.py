@@ -32,19 +32,19 @@ def show_summary(plan: Plan) -> None:
     caches = ", ".join(
         f"{name} {slots.contract} {slots.count}" for name, slots in plan.caches.items()
     )
-    cache = plan.kv_bytes[recipe.cache.context]
+    cache = megabytes(plan.kv_bytes[recipe.cache.context])
+    weights, embedding = megabytes(plan.weight_bytes), megabytes(plan.embedding_bytes)
     say(
-        f"{plan.architecture}, {plan.layers} layers; recipe {recipe.name}, context "
-        f"{recipe.cache.context}"
+        f"{plan.architecture}, {plan.layers} layers; recipe {recipe.name}: context "
+        f"{recipe.cache.context}, {caches}"
     )
     say(
-        f"  {len(plan.shards)} packages, {len(plan.functions)} programs when every function is "
-        f"loaded; calls of {widths(plan)}"
+        f"  {len(plan.shards)} packages, {len(plan.functions)} programs; calls of {widths(plan)} "
+        "tokens"
     )
     say(
-        f"  weights {megabytes(plan.weight_bytes)} ({recipe.compression.default}), embedding "
-        f"{megabytes(plan.embedding_bytes)} ({recipe.embedding.format}), cache "
-        f"{megabytes(cache)} ({caches})"
+        f"  weights {weights} {recipe.compression.default}, embedding {embedding} "
+        f"{recipe.embedding.format}, cache {cache}"
     )
     if plan.rows != plan.vocab:
         say(f"  the head can choose {plan.rows} of {plan.vocab} tokens")

@@ -89,6 +89,9 @@ def show_residency(result: PortResult) -> None:
         return
     if audit.passed:
         console.print(f"residency, {audit.basis} for {audit.target}: {verdict(True)}")
+    if all("tiny-program" in {hit.rule for hit in one.findings} for one in audit.functions):
+        say("residency, predicted: so small a model stays on the CPU, by the rule tiny-program")
+        return
     for reason in audit.reasons:
         warn(f"warning: residency on {audit.target}, {audit.basis}: {reason}")
     if audit.reasons:

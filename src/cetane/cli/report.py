@@ -11,7 +11,8 @@ from cetane.cli.output import finite, print_json, progress, say
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
-    from cetane.report.content import BundleReport, ExperimentReport
+    from cetane.lab.entry import ExperimentReport
+    from cetane.report.content import BundleReport
 
 ID = re.compile(r"[a-z0-9][a-z0-9-]*")
 """An experiment's; a path that is not there looks otherwise, or nearly."""
@@ -68,8 +69,8 @@ def collect(
     model: str | None,
 ) -> "BundleReport | ExperimentReport":
     """The content of a page about a bundle, or about an experiment."""
+    from cetane.lab.entry import experiment_report
     from cetane.lab.library import Lab
-    from cetane.report.experiments import experiment_report
 
     if Path(subject).exists() or not ID.fullmatch(subject):
         return about_bundle(Path(subject), sweep, bench, chip, model)

@@ -80,15 +80,15 @@ def _points(values, counts, most):  # type: ignore[no-untyped-def]
         density = np.minimum(density, point)
         point = density.sum() / most
     starts = np.empty(most + 1, dtype=np.int64)
-    found, share, target = 0, 0.0, 0.0
+    count, share, target = 0, 0.0, 0.0
     for i in range(distinct):
         share += density[i]
-        if share >= target and found < most:
-            starts[found] = i
-            found += 1
+        if share >= target and count < most:
+            starts[count] = i
+            count += 1
             target = (np.floor(share / point) + 1) * point
-    starts[found] = distinct
-    return starts[: found + 1]
+    starts[count] = distinct
+    return starts[: count + 1]
 
 
 @njit(inline="always")

@@ -18,7 +18,7 @@ import torch
 
 from cetane.bundle import Bundle
 from cetane.bundle.draft_heads import DraftHead
-from cetane.bundle.tables import Rows
+from cetane.bundle.tables import TokenRows
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.engine.generate import open_engine
@@ -120,7 +120,7 @@ def places(length: int, steps: int) -> Iterator[tuple[int, int]]:
 
 
 @torch.inference_mode()
-def truth(draft_head: TorchDraftHead, windows: Windows, embedding: Rows) -> Array:
+def truth(draft_head: TorchDraftHead, windows: Windows, embedding: TokenRows) -> Array:
     """The logits `(tokens, R)` of the torch draft head, for every token of every draft."""
     length, steps = windows.tokens.shape[1], draft_head.config.steps
     embedded = torch.from_numpy(np.array(embedding[windows.tokens.numpy()], np.float32))

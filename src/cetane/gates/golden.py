@@ -15,7 +15,7 @@ from itertools import zip_longest
 import numpy as np
 
 from cetane.bundle import Bundle
-from cetane.bundle.tables import Rows
+from cetane.bundle.tables import TokenRows
 from cetane.checkpoint import Checkpoint, Tokenizer
 from cetane.engine.authored import embedding_rows
 from cetane.engine.backend import Array
@@ -205,7 +205,7 @@ def answer(bundle: Bundle, prompts: list[list[int]], length: int) -> list[list[i
     return [list(generate(engine.session(modes), p, Sampler(), length)) for p in prompts]
 
 
-def make_probes(embedding: Rows, tokenizer: Tokenizer, plan: Plan) -> list[Probe]:
+def make_probes(embedding: TokenRows, tokenizer: Tokenizer, plan: Plan) -> list[Probe]:
     """A random sequence and a text, longer than one call of any mode if the context allows it."""
     widest = max(step.tokens for step in plan.modes.values())
     length = min(plan.recipe.cache.context, widest + widest // 8 + 5)

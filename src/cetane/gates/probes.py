@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cetane.bundle.tables import Rows
+from cetane.bundle.tables import TokenRows
 from cetane.checkpoint import Tokenizer
 
 ROWS = 1 << 14
@@ -33,7 +33,7 @@ class Probe:
     tokens: tuple[int, ...]
 
 
-def random_probe(embedding: Rows, length: int, seed: int, excluded: set[int]) -> Probe:
+def random_probe(embedding: TokenRows, length: int, seed: int, excluded: set[int]) -> Probe:
     """Ordinary tokens drawn evenly; `embedding (V, C)`."""
     norms = np.concatenate(
         [

@@ -16,7 +16,7 @@ DEFAULT_CHIP = "m4-max"
 """Where most of the evidence was measured."""
 
 
-class Figure(Data):
+class ChipFigure(Data):
     """One value, as published or measured by somebody; the unit is its quantity's."""
 
     value: float = Field(gt=0, allow_inf_nan=False)
@@ -35,18 +35,18 @@ class Chip(Data):
     fallback: str | None = None
     devices: tuple[str, ...] = ()
     """Its names in the evidence; without any, nothing of it was ever fitted."""
-    stream: tuple[Figure, ...] = ()
-    compute: tuple[Figure, ...] = ()
-    dispatch: tuple[Figure, ...] = ()
-    program_bytes: tuple[Figure, ...] = ()
-    programs: tuple[Figure, ...] = ()
-    states: tuple[Figure, ...] = ()
-    axis: tuple[Figure, ...] = ()
-    notch: tuple[Figure, ...] = ()
+    stream: tuple[ChipFigure, ...] = ()
+    compute: tuple[ChipFigure, ...] = ()
+    dispatch: tuple[ChipFigure, ...] = ()
+    program_bytes: tuple[ChipFigure, ...] = ()
+    programs: tuple[ChipFigure, ...] = ()
+    states: tuple[ChipFigure, ...] = ()
+    axis: tuple[ChipFigure, ...] = ()
+    notch: tuple[ChipFigure, ...] = ()
 
-    def figure(self, quantity: Quantity) -> Figure:
+    def figure(self, quantity: Quantity) -> ChipFigure:
         """The figure to use: the chip's own first one, else the fallback's, which then says so."""
-        own: tuple[Figure, ...] = getattr(self, quantity)
+        own: tuple[ChipFigure, ...] = getattr(self, quantity)
         if own:
             return own[0]
         if self.fallback is None:

@@ -1,9 +1,10 @@
 """What the published ANE port of ZAYA1-8B (ane-book, experiments 29 to 35) does differently.
 
 Each departure changes one thing in the blocks of `families/zaya.py`, so that its cost can be
-measured alone and together with the others; docs/zaya.md has the table. A recipe asks for some with
-`family.departures`. Two more follow from these: without their history the convolutions also start
-differently, and with its neighbour's gates the last merge before the final norm is left out.
+measured alone and together with the others; docs/explanation/zaya.md has the table. A recipe asks
+for some with `family.departures`. Two more follow from these: without their history the
+convolutions also start differently, and with its neighbour's gates the last merge before the final
+norm is left out.
 """
 
 from collections.abc import Callable, Mapping

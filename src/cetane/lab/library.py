@@ -4,7 +4,7 @@ from functools import cached_property
 from pathlib import Path
 
 from cetane.errors import CetaneError
-from cetane.lab.document import Entry
+from cetane.lab.entry import Entry
 from cetane.lab.experiment import Experiment, find_experiment, load_experiments, shipped
 from cetane.lab.journal import Journal
 from cetane.validation import guess

@@ -5,6 +5,7 @@ functions are in `measures/`.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -63,3 +64,18 @@ METRICS: dict[str, Metric] = {
     "activation_cosine": Metric("activations", "", "least of any shard's outputs, with A8"),
     "activation_perplexity": Metric("activations", "", "on the text, with A8"),
 }
+
+HIGHER = frozenset(
+    [
+        "top1", "golden", "hidden_cosine", "golden_top1", "smoke_greedy", "smoke_distinct",
+        "same_tokens", "logit_cosine", "ane_ops", "ane_weights", "residency", "acceptance",
+        "tokens_per_call", "draft_speedup", "draft_same", "head_top1", "recall_near",
+        "recall_far", "activation_cosine",
+    ]
+)  # fmt: skip
+"""Metrics of what is right: more of it is better. All others are costs or errors."""
+
+
+def better(metric: str) -> Literal["lower", "higher"]:
+    """Which direction of a metric is good."""
+    return "higher" if metric in HIGHER else "lower"

@@ -24,13 +24,13 @@ from cetane.mil.lineage import Lineage
 from cetane.mil.match import Match, match
 
 ROUNDS = 8
-"""Of a loop, so many rounds are compared."""
+"""Rounds of a loop that are compared; later ones are not."""
 TOLERANCE = 1e-3
-"""Relative error that means nothing of an op by itself: rounding its weights or its results to fp16
-makes less (2^-11 at most)."""
+"""Relative error of one op that is no sign of a fault. Rounding its weights or its results to fp16
+makes less: 2^-11 at most."""
 DRIFT = 50
-"""So many tolerances may add up over ops that are right (7 layers of SmolLM2-135M in fp16, on
-random inputs: 22)."""
+"""Tolerances that the errors of right ops may add up to. Seven layers of SmolLM2-135M in fp16 reach
+22, on random inputs."""
 
 
 @dataclass(frozen=True)
@@ -82,20 +82,20 @@ class OpGap:
         """What can have made its own error."""
         if self.own.relative == 0:
             return ()
-        found = [
+        causes = [
             f"{'weights' if c.weight else 'parameter'}: {c.parameter} "
             + (c.text or f"off by {c.relative:.2g}")
             for c in self.constants
         ]
         if self.rewired:
-            found.append("graph: its inputs are made in another way")
+            causes.append("graph: its inputs are made in another way")
         if self.half and self.own.overflowed:
-            found.append("fp16: overflow")
+            causes.append("fp16: overflow")
         elif self.half and self.own.vanished:
-            found.append(f"fp16: {self.own.vanished:.2g} of it becomes zero")
+            causes.append(f"fp16: {self.own.vanished:.2g} of it becomes zero")
         elif self.half:
-            found.append("fp16: rounding")
-        return tuple(found)
+            causes.append("fp16: rounding")
+        return tuple(causes)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Comparison:
     def parted(self, tolerance: float) -> bool:
         """Whether an op errs by itself, errors have added up, or an output was not compared."""
         ops = self.first_own(tolerance) or self.first_total(tolerance)
-        outputs = any(found.relative > DRIFT * tolerance for found in self.outputs.values())
+        outputs = any(gap.relative > DRIFT * tolerance for gap in self.outputs.values())
         return ops is not None or outputs or bool(self.missing)
 
 
@@ -164,9 +164,9 @@ class Comparer:
         totals: dict[str, Gap] = {}
         owns: dict[str, Gap] = {}
         expected = run(self.first, keep)
-        found = run(self.second, self._against(truth, totals, replacing=False))
+        results = run(self.second, self._against(truth, totals, replacing=False))
         run(self.second, self._against(truth, owns, replacing=True))
-        outputs = dict(self._outputs(expected, found, totals))
+        outputs = dict(self._outputs(expected, results, totals))
         return Comparison(
             tuple(
                 self._op(m, differences, a, b, owns[b], totals[b], truth)
@@ -181,12 +181,12 @@ class Comparer:
         )
 
     def _outputs(
-        self, expected: Mapping[str, Any], found: Mapping[str, Any], totals: dict[str, Gap]
+        self, expected: Mapping[str, Any], results: Mapping[str, Any], totals: dict[str, Gap]
     ) -> Iterator[tuple[str, Gap]]:
         """The first program's outputs, against those of the same name, else of the same op."""
         counterparts = {a: b for b, a in self._names.items()}
         for name in self.first.function.outputs:
-            same = found.get(name)
+            same = results.get(name)
             if not isinstance(expected[name], np.ndarray):  # a classifier's class
                 yield name, Gap(float(expected[name] != same), nan, nan, (), (nan, nan))
             elif isinstance(same, np.ndarray):
@@ -206,8 +206,8 @@ class Comparer:
             seen[name] += 1
             if number >= len(wanted):
                 return None
-            found = gap(wanted[number].numpy(), value.numpy())
-            gaps[name] = max(gaps.get(name, found), found, key=lambda g: g.relative)
+            difference = gap(wanted[number].numpy(), value.numpy())
+            gaps[name] = max(gaps.get(name, difference), difference, key=lambda g: g.relative)
             fits = wanted[number].shape == value.shape
             return wanted[number].to(value.dtype) if replacing and fits else None
 
@@ -278,12 +278,12 @@ def worst(comparisons: Iterable[Comparison]) -> Comparison:
         for op in other.ops:
             key = op.name + op.counterpart
             before = ops.get(key, op)
-            larger = max(before, op, key=lambda found: found.own.relative)
-            total = max(before.total, op.total, key=lambda found: found.relative)
+            larger = max(before, op, key=lambda gap: gap.own.relative)
+            total = max(before.total, op.total, key=lambda gap: gap.relative)
             largest = max(before.largest, op.largest)
             ops[key] = replace(larger, total=total, largest=largest)
-        for name, found in other.outputs.items():
-            outputs[name] = max(outputs.get(name, found), found, key=lambda g: g.relative)
+        for name, one in other.outputs.items():
+            outputs[name] = max(outputs.get(name, one), one, key=lambda g: g.relative)
     return replace(first, ops=tuple(ops.values()), outputs=outputs)
 
 

@@ -41,10 +41,10 @@ from cetane.mil.program import MilFunction, Precision, TensorType
 from cetane.mil.storage import STORAGE, from_numpy, halves
 
 SHARED = 2**20
-"""Elements of a function's largest result from which on torch's threads share its ops. Smaller ones
-gain nothing from two threads on an idle machine, and on a busy one these wait for each other: a
-step of 35 narrow layers takes 62 ms with one thread and with two, beside two busy processes 95 ms
-with one and 575 with two."""
+"""A function with a result of this many elements uses all of torch's threads; others use one.
+
+Two threads gain nothing for smaller ones on an idle machine: a step of 35 narrow layers takes 62 ms
+either way. Beside two busy processes they wait for each other: 575 ms, against 95 ms with one."""
 
 
 @dataclass
@@ -153,7 +153,7 @@ def largest_result(function: MilFunction) -> int:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """So many threads for torch's ops, for a while."""
+    """Let torch's ops use `count` threads inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

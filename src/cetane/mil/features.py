@@ -85,8 +85,8 @@ def _pixels(name: str, feature: Feature, value: Any) -> Array:
     """An image as an array (1, colours, height, width)."""
     mode = _MODES[feature.form]
     if getattr(value, "mode", None) != mode:
-        found = getattr(value, "mode", type(value).__name__)
-        raise CetaneError(f"input {name}: expected a PIL image of mode {mode}, got {found}")
+        given = getattr(value, "mode", type(value).__name__)
+        raise CetaneError(f"input {name}: expected a PIL image of mode {mode}, got {given}")
     array = np.asarray(value)
     if feature.form == "BGR":
         array = array[..., ::-1]

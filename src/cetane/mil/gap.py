@@ -30,13 +30,13 @@ class Gap:
     """Share of the elements other than zero that have become zero."""
 
 
-def gap(truth: Array, found: Array) -> Gap:
+def gap(truth: Array, result: Array) -> Gap:
     """Compare two arrays in float64; infinities and NaNs in the same places are equal."""
-    if truth.shape != found.shape:
+    if truth.shape != result.shape:
         return Gap(inf, inf, nan, (), (nan, nan))
     if truth.size == 0:
         return Gap(0.0, 0.0, nan, (), (nan, nan))
-    a, b = truth.astype(np.float64), found.astype(np.float64)
+    a, b = truth.astype(np.float64), result.astype(np.float64)
     with np.errstate(invalid="ignore"):
         same = (a == b) | (np.isnan(a) & np.isnan(b))
         difference = np.where(same, 0.0, np.abs(a - b))

@@ -13,8 +13,8 @@ from cetane.mil.program import MilFunction, TensorType, listed
 
 
 def random_inputs(function: MilFunction, seed: int = 0) -> dict[str, Array]:
-    """Standard normal floats; integers and booleans are 0 or 1, which few ops take amiss as an
-    index. A flexible shape is the one that the package was made for, else the smallest."""
+    """Standard normal floats; integers and booleans are 0 or 1, which most ops accept as an index.
+    A flexible shape is the one that the package was made for, else the smallest."""
     random = np.random.default_rng(seed)
     return {name: _random(type_, random) for name, type_ in function.inputs.items()}
 

@@ -1,9 +1,9 @@
 """Which values of two programs are the same value.
 
-Data flow decides: an op of the same kind with the same inputs is the same op. Where several are
-(the query, key and value projections of one tensor), the names of their weights and results do,
-then their order. Where the graphs differ (a fused norm), names and then the order of the ops find
-the next one that both have. Casts between float types are looked through.
+Data flow decides: an op of the same kind with the same inputs is the same op. Several ops can fit:
+the query, key and value projections of one tensor. Then the names of their weights and results
+decide, then their order. Where the functions differ, as in a fused norm, names and the order of the
+ops lead to the next op that both have. Casts between float types do not count.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class _Matcher:
                 continue
             images = self._images(op)
             if all(image for _, image in images):
-                found = alike[_form(op), _wiring(op, images)]
-                free = [a for a in found if id(a) not in self.taken]
+                same = alike[_form(op), _wiring(op, images)]
+                free = [a for a in same if id(a) not in self.taken]
                 if free:
                     self._pair(max(free, key=lambda a: self._likeness(a, op)), op)
             elif not _name(op)[-1:].isdigit():  # a number that a converter counted proves nothing

@@ -18,7 +18,8 @@ from cetane.mil.dtypes import Array
 
 Precision = Literal["fp32", "fp16"]
 LARGEST_FP16 = 65504.0
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,254}")
+PLAIN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,254}$"
+"""One component of a path: no slash, and no dot or dash first."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ class Pipeline:
 def plain_name(name: str, what: str) -> str:
     """`name`, which is one component of a path: letters, digits and `_ . @ -`, and no dot or dash
     first. CetaneError for any other, which says of what it is the name."""
-    if not _NAME.fullmatch(name):
+    if not re.match(PLAIN_NAME, name) or name.endswith("\n"):
         raise CetaneError(
             f"{name[:60]!r} is no name of a {what}: letters, digits and _ . @ - are, up to 255"
         )

@@ -20,10 +20,10 @@ _ALIAS = "cetane.mil._coreml"
 @cache
 def model_message() -> Any:
     """The class of Core ML's Model message."""
-    found = importlib.util.find_spec("coremltools")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("coremltools")
+    if spec is None or not spec.submodule_search_locations:
         raise CetaneError("coremltools is not installed", "pip install coremltools==9.0")
     package = ModuleType(_ALIAS)
-    package.__path__ = [f"{found.submodule_search_locations[0]}/proto"]
+    package.__path__ = [f"{spec.submodule_search_locations[0]}/proto"]
     sys.modules[_ALIAS] = package
     return importlib.import_module(f"{_ALIAS}.Model_pb2").Model

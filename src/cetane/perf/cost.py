@@ -10,7 +10,8 @@ The time of a program is the sum of
   cache inside the program; and tensors that cross the program's border, which is slow;
 - *host*: embedding rows, masks and sampling.
 
-Which rate is measured and which fitted is in `data/rates.toml`, `docs/performance.md` says how.
+Which rate is measured and which fitted is in `data/rates.toml`; `docs/explanation/cost-model.md`
+says how.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +23,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from cetane.errors import CetaneError
-from cetane.hardware.chips import Chip, Figure
+from cetane.hardware.chips import Chip, ChipFigure
 from cetane.validation import Data, parse_toml, validated
 
 Term = Literal["dispatch", "bytes", "MACs", "KV", "host"]
@@ -183,7 +184,7 @@ def on_chip(rates: Rates, chip: Chip, fitted_on: Chip) -> dict[RateName, Rate]:
     return {**rates, "stream": stream, "compute": scaled}
 
 
-def cite(figure: Figure) -> str:
+def cite(figure: ChipFigure) -> str:
     """A figure's source, and whose it is if it is borrowed."""
     borrowed = f"borrowed from {figure.of}: " if figure.of else ""
     return f"{borrowed}{figure.source} ({figure.date})"

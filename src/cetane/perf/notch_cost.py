@@ -1,7 +1,7 @@
 """What weights on the 1 MiB notch (`cetane.hardware.notch`) cost.
 
 No part of the fitted model: of 4- and 8-bit weights of these shapes, the evidence shows no such
-slowness (docs/performance.md).
+slowness (docs/explanation/cost-model.md).
 """
 
 from collections.abc import Iterable

@@ -115,7 +115,7 @@ class CompletionStream(Iterator[str]):
             if piece:
                 yield piece
         model._end([*ids, *self.completion.tokens])
-        piece = text.finish()
+        piece = text.finish().rstrip("\N{REPLACEMENT CHARACTER}")  # half a character
         self.completion = replace(
             self.completion, text=self.completion.text + piece, finish_reason=reason
         )

@@ -30,7 +30,7 @@ def plan(
     Reads no weights. `context`, `bits` and `changes` replace values of the recipe. CetaneError
     for whatever `port` would refuse.
 
-    >>> cetane.plan(model, recipe="zaya-routed", context=512).recipe.cache.context
+    >>> cetane.plan(model, recipe=recipe, context=512).recipe.cache.context
     512
     """
     return make_request(model, recipe, context, bits, changes).planner.plan()

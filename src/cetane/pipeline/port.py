@@ -97,7 +97,7 @@ def port(
     model's name and the recipe's in the working directory; `force` replaces another bundle there.
     Raises CetaneError for what cannot be ported: nothing is left behind then.
 
-    >>> result = cetane.port(model, recipe="zaya-routed", output=bundle)
+    >>> result = cetane.port(model, recipe=recipe, output=bundle)
     >>> result.passed, list(result.gates)
     (True, ['golden'])
     """

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator
 
 from cetane.bundle import Bundle
-from cetane.gates.golden import NEAR_LIMIT, GoldenResult, ShardScore
+from cetane.gates.golden import NEAR_LIMIT, GoldenResult, ShardScore, thresholds
 from cetane.gates.residency.audit import audit
 from cetane.gates.residency.measured import with_measured
 from cetane.gates.residency.store import InBundle
@@ -12,28 +12,28 @@ from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.hardware.chips import Chip
 from cetane.mil.program import LARGEST_FP16
 from cetane.mil.reader import load
+from cetane.report.call_times import call_times
 from cetane.report.content import (
     Absent,
     BlockRange,
     BundleReport,
+    DraftBench,
     Fact,
-    Figure,
-    Outcome,
+    GateVerdict,
+    Judgement,
     Perplexity,
     PositionRow,
     Positions,
-    Predicted,
-    Quality,
     Ranges,
-    Sizes,
-    Speculation,
-    Verdict,
+    SweepQuality,
 )
+from cetane.report.developers import for_developers
+from cetane.report.key_figures import key_figures
 from cetane.report.placement import residency
-from cetane.report.predicted import predicted
 from cetane.report.sizes import sizes
 from cetane.report.verdicts import Gates, command, verdicts, written
 from cetane.schema.manifest import MANIFEST
+from cetane.schema.plan import Plan
 
 WIDEST = 96
 """Columns of the picture of positions; more would be narrower than a phone can show."""
@@ -43,8 +43,8 @@ def bundle_report(
     bundle: Bundle,
     chip: Chip,
     model: str | None,
-    quality: Quality | None,
-    speculation: Speculation | None,
+    quality: SweepQuality | None,
+    speculation: DraftBench | None,
 ) -> BundleReport:
     """Everything known of a bundle; what is not says which command makes it."""
     plan, manifest = bundle.plan, bundle.manifest
@@ -55,20 +55,24 @@ def bundle_report(
         placed = with_measured(placed, measured, artifact.packages)
     gates = Gates(bundle)
     judged = tuple(verdicts(gates, placed))
+    golden, disk = gates.golden, sizes(bundle, programs)
     path = shlex.quote(str(bundle.path))
-    golden, found = gates.golden, sizes(bundle, programs)
     no_golden = Absent(why="The golden gate has not run.", command=command("golden", bundle.path))
-    predictions = predicted(bundle, chip, model)
+    times = call_times(bundle, chip, model)
     return BundleReport(
-        title=bundle.path.resolve().name,
-        subtitle=f"{plan.architecture}, recipe {plan.recipe.name}",
+        title=model_name(manifest.source) or bundle.path.resolve().name,
+        date=(gates.date("golden") or written(bundle.path / MANIFEST))[:10],
+        folder=bundle.path.resolve().name,
+        architecture=plan.architecture,
+        recipe=plan.recipe.name,
         outcome=overall(judged),
-        head=tuple(head(bundle, found, predictions, golden)),
+        figures=tuple(key_figures(bundle, gates, placed, disk, times)),
         verdicts=judged,
         residency=residency(plan, programs, placed),
-        positions=positions(golden, path) if golden else no_golden,
+        positions=positions(golden, plan, path) if golden else no_golden,
         ranges=ranges(golden) if golden and golden.ranges else no_golden,
-        sizes=found,
+        sizes=disk,
+        developers=for_developers(bundle, disk),
         perplexity=perplexity(gates),
         quality=quality
         or Absent(
@@ -80,36 +84,24 @@ def bundle_report(
             why="No benchmark was given.",
             command=f"cetane bench {path} --json > bench.json, then --bench bench.json",
         ),
-        predicted=predictions,
+        predicted=times,
         provenance=tuple(provenance(bundle, gates)),
     )
 
 
-def overall(judged: tuple[Verdict, ...]) -> Outcome:
+def model_name(source: str) -> str:
+    """A checkpoint's name for people: the last part of its path or hub id, without `.gguf`."""
+    return source.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
+
+
+def overall(judged: tuple[GateVerdict, ...]) -> Judgement:
     """Failed if a gate that ran the programs failed; passed if the golden gate did, which judges
     the whole. What is predicted decides nothing."""
     outcomes = {v.gate: v.outcome for v in judged if v.basis != "predicted"}
     return "failed" if "failed" in outcomes.values() else outcomes["golden"]
 
 
-def head(
-    bundle: Bundle, found: Sizes, predictions: Predicted | Absent, golden: GoldenResult | None
-) -> Iterator[Figure]:
-    """The figures that a reader wants first."""
-    yield Figure(name="on disk", value=found.bytes / 1e6, unit="MB")
-    yield Figure(name="bits per weight", value=found.mean_bits, unit="bits",
-                 note=f"{bundle.plan.layers} layers")  # fmt: skip
-    if isinstance(predictions, Predicted):
-        decode = predictions.modes[0]
-        yield Figure(name="decoding", value=decode.tok_s, unit="tokens/s",
-                     note=f"predicted, {predictions.chip}")  # fmt: skip
-    if golden and golden.logits:
-        top1 = min(score.top1 for score in golden.logits)
-        yield Figure(name="same first choice", value=100 * top1, unit="%",
-                     note="of all probed positions, worst mode")  # fmt: skip
-
-
-def positions(golden: GoldenResult, bundle: str) -> Positions | Absent:
+def positions(golden: GoldenResult, plan: Plan, bundle: str) -> Positions | Absent:
     """What shards hand on, by position; old results lack it."""
     longest = max((len(score.by_position) for score in golden.shards), default=0)
     if not longest:
@@ -117,6 +109,7 @@ def positions(golden: GoldenResult, bundle: str) -> Positions | Absent:
                       command=f"cetane validate {bundle}")  # fmt: skip
     width = -(-longest // WIDEST)
     return Positions(
+        limit=thresholds(plan)["hidden_cosine"],
         per_column=width,
         positions=longest,
         rows=tuple(position_row(score, width) for score in golden.shards if score.by_position),
@@ -140,7 +133,7 @@ def position_row(score: ShardScore, width: int) -> PositionRow:
 def ranges(golden: GoldenResult) -> Ranges:
     """The residual stream of every block."""
     blocks = tuple(BlockRange(block=r.block, largest=r.largest) for r in golden.ranges)
-    largest = max(blocks, key=lambda found: found.largest)
+    largest = max(blocks, key=lambda block: block.largest)
     return Ranges(
         end=LARGEST_FP16,
         near=NEAR_LIMIT,
@@ -151,11 +144,11 @@ def ranges(golden: GoldenResult) -> Ranges:
 
 
 def perplexity(gates: Gates) -> Perplexity | Absent:
-    found = gates.perplexity
-    if found is None:
+    kept = gates.perplexity
+    if kept is None:
         return Absent(why="Perplexity has not been measured.",
                       command=command("perplexity", gates.bundle.path))  # fmt: skip
-    quality, text = found
+    quality, text = kept
     return Perplexity(
         text=text,
         tokens=quality.tokens,

@@ -1,12 +1,12 @@
-"""What a page says, as data: every figure that the page shows is in here, and nothing is computed
-while it is drawn. The same data is written as JSON beside the page."""
+"""What a bundle's page says, as data: every figure that the page shows is in here, and nothing is
+computed while it is drawn. The same data is written as JSON beside the page."""
 
 from typing import Literal
 
 from cetane.gates.residency.rule import Placement
 from cetane.validation import Data
 
-Outcome = Literal["passed", "failed", "not run"]
+Judgement = Literal["passed", "failed", "not run"]
 
 
 class Absent(Data):
@@ -17,7 +17,7 @@ class Absent(Data):
     command: str
 
 
-class Checked(Data):
+class CheckRow(Data):
     """A figure that a gate held against a limit."""
 
     name: str
@@ -26,12 +26,12 @@ class Checked(Data):
     passed: bool
 
 
-class Verdict(Data):
+class GateVerdict(Data):
     """What a gate said."""
 
     gate: str
     question: str
-    outcome: Outcome
+    outcome: Judgement
     basis: str
     """Measured on the programs, or predicted by rules."""
     command: str
@@ -42,7 +42,7 @@ class Verdict(Data):
     held: int = 0
     """How many of the checks passed."""
     count: int = 0
-    checks: tuple[Checked, ...] = ()
+    checks: tuple[CheckRow, ...] = ()
 
 
 class Column(Data):
@@ -96,7 +96,7 @@ class Residency(Data):
 
     target: str
     basis: str
-    """Predicted, measured, or some of each."""
+    """CallTimes, measured, or some of each."""
     weights_off_ane: float
     maps: tuple[PlacementMap, ...]
     reasons: tuple[Reason, ...]
@@ -120,6 +120,8 @@ class Positions(Data):
     """Agreement with the reference, by shard and position."""
 
     kind: Literal["positions"] = "positions"
+    limit: float
+    """The least mean cosine that the golden gate accepts."""
     per_column: int
     positions: int
     rows: tuple[PositionRow, ...]
@@ -157,7 +159,7 @@ class ShardSize(Data):
     """A stored weight takes on average, scales and palettes counted."""
 
 
-class Sizes(Data):
+class DiskUse(Data):
     """Bytes on disk."""
 
     bytes: int
@@ -183,7 +185,7 @@ class Perplexity(Data):
     top1: float
 
 
-class Answer(Data):
+class SweepAnswer(Data):
     """An answer to a smoke prompt; whether an expected word is in it, where one is expected."""
 
     id: str
@@ -191,7 +193,7 @@ class Answer(Data):
     expected: bool | None
 
 
-class QualityPoint(Data):
+class SweepPoint(Data):
     """One format of a sweep."""
 
     name: str
@@ -207,22 +209,22 @@ class QualityPoint(Data):
     cosine: float | None
     """The worst shard's."""
     tok_s: float
-    """Predicted."""
+    """CallTimes."""
     off_ane: float
     """Share of the weights, predicted."""
     best: bool
     """Whether no other point is as small and as good."""
-    smoke: tuple[Answer, ...] = ()
+    smoke: tuple[SweepAnswer, ...] = ()
 
 
-class Quality(Data):
+class SweepQuality(Data):
     """Quality against bits, of a sweep."""
 
     kind: Literal["quality"] = "quality"
     model: str
     text: str
     tokens: int
-    points: tuple[QualityPoint, ...]
+    points: tuple[SweepPoint, ...]
 
 
 class Drafted(Data):
@@ -240,7 +242,7 @@ class Drafted(Data):
     same: bool
 
 
-class Speculation(Data):
+class DraftBench(Data):
     """Drafts against plain decoding, measured by `cetane bench`."""
 
     kind: Literal["speculation"] = "speculation"
@@ -257,7 +259,7 @@ class Speculation(Data):
     rows: tuple[Drafted, ...]
 
 
-class PredictedStep(Data):
+class CallTime(Data):
     """One step of a mode."""
 
     mode: str
@@ -272,7 +274,7 @@ class PredictedStep(Data):
     """Milliseconds of each term, which overlap nowhere."""
 
 
-class Predicted(Data):
+class CallTimes(Data):
     """Time by the cost model: predicted, never measured."""
 
     kind: Literal["predicted"] = "predicted"
@@ -280,8 +282,8 @@ class Predicted(Data):
     longest: float
     """The end of the axis, ms."""
     terms: tuple[str, ...]
-    modes: tuple[PredictedStep, ...]
-    contexts: tuple[PredictedStep, ...]
+    modes: tuple[CallTime, ...]
+    contexts: tuple[CallTime, ...]
     """The same decode step at other contexts."""
     within: float | None
     """Share of the steps of left-out models whose measured time was in the interval."""
@@ -290,140 +292,117 @@ class Predicted(Data):
     """Half of them erred by less."""
 
 
+class TensorRow(Data):
+    """One input, output or state of a function."""
+
+    direction: Literal["input", "output", "state"]
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    role: str
+    """What the app gives, or does with it."""
+
+
+class Interface(Data):
+    """Functions that take and give the same tensors."""
+
+    shards: tuple[str, ...]
+    functions: tuple[str, ...]
+    tokens: int
+    tensors: tuple[TensorRow, ...]
+
+
+class CallOrder(Data):
+    """What an app calls for one step of a mode."""
+
+    mode: str
+    tokens: int
+    calls: tuple[str, ...]
+
+
+class FileRow(Data):
+    """A file of the bundle, or a folder that is one thing."""
+
+    path: str
+    bytes: int
+    holds: str
+
+
+class MemoryRow(Data):
+    """Bytes that an app keeps."""
+
+    name: str
+    bytes: int
+    note: str
+
+
+class ForDevelopers(Data):
+    """What somebody needs who builds an app on the bundle."""
+
+    context: int
+    """Tokens that the caches have room for."""
+    deployment: str
+    """The oldest system that loads it."""
+    files: tuple[FileRow, ...]
+    calls: tuple[CallOrder, ...]
+    interfaces: tuple[Interface, ...]
+    memory: tuple[MemoryRow, ...]
+    total: int
+    """Bytes of all rows of memory."""
+
+
 class Fact(Data):
     """A line of provenance."""
 
     name: str
     value: str
-    href: str | None = None
 
 
-class Figure(Data):
-    """A figure at the head of a page."""
+class KeyFigure(Data):
+    """A large figure at the top of a page."""
 
     name: str
     value: float
     unit: str
+    basis: Literal["measured", "predicted"]
+    better: Literal["lower", "higher"]
+    limit: float | None = None
+    """What its gate asks, in the same unit; None where no gate asks anything."""
+    low: float | None = None
+    high: float | None = None
+    """The interval of a prediction."""
     note: str = ""
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the value is within its limit; None without a limit."""
+        if self.limit is None:
+            return None
+        return self.value >= self.limit if self.better == "higher" else self.value <= self.limit
 
 
 class BundleReport(Data):
     """The page of a bundle."""
 
     kind: Literal["bundle"] = "bundle"
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     title: str
-    subtitle: str
-    outcome: Outcome
-    head: tuple[Figure, ...]
-    verdicts: tuple[Verdict, ...]
+    """The model's name."""
+    date: str
+    """When the bundle was judged, or written if it was not; a day, UTC."""
+    folder: str
+    architecture: str
+    recipe: str
+    outcome: Judgement
+    figures: tuple[KeyFigure, ...]
+    verdicts: tuple[GateVerdict, ...]
     residency: Residency
     positions: Positions | Absent
     ranges: Ranges | Absent
-    sizes: Sizes
+    sizes: DiskUse
+    developers: ForDevelopers
     perplexity: Perplexity | Absent
-    quality: Quality | Absent
-    speculation: Speculation | Absent
-    predicted: Predicted | Absent
-    provenance: tuple[Fact, ...]
-
-
-class Value(Data):
-    """A metric of one arm. `low` and `high` are quartiles of what was measured `n` times, or the
-    interval of a prediction."""
-
-    value: float | None
-    low: float | None
-    high: float | None
-    kind: str
-    n: int
-    note: str
-
-
-class Compared(Data):
-    """A metric of both arms."""
-
-    metric: str
-    about: str
-    unit: str
-    baseline: Value | None
-    candidate: Value | None
-    ratio: float | None
-    """Candidate to baseline."""
-    longest: float
-    """The end of the axis of both."""
-
-
-class GateValue(Data):
-    """A gate of an experiment, and the value that it saw."""
-
-    metric: str
-    arm: str
-    least: float | None
-    most: float | None
-    value: float | None
-    passed: bool
-
-
-class Reported(Data):
-    """A figure as the original gives it."""
-
-    what: str
-    baseline: str
-    candidate: str
-    source: str
-
-
-class RunRow(Data):
-    """One run."""
-
-    run: str
-    at: str
-    """When it started, UTC."""
-    status: str
-    seconds: float | None
-    error: str
-
-
-class Curve(Data):
-    """Points `(x, y)` by arm."""
-
-    name: str
-    lines: dict[str, tuple[tuple[float, float], ...]]
-
-
-class Text(Data):
-    """What both arms wrote."""
-
-    name: str
-    baseline: str
-    candidate: str
-
-
-class ExperimentReport(Data):
-    """The page of an experiment; the figures are those of its last run with an outcome."""
-
-    kind: Literal["experiment"] = "experiment"
-    schema_version: Literal[1] = 1
-    title: str
-    subtitle: str
-    status: str
-    """A word of the decision log's legend."""
-    outcome: str
-    """Of the last run."""
-    hypothesis: str
-    expects: tuple[str, ...]
-    decided: str
-    """The verdict's reason; empty if there is none."""
-    decide: str
-    """The command that gives one."""
-    obituary: str
-    remarks: dict[str, str]
-    """Whatever else was written about it, by what that is."""
-    reported: tuple[Reported, ...]
-    figures: tuple[Compared, ...] | Absent
-    gates: tuple[GateValue, ...]
-    texts: tuple[Text, ...]
-    curves: tuple[Curve, ...]
-    runs: tuple[RunRow, ...]
+    quality: SweepQuality | Absent
+    speculation: DraftBench | Absent
+    predicted: CallTimes | Absent
     provenance: tuple[Fact, ...]

@@ -6,7 +6,7 @@ from typing import Any
 
 from cetane.errors import CetaneError
 from cetane.files import read_bytes
-from cetane.report.content import Answer, Drafted, Quality, QualityPoint, Speculation
+from cetane.report.content import DraftBench, Drafted, SweepAnswer, SweepPoint, SweepQuality
 from cetane.speculate.bench import Speed
 from cetane.sweeps.points import Point, read_points
 from cetane.sweeps.sweep import pareto
@@ -28,7 +28,7 @@ class Benchmark(Data):
     speeds: tuple[Speed, ...]
 
 
-def read_benchmark(path: Path, bundle: Path) -> Speculation:
+def read_benchmark(path: Path, bundle: Path) -> DraftBench:
     """A benchmark's figures; CetaneError if the file holds none."""
     hint = "cetane bench BUNDLE --json writes one"
     content = parse_json(read_bytes(path, LARGEST), str(path), hint)
@@ -39,7 +39,7 @@ def read_benchmark(path: Path, bundle: Path) -> Speculation:
     if not all(0 <= speed.ratio <= WIDEST for speed in benchmark.speeds):
         raise CetaneError(f"{path}: a ratio that is not between 0 and {WIDEST}", hint)
     longest = max(2.0, math.ceil(most * 2) / 2)
-    return Speculation(
+    return DraftBench(
         bundle=benchmark.bundle,
         draft_tokens=benchmark.draft_tokens,
         ours=Path(benchmark.bundle).resolve() == bundle.resolve(),
@@ -55,7 +55,7 @@ def drafted(speed: Speed) -> Drafted:
     return Drafted(**{name: getattr(speed, name) for name in Drafted.model_fields})
 
 
-def read_sweep(path: Path, fingerprint: str) -> Quality:
+def read_sweep(path: Path, fingerprint: str) -> SweepQuality:
     """The points of a sweep's folder or file; those of this checkpoint if there are any, and of
     those the last text's: a resumed folder may hold several."""
     file = path / "sweep.jsonl" if path.is_dir() else path
@@ -73,7 +73,7 @@ def read_sweep(path: Path, fingerprint: str) -> Quality:
     alike = [p for p in mine if of(p) == of(last)]
     alike = sorted(alike, key=lambda p: (-p.bits_per_weight, p.kl))
     front = {point.key for point in pareto(alike)}
-    return Quality(
+    return SweepQuality(
         model=last.model.source,
         text=last.text.name,
         tokens=last.text.tokens,
@@ -86,8 +86,8 @@ def of(point: Point) -> tuple[Any, ...]:
     return point.model.fingerprint, point.text.sha256, point.text.tokens
 
 
-def quality_point(point: Point, best: bool) -> QualityPoint:
-    return QualityPoint(
+def quality_point(point: Point, best: bool) -> SweepPoint:
+    return SweepPoint(
         name=point.name,
         method=point.method,
         bits=point.bits_per_weight,
@@ -101,7 +101,7 @@ def quality_point(point: Point, best: bool) -> QualityPoint:
         off_ane=point.predicted.weights_off_ane,
         best=best,
         smoke=tuple(
-            Answer(id=answer.id, text=answer.text, expected=answer.expected)
+            SweepAnswer(id=answer.id, text=answer.text, expected=answer.expected)
             for answer in point.smoke
         ),
     )

@@ -14,8 +14,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from cetane.lab.entry import ExperimentReport
 from cetane.report import plots
-from cetane.report.content import BundleReport, Cell, ExperimentReport
+from cetane.report.content import BundleReport, Cell
 
 LEVELS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 """Borders of the steps in which 1 - cosine is coloured; fp16 alone errs by some 1e-6."""
@@ -47,6 +48,7 @@ def environment() -> Environment:
         "decades": decades,
         "mixed": mixed,
         "plain": plain,
+        "shape": shape,
         "groups": groups,
     }
     return made
@@ -116,6 +118,11 @@ def mixed(cell: Cell) -> str:
         colour = f"var(--{place.lower()})"
         stops.append(f"{colour} {100 * start / total:.0f}% {100 * done / total:.0f}%")
     return f"background:linear-gradient(to top,{','.join(stops)})"
+
+
+def shape(lengths: Sequence[int]) -> Markup:
+    """A tensor's shape."""
+    return Markup(" × ").join(data(length, str(length)) for length in lengths)
 
 
 def groups(rows: Sequence[Any], key: str) -> list[tuple[str, list[Any]]]:

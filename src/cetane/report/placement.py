@@ -26,22 +26,22 @@ class Ops:
     ops: tuple[Placed, ...]
 
 
-def residency(plan: Plan, programs: Mapping[str, Program], found: Audit) -> Residency:
+def residency(plan: Plan, programs: Mapping[str, Program], audit: Audit) -> Residency:
     """An audit as a picture: a map for every mode, and what placed the ops."""
     graphs = {
-        (name, function.name): Graph(function, found.target, name)
+        (name, function.name): Graph(function, audit.target, name)
         for name, program in programs.items()
         for function in program.functions.values()
     }
-    placed = {(f.package, f.function): f.ops for f in found.functions if not f.variant}
+    placed = {(f.package, f.function): f.ops for f in audit.functions if not f.variant}
     maps = [
         placement_map(mode, steps.tokens, list(columns(plan, mode, graphs, placed)))
         for mode, steps in plan.modes.items()
     ]
     return Residency(
-        target=str(found.target),
-        basis=found.basis,
-        weights_off_ane=weights_off_ane(found.functions),
+        target=str(audit.target),
+        basis=audit.basis,
+        weights_off_ane=weights_off_ane(audit.functions),
         maps=tuple(maps),
         reasons=tuple(reasons([op for ops in placed.values() for op in ops])),
     )
@@ -99,26 +99,26 @@ def block_read(op: Op) -> int | None:
     """The block whose weights an op reads."""
     for arguments in op.inputs.values():
         for name in arguments:
-            if isinstance(name, str) and (found := BLOCK.match(name)):
-                return int(found[1])
+            if isinstance(name, str) and (block := BLOCK.match(name)):
+                return int(block[1])
     return None
 
 
-def placement_map(mode: Mode, tokens: int, found: Sequence[Ops]) -> PlacementMap:
+def placement_map(mode: Mode, tokens: int, mapped: Sequence[Ops]) -> PlacementMap:
     """Kinds of op, the commonest first, by blocks."""
-    kinds = Counter(op.kind for column in found for op in column.ops)
-    placed = Counter(op.final for column in found for op in column.ops)
+    kinds = Counter(op.kind for column in mapped for op in column.ops)
+    placed = Counter(op.final for column in mapped for op in column.ops)
     return PlacementMap(
         mode=mode,
         tokens=tokens,
         ops=kinds.total(),
         placed=worst_last(placed),
-        columns=tuple(column.column for column in found),
+        columns=tuple(column.column for column in mapped),
         rows=tuple(
             KindRow(
                 kind=kind,
                 ops=count,
-                cells=tuple(cell([o for o in c.ops if o.kind == kind]) for c in found),
+                cells=tuple(cell([o for o in c.ops if o.kind == kind]) for c in mapped),
             )
             for kind, count in kinds.most_common()
         ),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from cetane.report.content import Quality, QualityPoint
+from cetane.report.content import SweepPoint, SweepQuality
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,10 +31,10 @@ WIDTH, HEIGHT = 5.2, 3.9
 """Inches of 72 points: text is as large on a phone as in the page around it."""
 
 
-def quality(found: Quality) -> Markup:
+def quality(sweep: SweepQuality) -> Markup:
     """KL of every format against its bits per weight, and the line of those that nothing beats."""
     figure, axes = blank()
-    drawn = [p for p in found.points if p.kl > 0]  # on a logarithmic axis fp16 has no place
+    drawn = [p for p in sweep.points if p.kl > 0]  # on a logarithmic axis fp16 has no place
     front = sorted((p for p in drawn if p.best), key=lambda p: p.bits)
     axes.plot([p.bits for p in front], [p.kl for p in front], color=SOFT, lw=1, zorder=1)
     for index, method in enumerate(METHODS):
@@ -57,7 +57,7 @@ def quality(found: Quality) -> Markup:
     return svg(figure, "quality", f"KL against bits per weight of {len(drawn)} formats")
 
 
-def short(point: QualityPoint) -> str:
+def short(point: SweepPoint) -> str:
     return point.name.replace("-kmeans", "").replace("-group", "/").replace("palette", "p")
 
 

@@ -6,12 +6,12 @@ from cetane.bundle import Bundle
 from cetane.gates.residency.graph import Graph
 from cetane.gates.residency.target import Target
 from cetane.mil.program import Program
-from cetane.report.content import ShardSize, Sizes
+from cetane.report.content import DiskUse, ShardSize
 from cetane.schema.function import ShardPlan, Step
 from cetane.schema.manifest import shard_path
 
 
-def sizes(bundle: Bundle, programs: Mapping[str, Program]) -> Sizes:
+def sizes(bundle: Bundle, programs: Mapping[str, Program]) -> DiskUse:
     """Bytes on disk: shards, and what the host keeps."""
     parts: dict[str, int] = {shard_path(shard.name): 0 for shard in bundle.plan.shards}
     for name, record in bundle.manifest.files.items():
@@ -22,7 +22,7 @@ def sizes(bundle: Bundle, programs: Mapping[str, Program]) -> Sizes:
         for shard in bundle.plan.shards
     }
     largest = max(parts.values())
-    return Sizes(
+    return DiskUse(
         bytes=sum(parts.values()),
         weights=sum(count for count, _ in weights.values()),
         mean_bits=bundle.plan.mean_bits,

@@ -14,7 +14,7 @@ from cetane.gates.ladder import LadderResult
 from cetane.gates.quality import Quality
 from cetane.gates.residency.audit import Audit
 from cetane.gates.residency.store import GATE, MEASURED
-from cetane.report.content import Checked, Outcome, Verdict
+from cetane.report.content import CheckRow, GateVerdict, Judgement
 from cetane.schema.manifest import GATES
 from cetane.validation import validated
 
@@ -78,7 +78,7 @@ def command(gate: str, bundle: Path, source: str = "MODEL") -> str:
     }.get(gate, f"cetane info {path}")
 
 
-def verdicts(gates: Gates, audit: Audit) -> Iterator[Verdict]:
+def verdicts(gates: Gates, audit: Audit) -> Iterator[GateVerdict]:
     """The gates that every bundle should pass, then any others with a verdict."""
     for gate in QUESTIONS:
         yield verdict(gates, gate, audit)
@@ -87,26 +87,26 @@ def verdicts(gates: Gates, audit: Audit) -> Iterator[Verdict]:
             yield verdict(gates, gate, audit)
 
 
-def verdict(gates: Gates, gate: str, audit: Audit) -> Verdict:
+def verdict(gates: Gates, gate: str, audit: Audit) -> GateVerdict:
     """One gate. Residency is asked anew: it takes no time, and rules improve."""
     notes: list[str] = []
-    checks: list[Checked] = []
+    checks: list[CheckRow] = []
     result: dict[str, Any] = gates.results.get(gate, {})
     outcome, basis = said(result.get("passed")), "measured"
     match gate:
         case "golden" if (golden := gates.golden) is not None:
-            checks = [Checked(**check.model_dump()) for check in golden.checks]
+            checks = [CheckRow(**check.model_dump()) for check in golden.checks]
             notes = list(golden.warnings)
         case "ladder" if (ladder := gates.ladder) is not None:
-            checks = [Checked(**check.model_dump()) for check in ladder.checks]
-        case "perplexity" if (found := gates.perplexity) is not None:
-            quality, _ = found
-            checks = [Checked(name="perplexity, times the reference's", value=quality.ratio,
+            checks = [CheckRow(**check.model_dump()) for check in ladder.checks]
+        case "perplexity" if (judged := gates.perplexity) is not None:
+            quality, _ = judged
+            checks = [CheckRow(name="perplexity, times the reference's", value=quality.ratio,
                               limit=quality.limit, passed=quality.passed)]  # fmt: skip
         case _ if gate == GATE:
             outcome, basis = said(audit.passed), audit.basis
             notes = list(audit.reasons)
-    return Verdict(
+    return GateVerdict(
         gate=gate,
         question=QUESTIONS.get(gate, ""),
         outcome=outcome,
@@ -120,7 +120,7 @@ def verdict(gates: Gates, gate: str, audit: Audit) -> Verdict:
     )
 
 
-def said(passed: object) -> Outcome:
+def said(passed: object) -> Judgement:
     return "not run" if passed is None else "passed" if passed else "failed"
 
 

@@ -164,15 +164,19 @@ def check_caches(caches: Mapping[str, Slots], functions: Collection[Function]) -
                 length = slots.visible(function.tokens)
             else:
                 length = 1 if isinstance(source, Position) else slots.count
+            if not item.shape:
+                raise ValueError(f"{where}: {item.name} has no shape")
             if item.shape[-1] != length:
                 raise ValueError(f"{where}: {item.name} is {item.shape[-1]} long, not {length}")
             if isinstance(source, FromCache):
-                found = heads.setdefault(source.group, item.shape[1:3])
-                if len(item.shape) != 4 or item.shape[1:3] != found:
+                shared = heads.setdefault(source.group, item.shape[1:3])
+                if len(item.shape) != 4 or item.shape[1:3] != shared:
                     raise ValueError(f"{where}: {item.name} has shape {item.shape}")
         used = [caches[i.source.group].count for i in function.inputs
                 if isinstance(i.source, Position)]  # fmt: skip
         for state in function.states:
+            if not state.shape:
+                raise ValueError(f"{where}: {state.name} has no shape")
             if state.name == PADDED and state.shape[-1] < max(used, default=0):
                 raise ValueError(
                     f"{where}: {state.name} is {state.shape[-1]} long, not {max(used)}"

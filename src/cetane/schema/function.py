@@ -1,17 +1,21 @@
 """The programs of a bundle, and the calls of them that make up a mode."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
+from cetane.mil.program import PLAIN_NAME
 from cetane.schema.interface import Input, Output, State
 from cetane.validation import Data
+
+Name = Annotated[str, StringConstraints(pattern=PLAIN_NAME)]
+"""Of a shard or a function: folders and files are named so."""
 
 
 class Function(Data):
     """One static graph of a shard, or with flexible shapes the one graph, at its default."""
 
-    name: str
+    name: Name
     owner: str
     """Functions of one owner share its states."""
     tokens: int = Field(ge=1)
@@ -23,7 +27,7 @@ class Function(Data):
 class ShardPlan(Data):
     """One `.mlpackage`."""
 
-    name: str
+    name: Name
     kind: Literal["layers", "head", "model"]
     blocks: tuple[str, ...]
     weight_bytes: int

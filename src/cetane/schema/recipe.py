@@ -24,7 +24,7 @@ class Layout(Data):
 
     kind: Literal["per-block", "per-layer", "chunks", "single"] = "chunks"
     chunks: int | None = Field(default=None, ge=1)
-    """How many shards the layers are cut into; None: 4, or one a layer where there are fewer."""
+    """How many shards the layers are cut into; 4, or one a layer, when it is not said."""
     cuts: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """The first layer of every chunk but the first, where they are not of equal length."""
     head: Literal["apart", "last"] = "apart"
@@ -44,12 +44,12 @@ class Layout(Data):
         return self
 
 
-class Cache(Data):
+class CacheTable(Data):
     """The key/value caches: their contracts, and the slots (a multiple of 32) of the longest."""
 
     contract: ContractName = "readonly"
     sliding: ContractName | None = None
-    """The contract of layers that see only a window; None: `contract`."""
+    """The contract of layers that see only a window; the same, when it is not said."""
     context: int = Field(default=512, ge=32)
     windowed: bool = True
     """Whether layers that see only a window keep only that much."""
@@ -57,7 +57,7 @@ class Cache(Data):
     """Whether one state of a package holds all layers, each in rows as wide and as long as the
     largest: a function of several tokens may have only one on a phone."""
     state_heads: int = Field(default=1, ge=1, le=256)
-    """Least key/value heads of the rows of such a state; 32 in the published port's experiment."""
+    """Key/value heads that the rows of such a state have at least; 32 in the seeds' experiment."""
 
     @field_validator("context")
     @classmethod
@@ -69,7 +69,7 @@ class Cache(Data):
         return context
 
     @model_validator(mode="after")
-    def consistent(self) -> "Cache":
+    def consistent(self) -> "CacheTable":
         if self.padded and {self.contract, self.sliding or self.contract} != {"stateful"}:
             raise ValueError("padded: only states are; contract = 'stateful'")
         if self.state_heads > 1 and not self.padded:
@@ -91,7 +91,7 @@ class Tokens(Data):
     (coremltools #2370)."""
 
     def by_mode(self) -> dict[Mode, int]:
-        """Tokens per call, by mode."""
+        """Tokens per call of the modes that there are."""
         modes: dict[Mode, int | None] = {
             "decode": 1,
             "verify": self.verify,
@@ -100,7 +100,7 @@ class Tokens(Data):
         return {mode: tokens for mode, tokens in modes.items() if tokens is not None}
 
 
-class Embedding(Data):
+class EmbeddingTable(Data):
     """How the host keeps its tables: `int8` rows each have a scale in fp16."""
 
     format: Literal["fp16", "int8"] = "fp16"
@@ -108,7 +108,7 @@ class Embedding(Data):
     """Whether the first shard looks tokens up itself: a gather, which leaves the ANE."""
 
 
-class Head(Data):
+class HeadTable(Data):
     """The output projection, in `slices` of the vocabulary."""
 
     slices: int = Field(default=1, ge=1)
@@ -116,11 +116,11 @@ class Head(Data):
     """Whether a slice gives only its largest logit and where it is: enough to decode greedily, and
     nothing else. ANE compilers leave the argmax to the CPU."""
     subset: Subset | None = None
-    """The tokens that have rows; None: all. In a file, the path of one that
+    """The tokens that have rows; all, when it is not said. In a file, the path of one that
     `cetane vocabulary` made, from the recipe's folder."""
 
 
-class LoweringOptions(Data):
+class LoweringTable(Data):
     """How blocks become graphs, where there is a choice."""
 
     split_contracting: bool = False
@@ -128,7 +128,7 @@ class LoweringOptions(Data):
     Exact but for the rounding of one sum; it pays on an M4, by public report."""
 
 
-class Target(Data):
+class TargetTable(Data):
     """What the programs are compiled for. Multifunction packages need iOS 18."""
 
     deployment: Literal["iOS18", "iOS26"] = "iOS18"
@@ -143,13 +143,13 @@ class Recipe(Data):
     """Options of the model's family, which knows them."""
     tensor_layout: Order = "c1t"
     layout: Layout = Layout()
-    cache: Cache = Cache()
+    cache: CacheTable = CacheTable()
     tokens: Tokens = Tokens()
-    embedding: Embedding = Embedding()
-    head: Head = Head()
+    embedding: EmbeddingTable = EmbeddingTable()
+    head: HeadTable = HeadTable()
     compression: Selection = Selection()
-    lowering: LoweringOptions = LoweringOptions()
-    target: Target = Target()
+    lowering: LoweringTable = LoweringTable()
+    target: TargetTable = TargetTable()
 
     @model_validator(mode="after")
     def consistent(self) -> "Recipe":

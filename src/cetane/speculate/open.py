@@ -61,7 +61,7 @@ def open_drafters(
     if wish.drafter in KINDS:
         raise CetaneError(
             f"{bundle.path} has no {wish.drafter} draft head",
-            f"cetane train-head {wish.drafter} --target {bundle.path} --data FILE makes one",
+            f"cetane train-head {bundle.path} {wish.drafter} --text FILE makes one",
         )
     path = Path(wish.drafter)
     if not path.exists():

@@ -43,6 +43,11 @@ def to_rank_6(block: Any) -> None:
         if tensor.rank == 5:
             tensor.rank = 6
             tensor.dimensions.add().constant.size = 1
+        if op.type == "const" and len(op.attributes["val"].immediateValue.tensor.ints.values) == 5:
+            sizes = op.attributes["val"]
+            sizes.immediateValue.tensor.ints.values.append(1)
+            sizes.type.tensorType.dimensions[0].constant.size = 6
+            tensor.dimensions[0].constant.size = 6
 
 
 def slice_last(x: Any, begin: int) -> Any:

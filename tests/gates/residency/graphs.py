@@ -18,6 +18,8 @@ from coremltools.proto import MIL_pb2
 from tests.mil.conftest import build_program, ct, mb
 
 from cetane.lower.package import MANIFEST, MODEL, WEIGHTS
+from cetane.mil.blob import _DTYPES, _RECORD, _SENTINEL
+from cetane.mil.dtypes import byte_count
 from cetane.mil.program import Program
 from cetane.mil.reader import load
 
@@ -116,12 +118,44 @@ def write(spec: Any, folder: Path, weights: Path | None = None) -> Program:
     path = folder / "model.mlpackage"
     for file in (MODEL, WEIGHTS):
         (path / file).parent.mkdir(parents=True, exist_ok=True)
-    (path / MODEL).write_bytes(spec.SerializeToString())
     (path / WEIGHTS).write_bytes(weights.read_bytes() if weights and weights.exists() else b"")
+    place_zeros(spec, path / WEIGHTS)
+    (path / MODEL).write_bytes(spec.SerializeToString())
     entry = {"path": MODEL.relative_to("Data").as_posix()}
     manifest = {"itemInfoEntries": {"model": entry}, "rootModelIdentifier": "model"}
     (path / MANIFEST).write_text(json.dumps(manifest))
     return load(path)
+
+
+def place_zeros(spec: Any, file: Path) -> None:
+    """Give every weight without a place one in the weight file: a record of its own, and zeros that
+    all of them share. The file is sparse."""
+    codes = {CODES[name]: code for code, name in _DTYPES.items() if name in CODES}
+    values = [
+        (value, value.type.tensorType)
+        for function in spec.mlProgram.functions.values()
+        for body in function.block_specializations.values()
+        for op in body.operations
+        for value in (
+            *op.attributes.values(),
+            *(binding.value for given in op.inputs.values() for binding in given.arguments),
+        )
+        if value.blobFileValue.fileName and not value.blobFileValue.offset
+    ]
+    first = -(-file.stat().st_size // 64) * 64 + 64
+    zeros = first + 64 * len(values)
+    longest = 0
+    with file.open("r+b") as data:
+        for index, (value, tensor) in enumerate(values):
+            shape = tuple(size.constant.size for size in tensor.dimensions)
+            names = {code: name for name, code in CODES.items()}
+            size = byte_count(names[tensor.dataType], shape)
+            longest = max(longest, size)
+            value.blobFileValue.offset = first + 64 * index
+            data.seek(value.blobFileValue.offset)
+            data.write(_RECORD.pack(_SENTINEL, codes[tensor.dataType], size, zeros))
+        if values:
+            data.truncate(zeros + longest)
 
 
 def store(op: Any) -> None:

@@ -70,6 +70,9 @@ def test_a_long_tail(tmp_path: Path) -> None:
             op.inputs["x"].arguments[0].name = f"long-{index - 1}" if index else "cap"
             op.outputs[0].name = f"long-{index}"
         pick.inputs["x"].arguments[0].name = "long-2999"
+        last = pick.SerializeToString()
+        block.operations.remove(pick)
+        block.operations.add().ParseFromString(last)
 
     def body(x: Any) -> Any:
         return mb.reduce_argmax(x=mb.tanh(x=conv(x, 2048), name="cap"), axis=1)

@@ -42,7 +42,7 @@ def random_inputs(function: MilFunction) -> dict[str, np.ndarray]:
 def check_agreement(program: FastProgram, name: str) -> None:
     """Three calls in a row, with states, give what the reference gives."""
     fast = program.function(name)
-    function = fast.function
+    function = program.program.functions[name]
     exact = compile(function, "fp32")
     state, exact_state = fast.make_state(), exact.make_state()
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Rewrites of attention: see `fusion`."""
+"""Rewrites of attention, each as `before -> after`; see `fusion`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from cetane.mil.program import Argument, NamedValue, Op, TensorType
 
 
 def rotation(context: Context, op: Op) -> list[Op] | None:
-    """Rotary embedding, x * cos + [-second, first] * sin, with one gathered copy of x and the signs
-    at the sines: four nodes instead of seven."""
+    """A rotary embedding with one gathered copy of x, and the signs at the sines.
+
+        add(mul(x, cos), mul(concat(mul(second half of x, -1), first half of x), sin))
+        ->  add(mul(x, cos), mul(gather(x, halves swapped), mul(sin, signs)))
+
+    Four nodes instead of seven.
+    """
     if op.kind != "add":
         return None
     products = [context.producer(op.inputs[name][0], "mul") for name in ("x", "y")]
@@ -18,10 +23,10 @@ def rotation(context: Context, op: Op) -> list[Op] | None:
         if straight is None or crossed is None:
             continue
         for turned, sin in (("x", "y"), ("y", "x")):
-            found = _turned(context, crossed.inputs[turned][0])
-            if found is None or found[0] not in (*straight.inputs["x"], *straight.inputs["y"]):
+            source = _turned(context, crossed.inputs[turned][0])
+            if source is None or source[0] not in (*straight.inputs["x"], *straight.inputs["y"]):
                 continue
-            x, axis = found
+            x, axis = source
             shape, sines = context.shape(x), context.shape(crossed.inputs[sin][0])
             if len(sines) == len(shape) and sines[axis] == shape[axis]:
                 return _rotated(context, op, straight, crossed, sin, x, axis)
@@ -78,8 +83,14 @@ def _rotated(
 
 
 def past_apart(context: Context, op: Op) -> list[Op] | None:
-    """The past of a cache is multiplied where it lies, and the new columns on their own, instead of
-    copied together first."""
+    """The past of a cache is multiplied where it lies, and the new columns on their own.
+
+        matmul(x, concat(past, new))   ->  concat(matmul(x, past), matmul(x, new))
+        matmul(x, concat(past, new)^T) ->  add(matmul(x's first columns, past^T),
+                                               matmul(x's last columns, new^T))
+
+    The two are not copied together first.
+    """
     if op.kind != "matmul" or context.plain(op, "transpose_x"):
         return None
     both = context.producer(op.inputs["y"][0], "concat")

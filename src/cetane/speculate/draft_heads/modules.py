@@ -122,8 +122,8 @@ def load_draft_head(path: Path) -> TorchDraftHead:
     """A draft head from a file that `TorchDraftHead.save` wrote; CetaneError if it is not one."""
     try:
         with safe_open(path, "pt") as file:
-            about = parse_json((file.metadata() or {})["cetane"], str(path))
-            config = validated(DraftHeadConfig, about, str(path))
+            about = parse_json((file.metadata() or {})["cetane"], "its metadata")
+            config = validated(DraftHeadConfig, about, "its metadata")
             with torch.device("meta"):
                 draft_head = TorchDraftHead.kinds[config.kind](config)
             wanted = {name: tuple(t.shape) for name, t in draft_head.state_dict().items()}
@@ -133,7 +133,7 @@ def load_draft_head(path: Path) -> TorchDraftHead:
             tensors = {name: file.get_tensor(name) for name in wanted}
             floats = {n: t.float() if t.is_floating_point() else t for n, t in tensors.items()}
             draft_head.load_state_dict(floats, assign=True)
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+    except (CetaneError, OSError, SafetensorError, KeyError, ValueError) as error:
         raise CetaneError(f"{path}: not a draft head: {' '.join(str(error).split())}") from error
     return draft_head.eval().requires_grad_(False)
 

@@ -28,7 +28,7 @@ from cetane.planner.weights import weight_bytes
 from cetane.schema.function import Function
 from cetane.schema.interface import Embedding, Input, Mask, Rotary
 from cetane.schema.plan import Plan
-from cetane.schema.recipe import Cache, Recipe, Tokens
+from cetane.schema.recipe import CacheTable, Recipe, Tokens
 from cetane.schema.slots import Slots
 from cetane.speculate.draft_heads.blocks import (
     EagleFuse,
@@ -78,7 +78,7 @@ class DraftHeadPlanner:
         self.recipe = Recipe(
             name=config.kind,
             tensor_layout=target.tensor_layout,
-            cache=Cache(context=target.cache.context),
+            cache=CacheTable(context=target.cache.context),
             tokens=Tokens(verify=None, prefill=None),
             target=target.target,
         )

@@ -110,7 +110,8 @@ def train(
     while done < 1:
         order = torch.randperm(len(windows), generator=random).tolist()
         for first in range(0, len(order), together):
-            done = max(step / steps, (time.monotonic() - started) / limit)
+            percent = int(100 * (time.monotonic() - started) / limit)
+            done = max(step / steps, percent / 100)  # whole percents: epochs alone are repeatable
             (done,) = broadcast_object_list([done])
             if done >= 1:
                 break

@@ -11,10 +11,10 @@ from cetane.perf.combinations import CONTEXTS
 from cetane.perf.cost import TERM_OF
 from cetane.perf.predict import Prediction, Predictor
 from cetane.planner import Planner
-from cetane.report.content import Absent, Predicted, PredictedStep
+from cetane.report.content import Absent, CallTime, CallTimes
 
 
-def predicted(bundle: Bundle, chip: Chip, model: str | None) -> Predicted | Absent:
+def call_times(bundle: Bundle, chip: Chip, model: str | None) -> CallTimes | Absent:
     """Milliseconds by the cost model, which needs the checkpoint's shapes.
 
     A hub id is downloaded only if it is asked for.
@@ -35,7 +35,7 @@ def predicted(bundle: Bundle, chip: Chip, model: str | None) -> Predicted | Abse
     ]
     contexts = sorted({planner.recipe.cache.context, *CONTEXTS})
     errors = predictor.fit.errors
-    return Predicted(
+    return CallTimes(
         chip=chip.name,
         longest=max(one.high or one.ms for one in modes),
         terms=tuple(dict.fromkeys(TERM_OF.values())),
@@ -61,15 +61,15 @@ def same(checkpoint: Checkpoint, bundle: Bundle) -> Checkpoint:
     return checkpoint
 
 
-def step(found: Prediction) -> PredictedStep:
-    return PredictedStep(
-        mode=found.mode,
-        tokens=found.tokens,
-        context=found.context,
-        ms=found.ms,
-        low=found.low,
-        high=found.high,
-        tok_s=found.tok_s,
-        binds=found.binds,
-        terms={term: ms for term, ms in found.terms.items() if ms > 0},
+def step(prediction: Prediction) -> CallTime:
+    return CallTime(
+        mode=prediction.mode,
+        tokens=prediction.tokens,
+        context=prediction.context,
+        ms=prediction.ms,
+        low=prediction.low,
+        high=prediction.high,
+        tok_s=prediction.tok_s,
+        binds=prediction.binds,
+        terms={term: ms for term, ms in prediction.terms.items() if ms > 0},
     )

@@ -1,0 +1,5 @@
+"""`python -m cetane` is `cetane`."""
+
+from cetane.cli import main
+
+main()

@@ -1,0 +1,83 @@
+"""The large figures at the top of a bundle's page, each with its limit and how it was obtained."""
+
+from collections.abc import Iterator
+
+from cetane.bundle import Bundle
+from cetane.gates.golden import GoldenResult, thresholds
+from cetane.gates.residency.audit import Audit, weights_off_ane
+from cetane.gates.residency.rule import read_toml
+from cetane.report.content import Absent, CallTimes, DiskUse, KeyFigure
+from cetane.report.verdicts import Gates
+from cetane.schema.plan import Plan
+
+
+def key_figures(
+    bundle: Bundle, gates: Gates, audit: Audit, disk: DiskUse, times: CallTimes | Absent
+) -> Iterator[KeyFigure]:
+    """What a reader wants first: is it right, is it on the ANE, is it fast, is it small?"""
+    if gates.golden is not None and gates.golden.logits:
+        yield from agreement(gates.golden, bundle.plan)
+    if gates.perplexity is not None:
+        quality, text = gates.perplexity
+        yield KeyFigure(
+            name="perplexity",
+            value=quality.ratio,
+            unit="× the original's",
+            basis="measured",
+            better="lower",
+            limit=quality.limit,
+            note=f"{quality.tokens:,} tokens of {text}",
+        )
+    yield KeyFigure(
+        name="weights off the Neural Engine",
+        value=100 * weights_off_ane(audit.functions),
+        unit="%",
+        basis="measured" if audit.basis == "measured" else "predicted",
+        better="lower",
+        limit=100 * read_toml("verdict.toml")["weights_off_ane"],
+        note=f"by rules, {audit.target}" if audit.basis == "predicted" else str(audit.target),
+    )
+    if isinstance(times, CallTimes):
+        decode = times.modes[0]
+        yield KeyFigure(
+            name="speed",
+            value=decode.tok_s,
+            unit="tokens/s",
+            basis="predicted",
+            better="higher",
+            low=None if decode.high is None else 1000 * decode.tokens / decode.high,
+            high=None if decode.low is None else 1000 * decode.tokens / decode.low,
+            note=f"decoding on {times.chip}",
+        )
+    yield KeyFigure(
+        name="size",
+        value=disk.bytes / 1e6,
+        unit="MB",
+        basis="measured",
+        better="lower",
+        note=f"on disk, {bundle.plan.mean_bits:.3g} bits per weight",
+    )
+
+
+def agreement(golden: GoldenResult, plan: Plan) -> Iterator[KeyFigure]:
+    """How the bundle's predictions agree with the original's, in the worst mode."""
+    limits = thresholds(plan)
+    yield KeyFigure(
+        name="same first choice",
+        value=100 * min(score.top1 for score in golden.logits),
+        unit="%",
+        basis="measured",
+        better="higher",
+        limit=100 * limits["top1"],
+        note="of all probed tokens, worst mode",
+    )
+    if not plan.recipe.head.choose:  # a head that chooses gives no distribution
+        yield KeyFigure(
+            name="KL divergence",
+            value=max(score.kl for score in golden.logits),
+            unit="nats",
+            basis="measured",
+            better="lower",
+            limit=limits["kl"],
+            note="from the original, worst mode",
+        )

@@ -1,0 +1,49 @@
+"""docs/architecture.md is true: its rooms are those that the linter keeps apart, and exist."""
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def section(title: str) -> str:
+    return PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def rows(title: str) -> list[list[str]]:
+    """The rows of a section's table, without its head."""
+    lines = [line for line in section(title).splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def rooms() -> list[str]:
+    """The rooms of the table, from the bottom to the top of the imports."""
+    return [name for first, *_ in rows("Rooms") for name in re.findall(r"`(\w+)(?:/|\.py)`", first)]
+
+
+def layers() -> list[str]:
+    """The rooms of the import contract, in the same order."""
+    content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (contract,) = (c for c in content["tool"]["importlinter"]["contracts"] if c["type"] == "layers")
+    names = [layer.split(" | ") for layer in reversed(contract["layers"])]
+    return [name.removeprefix("cetane.") for layer in names for name in layer]
+
+
+def test_the_rooms_of_the_page_are_those_of_the_contract() -> None:
+    assert rooms() == layers()
+
+
+def test_every_part_of_the_package_is_a_room() -> None:
+    package = ROOT / "src" / "cetane"
+    parts = {p.stem for p in package.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
+    assert parts - {"__init__"} == set(rooms())
+
+
+def test_a_word_has_one_meaning() -> None:
+    words = [word.strip() for first, *_ in rows("Words") for word in first.split(",")]
+    assert len(words) == len(set(words))
+    for word in ("head", "draft head", "attention head", "figure", "graph", "check", "program",
+                 "lowering"):  # fmt: skip
+        assert word in words

@@ -1,0 +1,80 @@
+"""The pages: links lead somewhere, commands exist, and Python examples run."""
+
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from cetane.bundle import Bundle
+from cetane.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+MADE = ("commands.md", "recipe.md", "limits.md", "api.md")
+"""Pages that scripts/docs_pages.py makes when the site is built."""
+HOME = "https://github.com/cetane/cetane/blob/main/"
+
+
+def links(page: Path) -> Iterator[str]:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    yield from re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files(page: Path) -> None:
+    for link in links(page):
+        target = link.partition("#")[0]
+        if target.startswith(HOME):
+            assert (ROOT / target.removeprefix(HOME)).is_file(), link
+        elif target and not target.startswith("https://"):
+            assert target.endswith(MADE) or (page.parent / target).is_file(), link
+
+
+def test_links_of_the_readme_are_absolute() -> None:
+    """The page of the package has no files beside it."""
+    assert all(link.startswith("https://") for link in links(ROOT / "README.md"))
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Command lines of the pages that teach."""
+    for page in (ROOT / "README.md", DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md"))):
+        for block in re.findall(r"```\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+            for line in block.splitlines():
+                if line.startswith("cetane "):
+                    yield page.name, shlex.split(line, comments=True)[1:]
+
+
+def test_the_commands_of_the_pages_exist_and_take_their_options() -> None:
+    seen = 0
+    for page, (name, *arguments) in commands():
+        if name.startswith("-"):
+            continue
+        top: Any = typer.main.get_command(app)
+        context = top.make_context("cetane", [], resilient_parsing=True)
+        command = top.get_command(context, name)
+        if hasattr(command, "commands"):
+            name, *arguments = arguments
+            command = command.commands.get(name)
+        assert command is not None, (page, name)
+        command.make_context(name, list(arguments), resilient_parsing=True)
+        seen += 1
+    assert seen > 30
+
+
+def test_the_readmes_example_runs(
+    tiny_bundle: Callable[..., Bundle],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    shutil.copytree(tiny_bundle().path, tmp_path / "my-bundle")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "README.md", "exec"), {})
+    assert capsys.readouterr().out.strip()

@@ -1,0 +1,114 @@
+"""Prepared models: the same results as from the package, whatever has become of the files."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.mil.conftest import mb, save_program
+
+from cetane.engine.prepared import PreparedProgram, trim
+from cetane.mil import load
+from cetane.mil.fast import FastProgram
+
+WEIGHT = np.random.default_rng(0).standard_normal((16, 16, 1, 1)).astype(np.float16)
+X = np.random.default_rng(1).standard_normal((1, 16, 1, 3)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("package")
+    return save_program(
+        folder, {"x": ((1, 16, 1, 3), "fp16")}, lambda x: mb.conv(x=x, weight=WEIGHT)
+    )
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def result(package: Path) -> np.ndarray:
+    (y,) = PreparedProgram(package, pack=True).function("main")({"x": X}).values()
+    return y
+
+
+def test_it_is_kept_and_gives_what_the_package_gives(package: Path, cache: Path) -> None:
+    (truth,) = FastProgram(load(package), pack=True).function("main")({"x": X}).values()
+    assert not PreparedProgram(package, pack=True).known
+    for _ in range(2):
+        np.testing.assert_array_equal(result(package), truth)
+        assert PreparedProgram(package, pack=True).known
+    assert len(list(cache.rglob("model.onnx"))) == 1
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def scribble(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("model.onnx", scribble), ("model.onnx", Path.unlink), ("weights.bin", cut),
+        ("weights.bin", Path.unlink), ("index.json", cut), ("index.json", Path.unlink),
+    ],
+)  # fmt: skip
+def test_damaged_files_are_made_again(
+    package: Path, cache: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    truth = result(package)
+    (file,) = cache.rglob(name)
+    whole = file.read_bytes()
+    damage(file)
+    np.testing.assert_array_equal(result(package), truth)
+    assert next(cache.rglob(name)).read_bytes() == whole
+
+
+def test_a_changed_package_is_another_one(package: Path, cache: Path, tmp_path: Path) -> None:
+    result(package)
+    (tmp_path / "other").mkdir()
+    other = save_program(
+        tmp_path / "other", {"x": ((1, 16, 1, 3), "fp16")}, lambda x: mb.conv(x=x, weight=-WEIGHT)
+    )
+    np.testing.assert_allclose(result(other), -result(package), rtol=1e-5, atol=1e-6)
+
+
+def test_where_nothing_can_be_written_it_runs_from_memory(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "file"))
+    assert result(package).shape == X.shape
+
+
+def test_the_one_used_longest_ago_goes_first(tmp_path: Path) -> None:
+    for age, name in enumerate(("new", "middle", "old")):
+        folder = tmp_path / name / "main"
+        folder.mkdir(parents=True)
+        (folder / "weights.bin").write_bytes(bytes(100))
+        os.utime(folder, (1000 - age, 1000 - age))
+    trim(tmp_path, largest=250)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["middle", "new"]
+
+
+def test_neither_torch_nor_a_second_time_onnx_is_imported(package: Path, cache: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from cetane.engine.prepared import PreparedProgram\n"
+        f"PreparedProgram(Path({str(package)!r}), pack=True).function('main')\n"
+        "print(*(m for m in ('torch', 'coremltools', 'onnx') if m in sys.modules))"
+    )
+    outputs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    assert [run.stdout.strip() for run in outputs] == ["onnx", ""]

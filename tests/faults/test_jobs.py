@@ -1,0 +1,58 @@
+"""Port, sweep, lab run and train-head lose nothing to a fault, and resume to the same result."""
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.converting import converted_once
+from tests.faults.injected import FAULTS, KILLED, Fault, changes, hit
+from tests.faults.jobs import jobs, prepare
+
+from cetane.bundle import Bundle
+from cetane.schema.recipe import Recipe
+
+SAMPLE = 2
+"""Faults of a kind and job; `benchmarks/faults.py` tries many more."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fast() -> Iterator[None]:
+    with converted_once():
+        yield
+
+
+@pytest.mark.parametrize("name", ["port", "sweep", "lab run", "train-head"])
+def test_a_job_resumes(
+    name: str,
+    tmp_path: Path,
+    tiny_checkpoint_folder: Path,
+    tiny_bundle: Callable[..., Bundle],
+    recipe: Callable[..., Recipe],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))
+    options = {"verify": None, "prefill": None, "layout": {"kind": "per-block"}, "context": 64}
+    bundle = tiny_bundle(**options).path
+    job = jobs(tiny_checkpoint_folder, recipe(**options), bundle)[name]
+    prepare(tmp_path / "first", bundle)
+    job.run(tmp_path / "first")
+    prepare(tmp_path / "whole", bundle)
+    count = changes((tmp_path / "whole",), lambda: job.run(tmp_path / "whole"))
+    wanted = job.result(tmp_path / "whole")
+    assert job.result(tmp_path / "first") == wanted
+    draw = random.Random(name)
+    for fault in FAULTS:
+        for at in draw.sample(range(1, count + 1), SAMPLE):
+            resumes(job, fault, at, tmp_path / "hit", bundle, wanted)
+
+
+def resumes(job, fault: Fault, at: int, folder: Path, bundle: Path, wanted: bytes) -> None:
+    """Hit a job at a change, run it again, and compare."""
+    shutil.rmtree(folder, ignore_errors=True)
+    prepare(folder, bundle)
+    code = hit((folder,), lambda: job.run(folder), fault, at)
+    assert code in ((KILLED, 0) if fault == "kill" else (0, 2)), f"{fault} at {at}"
+    job.run(folder)
+    assert job.result(folder) == wanted, f"{fault} at {at}"

@@ -1,0 +1,122 @@
+"""The public API: instant to import, typed, and its examples run."""
+
+import doctest
+import importlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.converting import converted_once
+
+import cetane
+from cetane.lab.workload import zaya_tiny
+from cetane.schema.recipe import load_recipe, override
+
+MODULES = ("audit", "diff", "language_model", "plan", "port", "validate")
+SMALL = {"layout.kind": "single", "cache.context": 512, "tokens.verify": 0, "tokens.prefill": 0}
+
+
+@pytest.fixture(scope="session")
+def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """What examples call: cetane, a model, a recipe, and their bundle, built once."""
+    bundle = tmp_path_factory.mktemp("api") / "zaya-tiny"
+    recipe = override(load_recipe("zaya-int8"), SMALL)
+    with converted_once():
+        assert cetane.port(zaya_tiny(), recipe=recipe, output=bundle).passed
+        yield {"cetane": cetane, "model": zaya_tiny(), "recipe": recipe, "bundle": bundle}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_of_docstrings_run(module: str, names: dict[str, Any]) -> None:
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    found = finder.find(importlib.import_module(f"cetane.pipeline.{module}"), extraglobs=names)
+    examples = [test for test in found if test.examples]
+    assert examples
+    runner = doctest.DocTestRunner()
+    for test in examples:
+        assert runner.run(test).failed == 0, test.name
+
+
+def test_a_conversation_goes_on_where_it_was(names: dict[str, Any]) -> None:
+    """A prompt that begins with what is in the cache gives what a new session gives."""
+    with cetane.load(names["bundle"]) as lm:
+        first = lm.generate("def f(self", max_new_tokens=6)
+        prompt = [*lm.ids("def f(self"), *first.tokens, *lm.ids("):\n")]
+        again = lm.generate(prompt, max_new_tokens=6)
+    with cetane.load(names["bundle"]) as lm:
+        assert lm.generate(prompt, max_new_tokens=6).tokens == again.tokens
+        logits = lm.logits(prompt)
+        assert logits.shape == (len(prompt), lm.bundle.plan.vocab)
+        assert int(logits[-1].argmax()) == again.tokens[0]
+
+
+def test_a_stream_says_what_generate_says_and_can_be_closed(names: dict[str, Any]) -> None:
+    with cetane.load(names["bundle"]) as lm:
+        whole = lm.generate("import ", max_new_tokens=8)
+        stream = lm.stream("import ", max_new_tokens=8)
+        assert "".join(stream) == whole.text == stream.completion.text
+        assert stream.completion.finish_reason == "length"
+        stream = lm.stream("import ", max_new_tokens=8)
+        next(stream)
+        stream.close()
+        assert stream.completion.finish_reason == "interrupted"
+        assert lm.generate("import ", max_new_tokens=8).text == whole.text
+
+
+def test_a_full_context_is_a_reason(names: dict[str, Any]) -> None:
+    with cetane.load(names["bundle"]) as lm:
+        ids = (lm.ids("x = 1\n") * 512)[: lm.context - 1]
+        assert lm.generate(ids, max_new_tokens=9).finish_reason == "context"
+        with pytest.raises(cetane.CetaneError, match="the context holds 512"):
+            lm.generate([*ids, 1, 1])
+        with pytest.raises(cetane.CetaneError, match="max_new_tokens = 0"):
+            lm.generate(ids, max_new_tokens=0)
+        with pytest.raises(cetane.CetaneError, match="temperature = nan"):
+            lm.generate(ids, temperature=float("nan"))
+
+
+def test_the_import_is_instant_and_every_name_is_there() -> None:
+    code = (
+        "import sys, time; t = time.process_time(); import cetane; "
+        "print(time.process_time() - t, 'torch' in sys.modules, 'numpy' in sys.modules)"
+    )
+    seconds, *heavy = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert float(seconds) <= 0.1
+    assert heavy == ["False", "False"]
+    assert all(getattr(cetane, name) is not None for name in cetane.__all__)
+    assert set(cetane.__all__) == set(dir(cetane))
+    with pytest.raises(AttributeError, match="no attribute 'prot'"):
+        _ = cetane.prot
+    assert (Path(cetane.__file__).parent / "py.typed").is_file()
+
+
+def test_a_room_does_not_hide_a_function() -> None:
+    """`cetane.NAME` stays a function once every room is imported."""
+    importlib.import_module("cetane.sweeps.choose")
+    for name in ("port", "plan", "load", "validate", "audit", "diff", "sweep", "train_head"):
+        assert callable(getattr(cetane, name)), name
+
+
+def test_bad_input_raises_cetane_errors_only(tmp_path: Path) -> None:
+    started = time.monotonic()
+    for call in (
+        lambda: cetane.port(tmp_path / "none"),
+        lambda: cetane.plan(tmp_path / "none"),
+        lambda: cetane.load(tmp_path / "none"),
+        lambda: cetane.validate(tmp_path),
+        lambda: cetane.audit(tmp_path),
+        lambda: cetane.diff(tmp_path),
+        lambda: cetane.sweep(tmp_path / "none"),
+        lambda: cetane.plan(zaya_tiny(), bits=5),
+        lambda: cetane.plan(zaya_tiny(), changes={"cache.contekst": 64}),
+        lambda: cetane.plan(zaya_tiny(), changes={"cache context": 64}),
+    ):
+        with pytest.raises(cetane.CetaneError):
+            call()
+    assert time.monotonic() - started < 60
