@@ -425,8 +425,6 @@ def test_recipes_of_the_published_port_are_found_by_name(name: str) -> None:
     """Their departures come from the lab, whoever makes the plan."""
     wanted = load_recipe(name)
     options = {"layout": wanted.layout.model_dump(), "family": wanted.family}
-    made = Planner(
-        InMemoryCheckpoint(MODEL),
-        parse_recipe({"name": name, "cache": {"context": 64}} | options, name),
-    ).plan()
+    small = parse_recipe({"name": name, "cache": {"context": 64}} | options, name)
+    made = Planner(InMemoryCheckpoint(MODEL), small).plan()
     assert made.recipe.family["departures"] == wanted.family["departures"]
