@@ -336,8 +336,11 @@ def test_any_two(one: str, other: str) -> None:
         ({"departures": ["no-means", "x"]}, "family.departures.1: no departure 'x'; known: "),
         ({"departures": [7]}, "family.departures.0: no departure 7; known: query-to-output, "),
         ({"departures": "no-means"}, "family.departures: 'no-means' is no list of names"),
-        ({"departure": ["no-means"]}, "family.departure: Extra inputs are not permitted; a zaya"),
-        ({"skip_expert": "one"}, "family.skip_expert: "),
+        (
+            {"departure": ["no-means"]},
+            "the [family] options of a zaya model: departure: unknown key",
+        ),
+        ({"skip_expert": "one"}, "the [family] options of a zaya model: skip_expert: "),
     ],
     ids=str,
 )
@@ -346,7 +349,6 @@ def test_options_that_are_refused(family: dict[str, Any], message: str) -> None:
     with pytest.raises(CetaneError) as error:
         Planner(checkpoint, recipe(family=family))
     assert str(error.value).startswith(message)
-    assert "departures" in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -357,7 +359,7 @@ def test_a_departure_that_is_named_twice_is_applied_once() -> None:
 
 def test_a_llama_has_no_departures() -> None:
     checkpoint = InMemoryCheckpoint(build_model("llama"))
-    with pytest.raises(CetaneError, match="llama model's options: residual_scale"):
+    with pytest.raises(CetaneError, match="of a llama model: departures: unknown key"):
         Planner(checkpoint, departing("no-means"))
 
 
