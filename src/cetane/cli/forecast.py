@@ -33,8 +33,9 @@ def headline(forecast: Forecast) -> str:
     return f"{speed} ({low:.0f} to {high:.0f})"
 
 
-def show(forecast: Forecast) -> None:
-    """Milliseconds of every mode, what binds them, and whether a verifier pays."""
+def show(forecast: Forecast, explain: bool) -> None:
+    """Milliseconds of every mode, what binds them, and whether a verifier pays; with `explain`,
+    the sources."""
     predictions, chip = forecast.predictions, forecast.chip
     rows = [
         [p.mode, p.tokens, p.context, f"{p.ms:.1f}", interval(p), f"{p.tok_s:.1f}", p.binds]
@@ -56,6 +57,8 @@ def show(forecast: Forecast) -> None:
             f"predicted: a verifying call of {spec.width} takes {spec.slowdown:.2f} decode steps, "
             + break_even(spec)
         )
+    if explain:
+        explain_rates(forecast.predictor)
 
 
 def break_even(spec: DraftingTimes) -> str:

@@ -139,20 +139,23 @@ def new(name: Name, lab: FolderOption = HERE, json: Json = False) -> None:
         say(f"wrote {path}; next: cetane lab run {name}")
 
 
+EveryOption = Annotated[
+    bool, typer.Option("--all", help="All of yours, or of cetane's, that have not run so.")
+]
+AgainOption = Annotated[bool, typer.Option("--again", help="Those too whose last run still holds.")]
+ModelsOption = Annotated[
+    list[str] | None,
+    typer.Option("--where", metavar="NAME=PATH", help="Where a workload's model is."),
+]
+
+
 @command("run int8-weights")
 def run(
     names: Annotated[list[str] | None, typer.Argument(help="Ids of experiments.")] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="All of yours, or of cetane's, that have not run so.")
-    ] = False,
-    again: Annotated[
-        bool, typer.Option("--again", help="Those too whose last run still holds.")
-    ] = False,
+    every: EveryOption = False,
+    again: AgainOption = False,
     lab: FolderOption = HERE,
-    models: Annotated[
-        list[str] | None,
-        typer.Option("--where", metavar="NAME=PATH", help="Where a workload's model is."),
-    ] = None,
+    models: ModelsOption = None,
     work: Annotated[Path, typer.Option(help="Where bundles are kept.")] = Path("build/lab"),
     json: Json = False,
 ) -> None:

@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from cetane.pipeline.request import Request
 
 
+SweepOption = Annotated[
+    bool, typer.Option("--sweep", help="Rank all layouts, contracts, formats, T and contexts.")
+]
+ExplainOption = Annotated[
+    bool, typer.Option("--explain", help="Where every predicted number comes from.")
+]
+
+
 def plan(
     model: Model,
     recipe: RecipeName = "default",
@@ -19,12 +27,8 @@ def plan(
     bits: Bits = None,
     settings: Settings = None,
     chip: ChipName = None,
-    sweep: Annotated[
-        bool, typer.Option("--sweep", help="Rank all layouts, contracts, formats, T and contexts.")
-    ] = False,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Where every predicted number comes from.")
-    ] = False,
+    sweep: SweepOption = False,
+    explain: ExplainOption = False,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
@@ -39,8 +43,8 @@ def plan(
 
     if chip is None and (sweep or explain):
         raise CetaneError("--sweep and --explain need a chip", shown.known_chips())
+    request = make_request(model, recipe, context, bits, read_changes(settings or []))
     with progress("plan"):
-        request = make_request(model, recipe, context, bits, read_changes(settings or []))
         resolved = request.planner.plan()
     predicted = forecast(request.planner, chip) if chip else None
     if chip and sweep:
@@ -53,11 +57,9 @@ def plan(
         if request.warning:
             warn(f"warning: {request.warning}")
         if predicted:
-            shown.show(predicted)
+            shown.show(predicted, explain)
         else:
             say("--chip m4-max predicts its speed there")
-    if explain and predicted and not json:
-        shown.explain_rates(predicted.predictor)
 
 
 def rank_all(request: "Request", chip: str, json: bool) -> None:

@@ -14,27 +14,34 @@ if TYPE_CHECKING:
     from cetane.activations import Outcome
 
 
+SamplesOption = Annotated[
+    Literal["real", "random"],
+    typer.Option(help="real: prompts and answers; random: five calls of random numbers."),
+]
+RangesOption = Annotated[
+    Literal["all", "last"],
+    typer.Option(help="Of all samples, or of the last one, as coremltools itself keeps."),
+]
+AdditionsOption = Annotated[
+    bool, typer.Option("--additions", help="Quantize additions too, as coremltools does.")
+]
+SmoothOption = Annotated[
+    bool, typer.Option("--smooth", help="SmoothQuant first (models of the Llama family).")
+]
+TextOption = Annotated[
+    Path | None, typer.Option(help="Judge on this text.", show_default="held-out prompts")
+]
+
+
 def quantize_activations(
     bundle: BundlePath,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the new bundle goes.")],
-    samples: Annotated[
-        Literal["real", "random"],
-        typer.Option(help="real: prompts and answers; random: five calls of random numbers."),
-    ] = "real",
-    ranges: Annotated[
-        Literal["all", "last"],
-        typer.Option(help="Of all samples, or of the last one, as coremltools itself keeps."),
-    ] = "all",
-    additions: Annotated[
-        bool, typer.Option("--additions", help="Quantize additions too, as coremltools does.")
-    ] = False,
-    smooth: Annotated[
-        bool, typer.Option("--smooth", help="SmoothQuant first (models of the Llama family).")
-    ] = False,
+    samples: SamplesOption = "real",
+    ranges: RangesOption = "all",
+    additions: AdditionsOption = False,
+    smooth: SmoothOption = False,
     model: Checkpoint = None,
-    text: Annotated[
-        Path | None, typer.Option(help="Judge on this text.", show_default="held-out prompts")
-    ] = None,
+    text: TextOption = None,
     tokens: Annotated[int, typer.Option(min=2, help="Most tokens of the text.")] = 1024,
     force: Force = False,
     json: Json = False,

@@ -14,13 +14,23 @@ if TYPE_CHECKING:
     from cetane.pipeline.language_model import LanguageModel, Message, Prompt, Sampling
 
 
+PromptIdsOption = Annotated[
+    str | None, typer.Option(help="Token ids, separated by commas, in place of a text.")
+]
+SpeculativeOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Draft tokens, verify several at once: ngram, suffix, union, medusa, eagle3, or "
+        "the path of a smaller bundle."
+    ),
+]
+
+
 def run(
     bundle: BundlePath,
     prompt: Annotated[str | None, typer.Argument(help="What to ask.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Hold a conversation.")] = False,
-    prompt_ids: Annotated[
-        str | None, typer.Option(help="Token ids, separated by commas, in place of a text.")
-    ] = None,
+    prompt_ids: PromptIdsOption = None,
     max_new: MaxNew = 512,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(min=0, help="0 keeps all.")] = 0,
@@ -28,13 +38,7 @@ def run(
     min_p: Annotated[float, typer.Option(min=0, max=1, help="0 keeps all.")] = 0.0,
     seed: Annotated[int | None, typer.Option(min=0, help="Makes sampling repeatable.")] = None,
     backend: Backend = "auto",
-    speculative: Annotated[
-        str | None,
-        typer.Option(
-            help="Draft tokens, verify several at once: ngram, suffix, union, medusa, eagle3, or "
-            "the path of a smaller bundle."
-        ),
-    ] = None,
+    speculative: SpeculativeOption = None,
     ngram_min: Annotated[int, typer.Option(help="Shortest match of a text with itself.")] = 1,
     ngram_max: Annotated[int, typer.Option(help="Longest match.")] = 8,
     draft_tokens: DraftTokens = None,
@@ -46,10 +50,7 @@ def run(
     from cetane.pipeline.language_model import Sampling, load
     from cetane.speculate.open import Wish
 
-    if sum([chat, prompt is not None, prompt_ids is not None]) != 1:
-        raise CetaneError("give one of: a prompt, --prompt-ids, or --chat")
-    if chat and json:
-        raise CetaneError("--json is for one answer, not for --chat")
+    check(chat, json, prompt, prompt_ids)
     ids = None if prompt_ids is None else parse_ids(prompt_ids)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     wish = None if speculative is None else Wish(speculative, ngram_min, ngram_max, draft_tokens)
@@ -64,6 +65,14 @@ def run(
             answer(model, asked, max_new, sampling, profile, json)
     if profile and not json:
         show_profile(model)
+
+
+def check(chat: bool, json: bool, prompt: str | None, prompt_ids: str | None) -> None:
+    """CetaneError unless there is one thing to do."""
+    if sum([chat, prompt is not None, prompt_ids is not None]) != 1:
+        raise CetaneError("give one of: a prompt, --prompt-ids, or --chat")
+    if chat and json:
+        raise CetaneError("--json is for one answer, not for --chat")
 
 
 def answer(

@@ -15,32 +15,36 @@ if TYPE_CHECKING:
     from cetane.sweeps.points import Point
 
 
+TextOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Judge on this text: first sensitivities, then points.", show_default="our own"
+    ),
+]
+BudgetOption = Annotated[
+    str | None,
+    typer.Option(
+        help="The size to choose a point for: 4.25 bits a weight, or 60MB.",
+        show_default="that of palette4-kmeans-group32",
+    ),
+]
+FormatsOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Only formats of this name or pattern, of all that there are; '*' is all."),
+]
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", "-o", help="The folder.", show_default="NAME-sweep")
+]
+
+
 def sweep(
     model: Model,
-    text: Annotated[
-        Path | None,
-        typer.Option(
-            help="Judge on this text: first sensitivities, then points.", show_default="our own"
-        ),
-    ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            help="The size to choose a point for: 4.25 bits a weight, or 60MB.",
-            show_default="that of palette4-kmeans-group32",
-        ),
-    ] = None,
-    formats: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Only formats of this name or pattern, of all that there are; '*' is all."
-        ),
-    ] = None,
+    text: TextOption = None,
+    budget: BudgetOption = None,
+    formats: FormatsOption = None,
     chip: ChipName = None,
     recipe: RecipeName = "default",
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The folder.", show_default="NAME-sweep")
-    ] = None,
+    output: OutputOption = None,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:

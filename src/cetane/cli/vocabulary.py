@@ -15,19 +15,24 @@ if TYPE_CHECKING:
     from cetane.pipeline.vocabulary import VocabularyResult
 
 
+HeldOutOption = Annotated[
+    list[Path] | None,
+    typer.Option(help="A text to judge by.", show_default="every tenth part of the others"),
+]
+CoverageOption = Annotated[
+    float, typer.Option(min=0.5, max=1.0, help="Of the text, and of the model's choices.")
+]
+ChoicesOption = Annotated[
+    int, typer.Option(min=0, help="Tokens after which the model is asked for its choice.")
+]
+
+
 def vocabulary(
     model: Model,
     text: Annotated[list[Path], typer.Option(help="A text like those to write; may be repeated.")],
-    held_out: Annotated[
-        list[Path] | None,
-        typer.Option(help="A text to judge by.", show_default="every tenth part of the others"),
-    ] = None,
-    coverage: Annotated[
-        float, typer.Option(min=0.5, max=1.0, help="Of the text, and of the model's choices.")
-    ] = 0.999,
-    choices: Annotated[
-        int, typer.Option(min=0, help="Tokens after which the model is asked for its choice.")
-    ] = 4096,
+    held_out: HeldOutOption = None,
+    coverage: CoverageOption = 0.999,
+    choices: ChoicesOption = 4096,
     recipe: RecipeName = "default",
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path(
         "subset.json"

@@ -109,10 +109,10 @@ def recall(family: dict[str, Any], contract: str) -> dict[int, float]:
         "needle",
     )
     engine = authored_engine(Planner(seeker, recipe), seeker)
-    found = {}
+    shares = {}
     for distance in DISTANCES:
         needles = (0, 5, 11)
         answers = [engine.session().feed(text(distance, needle)) for needle in needles]
         chosen = [int(np.argmax(logits)) - NEEDLE for logits in answers if logits is not None]
-        found[distance] = float(np.mean(np.array(chosen) == needles))
-    return found
+        shares[distance] = float(np.mean(np.array(chosen) == needles))
+    return shares

@@ -36,13 +36,13 @@ def run(experiment: Experiment, setting: Setting, journal: Journal, progress: Pr
     intent = declare(experiment)
     journal.append(intent)
     started = time.perf_counter()
-    found: dict[ArmName, ArmOutcome] = {}
+    arms: dict[ArmName, ArmOutcome] = {}
     gates: tuple[GateOutcome, ...] = ()
     status: Ended = "interrupted"
     error = ""
     try:
-        found = observe(experiment, setting, progress)
-        gates = tuple(judge(limit, found) for limit in experiment.gates)
+        arms = observe(experiment, setting, progress)
+        gates = tuple(judge(limit, arms) for limit in experiment.gates)
         status = "passed" if all(gate.passed for gate in gates) else "failed"
     except Exception as failure:
         status = "error"
@@ -55,9 +55,9 @@ def run(experiment: Experiment, setting: Setting, journal: Journal, progress: Pr
             at=now(),
             status=status,
             seconds=time.perf_counter() - started,
-            arms=found,
+            arms=arms,
             gates=gates,
-            surprise="; ".join(surprises(experiment, found)) if found else "",
+            surprise="; ".join(surprises(experiment, arms)) if arms else "",
             lesson=experiment.lesson,
             next=experiment.next,
             error=error,
@@ -97,23 +97,23 @@ def observe(
 
     names = dict.fromkeys(METRICS[metric].measure for metric in experiment.metrics)
     bench = Sides(experiment, setting, progress)
-    found: dict[ArmName, Findings] = {name: Findings() for name in ARMS}
+    gathered: dict[ArmName, Findings] = {name: Findings() for name in ARMS}
     for done, name in enumerate(names):
         progress(name, done, len(names))
         if name not in MEASURES:
             raise CetaneError(f"no function measures {name!r} yet")
         for arm, findings in MEASURES[name](bench).items():
-            found[arm].update(findings)
+            gathered[arm].update(findings)
     progress("done", len(names), len(names))
     outcomes: dict[ArmName, ArmOutcome] = {}
     for arm, side in bench.sides.items():
-        figures = found[arm].figures
+        figures = gathered[arm].figures
         outcomes[arm] = ArmOutcome(
             artefact=None if side.made is None else side.made.digest,
             recipe=recipe_sha256(side.recipe),
             metrics={name: figures[name] for name in experiment.metrics if name in figures},
-            texts=found[arm].texts,
-            curves={name: tuple(points) for name, points in found[arm].curves.items()},
+            texts=gathered[arm].texts,
+            curves={name: tuple(points) for name, points in gathered[arm].curves.items()},
         )
     missing = [
         metric
@@ -125,11 +125,11 @@ def observe(
     return outcomes
 
 
-def value_of(limit: Limit, found: Mapping[ArmName, ArmOutcome]) -> float | None:
+def value_of(limit: Limit, arms: Mapping[ArmName, ArmOutcome]) -> float | None:
     """The value that a limit is about; None if it was not found."""
     values = {}
     for name in ARMS:
-        figure: Figure | None = found[name].metrics.get(limit.metric)
+        figure: Figure | None = arms[name].metrics.get(limit.metric)
         values[name] = None if figure is None else figure.value
     if limit.of != "ratio":
         return values[limit.of]
@@ -137,9 +137,9 @@ def value_of(limit: Limit, found: Mapping[ArmName, ArmOutcome]) -> float | None:
     return None if ours is None or not theirs else ours / theirs
 
 
-def judge(limit: Limit, found: Mapping[ArmName, ArmOutcome]) -> GateOutcome:
+def judge(limit: Limit, arms: Mapping[ArmName, ArmOutcome]) -> GateOutcome:
     """A gate without a value fails."""
-    value = value_of(limit, found)
+    value = value_of(limit, arms)
     return GateOutcome(
         metric=limit.metric,
         arm=limit.of,
@@ -150,11 +150,11 @@ def judge(limit: Limit, found: Mapping[ArmName, ArmOutcome]) -> GateOutcome:
     )
 
 
-def surprises(experiment: Experiment, found: Mapping[ArmName, ArmOutcome]) -> list[str]:
+def surprises(experiment: Experiment, arms: Mapping[ArmName, ArmOutcome]) -> list[str]:
     """The parts of the hypothesis that do not hold."""
     result = []
     for limit in experiment.expects:
-        value = value_of(limit, found)
+        value = value_of(limit, arms)
         if value is None:
             result.append(f"expected {limit}, found nothing")
         elif not limit.holds(value):

@@ -78,15 +78,15 @@ def with_choices(
         for start in range(0, len(text.tokens), WINDOW)
     ]
     wanted = min(len(windows), -(-count // WINDOW))
-    found: list[list[Ids]] = [[] for _ in texts]
+    choices: list[list[Ids]] = [[] for _ in texts]
     for done, at in enumerate(np.linspace(0, len(windows) - 1, wanted).round().astype(int)):
         progress(f"the model's choices on {len(texts)} texts", done, wanted)
         index, window = windows[at]
-        found[index].append(reference.run([window.tolist()])[0].logits.argmax(1))
+        choices[index].append(reference.run([window.tolist()])[0].logits.argmax(1))
     empty = np.zeros(0, np.int64)
     return [
         replace(text, choices=np.concatenate([empty, *made]))
-        for text, made in zip(texts, found, strict=True)
+        for text, made in zip(texts, choices, strict=True)
     ]
 
 

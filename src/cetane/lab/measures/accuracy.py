@@ -21,15 +21,15 @@ from cetane.schema.recipe import Mode
 def quality(side: Side) -> Findings:
     """Perplexity, and how predictions agree, on the workload's text."""
     tokens = side.given.tokens(side.bundle)
-    found = perplexity(side.bundle, side.checkpoint, tokens, side.progress)
-    note = f"{side.given.workload.text}; the Hugging Face model: {found.reference_perplexity:.4g}"
+    quality = perplexity(side.bundle, side.checkpoint, tokens, side.progress)
+    note = f"{side.given.workload.text}; the Hugging Face model: {quality.reference_perplexity:.4g}"
     values = {
-        "perplexity": found.perplexity,
-        "perplexity_ratio": found.ratio,
-        "kl": found.kl,
-        "top1": found.top1,
+        "perplexity": quality.perplexity,
+        "perplexity_ratio": quality.ratio,
+        "kl": quality.kl,
+        "top1": quality.top1,
     }
-    return Findings({n: figure(n, v, n=found.tokens, note=note) for n, v in values.items()})
+    return Findings({n: figure(n, v, n=quality.tokens, note=note) for n, v in values.items()})
 
 
 @each("golden")
@@ -97,11 +97,11 @@ def agreement(bench: Sides) -> dict[ArmName, Findings]:
     ours, theirs = engine_of(candidate), engine_of(baseline)
     prompts = bench.given.prompts(baseline.bundle)
     wanted = answers(baseline, theirs, prompts)
-    found = answers(candidate, ours, prompts)
+    answered = answers(candidate, ours, prompts)
     context = min(baseline.recipe.cache.context, candidate.recipe.cache.context)
     same, cosines = [], []
     for name, tokens in wanted.items():
-        pairs = list(zip(tokens, found[name], strict=False))
+        pairs = list(zip(tokens, answered[name], strict=False))
         same += [a == b for a, b in pairs] + [False] * (len(tokens) - len(pairs))
         ids = [*prompts[name], *tokens][:context]
         if not baseline.recipe.head.choose and not candidate.recipe.head.choose:

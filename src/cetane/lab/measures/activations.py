@@ -15,15 +15,15 @@ def activations(side: Side) -> Findings:
     texts = windows(given.tokens(bundle), side.recipe.cache.context)
     target = given.setting.folder / "activations" / f"{bundle.path.name}-{side.arm.activations}"
     target.parent.mkdir(parents=True, exist_ok=True)
-    found = measure_activations(
+    outcome = measure_activations(
         bundle, side.checkpoint, options[side.arm.activations], texts, target, side.progress, True
     )
     note = (
-        f"calibration {side.arm.activations}, {found.made.samples} calls; perplexity "
-        f"{found.before.perplexity:.4g} without, the model's {found.reference_perplexity:.4g}"
+        f"calibration {side.arm.activations}, {outcome.made.samples} calls; perplexity "
+        f"{outcome.before.perplexity:.4g} without, the model's {outcome.reference_perplexity:.4g}"
     )
     values = {
-        "activation_cosine": found.after.cosine,
-        "activation_perplexity": found.after.perplexity,
+        "activation_cosine": outcome.after.cosine,
+        "activation_perplexity": outcome.after.perplexity,
     }
-    return Findings({n: figure(n, v, n=found.tokens, note=note) for n, v in values.items()})
+    return Findings({n: figure(n, v, n=outcome.tokens, note=note) for n, v in values.items()})

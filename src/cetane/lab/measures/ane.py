@@ -16,10 +16,10 @@ def residency(side: Side) -> Findings:
     """By rules, of the packages that were built."""
     without = OF_SIZE if side.given.workload.stands_for else ()
     packages = {shard.name: side.bundle.shard(shard.name) for shard in side.bundle.plan.shards}
-    found = audit({name: load(path) for name, path in packages.items()}, Target(), without)
-    ops = sum(function.count() for function in found.functions)
-    on = sum(function.count("ANE") for function in found.functions)
-    decoding = [f for f in found.functions if not f.variant and f.tokens == 1]
+    audited = audit({name: load(path) for name, path in packages.items()}, Target(), without)
+    ops = sum(function.count() for function in audited.functions)
+    on = sum(function.count("ANE") for function in audited.functions)
+    decoding = [f for f in audited.functions if not f.variant and f.tokens == 1]
     off = {
         f"{op.kind} ({op.rule})"
         for f in decoding
@@ -29,14 +29,14 @@ def residency(side: Side) -> Findings:
     values: dict[str, float] = {
         "ane_ops": on / max(ops, 1),
         "off_ane": sum(f.count() - f.count("ANE") for f in decoding),
-        "ane_weights": 1 - weights_off_ane(found.functions),
-        "residency": float(found.passed),
-        "largest_program": max(function.count() for function in found.functions),
+        "ane_weights": 1 - weights_off_ane(audited.functions),
+        "residency": float(audited.passed),
+        "largest_program": max(function.count() for function in audited.functions),
     }
-    texts = {"residency": "; ".join(found.reasons)} if found.reasons else {}
+    texts = {"residency": "; ".join(audited.reasons)} if audited.reasons else {}
     if off:
         texts["off the ANE"] = ", ".join(sorted(off))
-    note = f"rules, {found.target}" + (f", without {', '.join(without)}" if without else "")
+    note = f"rules, {audited.target}" + (f", without {', '.join(without)}" if without else "")
     return Findings(
         {name: figure(name, value, "predicted", note=note) for name, value in values.items()}, texts
     )

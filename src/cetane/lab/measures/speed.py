@@ -42,7 +42,7 @@ def size(side: Side) -> Findings:
 def decode(bench: Sides) -> dict[ArmName, Findings]:
     """Steps after one prompt, side after side in every round, so that a busy machine is busy for
     both; the first round is not counted."""
-    found: dict[ArmName, list[float]] = {name: [] for name in ARMS}
+    times: dict[ArmName, list[float]] = {name: [] for name in ARMS}
     prompt = next(iter(bench.given.prompts(bench.baseline.bundle).values()))
     for turn in range(1 + bench.workload.rounds):
         for name in ARMS:
@@ -50,8 +50,8 @@ def decode(bench: Sides) -> dict[ArmName, Findings]:
             room = side.recipe.cache.context - bench.workload.new_tokens - WARM
             ms = step_ms(side.engine, prompt[:room], bench.workload.new_tokens)
             if turn:
-                found[name].append(ms)
-    return {name: Findings({"decode_ms": spread("decode_ms", found[name], HERE)}) for name in ARMS}
+                times[name].append(ms)
+    return {name: Findings({"decode_ms": spread("decode_ms", times[name], HERE)}) for name in ARMS}
 
 
 def step_ms(engine: Engine, prompt: list[int], count: int) -> float:

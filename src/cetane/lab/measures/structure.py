@@ -14,16 +14,16 @@ from cetane.lab.sides import Findings, Side, Sides, each, figure, measure
 @each("needle")
 def needle(side: Side) -> Findings:
     """Recall by distance with the arm's own attention, of a model that looks by content."""
-    found = recall(side.recipe.family, side.recipe.cache.contract)
-    near = [share for distance, share in found.items() if distance < WINDOW]
-    far = [share for distance, share in found.items() if distance >= WINDOW]
+    recalled = recall(side.recipe.family, side.recipe.cache.contract)
+    near = [share for distance, share in recalled.items() if distance < WINDOW]
+    far = [share for distance, share in recalled.items() if distance >= WINDOW]
     note = f"near is less than {WINDOW} tokens; a model made by hand"
     return Findings(
         {
             "recall_near": figure("recall_near", sum(near) / len(near), n=len(near), note=note),
             "recall_far": figure("recall_far", sum(far) / len(far), n=len(far), note=note),
         },
-        curves={"recall by distance": [(float(d), found[d]) for d in DISTANCES]},
+        curves={"recall by distance": [(float(d), recalled[d]) for d in DISTANCES]},
     )
 
 
@@ -33,7 +33,7 @@ def masks(bench: Sides) -> dict[ArmName, Findings]:
     own: what the static checks say of each."""
     from cetane.gates.static import static_checks
 
-    found: dict[ArmName, Findings] = {}
+    findings: dict[ArmName, Findings] = {}
     baseline, candidate = bench.baseline.bundle, bench.candidate.bundle
     last = candidate.plan.shards[-1].name
     with tempfile.TemporaryDirectory(dir=bench.given.setting.folder) as folder:
@@ -45,5 +45,5 @@ def masks(bench: Sides) -> dict[ArmName, Findings]:
             wrong = static_checks(bundle)
             texts = {"masks": "; ".join(map(str, wrong[:3]))} if wrong else {}
             figures = {"mask_mismatches": figure("mask_mismatches", len(wrong))}
-            found["baseline" if name == "baseline" else "candidate"] = Findings(figures, texts)
-    return found
+            findings["baseline" if name == "baseline" else "candidate"] = Findings(figures, texts)
+    return findings
