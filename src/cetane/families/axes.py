@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from cetane.schema.interface import Order, hidden_shape, time_axis
 
 _order: ContextVar[Order] = ContextVar("order", default="c1t")
@@ -41,10 +39,6 @@ class Axes:
     def shape(self, channels: int, tokens: int) -> tuple[int, int, int, int]:
         """Of a hidden tensor."""
         return hidden_shape(self.order, channels, tokens)
-
-    def hidden(self, x: Tensor, channels: int) -> Tensor:
-        """`x`, whose last axis is T, as a hidden tensor."""
-        return x.reshape(self.shape(channels, -1))
 
     def kernel(self, taps: int) -> tuple[int, int]:
         """Of a convolution over time."""

@@ -140,8 +140,9 @@ class GemmaAttention(nn.Module):
     def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor, kept: Any) -> tuple[Tensor, Tensor]:
         heads = self.heads
         k = self.k_norm(heads.split(self.k_proj(x), heads.kv))
-        v = self.values(heads.split(self.v_proj(x), heads.kv))
-        seen: tuple[Tensor, Tensor] = kept(rotate(k, cos, sin, heads.dim), v)
+        seen: tuple[Tensor, Tensor] = kept(
+            rotate(k, cos, sin, heads.dim), self.values(heads.split(self.v_proj(x), heads.kv))
+        )
         return seen
 
     def values(self, v: Tensor) -> Tensor:

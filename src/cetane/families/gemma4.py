@@ -207,7 +207,7 @@ class PerLayerInputs(Block):
     def forward(self, flow: Flow, memory: Memory) -> None:
         x = self.per_layer_model_projection(flow["hidden"]) * self.size**-0.5
         x = self.per_layer_projection_norm(x.reshape(1, self.count, self.width, -1))
-        x = self.axes.hidden(x, self.count * self.width)
+        x = x.reshape(self.axes.shape(self.count * self.width, -1))
         flow["per_layer"] = (x + flow["per_layer_tokens"]) * 2**-0.5
 
 

@@ -168,7 +168,7 @@ class Heads:
 
     def merge(self, x: Tensor) -> Tensor:
         """`(1, H, D, T)` -> a hidden tensor."""
-        return self.axes.hidden(x, self.query * self.dim)
+        return x.reshape(self.axes.shape(self.query * self.dim, -1))
 
 
 def normalize(x: Tensor, size: int, eps: float, axis: int) -> Tensor:

@@ -292,7 +292,7 @@ def first_largest(scores: Tensor, classes: int, axes: Axes) -> Tensor:
     rows = largest.reshape(1, 1, classes, -1)
     earlier = torch.tril(torch.ones(classes, classes), -1) @ rows
     first = rows * (1 - earlier.clamp(0, 1))
-    return axes.hidden(first, classes)
+    return first.reshape(axes.shape(classes, -1))
 
 
 class AttentionBlock(Block):
