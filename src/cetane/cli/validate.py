@@ -10,9 +10,10 @@ from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.cli.output import Json, console, errors, print_json, progress, table
 from cetane.export import coreml_llm
 from cetane.gates.draft_head import HeadResult, judge_heads
-from cetane.gates.golden import Check, GoldenResult, golden
+from cetane.gates.golden import GoldenResult, golden
 from cetane.gates.quality import perplexity, read_tokens
 from cetane.gates.static import Finding, static_checks
+from cetane.gates.verdict import Check
 from cetane.schema.draft_head import HeadKind
 
 BundlePath = Annotated[Path, typer.Argument(help="A bundle.")]

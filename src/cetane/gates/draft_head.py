@@ -6,11 +6,9 @@ text's own, so that one difference does not hide the next. The torch head judges
 parallel (`Head.teach`), as it was trained.
 """
 
-import tomllib
 from collections.abc import Iterator, Sequence
-from importlib import resources
 from itertools import cycle, islice
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import torch
@@ -24,10 +22,11 @@ from cetane.engine.generate import open_engine
 from cetane.engine.portable import PortableBackend
 from cetane.files import Progress
 from cetane.gates import metrics
-from cetane.gates.golden import Check, at_least
+from cetane.gates.limits import Arithmetic, limits
 from cetane.gates.residency.audit import Audit, audit
 from cetane.gates.residency.store import summary
 from cetane.gates.residency.target import Target
+from cetane.gates.verdict import Check, at_least
 from cetane.mil import load
 from cetane.schema.draft_head import SOURCE, HeadKind
 from cetane.speculate.heads.modules import Head, load_head
@@ -39,8 +38,6 @@ WINDOWS, DRAFTS = 3, 16
 """How many windows are judged at most, and drafts in each."""
 PIECES = (5, 1, 2, 1, 4, 3)
 """Tokens between one draft and the next, in turn: as many as a call may accept, and more."""
-
-Arithmetic = Literal["fp16", "fp32"]
 
 
 class HeadScore(Data):
@@ -156,11 +153,7 @@ def score(arithmetic: Arithmetic, found: Array, wanted: Array) -> HeadScore:
 
 def judge(scores: Sequence[HeadScore]) -> Iterator[Check]:
     """Every figure against the threshold for its arithmetic."""
-    text = resources.files("cetane.gates").joinpath("draft_head.toml").read_text()
-    limits: dict[str, dict[str, float]] = tomllib.loads(text)
-    for found in scores:
-        limit = limits[found.arithmetic]
-        yield at_least(
-            f"logit cosine ({found.arithmetic})", found.cosine_min, limit["logit_cosine"]
-        )
-        yield at_least(f"top-1 agreement ({found.arithmetic})", found.top1, limit["top1"])
+    for one in scores:
+        limit = limits().draft_head[one.arithmetic]
+        yield at_least(f"logit cosine ({one.arithmetic})", one.cosine_min, limit.logit_cosine)
+        yield at_least(f"top-1 agreement ({one.arithmetic})", one.top1, limit.top1)

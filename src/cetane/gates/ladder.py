@@ -2,7 +2,8 @@
 
 A shard gets what the Hugging Face model computes before it, so that it is judged alone, and is
 compared in every mode with what that model computes after it. What no module of that model gives,
-such as keys and values that layers share, an earlier shard makes, which gets the same.
+such as keys and values that layers share, an earlier shard makes, which gets the same. It runs on
+the checkpoint's own values, in fp32: compression hides no wrong graph.
 """
 
 from collections.abc import Iterator
@@ -15,18 +16,16 @@ from cetane.checkpoint import Checkpoint
 from cetane.engine.authored import host_tables
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine, gather
-from cetane.engine.portable import PortableBackend
 from cetane.families.base import Truth
-from cetane.gates.golden import (
-    Check,
-    ShardScore,
-    Watched,
-    judge_shards,
-    make_probes,
-    shard_score,
-    thresholds,
-)
+from cetane.gates import metrics
+from cetane.gates.limits import limits
+from cetane.gates.observe import Task, Watched
+from cetane.gates.port import TwinBackend
+from cetane.gates.probes import OWN, Part, Probe, text_tokens, widest_tokens
 from cetane.gates.reference import Reference
+from cetane.gates.scores import ShardScore, shard_score
+from cetane.gates.structure import LOGITS
+from cetane.gates.verdict import Check, at_most
 from cetane.planner import Planner
 from cetane.schema.interface import ToLogits, hidden_shape
 from cetane.schema.recipe import Mode
@@ -53,14 +52,23 @@ class Packages:
 
 def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) -> LadderResult:
     """Judge some finished shards, by name."""
-    tables = host_tables(planner, checkpoint)
     plan = planner.plan()
-    probe = make_probes(tables.embedding, checkpoint.tokenizer, plan)[-1]
-    backend = PortableBackend(Packages(packages), "fp16")
-    engine = Engine(plan, backend, tables, resident=False)
-    rung = Rung(engine, planner, Reference(checkpoint), probe.tokens)
-    scores = [score for shard in packages for score in rung.scores(shard)]
-    checks = tuple(judge_shards(scores, thresholds(plan)))
+    backend = TwinBackend(Packages(packages), planner, checkpoint)
+    engine = Engine(plan, backend, host_tables(planner, checkpoint), resident=False)
+    widest, context = widest_tokens(plan), plan.recipe.cache.context
+    tokens = text_tokens(checkpoint.tokenizer, min(context, widest + widest // 8 + OWN))
+    rung = Rung(engine, planner, Reference(checkpoint), tokens)
+    limit = limits().structure.relative
+    scores: list[ShardScore] = []
+    worst: dict[str, float] = {}
+    for shard in packages:
+        for pair in rung.pairs(shard, list(plan.modes)):
+            pairs = [(pair.ours, pair.wanted)]
+            scores.append(shard_score(shard, pair.tensor, pair.truth, pair.mode, pairs))
+            error = float(metrics.relative(pair.ours, pair.wanted).max())
+            key = f"{pair.tensor} of {shard}"
+            worst[key] = max(worst.get(key, 0.0), error)
+    checks = tuple(at_most(name, value, limit) for name, value in worst.items())
     return LadderResult(
         passed=all(check.passed for check in checks), checks=checks, shards=tuple(scores)
     )
@@ -73,7 +81,7 @@ class Pair:
     tensor: str
     truth: Truth
     mode: Mode
-    found: Array
+    ours: Array
     wanted: Array
 
 
@@ -86,12 +94,6 @@ class Rung:
         self.engine, self.planner, self.reference = engine, planner, reference
         self.tokens = tokens
         self.scale = planner.model.residual_scale or 1.0
-
-    def scores(self, shard: str) -> Iterator[ShardScore]:
-        """How a shard agrees in every mode."""
-        for pair in self.pairs(shard, list(self.engine.plan.modes)):
-            pairs = [(pair.found, pair.wanted)]
-            yield shard_score(shard, pair.tensor, pair.truth, pair.mode, pairs)
 
     def pairs(self, shard: str, modes: list[Mode]) -> Iterator[Pair]:
         """What a shard makes of the model's own tensors, beside what the model makes of them."""
@@ -114,7 +116,9 @@ class Rung:
         slices = self.slices(shard)
         theirs = self.logits(shard, feeds, truths) if slices else None
         for mode in modes:
-            watched = Watched(self.engine, self.planner, mode, self.tokens)
+            probe = Probe("ladder", self.tokens)
+            task = Task(mode, probe, (Part(mode, len(self.tokens)),))
+            watched = Watched(self.engine, self.planner, task)
             for maker, supply in (*makers.items(), (shard, feeds)):
                 watched.seen.clear()
                 for running in watched.calls:
@@ -122,21 +126,20 @@ class Rung:
                         rows = truths[truth][running.call.positions]
                         running.tensors[name] = self.padded(rows, running.call.width)
                 self.engine.run([(watched.session, watched.calls)], [maker])
-            for truth, found in watched.tensors().items():
-                yield Pair(names[truth], truth, mode, found, truths[truth])
+            for truth, (at, rows) in watched.tensors().items():
+                yield Pair(names[truth], truth, mode, rows, truths[truth][at])
             for start, stop in slices:
                 logits = gather(watched.calls, "all")
                 assert logits is not None and theirs is not None
                 tokens = self.engine.plan.tokens(start, stop)
-                found, wanted = logits[:, tokens], theirs[:, tokens]
-                yield Pair("logits", ("lm_head", 0), mode, found, wanted)
+                yield Pair("logits", LOGITS, mode, logits[:, tokens], theirs[:, tokens])
 
     def all_makers(self, shard: str) -> list[str]:
         """The shards that must run before one, in order."""
-        found: list[str] = []
+        makers: list[str] = []
         for maker in self.planner.makers(shard):
-            found += [m for m in (*self.all_makers(maker), maker) if m not in found]
-        return found
+            makers += [m for m in (*self.all_makers(maker), maker) if m not in makers]
+        return makers
 
     def logits(self, shard: str, feeds: dict[str, Truth], truths: dict[Truth, Array]) -> Array:
         """The model's; from what a shard is fed, if it is a head and no more."""

@@ -4,11 +4,12 @@ import shlex
 from collections.abc import Iterator
 
 from cetane.bundle import Bundle
-from cetane.gates.golden import NEAR_LIMIT, GoldenResult, ShardScore
+from cetane.gates.golden import NEAR_LIMIT, GoldenResult
 from cetane.gates.residency.audit import audit
 from cetane.gates.residency.measured import with_measured
 from cetane.gates.residency.store import InBundle
 from cetane.gates.residency.target import DEFAULT_OS, Target
+from cetane.gates.scores import ShardScore
 from cetane.hardware.chips import Chip
 from cetane.mil.program import LARGEST_FP16
 from cetane.mil.reader import load

@@ -100,10 +100,10 @@ def verdict(gates: Gates, gate: str, audit: Audit) -> Verdict:
     outcome, basis = said(result.get("passed")), "measured"
     match gate:
         case "golden" if (golden := gates.golden) is not None:
-            checks = [Checked(**check.model_dump()) for check in golden.checks]
+            checks = [Checked(**check.model_dump(exclude={"interval"})) for check in golden.checks]
             notes = list(golden.warnings)
         case "ladder" if (ladder := gates.ladder) is not None:
-            checks = [Checked(**check.model_dump()) for check in ladder.checks]
+            checks = [Checked(**check.model_dump(exclude={"interval"})) for check in ladder.checks]
         case "perplexity" if (found := gates.perplexity) is not None:
             quality, _ = found
             checks = [Checked(name="perplexity, times the reference's", value=quality.ratio,

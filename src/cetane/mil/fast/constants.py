@@ -13,6 +13,7 @@ from cetane.mil.dtypes import Array
 from cetane.mil.ops import OPS
 from cetane.mil.ops.registry import NEVER_FOLDED
 from cetane.mil.program import Block, Constant, Function, Op, TensorType
+from cetane.mil.substitute import Substitute
 
 
 class Constants:
@@ -70,7 +71,7 @@ class Constants:
             read = constant.numpy
             if isinstance(read, partial):
                 file = getattr(read.func, "__self__", None)
-                if isinstance(file, BlobFile):
+                if isinstance(file, BlobFile | Substitute):
                     return (file.path, *read.args)
             value = constant.numpy()
             return (str(constant.type), value.tobytes())
