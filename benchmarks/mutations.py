@@ -6,7 +6,6 @@ python benchmarks/mutations.py [--families llama zaya] [--seeds 20] [--json FILE
 import argparse
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +15,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.conftest import build_tokenizer
-from tests.gates.mutations.families import FAMILIES, FORMATS, build, recipe
+from tests.gates.mutations.families import FAMILIES, FORMATS, build, recipe, tokenizer_of
 from tests.gates.mutations.ports import (
     AuthoredPort,
     RememberedReference,
@@ -28,12 +26,6 @@ from tests.gates.mutations.table import DEPARTURES, TABLE, Inapplicable, mutatio
 
 from cetane.checkpoint import Tokenizer
 from cetane.errors import CetaneError
-
-
-def tokenizer() -> Tokenizer:
-    with tempfile.TemporaryDirectory() as folder:
-        build_tokenizer().save_pretrained(folder)
-        return Tokenizer.load(Path(folder))
 
 
 def verdict(
@@ -87,7 +79,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    tok, rows, started = tokenizer(), [], time.perf_counter()
+    tok, rows, started = tokenizer_of(), [], time.perf_counter()
     for family in arguments.families:
         for row in run(family, arguments.seeds, arguments.formats, tok):
             rows.append(row)

@@ -24,7 +24,7 @@ from cetane.gates.port import TwinBackend
 from cetane.gates.probes import OWN, Part, Probe, text_tokens, widest_tokens
 from cetane.gates.reference import Reference
 from cetane.gates.scores import ShardScore, shard_score
-from cetane.gates.structure import LOGITS
+from cetane.gates.structure import LOGITS, is_routed
 from cetane.gates.verdict import Check, at_most
 from cetane.planner import Planner
 from cetane.schema.interface import ToLogits, hidden_shape
@@ -58,14 +58,16 @@ def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) 
     widest, context = widest_tokens(plan), plan.recipe.cache.context
     tokens = text_tokens(checkpoint.tokenizer, min(context, widest + widest // 8 + OWN))
     rung = Rung(engine, planner, Reference(checkpoint), tokens)
-    limit = limits().structure.relative
+    ask, routed = limits().structure, is_routed(planner)
+    limit = ask.routed.relative if routed else ask.relative
     scores: list[ShardScore] = []
     worst: dict[str, float] = {}
     for shard in packages:
         for pair in rung.pairs(shard, list(plan.modes)):
             pairs = [(pair.ours, pair.wanted)]
             scores.append(shard_score(shard, pair.tensor, pair.truth, pair.mode, pairs))
-            error = float(metrics.relative(pair.ours, pair.wanted).max())
+            errors = metrics.relative(pair.ours, pair.wanted)
+            error = float(np.quantile(errors, ask.routed.share) if routed else errors.max())
             key = f"{pair.tensor} of {shard}"
             worst[key] = max(worst.get(key, 0.0), error)
     checks = tuple(at_most(name, value, limit) for name, value in worst.items())

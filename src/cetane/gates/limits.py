@@ -14,11 +14,19 @@ Share = float
 Arithmetic = Literal["fp16", "fp32"]
 
 
+class RoutedLimits(Data):
+    """The same where tokens choose experts, and rounding may decide a choice."""
+
+    relative: float = Field(gt=0)
+    share: Share = Field(gt=0.5, le=1)
+
+
 class StructureLimits(Data):
     """Programs on the checkpoint's own values, in fp32."""
 
     relative: float = Field(gt=0)
     faint: float = Field(gt=0)
+    routed: RoutedLimits
 
 
 class Fp16Limits(Data):
@@ -72,8 +80,12 @@ class Limits(Data):
     activations: ActivationLimits
 
 
-@cache
 def limits() -> Limits:
     """The limits that come with cetane."""
+    return read()
+
+
+@cache
+def read() -> Limits:
     text = resources.files("cetane.gates").joinpath("limits.toml").read_text()
     return Limits.model_validate(tomllib.loads(text))

@@ -290,7 +290,7 @@ def choices(
     means that greedy decoding of that model gives the same tokens, since every choice is made after
     the same tokens.
     """
-    rows, tokens = logits[len(prompt) - 1 : -1], np.asarray(generated)
+    rows, tokens = logits[len(prompt) - 1 : -1], np.asarray(generated, np.int64)
     short = rows.max(axis=1) - rows[np.arange(len(tokens)), tokens]
     first = rows.argmax(axis=1) == tokens
     return np.asarray(first | (short <= margin if margin else False))

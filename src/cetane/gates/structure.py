@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from cetane.engine.backend import Array
-from cetane.families.base import Truth
+from cetane.families.base import RoutedBlock, Truth
 from cetane.gates import metrics
 from cetane.gates.limits import limits
 from cetane.gates.observe import Seen, Task
@@ -23,8 +23,8 @@ from cetane.schema.recipe import Mode
 from cetane.validation import Data
 
 LOGITS: Truth = ("lm_head", 0)
-HALF_EPSILON = 2.0**-25
-"""What rounding to fp16 may move a small number by; those below become zero."""
+SMALLEST = 2.0**-24
+"""The smallest fp16 above zero: programs keep epsilons in fp16, and raise smaller ones to it."""
 
 
 class Deviation(Data):
@@ -37,6 +37,7 @@ class Deviation(Data):
     mode: Mode
     probe: str
     relative: float
+    """Of the worst token; where tokens choose experts, what a share of them stays below."""
     position: int
     """Of the worst token."""
     positions: int
@@ -46,15 +47,21 @@ def deviations(
     plan: Plan, planner: Planner, tasks: Sequence[Task], seen: Sequence[Seen], truths: "Truths"
 ) -> Iterator[Deviation]:
     """Every tensor of every task, in the order of the shards; the last are the logits."""
+    routed = is_routed(planner)
     for task, ours in zip(tasks, seen, strict=True):
         places = made_by(planner, plan)
         theirs = truths.of(task.probe)
         for truth, (at, rows) in ours.tensors.items():
             shard, tensor = places[truth]
             errors = metrics.relative(rows, theirs.tensors[truth][at])
-            yield deviation(shard, tensor, truth, task, at, errors)
+            yield deviation(shard, tensor, truth, task, at, errors, routed)
         errors = logit_errors(plan, ours.logits, truths.logits(task.probe, ours.at))
-        yield deviation(plan.shards[-1].name, "logits", LOGITS, task, ours.at, errors)
+        yield deviation(plan.shards[-1].name, "logits", LOGITS, task, ours.at, errors, routed)
+
+
+def is_routed(planner: Planner) -> bool:
+    """Whether tokens choose experts."""
+    return any(isinstance(block, RoutedBlock) for block in planner.model.layers)
 
 
 class Truths:
@@ -104,7 +111,7 @@ def wrong_epsilons(port: Port, reference: Reference) -> Iterator[str]:
     known = {factor * own for own in reference.epsilons for factor in (1.0, scale**2)}
     for shard in port.planner.members:
         for name, epsilon in port.epsilons(shard).items():
-            if not any(abs(epsilon - own) <= HALF_EPSILON + 0.01 * own for own in known):
+            if not any(abs(epsilon - own) <= SMALLEST + 0.01 * own for own in known):
                 yield f"{shard}: {name} has epsilon {epsilon:.3g}"
 
 
@@ -119,16 +126,24 @@ def made_by(planner: Planner, plan: Plan) -> dict[Truth, tuple[str, str]]:
 
 
 def deviation(
-    shard: str, tensor: str, truth: Truth, task: Task, at: Array, errors: Array
+    shard: str,
+    tensor: str,
+    truth: Truth,
+    task: Task,
+    at: Array,
+    errors: Array,
+    routed: bool,
 ) -> Deviation:
     worst = int(errors.argmax())
+    ask = limits().structure
+    counted = float(np.quantile(errors, ask.routed.share)) if routed else float(errors[worst])
     return Deviation(
         shard=shard,
         tensor=tensor,
         truth=truth[0],
         mode=task.mode,
         probe=task.probe.name,
-        relative=min(float(errors[worst]), 1e308),
+        relative=min(counted, 1e308),
         position=task.probe.start + int(at[worst]),
         positions=len(errors),
     )
@@ -147,17 +162,20 @@ def logit_errors(plan: Plan, ours: Array, theirs: Array) -> Array:
     return np.nan_to_num(errors, nan=np.inf)
 
 
-def judge(found: Sequence[Deviation], epsilons: Sequence[str] = ()) -> Iterator[Check]:
+def judge(
+    found: Sequence[Deviation], epsilons: Sequence[str] = (), routed: bool = False
+) -> Iterator[Check]:
     """No epsilon may be wrong; then the worst of every shard's tensors in every mode.
 
     Faint embeddings have a limit of their own, and their error counts in proportion to it.
     """
     ask = limits().structure
     yield at_most("structure: wrong epsilons", float(len(epsilons)), 0)
+    limit = ask.routed.relative if routed else ask.relative
     worst: dict[tuple[str, str, Mode], float] = {}
     for one in found:
         key = one.shard, one.tensor, one.mode
-        allowed = ask.faint / ask.relative if one.probe == FAINT_PROBE else 1.0
+        allowed = max(1.0, ask.faint / limit) if one.probe == FAINT_PROBE else 1.0
         worst[key] = max(worst.get(key, 0.0), one.relative / allowed)
     for (shard, tensor, mode), value in worst.items():
-        yield at_most(f"structure: {tensor} of {shard} ({mode})", value, ask.relative)
+        yield at_most(f"structure: {tensor} of {shard} ({mode})", value, limit)

@@ -1,14 +1,18 @@
 """Tiny random models of every family, and the recipes that port them."""
 
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
-from tests.conftest import build_model
+from tests.conftest import build_model, build_tokenizer
 from tests.families.gemma_models import build_gemma3, build_gemma4
 from tests.families.zaya_models import build_zaya
 
+from cetane.checkpoint import Tokenizer
 from cetane.schema.recipe import Recipe, parse_recipe
 
 FAMILIES: dict[str, Callable[[], Any]] = {
@@ -57,3 +61,11 @@ def recipe(form: str, quality: str = "usable", **tables: Any) -> Recipe:
         "compression": {"default": FORMATS.get(form, form)},
     }
     return parse_recipe(content | tables, "mutated")
+
+
+@cache
+def tokenizer_of() -> Tokenizer:
+    """The tokenizer of all tiny models."""
+    with tempfile.TemporaryDirectory() as folder:
+        build_tokenizer().save_pretrained(folder)
+        return Tokenizer.load(Path(folder))
