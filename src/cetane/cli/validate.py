@@ -10,6 +10,7 @@ from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.cli.output import Json, console, errors, print_json, progress, table
 from cetane.export import coreml_llm
 from cetane.gates.draft_head import HeadResult, judge_heads
+from cetane.gates.explain import Explanation, explain
 from cetane.gates.golden import GoldenResult, golden
 from cetane.gates.quality import perplexity, read_tokens
 from cetane.gates.static import Finding, static_checks
@@ -95,8 +96,18 @@ def check(bundle: Bundle, checkpoint: Checkpoint, json: bool) -> GoldenResult:
         result = golden(bundle, checkpoint, update)
     if not json:
         show(result)
+        say_why(explain(bundle, checkpoint, result))
     bundle.write_gate("golden", result.model_dump(mode="json"))
     return result
+
+
+def say_why(explanation: Explanation | None) -> None:
+    """Print what is wrong with a refused port, and the change that mends it."""
+    if explanation is None:
+        return
+    errors.print(f"{explanation.cause}: {explanation.sentence}", markup=False, soft_wrap=True)
+    if explanation.recipe_change:
+        errors.print(f"in the recipe:\n{explanation.recipe_change}", markup=False, soft_wrap=True)
 
 
 def check_heads(bundle: Bundle, json: bool) -> dict[HeadKind, HeadResult]:
