@@ -60,7 +60,7 @@ def test_a_right_llama(
     bundle = tiny_bundle(**options)
     found = climb(bundle, checkpoint)
     assert found.passed
-    assert [check.name for check in found.checks] == checks
+    assert [check.name for check in found.checks] == ["wrong constants", *checks]
     assert {score.mode for score in found.shards} == bundle.plan.modes.keys()
 
 
@@ -88,7 +88,8 @@ def test_a_wrong_weight(bad: Bundle, checkpoint: Checkpoint) -> None:
     """It is in the layers; the heads are judged alone, and right."""
     found = climb(bad, checkpoint)
     assert not found.passed
-    assert failed(found) == ["hidden of chunk-00"]
+    assert failed(found) == ["wrong constants"]
+    assert [w.parameter for w in found.wrong_weights] == ["model.layers.1.mlp.down_proj.weight"]
     assert climb(bad, open_checkpoint(bad.manifest.source)).passed
 
 
@@ -111,7 +112,7 @@ def test_a_right_zaya(
     """Both expert blocks are judged, since the first has no router state to add to."""
     found = climb(zaya_bundle(**options), zaya_checkpoint)
     assert found.passed
-    assert {check.name for check in found.checks} == checks
+    assert {check.name for check in found.checks} == {"wrong constants", *checks}
     assert len({s.mode for s in found.shards}) == (2 if options else 1)
 
 

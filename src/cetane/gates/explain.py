@@ -132,9 +132,7 @@ def off_limit(one: Deviation, strict: float | None) -> bool:
     return one.relative > (max(limit, ask.faint) if one.probe == "faint" else limit)
 
 
-def first_off(
-    found: tuple[Deviation, ...] | list[Deviation], strict: float | None
-) -> Deviation | None:
+def first_off(found: Sequence[Deviation], strict: float | None) -> Deviation | None:
     """The first tensor beyond its limit, in the order of the shards."""
     return next((one for one in found if off_limit(one, strict)), None)
 

@@ -20,16 +20,20 @@ from cetane.families.base import Truth
 from cetane.gates import metrics
 from cetane.gates.limits import limits
 from cetane.gates.observe import Task, Watched
-from cetane.gates.port import TwinBackend
+from cetane.gates.port import Packaged
 from cetane.gates.probes import OWN, Part, Probe, text_tokens, widest_tokens
 from cetane.gates.reference import Reference
 from cetane.gates.scores import ShardScore, shard_score
 from cetane.gates.structure import LOGITS, is_routed
 from cetane.gates.verdict import Check, at_most
+from cetane.gates.weights import WrongWeight, wrong_constants
 from cetane.planner import Planner
 from cetane.schema.interface import ToLogits, hidden_shape
 from cetane.schema.recipe import Mode
 from cetane.validation import Data
+
+LISTED = 20
+"""Wrong constants that a result lists."""
 
 
 class LadderResult(Data):
@@ -38,6 +42,7 @@ class LadderResult(Data):
     passed: bool
     checks: tuple[Check, ...]
     shards: tuple[ShardScore, ...]
+    wrong_weights: tuple[WrongWeight, ...] = ()
 
 
 class Packages:
@@ -52,9 +57,9 @@ class Packages:
 
 def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) -> LadderResult:
     """Judge some finished shards, by name."""
-    plan = planner.plan()
-    backend = TwinBackend(Packages(packages), planner, checkpoint)
-    engine = Engine(plan, backend, host_tables(planner, checkpoint), resident=False)
+    tables = host_tables(planner, checkpoint)
+    port = Packaged(Packages(packages), planner, checkpoint, tables, checkpoint.tokenizer)
+    plan, engine = port.plan, port.twin
     widest, context = widest_tokens(plan), plan.recipe.cache.context
     tokens = text_tokens(checkpoint.tokenizer, min(context, widest + widest // 8 + OWN))
     rung = Rung(engine, planner, Reference(checkpoint), tokens)
@@ -70,9 +75,16 @@ def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) 
             error = float(np.quantile(errors, ask.routed.share) if routed else errors.max())
             key = f"{pair.tensor} of {shard}"
             worst[key] = max(worst.get(key, 0.0), error)
-    checks = tuple(at_most(name, value, limit) for name, value in worst.items())
+    wrong = [w for shard in packages for w in wrong_constants(port, checkpoint, shard)]
+    checks = (
+        at_most("wrong constants", float(len(wrong)), 0),
+        *(at_most(name, value, limit) for name, value in worst.items()),
+    )
     return LadderResult(
-        passed=all(check.passed for check in checks), checks=checks, shards=tuple(scores)
+        passed=all(check.passed for check in checks),
+        checks=checks,
+        shards=tuple(scores),
+        wrong_weights=tuple(wrong[:LISTED]),
     )
 
 

@@ -43,16 +43,20 @@ class WrongWeight(Data):
 
 def wrong_weights(port: Port, weights: Weights, tables: Tables) -> Iterator[WrongWeight]:
     """Everything in a port's packages and tables that is not what the checkpoint says."""
+    for shard in port.planner.members:
+        yield from wrong_constants(port, weights, shard)
+    yield from wrong_tables(port.planner, weights, tables)
+
+
+def wrong_constants(port: Port, weights: Weights, shard: str) -> Iterator[WrongWeight]:
+    """The constants of a shard that are not what their format makes of their parameter."""
     rules = port.planner.recipe.compression
     sensitivities = known(rules.sensitivity) if rules.sensitivity else None
-    for shard in port.planner.members:
-        for stored in port.constants(shard):
-            problem = wrong(stored, weights, sensitivities)
-            if problem:
-                constant = stored.constant
-                name = constant.weight.name if constant else ""
-                yield WrongWeight(shard=shard, label=stored.label, parameter=name, problem=problem)
-    yield from wrong_tables(port.planner, weights, tables)
+    for stored in port.constants(shard):
+        problem = wrong(stored, weights, sensitivities)
+        if problem:
+            name = stored.constant.weight.name if stored.constant else ""
+            yield WrongWeight(shard=shard, label=stored.label, parameter=name, problem=problem)
 
 
 def known(file: SensitivityFile) -> Sensitivities | None:
