@@ -9,9 +9,10 @@ import pytest
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.engine.authored import authored_engine
-from cetane.gates.golden import ShardScore
+from cetane.gates import metrics
 from cetane.gates.ladder import LadderResult, Rung, ladder
 from cetane.gates.reference import Reference
+from cetane.gates.scores import ShardScore
 from cetane.lower.lower import Lowering
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe
@@ -245,17 +246,18 @@ def test_a_shard_needs_only_the_layers_before_it(
         ("head-0", "layers.1."),
     ):
         names.clear()
-        assert all(score.cosine_min > 1 - 1e-5 for score in rung.scores(shard))
+        for pair in rung.pairs(shard, list(planner.plan().modes)):
+            assert metrics.relative(pair.ours, pair.wanted).max() < 1e-5
         assert names
         assert not [name for name in names if unread in name]
     assert names[-2:] == ["model.norm.weight", "lm_head.weight"]
 
 
-def test_thresholds_are_by_bits(
-    good: Bundle, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+def test_limits_are_the_structures(
+    good: Bundle, checkpoint: Checkpoint, asked: Callable[..., None]
 ) -> None:
-    """Which are the golden gate's."""
-    monkeypatch.setattr("cetane.gates.ladder.thresholds", lambda plan: {"hidden_cosine": 1.5})
+    """Whatever the recipe compresses."""
+    asked("structure", relative=1e-30)
     found = climb(good, checkpoint)
-    assert failed(found) == [check.name for check in found.checks]
-    assert {check.limit for check in found.checks} == {1.5}
+    assert failed(found) == [check.name for check in found.checks[1:]]
+    assert {check.limit for check in found.checks[1:]} == {1e-30}
