@@ -12,7 +12,7 @@ from cetane.engine.authored import authored_engine
 from cetane.gates import metrics
 from cetane.gates.ladder import LadderResult, Rung, ladder
 from cetane.gates.reference import Reference
-from cetane.gates.scores import ShardScore
+from cetane.gates.scores import ShardScore, shard_score
 from cetane.lower.lower import Lowering
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe
@@ -131,7 +131,14 @@ def rungs(
     planner = Planner(checkpoint, recipe)
     engine = authored_engine(planner, weights or checkpoint)
     rung = Rung(engine, planner, reference or Reference(checkpoint), TOKENS)
-    return {shard.name: list(rung.scores(shard.name)) for shard in engine.plan.shards}
+    modes = list(engine.plan.modes)
+    return {
+        shard.name: [
+            shard_score(shard.name, p.tensor, p.truth, p.mode, [(p.ours, p.wanted)])
+            for p in rung.pairs(shard.name, modes)
+        ]
+        for shard in engine.plan.shards
+    }
 
 
 LAYOUTS: list[dict[str, Any]] = [

@@ -69,6 +69,13 @@ class ActivationLimits(Data):
     hidden_cosine: float
 
 
+class ResidencyLimits(Data):
+    """Where ops may run."""
+
+    severities: tuple[str, ...]
+    weights_off_ane: Share
+
+
 class Limits(Data):
     """Everything that the gates ask; `limits.toml` gives the reasons."""
 
@@ -78,6 +85,7 @@ class Limits(Data):
     quality: dict[Quality, QualityLimits]
     draft_head: dict[Arithmetic, DraftHeadLimits]
     activations: ActivationLimits
+    residency: ResidencyLimits
 
 
 def limits() -> Limits:

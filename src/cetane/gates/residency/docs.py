@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from cetane.gates.limits import limits
 from cetane.gates.residency.rule import (
     GROUPS,
     Evidence,
@@ -9,7 +10,6 @@ from cetane.gates.residency.rule import (
     Source,
     load_evidence,
     load_rules,
-    read_toml,
 )
 
 INTRODUCTION = """\
@@ -53,10 +53,10 @@ def markdown() -> str:
 
 
 def verdict() -> Iterator[str]:
-    limits = read_toml("verdict.toml")
+    ask = limits().residency
     yield (
-        f"Exit code 1, and FAIL, if a finding is {' or '.join(limits['severities'])}, or if more "
-        f"than {limits['weights_off_ane']:.0%} of all weights\nare read by ops that are placed off "
+        f"Exit code 1, and FAIL, if a finding is {' or '.join(ask.severities)}, or if more "
+        f"than {ask.weights_off_ane:.0%} of all weights\nare read by ops that are placed off "
         "the ANE; a finding that a Mac refuted does not count. Exit code\n2 for bad input.\n"
     )
 
