@@ -17,7 +17,7 @@ import cetane.lower.lower
 from cetane.bundle import Bundle
 from cetane.cli.demo import DEMOS, Demo
 from cetane.cli.output import print_json
-from cetane.gates.golden import thresholds
+from cetane.gates.limits import Limits, read
 from cetane.hardware.chips import ChipFigure, find_chip
 
 from .conftest import Cetane
@@ -159,8 +159,7 @@ def test_port(
     assert Bundle(target).digest == bundle.digest
     assert len(lowered) == 3
 
-    limits = dict.fromkeys(thresholds(bundle.plan), 1.0) | {"top1": 2.0}
-    monkeypatch.setattr("cetane.gates.golden.thresholds", lambda _: limits)
+    monkeypatch.setattr("cetane.gates.limits.read", lambda: IMPOSSIBLE)
     red = cetane(*port, "--json")
     assert red.code == 1
     assert red.json["gates"]["golden"]["passed"] is False
@@ -223,7 +222,7 @@ def test_port_goes_on_after_the_ladder(
     """When what was wrong was not the shards, they are not made again."""
     port = ("port", tiny_checkpoint_folder, "-r", small_file, "-o", tmp_path / "out", "--json")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cetane.gates.ladder.thresholds", lambda _: {"hidden_cosine": 2.0})
+        patch.setattr("cetane.gates.limits.read", lambda: STRICT)
         assert cetane(*port).code == 1
     assert cetane(*port).code == 0
     assert lowered == ["layer-00", "head-0", "layer-01"]
@@ -285,13 +284,21 @@ def test_demo(
     Bundle(tmp_path / "zaya-tiny-small").verify()
     assert len(found.out.splitlines()) < 25
 
-    monkeypatch.setattr("cetane.gates.golden.thresholds", lambda _: {**LIMITS, "top1": 2.0})
+    monkeypatch.setattr("cetane.gates.limits.read", lambda: IMPOSSIBLE)
     red = cetane("demo", "--model", "zaya-tiny")
     assert red.code == 1
     assert "Fuel\n" not in red.out
 
 
-LIMITS = dict.fromkeys(("hidden_cosine", "logit_cosine", "logit_psnr", "kl", "top5", "greedy"), 0.0)
+def with_limits(table: str, **changes: float) -> Limits:
+    content = read().model_dump()
+    content[table] |= changes
+    return Limits.model_validate(content)
+
+
+IMPOSSIBLE = with_limits("fp16", hidden_cosine=2.0)
+"""No bundle passes; the first shards do."""
+STRICT = with_limits("structure", relative=1e-30)
 
 
 def test_build(

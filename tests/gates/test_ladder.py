@@ -9,9 +9,10 @@ import pytest
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.engine.authored import authored_engine
-from cetane.gates.golden import ShardScore
+from cetane.gates import metrics
 from cetane.gates.ladder import LadderResult, Rung, ladder
 from cetane.gates.reference import Reference
+from cetane.gates.scores import ShardScore, shard_score
 from cetane.lower.lower import Lowering
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe
@@ -36,7 +37,7 @@ def failed(result: LadderResult) -> list[str]:
 LLAMAS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a block each": (
         {"verify": None, "prefill": None, "layout": {"kind": "per-block"}, "context": 32},
-        ["hidden cosine (layer-00)", "logits cosine (head-0)"],
+        ["hidden of layer-00", "logits of head-0"],
     ),
     "single": (
         {
@@ -45,7 +46,7 @@ LLAMAS: dict[str, tuple[dict[str, Any], list[str]]] = {
             "tensor_layout": "ct1",
             "head": {"slices": 2},
         },
-        ["logits cosine (model)"],
+        ["logits of model"],
     ),
 }
 
@@ -60,7 +61,7 @@ def test_a_right_llama(
     bundle = tiny_bundle(**options)
     found = climb(bundle, checkpoint)
     assert found.passed
-    assert [check.name for check in found.checks] == checks
+    assert [check.name for check in found.checks] == ["wrong constants", *checks]
     assert {score.mode for score in found.shards} == bundle.plan.modes.keys()
 
 
@@ -77,7 +78,7 @@ def test_chunks_and_heads(good: Bundle, checkpoint: Checkpoint) -> None:
         ]
         for mode in ("decode", "prefill")
     ]
-    assert all(0.9999 < score.cosine_min <= score.cosine < 1 for score in found.shards)
+    assert all(score.cosine_min > 1 - 1e-6 for score in found.shards)
 
 
 def climbed(result: LadderResult) -> set[str]:
@@ -88,17 +89,18 @@ def test_a_wrong_weight(bad: Bundle, checkpoint: Checkpoint) -> None:
     """It is in the layers; the heads are judged alone, and right."""
     found = climb(bad, checkpoint)
     assert not found.passed
-    assert failed(found) == ["hidden cosine (chunk-00)"]
+    assert failed(found) == ["wrong constants"]
+    assert [w.parameter for w in found.wrong_weights] == ["model.layers.1.mlp.down_proj.weight"]
     assert climb(bad, open_checkpoint(bad.manifest.source)).passed
 
 
 @pytest.mark.parametrize(
     ("options", "checks"),
     [
-        ({}, {"hidden cosine (attn-00)", "hidden cosine (moe-00)", "router cosine (moe-00)",
-              "hidden cosine (moe-01)", "logits cosine (head-0)"}),
-        (ROUTED, {"hidden cosine (layer-00)", "router cosine (layer-00)",
-                  "hidden cosine (layer-01)", "logits cosine (head-0)"}),
+        ({}, {"hidden of attn-00", "hidden of moe-00", "router of moe-00",
+              "hidden of moe-01", "logits of head-0"}),
+        (ROUTED, {"hidden of layer-00", "router of layer-00",
+                  "hidden of layer-01", "logits of head-0"}),
     ],
     ids=["dense", "routed"],
 )  # fmt: skip
@@ -111,14 +113,14 @@ def test_a_right_zaya(
     """Both expert blocks are judged, since the first has no router state to add to."""
     found = climb(zaya_bundle(**options), zaya_checkpoint)
     assert found.passed
-    assert {check.name for check in found.checks} == checks
+    assert {check.name for check in found.checks} == {"wrong constants", *checks}
     assert len({s.mode for s in found.shards}) == (2 if options else 1)
 
 
 def test_a_departure(departed: Bundle, zaya_checkpoint: Checkpoint) -> None:
     """Experts and heads are judged alone, and right."""
     found = climb(departed, zaya_checkpoint)
-    assert failed(found) == ["hidden cosine (attn-00)"]
+    assert failed(found) == ["hidden of attn-00"]
     assert climbed(found) == {"attn-00", "moe-00", "moe-01", "head-0"}
 
 
@@ -129,7 +131,14 @@ def rungs(
     planner = Planner(checkpoint, recipe)
     engine = authored_engine(planner, weights or checkpoint)
     rung = Rung(engine, planner, reference or Reference(checkpoint), TOKENS)
-    return {shard.name: list(rung.scores(shard.name)) for shard in engine.plan.shards}
+    modes = list(engine.plan.modes)
+    return {
+        shard.name: [
+            shard_score(shard.name, p.tensor, p.truth, p.mode, [(p.ours, p.wanted)])
+            for p in rung.pairs(shard.name, modes)
+        ]
+        for shard in engine.plan.shards
+    }
 
 
 LAYOUTS: list[dict[str, Any]] = [
@@ -244,17 +253,18 @@ def test_a_shard_needs_only_the_layers_before_it(
         ("head-0", "layers.1."),
     ):
         names.clear()
-        assert all(score.cosine_min > 1 - 1e-5 for score in rung.scores(shard))
+        for pair in rung.pairs(shard, list(planner.plan().modes)):
+            assert metrics.relative(pair.ours, pair.wanted).max() < 1e-5
         assert names
         assert not [name for name in names if unread in name]
     assert names[-2:] == ["model.norm.weight", "lm_head.weight"]
 
 
-def test_thresholds_are_by_bits(
-    good: Bundle, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+def test_limits_are_the_structures(
+    good: Bundle, checkpoint: Checkpoint, asked: Callable[..., None]
 ) -> None:
-    """Which are the golden gate's."""
-    monkeypatch.setattr("cetane.gates.ladder.thresholds", lambda plan: {"hidden_cosine": 1.5})
+    """Whatever the recipe compresses."""
+    asked("structure", relative=1e-30)
     found = climb(good, checkpoint)
-    assert failed(found) == [check.name for check in found.checks]
-    assert {check.limit for check in found.checks} == {1.5}
+    assert failed(found) == [check.name for check in found.checks[1:]]
+    assert {check.limit for check in found.checks[1:]} == {1e-30}

@@ -6,8 +6,21 @@ import numpy as np
 import pytest
 import transformers
 
+from cetane.bundle import Bundle
 from cetane.checkpoint import Tokenizer, open_checkpoint
-from cetane.gates.probes import QUESTIONS, chat_prompts, random_probe, text_probe
+from cetane.gates.probes import (
+    QUESTIONS,
+    chat_prompts,
+    parts,
+    random_tokens,
+    structure_probes,
+    text_tokens,
+    text_windows,
+    texts,
+)
+
+from .mutations.families import build, recipe, tokenizer_of
+from .mutations.ports import AuthoredPort, TinyCheckpoint
 
 TABLE = np.random.default_rng(2).normal(size=(200, 16)).astype(np.float16)
 TABLE[7] *= 0.01
@@ -19,38 +32,75 @@ def tokenizer(tiny_checkpoint_folder: Path) -> Tokenizer:
     return open_checkpoint(tiny_checkpoint_folder).tokenizer
 
 
-def test_random_probe() -> None:
-    probe = random_probe(TABLE, 20_000, 1, {0, 3})
-    drawn = set(probe.tokens)
-    assert probe.name == "random-1"
-    assert len(probe.tokens) == 20_000
+def test_random_tokens() -> None:
+    tokens = random_tokens(TABLE, 20_000, 1, {0, 3})
+    assert len(tokens) == 20_000
     norms = np.linalg.norm(TABLE.astype(float), axis=1)
     smallest = set(np.argsort(norms)[:10].tolist())  # 5 % of 200
     assert 7 in smallest
-    assert drawn == set(range(200)) - smallest - {0, 3}
+    assert set(tokens) == set(range(200)) - smallest - {0, 3}
 
 
-def test_random_probes_are_seeded() -> None:
-    assert random_probe(TABLE, 50, 1, set()) == random_probe(TABLE, 50, 1, set())
-    assert random_probe(TABLE, 50, 1, set()).tokens != random_probe(TABLE, 50, 2, set()).tokens
-    assert all(type(token) is int for token in random_probe(TABLE, 5, 1, set()).tokens)
+def test_random_tokens_are_seeded() -> None:
+    assert random_tokens(TABLE, 50, 1, set()) == random_tokens(TABLE, 50, 1, set())
+    assert random_tokens(TABLE, 50, 1, set()) != random_tokens(TABLE, 50, 2, set())
+    assert all(type(token) is int for token in random_tokens(TABLE, 5, 1, set()))
 
 
 @pytest.mark.parametrize("length", [1, 5, 100])
-def test_text_probe(tokenizer: Tokenizer, length: int) -> None:
+def test_text_tokens(tokenizer: Tokenizer, length: int) -> None:
     tokens = tokenizer.encode("A text.")
-    probe = text_probe(tokenizer, "A text.", length)
-    assert probe.tokens == tuple((tokens * 100)[:length])
+    assert text_tokens(tokenizer, length, "A text.") == tuple((tokens * 100)[:length])
 
 
-def test_text_probe_leaves_bos_out(tokenizer: Tokenizer) -> None:
+def test_a_text_without_bos() -> None:
     class WithBos:
         bos_id = 1
 
         def encode(self, text: str) -> list[int]:
             return [1, 5, 6]
 
-    assert text_probe(WithBos(), "x", 5).tokens == (5, 6, 5, 6, 5)  # type: ignore[arg-type]
+    assert text_tokens(WithBos(), 5, "x") == (5, 6, 5, 6, 5)  # type: ignore[arg-type]
+
+
+def test_texts_are_long_enough_without_repeats(tokenizer: Tokenizer) -> None:
+    """Of a vocabulary of 49,152 tokens, SmolLM2's, they are some 1,400 tokens."""
+    words = texts().split()
+    assert len(words) > 900
+    assert len(set(zip(words, words[1:], words[2:], strict=False))) > 0.97 * len(words)
+
+
+def test_text_windows(good: Bundle) -> None:
+    """Every position is predicted once, from the start of its window."""
+    context = good.plan.recipe.cache.context
+    windows = text_windows(good.tokenizer, good.plan, 0, 150)
+    tokens = text_tokens(good.tokenizer, 151)
+    assert all(2 <= len(window.tokens) <= context for window in windows)
+    assert sum(len(window.tokens) - 1 for window in windows) == 150
+    assert [t for w in windows for t in w.tokens[1:]] == list(tokens[1:])
+
+
+@pytest.mark.parametrize("family", ["gemma3", "zaya"])
+@pytest.mark.parametrize("widths", [(0, 0), (4, 16)])
+def test_probes_use_every_slot_again(family: str, widths: tuple[int, int]) -> None:
+    verify, prefill = widths
+    tables = {"tokens": {"verify": verify, "prefill": prefill}}
+    port = AuthoredPort(TinyCheckpoint(build(family), tokenizer_of()), recipe("fp16", **tables))
+    assert port.plan.recipe.tokens.by_mode().keys() == port.plan.modes.keys()
+    rows = np.asarray(port.tables.tokens)
+    text, end, faint = structure_probes(rows, port.tokenizer, port.plan)
+    reused = max((g.count for g in port.plan.caches.values() if g.limited), default=0)
+    assert len(text.tokens) > reused + max(prefill, 1)
+    assert end.start + len(end.tokens) == port.plan.recipe.cache.context
+    assert faint.scale < 0.01
+    for mode, of in port.plan.modes.items():
+        shares = parts(port.plan, mode, len(text.tokens))
+        assert sum(part.tokens for part in shares) == len(text.tokens)
+        for part in (shares[0], shares[-1]):
+            assert part.judged
+            assert part.mode == mode
+            assert part.tokens >= 8
+        assert of.tokens <= shares[0].tokens
 
 
 def test_chat_prompts(tokenizer: Tokenizer, tiny_checkpoint_folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Perplexity, beside a computation with transformers alone."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -52,10 +53,9 @@ def test_perplexity_of_a_wrong_port(bad: Bundle, checkpoint: Checkpoint) -> None
 
 
 def test_perplexity_has_a_limit(
-    good: Bundle, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    good: Bundle, checkpoint: Checkpoint, asked: Callable[..., None]
 ) -> None:
-    limits = {"perplexity_ratio": 0.5}
-    monkeypatch.setattr("cetane.gates.quality.thresholds", lambda plan: limits)
+    asked("quality.good", perplexity_ratio=0.5)
     found = run(good, checkpoint, TOKENS)
     assert not found.passed
     assert found.limit == 0.5

@@ -31,6 +31,46 @@ ZAYA_TENSORS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def lent(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules take their weights from the checkpoint, unless a test is marked otherwise."""
+    if "loads_itself" not in request.node.name:
+        monkeypatch.setattr("cetane.gates.reference.load_by_transformers", lambda *_: None)
+
+
+def test_transformers_loads_itself(
+    checkpoint: Checkpoint, truth: transformers.PreTrainedModel
+) -> None:
+    """Where it can: then nothing that our reader gets wrong is in the reference."""
+    ours = Reference(checkpoint)
+    assert ours.loader == "transformers"
+    with reads(checkpoint) as names:
+        (seen,) = ours.run([TOKENS])
+    assert names == []
+    np.testing.assert_allclose(seen.logits, logits(truth, TOKENS), atol=1e-5)
+    assert ours.names.keys() >= {"model.embed_tokens", "model.layers.0.self_attn.q_proj"}
+
+
+def test_a_reader_that_errs_shows_since_transformers_loads_itself(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(checkpoint), "read", lambda self, name: torch.zeros(self.shape(name)))
+    (seen,) = Reference(checkpoint).run([TOKENS])
+    assert np.abs(seen.logits).max() > 0.1
+
+
+def test_positions_and_faint_embeddings(model: Any, in_memory: Callable[..., Any]) -> None:
+    """Beside the model itself, which is given positions, and embeddings that are as faint."""
+    checkpoint = in_memory(model)
+    seen = Reference(checkpoint).run([TOKENS, TOKENS], [], [0, 9], [0.5, 1.0], [2, 3])
+    with torch.inference_mode():
+        places = torch.arange(9, 9 + len(TOKENS))[None]
+        later = model(torch.tensor([TOKENS]), position_ids=places, use_cache=False).logits[0]
+    assert seen[0].logits.shape == (2, later.shape[1])
+    np.testing.assert_allclose(seen[1].logits, later[2:4].numpy(), atol=1e-4)
+    assert np.abs(seen[0].logits - seen[1].logits).max() > 1e-3
+
+
 @pytest.fixture(params=[ROOMY, STREAMED], ids=["resident", "streamed"])
 def reference(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch

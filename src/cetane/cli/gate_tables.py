@@ -9,7 +9,9 @@ from cetane.cli.output import console, table, verdict, warn
 
 if TYPE_CHECKING:
     from cetane.gates.draft_head import DraftHeadResult
-    from cetane.gates.golden import Check, GoldenResult
+    from cetane.gates.explain import Explanation
+    from cetane.gates.golden import GoldenResult
+    from cetane.gates.verdict import Check
 
 
 class CheckedGate(Protocol):
@@ -50,6 +52,15 @@ def show_golden(result: GoldenResult, tables: bool) -> None:
     for warning in result.warnings:
         warn(f"warning: {warning}")
     console.print(f"golden gate: {summary(result)}", soft_wrap=True)
+
+
+def show_why(explanation: Explanation | None) -> None:
+    """Say why a port was refused, and the change that mends it."""
+    if explanation is None:
+        return
+    warn(f"{explanation.cause}: {explanation.sentence}")
+    if explanation.recipe_change:
+        warn(f"in the recipe:\n{explanation.recipe_change}")
 
 
 def show_head(kind: str, result: DraftHeadResult) -> None:

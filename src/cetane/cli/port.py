@@ -58,7 +58,7 @@ def port(
 def show(result: PortResult, verbose: bool) -> None:
     """Print every gate in a line, the predicted speed, and what to do next."""
     from cetane.cli.forecast import headline
-    from cetane.cli.gate_tables import show_checks, show_golden, summary
+    from cetane.cli.gate_tables import show_checks, show_golden, show_why, summary
 
     if result.ladder is not None:
         if verbose or not result.ladder.passed:
@@ -73,6 +73,7 @@ def show(result: PortResult, verbose: bool) -> None:
         return
     assert result.golden is not None
     show_golden(result.golden, verbose)
+    show_why(result.explanation)
     say(f"speed, predicted: {headline(result.forecast)}")
     size = sum(record.bytes for record in result.bundle.manifest.files.values())
     say(f"wrote {result.bundle.path}: {megabytes(size)} in {sum(result.seconds.values()):.0f} s")

@@ -71,7 +71,7 @@ def measure(bundle: Path, text: Path, tokens: int, model: str | None, json: bool
 
 def show(result: "Validation", verbose: bool) -> None:
     """Print every gate."""
-    from cetane.cli.gate_tables import show_golden, show_head
+    from cetane.cli.gate_tables import show_golden, show_head, show_why
 
     for warning in result.warnings:
         warn(f"warning: {warning}")
@@ -81,5 +81,6 @@ def show(result: "Validation", verbose: bool) -> None:
         console.print(f"static checks: {verdict(False)}")
         return
     show_golden(result.golden, verbose)
+    show_why(result.explanation)
     for kind, head in result.heads.items():
         show_head(kind, head)

@@ -12,18 +12,19 @@ from cetane.checkpoint import Checkpoint
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
-from cetane.errors import CetaneError
 from cetane.files import Progress
 from cetane.gates import metrics
-from cetane.gates.golden import LogitScore, ShardScore, logit_score, observe, shard_scores
-from cetane.gates.probes import Probe
+from cetane.gates.limits import limits
+from cetane.gates.observe import Task, observe
+from cetane.gates.probes import Part, Probe, widest_mode
+from cetane.gates.quality import refuse_choices
 from cetane.gates.reference import Observed, Reference
+from cetane.gates.scores import LogitScore, ShardScore, logit_score, shard_scores
 from cetane.planner import Planner
 from cetane.schema.recipe import Mode
 from cetane.validation import Data
 
-LIMIT = 0.95
-"""Least mean cosine of a hidden state (CoreML-LLM's `docs/STAGE1_W4A8_FINAL.md`)."""
+LIMIT = limits().activations.hidden_cosine
 
 
 class Score(Data):
@@ -58,36 +59,37 @@ def judge(
     """Score some bundles of one checkpoint, by name, on texts that each fit the context."""
     progress("the model", 0, len(bundles) + 1)
     probes = [Probe(f"text-{index}", tuple(text)) for index, text in enumerate(texts)]
-    found: dict[str, tuple[Mode, Planner, list[Observed], Array]] = {}
+    observed: dict[str, tuple[Mode, Planner, list[Observed], Array]] = {}
     for index, (name, bundle) in enumerate(bundles.items()):
         progress(name, index, len(bundles) + 1)
         plan = bundle.plan
-        if plan.recipe.head.choose:
-            raise CetaneError(f"{bundle.path} gives choices, not the logits that perplexity needs")
-        mode: Mode = max(plan.modes, key=lambda m: plan.modes[m].tokens)
+        refuse_choices(plan, str(bundle.path))
+        mode = widest_mode(plan)
         engine = Engine(plan, PortableBackend(bundle), bundle.tables(), resident=False)
         planner = Planner(checkpoint, plan.recipe)
-        seen = observe(engine, planner, [mode], probes)[mode]
-        found[name] = mode, planner, seen, engine.plan.choosable
+        tasks = [Task(mode, probe, (Part(mode, len(probe.tokens)),)) for probe in probes]
+        seen = observe(engine, planner, tasks)
+        whole = [one.whole(len(probe.tokens)) for one, probe in zip(seen, probes, strict=True)]
+        observed[name] = mode, planner, whole, engine.plan.choosable
     progress("the model", len(bundles), len(bundles) + 1)
-    handed = {truth for _, _, seen, _ in found.values() for one in seen for truth in one.tensors}
+    handed = {truth for _, _, seen, _ in observed.values() for one in seen for truth in one.tensors}
     truths = Reference(checkpoint).run([probe.tokens for probe in probes], list(handed))
     progress("done", len(bundles) + 1, len(bundles) + 1)
     return Scores(
         tokens=sum(len(text) - 1 for text in texts),
-        reference_perplexity=perplexity(truths, texts),
+        reference_perplexity=text_perplexity(truths, texts),
         bundles={
             name: Score(
                 shards=tuple(shard_scores(planner, mode, seen, truths)),
                 logits=logit_score(mode, seen, truths, tokens),
-                perplexity=perplexity(seen, texts),
+                perplexity=text_perplexity(seen, texts),
             )
-            for name, (mode, planner, seen, tokens) in found.items()
+            for name, (mode, planner, seen, tokens) in observed.items()
         },
     )
 
 
-def perplexity(observed: Sequence[Observed], texts: Sequence[Sequence[int]]) -> float:
+def text_perplexity(observed: Sequence[Observed], texts: Sequence[Sequence[int]]) -> float:
     """Of the texts, each predicted from its own start."""
     return metrics.perplexity(
         [

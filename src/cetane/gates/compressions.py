@@ -27,8 +27,6 @@ MODES: tuple[Mode, ...] = ("prefill", "verify", "decode")
 ROWS = 64
 """Of logits, in float64 at a time."""
 FP16 = parse_format("fp16")
-WORST = 1e9
-"""The largest perplexity that is written: JSON has no infinity, and beyond it nothing is learnt."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +135,11 @@ class Judge:
                 kl.append(metrics.kl(q, p))
                 top1.append(metrics.contains_top(now.logits[rows], before.logits[rows], 1))
         return Judged(
-            perplexity=perplexity(losses),
-            reference=perplexity(references),
-            kl=float(np.nan_to_num(np.concatenate(kl).mean(), nan=WORST, posinf=WORST)),
+            perplexity=metrics.perplexity(losses),
+            reference=metrics.perplexity(references),
+            kl=float(
+                np.nan_to_num(np.concatenate(kl).mean(), nan=metrics.WORST, posinf=metrics.WORST)
+            ),
             top1=float(np.concatenate(top1).mean()),
             cosines={shard: float(np.concatenate(c).mean()) for shard, c in cosines.items()},
         )
@@ -148,12 +148,6 @@ class Judge:
         """Greedy tokens after a prompt, up to an end of the text."""
         stop = self.checkpoint.tokenizer.eos_ids
         return list(generate(self.engine.session(MODES), prompt, Sampler(), length, stop))
-
-
-def perplexity(losses: Sequence[Array]) -> float:
-    """Of negative log probabilities; at most what can be written."""
-    mean = np.nan_to_num(np.concatenate(losses).mean(), nan=np.inf)
-    return float(np.exp(min(mean, np.log(WORST))))
 
 
 def plain(recipe: Recipe) -> Recipe:

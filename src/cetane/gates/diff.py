@@ -24,9 +24,8 @@ from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend, ShardPaths
 from cetane.errors import CetaneError
 from cetane.files import Progress
-from cetane.gates.golden import TEXT
 from cetane.gates.ladder import Packages, Rung
-from cetane.gates.probes import text_probe
+from cetane.gates.probes import text_tokens
 from cetane.gates.reference import Reference
 from cetane.lower.lower import Lowering
 from cetane.mil import Program, load
@@ -140,7 +139,7 @@ def probe(bundle: Bundle, mode: Mode) -> tuple[int, ...]:
     """A text that fills `CALLS` calls, as far as the context allows."""
     width, context = bundle.plan.modes[mode].tokens, bundle.plan.recipe.cache.context
     calls = min(CALLS, context // width)
-    return text_probe(bundle.tokenizer, TEXT, calls * width).tokens
+    return text_tokens(bundle.tokenizer, calls * width)
 
 
 def named(comparison: Comparison, blocks: tuple[str, ...]) -> Comparison:
@@ -249,7 +248,7 @@ class AgainstModel:
         engine = Engine(self.bundle.plan, backend, self.bundle.tables(), resident=False)
         rung = Rung(engine, self.planner, self.reference, probe(self.bundle, self.mode))
         for pair in rung.pairs(shard, [self.mode]):
-            yield Handed(shard, pair.tensor, gap(pair.wanted, pair.found))
+            yield Handed(shard, pair.tensor, gap(pair.wanted, pair.ours))
 
     @cached_property
     def fresh_planner(self) -> Planner:

@@ -7,11 +7,9 @@ hide the next. The torch draft head takes whole windows at once (`TorchDraftHead
 training.
 """
 
-import tomllib
 from collections.abc import Iterator, Sequence
-from importlib import resources
 from itertools import cycle, islice
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import torch
@@ -25,10 +23,11 @@ from cetane.engine.generate import open_engine
 from cetane.engine.portable import PortableBackend
 from cetane.files import Progress
 from cetane.gates import metrics
-from cetane.gates.golden import Check, at_least
+from cetane.gates.limits import Arithmetic, limits
 from cetane.gates.residency.audit import Audit, audit
 from cetane.gates.residency.store import summary
 from cetane.gates.residency.target import Target
+from cetane.gates.verdict import Check, at_least
 from cetane.mil import load
 from cetane.schema.draft_head import SOURCE, DraftHeadKind
 from cetane.speculate.draft_heads.modules import TorchDraftHead, load_draft_head
@@ -40,8 +39,6 @@ WINDOWS, DRAFTS = 3, 16
 """Most windows that are judged, and most drafts in each."""
 PIECES = (5, 1, 2, 1, 4, 3)
 """Tokens between one draft and the next, in turn. Some pieces need more than one call."""
-
-Arithmetic = Literal["fp16", "fp32"]
 
 
 class DraftHeadScore(Data):
@@ -162,9 +159,7 @@ def score(arithmetic: Arithmetic, logits: Array, wanted: Array) -> DraftHeadScor
 
 def judge(scores: Sequence[DraftHeadScore]) -> Iterator[Check]:
     """Every figure against the limit for its arithmetic."""
-    text = resources.files("cetane.gates").joinpath("draft_head.toml").read_text()
-    limits: dict[str, dict[str, float]] = tomllib.loads(text)
     for one in scores:
-        limit = limits[one.arithmetic]
-        yield at_least(f"logit cosine ({one.arithmetic})", one.cosine_min, limit["logit_cosine"])
-        yield at_least(f"top-1 agreement ({one.arithmetic})", one.top1, limit["top1"])
+        limit = limits().draft_head[one.arithmetic]
+        yield at_least(f"logit cosine ({one.arithmetic})", one.cosine_min, limit.logit_cosine)
+        yield at_least(f"top-1 agreement ({one.arithmetic})", one.top1, limit.top1)

@@ -1,84 +1,59 @@
-"""Agreement with the Hugging Face model: chained through the whole stack, in every mode.
+"""The proof that a port is right: three questions, each with limits of its own.
 
-What shards hand on and logits come from programs that round as an fp16 machine would; every mode
-that ships is fed whole sequences that go past its width, so positions beyond 0 and beyond the
-prefill length are always compared. One shard is in memory at a time, and one module of the
-reference. Greedy decoding runs as a user runs it, on the fast executor.
+*Weights*: every constant is what its format makes of the checkpoint's parameter. *Structure*: on
+the checkpoint's own values the programs are the Hugging Face model. *Compression*: the port, as it
+ships, is as near to that model as its recipe promises. A fourth, *fp16*, asks what rounding every
+result costs. One shard is in memory at a time; greedy decoding runs as a user runs it.
 """
 
-import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from importlib import resources
-from itertools import zip_longest
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cetane.bundle import Bundle
-from cetane.bundle.tables import TokenRows
-from cetane.checkpoint import Checkpoint, Tokenizer
+from cetane.bundle.tables import Tables
+from cetane.checkpoint import Checkpoint
 from cetane.engine.authored import embedding_rows
 from cetane.engine.backend import Array
-from cetane.engine.call import columns
-from cetane.engine.engine import Engine
 from cetane.engine.generate import generate
-from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
-from cetane.engine.session import gather
 from cetane.families import Truth
 from cetane.files import Progress
 from cetane.gates import metrics
-from cetane.gates.probes import Probe, chat_prompts, random_probe, text_probe
+from cetane.gates.limits import limits
+from cetane.gates.observe import Seen, Task, observe
+from cetane.gates.port import Port, packaged
+from cetane.gates.probes import (
+    OWN,
+    Part,
+    Probe,
+    chat_prompts,
+    parts,
+    structure_probes,
+    text_windows,
+    widest_mode,
+)
+from cetane.gates.quality import Agreement, greedy_check
 from cetane.gates.reference import RESIDENT, Observed, Reference, choices
+from cetane.gates.scores import LogitScore, ShardScore, logit_score, shard_scores
+from cetane.gates.structure import Deviation, Truths, deviations, is_routed, made_by, wrong_epsilons
+from cetane.gates.structure import judge as judge_structure
+from cetane.gates.verdict import Check, at_least, at_most
+from cetane.gates.weights import WrongWeight, unused_parameters, wrong_weights
+from cetane.gates.weights import judge as judge_weights
+from cetane.mil.program import LARGEST_FP16
 from cetane.planner import Planner
-from cetane.schema.function import Route, Step
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 from cetane.validation import Data
 
-SEEDS = (1,)
+STEPS = 5
+TOO_LARGE = "greedy decoding was left out: the whole model would not fit in memory"
 NEAR_LIMIT = 32752.0
 """Half of the largest fp16: a residual stream beyond it is worth a warning."""
-TEXT = (
-    "The quick brown fox jumps over the lazy dog while the rain keeps falling on the old town. "
-    "In 1969, two astronauts walked on the Moon; a third waited in orbit. "
-    "def add(a, b):\n    return a + b\n"
-)
-
-
-class ShardScore(Data):
-    """A tensor that a shard hands on, against the truth, over all probes."""
-
-    shard: str
-    tensor: str
-    truth: str
-    """Path of the Hugging Face module."""
-    mode: Mode
-    cosine: float
-    """Smallest of the probes' means over tokens."""
-    cosine_min: float
-    """Smallest of any token."""
-    psnr: float
-    by_position: tuple[float, ...] = ()
-    """Smallest cosine of the probes at every position, to 7 decimals: fp16 errs by some 1e-6."""
-
-
-class LogitScore(Data):
-    """Logits, against the truth, over all tokens of all probes; of those that the head has, if it
-    lacks some. Its port and its choice are judged apart: `top1` and `top5` count where it has the
-    truth's best token, `best` says how often that is, so they agree on `top1 * best` of all."""
-
-    mode: Mode
-    cosine: float
-    cosine_min: float
-    psnr: float
-    kl: float
-    kl_max: float
-    top1: float
-    top5: float
-    best: float = 1.0
-    absent: float = 0.0
-    """Mean probability that the truth gives to tokens that the head lacks."""
+LISTED = 20
+"""Wrong constants that a result lists."""
 
 
 class Range(Data):
@@ -89,13 +64,18 @@ class Range(Data):
     """Largest magnitude of any channel of any token."""
 
 
-class Check(Data):
-    """One value against its threshold."""
+class Rounding(Data):
+    """What rounding every result to fp16 costs a mode, against the same programs in fp32."""
 
-    name: str
-    value: float
-    limit: float
-    passed: bool
+    mode: Mode
+    positions: int
+    hidden_cosine: float
+    """Smallest mean of any tensor that shards hand on."""
+    logit_cosine: float
+    kl: float
+    finite: bool
+    where: str = ""
+    """The first shard that hands on infinity or NaN."""
 
 
 class GoldenResult(Data):
@@ -106,6 +86,7 @@ class GoldenResult(Data):
     """Of the checkpoint that was compared with."""
     checks: tuple[Check, ...]
     shards: tuple[ShardScore, ...]
+    """The port as it ships, on text, in its widest mode."""
     logits: tuple[LogitScore, ...]
     ranges: tuple[Range, ...]
     warnings: tuple[str, ...]
@@ -113,6 +94,19 @@ class GoldenResult(Data):
     """Share of tokens of each chat prompt that are the truth's own greedy choice."""
     probes: dict[str, tuple[int, ...]]
     greedy_tokens: int
+    wrong_weights: tuple[WrongWeight, ...] = ()
+    unused: tuple[str, ...] = ()
+    """Parameters of which the port does not use all."""
+    epsilons: tuple[str, ...] = ()
+    """Norms whose epsilon is none of the model's."""
+    structure: tuple[Deviation, ...] = ()
+    rounding: tuple[Rounding, ...] = ()
+    twin_kl: float = 0.0
+    """Mean KL of the port from its twin, on text: compression alone."""
+    positions: int = 0
+    """Of text that the compression was judged on."""
+    loader: str = ""
+    """Who read the reference's weights."""
 
 
 def golden(
@@ -123,231 +117,275 @@ def golden(
     greedy_tokens: int = 32,
 ) -> GoldenResult:
     """Compare a bundle with the checkpoint's Hugging Face model."""
-    plan, planner = bundle.plan, Planner(checkpoint, bundle.plan.recipe)
-    table = bundle.tables().tokens
-    rows = embedding_rows(planner, checkpoint) if table is None else table
-    probes = make_probes(rows, bundle.tokenizer, plan)
-    modes: list[Mode] = list(plan.modes)
-    warnings = []
-    if resident_bytes(planner) > RESIDENT:
-        prompts = 0
-        warnings.append("greedy decoding was left out: the whole model would not fit in memory")
-    room = max(plan.recipe.cache.context // 2, plan.recipe.cache.context - greedy_tokens)
-    questions = [ids[:room] for ids in chat_prompts(bundle.tokenizer, prompts)]
-    steps = 3
+    port = packaged(bundle, Planner(checkpoint, bundle.plan.recipe), checkpoint)
+    proof = Proof(port, checkpoint, Reference(checkpoint), bundle.tables(), progress)
+    return proof.run(prompts, greedy_tokens)
 
-    # The reference comes last: it and the programs are never in memory together.
-    progress(", ".join(modes), 0, steps)
-    engine = Engine(plan, PortableBackend(bundle, "fp16"), bundle.tables(), resident=False)
-    found = observe(engine, planner, modes, probes)
-    progress("greedy decoding", 1, steps)
-    answers = answer(bundle, questions, greedy_tokens)
 
-    progress("reference", 2, steps)
-    wanted = {
-        block.name: truth
-        for block in planner.model.layers
-        if (truth := block.truths().get("hidden"))
-    }
-    handed = {truth for mode in modes for seen in found[mode] for truth in seen.tensors}
-    asked = [[*q, *a] for q, a in zip(questions, answers, strict=True)]
-    results = Reference(checkpoint).run(
-        [*(probe.tokens for probe in probes), *asked], list(handed | set(wanted.values()))
+class Proof:
+    """The questions that the golden gate asks of a port."""
+
+    def __init__(
+        self, port: Port, weights: Checkpoint, reference: Reference, tables: Tables,
+        progress: Progress,
+    ) -> None:  # fmt: skip
+        """`tables` are the port's own."""
+        self.port, self.weights, self.reference = port, weights, reference
+        self.tables, self.progress = tables, progress
+        self.plan, self.planner = port.plan, port.planner
+        self.scale = self.planner.model.residual_scale or 1.0
+        self.mode = widest_mode(self.plan)
+        rows = embedding_rows(self.planner, weights)
+        self.probes = structure_probes(rows, port.tokenizer, self.plan)
+
+    def run(self, prompts: int, greedy_tokens: int) -> GoldenResult:
+        """All questions, in order."""
+        wrong, unused = self.wrong_weights()
+        deviated, text = self.structure()
+        epsilons = list(wrong_epsilons(self.port, self.reference))
+        compression, exact = self.compression(text)
+        rounding = self.rounding(exact)
+        greedy = self.greedy(prompts, greedy_tokens)
+        checks = [
+            *judge_weights(wrong, unused),
+            *judge_structure(deviated, epsilons, is_routed(self.planner)),
+            *judge_rounding(rounding),
+            *compression.agreement.judge(self.plan.recipe),
+            *([greedy_check(greedy, self.plan.recipe)] if greedy else []),
+        ]
+        left_out = bool(prompts) and not greedy
+        self.progress("done", STEPS, STEPS)
+        ranges = compression.ranges
+        return GoldenResult(
+            passed=all(check.passed for check in checks),
+            fingerprint=self.weights.fingerprint,
+            checks=tuple(checks),
+            shards=compression.shards,
+            logits=compression.logits,
+            ranges=ranges,
+            warnings=(*([TOO_LARGE] if left_out else []), *near(ranges, self.planner)),
+            greedy=tuple(float(share.mean()) for share in greedy),
+            probes={probe.name: probe.tokens for probe in (*self.probes, *text.windows)},
+            greedy_tokens=greedy_tokens,
+            wrong_weights=tuple(wrong[:LISTED]),
+            unused=tuple(unused[:LISTED]),
+            epsilons=tuple(epsilons[:LISTED]),
+            structure=tuple(deviated),
+            rounding=tuple(rounding),
+            twin_kl=compression.twin_kl,
+            positions=len(compression.agreement.all("kl")),
+            loader=self.reference.loader,
+        )
+
+    def wrong_weights(self) -> tuple[list[WrongWeight], list[str]]:
+        """Constants that are not the checkpoint's, and parameters that are not used."""
+        self.progress("weights", 0, STEPS)
+        wrong = list(wrong_weights(self.port, self.weights, self.tables))
+        names = {name for own in self.reference.names.values() for name in own.values()}
+        shapes = {name: self.weights.shape(name) for name in names if name in self.weights}
+        return wrong, list(unused_parameters(self.planner, shapes))
+
+    def structure(self) -> tuple[list[Deviation], "Text"]:
+        """How far the twin is from the model; and what it makes of the text."""
+        self.progress("structure", 1, STEPS)
+        tasks = [
+            Task(mode, probe, parts(self.plan, mode, len(probe.tokens)))
+            for mode in self.plan.modes
+            for probe in self.probes
+        ]
+        windows = self.windows(0, limits().evidence.positions)
+        seen = observe(self.port.twin, self.planner, [*tasks, *self.reading(windows)])
+        own, read = seen[: len(tasks)], seen[len(tasks) :]
+        truths = Truths.ask(self.reference, tasks, own, scale=self.scale)
+        found = list(deviations(self.plan, self.planner, tasks, own, truths))
+        return found, Text(windows, [one.logits for one in read])
+
+    def windows(self, start: int, stop: int) -> list[Probe]:
+        return text_windows(self.port.tokenizer, self.plan, start, stop)
+
+    def reading(self, windows: Sequence[Probe]) -> list[Task]:
+        """Windows of text, in the widest mode."""
+        return [Task(self.mode, w, (Part(self.mode, len(w.tokens)),)) for w in windows]
+
+    def compression(self, text: "Text") -> tuple["Compression", list[Seen]]:
+        """How near the port is to the model on text, more of it while a share is undecided; and
+        what it computes in fp32 of `brief`."""
+        self.progress("compression", 2, STEPS)
+        evidence, windows = limits().evidence, text.windows
+        compression = Compression(self.plan, self.planner, self.mode)
+        tasks = self.reading(windows)
+        seen = observe(self.port.shipped, self.planner, [*tasks, *self.brief()])
+        exact, seen = seen[len(tasks) :], seen[: len(tasks)]
+        compression.twin_kl = twin_kl(text, seen, self.plan)
+        compression.add(windows, seen, self.ask(windows, seen))
+        stop = evidence.positions
+        while stop < evidence.most and not compression.decided:
+            windows = self.windows(stop, 2 * stop)
+            seen = observe(self.port.shipped, self.planner, self.reading(windows))
+            compression.add(windows, seen, self.ask(windows, seen))
+            stop *= 2
+        return compression, exact
+
+    def ask(self, windows: Sequence[Probe], seen: Sequence[Seen]) -> Truths:
+        """What the model makes of windows, with the residual stream after every block."""
+        streams = [
+            truth for block in self.planner.model.layers if (truth := block.truths().get("hidden"))
+        ]
+        return Truths.ask(self.reference, self.reading(windows), seen, streams, self.scale)
+
+    def brief(self) -> list[Task]:
+        """A call of the widest mode, and some of single tokens: between them they have every op
+        and every way to keep a cache."""
+        tasks = []
+        for mode in dict.fromkeys((self.mode, "decode")):
+            count = max(self.plan.modes[mode].tokens, OWN)
+            probe = replace(self.probes[0], tokens=self.probes[0].tokens[:count])
+            tasks.append(Task(mode, probe, (Part(mode, len(probe.tokens)),)))
+        return tasks
+
+    def rounding(self, exact: Sequence[Seen]) -> list[Rounding]:
+        """The port in fp16 against itself in fp32."""
+        self.progress("fp16", 3, STEPS)
+        tasks = self.brief()
+        rounded = observe(self.port.rounded, self.planner, tasks)
+        places = made_by(self.planner, self.plan)
+        return [
+            measure_rounding(task, a, b, places, self.plan)
+            for task, a, b in zip(tasks, exact, rounded, strict=True)
+        ]
+
+    def greedy(self, prompts: int, length: int) -> list[Array]:
+        """By prompt, which greedy tokens the model would choose too; none of a model that does not
+        fit in memory as a whole."""
+        self.progress("greedy decoding", 4, STEPS)
+        if not prompts or resident_bytes(self.planner) > RESIDENT:
+            return []
+        context = self.plan.recipe.cache.context
+        room = max(context // 2, context - length)
+        questions = [ids[:room] for ids in chat_prompts(self.port.tokenizer, prompts)]
+        modes: list[Mode] = [mode for mode in self.plan.modes if mode != "verify"]
+        engine = self.port.resident
+        answers = [list(generate(engine.session(modes), q, Sampler(), length)) for q in questions]
+        asked = [[*q, *a] for q, a in zip(questions, answers, strict=True)]
+        margin = limits().evidence.margin
+        return [
+            choices(result.logits, question, answer, margin)
+            for result, question, answer in zip(
+                self.reference.run(asked), questions, answers, strict=True
+            )
+        ]
+
+
+@dataclass(frozen=True)
+class Text:
+    """Windows of text, and the twin's logits for each."""
+
+    windows: list[Probe]
+    logits: list[Array]
+
+
+class Compression:
+    """A port as it ships against the model, over windows of text."""
+
+    def __init__(self, plan: Plan, planner: Planner, mode: Mode) -> None:
+        self.plan, self.planner, self.mode = plan, planner, mode
+        self.agreement = Agreement(plan.recipe, plan.choosable, plan.vocab)
+        self.seen: list[Observed] = []
+        self.truths: list[Observed] = []
+        self.largest: dict[str, float] = {}
+        self.twin_kl = 0.0
+
+    def add(self, windows: Sequence[Probe], seen: Sequence[Seen], truths: Truths) -> None:
+        """Judge some windows more."""
+        for window, ours in zip(windows, seen, strict=True):
+            theirs = truths.of(window)
+            count = len(window.tokens)
+            logits = truths.logits(window, ours.at)
+            self.agreement.add(ours.logits[:-1], logits[:-1], np.asarray(window.tokens[1:]))
+            self.seen.append(ours.whole(count))
+            self.truths.append(Observed(logits, theirs.tensors))
+            for block in self.planner.model.layers:
+                stream = block.truths().get("hidden")
+                if stream:
+                    top = float(np.abs(theirs.tensors[stream]).max())
+                    self.largest[block.name] = max(self.largest.get(block.name, 0.0), top)
+
+    @property
+    def decided(self) -> bool:
+        """Whether every share is clear of its limit."""
+        return all(check.decided for check in self.agreement.judge(self.plan.recipe))
+
+    @property
+    def shards(self) -> tuple[ShardScore, ...]:
+        return tuple(shard_scores(self.planner, self.mode, self.seen, self.truths))
+
+    @property
+    def logits(self) -> tuple[LogitScore, ...]:
+        return (logit_score(self.mode, self.seen, self.truths, self.plan.choosable),)
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        return tuple(Range(block=name, largest=top) for name, top in self.largest.items())
+
+
+def twin_kl(text: Text, seen: Sequence[Seen], plan: Plan) -> float:
+    """Mean KL of the port from its twin: what compression costs by itself."""
+    tokens = plan.choosable
+    if plan.recipe.head.choose:
+        return 0.0
+    pairs = zip(seen, text.logits, strict=True)
+    rows = [metrics.divergence(a.logits[:, tokens], b[:, tokens]) for a, b in pairs]
+    return float(np.nan_to_num(np.concatenate(rows).mean(), nan=metrics.WORST))
+
+
+def measure_rounding(
+    task: Task, exact: Seen, rounded: Seen, places: dict[Truth, tuple[str, str]], plan: Plan
+) -> Rounding:
+    """What rounding costs one mode."""
+    cosines, where = [], ""
+    for truth, (_, rows) in rounded.tensors.items():
+        cosines.append(float(metrics.cosine(rows, exact.tensors[truth][1]).mean()))
+        if not where and not np.isfinite(rows).all():
+            where = places[truth][0]
+    a, b = rounded.logits[:, plan.choosable], exact.logits[:, plan.choosable]
+    finite = not where and bool(np.isfinite(a).all())
+    chooses = plan.recipe.head.choose
+    kl = (
+        0.0 if chooses else float(np.nan_to_num(metrics.divergence(a, b).mean(), nan=metrics.WORST))
     )
+    return Rounding(
+        mode=task.mode,
+        positions=len(task.probe.tokens),
+        hidden_cosine=min(cosines, default=1.0),
+        logit_cosine=1.0 if chooses else float(metrics.cosine(a, b).mean()),
+        kl=kl,
+        finite=finite,
+        where=where or ("" if finite else plan.shards[-1].name),
+    )
+
+
+def judge_rounding(found: Sequence[Rounding]) -> Iterator[Check]:
+    """What fp16 may cost, whatever the recipe compresses."""
+    limit = limits().fp16
+    for one in found:
+        yield at_least(f"fp16: hidden cosine ({one.mode})", one.hidden_cosine, limit.hidden_cosine)
+        yield at_least(f"fp16: logit cosine ({one.mode})", one.logit_cosine, limit.logit_cosine)
+        yield at_most(f"fp16: KL ({one.mode})", one.kl, limit.kl)
+
+
+def near(ranges: Sequence[Range], planner: Planner) -> Iterator[str]:
+    """Warnings of residual streams near the end of fp16."""
     scale = planner.model.residual_scale
-    truths = [
-        replace(seen, tensors={name: rows * (scale or 1.0) for name, rows in seen.tensors.items()})
-        for seen in results[: len(probes)]
-    ]
-    greedy = tuple(
-        float(choices(result.logits, question, tokens).mean())
-        for result, question, tokens in zip(results[len(probes) :], questions, answers, strict=True)
-    )
-    shards = [s for mode in modes for s in shard_scores(planner, mode, found[mode], truths)]
-    logits = [logit_score(mode, found[mode], truths, engine.plan.choosable) for mode in modes]
-    ranges = [
-        Range(block=name, largest=max(float(np.abs(t.tensors[truth]).max()) for t in truths))
-        for name, truth in wanted.items()
-    ]
-    warnings += [
-        f"{found.block}: the residual stream reaches {found.largest:.0f}; fp16 ends at 65504"
-        + (f"; family.residual_scale is {scale:g} and can be smaller" if scale else "")
-        for found in ranges
-        if found.largest > NEAR_LIMIT
-    ]
-    progress("done", steps, steps)
-
-    checks = tuple(judge(plan, shards, logits, greedy))
-    return GoldenResult(
-        passed=all(check.passed for check in checks),
-        fingerprint=checkpoint.fingerprint,
-        checks=checks,
-        shards=tuple(shards),
-        logits=tuple(logits),
-        ranges=tuple(ranges),
-        warnings=tuple(warnings),
-        greedy=greedy,
-        probes={probe.name: probe.tokens for probe in probes},
-        greedy_tokens=greedy_tokens,
-    )
+    for one in ranges:
+        if one.largest > NEAR_LIMIT:
+            yield (
+                f"{one.block}: the residual stream reaches {one.largest:.0f}; "
+                f"fp16 ends at {LARGEST_FP16:.0f}"
+                + (f"; family.residual_scale is {scale:g} and can be smaller" if scale else "")
+            )
 
 
 def resident_bytes(planner: Planner) -> int:
     """Bytes of all weights in fp32, as the fast executor holds them."""
     blocks = (*planner.model.layers, *planner.heads)
     return sum(4 * weight.elements for block in blocks for _, weight in block.weights())
-
-
-def answer(bundle: Bundle, prompts: list[list[int]], length: int) -> list[list[int]]:
-    """Greedy answers as a user gets them: prompts by prefill, then single tokens."""
-    modes: list[Mode] = [mode for mode in bundle.plan.modes if mode != "verify"]
-    engine = Engine(bundle.plan, PortableBackend(bundle), bundle.tables())
-    return [list(generate(engine.session(modes), p, Sampler(), length)) for p in prompts]
-
-
-def make_probes(embedding: TokenRows, tokenizer: Tokenizer, plan: Plan) -> list[Probe]:
-    """A random sequence and a text, longer than one call of any mode if the context allows it."""
-    widest = max(step.tokens for step in plan.modes.values())
-    length = min(plan.recipe.cache.context, widest + widest // 8 + 5)
-    excluded = {*tokenizer.eos_ids, *([tokenizer.bos_id or 0])}
-    drawn = [random_probe(embedding, length, seed, excluded) for seed in SEEDS]
-    return [*drawn, text_probe(tokenizer, TEXT, length)]
-
-
-def observe(
-    engine: Engine, planner: Planner, modes: list[Mode], probes: list[Probe]
-) -> dict[Mode, list[Observed]]:
-    """What the bundle computes for the probes in every mode, in the form of the truth.
-
-    Single tokens take the rest where a mode's calls cannot be padded.
-    """
-    watched = [
-        (mode, Watched(engine, planner, mode, probe.tokens)) for mode in modes for probe in probes
-    ]
-    engine.run([(w.session, w.calls) for _, w in watched])
-    return {mode: [w.result() for m, w in watched if m == mode] for mode in modes}
-
-
-class Watched:
-    """A sequence on its way through the shards in one mode, and what they hand on."""
-
-    def __init__(self, engine: Engine, planner: Planner, mode: Mode, tokens: Sequence[int]) -> None:
-        self.session = engine.session([mode, "decode"], watch=[self.keep])
-        self.truths = planner.truths(mode) | planner.truths("decode")
-        self.seen: dict[Truth, list[Array]] = {}
-        self.count = len(tokens)
-        self.calls = self.session.prepare(tokens, "all")
-
-    def keep(self, step: Step | Route, name: str, value: Array, tokens: int) -> None:
-        truth = self.truths[step].get(name)
-        if truth is not None:
-            rows = columns(value)[:, :tokens].T.astype(np.float32)
-            self.seen.setdefault(truth, []).append(rows)
-
-    def result(self) -> Observed:
-        logits = gather(self.calls, "all")
-        assert logits is not None
-        return Observed(logits, self.tensors())
-
-    def tensors(self) -> dict[Truth, Array]:
-        """What was handed on for all tokens; a call in another mode may hand on less."""
-        found = {truth: np.concatenate(rows) for truth, rows in self.seen.items()}
-        return {truth: rows for truth, rows in found.items() if len(rows) == self.count}
-
-
-def shard_scores(
-    planner: Planner, mode: Mode, found: list[Observed], truths: list[Observed]
-) -> Iterator[ShardScore]:
-    """How every tensor that shards hand on agrees in a mode."""
-    for step, outputs in planner.truths(mode).items():
-        for name, truth in outputs.items():
-            if all(truth in observed.tensors for observed in found):
-                pairs = [
-                    (a.tensors[truth], b.tensors[truth]) for a, b in zip(found, truths, strict=True)
-                ]
-                yield shard_score(step.shard, name.removesuffix("_out"), truth, mode, pairs)
-
-
-def shard_score(
-    shard: str, tensor: str, truth: Truth, mode: Mode, pairs: list[tuple[Array, Array]]
-) -> ShardScore:
-    """The score of a tensor over the probes, pairs of `(n, C)`: what was found, and the truth."""
-    cosines = [metrics.cosine(a, b) for a, b in pairs]
-    return ShardScore(
-        shard=shard,
-        tensor=tensor,
-        truth=truth[0],
-        mode=mode,
-        cosine=float(min(c.mean() for c in cosines)),
-        cosine_min=float(min(c.min() for c in cosines)),
-        psnr=float(min(metrics.psnr(a, b).mean() for a, b in pairs)),
-        by_position=tuple(
-            round(float(min(found)), 7) for found in zip_longest(*cosines, fillvalue=1.0)
-        ),
-    )
-
-
-def logit_score(
-    mode: Mode, found: list[Observed], truths: list[Observed], tokens: Array
-) -> LogitScore:
-    """The score in a mode, of a head that has some tokens."""
-    ours = np.concatenate([truth.logits for truth in found])
-    theirs = np.concatenate([truth.logits for truth in truths])
-    has = np.isin(theirs.argmax(1), tokens)
-    top1, top5 = (metrics.contains_top(ours[has], theirs[has], k) for k in (1, 5))
-    kept = np.exp(metrics.log_softmax(theirs)[:, tokens]).sum(1)
-    ours, theirs = ours[:, tokens], theirs[:, tokens]
-    kl, cosines = metrics.divergence(ours, theirs), metrics.cosine(ours, theirs)
-    return LogitScore(
-        mode=mode,
-        cosine=float(cosines.mean()),
-        cosine_min=float(cosines.min()),
-        psnr=float(metrics.psnr(ours, theirs).mean()),
-        kl=float(kl.mean()),
-        kl_max=float(kl.max()),
-        top1=float(top1.mean()) if has.any() else 0.0,
-        top5=float(top5.mean()) if has.any() else 0.0,
-        best=float(has.mean()),
-        absent=max(0.0, float(1 - kept.mean())),
-    )
-
-
-def judge(
-    plan: Plan, shards: list[ShardScore], logits: list[LogitScore], greedy: tuple[float, ...]
-) -> Iterator[Check]:
-    """Every figure against the threshold for the bundle's compression."""
-    limits = thresholds(plan)
-    yield from judge_shards(shards, limits)
-    for score in logits:
-        if plan.recipe.head.subset is not None:
-            yield at_least(f"best token in the head ({score.mode})", score.best, limits["best"])
-        if plan.recipe.head.choose:  # there is nothing else to compare
-            yield at_least(f"top-1 agreement ({score.mode})", score.top1, limits["top1"])
-            continue
-        yield at_least(f"logit cosine ({score.mode})", score.cosine, limits["logit_cosine"])
-        yield at_least(f"logit PSNR dB ({score.mode})", score.psnr, limits["logit_psnr"])
-        limit = limits["kl"]
-        yield Check(name=f"KL ({score.mode})", value=score.kl, limit=limit,
-                    passed=score.kl <= limit)  # fmt: skip
-        yield at_least(f"top-1 agreement ({score.mode})", score.top1, limits["top1"])
-        yield at_least(f"top-5 containment ({score.mode})", score.top5, limits["top5"])
-    if greedy:
-        yield at_least("greedy tokens (worst prompt)", min(greedy), limits["greedy"])
-
-
-def judge_shards(shards: list[ShardScore], limits: dict[str, float]) -> Iterator[Check]:
-    """Every tensor that a shard hands on, in its worst mode."""
-    for shard, tensor in dict.fromkeys((score.shard, score.tensor) for score in shards):
-        own = [s.cosine for s in shards if (s.shard, s.tensor) == (shard, tensor)]
-        yield at_least(f"{tensor} cosine ({shard})", min(own), limits["hidden_cosine"])
-
-
-def at_least(name: str, value: float, limit: float) -> Check:
-    return Check(name=name, value=value, limit=limit, passed=value >= limit)
-
-
-def thresholds(plan: Plan) -> dict[str, float]:
-    """The limits for a plan's bits per weight, rounded down to a row of the table."""
-    text = resources.files("cetane.gates").joinpath("thresholds.toml").read_text()
-    table: dict[str, dict[str, float]] = tomllib.loads(text)
-    return table[str(max(bits for bits in map(int, table) if bits <= plan.mean_bits))]

@@ -2,7 +2,8 @@
 
 A shard gets what the Hugging Face model computes before it, so that it is judged alone, and is
 compared in every mode with what that model computes after it. What no module of that model gives,
-such as keys and values that layers share, an earlier shard makes, which gets the same.
+such as keys and values that layers share, an earlier shard makes, which gets the same. It runs on
+the checkpoint's own values, in fp32: compression hides no wrong graph.
 """
 
 from collections.abc import Iterator
@@ -15,23 +16,25 @@ from cetane.checkpoint import Checkpoint
 from cetane.engine.authored import host_tables
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
-from cetane.engine.portable import PortableBackend
 from cetane.engine.session import gather
 from cetane.families import Truth
-from cetane.gates.golden import (
-    Check,
-    ShardScore,
-    Watched,
-    judge_shards,
-    make_probes,
-    shard_score,
-    thresholds,
-)
+from cetane.gates import metrics
+from cetane.gates.limits import limits
+from cetane.gates.observe import Task, Watched
+from cetane.gates.port import Packaged
+from cetane.gates.probes import OWN, Part, Probe, text_tokens, widest_tokens
 from cetane.gates.reference import Reference
+from cetane.gates.scores import ShardScore, shard_score
+from cetane.gates.structure import LOGITS, is_routed
+from cetane.gates.verdict import Check, at_most
+from cetane.gates.weights import WrongWeight, wrong_constants
 from cetane.planner import Planner
 from cetane.schema.interface import ToLogits, hidden_shape
 from cetane.schema.recipe import Mode
 from cetane.validation import Data
+
+LISTED = 20
+"""Wrong constants that a result lists."""
 
 
 class LadderResult(Data):
@@ -40,6 +43,7 @@ class LadderResult(Data):
     passed: bool
     checks: tuple[Check, ...]
     shards: tuple[ShardScore, ...]
+    wrong_weights: tuple[WrongWeight, ...] = ()
 
 
 class Packages:
@@ -55,15 +59,33 @@ class Packages:
 def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) -> LadderResult:
     """Judge some finished shards, by name."""
     tables = host_tables(planner, checkpoint)
-    plan = planner.plan()
-    probe = make_probes(tables.embedding, checkpoint.tokenizer, plan)[-1]
-    backend = PortableBackend(Packages(packages), "fp16")
-    engine = Engine(plan, backend, tables, resident=False)
-    rung = Rung(engine, planner, Reference(checkpoint), probe.tokens)
-    scores = [score for shard in packages for score in rung.scores(shard)]
-    checks = tuple(judge_shards(scores, thresholds(plan)))
+    port = Packaged(Packages(packages), planner, checkpoint, tables, checkpoint.tokenizer)
+    plan, engine = port.plan, port.twin
+    widest, context = widest_tokens(plan), plan.recipe.cache.context
+    tokens = text_tokens(checkpoint.tokenizer, min(context, widest + widest // 8 + OWN))
+    rung = Rung(engine, planner, Reference(checkpoint), tokens)
+    ask, routed = limits().structure, is_routed(planner)
+    limit = ask.routed.relative if routed else ask.relative
+    scores: list[ShardScore] = []
+    worst: dict[str, float] = {}
+    for shard in packages:
+        for pair in rung.pairs(shard, list(plan.modes)):
+            pairs = [(pair.ours, pair.wanted)]
+            scores.append(shard_score(shard, pair.tensor, pair.truth, pair.mode, pairs))
+            errors = metrics.relative(pair.ours, pair.wanted)
+            error = float(np.quantile(errors, ask.routed.share) if routed else errors.max())
+            key = f"{pair.tensor} of {shard}"
+            worst[key] = max(worst.get(key, 0.0), error)
+    wrong = [w for shard in packages for w in wrong_constants(port, checkpoint, shard)]
+    checks = (
+        at_most("wrong constants", float(len(wrong)), 0),
+        *(at_most(name, value, limit) for name, value in worst.items()),
+    )
     return LadderResult(
-        passed=all(check.passed for check in checks), checks=checks, shards=tuple(scores)
+        passed=all(check.passed for check in checks),
+        checks=checks,
+        shards=tuple(scores),
+        wrong_weights=tuple(wrong[:LISTED]),
     )
 
 
@@ -74,7 +96,7 @@ class Pair:
     tensor: str
     truth: Truth
     mode: Mode
-    found: Array
+    ours: Array
     wanted: Array
 
 
@@ -87,12 +109,6 @@ class Rung:
         self.engine, self.planner, self.reference = engine, planner, reference
         self.tokens = tokens
         self.scale = planner.model.residual_scale or 1.0
-
-    def scores(self, shard: str) -> Iterator[ShardScore]:
-        """How a shard agrees in every mode."""
-        for pair in self.pairs(shard, list(self.engine.plan.modes)):
-            pairs = [(pair.found, pair.wanted)]
-            yield shard_score(shard, pair.tensor, pair.truth, pair.mode, pairs)
 
     def pairs(self, shard: str, modes: list[Mode]) -> Iterator[Pair]:
         """What a shard makes of the model's own tensors, beside what the model makes of them."""
@@ -115,7 +131,9 @@ class Rung:
         slices = self.slices(shard)
         theirs = self.logits(shard, feeds, truths) if slices else None
         for mode in modes:
-            watched = Watched(self.engine, self.planner, mode, self.tokens)
+            probe = Probe("ladder", self.tokens)
+            task = Task(mode, probe, (Part(mode, len(self.tokens)),))
+            watched = Watched(self.engine, self.planner, task)
             for maker, supply in (*makers.items(), (shard, feeds)):
                 watched.seen.clear()
                 for running in watched.calls:
@@ -123,21 +141,20 @@ class Rung:
                         rows = truths[truth][running.call.positions]
                         running.tensors[name] = self.padded(rows, running.call.width)
                 self.engine.run([(watched.session, watched.calls)], [maker])
-            for truth, found in watched.tensors().items():
-                yield Pair(names[truth], truth, mode, found, truths[truth])
+            for truth, (at, rows) in watched.tensors().items():
+                yield Pair(names[truth], truth, mode, rows, truths[truth][at])
             for start, stop in slices:
                 logits = gather(watched.calls, "all")
                 assert logits is not None and theirs is not None
                 tokens = self.engine.plan.tokens(start, stop)
-                found, wanted = logits[:, tokens], theirs[:, tokens]
-                yield Pair("logits", ("lm_head", 0), mode, found, wanted)
+                yield Pair("logits", LOGITS, mode, logits[:, tokens], theirs[:, tokens])
 
     def all_makers(self, shard: str) -> list[str]:
         """The shards that must run before one, in order."""
-        found: list[str] = []
+        makers: list[str] = []
         for maker in self.planner.makers(shard):
-            found += [m for m in (*self.all_makers(maker), maker) if m not in found]
-        return found
+            makers += [m for m in (*self.all_makers(maker), maker) if m not in makers]
+        return makers
 
     def logits(self, shard: str, feeds: dict[str, Truth], truths: dict[Truth, Array]) -> Array:
         """The model's; from what a shard is fed, if it is a head and no more."""

@@ -18,6 +18,21 @@ def cosine(a: Rows, b: Rows) -> Rows:
         return np.divide((a * b).sum(axis=1), norms, out=np.zeros(len(a)), where=usable)
 
 
+def relative(a: Rows, b: Rows) -> Rows:
+    """Norm of the difference of each row of `a (n, C)` from the row of `b`, over the norm of that;
+    infinite where `a` is not finite."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        errors = np.linalg.norm(a - b, axis=1) / np.maximum(np.linalg.norm(b, axis=1), 1e-30)
+    return np.nan_to_num(errors, nan=np.inf, posinf=np.inf)
+
+
+def margins(logits: Rows) -> Rows:
+    """How far the best logit of each row is above the next, in nats."""
+    best = np.partition(logits.astype(np.float64), -2, axis=1)[:, -2:]
+    return best[:, 1] - best[:, 0]
+
+
 def psnr(a: Rows, b: Rows) -> Rows:
     """Peak signal to noise of each row of `a` against `b`, in dB; the peak is the row's of `b`."""
     a, b = a.astype(np.float64), b.astype(np.float64)
@@ -39,21 +54,28 @@ def with_missing(q: Rows, known: Rows, share: float) -> Rows:
     others = q.shape[1] - len(known)
     if not others:
         return q
-    found = np.full_like(q, np.log(share / others))
-    found[:, known] = q[:, known] + np.log1p(-share)
-    return found
+    full = np.full_like(q, np.log(share / others))
+    full[:, known] = q[:, known] + np.log1p(-share)
+    return full
 
 
 def losses(q: Rows, targets: Rows) -> Rows:
     """Negative log probabilities `(n,)` of the targets `(n,)`, by log probabilities `q (n, V)`."""
-    found: Rows = -np.take_along_axis(q, targets[:, None], axis=1)[:, 0]
-    return found
+    log_probabilities: Rows = np.take_along_axis(q, targets[:, None], axis=1)[:, 0]
+    return -log_probabilities
+
+
+WORST = 1e9
+"""The largest perplexity that is written: JSON has no infinity, and beyond it nothing is learnt."""
 
 
 def perplexity(losses: Sequence[Rows]) -> float:
-    """From losses in nats, of a text or a window each; NaN of none."""
+    """From losses in nats, of a text or a window each; NaN of none, at most `WORST`."""
     together = np.concatenate(losses)
-    return float(np.exp(together.mean())) if together.size else float("nan")
+    if not together.size:
+        return float("nan")
+    mean = np.nan_to_num(together.mean(), nan=np.inf)
+    return float(np.exp(min(mean, np.log(WORST))))
 
 
 def divergence(logits: Rows, reference: Rows) -> Rows:

@@ -1,20 +1,33 @@
-"""The tokens that the golden gate uses: seeded, recorded, and clear of known traps.
+"""The tokens that the gates use: seeded, recorded, and clear of known traps.
 
 A BOS token first, or tokens with unusually small embeddings beside ordinary ones, exaggerate
 quantisation error (ZAYA experiments 30 and 31 of ane-book); neither is used.
 """
 
+import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 
 import numpy as np
 
 from cetane.bundle.tables import TokenRows
 from cetane.checkpoint import Tokenizer
+from cetane.schema.plan import Plan
+from cetane.schema.recipe import Mode
 
+SEED = 1
 ROWS = 1 << 14
 """Of the embedding, in memory at a time."""
 SMALL = 5.0
 """Percentile of embedding norms below which a token is not drawn."""
+OWN = 8
+"""Tokens at least that a mode takes itself at the start of a probe, and as many at its end."""
+FAINT_PROBE = "faint"
+FAINT = 2.0**-10
+"""Factor on the embeddings of a probe that shows a norm's epsilon, which is nothing beside
+ordinary ones."""
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -27,13 +40,67 @@ QUESTIONS = (
 
 @dataclass(frozen=True)
 class Probe:
-    """A sequence to run and compare."""
+    """A sequence to run and compare: its first token is at position `start`, nothing is before it,
+    and its embeddings are `scale` times the model's."""
 
     name: str
     tokens: tuple[int, ...]
+    start: int = 0
+    scale: float = 1.0
 
 
-def random_probe(embedding: TokenRows, length: int, seed: int, excluded: set[int]) -> Probe:
+def structure_probes(embedding: TokenRows, tokenizer: Tokenizer, plan: Plan) -> list[Probe]:
+    """What shows a wrong graph: a text that uses every slot of every window again, the end of the
+    context, and embeddings so faint that every epsilon matters."""
+    context, widest = plan.recipe.cache.context, widest_tokens(plan)
+    reused = max((group.count for group in plan.caches.values() if group.limited), default=0)
+    tail = widest + widest // 2 + OWN
+    length = min(context, reused + widest + tail)
+    excluded = {*tokenizer.eos_ids, *([tokenizer.bos_id or 0])}
+    drawn = random_tokens(embedding, 2 * tail, SEED, excluded)
+    probes = [Probe("text", text_tokens(tokenizer, length))]
+    if context > length + tail:
+        probes.append(Probe("end of the context", drawn[:tail], context - tail))
+    else:
+        probes.append(Probe("random", drawn[: min(tail, context)]))
+    if not plan.recipe.embedding.inside:
+        probes.append(Probe(FAINT_PROBE, drawn[tail : tail + OWN], scale=FAINT))
+    return probes
+
+
+def widest_tokens(plan: Plan) -> int:
+    """Tokens of the widest call."""
+    return max(mode.tokens for mode in plan.modes.values())
+
+
+def widest_mode(plan: Plan) -> Mode:
+    """The mode of the widest call."""
+    return max(plan.modes, key=lambda mode: plan.modes[mode].tokens)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some tokens of a probe, and the mode that takes them; logits are compared if it is judged."""
+
+    mode: Mode
+    tokens: int
+    judged: bool = True
+
+
+def parts(plan: Plan, mode: Mode, length: int) -> tuple[Part, ...]:
+    """Who takes the tokens of a probe, in turn: the mode itself at both ends, with a call that is
+    not full, and the widest mode between them, whose caches it then reads."""
+    width = plan.modes[mode].tokens
+    own = -(-OWN // width) * width + width // 2
+    if length <= 2 * own:
+        return (Part(mode, length),)
+    middle = Part(widest_mode(plan), length - 2 * own, judged=False)
+    return Part(mode, own), middle, Part(mode, own)
+
+
+def random_tokens(
+    embedding: TokenRows, length: int, seed: int, excluded: set[int]
+) -> tuple[int, ...]:
     """Ordinary tokens drawn evenly; `embedding (V, C)`."""
     norms = np.concatenate(
         [
@@ -44,16 +111,41 @@ def random_probe(embedding: TokenRows, length: int, seed: int, excluded: set[int
     usable = np.flatnonzero(norms >= np.percentile(norms, SMALL))
     usable = usable[~np.isin(usable, sorted(excluded))]
     drawn = np.random.default_rng(seed).choice(usable, length)
-    return Probe(f"random-{seed}", tuple(int(token) for token in drawn))
+    return tuple(int(token) for token in drawn)
 
 
-def text_probe(tokenizer: Tokenizer, text: str, length: int) -> Probe:
-    """A text, repeated until it is `length` tokens long, without special tokens before it."""
-    tokens = tokenizer.encode(text)
+@cache
+def texts() -> str:
+    """The text that ports are judged on."""
+    content = resources.files("cetane.gates").joinpath("texts.toml").read_text()
+    return "\n".join(text["content"].strip() + "\n" for text in tomllib.loads(content)["text"])
+
+
+def text_tokens(tokenizer: Tokenizer, length: int, text: str = "") -> tuple[int, ...]:
+    """The first `length` tokens of a text, repeated if it is shorter; ours, unless one is given."""
+    tokens = tokenizer.encode(text or texts())
     if tokenizer.bos_id is not None and tokens[:1] == [tokenizer.bos_id]:
         tokens = tokens[1:]
     repeated = tokens * (-(-length // len(tokens)))
-    return Probe("text", tuple(repeated[:length]))
+    return tuple(repeated[:length])
+
+
+def text_windows(tokenizer: Tokenizer, plan: Plan, start: int, stop: int) -> list[Probe]:
+    """The text from one position to another, in pieces that fit the context; each is predicted from
+    its own start, so it has one token more than positions."""
+    context = plan.recipe.cache.context
+    size = min(context - 1, stop - start)
+    tokens = text_tokens(tokenizer, stop + 1)
+    return [
+        Probe(f"text from {at}", tokens[at : min(at + size, stop) + 1])
+        for at in range(start, stop, size)
+    ]
+
+
+def windows(tokens: Sequence[int], context: int) -> list[tuple[int, ...]]:
+    """Tokens in pieces that fit the context; each is predicted from its own start."""
+    pieces = [tuple(tokens[start : start + context]) for start in range(0, len(tokens), context)]
+    return [piece for piece in pieces if len(piece) > 1]
 
 
 def chat_prompts(tokenizer: Tokenizer, count: int) -> list[list[int]]:

@@ -1,19 +1,27 @@
-"""Perplexity of a bundle on a text, beside the Hugging Face model's on the same tokens."""
+"""What does compression cost? A port on text, against the Hugging Face model and its own twin.
 
+The recipe says what it promises (`quality`), and the port is held to that at any number of bits.
+"""
+
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, Tokenizer
+from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
 from cetane.errors import CetaneError
 from cetane.files import Progress
 from cetane.gates import metrics
-from cetane.gates.golden import thresholds
+from cetane.gates.limits import limits
+from cetane.gates.probes import widest_mode, windows
 from cetane.gates.reference import Reference
-from cetane.schema.recipe import Mode
+from cetane.gates.verdict import Check, at_most, share
+from cetane.schema.plan import Plan
+from cetane.schema.recipe import Recipe
 from cetane.validation import Data
 
 
@@ -47,6 +55,97 @@ class Quality(Data):
     """Mean probability that the model gives to tokens that the head lacks."""
 
 
+class Agreement:
+    """How a port's predictions agree with the model's, window by window."""
+
+    def __init__(self, recipe: Recipe, tokens: Array, vocabulary: int) -> None:
+        """`tokens` are those that the head has."""
+        self.subset, self.tokens = recipe.head.subset, tokens
+        self.known = np.isin(np.arange(vocabulary), tokens)
+        self.missing = 0.0 if self.subset is None else self.subset.missing
+        self.rows: dict[str, list[Array]] = {}
+
+    def add(self, ours: Array, theirs: Array, targets: Array) -> None:
+        """Logits `(n, V)` of both, and the token `(n,)` that comes next."""
+        q, p = metrics.log_softmax(ours), metrics.log_softmax(theirs)
+        plain = metrics.losses(q, targets)
+        q = metrics.with_missing(q, self.tokens, self.missing)
+        best = self.known[theirs.argmax(1)]
+        rows = {
+            "covered": self.known[targets],
+            "absent": np.exp(p[:, ~self.known]).sum(1),
+            "plain": plain,
+            "losses": metrics.losses(q, targets),
+            "reference": metrics.losses(p, targets),
+            "kl": metrics.kl(q, p),
+            "top1": metrics.contains_top(ours, theirs, 1),
+            "decided": best & (metrics.margins(theirs) >= limits().evidence.margin),
+            "best": best,
+        }
+        for name, values in rows.items():
+            self.rows.setdefault(name, []).append(values)
+
+    def all(self, name: str) -> Array:
+        """A figure of every position."""
+        return np.concatenate(self.rows[name])
+
+    def mean(self, name: str) -> float:
+        return float(self.all(name).mean())
+
+    @property
+    def perplexities(self) -> tuple[float, float]:
+        """Ours, and the model's."""
+        return metrics.perplexity(self.rows["losses"]), metrics.perplexity(self.rows["reference"])
+
+    @property
+    def ratio(self) -> float:
+        ours, theirs = self.perplexities
+        return ours / theirs
+
+    def quality(self, fingerprint: str, limit: float) -> Quality:
+        """All figures of a text."""
+        ours, theirs = self.perplexities
+        covered = self.all("covered")
+        return Quality(
+            passed=ours / theirs <= limit,
+            fingerprint=fingerprint,
+            tokens=len(covered),
+            perplexity=ours,
+            reference_perplexity=theirs,
+            ratio=ours / theirs,
+            limit=limit,
+            kl=self.mean("kl"),
+            top1=self.mean("top1"),
+            covered=float(covered.mean()),
+            covered_perplexity=metrics.perplexity([self.all("plain")[covered]]),
+            covered_reference_perplexity=metrics.perplexity([self.all("reference")[covered]]),
+            missing=self.missing,
+            absent=self.mean("absent"),
+        )
+
+    def judge(self, recipe: Recipe) -> list[Check]:
+        """Against what the recipe promises. A head that only chooses has no probabilities."""
+        promised, ask = limits().quality[recipe.quality], limits().evidence
+        decided, best = self.all("decided"), self.all("best")
+        hits = self.all("top1")[decided]
+        name = f"compression, {recipe.quality}"
+        checks = [
+            share(f"{name}: top-1 of decided tokens", int(hits.sum()), len(hits), promised.top1,
+                  ask.confidence)
+        ]  # fmt: skip
+        if self.subset is not None:
+            checks.append(
+                share(f"{name}: best token in the head", int(best.sum()), len(best), promised.best,
+                      ask.confidence)
+            )  # fmt: skip
+        if not recipe.head.choose:
+            checks.append(at_most(f"{name}: KL", self.mean("kl"), promised.kl))
+            checks.append(
+                at_most(f"{name}: perplexity ratio", self.ratio, promised.perplexity_ratio)
+            )
+        return checks
+
+
 def read_tokens(tokenizer: Tokenizer, path: Path, limit: int) -> list[int]:
     """The first `limit` tokens of a text file; CetaneError when it has fewer than two."""
     try:
@@ -63,52 +162,30 @@ def perplexity(
     bundle: Bundle, checkpoint: Checkpoint, tokens: list[int], progress: Progress
 ) -> Quality:
     """Perplexity in windows of the whole context, each predicted from its own start."""
-    if bundle.plan.recipe.head.choose:
-        raise CetaneError(f"{bundle.path} gives choices, not the logits that perplexity needs")
-    context = bundle.plan.recipe.cache.context
-    windows = [tokens[i : i + context] for i in range(0, len(tokens), context)]
-    windows = [window for window in windows if len(window) > 1]
-    widest: Mode = max(bundle.plan.modes, key=lambda mode: bundle.plan.modes[mode].tokens)
+    refuse_choices(bundle.plan, str(bundle.path))
+    pieces = windows(tokens, bundle.plan.recipe.cache.context)
     engine = Engine(bundle.plan, PortableBackend(bundle), bundle.tables())
     reference = Reference(checkpoint)
-    subset = bundle.plan.recipe.head.subset
-    missing = 0.0 if subset is None else subset.missing
-    known = np.isin(np.arange(bundle.plan.vocab), bundle.plan.choosable)
-    losses, reference_losses, plain, kl, top1, absent, hit = [], [], [], [], [], [], []
-    for index, window in enumerate(windows):
-        progress(f"{len(window)} tokens", index, len(windows))
-        ours = engine.session([widest, "decode"]).feed(window, "all")
+    agreement = Agreement(bundle.plan.recipe, engine.plan.choosable, bundle.plan.vocab)
+    for index, piece in enumerate(pieces):
+        progress(f"{len(piece)} tokens", index, len(pieces))
+        ours = engine.session([widest_mode(bundle.plan), "decode"]).feed(piece, "all")
         assert ours is not None
-        theirs = reference.run([window])[0].logits[:-1]
-        ours, targets = ours[:-1], np.asarray(window[1:])
-        q, p = metrics.log_softmax(ours), metrics.log_softmax(theirs)
-        hit.append(known[targets])
-        absent.append(np.exp(p[:, ~known]).sum(1))
-        plain.append(metrics.losses(q, targets))
-        q = metrics.with_missing(q, bundle.plan.choosable, missing)
-        losses.append(metrics.losses(q, targets))
-        reference_losses.append(metrics.losses(p, targets))
-        kl.append(metrics.kl(q, p))
-        top1.append(metrics.contains_top(ours, theirs, 1))
-    progress("done", len(windows), len(windows))
-    found, truth = metrics.perplexity(losses), metrics.perplexity(reference_losses)
-    covered = np.concatenate(hit)
-    limit = thresholds(bundle.plan)["perplexity_ratio"]
-    return Quality(
-        passed=found / truth <= limit,
-        fingerprint=checkpoint.fingerprint,
-        tokens=sum(len(window) - 1 for window in windows),
-        perplexity=found,
-        reference_perplexity=truth,
-        ratio=found / truth,
-        limit=limit,
-        kl=float(np.concatenate(kl).mean()),
-        top1=float(np.concatenate(top1).mean()),
-        covered=float(covered.mean()),
-        covered_perplexity=metrics.perplexity([np.concatenate(plain)[covered]]),
-        covered_reference_perplexity=metrics.perplexity(
-            [np.concatenate(reference_losses)[covered]]
-        ),
-        missing=missing,
-        absent=float(np.concatenate(absent).mean()),
-    )
+        theirs = reference.run([piece])[0].logits
+        agreement.add(ours[:-1], theirs[:-1], np.asarray(piece[1:]))
+    progress("done", len(pieces), len(pieces))
+    limit = limits().quality[bundle.plan.recipe.quality].perplexity_ratio
+    return agreement.quality(checkpoint.fingerprint, limit)
+
+
+def refuse_choices(plan: Plan, where: str) -> None:
+    """CetaneError for a head that gives only its choice."""
+    if plan.recipe.head.choose:
+        raise CetaneError(f"{where} gives choices, not the logits that perplexity needs")
+
+
+def greedy_check(agreed: Sequence[Array], recipe: Recipe) -> Check:
+    """The share of greedy tokens, over all prompts, that the model would choose too."""
+    hits, limit = np.concatenate(agreed), limits().quality[recipe.quality].greedy
+    name = f"compression, {recipe.quality}: greedy tokens"
+    return share(name, int(hits.sum()), len(hits), limit, limits().evidence.confidence)

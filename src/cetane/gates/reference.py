@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from cetane.engine.backend import Array
 from cetane.errors import CetaneError
 from cetane.families import Truth, parse_config
 
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
+"""The plainest arithmetic that transformers has."""
 RESIDENT = 4 << 30
 """Bytes of fp32 weights up to which a model stays in memory between runs."""
 
@@ -52,69 +55,112 @@ class Lender:
 
 
 class Reference:
-    """A transformers model that takes the checkpoint's tensors when a module needs them.
+    """The transformers model of a checkpoint.
 
-    A large model is never in memory as a whole: a module's weights come before its forward pass
-    and go after it.
+    transformers' own loader reads the weights where the checkpoint is a file or folder that it
+    knows and the model fits in memory (`loader` says so): then a reader of ours that errs shows.
+    Else a module takes its weights from the checkpoint when it runs, and gives them back after, so
+    that a large model is never in memory as a whole.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        from transformers import AutoModelForCausalLM
-        from transformers.initialization import no_init_weights
-
         config = parse_config(checkpoint.config)
-        with no_init_weights():  # pages that nobody writes take no memory
-            self.model = AutoModelForCausalLM.from_config(
-                config,
-                dtype=torch.float32,
-                attn_implementation="eager",
-                experts_implementation="eager",
-            ).eval()
+        empty = unfilled(config)
+        size = sum(4 * parameter.numel() for parameter in empty.parameters())
+        self.names = stored_names(empty, config)
+        """By module path: the checkpoint's name of every tensor that the module has."""
+        loaded = load_by_transformers(checkpoint, self.names) if size <= RESIDENT else None
+        self.loader = "transformers" if loaded is not None else "cetane"
+        self.model: Any = empty if loaded is None else loaded
         self.model.requires_grad_(False)
-        size = sum(4 * parameter.numel() for parameter in self.model.parameters())
-        for path, module in self.model.named_modules():
-            prefix = f"{path}." if path else ""
-            names = {}
+        if loaded is None:
+            self._lend(checkpoint, size <= RESIDENT)
+
+    @property
+    def epsilons(self) -> set[float]:
+        """Of the model's norms; its other norms have none."""
+        modules = list(self.model.modules())
+        own = {
+            float(value)
+            for module in modules
+            for name in ("variance_epsilon", "eps")
+            if isinstance(value := getattr(module, name, None), float)
+        }
+        bare = any("qk_norm" in type(module).__name__.lower() for module in modules)
+        return own | ({0.0} if bare or self.model.config.model_type == "zaya" else set())
+
+    def _lend(self, checkpoint: Checkpoint, resident: bool) -> None:
+        """Have modules take their weights from the checkpoint."""
+        for path, names in self.names.items():
+            module = self.model.get_submodule(path)
             for name, tensor in own_tensors(module).items():
-                stored = prefix + name
-                if stored == "lm_head.weight" and config.tie_word_embeddings:
-                    stored = "model.embed_tokens.weight"
-                if tuple(checkpoint.shape(stored)) != tuple(tensor.shape):
-                    shape = tuple(checkpoint.shape(stored))
-                    raise CetaneError(f"{stored}: shape {shape} does not fit the config")
-                names[name] = stored
-            if names:
-                lender = Lender(checkpoint, names, size <= RESIDENT)
-                module.register_forward_pre_hook(lender.lend)
-                if not lender.resident:
-                    module.register_forward_hook(lender.take_back)
+                shape = tuple(checkpoint.shape(names[name]))
+                if shape != tuple(tensor.shape):
+                    raise CetaneError(f"{names[name]}: shape {shape} does not fit the config")
+            lender = Lender(checkpoint, names, resident)
+            module.register_forward_pre_hook(lender.lend)
+            if not resident:
+                module.register_forward_hook(lender.take_back)
 
     @torch.inference_mode()
     def run(
-        self, sequences: Sequence[Sequence[int]], wanted: Sequence[Truth] = ()
+        self,
+        sequences: Sequence[Sequence[int]],
+        wanted: Sequence[Truth] = (),
+        starts: Sequence[int] = (),
+        scales: Sequence[float] = (),
+        kept: Sequence[int] | None = None,
     ) -> list[Observed]:
         """One pass over some sequences, side by side; shorter ones are padded on the right, where
-        a causal model does not look."""
+        a causal model does not look. `starts` are the positions of their first tokens, `scales`
+        factors on their embeddings. Logits are of the tokens with the numbers `kept`, of all where
+        none are named."""
         length = max(map(len, sequences))
         batch = torch.tensor([[*tokens, *[0] * (length - len(tokens))] for tokens in sequences])
-        found: dict[Truth, Tensor] = {}
-        with self._keeping(wanted, found):
-            logits = self.model(batch, use_cache=False).logits
+        first = torch.tensor(starts or [0] * len(sequences))[:, None]
+        seen: dict[Truth, Tensor] = {}
+        with self._keeping(wanted, seen), self._scaled(scales):
+            logits = self.model(
+                batch,
+                position_ids=first + torch.arange(length),
+                use_cache=False,
+                logits_to_keep=0 if kept is None else torch.tensor(kept),
+            ).logits
         return [
             Observed(
-                logits[row, : len(tokens)].numpy(),
-                {truth: tensor[row, : len(tokens)].numpy() for truth, tensor in found.items()},
+                logits[row, : len(tokens) if kept is None else None].numpy(),
+                {truth: tensor[row, : len(tokens)].numpy() for truth, tensor in seen.items()},
             )
             for row, tokens in enumerate(sequences)
         ]
 
+    @contextmanager
+    def _scaled(self, scales: Sequence[float]) -> Iterator[None]:
+        """Multiplies what the first layer gets, or where more follows from the embedding than
+        that, the embedding."""
+        if all(scale == 1 for scale in scales):
+            yield
+            return
+        factors = torch.tensor(scales)[:, None, None]
+        decoder = self.model.model
+        if hasattr(decoder, "input_hidden_states_scale"):  # an affine follows the embedding
+            hook = decoder.layers[0].register_forward_pre_hook(
+                lambda _, args, kwargs: scaled_input(factors, args, kwargs), with_kwargs=True
+            )
+        else:
+            hook = decoder.embed_tokens.register_forward_hook(lambda _, __, rows: rows * factors)
+        try:
+            yield
+        finally:
+            hook.remove()
+
     @torch.inference_mode()
     def tensors(self, tokens: Sequence[int], wanted: Sequence[Truth]) -> dict[Truth, Array]:
         """Only some tensors of a sequence, `(n, C)`; the pass ends with the last of them."""
-        found: dict[Truth, Tensor] = {}
-        with self._keeping(wanted, found, stop=True), suppress(Stop):
+        seen: dict[Truth, Tensor] = {}
+        with self._keeping(wanted, seen, stop=True), suppress(Stop):
             self.model(torch.tensor([list(tokens)]), use_cache=False)
-        return {truth: tensor[0].numpy() for truth, tensor in found.items()}
+        return {truth: tensor[0].numpy() for truth, tensor in seen.items()}
 
     def agrees(self, prompt: Sequence[int], generated: Sequence[int]) -> Array:
         """`choices` of the model itself."""
@@ -128,17 +174,17 @@ class Reference:
 
     @contextmanager
     def _keeping(
-        self, wanted: Sequence[Truth], found: dict[Truth, Tensor], stop: bool = False
+        self, wanted: Sequence[Truth], seen: dict[Truth, Tensor], stop: bool = False
     ) -> Iterator[None]:
-        """Copies what was asked for into `found` while the model runs."""
+        """Copies what was asked for into `seen` while the model runs."""
 
         def keep(path: str) -> Any:
             def hook(_: Any, __: Any, output: Any) -> None:
                 outputs = output if isinstance(output, tuple) else (output,)
                 for truth in wanted:
                     if truth[0] == path:
-                        found[truth] = outputs[truth[1]].clone()
-                if stop and len(found) == len(wanted):
+                        seen[truth] = outputs[truth[1]].clone()
+                if stop and len(seen) == len(wanted):
                     raise Stop
 
             return hook
@@ -152,6 +198,78 @@ class Reference:
                 hook.remove()
 
 
+def unfilled(config: Any) -> Any:
+    """The transformers model of a config; pages that nobody writes take no memory."""
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, **EAGER).eval()
+
+
+def stored_names(model: nn.Module, config: Any) -> dict[str, dict[str, str]]:
+    """By module path, the checkpoint's names of the tensors that a module has itself."""
+    names: dict[str, dict[str, str]] = {}
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        own = {name: prefix + name for name in own_tensors(module)}
+        if own.get("weight") == "lm_head.weight" and config.tie_word_embeddings:
+            own["weight"] = "model.embed_tokens.weight"
+        if own:
+            names[path] = own
+    return names
+
+
+def load_by_transformers(
+    checkpoint: Checkpoint, names: dict[str, dict[str, str]]
+) -> nn.Module | None:
+    """The model as transformers itself reads the checkpoint; None for one that it does not know, or
+    reads only in part."""
+    from transformers import AutoModelForCausalLM
+
+    path = Path(checkpoint.source)
+    if path.is_dir() and (path / "config.json").is_file():
+        where: dict[str, Any] = {"pretrained_model_name_or_path": path}
+    elif path.suffix == ".gguf" and path.is_file():
+        where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    else:
+        return None
+    try:
+        with quiet_transformers():
+            model, told = AutoModelForCausalLM.from_pretrained(
+                **where, dtype=torch.float32, local_files_only=True, output_loading_info=True,
+                **EAGER,
+            )  # fmt: skip
+    except Exception:  # of another kind for every way in which a checkpoint is unknown to it
+        return None
+    whole = not told["missing_keys"] and not told["mismatched_keys"]
+    paths = {path for path, _ in model.named_modules()}
+    return model.eval() if whole and names.keys() <= paths else None
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars and no warnings: the gate reports progress itself."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def scaled_input(factors: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The arguments of a layer with its hidden states multiplied."""
+    if args:
+        return (args[0] * factors, *args[1:]), kwargs
+    return args, kwargs | {"hidden_states": kwargs["hidden_states"] * factors}
+
+
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Parameters and stored buffers of a module itself, not of its children."""
     buffers = module.named_buffers(recurse=False)
@@ -161,11 +279,17 @@ def own_tensors(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def choices(logits: Array, prompt: Sequence[int], generated: Sequence[int]) -> Array:
-    """For every generated token, whether it is the greedy choice at its place.
+def choices(
+    logits: Array, prompt: Sequence[int], generated: Sequence[int], margin: float = 0.0
+) -> Array:
+    """For every generated token, whether it is the greedy choice at its place, or at most `margin`
+    nats less likely than that.
 
-    `logits (n, V)` are a model's for the prompt and what was generated. All true means that greedy
-    decoding of that model gives the same tokens, since every choice is made after the same tokens.
+    `logits (n, V)` are a model's for the prompt and what was generated. All true, with no margin,
+    means that greedy decoding of that model gives the same tokens, since every choice is made after
+    the same tokens.
     """
-    own = logits[len(prompt) - 1 : -1].argmax(axis=1)
-    return np.asarray(own == np.asarray(generated))
+    rows, tokens = logits[len(prompt) - 1 : -1], np.asarray(generated, np.int64)
+    short = rows.max(axis=1) - rows[np.arange(len(tokens)), tokens]
+    first = rows.argmax(axis=1) == tokens
+    return np.asarray(first | (short <= margin if margin else False))

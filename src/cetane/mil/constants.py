@@ -15,6 +15,7 @@ from cetane.mil.dtypes import NUMPY, Array
 from cetane.mil.guard import failures_at
 from cetane.mil.index import FunctionIndex
 from cetane.mil.program import Argument, Body, MilFunction, Op, StoredConstant, TensorType
+from cetane.mil.substitute import Substitute
 
 
 class Constants:
@@ -76,7 +77,7 @@ class Constants:
             read = literal.numpy
             if isinstance(read, partial):
                 file = getattr(read.func, "__self__", None)
-                if isinstance(file, BlobFile):
+                if isinstance(file, BlobFile | Substitute):
                     return (file.path, *read.args)
             return (str(literal.type), literal.numpy().tobytes())
         op = self._index.producers[str(argument)]

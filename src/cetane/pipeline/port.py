@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.files import Progress, silent
+from cetane.gates.explain import Explanation, explain
 from cetane.gates.golden import GoldenResult
 from cetane.gates.golden import golden as compare_with_model
 from cetane.gates.ladder import LadderResult, ladder
@@ -46,6 +47,8 @@ class PortResult:
     """Where the ops of those shards are predicted to run; None as above."""
     golden: GoldenResult | None
     """The finished bundle against the model; None when there is no bundle."""
+    explanation: Explanation | None
+    """Why the golden gate is red, and what mends it; None where it is not."""
     forecast: Forecast
     """How fast the default chip is predicted to run the plan."""
     seconds: Mapping[str, float]
@@ -69,6 +72,7 @@ class PortResult:
             "digest": None if self.bundle is None else self.bundle.digest,
             "passed": self.passed,
             "seconds": dict(self.seconds),
+            "explanation": explanation_json(self.explanation),
             "predicted": {"chip": self.forecast.chip.id} | prediction_json(self.forecast.decode),
             "gates": {name: gate_json(outcome) for name, outcome in self.gates.items()},
         }
@@ -128,23 +132,36 @@ def port_request(
             force, first.judge, rebuild,
         )  # fmt: skip
     except FirstShardsFailed:
-        return PortResult(plan, None, first.ladder, first.residency, None, speed, clock.seconds)
+        return PortResult(
+            plan, None, first.ladder, first.residency, None, None, speed, clock.seconds
+        )
     clock.seconds["build"] = time.perf_counter() - started - sum(clock.seconds.values())
     for name, outcome in (("ladder", first.ladder), ("residency", first.residency)):
         if outcome is not None:
             bundle.write_gate(name, gate_json(outcome))
     with clock.stage("golden"):
-        golden = judge(bundle, request.checkpoint, progress)
-    return PortResult(plan, bundle, first.ladder, first.residency, golden, speed, clock.seconds)
+        golden, why = judge(bundle, request.checkpoint, progress)
+    return PortResult(
+        plan, bundle, first.ladder, first.residency, golden, why, speed, clock.seconds
+    )
 
 
-def judge(bundle: Bundle, checkpoint: Checkpoint, progress: Progress = silent) -> GoldenResult:
-    """Run the golden gate and keep its result in the bundle."""
+def judge(
+    bundle: Bundle, checkpoint: Checkpoint, progress: Progress = silent
+) -> tuple[GoldenResult, Explanation | None]:
+    """Run the golden gate, keep its result in the bundle, and say why it is red if it is."""
     result = compare_with_model(
         bundle, checkpoint, lambda what, done, total: progress(f"golden gate: {what}", done, total)
     )
     bundle.write_gate("golden", gate_json(result))
-    return result
+    if not result.passed:
+        progress("golden gate: what is wrong", 0, 1)
+    return result, explain(bundle, checkpoint, result)
+
+
+def explanation_json(explanation: Explanation | None) -> dict[str, Any] | None:
+    """Why a gate is red, as a JSON object."""
+    return None if explanation is None else explanation.model_dump(mode="json")
 
 
 def gate_json(outcome: Gate) -> dict[str, Any]:

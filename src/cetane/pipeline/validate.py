@@ -10,11 +10,12 @@ from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
 from cetane.files import Progress, silent
 from cetane.gates.draft_head import DraftHeadResult, judge_draft_heads
+from cetane.gates.explain import Explanation
 from cetane.gates.golden import GoldenResult
 from cetane.gates.quality import Quality, read_tokens
 from cetane.gates.quality import perplexity as measure_perplexity
 from cetane.gates.static import Finding, static_checks
-from cetane.pipeline.port import judge
+from cetane.pipeline.port import explanation_json, judge
 from cetane.schema.draft_head import DraftHeadKind
 
 
@@ -26,6 +27,8 @@ class Validation:
     """What packages and tables say of themselves that the manifest does not."""
     golden: GoldenResult | None = None
     """The bundle against the model."""
+    explanation: Explanation | None = None
+    """Why that gate is red, and what mends it; None where it is not."""
     heads: Mapping[DraftHeadKind, DraftHeadResult] = field(default_factory=dict)
     """Draft heads against what was trained."""
     warnings: tuple[str, ...] = ()
@@ -42,6 +45,7 @@ class Validation:
             content["static"] = [finding.model_dump(mode="json") for finding in self.static]
         if self.golden is not None:
             content["golden"] = self.golden.model_dump(mode="json")
+            content["explanation"] = explanation_json(self.explanation)
         if self.heads:
             content["heads"] = {
                 kind: head.model_dump(mode="json") for kind, head in self.heads.items()
@@ -68,9 +72,9 @@ def validate(
         return Validation(tuple(findings))
     opened.verify()  # which knows that a file is another one, not what is wrong with it
     checkpoint = checkpoint_of(opened, model)
-    golden = judge(opened, checkpoint, progress)
+    golden, why = judge(opened, checkpoint, progress)
     heads = judge_draft_heads(opened, progress)
-    return Validation((), golden, heads, tuple(other_checkpoint(opened, checkpoint)))
+    return Validation((), golden, why, heads, tuple(other_checkpoint(opened, checkpoint)))
 
 
 def perplexity(

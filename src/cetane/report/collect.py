@@ -4,11 +4,12 @@ import shlex
 from collections.abc import Iterator
 
 from cetane.bundle import Bundle
-from cetane.gates.golden import NEAR_LIMIT, GoldenResult, ShardScore, thresholds
+from cetane.gates.golden import NEAR_LIMIT, GoldenResult
 from cetane.gates.residency.audit import audit
 from cetane.gates.residency.measured import with_measured
 from cetane.gates.residency.store import InBundle
 from cetane.gates.residency.target import DEFAULT_OS, Target
+from cetane.gates.scores import ShardScore
 from cetane.hardware.chips import Chip
 from cetane.mil.program import LARGEST_FP16
 from cetane.mil.reader import load
@@ -33,7 +34,6 @@ from cetane.report.placement import residency
 from cetane.report.sizes import sizes
 from cetane.report.verdicts import Gates, command, verdicts, written
 from cetane.schema.manifest import MANIFEST
-from cetane.schema.plan import Plan
 
 WIDEST = 96
 """Columns of the picture of positions; more would be narrower than a phone can show."""
@@ -69,7 +69,7 @@ def bundle_report(
         figures=tuple(key_figures(bundle, gates, placed, disk, times)),
         verdicts=judged,
         residency=residency(plan, programs, placed),
-        positions=positions(golden, plan, path) if golden else no_golden,
+        positions=positions(golden, path) if golden else no_golden,
         ranges=ranges(golden) if golden and golden.ranges else no_golden,
         sizes=disk,
         developers=for_developers(bundle, disk),
@@ -101,7 +101,7 @@ def overall(judged: tuple[GateVerdict, ...]) -> Judgement:
     return "failed" if "failed" in outcomes.values() else outcomes["golden"]
 
 
-def positions(golden: GoldenResult, plan: Plan, bundle: str) -> Positions | Absent:
+def positions(golden: GoldenResult, bundle: str) -> Positions | Absent:
     """What shards hand on, by position; old results lack it."""
     longest = max((len(score.by_position) for score in golden.shards), default=0)
     if not longest:
@@ -109,7 +109,6 @@ def positions(golden: GoldenResult, plan: Plan, bundle: str) -> Positions | Abse
                       command=f"cetane validate {bundle}")  # fmt: skip
     width = -(-longest // WIDEST)
     return Positions(
-        limit=thresholds(plan)["hidden_cosine"],
         per_column=width,
         positions=longest,
         rows=tuple(position_row(score, width) for score in golden.shards if score.by_position),

@@ -120,8 +120,6 @@ class Positions(Data):
     """Agreement with the reference, by shard and position."""
 
     kind: Literal["positions"] = "positions"
-    limit: float
-    """The least mean cosine that the golden gate accepts."""
     per_column: int
     positions: int
     rows: tuple[PositionRow, ...]

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from cetane.bundle import Bundle
-from cetane.gates.golden import GoldenResult, thresholds
+from cetane.gates.golden import GoldenResult
+from cetane.gates.limits import limits
 from cetane.gates.residency.audit import Audit, weights_off_ane
-from cetane.gates.residency.rule import read_toml
 from cetane.report.content import Absent, CallTimes, DiskUse, KeyFigure
 from cetane.report.verdicts import Gates
 from cetane.schema.plan import Plan
@@ -34,7 +34,7 @@ def key_figures(
         unit="%",
         basis="measured" if audit.basis == "measured" else "predicted",
         better="lower",
-        limit=100 * read_toml("verdict.toml")["weights_off_ane"],
+        limit=100 * limits().residency.weights_off_ane,
         note=f"by rules, {audit.target}" if audit.basis == "predicted" else str(audit.target),
     )
     if isinstance(times, CallTimes):
@@ -61,14 +61,14 @@ def key_figures(
 
 def agreement(golden: GoldenResult, plan: Plan) -> Iterator[KeyFigure]:
     """How the bundle's predictions agree with the original's, in the worst mode."""
-    limits = thresholds(plan)
+    promised = limits().quality[plan.recipe.quality]
     yield KeyFigure(
         name="same first choice",
         value=100 * min(score.top1 for score in golden.logits),
         unit="%",
         basis="measured",
         better="higher",
-        limit=100 * limits["top1"],
+        limit=100 * promised.top1,
         note="of all probed tokens, worst mode",
     )
     if not plan.recipe.head.choose:  # a head that chooses gives no distribution
@@ -78,6 +78,6 @@ def agreement(golden: GoldenResult, plan: Plan) -> Iterator[KeyFigure]:
             unit="nats",
             basis="measured",
             better="lower",
-            limit=limits["kl"],
+            limit=promised.kl,
             note="from the original, worst mode",
         )

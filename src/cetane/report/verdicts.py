@@ -95,10 +95,10 @@ def verdict(gates: Gates, gate: str, audit: Audit) -> GateVerdict:
     outcome, basis = said(result.get("passed")), "measured"
     match gate:
         case "golden" if (golden := gates.golden) is not None:
-            checks = [CheckRow(**check.model_dump()) for check in golden.checks]
+            checks = [CheckRow(**check.model_dump(exclude={"interval"})) for check in golden.checks]
             notes = list(golden.warnings)
         case "ladder" if (ladder := gates.ladder) is not None:
-            checks = [CheckRow(**check.model_dump()) for check in ladder.checks]
+            checks = [CheckRow(**check.model_dump(exclude={"interval"})) for check in ladder.checks]
         case "perplexity" if (judged := gates.perplexity) is not None:
             quality, _ = judged
             checks = [CheckRow(name="perplexity, times the reference's", value=quality.ratio,

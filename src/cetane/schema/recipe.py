@@ -17,6 +17,8 @@ from cetane.schema.subset import Subset, load_subset
 from cetane.validation import Data, validated
 
 Mode = Literal["decode", "verify", "prefill"]
+Quality = Literal["near-lossless", "good", "usable"]
+PROMISED: Quality = "good"
 
 
 class Layout(Data):
@@ -150,6 +152,9 @@ class Recipe(Data):
     compression: Selection = Selection()
     lowering: LoweringTable = LoweringTable()
     target: TargetTable = TargetTable()
+    quality: Quality = Field(default=PROMISED, exclude_if=lambda promised: promised == PROMISED)
+    """What the recipe promises: the gate holds the bundle to it at any number of bits. The default
+    is left out of manifests, which keep the bytes that they had before there was a choice."""
 
     @model_validator(mode="after")
     def consistent(self) -> "Recipe":

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from cetane.errors import CetaneError
+from cetane.gates.limits import limits
 from cetane.gates.residency.graph import Graph
 from cetane.gates.residency.rule import (
     PREDICATES,
@@ -16,11 +17,11 @@ from cetane.gates.residency.rule import (
     Rule,
     Severity,
     load_rules,
-    read_toml,
     seen,
 )
 from cetane.gates.residency.tail import dragged
 from cetane.gates.residency.target import Target
+from cetane.gates.verdict import Check, at_most
 from cetane.mil.program import Op, Program, TensorType
 
 DAMAGED = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError)
@@ -246,9 +247,9 @@ def about_all(graphs: Sequence[Graph], rules: Sequence[Rule]) -> Iterator[Findin
 
 
 def reasons(functions: Sequence[FunctionAudit], findings: Sequence[Finding]) -> Iterator[str]:
-    """Why an audit does not pass, by `verdict.toml`. What a Mac measured to be on the ANE is not
+    """Why an audit does not pass, by `limits.toml`. What a Mac measured to be on the ANE is not
     held against it."""
-    limits = read_toml("verdict.toml")
+    ask = limits().residency
     where: Counter[tuple[str, Severity]] = Counter()
     for function in functions:
         refuted = {op.name for op in function.ops if op.measured == "ANE"}
@@ -259,14 +260,26 @@ def reasons(functions: Sequence[FunctionAudit], findings: Sequence[Finding]) -> 
     for found in findings:
         where[found.rule, found.severity] += 1
     for (rule, severity), count in where.items():
-        if severity in limits["severities"]:
+        if severity in ask.severities:
             yield f"{severity}: {rule}" + (f" ({count} functions)" if count > 1 else "")
     share = weights_off_ane(functions)
-    if share > limits["weights_off_ane"]:
+    if share > ask.weights_off_ane:
         yield (
             f"{share:.1%} of the weights are read off the ANE, "
-            f"at most {limits['weights_off_ane']:.0%} may be"
+            f"at most {ask.weights_off_ane:.0%} may be"
         )
+
+
+def require_residency(audited: Audit) -> tuple[Check, ...]:
+    """The gate of a named chip and system: its limits as checks, to be held before golden."""
+    ask = limits().residency
+    where = f"residency on {audited.target}"
+    share = weights_off_ane(audited.functions)
+    bad = sum(reason.partition(":")[0] in ask.severities for reason in audited.reasons)
+    return (
+        at_most(f"{where}: weights off the ANE", share, ask.weights_off_ane),
+        at_most(f"{where}: {' or '.join(ask.severities)} findings", float(bad), 0),
+    )
 
 
 def weights_off_ane(functions: Sequence[FunctionAudit]) -> float:

@@ -2,6 +2,7 @@
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from cetane.gates.limits import limits
 from cetane.gates.residency.rule import (
     GROUPS,
     Evidence,
@@ -9,7 +10,6 @@ from cetane.gates.residency.rule import (
     Source,
     load_evidence,
     load_rules,
-    read_toml,
 )
 
 
@@ -24,7 +24,7 @@ def markdown() -> str:
     )
     templates.filters |= {"bullet": bullet, "summary": summary}
     return templates.get_template("residency.md.j2").render(
-        limits=read_toml("verdict.toml"),
+        limits=limits().residency,
         evidence=load_evidence().values(),
         groups=GROUPS,
         rules=load_rules().values(),

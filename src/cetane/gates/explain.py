@@ -1,0 +1,226 @@
+"""A red golden gate in one sentence: what is wrong, where, and the change that mends it."""
+
+from collections.abc import Iterator, Sequence
+from math import ceil, log2
+from typing import Literal
+
+from cetane.bundle import Bundle
+from cetane.checkpoint import Checkpoint
+from cetane.compress import parse_format
+from cetane.engine.authored import AuthoredBackend, host_tables
+from cetane.engine.engine import Engine
+from cetane.gates.golden import GoldenResult
+from cetane.gates.limits import limits
+from cetane.gates.observe import Task, observe
+from cetane.gates.probes import parts, structure_probes
+from cetane.gates.reference import Reference
+from cetane.gates.structure import Deviation, Truths, deviations, is_routed
+from cetane.planner import Planner
+from cetane.schema.plan import Plan
+from cetane.schema.recipe import Quality, Recipe
+from cetane.validation import Data
+
+Cause = Literal["weights", "authoring", "conversion", "contract", "fp16 range", "compression"]
+LARGEST = 32752.0
+"""Half of the largest fp16: where a scaled residual stream should stay below."""
+BETTER = {
+    4: "palette6-kmeans-group32",
+    6: "int8-per-channel",
+    8: "fp16",
+}
+"""The next format for bits that are too few."""
+
+
+class Explanation(Data):
+    """Why a port was refused."""
+
+    cause: Cause
+    where: str
+    """The first shard, block or constant."""
+    sentence: str
+    recipe_change: str | None = None
+    """Lines of TOML that mend it, if a recipe can."""
+
+
+def explain(bundle: Bundle, checkpoint: Checkpoint, verdict: GoldenResult) -> Explanation | None:
+    """The first cause, in the order in which one hides the next; None for a port that passed.
+
+    Runs the authored modules where the graph is wrong, to tell authoring from conversion.
+    """
+    if verdict.passed:
+        return None
+    recipe = bundle.plan.recipe
+    red = [check.name for check in verdict.checks if not check.passed]
+    if verdict.wrong_weights or verdict.unused:
+        return wrong_weights(verdict, bundle.plan)
+    if any(name.startswith("structure") for name in red):
+        authored = authored_deviations(bundle, checkpoint)
+        routed = is_routed(Planner(checkpoint, recipe))
+        return wrong_graph(verdict, authored, recipe, routed)
+    if any(name.startswith("fp16") for name in red):
+        return beyond_fp16(verdict, recipe, Planner(checkpoint, recipe))
+    return too_compressed(verdict, recipe)
+
+
+def wrong_weights(verdict: GoldenResult, plan: Plan) -> Explanation:
+    """A constant that is not the checkpoint's, or a parameter that nothing uses."""
+    if not verdict.wrong_weights:
+        return Explanation(
+            cause="authoring",
+            where=verdict.unused[0].partition(":")[0],
+            sentence=f"The port does not use all of the model: {verdict.unused[0]}.",
+            recipe_change=undone(plan.recipe),
+        )
+    first = verdict.wrong_weights[0]
+    what = f"{first.parameter} ({first.label})" if first.parameter else first.label
+    return Explanation(
+        cause="weights",
+        where=f"{first.shard}/{first.label}",
+        sentence=f"The package {first.shard} holds other weights than the checkpoint: "
+        f"{what}: {first.problem}. Port the model again with --rebuild.",
+    )
+
+
+def wrong_graph(
+    verdict: GoldenResult, authored: list[Deviation], recipe: Recipe, routed: bool
+) -> Explanation:
+    """The first tensor that is off; if the authored modules are right, the programs are not."""
+    strict = limits().structure.routed.relative if routed else None
+    if verdict.epsilons:
+        return Explanation(
+            cause="authoring",
+            where=verdict.epsilons[0].partition(":")[0],
+            sentence=f"A norm is not the model's: {verdict.epsilons[0]}.",
+        )
+    first = first_off(verdict.structure, strict)
+    assert first is not None
+    before = first_off(authored, strict)
+    modes = {one.mode for one in verdict.structure if one.shard == first.shard}
+    off = {one.mode for one in verdict.structure if off_limit(one, strict)}
+    where = f"{first.shard}, after {first.truth}"
+    what = (
+        f"On the checkpoint's own weights, {first.tensor} of {first.shard} errs by "
+        f"{first.relative:.2g} after {first.truth} ({first.mode}, {first.probe}, position "
+        f"{first.position})"
+    )
+    if before is None:
+        return Explanation(
+            cause="conversion",
+            where=where,
+            sentence=f"{what}; the authored modules are right, so conversion "
+            "changed the program. Run cetane diff BUNDLE --model CHECKPOINT.",
+        )
+    if off < modes:
+        return Explanation(
+            cause="contract",
+            where=where,
+            sentence=f"{what}; only {', '.join(sorted(off))} is wrong, so a cache "
+            "or a mask of that mode is.",
+            recipe_change='[cache]\ncontract = "readonly"',
+        )
+    return Explanation(
+        cause="authoring",
+        where=where,
+        sentence=f"{what}; the authored module is not the model.",
+        recipe_change=undone(recipe),
+    )
+
+
+def off_limit(one: Deviation, strict: float | None) -> bool:
+    ask = limits().structure
+    limit = strict or ask.relative
+    return one.relative > (max(limit, ask.faint) if one.probe == "faint" else limit)
+
+
+def first_off(found: Sequence[Deviation], strict: float | None) -> Deviation | None:
+    """The first tensor beyond its limit, in the order of the shards."""
+    return next((one for one in found if off_limit(one, strict)), None)
+
+
+def undone(recipe: Recipe) -> str | None:
+    """What a recipe asks that is not the model's."""
+    departures = recipe.family.get("departures")
+    if departures:
+        return "[family]\ndepartures = []"
+    return "[family]\nfull_window = 0" if recipe.family.get("full_window") else None
+
+
+def authored_deviations(bundle: Bundle, checkpoint: Checkpoint) -> list[Deviation]:
+    """The authored modules, before any conversion, against the model."""
+    planner, plan = Planner(checkpoint, bundle.plan.recipe), bundle.plan
+    tables = host_tables(planner, checkpoint)
+    engine = Engine(plan, AuthoredBackend(planner, checkpoint), tables, resident=False)
+    probes = structure_probes(tables.embedding, bundle.tokenizer, plan)
+    tasks = [
+        Task(mode, probe, parts(plan, mode, len(probe.tokens)))
+        for mode in plan.modes
+        for probe in probes
+    ]
+    seen = observe(engine, planner, tasks)
+    scale = planner.model.residual_scale or 1.0
+    truths = Truths.ask(Reference(checkpoint), tasks, seen, scale=scale)
+    return list(deviations(plan, planner, tasks, seen, truths))
+
+
+def beyond_fp16(verdict: GoldenResult, recipe: Recipe, planner: Planner) -> Explanation:
+    """Results that rounding spoils, and the power of two that brings the stream inside."""
+    largest = max(verdict.ranges, key=lambda one: one.largest)
+    where = next((one.where for one in verdict.rounding if one.where), largest.block)
+    scale = planner.model.residual_scale
+    if largest.largest <= LARGEST:
+        return Explanation(
+            cause="fp16 range",
+            where=where,
+            sentence=f"Rounding to fp16 spoils {where}, though the residual "
+            f"stream stays at {largest.largest:.0f}: an op inside overflows or loses.",
+        )
+    said = (
+        f"The residual stream reaches {largest.largest:.0f} after {largest.block}; "
+        "fp16 ends at 65504"
+    )
+    if scale is None:
+        return Explanation(
+            cause="fp16 range",
+            where=largest.block,
+            sentence=f"{said}, and this family cannot scale it.",
+        )
+    power = scale * 2.0 ** -ceil(log2(largest.largest / LARGEST))
+    return Explanation(
+        cause="fp16 range",
+        where=largest.block,
+        sentence=f"{said}. A stream {power:g} times as large is the same model.",
+        recipe_change=f"[family]\nresidual_scale = {power!r}",
+    )
+
+
+def too_compressed(verdict: GoldenResult, recipe: Recipe) -> Explanation:
+    """The quality that was promised is not kept."""
+    worst = min(verdict.shards, key=lambda one: one.cosine, default=None)
+    failed = [check for check in verdict.checks if not check.passed]
+    first = failed[0]
+    undecided = all(check.interval is not None and not check.decided for check in failed)
+    bits = parse_format(recipe.compression.default).bits
+    better = next((form for most, form in BETTER.items() if bits <= most), None)
+    tail = (
+        f" After {verdict.positions} positions the interval still holds the limit, so it is not "
+        "proven."
+        if undecided
+        else ""
+    )
+    where = worst.shard if worst else ""
+    lines = [*([f'[compression]\ndefault = "{better}"'] if better else []), *weaker(recipe.quality)]
+    return Explanation(
+        cause="compression",
+        where=where,
+        sentence=f"Weights and graph are right; compression ({recipe.compression.default}) costs "
+        f"more than {recipe.quality!r} allows: {first.name.partition(': ')[2]} is "
+        f"{first.value:.3g}, the limit {first.limit:g}.{tail}",
+        recipe_change=lines[0] if lines else None,
+    )
+
+
+def weaker(quality: Quality) -> Iterator[str]:
+    """Promises that ask less."""
+    order: tuple[Quality, ...] = ("near-lossless", "good", "usable")
+    for other in order[order.index(quality) + 1 :]:
+        yield f'quality = "{other}"'

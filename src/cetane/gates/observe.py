@@ -1,0 +1,128 @@
+"""What a port computes for some probes: logits, and what its shards hand on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cetane.engine.backend import Array
+from cetane.engine.call import Running, columns
+from cetane.engine.engine import Engine
+from cetane.engine.host import host_input
+from cetane.engine.session import gather
+from cetane.families import Truth
+from cetane.gates.probes import Part, Probe
+from cetane.gates.reference import Observed
+from cetane.planner import Planner
+from cetane.schema.function import Route, Step
+from cetane.schema.interface import Embedding
+from cetane.schema.recipe import Mode
+
+
+@dataclass(frozen=True)
+class Task:
+    """A probe, the mode that it is about, and which mode takes its tokens."""
+
+    mode: Mode
+    probe: Probe
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a port computes for a probe. Logits `(n, V)` and tensors `(n, C)` are of some tokens of
+    the probe each: `at` are their numbers."""
+
+    logits: Array
+    at: Array
+    tensors: dict[Truth, tuple[Array, Array]]
+    """Numbers of tokens, and rows."""
+
+    def whole(self, count: int) -> Observed:
+        """In the form of the truth; only tensors of all tokens."""
+        full = {truth: rows for truth, (at, rows) in self.tensors.items() if len(at) == count}
+        return Observed(self.logits, full)
+
+
+def observe(engine: Engine, planner: Planner, tasks: Sequence[Task]) -> list[Seen]:
+    """What the port computes for every task; every shard opens once."""
+    watched = [Watched(engine, planner, task) for task in tasks]
+    engine.run([(w.session, w.calls) for w in watched])
+    return [w.result() for w in watched]
+
+
+class Watched:
+    """A sequence on its way through the shards, and what they hand on.
+
+    Single tokens take the rest where a mode's calls cannot be padded.
+    """
+
+    def __init__(self, engine: Engine, planner: Planner, task: Task) -> None:
+        self.engine, self.start = engine, task.probe.start
+        self.session = engine.session(watch=[self.keep], start=self.start)
+        used: list[Mode] = [task.mode, *(part.mode for part in task.parts), "decode"]
+        self.truths = {
+            step: truths
+            for mode in dict.fromkeys(used)
+            for step, truths in planner.truths(mode).items()
+        }
+        self.seen: dict[Truth, list[Array]] = {}
+        ids, at = task.probe.tokens, 0
+        self.calls: list[Running] = []
+        for part in task.parts:
+            modes = dict.fromkeys((part.mode, "decode"))
+            wanted = ids[at : at + part.tokens]
+            self.calls += self.session.prepare(wanted, "all" if part.judged else "none", modes)
+            at += part.tokens
+        if task.probe.scale != 1:
+            self._scale(task.probe.scale)
+
+    def _scale(self, scale: float) -> None:
+        """Give the calls embeddings that are `scale` times the table's."""
+        inputs = {
+            item.name: item
+            for function in self.engine.plan.functions.values()
+            for item in function.inputs
+            if item.source == Embedding()
+        }
+        tables, dtype = self.engine.tables, self.engine.backend.dtype
+        for running in self.calls:
+            for name, item in inputs.items():
+                rows = host_input(item, running.call, tables, dtype)
+                running.hosted[name] = (rows * scale).astype(dtype)
+
+    def keep(self, step: Step | Route, name: str, value: Array, tokens: int) -> None:
+        truth = self.truths[step].get(name)
+        if truth is not None:
+            rows = columns(value)[:, :tokens].T.astype(np.float32)
+            self.seen.setdefault(truth, []).append(rows)
+
+    def result(self) -> Seen:
+        judged = [running for running in self.calls if running.logits is not None]
+        logits = gather(judged, "all")
+        assert logits is not None
+        return Seen(logits, self.numbers(judged), self.tensors())
+
+    def tensors(self) -> dict[Truth, tuple[Array, Array]]:
+        """What was handed on: numbers of tokens, and rows."""
+        return {
+            truth: (self.numbers(self.makers(truth)), np.concatenate(rows))
+            for truth, rows in self.seen.items()
+        }
+
+    def makers(self, truth: Truth) -> list[Running]:
+        """The calls that hand a tensor on: those of some modes have no step that does."""
+        return [
+            running
+            for running in self.calls
+            if any(
+                truth in self.truths[step].values()
+                for steps in running.steps.values()
+                for step in steps
+            )
+        ]
+
+    def numbers(self, calls: Sequence[Running]) -> Array:
+        """Which tokens of the probe some calls take."""
+        positions = [running.call.positions for running in calls]
+        return np.concatenate(positions) - self.start if positions else np.empty(0, int)

@@ -1,0 +1,224 @@
+"""A port as the gates see it: as it ships, and as its twin on the checkpoint's own values.
+
+The twin is the finished package in which every constant that stands for a parameter of the model,
+compressed or not, is that parameter itself, in fp32. So what the twin gets wrong is wrong in the
+graph, and what compression costs is the difference between the two.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from cetane.bundle import Bundle
+from cetane.bundle.tables import Tables
+from cetane.checkpoint import Tokenizer
+from cetane.engine.authored import host_tables
+from cetane.engine.backend import Array
+from cetane.engine.engine import Engine
+from cetane.engine.portable import FastGraph, PortableBackend, ReferenceProgram, ShardPaths
+from cetane.errors import CetaneError
+from cetane.families import Weights
+from cetane.lower.template import used_by
+from cetane.lower.tracing import Constant, constants
+from cetane.mil import MilFunction, Op, load
+from cetane.mil.constants import Constants
+from cetane.mil.fast.program import FastProgram
+from cetane.mil.fast.translate import unsupported
+from cetane.mil.index import FunctionIndex
+from cetane.mil.substitute import Substitute, substitute
+from cetane.planner import Planner
+from cetane.schema.plan import Plan
+
+
+class Port(Protocol):
+    """What the gates ask of a port."""
+
+    planner: Planner
+    tokenizer: Tokenizer
+
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def shipped(self) -> Engine:
+        """As it is, in fp32; one shard in memory at a time."""
+
+    @property
+    def rounded(self) -> Engine:
+        """As it is, every result rounded to fp16."""
+
+    @property
+    def twin(self) -> Engine:
+        """On the checkpoint's own values, in fp32."""
+
+    @property
+    def resident(self) -> Engine:
+        """As a user runs it, in fp32."""
+
+    def epsilons(self, shard: str) -> dict[str, float]:
+        """The epsilons of a shard's norms, by the names of their ops."""
+
+    def constants(self, shard: str) -> Iterator["Stored"]:
+        """The constants of a shard that stand for parameters, those that functions share once."""
+
+
+class Stored:
+    """A constant of a program, and the parameter that its name says it is; None for no such
+    parameter, and `decode` is None for a parameter that the program lacks."""
+
+    def __init__(
+        self, shard: str, function: str, label: str, constant: Constant | None, value: Any = None
+    ) -> None:
+        self.shard, self.function, self.label = shard, function, label
+        self.constant, self.value = constant, value
+
+    @property
+    def parts(self) -> dict[str, Array]:
+        """Its arrays by the names of a MIL op's inputs; `weight` for one that is not encoded."""
+        parts: dict[str, Array] = self.value()
+        return parts
+
+
+class Packaged:
+    """A port whose shards are packages: a bundle, or the first shards of one."""
+
+    def __init__(
+        self,
+        packages: ShardPaths,
+        planner: Planner,
+        weights: Weights,
+        tables: Tables,
+        tok: Tokenizer,
+    ) -> None:
+        self.packages, self.planner, self.weights = packages, planner, weights
+        self.tables, self.tokenizer = tables, tok
+
+    @cached_property
+    def plan(self) -> Plan:
+        return self.planner.plan()
+
+    @property
+    def shipped(self) -> Engine:
+        return Engine(self.plan, PortableBackend(self.packages), self.tables, resident=False)
+
+    @property
+    def rounded(self) -> Engine:
+        backend = PortableBackend(self.packages, "fp16")
+        return Engine(self.plan, backend, self.tables, resident=False)
+
+    @property
+    def twin(self) -> Engine:
+        backend = TwinBackend(self.packages, self.planner, self.weights)
+        tables = host_tables(self.planner, self.weights)
+        return Engine(self.plan, backend, tables, resident=False)
+
+    @property
+    def resident(self) -> Engine:
+        return Engine(self.plan, PortableBackend(self.packages), self.tables)
+
+    def epsilons(self, shard: str) -> dict[str, float]:
+        program = load(self.packages.shard(shard))
+        return {
+            f"{name}/{op.name}": float(
+                Constants(FunctionIndex(function)).plain(op.inputs["epsilon"][0])
+            )
+            for name, function in program.functions.items()
+            for op in function.ops
+            if op.kind == "layer_norm" and "epsilon" in op.inputs
+        }
+
+    def constants(self, shard: str) -> Iterator[Stored]:
+        program = load(self.packages.shard(shard))
+        graphs = {graph.function.name: graph for graph in self.planner.graphs(shard)}
+        seen: set[Any] = set()
+        for name, function in program.functions.items():
+            wanted = {}
+            if name in graphs:
+                wanted = result_names(used_in(self.planner, shard, name))
+            yield from stored_in(shard, function, wanted, seen)
+
+
+class TwinBackend:
+    """Runs packages on the checkpoint's own values, in fp32."""
+
+    name = "twin"
+    dtype: type[np.floating[Any]] = np.float32
+
+    def __init__(self, packages: ShardPaths, planner: Planner, weights: Weights) -> None:
+        self.packages, self.planner, self.weights = packages, planner, weights
+
+    def open(self, shard: str) -> ReferenceProgram | FastGraph:
+        used = result_names(used_by(self.planner, shard))
+        values = {
+            name: Substitute(f"{shard}/{name}", Value(constant, self.weights))
+            for name, constant in used.items()
+        }
+        program = substitute(load(self.packages.shard(shard)), values)
+        if any(unsupported(function) for function in program.functions.values()):
+            return ReferenceProgram(program, "fp32")
+        return FastGraph(FastProgram(program))
+
+
+class Value:
+    """A parameter of the checkpoint, fp32, in the shape that the graph uses."""
+
+    def __init__(self, constant: Constant, weights: Weights) -> None:
+        self.constant, self.weights = constant, weights
+
+    def __call__(self) -> Array:
+        values: Array = self.constant.weight.read(self.weights).float().numpy()
+        return values
+
+
+def used_in(planner: Planner, shard: str, function: str) -> dict[str, Constant]:
+    """The parameters that a function of a shard uses, by label."""
+    graph = next(g for g in planner.graphs(shard) if g.function.name == function)
+    return {item.label: item for item in constants(planner, shard, graph)}
+
+
+def result_names(used: dict[str, Constant]) -> dict[str, Constant]:
+    """The same by what lowering names their values."""
+    names = {label.replace(".", "_"): constant for label, constant in used.items()}
+    if len(names) != len(used):
+        raise CetaneError("two parameters of a shard have one name in its programs")
+    return names
+
+
+def stored_in(
+    shard: str, function: MilFunction, wanted: dict[str, Constant], seen: set[Any]
+) -> Iterator[Stored]:
+    """The constants of a function; those `seen` in another are left out."""
+    literals = Constants(FunctionIndex(function))
+    there = {}
+    for op in function.ops:
+        encoded = op.kind.startswith("constexpr_")
+        if len(op.outputs) == 1 and (encoded or (op.kind == "const" and op.name in wanted)):
+            there[op.outputs[0].name] = op
+    for name, constant in wanted.items():
+        if name not in there:
+            yield Stored(shard, function.name, constant.label, constant)
+    for name, op in there.items():
+        key = name, literals.key(name)
+        if key in seen:
+            continue
+        seen.add(key)
+        label = wanted[name].label if name in wanted else name
+        yield Stored(shard, function.name, label, wanted.get(name), Arrays(op, literals))
+
+
+class Arrays:
+    """Reads the arrays of a constant."""
+
+    def __init__(self, op: Op, literals: Constants) -> None:
+        self.op, self.literals = op, literals
+
+    def __call__(self) -> dict[str, Array]:
+        if self.op.kind == "const":
+            return {"weight": self.literals.array(self.op.outputs[0].name)}
+        return {name: self.literals.array(given[0]) for name, given in self.op.inputs.items()}
+
+
+def packaged(bundle: Bundle, planner: Planner, weights: Weights) -> Packaged:
+    """A finished bundle."""
+    return Packaged(bundle, planner, weights, bundle.tables(), bundle.tokenizer)

@@ -1,0 +1,181 @@
+"""Is the graph right? The twin, which has the checkpoint's own values, against the model.
+
+In fp32 a right port errs by the order of its sums, some 1e-5, whatever its recipe compresses; so
+the limit is near that, and one wrong token in one mode is enough to refuse a port.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from cetane.engine.backend import Array
+from cetane.families import RoutedBlock, Truth
+from cetane.gates import metrics
+from cetane.gates.limits import limits
+from cetane.gates.observe import Seen, Task
+from cetane.gates.port import Port
+from cetane.gates.probes import FAINT_PROBE, Probe
+from cetane.gates.reference import Observed, Reference
+from cetane.gates.verdict import Check, at_most
+from cetane.planner import Planner
+from cetane.schema.plan import Plan
+from cetane.schema.recipe import Mode
+from cetane.validation import Data
+
+LOGITS: Truth = ("lm_head", 0)
+SMALLEST = 2.0**-24
+"""The smallest fp16 above zero: programs keep epsilons in fp16, and raise smaller ones to it."""
+
+
+class Deviation(Data):
+    """How far a tensor of the twin is from the truth, at its worst token of a probe."""
+
+    shard: str
+    tensor: str
+    truth: str
+    """Path of the Hugging Face module."""
+    mode: Mode
+    probe: str
+    relative: float
+    """Of the worst token; where tokens choose experts, what a share of them stays below."""
+    position: int
+    """Of the worst token."""
+    positions: int
+
+
+def deviations(
+    plan: Plan, planner: Planner, tasks: Sequence[Task], seen: Sequence[Seen], truths: "Truths"
+) -> Iterator[Deviation]:
+    """Every tensor of every task, in the order of the shards; the last are the logits."""
+    routed = is_routed(planner)
+    for task, ours in zip(tasks, seen, strict=True):
+        places = made_by(planner, plan)
+        theirs = truths.of(task.probe)
+        for truth, (at, rows) in ours.tensors.items():
+            shard, tensor = places[truth]
+            errors = metrics.relative(rows, theirs.tensors[truth][at])
+            yield deviation(shard, tensor, truth, task, at, errors, routed)
+        errors = logit_errors(plan, ours.logits, truths.logits(task.probe, ours.at))
+        yield deviation(plan.shards[-1].name, "logits", LOGITS, task, ours.at, errors, routed)
+
+
+def is_routed(planner: Planner) -> bool:
+    """Whether tokens choose experts."""
+    return any(isinstance(block, RoutedBlock) for block in planner.model.layers)
+
+
+class Truths:
+    """What the model computes for some probes: tensors of all tokens, logits of those `kept`."""
+
+    def __init__(self, probes: Sequence[Probe], observed: Sequence[Observed], kept: Array) -> None:
+        self.observed = {p.name: o for p, o in zip(probes, observed, strict=True)}
+        self.rows = {int(number): row for row, number in enumerate(kept)}
+
+    @classmethod
+    def ask(
+        cls, reference: Reference, tasks: Sequence[Task], seen: Sequence[Seen],
+        others: Sequence[Truth] = (), scale: float = 1.0,
+    ) -> "Truths":  # fmt: skip
+        """Of the model, whatever a port computed for some tasks, and `others`; hidden tensors are
+        multiplied by `scale`, as the port's are."""
+        probes = list({task.probe.name: task.probe for task in tasks}.values())
+        kept = np.unique(np.concatenate([ours.at for ours in seen]))
+        wanted = dict.fromkeys([*others, *(truth for ours in seen for truth in ours.tensors)])
+        observed = reference.run(
+            [probe.tokens for probe in probes],
+            list(wanted),
+            [probe.start for probe in probes],
+            [probe.scale for probe in probes],
+            [int(number) for number in kept],
+        )
+        if scale != 1:
+            observed = [
+                Observed(o.logits, {t: rows * scale for t, rows in o.tensors.items()})
+                for o in observed
+            ]
+        return cls(probes, observed, kept)
+
+    def of(self, probe: Probe) -> Observed:
+        return self.observed[probe.name]
+
+    def logits(self, probe: Probe, at: Array) -> Array:
+        """Logits `(n, V)` of some tokens of a probe."""
+        rows: Array = self.of(probe).logits[[self.rows[int(number)] for number in at]]
+        return rows
+
+
+def wrong_epsilons(port: Port, reference: Reference) -> Iterator[str]:
+    """Norms whose epsilon is none of the model's. Behind the first layer the residual stream is too
+    large for an epsilon to show, so they are read from the programs."""
+    scale = port.planner.model.residual_scale or 1.0
+    known = {factor * own for own in reference.epsilons for factor in (1.0, scale**2)}
+    for shard in port.planner.members:
+        for name, epsilon in port.epsilons(shard).items():
+            if not any(abs(epsilon - own) <= SMALLEST + 0.01 * own for own in known):
+                yield f"{shard}: {name} has epsilon {epsilon:.3g}"
+
+
+def made_by(planner: Planner, plan: Plan) -> dict[Truth, tuple[str, str]]:
+    """The shard that makes a tensor, and what the shard calls it."""
+    return {
+        truth: (step.shard, name.removesuffix("_out"))
+        for mode in plan.modes
+        for step, outputs in planner.truths(mode).items()
+        for name, truth in outputs.items()
+    }
+
+
+def deviation(
+    shard: str,
+    tensor: str,
+    truth: Truth,
+    task: Task,
+    at: Array,
+    errors: Array,
+    routed: bool,
+) -> Deviation:
+    worst = int(errors.argmax())
+    ask = limits().structure
+    counted = float(np.quantile(errors, ask.routed.share)) if routed else float(errors[worst])
+    return Deviation(
+        shard=shard,
+        tensor=tensor,
+        truth=truth[0],
+        mode=task.mode,
+        probe=task.probe.name,
+        relative=min(counted, 1e308),
+        position=task.probe.start + int(at[worst]),
+        positions=len(errors),
+    )
+
+
+def logit_errors(plan: Plan, ours: Array, theirs: Array) -> Array:
+    """Relative errors of logits, of the tokens that the head has. A head that gives only its choice
+    errs by what the choice is short of the best, and by what its logit is off."""
+    ours, theirs = ours[:, plan.choosable], theirs[:, plan.choosable]
+    if not plan.recipe.head.choose:
+        return metrics.relative(ours, theirs)
+    rows, chosen = np.arange(len(ours)), ours.argmax(1)
+    short = theirs.max(1) - theirs[rows, chosen]
+    off = np.abs(ours[rows, chosen] - theirs[rows, chosen])
+    errors: Array = np.maximum(short, off) / np.sqrt(np.square(theirs).mean(1))
+    return np.nan_to_num(errors, nan=np.inf)
+
+
+def judge(
+    found: Sequence[Deviation], epsilons: Sequence[str] = (), routed: bool = False
+) -> Iterator[Check]:
+    """No epsilon may be wrong; then the worst of every shard's tensors in every mode.
+
+    Faint embeddings have a limit of their own, and their error counts in proportion to it.
+    """
+    ask = limits().structure
+    yield at_most("structure: wrong epsilons", float(len(epsilons)), 0)
+    limit = ask.routed.relative if routed else ask.relative
+    worst: dict[tuple[str, str, Mode], float] = {}
+    for one in found:
+        key = one.shard, one.tensor, one.mode
+        allowed = max(1.0, ask.faint / limit) if one.probe == FAINT_PROBE else 1.0
+        worst[key] = max(worst.get(key, 0.0), one.relative / allowed)
+    for (shard, tensor, mode), value in worst.items():
+        yield at_most(f"structure: {tensor} of {shard} ({mode})", value, limit)

@@ -1,0 +1,203 @@
+"""Are the weights right? Every constant, bit for bit, against the parameter that it stands for.
+
+The formats are deterministic, so a constant is right if the checkpoint's parameter, encoded again,
+gives the same arrays. Palettes that were placed by sensitivities may be judged where these are
+missing: every index must then name the nearest entry of its palette, and the entries must be as
+near to the weights as a palette of equal weights is.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from math import prod
+
+import numpy as np
+
+from cetane.bundle.tables import QuantizedRows, Tables, TokenRows, quantize_rows
+from cetane.compress import Affine, Dense, Encoded, Sensitivities, SensitivityFile, palettes
+from cetane.engine.authored import host_tables
+from cetane.engine.backend import Array
+from cetane.errors import CetaneError
+from cetane.families import Weight, Weights
+from cetane.gates.port import Port, Stored
+from cetane.gates.verdict import Check
+from cetane.planner import Planner
+from cetane.validation import Data
+
+ROWS = 4096
+"""Of a table, in memory at a time."""
+WORSE = 4.0
+"""How many times the squared error of the best palettes of equally counted weights a weighted one
+may have. Another matrix's palette errs by more than a hundred times that at four bits."""
+
+
+class WrongWeight(Data):
+    """A constant that is not its parameter, or a parameter that no constant is."""
+
+    shard: str
+    label: str
+    """Where in the shard: `blocks.1.self_attn.q_proj.weight`."""
+    parameter: str
+    """Of the checkpoint."""
+    problem: str
+
+
+def wrong_weights(port: Port, weights: Weights, tables: Tables) -> Iterator[WrongWeight]:
+    """Everything in a port's packages and tables that is not what the checkpoint says."""
+    for shard in port.planner.members:
+        yield from wrong_constants(port, weights, shard)
+    yield from wrong_tables(port.planner, weights, tables)
+
+
+def wrong_constants(port: Port, weights: Weights, shard: str) -> Iterator[WrongWeight]:
+    """The constants of a shard that are not what their format makes of their parameter."""
+    rules = port.planner.recipe.compression
+    sensitivities = known(rules.sensitivity) if rules.sensitivity else None
+    for stored in port.constants(shard):
+        problem = wrong(stored, weights, sensitivities)
+        if problem:
+            name = stored.constant.weight.name if stored.constant else ""
+            yield WrongWeight(shard=shard, label=stored.label, parameter=name, problem=problem)
+
+
+def known(file: SensitivityFile) -> Sensitivities | None:
+    """Sensitivities, where the file is still there."""
+    try:
+        return file.read()
+    except CetaneError:
+        return None
+
+
+def wrong(stored: Stored, weights: Weights, sensitivities: Sensitivities | None) -> str | None:
+    """What is wrong with a constant; None for nothing."""
+    constant = stored.constant
+    if constant is None:
+        return "no parameter of the model has this name"
+    if stored.value is None:
+        return f"the function {stored.function} lacks it"
+    values = constant.weight.read(weights).float().numpy()
+    form, weight = constant.format, constant.weight
+    if form.weighted and sensitivities is None:
+        return wrong_palette(stored.parts, values.astype(np.float16), form.bits)
+    counts = None
+    if form.weighted and sensitivities is not None:
+        counts = sensitivities.of(weight.name, weight.shape, weight.columns)
+    return differs(arrays(form.encode(values, counts)), stored.parts, values)
+
+
+def arrays(encoded: Encoded) -> dict[str, Array]:
+    """A constant as arrays, by the inputs of the op that decodes it."""
+    if isinstance(encoded, Dense):
+        return {"weight": encoded.weight}
+    if isinstance(encoded, Affine):
+        return {"data": encoded.data, "scale": encoded.scale}
+    return {"indices": encoded.indices, "lut": encoded.lut}
+
+
+def differs(wanted: Mapping[str, Array], given: Mapping[str, Array], values: Array) -> str | None:
+    """How a constant's arrays differ from those that its format makes of the parameter."""
+    if wanted.keys() != given.keys():
+        return f"it is stored as {', '.join(sorted(given))}, not {', '.join(sorted(wanted))}"
+    for name, array in wanted.items():
+        other = given[name]
+        if array.shape != other.shape:
+            return f"its {name} has shape {other.shape}, not {array.shape}"
+        unequal = np.count_nonzero(array.astype(np.float32) != other.astype(np.float32))
+        if unequal:
+            return f"{unequal} of {array.size} elements of its {name} are others"
+    return None
+
+
+def wrong_palette(parts: Mapping[str, Array], values: Array, bits: int) -> str | None:
+    """Why indices and palettes `(groups, ..., 2**bits, 1)` cannot be of these weights."""
+    if parts.keys() != {"indices", "lut"}:
+        return f"it is stored as {', '.join(sorted(parts))}, not as a palette"
+    lut = parts["lut"].astype(np.float32)
+    groups = len(lut)
+    rows, indices = values.reshape(groups, -1), parts["indices"].reshape(groups, -1)
+    lut = lut.reshape(groups, -1)
+    error = 0.0
+    for row, index, entries in zip(rows.astype(np.float32), indices, lut, strict=True):
+        nearest = np.abs(entries[None] - row[:, None]).min(1)
+        chosen = np.abs(entries[index] - row)
+        if (chosen > nearest * (1 + 1e-6) + 1e-12).any():
+            return "an index does not name the nearest entry of its palette"
+        error += float(np.square(chosen).sum())
+    even, places = palettes.kmeans(rows, bits)
+    best = float(np.square(np.take_along_axis(even, places, 1).astype(np.float32) - rows).sum())
+    if error > WORSE * best + 1e-12:
+        return f"its palettes err by {error / max(best, 1e-30):.3g} times what they need to"
+    return None
+
+
+def wrong_tables(planner: Planner, weights: Weights, tables: Tables) -> Iterator[WrongWeight]:
+    """Embeddings and rotary tables of the host."""
+    truth = host_tables(planner, weights)
+    for name, table in planner.model.rotary.items():
+        wanted = table.cos_sin(planner.recipe.cache.context).numpy()
+        if not np.array_equal(wanted, tables.rotary[name]):
+            yield WrongWeight(shard="tables", label=f"rotary-{name}", parameter="",
+                              problem="its angles are not the model's")  # fmt: skip
+    pairs: dict[str, tuple[TokenRows | None, TokenRows]] = {
+        name: (tables.others.get(name), rows) for name, rows in truth.others.items()
+    }
+    if tables.tokens is not None:
+        pairs["tokens"] = tables.tokens, truth.embedding
+    for name, (given, wanted_rows) in pairs.items():
+        if given is None or not same_rows(given, wanted_rows):
+            yield WrongWeight(shard="tables", label=f"embedding {name}", parameter="",
+                              problem="its rows are not the model's")  # fmt: skip
+
+
+def same_rows(given: TokenRows, wanted: TokenRows) -> bool:
+    """Whether a table is what its format makes of the model's, `(V, C)`."""
+    if tuple(given.shape) != tuple(wanted.shape):
+        return False
+    for start in range(0, given.shape[0], ROWS):
+        rows = np.asarray(wanted[start : start + ROWS])
+        if isinstance(given, QuantizedRows):
+            values, scales = quantize_rows(rows)
+            part = slice(start, start + ROWS)
+            same = np.array_equal(values, given.values[part])
+            same &= np.array_equal(scales, given.scales[part])
+        else:
+            own = np.asarray(given[start : start + ROWS])
+            same = np.array_equal(own, rows.astype(own.dtype))
+        if not same:
+            return False
+    return True
+
+
+def unused_parameters(planner: Planner, stored: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    """Parameters of the model, by checkpoint name and shape, of which no program and no table uses
+    all."""
+    model = planner.model
+    whole = {
+        name
+        for table in (model.embedding, *(t.table for t in model.tables.values()))
+        for name in (table.weight, table.bias, table.scale)
+        if name
+    }
+    pieces: dict[str, dict[object, int]] = defaultdict(dict)
+    for block in (*model.layers, *planner.heads):
+        for path, weight in block.weights():
+            pieces[weight.name][piece(weight, path)] = weight.elements
+    if planner.recipe.head.subset is not None:
+        whole.add(model.output)
+    for name, shape in stored.items():
+        used = sum(pieces.get(name, {}).values())
+        if name not in whole and used < prod(shape):
+            yield f"{name}: {used} of {prod(shape)} elements are used"
+
+
+def piece(weight: Weight, path: str) -> object:
+    """What tells a part of a tensor from its other parts; a `pick` may take any."""
+    return weight.rows, weight.columns, path if weight.pick else None
+
+
+def judge(problems: list[WrongWeight], unused: list[str]) -> Iterator[Check]:
+    """No constant may be wrong, and no parameter left out."""
+    count = float(len(problems))
+    yield Check(name="weights: wrong constants", value=count, limit=0, passed=not problems)
+    yield Check(
+        name="weights: unused parameters", value=float(len(unused)), limit=0, passed=not unused
+    )

@@ -1,0 +1,45 @@
+"""A program with other values for some of its constants: the same graph on other weights."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from cetane.mil.dtypes import Array
+from cetane.mil.program import MilFunction, Op, Program, StoredConstant
+
+
+@dataclass(frozen=True)
+class Substitute:
+    """A value that takes a constant's place; `read` gives it, fp32, each time it is needed."""
+
+    path: str
+    """Its name: two substitutes of one name are equal."""
+    values: Callable[[], Array]
+
+    def read(self) -> Array:
+        return self.values()
+
+
+def substitute(program: Program, substitutes: Mapping[str, Substitute]) -> Program:
+    """The program with substitutes, by result name, in place of constants and their decoders.
+
+    Nothing is read before a function is compiled.
+    """
+    functions = {
+        name: _substituted(function, substitutes) for name, function in program.functions.items()
+    }
+    return replace(program, functions=functions)
+
+
+def _substituted(function: MilFunction, substitutes: Mapping[str, Substitute]) -> MilFunction:
+    ops = tuple(_op(op, substitutes) for op in function.ops)
+    return replace(function, body=replace(function.body, ops=ops))
+
+
+def _op(op: Op, substitutes: Mapping[str, Substitute]) -> Op:
+    if len(op.outputs) != 1 or op.outputs[0].name not in substitutes:
+        return op
+    (value,) = op.outputs
+    assert value.type is not None
+    constant = StoredConstant(value.type, partial(substitutes[value.name].read))
+    return replace(op, kind="const", inputs={"val": (constant,)})

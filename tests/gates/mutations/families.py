@@ -1,0 +1,71 @@
+"""Tiny random models of every family, and the recipes that port them."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.conftest import build_model, build_tokenizer
+from tests.families.gemma_models import build_gemma3, build_gemma4
+from tests.families.zaya_models import build_zaya
+
+from cetane.checkpoint import Tokenizer
+from cetane.schema.recipe import Recipe, parse_recipe
+
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "llama": lambda: build_model("llama", num_hidden_layers=3),
+    "qwen2": lambda: build_model("qwen2", num_hidden_layers=3),
+    "qwen3": lambda: build_model("qwen3", num_hidden_layers=3),
+    "gemma3": build_gemma3,
+    "gemma4": build_gemma4,
+    "zaya": lambda: build_zaya(vocab_size=288),
+}
+FORMATS = {
+    "fp16": "fp16",
+    "int8": "int8-per-channel",
+    "6 bits": "palette6-kmeans-group1",
+    "4 bits": "palette4-kmeans-group1",
+}
+CONTEXT = 160
+
+
+def build(family: str, seed: int = 0) -> Any:
+    """A model of a family; every seed gives other weights."""
+    with seeded(seed):
+        return FAMILIES[family]()
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """The builders of the tests have a seed of their own: here it is another."""
+    original = torch.manual_seed
+    torch.manual_seed = lambda _: original(seed)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.manual_seed = original
+
+
+def recipe(form: str, quality: str = "usable", **tables: Any) -> Recipe:
+    """Two chunks, a head in three slices, calls of 1, 4 and 16 tokens."""
+    content = {
+        "name": "mutated",
+        "quality": quality,
+        "layout": {"kind": "chunks", "chunks": 2},
+        "cache": {"contract": "readonly", "context": CONTEXT},
+        "tokens": {"verify": 4, "prefill": 16},
+        "head": {"slices": 3},
+        "compression": {"default": FORMATS.get(form, form)},
+    }
+    return parse_recipe(content | tables, "mutated")
+
+
+@cache
+def tokenizer_of() -> Tokenizer:
+    """The tokenizer of all tiny models."""
+    with tempfile.TemporaryDirectory() as folder:
+        build_tokenizer().save_pretrained(folder)
+        return Tokenizer.load(Path(folder))

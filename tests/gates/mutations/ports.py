@@ -1,0 +1,202 @@
+"""Ports of tiny random models that need no conversion: authored modules as twin and as shipped."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from tests.conftest import InMemoryCheckpoint
+
+from cetane.bundle.tables import Tables
+from cetane.checkpoint import Tokenizer
+from cetane.compress import Encoded
+from cetane.engine.authored import AuthoredBackend, AuthoredProgram, host_tables
+from cetane.engine.backend import Arrays
+from cetane.engine.engine import Engine
+from cetane.families.layers import RMSNorm
+from cetane.gates.golden import GoldenResult, Proof
+from cetane.gates.port import Stored
+from cetane.gates.reference import Observed, Reference
+from cetane.gates.structure import is_routed, wrong_epsilons
+from cetane.gates.structure import judge as judge_structure
+from cetane.gates.verdict import Check
+from cetane.gates.weights import arrays
+from cetane.gates.weights import judge as judge_weights
+from cetane.lower.template import used_by
+from cetane.planner import Planner
+from cetane.schema.plan import Plan
+from cetane.schema.recipe import Recipe
+
+QUESTIONS = ("weights", "structure", "compression")
+Calls = Callable[[str, str, Arrays], None]
+"""Changes the arrays that go into or come out of a function of a shard, in place."""
+
+
+class TinyCheckpoint(InMemoryCheckpoint):
+    """A checkpoint in memory, with the tokenizer that gates ask for."""
+
+    fingerprint = "tiny"
+
+    def __init__(self, model: Any, tokenizer: Tokenizer) -> None:
+        super().__init__(model)
+        self.tokenizer = tokenizer
+
+
+class RememberedReference(Reference):
+    """Answers again what it has been asked before: the truth is the same for every mutation."""
+
+    def __init__(self, checkpoint: Any) -> None:
+        super().__init__(checkpoint)
+        self.answers: dict[str, list[Observed]] = {}
+
+    def run(self, *asked: Any, **named: Any) -> list[Observed]:
+        key = repr((asked, named))
+        if key not in self.answers:
+            self.answers[key] = super().run(*asked, **named)
+        return self.answers[key]
+
+
+@dataclass
+class AuthoredPort:
+    """A port made of authored modules; mutations change its parts before it is judged."""
+
+    checkpoint: TinyCheckpoint
+    recipe: Recipe
+    before: list[Calls] = field(default_factory=list)
+    after: list[Calls] = field(default_factory=list)
+    opened_as: dict[str, str] = field(default_factory=dict)
+    """Shards that are opened in the place of others."""
+    stored: dict[str, dict[str, Encoded]] = field(default_factory=dict)
+    """Constants of the package, by shard and label, that differ from what was encoded."""
+
+    def __post_init__(self) -> None:
+        self.planner = Planner(self.checkpoint, self.recipe)
+        self.tokenizer = self.checkpoint.tokenizer
+
+    @cached_property
+    def plan(self) -> Plan:
+        return self.planner.plan()
+
+    @cached_property
+    def tables(self) -> Tables:
+        """As the bundle has them: rounded."""
+        own = host_tables(self.planner, self.checkpoint)
+        assert own.tokens is not None
+        others = {n: np.asarray(rows[:]).astype(np.float16) for n, rows in own.others.items()}
+        return Tables(own.tokens[:].astype(np.float16), own.rotary, others)
+
+    def encode(self, shard: str) -> dict[str, Encoded]:
+        """The constants of a shard as its package would have them."""
+        used = used_by(self.planner, shard)
+        made = {
+            label: c.format.encode(c.weight.read(self.checkpoint).float().numpy())
+            for label, c in used.items()
+        }
+        return made | self.stored.get(shard, {})
+
+    @property
+    def twin(self) -> Engine:
+        backend = MutatedBackend(self, self.planner, self.checkpoint)
+        tables = host_tables(self.planner, self.checkpoint)
+        return Engine(self.plan, backend, tables, resident=False)
+
+    @property
+    def shipped(self) -> Engine:
+        backend = ShippedBackend(self, self.planner, self.checkpoint)
+        return Engine(self.plan, backend, self.tables, resident=False)
+
+    rounded = resident = shipped
+
+    def epsilons(self, shard: str) -> dict[str, float]:
+        return {
+            f"{block.name}.{path}": module.eps
+            for block in self.planner.members[shard]
+            for path, module in block.named_modules()
+            if isinstance(module, RMSNorm)
+        }
+
+    def constants(self, shard: str) -> Iterator[Stored]:
+        used = used_by(self.planner, shard)
+        for label, encoded in self.encode(shard).items():
+            yield Stored(shard, "decode", label, used[label], lambda e=encoded: arrays(e))
+
+
+class MutatedBackend(AuthoredBackend):
+    """Authored modules on the checkpoint's values, behind the port's changes of calls."""
+
+    def __init__(self, port: AuthoredPort, planner: Planner, weights: Any) -> None:
+        super().__init__(planner, weights)
+        self.port = port
+
+    def open(self, shard: str) -> AuthoredProgram:
+        return MutatedProgram(self.port, shard, super().open(self.port.opened_as.get(shard, shard)))
+
+
+class ShippedBackend(MutatedBackend):
+    """The same on the decoded constants of the packages."""
+
+    def open(self, shard: str) -> AuthoredProgram:
+        program = super().open(shard)
+        own = self.port.opened_as.get(shard, shard)
+        used = used_by(self.planner, own)
+        for label, encoded in self.port.encode(own).items():
+            constant = used[label]
+            values = torch.from_numpy(encoded.decode().astype(np.float32))
+            constant.block.get_parameter(constant.path).data.copy_(values)
+        return program
+
+
+class MutatedProgram(AuthoredProgram):
+    def __init__(self, port: AuthoredPort, shard: str, program: AuthoredProgram) -> None:
+        super().__init__(program.modules)
+        self.port, self.shard = port, shard
+
+    def call(self, function: str, inputs: Arrays, state: Any) -> Arrays:
+        inputs = {name: np.array(array) for name, array in inputs.items()}
+        for change in self.port.before:
+            change(self.shard, function, inputs)
+        names = [i.name for i in self.modules[function].inputs]
+        outputs = super().call(function, {n: inputs[n] for n in names}, state)
+        for change in self.port.after:
+            change(self.shard, function, outputs)
+        return outputs
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Which questions refuse a port, and the answer to the one about structure."""
+
+    refused_by: tuple[str, ...]
+    worst: float
+    """The largest of structure's values."""
+    structure: Any
+    result: GoldenResult | None
+
+
+def judge(port: AuthoredPort, reference: Reference, structure: Any = None) -> Judged:
+    """The golden gate of a port, but for the question that needs a package (fp16) and for greedy
+    decoding. `structure` is that question's answer, where it is known: no twin depends on what a
+    recipe compresses. What compression costs is asked only of a port that is right so far."""
+    proof = Proof(port, port.checkpoint, reference, port.tables, lambda *_: None)  # type: ignore[arg-type]
+    answer = proof.structure() if structure is None else structure
+    epsilons = list(wrong_epsilons(port, reference))
+    checks = [
+        *judge_weights(*proof.wrong_weights()),
+        *judge_structure(answer[0], epsilons, is_routed(port.planner)),
+    ]
+    worst = max(check.value for check in checks if check.name.startswith("structure: "))
+    red = failed(checks)
+    if red:
+        return Judged(red, worst, answer, None)
+    proof.structure = lambda: answer  # type: ignore[method-assign]
+    proof.rounding = lambda exact: []  # type: ignore[method-assign]
+    result = proof.run(prompts=0, greedy_tokens=0)
+    return Judged(failed(result.checks), worst, answer, result)
+
+
+def failed(checks: Iterable[Check]) -> tuple[str, ...]:
+    """The questions with a red check."""
+    names = [check.name for check in checks if not check.passed]
+    return tuple(q for q in QUESTIONS if any(name.startswith(q) for name in names))

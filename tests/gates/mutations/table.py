@@ -1,0 +1,967 @@
+"""Wrong ports: each mutation changes one thing in a port that is right.
+
+*Graph*: the program computes something else. *Reading*: a constant stands for another parameter.
+*Constants*: the package holds other values than it should. *Host*: tables, masks, slots and calls.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from cetane.families.zaya_departures import Departure
+from torch import Tensor
+
+from cetane.compress import Affine, Dense
+from cetane.families.base import Block, RoutedBlock
+from cetane.families.layers import RMSNorm
+from cetane.families.rotary import RotaryTable
+from cetane.schema.interface import Mask
+
+from .ports import AuthoredPort
+
+Place = Literal["graph", "reading", "constants", "host", "departure"]
+LAYER = 1
+"""The layer that is changed, unless a mutation says otherwise."""
+
+
+class Inapplicable(Exception):
+    """A family has nothing for a mutation to change."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One wrong port, of every family that has what it changes."""
+
+    name: str
+    place: Place
+    change: Callable[[AuthoredPort], None]
+
+
+TABLE: dict[str, Mutation] = {}
+
+
+def mutation(name: str, place: Place) -> Callable[[Callable[[AuthoredPort], None]], Any]:
+    def add(change: Callable[[AuthoredPort], None]) -> Callable[[AuthoredPort], None]:
+        assert name not in TABLE
+        TABLE[name] = Mutation(name, place, change)
+        return change
+
+    return add
+
+
+# Finding things in a port -------------------------------------------------------------------------
+
+
+def blocks(port: AuthoredPort, attribute: str, layer: int = LAYER) -> Any:
+    """The block of a layer that has a submodule."""
+    for block in port.planner.model.layers:
+        if block.layer == layer and attribute in dict(block.named_modules()):
+            return block
+    raise Inapplicable
+
+
+def module(port: AuthoredPort, path: str, layer: int = LAYER) -> Any:
+    return blocks(port, path, layer).get_submodule(path)
+
+
+def after(thing: Any, change: Callable[[Tensor], Tensor]) -> None:
+    """Change what a module gives."""
+    forward = thing.forward
+    thing.forward = lambda *args, **kwargs: change(forward(*args, **kwargs))
+
+
+def around(block: Block, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> None:
+    """Change the tensors and the memory that a block gets, for this block only."""
+    forward = block.forward
+
+    def changed(flow: dict[str, Any], memory: dict[str, Any]) -> None:
+        own, kept = dict(flow), dict(memory)
+        change(own, kept)
+        forward(own, kept)
+        for name in block.writes:
+            if name in own:
+                flow[name] = own[name]
+        for name in ("probabilities", "scores"):
+            if name in own:
+                flow[name] = own[name]
+
+    block.forward = changed  # type: ignore[method-assign]
+
+
+def cache_of(block: Any) -> str:
+    names = [name for name in block.keeps if name in ("kv", "sliding", "full")]
+    if not names:
+        raise Inapplicable
+    return names[0]
+
+
+def named(block: Any, part: str) -> str:
+    """The tensor that a block reads whose name starts so."""
+    for name in block.reads:
+        if name.startswith(part):
+            return str(name)
+    raise Inapplicable
+
+
+def attention(port: AuthoredPort, layer: int = LAYER) -> Any:
+    return blocks(port, "self_attn", layer)
+
+
+def by_head(x: Tensor, heads: int) -> Tensor:
+    return x.reshape(1, heads, x.shape[1] // heads, -1)
+
+
+# Attention ----------------------------------------------------------------------------------------
+
+
+@mutation("query heads of the wrong group", "graph")
+def _(port: AuthoredPort) -> None:
+    attn = attention(port).self_attn
+    after(attn.q_proj, lambda x: by_head(x, attn.heads.query).roll(1, 1).reshape(x.shape))
+
+
+@mutation("value heads in the wrong order", "graph")
+def _(port: AuthoredPort) -> None:
+    attn = attention(port).self_attn
+    if attn.heads.kv < 2 or not hasattr(attn, "v_proj"):
+        raise Inapplicable
+    after(attn.v_proj, lambda x: by_head(x, attn.heads.kv).flip(1).reshape(x.shape))
+
+
+@mutation("keys and values swapped", "graph")
+def _(port: AuthoredPort) -> None:
+    block = attention(port)
+    name = cache_of(block)
+
+    def change(flow: dict[str, Any], memory: dict[str, Any]) -> None:
+        extend = memory[name]
+        memory[name] = lambda k, v: extend(v, k)
+
+    around(block, change)
+
+
+@mutation("one key head zeroed", "graph")
+def _(port: AuthoredPort) -> None:
+    attn = attention(port).self_attn
+    dim = attn.heads.dim
+    after(attn.k_proj, lambda x: torch.cat([torch.zeros_like(x[:, :dim]), x[:, dim:]], 1))
+
+
+@mutation("queries of one layer doubled", "graph")
+def _(port: AuthoredPort) -> None:
+    attn = attention(port).self_attn
+    if hasattr(attn, "qk_norm") or isinstance(getattr(attn, "q_norm", None), RMSNorm):
+        target = getattr(attn, "q_norm", None)
+        if target is None:
+            raise Inapplicable
+        after(target, lambda x: 2 * x)
+    else:
+        after(attn.q_proj, lambda x: 2 * x)
+
+
+@mutation("attention scores not scaled", "graph")
+def _(port: AuthoredPort) -> None:
+    attn = attention(port).self_attn
+    attn.heads = replace(attn.heads, scale=attn.heads.scale * attn.heads.dim**0.5)
+
+
+@mutation("heads merged in the wrong order", "graph")
+def _(port: AuthoredPort) -> None:
+    attn = attention(port).self_attn
+    forward, query = attn.o_proj.forward, attn.heads.query
+    attn.o_proj.forward = lambda x: forward(by_head(x, query).transpose(1, 2).reshape(x.shape))
+
+
+@mutation("attention skipped", "graph")
+def _(port: AuthoredPort) -> None:
+    after(attention(port).self_attn.o_proj, torch.zeros_like)
+
+
+@mutation("query and key norms swapped", "graph")
+def _(port: AuthoredPort) -> None:
+    attn = attention(port).self_attn
+    if not isinstance(getattr(attn, "q_norm", None), RMSNorm):
+        raise Inapplicable
+    if not isinstance(getattr(attn, "k_norm", None), RMSNorm):
+        raise Inapplicable
+    attn.q_norm.forward, attn.k_norm.forward = attn.k_norm.forward, attn.q_norm.forward
+
+
+@mutation("query norm missing", "graph")
+def _(port: AuthoredPort) -> None:
+    attn = attention(port).self_attn
+    if not isinstance(getattr(attn, "q_norm", None), RMSNorm):
+        raise Inapplicable
+    attn.q_norm.forward = lambda x: x
+
+
+@mutation("value norm missing", "graph")
+def _(port: AuthoredPort) -> None:
+    attn = attention(port).self_attn
+    if "values" not in dir(attn) or "gemma4" not in type(attn).__module__:
+        raise Inapplicable
+    attn.values = lambda v: v
+
+
+@mutation("a projection's bias dropped", "graph")
+def _(port: AuthoredPort) -> None:
+    attn = attention(port).self_attn
+    if getattr(attn.q_proj, "bias", None) is None:
+        raise Inapplicable
+    attn.q_proj.forward = lambda x: attn.q_proj.contract(x)
+
+
+# Positions ----------------------------------------------------------------------------------------
+
+
+@mutation("cosines and sines swapped", "graph")
+def _(port: AuthoredPort) -> None:
+    block = attention(port)
+    cos, sin = (named(block, "rope_cos" if "rope_cos" in block.reads else "cos"),
+                named(block, "rope_sin" if "rope_sin" in block.reads else "sin"))  # fmt: skip
+    around(block, lambda flow, _: flow.update({cos: flow[sin], sin: flow[cos]}))
+
+
+@mutation("no rotary embedding", "graph")
+def _(port: AuthoredPort) -> None:
+    block = attention(port)
+    cos = named(block, "rope_cos" if "rope_cos" in block.reads else "cos")
+    sin = named(block, "rope_sin" if "rope_sin" in block.reads else "sin")
+
+    def change(flow: dict[str, Any], _: Any) -> None:
+        flow.update({cos: torch.ones_like(flow[cos]), sin: torch.zeros_like(flow[sin])})
+
+    around(block, change)
+
+
+@mutation("keys one rotary row ahead of queries", "graph")
+def _(port: AuthoredPort) -> None:
+    block = attention(port)
+    name, tables = cache_of(block), port.planner.model.rotary
+    table = tables.get(name) or tables.get("default") or next(iter(tables.values()))
+    cos, sin = table.cos_sin(2)[:, 1]
+    dim = cos.shape[0]
+
+    def turn(k: Tensor) -> Tensor:
+        part, rest = k[:, :, :dim], k[:, :, dim:]
+        half = dim // 2
+        other = torch.cat([-part[:, :, half:], part[:, :, :half]], 2)
+        return torch.cat([part * cos[:, None] + other * sin[:, None], rest], 2)
+
+    def change(_: Any, memory: dict[str, Any]) -> None:
+        extend = memory[name]
+        memory[name] = lambda k, v: extend(turn(k), v)
+
+    around(block, change)
+
+
+@mutation("rotary table of another base", "reading")
+def _(port: AuthoredPort) -> None:
+    tables = port.planner.model.rotary
+    for name, table in list(tables.items()):
+        tables[name] = RotaryTable(table.inverse_frequencies**1.1, table.scale)
+
+
+@mutation("rotary table of the other kind of layer", "reading")
+def _(port: AuthoredPort) -> None:
+    tables = port.planner.model.rotary
+    names = list(tables)
+    if len(names) < 2 or len({t.inverse_frequencies.numel() for t in tables.values()}) > 1:
+        raise Inapplicable
+    if torch.equal(*(tables[name].inverse_frequencies for name in names[:2])):
+        raise Inapplicable
+    tables[names[0]], tables[names[1]] = tables[names[1]], tables[names[0]]
+
+
+@mutation("rotary rows shifted for queries", "graph")
+def _(port: AuthoredPort) -> None:
+    attn = attention(port).self_attn
+    table = next(iter(port.planner.model.rotary.values()))
+    cos, sin = table.cos_sin(2)[:, 1]
+    dim = cos.shape[0]
+    if not isinstance(getattr(attn, "q_norm", None), torch.nn.Identity | RMSNorm):
+        raise Inapplicable
+    if dim != attn.heads.dim:
+        raise Inapplicable
+
+    def turn(q: Tensor) -> Tensor:
+        half = dim // 2
+        other = torch.cat([-q[:, :, half:], q[:, :, :half]], 2)
+        return q * cos[:, None] + other * sin[:, None]
+
+    after(attn.q_norm, turn)
+
+
+# Masks, slots, calls ------------------------------------------------------------------------------
+
+
+def masks(port: AuthoredPort) -> dict[str, int]:
+    """Names of mask inputs, and the slots of their groups."""
+    return {
+        name: port.planner.slots[source.group].count
+        for name, source in port.planner.model.host.items()
+        if isinstance(source, Mask)
+    }
+
+
+@mutation("mask one slot off", "host")
+def _(port: AuthoredPort) -> None:
+    names = masks(port)
+
+    def change(_: str, __: str, inputs: dict[str, Any]) -> None:
+        for name in names.keys() & inputs.keys():
+            inputs[name] = np.roll(inputs[name], 1, -1)
+
+    port.before.append(change)
+
+
+@mutation("the past is not seen", "host")
+def _(port: AuthoredPort) -> None:
+    names = masks(port)
+
+    def change(_: str, __: str, inputs: dict[str, Any]) -> None:
+        for name in names.keys() & inputs.keys():
+            inputs[name][..., : names[name]] = -4e4
+
+    port.before.append(change)
+
+
+@mutation("tokens of a call see later ones", "host")
+def _(port: AuthoredPort) -> None:
+    names = masks(port)
+
+    def change(_: str, __: str, inputs: dict[str, Any]) -> None:
+        for name in names.keys() & inputs.keys():
+            own = inputs[name][..., names[name] :]
+            own[...] = own[..., -1:, :]
+
+    port.before.append(change)
+
+
+@mutation("oldest visible token is hidden", "host")
+def _(port: AuthoredPort) -> None:
+    names = masks(port)
+
+    def change(_: str, __: str, inputs: dict[str, Any]) -> None:
+        for name in names.keys() & inputs.keys():
+            inputs[name][..., 0] = -4e4
+
+    port.before.append(change)
+
+
+@mutation("a window one token too long", "host")
+def _(port: AuthoredPort) -> None:
+    change_windows(port, 1)
+
+
+@mutation("a window one token too short", "host")
+def _(port: AuthoredPort) -> None:
+    change_windows(port, -1)
+
+
+def change_windows(port: AuthoredPort, by: int) -> None:
+    """The masks that the host makes; slots stay as they are, with room for one token more."""
+    host = port.planner.model.host
+    windowed = {n: s for n, s in host.items() if isinstance(s, Mask) and s.window}
+    if not windowed:
+        raise Inapplicable
+    for name, source in windowed.items():
+        host[name] = source.model_copy(update={"window": source.window + by})
+
+
+@mutation("windowed layers see everything", "host")
+def _(port: AuthoredPort) -> None:
+    host = port.planner.model.host
+    windowed = {n: s for n, s in host.items() if isinstance(s, Mask) and s.window}
+    if not windowed:
+        raise Inapplicable
+    for name, source in windowed.items():
+        host[name] = source.model_copy(update={"window": None})
+
+
+@mutation("a slot reused one step early", "host")
+def _(port: AuthoredPort) -> None:
+    slots = port.planner.slots
+    limited = {name: group for name, group in slots.items() if group.limited}
+    if not limited:
+        raise Inapplicable
+    model = port.planner.model
+    for name, group in limited.items():
+        window = getattr(model.memory[name], "window", None) or group.count
+        slots[name] = group.model_copy(update={"count": window - 2})
+
+
+@mutation("cached keys one slot off", "host")
+def _(port: AuthoredPort) -> None:
+    def change(_: str, __: str, inputs: dict[str, Any]) -> None:
+        for name in inputs:
+            if name in ("kv_k", "sliding_k", "full_k"):
+                inputs[name] = np.roll(inputs[name], 1, -1)
+
+    port.before.append(change)
+
+
+@mutation("cached keys and values swapped", "host")
+def _(port: AuthoredPort) -> None:
+    def change(_: str, __: str, outputs: dict[str, Any]) -> None:
+        for group in ("kv", "sliding", "full"):
+            k, v = f"{group}_k_out", f"{group}_v_out"
+            if k in outputs:
+                outputs[k], outputs[v] = outputs[v], outputs[k]
+
+    port.after.append(change)
+
+
+@mutation("cache of one layer is its neighbour's", "host")
+def _(port: AuthoredPort) -> None:
+    kept = [block for block in port.planner.members["chunk-01"] if block.keeps]
+    names = [cache_of(block) for block in kept]
+    if not any(names.count(name) > 1 for name in names):
+        raise Inapplicable
+
+    def change(shard: str, _: str, inputs: dict[str, Any]) -> None:
+        for name in inputs:
+            if shard == "chunk-01" and name in ("kv_k", "sliding_k", "full_k"):
+                inputs[name] = np.flip(inputs[name], 0).copy()
+
+    port.before.append(change)
+
+
+@mutation("columns of T = 4 in the wrong order", "host")
+def _(port: AuthoredPort) -> None:
+    def change(_: str, function: str, outputs: dict[str, Any]) -> None:
+        if function == "verify":
+            for name in outputs:
+                if name.endswith(("_k_out", "_v_out")):
+                    outputs[name] = np.flip(outputs[name], -1).copy()
+
+    port.after.append(change)
+
+
+@mutation("hidden columns of T = 4 in the wrong order", "host")
+def _(port: AuthoredPort) -> None:
+    def change(shard: str, function: str, outputs: dict[str, Any]) -> None:
+        if function == "verify" and "hidden_out" in outputs and shard == "chunk-00":
+            outputs["hidden_out"] = np.flip(outputs["hidden_out"], -1).copy()
+
+    port.after.append(change)
+
+
+@mutation("prefill writes its last column nowhere", "host")
+def _(port: AuthoredPort) -> None:
+    def change(_: str, function: str, outputs: dict[str, Any]) -> None:
+        if function == "prefill":
+            for name in outputs:
+                if name.endswith(("_k_out", "_v_out")):
+                    outputs[name][..., -1] = 0
+
+    port.after.append(change)
+
+
+@mutation("head slices swapped", "host")
+def _(port: AuthoredPort) -> None:
+    port.opened_as |= {"head-0": "head-1", "head-1": "head-0"}
+
+
+@mutation("stale history", "host")
+def _(port: AuthoredPort) -> None:
+    if "delayed" not in port.planner.model.memory:
+        raise Inapplicable
+
+    def change(_: str, __: str, inputs: dict[str, Any]) -> None:
+        for name in ("conv", "delayed"):
+            if name in inputs:
+                inputs[name][...] = 0
+
+    port.before.append(change)
+
+
+@mutation("history of the convolutions one column off", "host")
+def _(port: AuthoredPort) -> None:
+    if "conv" not in port.planner.model.memory:
+        raise Inapplicable
+
+    def change(_: str, __: str, inputs: dict[str, Any]) -> None:
+        if "conv" in inputs:
+            inputs["conv"] = np.roll(inputs["conv"], 1, -1)
+
+    port.before.append(change)
+
+
+# Norms, residuals, MLP ----------------------------------------------------------------------------
+
+
+@mutation("a gain off by one", "graph")
+def _(port: AuthoredPort) -> None:
+    norm = module(port, "input_layernorm")
+    forward = norm.forward
+
+    def changed(x: Tensor) -> Tensor:
+        before = norm.weight.data
+        norm.weight.data = before + 1
+        try:
+            return forward(x)
+        finally:
+            norm.weight.data = before
+
+    norm.forward = changed
+
+
+@mutation("a norm without its gain", "graph")
+def _(port: AuthoredPort) -> None:
+    norm = module(port, "post_attention_layernorm")
+    forward = norm.forward
+    norm.forward = lambda x: forward(x) / norm.weight
+
+
+@mutation("LayerNorm for RMSNorm", "graph")
+def _(port: AuthoredPort) -> None:
+    norm = module(port, "input_layernorm")
+    forward = norm.forward
+    norm.forward = lambda x: forward(x - x.mean(1, keepdim=True))
+
+
+def epsilon_norms(port: AuthoredPort) -> list[RMSNorm]:
+    whole = (*port.planner.model.layers, *port.planner.heads)
+    return [m for block in whole for m in block.modules() if isinstance(m, RMSNorm)]
+
+
+@mutation("epsilon ten times too large", "graph")
+def _(port: AuthoredPort) -> None:
+    for norm in epsilon_norms(port):
+        norm.eps *= 10
+
+
+@mutation("epsilon of one layer's second norm", "graph")
+def _(port: AuthoredPort) -> None:
+    norm = module(port, "post_attention_layernorm")
+    norm.eps *= 100
+
+
+@mutation("epsilon of the final norm", "graph")
+def _(port: AuthoredPort) -> None:
+    for head in port.planner.heads:
+        head.norm.eps *= 100
+
+
+@mutation("epsilon left out", "graph")
+def _(port: AuthoredPort) -> None:
+    for norm in epsilon_norms(port):
+        norm.eps = 0.0
+
+
+@mutation("a layer skipped", "graph")
+def _(port: AuthoredPort) -> None:
+    for block in port.planner.model.layers:
+        if block.layer == LAYER:
+            skip(block)
+
+
+def skip(block: Block) -> None:
+    forward = block.forward
+
+    def changed(flow: dict[str, Any], memory: dict[str, Any]) -> None:
+        before = flow["hidden"]
+        forward(flow, memory)
+        flow["hidden"] = before
+
+    block.forward = changed  # type: ignore[method-assign]
+
+
+@mutation("the last layer skipped", "graph")
+def _(port: AuthoredPort) -> None:
+    skip(port.planner.model.layers[-1])
+
+
+@mutation("residual dropped", "graph")
+def _(port: AuthoredPort) -> None:
+    block = attention(port)
+    forward = block.forward
+
+    def changed(flow: dict[str, Any], memory: dict[str, Any]) -> None:
+        before = flow["hidden"]
+        forward(flow, memory)
+        flow["hidden"] = flow["hidden"] - before
+
+    block.forward = changed
+
+
+@mutation("gate and up swapped", "graph")
+def _(port: AuthoredPort) -> None:
+    mlp = module(port, "mlp")
+    if not hasattr(mlp, "gate_proj"):
+        expert = mlp.experts[0]
+        inner = expert.inner
+        after(expert.gate_up_proj, lambda x: torch.cat([x[:, inner:], x[:, :inner]], 1))
+        return
+    gate, up = mlp.gate_proj.forward, mlp.up_proj.forward
+    mlp.gate_proj.forward, mlp.up_proj.forward = up, gate
+
+
+@mutation("another activation", "graph")
+def _(port: AuthoredPort) -> None:
+    mlp = module(port, "mlp")
+    for part in (mlp, *getattr(mlp, "experts", ())):
+        if hasattr(part, "act"):
+            part.act = torch.nn.functional.relu
+
+
+@mutation("gelu for its tanh form, or for silu", "graph")
+def _(port: AuthoredPort) -> None:
+    mlp = module(port, "mlp")
+    for part in (mlp, *getattr(mlp, "experts", ())):
+        if hasattr(part, "act"):
+            part.act = torch.nn.functional.gelu
+
+
+@mutation("MLP skipped", "graph")
+def _(port: AuthoredPort) -> None:
+    mlp = module(port, "mlp")
+    after(mlp, torch.zeros_like)
+
+
+# Embedding and head -------------------------------------------------------------------------------
+
+
+@mutation("embedding scale missing", "reading")
+def _(port: AuthoredPort) -> None:
+    model = port.planner.model
+    if model.embedding.factor == 1:
+        raise Inapplicable
+    port.planner.model = replace(model, embedding=replace(model.embedding, factor=1.0))
+
+
+@mutation("embedding doubled", "reading")
+def _(port: AuthoredPort) -> None:
+    model = port.planner.model
+    table = replace(model.embedding, factor=2 * model.embedding.factor)
+    port.planner.model = replace(model, embedding=table)
+
+
+@mutation("softcap missing", "graph")
+def _(port: AuthoredPort) -> None:
+    if port.planner.model.softcap is None:
+        raise Inapplicable
+    port.planner.model = replace(port.planner.model, softcap=None)
+
+
+@mutation("softcap too large", "graph")
+def _(port: AuthoredPort) -> None:
+    softcap = port.planner.model.softcap
+    if softcap is None:
+        raise Inapplicable
+    port.planner.model = replace(port.planner.model, softcap=1.5 * softcap)
+
+
+@mutation("final norm skipped", "graph")
+def _(port: AuthoredPort) -> None:
+    for head in port.planner.heads:
+        head.norm.forward = lambda x: x
+
+
+@mutation("head rows one off", "graph")
+def _(port: AuthoredPort) -> None:
+    for head in port.planner.heads:
+        after(head.lm_head, lambda x: x.roll(1, 1))
+
+
+# Reading: a constant stands for another parameter -------------------------------------------------
+
+
+def rename(block: Block, change: Callable[[str], str], transpose: bool = False) -> None:
+    """Have a block read other tensors."""
+    weight = block.weight
+
+    def changed(path: str, shape: Any, held: Any) -> Any:
+        item = weight(path, shape, held)
+        if path != "self_attn.q_proj.weight" or not transpose:
+            return replace(item, name=change(item.name))
+        return replace(item, pick=lambda tensor: tensor.T)
+
+    block.weight = changed  # type: ignore[method-assign]
+
+
+@mutation("a weight matrix transposed", "reading")
+def _(port: AuthoredPort) -> None:
+    block = attention(port)
+    shape = block.self_attn.q_proj.weight.shape
+    if shape[0] != shape[1]:
+        raise Inapplicable
+    rename(block, lambda name: name, transpose=True)
+
+
+@mutation("a weight matrix is its neighbour's", "reading")
+def _(port: AuthoredPort) -> None:
+    rename(attention(port), lambda n: n.replace("layers.1.self_attn.o_proj",
+                                                "layers.0.self_attn.o_proj"))  # fmt: skip
+
+
+@mutation("keys read the values' weights", "reading")
+def _(port: AuthoredPort) -> None:
+    block = attention(port)
+    if not hasattr(block.self_attn, "v_proj"):
+        raise Inapplicable
+    rename(block, lambda name: name.replace("k_proj", "v_proj"))
+
+
+@mutation("gate reads up's weights", "reading")
+def _(port: AuthoredPort) -> None:
+    block = blocks(port, "mlp")
+    if not hasattr(block.mlp, "gate_proj"):
+        raise Inapplicable
+    rename(block, lambda name: name.replace("gate_proj", "up_proj"))
+
+
+@mutation("two layers' norms swapped", "reading")
+def _(port: AuthoredPort) -> None:
+    swap = {"layers.0.input_layernorm": "layers.1.input_layernorm",
+            "layers.1.input_layernorm": "layers.0.input_layernorm"}  # fmt: skip
+
+    def change(name: str) -> str:
+        for ours, theirs in swap.items():
+            if ours in name:
+                return name.replace(ours, theirs)
+        return name
+
+    for layer in (0, 1):
+        rename(attention(port, layer), change)
+
+
+@mutation("gains read without their offset", "reading")
+def _(port: AuthoredPort) -> None:
+    norms = [norm for norm in epsilon_norms(port) if norm.held["weight"].pick is not None]
+    if not norms:
+        raise Inapplicable
+    for norm in norms:
+        norm.held["weight"] = replace(norm.held["weight"], pick=None)
+
+
+@mutation("head rows of the wrong tokens", "reading")
+def _(port: AuthoredPort) -> None:
+    head = port.planner.heads[1]
+    weight = head.weight
+
+    def changed(path: str, shape: Any, held: Any) -> Any:
+        item = weight(path, shape, held)
+        return (
+            item if item.rows is None else replace(item, rows=(item.rows[0] - 1, item.rows[1] - 1))
+        )
+
+    head.weight = changed  # type: ignore[method-assign]
+
+
+# What single families have ------------------------------------------------------------------------
+
+
+@mutation("an expert swapped", "graph")
+def _(port: AuthoredPort) -> None:
+    experts = module(port, "mlp")
+    if not hasattr(experts, "experts"):
+        raise Inapplicable
+    one, other = experts.experts[0], experts.experts[1]
+    one.forward, other.forward = other.forward, one.forward
+
+
+@mutation("an expert's weights are the next one's", "reading")
+def _(port: AuthoredPort) -> None:
+    block = next((b for b in port.planner.model.layers if isinstance(b, RoutedBlock)), None)
+    if block is None:
+        raise Inapplicable
+    weight = block.weight
+
+    def changed(path: str, shape: Any, held: Any) -> Any:
+        item = weight(path, shape, held)
+        return replace(item, rows=(1, 2)) if item.rows == (0, 1) else item
+
+    block.weight = changed  # type: ignore[method-assign]
+
+
+@mutation("router state one layer late", "graph")
+def _(port: AuthoredPort) -> None:
+    routed = [b for b in port.planner.model.layers if isinstance(b, RoutedBlock)]
+    if not routed:
+        raise Inapplicable
+    around(routed[1], lambda flow, _: flow.update(router=torch.zeros_like(flow["router"])))
+
+
+@mutation("per-layer input of the neighbour", "graph")
+def _(port: AuthoredPort) -> None:
+    block = attention(port)
+    if not getattr(block, "width", 0):
+        raise Inapplicable
+    block.layer += 1
+
+
+@mutation("layer scalar missing", "graph")
+def _(port: AuthoredPort) -> None:
+    block = attention(port)
+    if not hasattr(block, "layer_scalar"):
+        raise Inapplicable
+    forward = block.forward
+
+    def changed(flow: dict[str, Any], memory: dict[str, Any]) -> None:
+        forward(flow, memory)
+        flow["hidden"] = flow["hidden"] / block.layer_scalar.value
+
+    block.forward = changed
+
+
+@mutation("shared caches without their values", "graph")
+def _(port: AuthoredPort) -> None:
+    sharing = [b for b in port.planner.model.layers if getattr(b, "reuses", False)]
+    if not sharing:
+        raise Inapplicable
+    block: Any = sharing[-1]
+    keys, values = block.shared
+    around(block, lambda flow, _: flow.update({values: flow[keys]}))
+
+
+# Constants: the package holds other values --------------------------------------------------------
+
+
+def stored(port: AuthoredPort, suffix: str, shard: str = "chunk-00") -> tuple[str, Any]:
+    """A constant of a shard, by the end of its label."""
+    made = port.encode(shard)
+    for label, encoded in reversed(made.items()):
+        if label.endswith(suffix):
+            return label, encoded
+    raise Inapplicable
+
+
+def put(port: AuthoredPort, label: str, encoded: Any, shard: str = "chunk-00") -> None:
+    port.stored.setdefault(shard, {})[label] = encoded
+
+
+def scaled(encoded: Any, factor: float) -> Any:
+    half = np.float16(factor)
+    if isinstance(encoded, Dense):
+        return Dense(encoded.weight * half)
+    if isinstance(encoded, Affine):
+        return replace(encoded, scale=encoded.scale * half)
+    return replace(encoded, lut=encoded.lut * half)
+
+
+@mutation("stored queries doubled", "constants")
+def _(port: AuthoredPort) -> None:
+    label, encoded = stored(port, "q_proj.weight")
+    put(port, label, scaled(encoded, 2))
+
+
+@mutation("a stored matrix with the wrong sign", "constants")
+def _(port: AuthoredPort) -> None:
+    label, encoded = stored(port, "o_proj.weight")
+    put(port, label, scaled(encoded, -1))
+
+
+def rearranged(encoded: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(encoded, Dense):
+        return Dense(change(encoded.weight))
+    if isinstance(encoded, Affine):
+        return replace(encoded, data=change(encoded.data))
+    return replace(encoded, indices=change(encoded.indices))
+
+
+@mutation("a stored matrix transposed", "constants")
+def _(port: AuthoredPort) -> None:
+    label, encoded = stored(port, "q_proj.weight")
+    shape = next(iter(vars(encoded).values())).shape
+    if shape[0] != shape[1]:
+        raise Inapplicable
+    put(port, label, rearranged(encoded, lambda x: np.swapaxes(x, 0, 1).copy()))
+
+
+@mutation("one stored key head is another's", "constants")
+def _(port: AuthoredPort) -> None:
+    label, encoded = stored(port, "k_proj.weight")
+    put(port, label, rearranged(encoded, lambda x: np.roll(x, len(x) // 2, 0)))
+
+
+@mutation("one stored row is its neighbour's", "constants")
+def _(port: AuthoredPort) -> None:
+    label, encoded = stored(port, "down_proj.weight")
+
+    def change(x: Any) -> Any:
+        x = x.copy()
+        x[3] = x[4]
+        return x
+
+    put(port, label, rearranged(encoded, change))
+
+
+@mutation("one stored element is off", "constants")
+def _(port: AuthoredPort) -> None:
+    label, encoded = stored(port, "down_proj.weight")
+
+    def change(x: Any) -> Any:
+        x = x.copy()
+        x[3, 4] = x[3, 4] + 1 if x[3, 4] < 3 else x[3, 4] - 1
+        return x
+
+    put(port, label, rearranged(encoded, change))
+
+
+@mutation("a stored gain off by one", "constants")
+def _(port: AuthoredPort) -> None:
+    label, encoded = stored(port, "input_layernorm.weight")
+    put(port, label, Dense(encoded.weight + np.float16(1)))
+
+
+@mutation("two stored matrices swapped", "constants")
+def _(port: AuthoredPort) -> None:
+    made = port.encode("chunk-00")
+    pairs = [
+        (a, b)
+        for a in made
+        for b in made
+        if a < b
+        and a.endswith("proj.weight")
+        and b.endswith("proj.weight")
+        and next(iter(vars(made[a]).values())).shape == next(iter(vars(made[b]).values())).shape
+    ]
+    if not pairs:
+        raise Inapplicable
+    a, b = pairs[0]
+    put(port, a, made[b])
+    put(port, b, made[a])
+
+
+@mutation("stored head of the other slice", "constants")
+def _(port: AuthoredPort) -> None:
+    label, _ = stored(port, "lm_head.weight", "head-0")
+    _, other = stored(port, "lm_head.weight", "head-1")
+    put(port, label, other, "head-0")
+
+
+@mutation("embedding rows one off", "constants")
+def _(port: AuthoredPort) -> None:
+    tables = port.tables
+    vars(port)["tables"] = replace(tables, tokens=np.roll(np.asarray(tables.tokens), 1, 0))
+
+
+@mutation("stored rotary rows one off", "constants")
+def _(port: AuthoredPort) -> None:
+    tables = port.tables
+    rolled = {name: np.roll(rows, 1, 1) for name, rows in tables.rotary.items()}
+    vars(port)["tables"] = replace(tables, rotary=rolled)
+
+
+# ZAYA's departures: what a published port does differently ----------------------------------------
+
+PORT = ("soft-routing", "silu-router", "bias-on-logits", "no-router-state")
+"""Four at once: a port that passed the gate that this one replaced."""
+DEPARTURES: dict[str, tuple[str, ...]] = {
+    **{f"departure: {name}": (name,) for name in get_args(Departure)
+       if name not in ("skip-large-bias",)},
+    "departure: four of the published port": PORT,
+}  # fmt: skip
+
+
+def mutations(family: str) -> Iterator[tuple[str, Place]]:
+    """The names of all mutations that may apply to a family, and where they change a port."""
+    for name, item in TABLE.items():
+        yield name, item.place
+    if family == "zaya":
+        for name in DEPARTURES:
+            yield name, "departure"
