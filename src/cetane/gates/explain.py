@@ -14,7 +14,7 @@ from cetane.gates.limits import limits
 from cetane.gates.observe import Task, observe
 from cetane.gates.probes import parts, structure_probes
 from cetane.gates.reference import Reference
-from cetane.gates.structure import Deviation, Truths, deviations, is_routed
+from cetane.gates.structure import Deviation, Truths, deviations, excess
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Quality, Recipe
@@ -55,8 +55,7 @@ def explain(bundle: Bundle, checkpoint: Checkpoint, verdict: GoldenResult) -> Ex
         return wrong_weights(verdict, bundle.plan)
     if any(name.startswith("structure") for name in red):
         authored = authored_deviations(bundle, checkpoint)
-        routed = is_routed(Planner(checkpoint, recipe))
-        return wrong_graph(verdict, authored, recipe, routed)
+        return wrong_graph(verdict, authored, recipe)
     if any(name.startswith("fp16") for name in red):
         return beyond_fp16(verdict, recipe, Planner(checkpoint, recipe))
     return too_compressed(verdict, recipe)
@@ -81,22 +80,19 @@ def wrong_weights(verdict: GoldenResult, plan: Plan) -> Explanation:
     )
 
 
-def wrong_graph(
-    verdict: GoldenResult, authored: list[Deviation], recipe: Recipe, routed: bool
-) -> Explanation:
+def wrong_graph(verdict: GoldenResult, authored: list[Deviation], recipe: Recipe) -> Explanation:
     """The first tensor that is off; if the authored modules are right, the programs are not."""
-    strict = limits().structure.routed.relative if routed else None
     if verdict.epsilons:
         return Explanation(
             cause="authoring",
             where=verdict.epsilons[0].partition(":")[0],
             sentence=f"A norm is not the model's: {verdict.epsilons[0]}.",
         )
-    first = first_off(verdict.structure, strict)
+    first = first_off(verdict.structure)
     assert first is not None
-    before = first_off(authored, strict)
+    before = first_off(authored)
     modes = {one.mode for one in verdict.structure if one.shard == first.shard}
-    off = {one.mode for one in verdict.structure if off_limit(one, strict)}
+    off = {one.mode for one in verdict.structure if off_limit(one)}
     where = f"{first.shard}, after {first.truth}"
     what = (
         f"On the checkpoint's own weights, {first.tensor} of {first.shard} errs by "
@@ -126,15 +122,13 @@ def wrong_graph(
     )
 
 
-def off_limit(one: Deviation, strict: float | None) -> bool:
-    ask = limits().structure
-    limit = strict or ask.relative
-    return one.relative > (max(limit, ask.faint) if one.probe == "faint" else limit)
+def off_limit(one: Deviation) -> bool:
+    return excess(one) > limits().structure.relative
 
 
-def first_off(found: Sequence[Deviation], strict: float | None) -> Deviation | None:
+def first_off(found: Sequence[Deviation]) -> Deviation | None:
     """The first tensor beyond its limit, in the order of the shards."""
-    return next((one for one in found if off_limit(one, strict)), None)
+    return next((one for one in found if off_limit(one)), None)
 
 
 def undone(recipe: Recipe) -> str | None:

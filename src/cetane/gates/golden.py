@@ -37,7 +37,7 @@ from cetane.gates.probes import (
 from cetane.gates.quality import Agreement, greedy_check
 from cetane.gates.reference import RESIDENT, Observed, Reference, choices
 from cetane.gates.scores import LogitScore, ShardScore, logit_score, shard_scores
-from cetane.gates.structure import Deviation, Truths, deviations, is_routed, made_by, wrong_epsilons
+from cetane.gates.structure import Deviation, Truths, deviations, made_by, wrong_epsilons
 from cetane.gates.structure import judge as judge_structure
 from cetane.gates.verdict import Check, at_least, at_most
 from cetane.gates.weights import WrongWeight, unused_parameters, wrong_weights
@@ -148,7 +148,7 @@ class Proof:
         greedy = self.greedy(prompts, greedy_tokens)
         checks = [
             *judge_weights(wrong, unused),
-            *judge_structure(deviated, epsilons, is_routed(self.planner)),
+            *judge_structure(deviated, epsilons),
             *judge_rounding(rounding),
             *compression.agreement.judge(self.plan.recipe),
             *([greedy_check(greedy, self.plan.recipe)] if greedy else []),

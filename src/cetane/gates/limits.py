@@ -17,6 +17,7 @@ Arithmetic = Literal["fp16", "fp32"]
 class RoutedLimits(Data):
     """The same where tokens choose experts, and rounding may decide a choice."""
 
+    tie: float = Field(gt=0)
     relative: float = Field(gt=0)
     share: Share = Field(gt=0.5, le=1)
 

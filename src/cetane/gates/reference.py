@@ -28,6 +28,9 @@ class Observed:
 
     logits: Array
     tensors: dict[Truth, Array]
+    margins: Array | None = None
+    """How far the best expert of every token is above the next, `(n,)`, in the layer where it is
+    least: below rounding, the model itself is undecided. None where there are no experts."""
 
 
 class Stop(Exception):
@@ -119,7 +122,8 @@ class Reference:
         batch = torch.tensor([[*tokens, *[0] * (length - len(tokens))] for tokens in sequences])
         first = torch.tensor(starts or [0] * len(sequences))[:, None]
         seen: dict[Truth, Tensor] = {}
-        with self._keeping(wanted, seen), self._scaled(scales):
+        least: list[Tensor] = []
+        with self._keeping(wanted, seen), self._scaled(scales), self._routing(batch, least):
             logits = self.model(
                 batch,
                 position_ids=first + torch.arange(length),
@@ -130,9 +134,27 @@ class Reference:
             Observed(
                 logits[row, : len(tokens) if kept is None else None].numpy(),
                 {truth: tensor[row, : len(tokens)].numpy() for truth, tensor in seen.items()},
+                torch.stack(least).amin(0)[row, : len(tokens)].numpy() if least else None,
             )
             for row, tokens in enumerate(sequences)
         ]
+
+    @contextmanager
+    def _routing(self, batch: Tensor, least: list[Tensor]) -> Iterator[None]:
+        """Notes the margins of every router, `(B, T)`."""
+
+        def note(router: Any, _: Any, output: Any) -> None:
+            scores = torch.softmax(output[0].float(), -1) + router.balancing_biases
+            best = scores.reshape(*batch.shape, -1).topk(2, -1).values
+            least.append(best[..., 0] - best[..., 1])
+
+        routers = [m for m in self.model.modules() if "balancing_biases" in own_tensors(m)]
+        hooks = [router.register_forward_hook(note) for router in routers]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     @contextmanager
     def _scaled(self, scales: Sequence[float]) -> Iterator[None]:

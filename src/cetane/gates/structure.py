@@ -37,26 +37,36 @@ class Deviation(Data):
     mode: Mode
     probe: str
     relative: float
-    """Of the worst token; where tokens choose experts, what a share of them stays below."""
+    """Of the worst token; where tokens choose experts, of those before the first near tie."""
     position: int
     """Of the worst token."""
     positions: int
+    undecided: float = 0.0
+    """What a share of the other tokens stays below."""
 
 
 def deviations(
     plan: Plan, planner: Planner, tasks: Sequence[Task], seen: Sequence[Seen], truths: "Truths"
 ) -> Iterator[Deviation]:
     """Every tensor of every task, in the order of the shards; the last are the logits."""
-    routed = is_routed(planner)
+    places = made_by(planner, plan)
     for task, ours in zip(tasks, seen, strict=True):
-        places = made_by(planner, plan)
         theirs = truths.of(task.probe)
+        first = first_undecided(theirs)
         for truth, (at, rows) in ours.tensors.items():
             shard, tensor = places[truth]
             errors = metrics.relative(rows, theirs.tensors[truth][at])
-            yield deviation(shard, tensor, truth, task, at, errors, routed)
+            yield deviation(shard, tensor, truth, task, at, errors, first)
         errors = logit_errors(plan, ours.logits, truths.logits(task.probe, ours.at))
-        yield deviation(plan.shards[-1].name, "logits", LOGITS, task, ours.at, errors, routed)
+        yield deviation(plan.shards[-1].name, "logits", LOGITS, task, ours.at, errors, first)
+
+
+def first_undecided(theirs: Observed) -> int | None:
+    """The first token whose expert rounding may decide; later tokens attend to it."""
+    if theirs.margins is None:
+        return None
+    ties = np.flatnonzero(theirs.margins < limits().structure.routed.tie)
+    return int(ties[0]) if len(ties) else None
 
 
 def is_routed(planner: Planner) -> bool:
@@ -126,24 +136,21 @@ def made_by(planner: Planner, plan: Plan) -> dict[Truth, tuple[str, str]]:
 
 
 def deviation(
-    shard: str,
-    tensor: str,
-    truth: Truth,
-    task: Task,
-    at: Array,
-    errors: Array,
-    routed: bool,
+    shard: str, tensor: str, truth: Truth, task: Task, at: Array, errors: Array, first: int | None
 ) -> Deviation:
-    worst = int(errors.argmax())
-    ask = limits().structure
-    counted = float(np.quantile(errors, ask.routed.share)) if routed else float(errors[worst])
+    """`first` is the token from which on the model is undecided."""
+    decided = at < (np.inf if first is None else first)
+    strict, rest = np.where(decided, errors, 0.0), errors[~decided]
+    worst = int(strict.argmax())
+    share = limits().structure.routed.share
     return Deviation(
+        undecided=min(float(np.quantile(rest, share)), 1e308) if len(rest) else 0.0,
         shard=shard,
         tensor=tensor,
         truth=truth[0],
         mode=task.mode,
         probe=task.probe.name,
-        relative=min(counted, 1e308),
+        relative=min(float(strict[worst]), 1e308),
         position=task.probe.start + int(at[worst]),
         positions=len(errors),
     )
@@ -162,20 +169,20 @@ def logit_errors(plan: Plan, ours: Array, theirs: Array) -> Array:
     return np.nan_to_num(errors, nan=np.inf)
 
 
-def judge(
-    found: Sequence[Deviation], epsilons: Sequence[str] = (), routed: bool = False
-) -> Iterator[Check]:
-    """No epsilon may be wrong; then the worst of every shard's tensors in every mode.
-
-    Faint embeddings have a limit of their own, and their error counts in proportion to it.
-    """
+def excess(one: Deviation) -> float:
+    """An error to hold against the limit; those with limits of their own in proportion to these."""
     ask = limits().structure
+    allowed = ask.faint / ask.relative if one.probe == FAINT_PROBE else 1.0
+    return max(one.relative / allowed, one.undecided * ask.relative / ask.routed.relative)
+
+
+def judge(found: Sequence[Deviation], epsilons: Sequence[str] = ()) -> Iterator[Check]:
+    """No epsilon may be wrong; then the worst of every shard's tensors in every mode."""
     yield at_most("structure: wrong epsilons", float(len(epsilons)), 0)
-    limit = ask.routed.relative if routed else ask.relative
     worst: dict[tuple[str, str, Mode], float] = {}
     for one in found:
         key = one.shard, one.tensor, one.mode
-        allowed = max(1.0, ask.faint / limit) if one.probe == FAINT_PROBE else 1.0
-        worst[key] = max(worst.get(key, 0.0), one.relative / allowed)
+        worst[key] = max(worst.get(key, 0.0), excess(one))
     for (shard, tensor, mode), value in worst.items():
-        yield at_most(f"structure: {tensor} of {shard} ({mode})", value, limit)
+        name = f"structure: {tensor} of {shard} ({mode})"
+        yield at_most(name, value, limits().structure.relative)

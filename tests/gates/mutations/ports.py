@@ -19,8 +19,8 @@ from cetane.families.layers import RMSNorm
 from cetane.gates.golden import GoldenResult, Proof
 from cetane.gates.port import Stored
 from cetane.gates.reference import Observed, Reference
-from cetane.gates.structure import is_routed, wrong_epsilons
 from cetane.gates.structure import judge as judge_structure
+from cetane.gates.structure import wrong_epsilons
 from cetane.gates.verdict import Check
 from cetane.gates.weights import arrays
 from cetane.gates.weights import judge as judge_weights
@@ -184,7 +184,7 @@ def judge(port: AuthoredPort, reference: Reference, structure: Any = None) -> Ju
     epsilons = list(wrong_epsilons(port, reference))
     checks = [
         *judge_weights(*proof.wrong_weights()),
-        *judge_structure(answer[0], epsilons, is_routed(port.planner)),
+        *judge_structure(answer[0], epsilons),
     ]
     worst = max(check.value for check in checks if check.name.startswith("structure: "))
     red = failed(checks)
