@@ -8,6 +8,7 @@ import pytest
 from tests.converting import converted_once
 
 from cetane.errors import CetaneError
+from cetane.gates.limits import Limits, read
 from cetane.pipeline.port import port
 from cetane.schema.recipe import Recipe, parse_recipe
 
@@ -50,7 +51,10 @@ def test_a_port_returns_data_and_prints_nothing(
 def test_red_first_shards_are_a_result(
     small: Recipe, tiny_checkpoint_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cetane.gates.ladder.thresholds", lambda _: {"hidden_cosine": 2.0})
+    content = read().model_dump()
+    content["structure"] |= {"relative": 1e-30}
+    strict = Limits.model_validate(content)
+    monkeypatch.setattr("cetane.gates.limits.read", lambda: strict)
     result = port(tiny_checkpoint_folder, recipe=small, output=tmp_path / "red")
     assert not result.passed and result.bundle is None
     assert result.ladder is not None and not result.ladder.passed
