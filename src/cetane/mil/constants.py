@@ -63,7 +63,12 @@ class Constants:
             result = implementation.call(**arguments)
             results = result if isinstance(result, tuple) else (result,)
             position = [value.name for value in op.outputs].index(str(argument))
-            return self._declared(results[position], self.type(argument))
+            declared = self.type(argument)
+            if not declared.accepts(results[position].shape):
+                raise ValueError(
+                    f"gives the shape {results[position].shape}, the program declares {declared}"
+                )
+            return stored(results[position], declared) if op.kind in DECODERS else results[position]
 
     def plain(self, argument: Argument) -> Any:
         """The value as Python numbers, lists of them, or a string."""
@@ -92,16 +97,6 @@ class Constants:
         (value,) = op.inputs["val"] if op.kind == "const" else (None,)
         return value if isinstance(value, StoredConstant) else None
 
-    @staticmethod
-    def _declared(array: Array, type_: TensorType) -> Array:
-        """A result as the op declares it: a device keeps weights in the type of the program."""
-        if not type_.accepts(array.shape):
-            raise ValueError(f"gives the shape {array.shape}, the program declares {type_}")
-        if type_.dtype != "fp16":
-            return array.astype(np.float32 if type_.dtype == "fp32" else NUMPY[type_.dtype])
-        with np.errstate(over="ignore"):
-            return array.astype(np.float16).astype(np.float32)
-
     def _by_reference(self, name: str) -> Array:
         from cetane.mil.executor import compile  # needs torch
 
@@ -119,3 +114,12 @@ class Constants:
                 needed.update(op.references())
                 ops.append(op)
         return ops[::-1]
+
+
+def stored(array: Array, type_: TensorType) -> Array:
+    """A decoded weight as a device keeps it: in the type of the program. What moves elements
+    changes no value, so that a twin's fp32 weights stay as they are."""
+    if type_.dtype != "fp16":
+        return array.astype(np.float32 if type_.dtype == "fp32" else NUMPY[type_.dtype])
+    with np.errstate(over="ignore"):
+        return array.astype(np.float16).astype(np.float32)
