@@ -24,6 +24,12 @@ demo: $(VENV)/installed $(SMOLLM2)
 test: lint wheel
 	$(BIN)/pytest --numprocesses 2
 
+COUNT ?= 2000
+fuzz: $(VENV)/installed  # COUNT damaged inputs of each format, new ones every time
+	for format in gguf safetensors config tokenizer manifest recipe npy template; do \
+	  PYTHONPATH=. $(BIN)/python -W ignore -m tests.fuzz.run $$format $(COUNT) $$(date +%s) || exit 1; \
+	done
+
 # The wheel in an empty folder, beside no checkout: what it lacks shows here.
 wheel: dist
 	rm -rf build/wheel
@@ -35,12 +41,6 @@ wheel: dist
 dist: $(VENV)/installed
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
-
-COUNT ?= 2000
-fuzz: $(VENV)/installed  # COUNT damaged inputs of each format, new ones every time
-	for format in gguf safetensors config tokenizer manifest recipe npy template; do \
-	  PYTHONPATH=. $(BIN)/python -W ignore -m tests.fuzz.run $$format $(COUNT) $$(date +%s) || exit 1; \
-	done
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

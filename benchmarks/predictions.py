@@ -20,7 +20,7 @@ from cetane.perf.breakeven import Speculation, per_slot_formula
 from cetane.perf.cost import TERM_OF, Work, costs_of, load_fit, terms, total
 from cetane.perf.evidence import Measurement, formats, load_evidence, read
 from cetane.perf.fit import Checked, check, leave_one_group_out
-from cetane.perf.notch import cost, hit_bytes
+from cetane.perf.notch_cost import cost, hit_bytes
 from cetane.perf.predict import Predictor, rates_of
 from cetane.perf.shapes import load_decoders
 from cetane.planner import Planner

@@ -1,7 +1,7 @@
 """What each departure of the published ZAYA port costs, alone and with the others, in fp32.
 
 The authored modules run in exact arithmetic, so that only the departures are seen, no rounding and
-no compression; the seeds' recipes come last, still without their compression.
+no compression; the published port's recipes come last, still without their compression.
 """
 
 import sys
@@ -23,15 +23,15 @@ from cetane.schema.recipe import load_recipe, parse_recipe
 from common import arguments, report, standard_library_text
 
 CONTEXT = 512
-SEEDS = ("zaya-exp29-probe", "zaya-exp30", "zaya-exp31")
+PUBLISHED = ("zaya-exp29-probe", "zaya-exp30", "zaya-exp31")
 """Experiments 34 and 35 are experiment 31 with other shapes and another compression."""
 
 
 def variants() -> dict[str, list[str]]:
     """Departures by name of what is measured."""
     alone = {name: [name] for name in ZAYA}
-    seeds = {name: load_recipe(name).family["departures"] for name in SEEDS}
-    return {"none": []} | alone | seeds
+    published = {name: load_recipe(name).family["departures"] for name in PUBLISHED}
+    return {"none": []} | alone | published
 
 
 def main() -> None:

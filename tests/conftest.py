@@ -1,5 +1,6 @@
 """Tiny random models, in memory and on disk, for every test that needs a checkpoint."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,12 @@ def build_tokenizer() -> transformers.PreTrainedTokenizerFast:
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<eos>", chat_template=CHAT_TEMPLATE
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing that a test keeps for later is the user's."""
+    os.environ["CETANE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="session")

@@ -120,7 +120,7 @@ def loud(folder: Path) -> Path:
 def test_activations_that_fp16_cannot_hold(
     cetane: Cetane, tmp_path: Path, recipe_of: Callable[[float], Path]
 ) -> None:
-    """Red as they are, green with a residual stream that is a 32nd."""
+    """Red as they are, green with a residual stream that is a 32nd, and green with no option."""
     model = loud(tmp_path / "loud")
     refused = cetane("port", model, "-r", recipe_of(1), "-o", tmp_path / "a", "--json")
     assert refused.code == 1
@@ -134,7 +134,15 @@ def test_activations_that_fp16_cannot_hold(
     assert ported.code == 0, ported.json["gates"]
     golden = ported.json["gates"]["golden"]
     assert golden["warnings"] == []
-    assert 1000 < max(found["largest"] for found in golden["ranges"]) < 32752
+    assert 1000 < max(block["largest"] for block in golden["ranges"]) < 32752
+    plain = tmp_path / "plain.toml"
+    plain.write_text(RECIPE.partition("[family]")[0])
+    ported = cetane("port", model, "-r", plain, "-o", tmp_path / "d", "--json")
+    assert ported.code == 0, ported.json["gates"]
+    golden = ported.json["gates"]["golden"]
+    assert golden["warnings"] == []
+    assert 1000 < max(block["largest"] for block in golden["ranges"]) < 32752
+    assert Bundle(tmp_path / "d").plan.recipe.family == {"residual_scale": 2.0**-4}
 
 
 def test_no_scale_that_is_none(cetane: Cetane, tmp_path: Path) -> None:

@@ -108,6 +108,13 @@ def test_models(name: str, contract: str) -> None:
     assert_parity(build_model(kind, **config), recipe(contract, "chunks", slices=3), FEEDS)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_smaller_residual_stream_is_the_same_model(name: str) -> None:
+    kind, config = MODELS[name]
+    scaled = recipe("readonly", "chunks").model_copy(update={"family": {"residual_scale": 2**-5}})
+    assert_parity(build_model(kind, **config), scaled, {"uneven": FEEDS["uneven"]})
+
+
 @cache
 def windowed() -> Any:
     return build_model("mistral", sliding_window=7, num_hidden_layers=5)

@@ -72,7 +72,7 @@ def conversations(bundle: Bundle) -> list[list[int]]:
 
 
 def random_samples(shard: ShardPlan) -> Samples:
-    """Normal numbers for every input of a shard's decode function, as the seed drew them."""
+    """Normal numbers for every input of a shard's decode function, as in the published port."""
     draw = np.random.default_rng(0)
     decode = next(function for function in shard.functions if function.tokens == 1)
     return {

@@ -1,4 +1,4 @@
-"""Architectures re-authored for the ANE, one file each, listed by its MODEL_TYPES.
+"""Architectures re-authored for the ANE, one file each.
 
 A family is a module with `MODEL_TYPES`, a class `Options` for its choices (a recipe's `[family]`
 table), and `author(config, options)`, which makes a `Model` without weights. Other rooms use the

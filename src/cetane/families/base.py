@@ -138,8 +138,8 @@ class Block(nn.Module):
         return Weight(self.prefix + path, shape, held.stored, held.kind, pick=held.pick)
 
     def split_contracting(self, bits: Bits) -> None:
-        """Cut the projections whose weights are on the notch; for whoever makes the block, before
-        anyone else sees it."""
+        """Cut the projections whose weights are on the notch. Only the maker of a block calls this,
+        before plans share it."""
         for path, weight in list(self.weights()):
             parent, _, name = path.rpartition(".")
             module = self.get_submodule(parent)
@@ -228,8 +228,10 @@ class RoutedBlock(Block):
 
 
 class Head(Block):
-    """Final norm and some rows of the output projection, one for each of `tokens`: hidden ->
-    logits of `start..stop` of all rows that there are."""
+    """Final norm and some rows of the output projection, one for each of `tokens`.
+
+    Its logits are rows `start` to `stop` of all of the head's rows.
+    """
 
     writes = ("logits",)
     reads = ("hidden",)

@@ -172,8 +172,8 @@ class Stateful(CacheForm):
     More than two states in a package, or other ways to write one, fail on the ANE, and a function
     of several tokens may have only one (coremltools #2553, #2631; CoreML-LLM MLSTATE_PATTERN).
 
-    Of a state that all groups share a layer uses the first heads, channels and slots of its rows;
-    nobody writes the others, and nobody reads them.
+    Where all groups share one state, a layer uses the first heads, channels and slots of its rows;
+    the others are never written or read.
     """
 
     contract = "stateful"

@@ -37,7 +37,7 @@ class GemmaConfig(RotaryConfig, Protocol):
     final_logit_softcapping: float | None
 
 
-class Options(ResidualOptions):
+class GemmaOptions(ResidualOptions):
     """The `[family]` table of a recipe: how layers with full attention attend."""
 
     full_window: int | None = Field(default=None, ge=1)
@@ -98,7 +98,7 @@ def layer_kinds(config: GemmaConfig) -> list[str]:
 
 
 def make_kind(
-    config: GemmaConfig, of: RotaryConfig, layer_type: str, heads: Heads, options: Options
+    config: GemmaConfig, of: RotaryConfig, layer_type: str, heads: Heads, options: GemmaOptions
 ) -> Kind:
     """The layers of a type; `of` is the config of one of them."""
     parameters = (config.rope_parameters or {}).get(layer_type)

@@ -12,7 +12,7 @@ from cetane.families.gemma import (
     GemmaAttention,
     GemmaConfig,
     GemmaLayer,
-    Options,
+    GemmaOptions,
     layer_kinds,
     make_kind,
 )
@@ -20,6 +20,7 @@ from cetane.families.layers import Heads
 from cetane.families.options import residual_eps
 from cetane.schema.interface import Embedding
 
+Options = GemmaOptions
 MODEL_TYPES = ("gemma3_text",)
 
 __all__ = ["MODEL_TYPES", "Options", "author"]
@@ -31,7 +32,7 @@ class Gemma3Config(GemmaConfig):
     query_pre_attn_scalar: float
 
 
-def author(config: Gemma3Config, options: Options) -> Model:
+def author(config: Gemma3Config, options: GemmaOptions) -> Model:
     """The model of a Gemma3TextConfig."""
     scale, eps, size = options.scale, config.rms_norm_eps, config.hidden_size
     names = layer_kinds(config)

@@ -29,8 +29,8 @@ from cetane.families.gemma import (
     GemmaAttention,
     GemmaConfig,
     GemmaLayer,
+    GemmaOptions,
     Kind,
-    Options,
     layer_kinds,
     make_kind,
 )
@@ -47,6 +47,7 @@ from cetane.families.options import residual_eps
 from cetane.families.rotary import RotaryConfig
 from cetane.schema.interface import Embedding, Source
 
+Options = GemmaOptions
 MODEL_TYPES = ("gemma4_text",)
 Sharing = Literal["store", "reuse"]
 """Whether a layer hands its keys and values on, or reads another's."""
@@ -210,7 +211,7 @@ class PerLayerInputs(Block):
         flow["per_layer"] = (x + flow["per_layer_tokens"]) * 2**-0.5
 
 
-def author(config: Gemma4Config, options: Options) -> Model:
+def author(config: Gemma4Config, options: GemmaOptions) -> Model:
     """The model of a Gemma4TextConfig."""
     check(config)
     names, scale, size = layer_kinds(config), options.scale, config.hidden_size
@@ -271,7 +272,7 @@ def check(config: Gemma4Config) -> None:
 
 
 def layer_modes(
-    config: Gemma4Config, options: Options
+    config: Gemma4Config, options: GemmaOptions
 ) -> tuple[list[Sharing | None], dict[str, Kind]]:
     """How every layer shares keys and values, and the kinds of layers by name."""
     invalid = f"config.json of a {config.model_type} model is not valid"

@@ -19,11 +19,11 @@ from cetane.families.base import (
     Model,
 )
 from cetane.families.layers import MLP, Heads, Projection, RMSNorm, attend, rotate
-from cetane.families.options import ResidualOptions as Options
-from cetane.families.options import residual_eps
+from cetane.families.options import ResidualOptions, residual_eps
 from cetane.families.rotary import rotary_table
 from cetane.schema.interface import Embedding, Mask, Rotary, Source
 
+Options = ResidualOptions
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
 __all__ = ["MODEL_TYPES", "Options", "author"]
@@ -120,7 +120,7 @@ class LlamaLayer(Block):
         flow["hidden"] = h + self.mlp(self.post_attention_layernorm(h))
 
 
-def author(config: LlamaConfig, options: Options) -> Model:
+def author(config: LlamaConfig, options: ResidualOptions) -> Model:
     """The model of a transformers config of one of `MODEL_TYPES`."""
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = Heads(config.num_attention_heads, config.num_key_value_heads, dim, dim**-0.5)

@@ -7,10 +7,6 @@ from pydantic import Field
 from cetane.validation import Data
 
 
-class NoOptions(Data):
-    """Of a family without choices."""
-
-
 class ResidualOptions(Data):
     """Of a family whose residual stream may be smaller than the model's.
 

@@ -46,12 +46,15 @@ EPSILON = 1e-12
 """Under the root of the q/k norm, which has none: a zero stays zero."""
 
 
-class Options(Data):
+class ZayaOptions(Data):
     """The `[family]` table of a recipe."""
 
     skip_expert: Literal["zero", "identity"] = "zero"
     """What a token gets that chooses no expert: nothing (transformers), or its own normed hidden
     state times the router's probability (vLLM, SGLang, MLX)."""
+
+
+Options = ZayaOptions
 
 
 class ZayaConfig(RotaryConfig, Protocol):
@@ -326,7 +329,7 @@ class AttentionBlock(Block):
 class ExpertsBlock(RoutedBlock):
     writes = ("hidden", "router")
 
-    def __init__(self, config: ZayaConfig, index: int, options: Options) -> None:
+    def __init__(self, config: ZayaConfig, index: int, options: ZayaOptions) -> None:
         super().__init__(f"moe-{index:02}", index, f"model.layers.{index}.")
         self.reads = ("hidden",) if index == 0 else ("hidden", "router")
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -405,7 +408,7 @@ MASKS = {"hybrid": "mask", "hybrid_sliding": "mask_window"}
 """Masks by the type of a layer."""
 
 
-def author(config: ZayaConfig, options: Options) -> Model:
+def author(config: ZayaConfig, options: ZayaOptions) -> Model:
     """The model of a ZayaConfig."""
     check(config)
     heads = Heads(

@@ -18,7 +18,7 @@ from cetane.schema.recipe import Recipe, load_recipe, override
 from cetane.validation import Data, guess, validated
 
 Status = Literal["Planned", "Prototype", "Measured", "Shipping", "Shelved", "Rejected"]
-"""The seed's legend."""
+"""The legend of the published logs."""
 STATUS_WORDS: tuple[Status, ...] = get_args(Status)
 ArmName = Literal["baseline", "candidate"]
 ARMS: tuple[ArmName, ...] = ("baseline", "candidate")

@@ -16,7 +16,7 @@ from cetane.hardware.quiet import import_coremltools
 from cetane.lower.package import normalize
 from cetane.lower.structure import widest
 from cetane.lower.tracing import constants, trace
-from cetane.planner import Graph, Programs
+from cetane.planner import FunctionGraph, Programs
 from cetane.schema.function import Function
 from cetane.schema.interface import Input
 
@@ -65,7 +65,7 @@ def convert_shard(planner: Programs, shard: str, constant: Constants, target: Pa
     return placed
 
 
-def convert(planner: Programs, shard: str, graph: Graph, wide: Function) -> Converted:
+def convert(planner: Programs, shard: str, graph: FunctionGraph, wide: Function) -> Converted:
     """One function of a shard."""
     ct = import_coremltools()
     from cetane.lower import frontend  # noqa: F401, registers our ops

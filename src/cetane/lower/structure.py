@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from cetane.errors import CetaneError
 from cetane.hardware.quiet import import_coremltools
 from cetane.lower.tracing import Constant, constants, example, replaced
-from cetane.planner import Graph, Programs
+from cetane.planner import FunctionGraph, Programs
 from cetane.schema.function import Function
 from cetane.schema.interface import Input, Output, State
 
@@ -37,7 +37,7 @@ def widest(planner: Programs, shard: str) -> list[Function]:
     return [graph.function for graph in graphs]
 
 
-def describe(planner: Programs, shard: str, graph: Graph, wide: Function) -> Iterator[str]:
+def describe(planner: Programs, shard: str, graph: FunctionGraph, wide: Function) -> Iterator[str]:
     """A function's interface, its constants and its operations, as lines of text."""
     function = graph.function
     yield json.dumps([function.name, planner.recipe.cache.contract])
@@ -50,7 +50,7 @@ def describe(planner: Programs, shard: str, graph: Graph, wide: Function) -> Ite
     yield from operations(planner, graph, used)
 
 
-def operations(planner: Programs, graph: Graph, used: list[Constant]) -> Iterator[str]:
+def operations(planner: Programs, graph: FunctionGraph, used: list[Constant]) -> Iterator[str]:
     """What a function's module calls, one torch op a line, found out on shapes alone."""
     recorder = Recorder()
     inputs = [example(item, "meta") for item in graph.function.inputs]

@@ -55,9 +55,9 @@ class Template:
         package = Package(scratch)
         self.spec, self.manifest = package.spec, (scratch / MANIFEST).read_bytes()
         blobs = BlobFile(scratch / WEIGHTS)
-        found = values_of(self.spec, placed)
+        by_label = values_of(self.spec, placed)
         self.slots = {
-            label: {part: locate(label, content, found[label][part], blobs)
+            label: {part: locate(label, content, by_label[label][part], blobs)
                     for part, content in stored(made[label])}
             for label in used
         }  # fmt: skip
@@ -106,19 +106,19 @@ class Template:
 
 def values_of(spec: Any, placed: Placed) -> dict[str, dict[str, list[Any]]]:
     """The values in a specification that weights are made of, by label and part."""
-    found: dict[str, dict[str, list[Any]]] = {}
+    by_label: dict[str, dict[str, list[Any]]] = {}
     for name, labels in placed.items():
         function = spec.mlProgram.functions[name]
         for op in function.block_specializations[function.opset].operations:
             label = labels.get(op.attributes["name"].immediateValue.tensor.strings.values[0])
             if label is None:
                 continue
-            parts = found.setdefault(label, {})
+            parts = by_label.setdefault(label, {})
             if op.type == "const":
                 parts.setdefault("weight", []).append(op.attributes["val"])
             for part, argument in op.inputs.items():
                 parts.setdefault(part, []).append(argument.arguments[0].value)
-    return found
+    return by_label
 
 
 def locate(label: str, content: Bytes, values: list[Any], blobs: BlobFile) -> Slot:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cetane.compress import Format, parse_format
 from cetane.families import Block, Weight
-from cetane.planner import Graph, Programs
+from cetane.planner import FunctionGraph, Programs
 from cetane.schema.interface import Input, Position
 
 TORCH = {"fp16": torch.float32, "int32": torch.int32}
@@ -42,7 +42,7 @@ class Constant:
     format: Format
 
 
-def constants(planner: Programs, shard: str, graph: Graph) -> list[Constant]:
+def constants(planner: Programs, shard: str, graph: FunctionGraph) -> list[Constant]:
     """The weights that a graph uses.
 
     A label tells the place in the shard, not the checkpoint's name, so that shards of the same
@@ -63,7 +63,7 @@ def constants(planner: Programs, shard: str, graph: Graph) -> list[Constant]:
     ]
 
 
-def trace(planner: Programs, shard: str, graph: Graph) -> torch.jit.ScriptModule:
+def trace(planner: Programs, shard: str, graph: FunctionGraph) -> torch.jit.ScriptModule:
     """The TorchScript module of a graph, its weights results of `cetane::constant`.
 
     Traced on the CPU, since torch's kernels for the meta device cannot be traced.

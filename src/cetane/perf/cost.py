@@ -217,13 +217,13 @@ def usage(work: Work, costs: Costs) -> dict[RateName, float]:
 
 def terms(works: Iterable[Work], costs: Costs) -> dict[Term, float]:
     """Milliseconds of some programs, called one after another, by term."""
-    found: dict[Term, float] = dict.fromkeys(TERM_OF.values(), 0.0)
+    amounts: dict[Term, float] = dict.fromkeys(TERM_OF.values(), 0.0)
     for work in works:
         for name, amount in usage(work, costs).items():
-            found[TERM_OF[name]] += amount * costs[name]
-    return found
+            amounts[TERM_OF[name]] += amount * costs[name]
+    return amounts
 
 
-def total(found: Mapping[Any, float]) -> float:
+def total(amounts: Mapping[Any, float]) -> float:
     """The milliseconds of all terms."""
-    return sum(found.values())
+    return sum(amounts.values())

@@ -131,17 +131,17 @@ def number(row: Row, column: str) -> float | None:
 
 
 def decoder(row: Row) -> Decoder:
-    found = load_decoders().get(row["model"])
-    if found is None:
+    decoder = load_decoders().get(row["model"])
+    if decoder is None:
         raise Unusable("its shapes are not known")
-    return found
+    return decoder
 
 
 def chip(device: str) -> Chip:
-    found = chip_of(device)
-    if found is None:
+    chip = chip_of(device)
+    if chip is None:
         raise Unusable(f"the chip of {device!r} is not known")
-    return found
+    return chip
 
 
 def check_remarks(row: Row) -> None:
@@ -251,67 +251,101 @@ def chunks(file: str, row: Row) -> Iterator[Measurement]:
     if row["status"] != "measured" or row["compute"] != "CPU_AND_NE":
         return
     check_remarks(row)
-    model = decoder(row)
-    where = chip(row["device"])
-    tokens = int(number(row, "T") or 1)
-    slots = number(row, "ctx")
-    if slots is None:
-        raise Unusable("its context is not stated")
-    layout, bits, contract = row["layout"], formats(row["quant"]), contract_of(row["layout"])
-    tok_s, ms = number(row, "tok_s"), number(row, "ms_per_step")
-    step = 1000 / tok_s if tok_s else ms
+    port = ChunkedPort.of(file, row)
+    if row["kind"] == "spec":
+        yield from port.plain_decoding()
+    elif row["kind"] in ("chunk", "prefill chunk"):
+        yield from port.first_chunk()
+    else:
+        yield from port.step()
 
-    def measured(what: str, kind: Kind, works: Iterable[Work], ms: float) -> Measurement:
+
+@dataclass(frozen=True)
+class ChunkedPort:
+    """A row of the chunked ports, read."""
+
+    file: str
+    row: Row
+    model: Decoder
+    chip: Chip
+    bits: Bits
+    tokens: int
+    """Of a call."""
+    slots: int
+    """Of a cache."""
+    ms: float | None
+    """Of a step."""
+
+    @classmethod
+    def of(cls, file: str, row: Row) -> "ChunkedPort":
+        """Raises Unusable for a row that does not say what it measured."""
+        model, where, slots = decoder(row), chip(row["device"]), number(row, "ctx")
+        if slots is None:
+            raise Unusable("its context is not stated")
+        tok_s, ms = number(row, "tok_s"), number(row, "ms_per_step")
+        tokens = int(number(row, "T") or 1)
+        bits = formats(row["quant"])
+        step = 1000 / tok_s if tok_s else ms
+        return cls(file, row, model, where, bits, tokens, int(slots), step)
+
+    def measured(self, what: str, kind: Kind, works: Iterable[Work], ms: float) -> Measurement:
+        row = self.row
         return Measurement(
-            file,
-            row["id"],
-            row["model"],
-            where,
-            what,
-            kind,
-            tuple(works),
-            ms,
+            self.file, row["id"], row["model"], self.chip, what, kind, tuple(works), ms,
             row["source"],
-        )
+        )  # fmt: skip
 
-    if row["kind"] == "spec":  # its remark has what plain decoding took, in the four chunks
-        base = re.search(r"\bbase (\d+(?:\.\d+)?)", row["note"])
+    def chunked(
+        self, cuts: str, slots: int, contract: Contract, tokens: int = 1, full: int | None = None
+    ) -> list[Work]:
+        """The work of every chunk, cut as a layout says."""
+        where = cuts_of(self.model, cuts)
+        return self.model.chunked(where, slots, self.bits, contract, tokens, full)
+
+    def plain_decoding(self) -> Iterator[Measurement]:
+        """Of a speculative row: its remark has what plain decoding took, in the four chunks."""
+        base = re.search(r"\bbase (\d+(?:\.\d+)?)", self.row["note"])
         if base:
-            works = model.chunked(cuts_of(model, "4-chunk"), int(slots), bits, "io")
-            plain = [*works, Work(calls=0, host=1)]
-            yield measured(f"{layout}: base", "step", plain, 1000 / float(base[1]))
-        return
-    if row["kind"] == "chunk" or row["kind"] == "prefill chunk":
+            works = [*self.chunked("4-chunk", self.slots, "io"), Work(calls=0, host=1)]
+            what = f"{self.row['layout']}: base"
+            yield self.measured(what, "step", works, 1000 / float(base[1]))
+
+    def first_chunk(self) -> Iterator[Measurement]:
+        """Of a row that timed one chunk; only what the first one holds is known."""
+        layout = self.row["layout"]
         if "chunk_1" not in layout and "chunk1" not in layout:
             raise Unusable("what it holds is not known")
-        if "real_len" in layout or "realLen" in layout or step is None:
+        if "real_len" in layout or "realLen" in layout or self.ms is None:
             return
-        if row["kind"] == "prefill chunk":  # a graph without a cache, of the call's own tokens
-            works = model.chunked(cuts_of(model, "4-chunk"), tokens, bits, "none", tokens)[:1]
-            yield measured(layout, "prefill", works, step)
-            return
-        works = model.chunked(cuts_of(model, "4-chunk"), int(slots), bits, contract)[:1]
-        yield measured(layout, "part", works, step)
-        return
-    full = re.search(r"FW=(\d+)", layout)
-    if model.chunks:
-        works = model.chunked(
-            cuts_of(model, layout), int(slots), bits, contract, tokens,
-            int(full[1]) if full else None,
-        )  # fmt: skip
-    else:
-        calls = number(row, "dispatches") or model.calls
-        if calls is None:
-            raise Unusable("how many programs it has is not stated")
-        one = model.program(0, model.layers, int(slots), bits, contract, True, tokens)
-        works = [one, Work(calls=calls - 1)]
-    kind: Kind = "step" if row["kind"] == "decode" else "verify"
-    if model.chunks and kind == "step":
-        for work, column in zip(works, TIMED.get(len(works), ()), strict=False):
-            if (part := number(row, column)) is not None:
-                yield measured(f"{layout}: {column.removesuffix('_ms')}", "part", [work], part)
-    if step is not None:
-        yield measured(layout, kind, [*works, Work(calls=0, host=1)], step)
+        if self.row["kind"] == "prefill chunk":  # a graph without a cache, of its own tokens
+            works = self.chunked("4-chunk", self.tokens, "none", self.tokens)[:1]
+            yield self.measured(layout, "prefill", works, self.ms)
+        else:
+            works = self.chunked("4-chunk", self.slots, contract_of(layout))[:1]
+            yield self.measured(layout, "part", works, self.ms)
+
+    def step(self) -> Iterator[Measurement]:
+        """A whole step, and its chunks where they were timed."""
+        row, model, layout = self.row, self.model, self.row["layout"]
+        contract = contract_of(layout)
+        if model.chunks:
+            full = re.search(r"FW=(\d+)", layout)
+            wide = int(full[1]) if full else None
+            works = self.chunked(layout, self.slots, contract, self.tokens, wide)
+        else:
+            calls = number(row, "dispatches") or model.calls
+            if calls is None:
+                raise Unusable("how many programs it has is not stated")
+            one = model.program(0, model.layers, self.slots, self.bits, contract, True, self.tokens)
+            works = [one, Work(calls=calls - 1)]
+        kind: Kind = "step" if row["kind"] == "decode" else "verify"
+        if model.chunks and kind == "step":
+            for work, column in zip(works, TIMED.get(len(works), ()), strict=False):
+                if (part := number(row, column)) is not None:
+                    name = f"{layout}: {column.removesuffix('_ms')}"
+                    yield self.measured(name, "part", [work], part)
+        if self.ms is not None:
+            yield self.measured(layout, kind, [*works, Work(calls=0, host=1)], self.ms)
 
 
 def cuts_of(model: Decoder, layout: str) -> tuple[int, ...]:

@@ -1,10 +1,10 @@
-"""Fits the rates to the evidence, and says how far off they are for what they have not seen.
+"""Fits the rates to the evidence, and measures their errors on groups that were left out.
 
 `python -m cetane.perf.fit` prints the errors, `--write` renews `data/rates.toml`.
 
-The loss is the sum of absolute relative errors, smoothed near zero (a few rows may be off by
-much, and are); a group counts as the root of its rows, so that no model with many of them rules.
-Rates are not negative. Errors are of steps whose whole group, a model on a device, was left out.
+The loss is the sum of absolute relative errors, smoothed near zero, so that a few rows may be far
+off. A group is a model on a device; it counts as the root of its number of rows, so that no model
+with many rows rules. Rates are not negative. Errors are of steps in a group that was left out.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -49,7 +49,7 @@ HOST = "CoreML-LLM rows 5, 8, 21: embedding rows 0.4 ms, masks 0.2 to 0.4"
 SMOOTH = 0.02
 """Relative errors below this are squared, not absolute."""
 ROUNDS = 4
-"""Of choosing what weights are bound by; it is settled after two."""
+"""Of choosing whether weights are bound by reading or by multiplying; two are enough."""
 
 Matrix = npt.NDArray[np.float64]
 
@@ -128,36 +128,36 @@ def solve(decode: Sequence[Measurement], rates: Rates, chip: str) -> dict[RateNa
 
 
 def value_of(unit: str, cost: float) -> float:
-    """The value of a rate, in its unit, from milliseconds of one of what it is for."""
+    """The value of a rate in its unit; `cost` is milliseconds for one unit of work."""
     return {"ms": cost, "ns": cost * 1e6, "GB/s": 1e-6 / cost, "G/s": 1e-6 / cost}[unit]
 
 
 def robust(columns: Matrix, wanted: Matrix, weights: Matrix, rounds: int = 300) -> Matrix:
     """`x >= 0` with the least sum of weighted absolute errors of `columns @ x`, smoothed."""
     scaled = weights.copy()
-    found = np.zeros(columns.shape[1])
+    solution = np.zeros(columns.shape[1])
     for _ in range(rounds):
-        before = found
-        found = nonnegative(columns * np.sqrt(scaled)[:, None], wanted * np.sqrt(scaled))
-        error = np.abs(columns @ found - wanted)
+        before = solution
+        solution = nonnegative(columns * np.sqrt(scaled)[:, None], wanted * np.sqrt(scaled))
+        error = np.abs(columns @ solution - wanted)
         scaled = weights / np.maximum(error, SMOOTH)
-        if np.allclose(found, before, rtol=1e-7, atol=1e-12):
+        if np.allclose(solution, before, rtol=1e-7, atol=1e-12):
             break
-    return found
+    return solution
 
 
 def nonnegative(columns: Matrix, wanted: Matrix) -> Matrix:
     """Least squares with `x >= 0`, by coordinates: the few columns here need no more."""
     gram, target = columns.T @ columns, columns.T @ wanted
-    found = np.zeros(len(target))
+    solution = np.zeros(len(target))
     for _ in range(20_000):
         largest = 0.0
-        for i in range(len(found)):
-            new = max(0.0, found[i] + (target[i] - gram[i] @ found) / gram[i, i])
-            largest, found[i] = max(largest, abs(new - found[i])), new
+        for i in range(len(solution)):
+            new = max(0.0, solution[i] + (target[i] - gram[i] @ solution) / gram[i, i])
+            largest, solution[i] = max(largest, abs(new - solution[i])), new
         if largest < 1e-12:
             break
-    return found
+    return solution
 
 
 @dataclass(frozen=True)
@@ -195,12 +195,12 @@ class LeftOut:
 
 def leave_one_group_out(measurements: Sequence[Measurement], chip: str = "m4-max") -> list[LeftOut]:
     """Every group predicted from all others."""
-    found = []
+    left_out = []
     for group in sorted({m.group for m in measurements if m.kind in ("step", "part")}):
         rates = fit_rates([m for m in measurements if m.group != group], chip)
         mine = [m for m in measurements if m.group == group]
-        found.append(LeftOut(group, rates, check(mine, rates, chip)))
-    return found
+        left_out.append(LeftOut(group, rates, check(mine, rates, chip)))
+    return left_out
 
 
 def errors(left_out: Sequence[LeftOut], share: float = 0.8) -> Errors:
@@ -224,15 +224,15 @@ def fit(measurements: Sequence[Measurement], chip: str = "m4-max") -> Fit:
     """What `data/rates.toml` holds."""
     rates, left_out = fit_rates(measurements, chip), leave_one_group_out(measurements, chip)
     final: dict[RateName, Rate] = {}
-    for name, found in rates.items():
+    for name, own in rates.items():
         if name == "host":
             final[name] = rate(name, START[name], "ms", HOST)
             continue
         told = [one.rates[name].value for one in left_out if one.rates[name].value != START[name]]
-        values = [*told, found.value]
+        values = [*told, own.value]
         kind = "prefill rows" if name == "compute" else "decode rows"
         source = f"fit to the {kind} of data/evidence"
-        final[name] = rate(name, found.value, found.unit, source, min(values), max(values))
+        final[name] = rate(name, own.value, own.unit, source, min(values), max(values))
     return Fit(chip=chip, command=COMMAND, errors=errors(left_out), rates=final)
 
 
@@ -258,14 +258,13 @@ def main() -> None:
     import sys
     from pathlib import Path
 
-    import cetane
     from cetane.perf.evidence import load_evidence
 
     measurements, _ = load_evidence()
     made = fit(measurements)
     print(toml(made), end="")
     if sys.argv[1:] == ["--write"]:
-        path = Path(cetane.__file__).parent / "data" / "rates.toml"
+        path = Path(__file__).parents[1] / "data" / "rates.toml"
         path.write_text(toml(made), encoding="utf-8")
 
 

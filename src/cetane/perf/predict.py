@@ -72,16 +72,16 @@ class Predictor:
         self._weights: dict[tuple[str, str], Counts] = {}
 
     def predict(self, planner: Planner, mode: Mode, context: int | None = None) -> Prediction:
-        """One step of a mode, with caches of `context` slots, the recipe's if it is not said."""
+        """One step of a mode, with caches of `context` slots (None: the recipe's)."""
         context = context or planner.recipe.cache.context
-        found = terms(self.works(planner, mode, context), self.costs)
-        ms, errors = total(found), self.fit.errors
+        named = terms(self.works(planner, mode, context), self.costs)
+        ms, errors = total(named), self.fit.errors
         known = bool(self.chip.devices)
         return Prediction(
             mode=mode,
             tokens=planner.recipe.tokens.by_mode()[mode],
             context=context,
-            terms=found,
+            terms=named,
             ms=ms,
             low=ms * errors.low if known else None,
             high=ms * errors.high if known else None,
@@ -141,12 +141,12 @@ class Predictor:
         rows = blocks[0].stop - blocks[0].start if isinstance(blocks[0], Head) else 0
         key = (f"{blocks[0].name} {blocks[-1].name} {rows}", formats.model_dump_json())
         if key not in self._weights:
-            found: dict[float, float] = {}
+            counts: dict[float, float] = {}
             for block in blocks:
                 for name, kind, elements in self._list(block):
                     bits = float(formats.format_for(name, kind).bits if kind else 16)
-                    found[bits] = found.get(bits, 0) + elements
-            self._weights[key] = found
+                    counts[bits] = counts.get(bits, 0) + elements
+            self._weights[key] = counts
         return self._weights[key]
 
     def _list(self, block: Block) -> list[tuple[str, str | None, int]]:

@@ -95,15 +95,15 @@ class Decoder(Data):
 
     def matrices(self) -> list[tuple[int, int]]:
         """Shapes `(O, I)` of all weights, per-layer embeddings aside."""
-        found = [(self.vocab, self.hidden)]
+        shapes = [(self.vocab, self.hidden)]
         for index in range(self.layers):
             layer = self.layer(index)
             keys = self.kv_heads * layer.query // self.query_heads
-            found += [(layer.query, self.hidden), (self.hidden, layer.query)]
-            found += [(keys, self.hidden)] * 2 * self.owns(index)
+            shapes += [(layer.query, self.hidden), (self.hidden, layer.query)]
+            shapes += [(keys, self.hidden)] * 2 * self.owns(index)
             inner = layer.mlp // 3 // self.hidden
-            found += [(inner, self.hidden), (inner, self.hidden), (self.hidden, inner)]
-        return found
+            shapes += [(inner, self.hidden), (inner, self.hidden), (self.hidden, inner)]
+        return shapes
 
     def shared(self, slots: int) -> int:
         """Bytes of the caches that layers without one of their own read."""

@@ -25,6 +25,7 @@ from cetane.files import (
     write_json,
 )
 from cetane.lower.lower import Lowering
+from cetane.pipeline.calibration import resolve_recipe
 from cetane.planner import Planner
 from cetane.schema.manifest import (
     MANIFEST,
@@ -58,6 +59,7 @@ def build(
     holds something else, unless `force`, and when a part failed: the others are made nevertheless
     (with a `gate`, only the first shards are if one of them failed), and stay for the next attempt.
     """
+    recipe = resolve_recipe(checkpoint, recipe, progress)
     work = Build(checkpoint, recipe, target, rebuild)
     with claimed(target, f"building {recipe.name}"):
         if target.exists():
@@ -83,7 +85,7 @@ def build_only(
 
     Returns their packages by name. Raises CetaneError for a pattern that matches none.
     """
-    work = Build(checkpoint, recipe, target, rebuild)
+    work = Build(checkpoint, resolve_recipe(checkpoint, recipe, progress), target, rebuild)
     known = list(work.planner.members)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):

@@ -18,6 +18,7 @@ from cetane.gates.residency.store import summary
 from cetane.gates.residency.target import Target
 from cetane.mil.reader import load
 from cetane.pipeline.build import build
+from cetane.pipeline.calibration import resolve_recipe
 from cetane.pipeline.plan import Forecast, forecast, prediction_json
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
@@ -113,14 +114,16 @@ def port_request(
     progress: Progress = silent,
 ) -> PortResult:
     """`port` of a request, whose plan can be shown before."""
-    target, plan = request.target(output), request.planner.plan()
-    speed = forecast(request.planner)
+    target, asked = request.target(output), request.planner  # refuses before any work
+    recipe = resolve_recipe(request.checkpoint, request.recipe, progress)
+    planner = Planner(request.checkpoint, recipe, asked)
+    plan, speed = planner.plan(), forecast(planner)
     first = FirstShards(request.checkpoint, progress)
     clock = first.clock
     started = time.perf_counter()
     try:
         bundle = build(
-            request.checkpoint, request.recipe, target,
+            request.checkpoint, recipe, target,
             lambda what, done, total: progress(f"build {what}", done, total),
             force, first.judge, rebuild,
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """A recipe resolved against a checkpoint: which blocks go into which function of which shard."""
 
-from cetane.planner.graphs import Graph, GraphMaker
+from cetane.planner.graphs import FunctionGraph, GraphMaker
 from cetane.planner.layout import Segment, chunk_bounds
 from cetane.planner.memory import CachePlan
 from cetane.planner.planner import Planner, Programs
@@ -8,7 +8,7 @@ from cetane.planner.weights import Source
 
 __all__ = [
     "CachePlan",
-    "Graph",
+    "FunctionGraph",
     "GraphMaker",
     "Planner",
     "Programs",

@@ -24,7 +24,7 @@ from cetane.schema.interface import (
 
 
 @dataclass(frozen=True)
-class Graph:
+class FunctionGraph:
     """One function, and what it is traced from."""
 
     function: Function
@@ -48,7 +48,7 @@ class GraphMaker:
         blocks: tuple[Block, ...],
         handed: Collection[str],
         wanted: Collection[str],
-    ) -> Graph:
+    ) -> FunctionGraph:
         """One function of some blocks of a segment.
 
         The tensors in `handed` come from earlier calls, other inputs from the host. Of the tensors
@@ -86,7 +86,7 @@ class GraphMaker:
             outputs=tuple(outputs),
             states=tuple(dict.fromkeys(s for cache in caches for s in cache.form.states(cache))),
         )
-        return Graph(function, blocks, caches, histories)
+        return FunctionGraph(function, blocks, caches, histories)
 
     def _head_outputs(self, head: Head, number: int, tokens: int) -> list[Output]:
         """Logits, or the largest of them and its row."""
@@ -136,7 +136,7 @@ class Graphs(GraphMaker):
         super().__init__(model, memory, choose)
         self.arrangement, self.calls = arrangement, calls
 
-    def of_segment(self, segment: Segment, name: str, tokens: int) -> Iterator[Graph]:
+    def of_segment(self, segment: Segment, name: str, tokens: int) -> Iterator[FunctionGraph]:
         """The function of a segment, or where its experts are routed to, those of the parts."""
         full, later = f"{name}{segment.suffix}", self.arrangement.after(segment)
         block = self.calls.routed(segment, name)
@@ -169,7 +169,7 @@ class Graphs(GraphMaker):
         after: Sequence[Block],
         wanted: Collection[str] = (),
         made: Sequence[Block] = (),
-    ) -> Graph:
+    ) -> FunctionGraph:
         """One function of some blocks of a segment.
 
         What they read and do not make comes in. What the blocks `after` them read goes out, and

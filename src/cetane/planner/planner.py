@@ -9,7 +9,7 @@ from typing import Protocol
 from cetane.errors import CetaneError
 from cetane.families import Block, CacheSpec, Head, Model, RoutedBlock, Shard, Truth, author
 from cetane.planner.calls import Calls, Parts
-from cetane.planner.graphs import Graph, Graphs
+from cetane.planner.graphs import FunctionGraph, Graphs
 from cetane.planner.layout import Arrangement, Segment
 from cetane.planner.memory import CachePlan
 from cetane.planner.truths import makers, shard_feeds, step_truths
@@ -39,18 +39,18 @@ class Programs(Protocol):
     def members(self) -> Mapping[str, tuple[Block, ...]]:
         """Blocks of every shard."""
 
-    def graphs(self, shard: str) -> list[Graph]:
+    def graphs(self, shard: str) -> list[FunctionGraph]:
         """Every function of a shard."""
 
-    def widest(self, shard: str) -> list[Graph]:
+    def widest(self, shard: str) -> list[FunctionGraph]:
         """The same functions at the most tokens that a flexible shape may have."""
 
-    def module(self, graph: Graph) -> Shard:
+    def module(self, graph: FunctionGraph) -> Shard:
         """The torch module of a function."""
 
 
 class Planner:
-    """Resolves one recipe for one checkpoint; keeps the blocks for whoever builds or runs them."""
+    """Resolves one recipe for one checkpoint; keeps the blocks that builds and engines use."""
 
     cache_plan: type[CachePlan] = CachePlan
     """How calls read and write caches; another runtime has a class of its own."""
@@ -125,7 +125,7 @@ class Planner:
         """The cache groups of a segment, for a call of `tokens` tokens."""
         return self.memory.caches(segment, tokens)
 
-    def graphs(self, shard: str) -> list[Graph]:
+    def graphs(self, shard: str) -> list[FunctionGraph]:
         """Every function of a shard."""
         return [
             graph
@@ -134,7 +134,7 @@ class Planner:
             for graph in self.functions.of_segment(segment, name, tokens)
         ]
 
-    def widest(self, shard: str) -> list[Graph]:
+    def widest(self, shard: str) -> list[FunctionGraph]:
         """The same functions at the most tokens that a flexible shape may have."""
         most = max(self.recipe.tokens.by_mode().values())
         return [
@@ -142,7 +142,7 @@ class Planner:
             for s in self.segments[shard]
         ]
 
-    def module(self, graph: Graph) -> Shard:
+    def module(self, graph: FunctionGraph) -> Shard:
         """The torch module of a function; its blocks are shared."""
         return Shard(
             self.model,
@@ -154,7 +154,7 @@ class Planner:
         )
 
     def calls(self, mode: Mode) -> Iterator[tuple[Segment, tuple[Block, ...], bool]]:
-        """The blocks of every call of a mode, in order; True for experts, of which some run."""
+        """The blocks of every call of a mode, in order; True for a call of some experts."""
         for segment in self.arrangement.order:
             for index, blocks in enumerate(self.calling.step_blocks(segment, mode)):
                 yield segment, blocks, index == 1

@@ -59,7 +59,7 @@ class ModePlan(Data):
     tokens: int = Field(ge=1)
     steps: tuple[Step | Route, ...]
     silent: tuple[Step | Route, ...]
-    """The calls where nobody reads the logits: those on which something depends that is kept."""
+    """The calls of prompt tokens whose logits are not wanted: they fill caches and histories."""
 
 
 class TablePlan(Data):

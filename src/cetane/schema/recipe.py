@@ -24,7 +24,7 @@ class Layout(Data):
 
     kind: Literal["per-block", "per-layer", "chunks", "single"] = "chunks"
     chunks: int | None = Field(default=None, ge=1)
-    """How many shards the layers are cut into; 4, or one a layer, when it is not said."""
+    """How many shards the layers are cut into; None: 4, or one a layer where there are fewer."""
     cuts: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """The first layer of every chunk but the first, where they are not of equal length."""
     head: Literal["apart", "last"] = "apart"
@@ -49,7 +49,7 @@ class CacheTable(Data):
 
     contract: ContractName = "readonly"
     sliding: ContractName | None = None
-    """The contract of layers that see only a window; the same, when it is not said."""
+    """The contract of layers that see only a window; None: `contract`."""
     context: int = Field(default=512, ge=32)
     windowed: bool = True
     """Whether layers that see only a window keep only that much."""
@@ -57,7 +57,7 @@ class CacheTable(Data):
     """Whether one state of a package holds all layers, each in rows as wide and as long as the
     largest: a function of several tokens may have only one on a phone."""
     state_heads: int = Field(default=1, ge=1, le=256)
-    """Key/value heads that the rows of such a state have at least; 32 in the seeds' experiment."""
+    """Least key/value heads of the rows of such a state; 32 in the published port's experiment."""
 
     @field_validator("context")
     @classmethod
@@ -91,7 +91,7 @@ class Tokens(Data):
     (coremltools #2370)."""
 
     def by_mode(self) -> dict[Mode, int]:
-        """Tokens per call of the modes that there are."""
+        """Tokens per call, by mode."""
         modes: dict[Mode, int | None] = {
             "decode": 1,
             "verify": self.verify,
@@ -116,7 +116,7 @@ class HeadTable(Data):
     """Whether a slice gives only its largest logit and where it is: enough to decode greedily, and
     nothing else. ANE compilers leave the argmax to the CPU."""
     subset: Subset | None = None
-    """The tokens that have rows; all, when it is not said. In a file, the path of one that
+    """The tokens that have rows; None: all. In a file, the path of one that
     `cetane vocabulary` made, from the recipe's folder."""
 
 

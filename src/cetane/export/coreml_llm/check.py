@@ -176,11 +176,11 @@ class Chain:
 def check_packages(folder: Path, sizes: Sizes, owners: list[str]) -> Iterator[str]:
     """Every package is there, takes what the runtime gives, and gives what it takes; `owners` are
     the kinds of the layers that have caches."""
-    found = [names for names in CHUNKS.values() if (folder / f"{names[-1]}.mlpackage").is_dir()]
-    if not found:
+    layouts = [names for names in CHUNKS.values() if (folder / f"{names[-1]}.mlpackage").is_dir()]
+    if not layouts:
         yield "no chunk4.mlpackage and no chunk3_3way.mlpackage"
         return
-    names = found[0]
+    names = layouts[0]
     programs = yield from opened(folder, names)
     if len(programs) != len(names):
         return

@@ -89,7 +89,7 @@ class Sizes:
         """Everything that a function may take; `owned` layers of each kind have caches in it."""
         keys = tokens if mode == "prefill" else 0
         wide = (1, tokens, self.per_layer)
-        found: dict[str, tuple[int, ...]] = {
+        shapes: dict[str, tuple[int, ...]] = {
             "hidden_states": (1, tokens, self.hidden),
             theirs("mask_full", mode): (1, 1, tokens, keys or self.context),
             theirs("mask_sliding", mode): (1, 1, tokens, keys or self.window),
@@ -98,38 +98,38 @@ class Sizes:
         }
         for kind, letter in ((SLIDING, "s"), (FULL, "f")):
             for part in ("cos", "sin"):
-                found[f"{part}_{letter}"] = (1, 1, tokens, self.dims[kind])
+                shapes[f"{part}_{letter}"] = (1, 1, tokens, self.dims[kind])
             for part in "kv":
-                found[f"{SHARED[kind]}_{part}"] = self.shared(kind, mode, tokens)
+                shapes[f"{SHARED[kind]}_{part}"] = self.shared(kind, mode, tokens)
         if mode == "prefill":
-            return found | {LAST_POSITION: (1, tokens, 1)}
-        found[theirs("full_write", mode)] = (1, 1, self.context, tokens)
+            return shapes | {LAST_POSITION: (1, tokens, 1)}
+        shapes[theirs("full_write", mode)] = (1, 1, self.context, tokens)
         for kind, layers in owned.items():
             for part in "KV":
-                found[f"{part}_{kind}_in"] = (layers, self.kv_heads, self.length(kind), WIDTH)
-        return found
+                shapes[f"{part}_{kind}_in"] = (layers, self.kv_heads, self.length(kind), WIDTH)
+        return shapes
 
     def outputs(self, mode: Mode, tokens: int, owned: dict[str, int]) -> dict[str, tuple[int, ...]]:
         """Everything that a function may give, but for prefill's keys and values by layer."""
         ids = (1, tokens) if mode == "verify" else (1,)
-        found: dict[str, tuple[int, ...]] = {
+        shapes: dict[str, tuple[int, ...]] = {
             "hidden_states_out": (1, tokens, self.hidden),
             "per_layer_combined_out": (1, tokens, self.per_layer),
             ("token_ids" if mode == "verify" else "token_id"): ids,
         }
         if mode != "verify":
-            found["token_logit"] = (1,)
+            shapes["token_logit"] = (1,)
         for kind in (SLIDING, FULL):
             for part in "kv":
-                found[f"{SHARED[kind]}_{part}"] = self.shared(kind, mode, tokens)
+                shapes[f"{SHARED[kind]}_{part}"] = self.shared(kind, mode, tokens)
             for part in "KV":
                 if mode == "decode" and kind in owned:
                     shape = (owned[kind], self.kv_heads, self.length(kind), WIDTH)
-                    found[f"{part}_{kind}_out"] = shape
+                    shapes[f"{part}_{kind}_out"] = shape
                 if mode == "verify" and kind in owned:
                     shape = (owned[kind], self.kv_heads, tokens, self.dims[kind])
-                    found[f"new_{part}_{kind}"] = shape
-        return found
+                    shapes[f"new_{part}_{kind}"] = shape
+        return shapes
 
     def shared(self, kind: str, mode: Mode, tokens: int) -> tuple[int, ...]:
         """Keys or values that one layer hands on."""

@@ -29,14 +29,14 @@ def export(bundle: Bundle, checkpoint: Checkpoint, target: Path, progress: Progr
     """Write the folder; `target` must not exist. It has prefill packages and verify functions if
     the bundle has these modes. Raises CetaneError for a bundle that is not of Gemma 4, or whose
     layout or contracts their runtime does not know."""
-    found = planners(checkpoint, bundle.plan.recipe)
-    planner = found[0]
+    made = planners(checkpoint, bundle.plan.recipe)
+    planner = made[0]
     if target.exists():
         raise CetaneError(f"{target} exists", "choose another name")
     with replacing(target) as folder:
         folder.mkdir(parents=True)
         parts: dict[str, Callable[[], None]] = {}
-        for each in found:
+        for each in made:
             lowering = Lowering(each, checkpoint)
             for shard, name in each.names.items():
                 file = f"{name}.mlpackage"
@@ -59,11 +59,11 @@ def write_embeddings(planner: Planner, checkpoint: Checkpoint, folder: Path) -> 
     for name, table in tables.items():
         plain = replace(table, factor=1.0)
         rows = checkpoint.shape(table.weight)[0]
-        values, scales = folder / f"{name}_q8.bin", folder / f"{name}_scales.bin"
-        with values.open("wb") as to_values, scales.open("wb") as to_scales:
+        part, scales = folder / f"{name}_q8.bin", folder / f"{name}_scales.bin"
+        with part.open("wb") as to_values, scales.open("wb") as to_scales:
             for start in range(0, rows, ROWS):
-                found = plain.read(checkpoint, start, min(start + ROWS, rows)).numpy()
-                quantized, scale = quantize_rows(found)
+                rows_read = plain.read(checkpoint, start, min(start + ROWS, rows)).numpy()
+                quantized, scale = quantize_rows(rows_read)
                 to_values.write(quantized.tobytes())
                 to_scales.write(scale.tobytes())
     for name, weight in (

@@ -21,7 +21,7 @@ from cetane.export.coreml_llm.contract import (
     theirs,
 )
 from cetane.families import CacheForm, CacheGroup, Head, ReadOnly
-from cetane.planner import CachePlan, Graph, Planner, Source, chunk_bounds
+from cetane.planner import CachePlan, FunctionGraph, Planner, Source, chunk_bounds
 from cetane.schema.function import Function
 from cetane.schema.interface import FromTensor, Input, Output, ToTensor
 from cetane.schema.recipe import Recipe
@@ -86,7 +86,7 @@ class ContractPlanner(Planner):
             dims={name: self.group(name).dim for name in SHARED},
         )
 
-    def inner(self, shard: str, mode: Mode) -> Graph:
+    def inner(self, shard: str, mode: Mode) -> FunctionGraph:
         """Our own function, up to the hidden state before the heads."""
         (segment,) = self.segments[shard]
         blocks = tuple(block for block in segment.blocks if not isinstance(block, Head))
@@ -105,10 +105,10 @@ class ContractPlanner(Planner):
         named = {name: theirs(name, mode) for name in (*(i.name for i in inner.inputs), *made)}
         return named
 
-    def graphs(self, shard: str) -> list[Graph]:
+    def graphs(self, shard: str) -> list[FunctionGraph]:
         return [self._outer(shard, name, mode) for name, mode in self.modes.items()]
 
-    def _outer(self, shard: str, name: str, mode: Mode) -> Graph:
+    def _outer(self, shard: str, name: str, mode: Mode) -> FunctionGraph:
         inner, tokens = self.inner(shard, mode), self.tokens(mode)
         ports = self.ports(shard, mode, inner.function)
         heads, sizes = self._heads(shard), self.sizes()
@@ -150,7 +150,7 @@ class ContractPlanner(Planner):
         )
         return replace(inner, function=function, blocks=(*inner.blocks, *heads))
 
-    def module(self, graph: Graph) -> Any:
+    def module(self, graph: FunctionGraph) -> Any:
         function = graph.function
         shard, mode = function.owner, self.modes[function.name]
         inner = self.inner(shard, mode)

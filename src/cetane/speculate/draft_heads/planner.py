@@ -23,7 +23,7 @@ from cetane.families import (
     Shard,
     tensor_layout,
 )
-from cetane.planner import CachePlan, Graph, GraphMaker, Segment
+from cetane.planner import CachePlan, FunctionGraph, GraphMaker, Segment
 from cetane.planner.weights import weight_bytes
 from cetane.schema.function import Function
 from cetane.schema.interface import Embedding, Input, Mask, Rotary
@@ -107,7 +107,7 @@ class DraftHeadPlanner:
         """Bytes of all weights, fp16, each once."""
         return weight_bytes(self.members[self.name], self.recipe.compression)
 
-    def graphs(self, shard: str) -> list[Graph]:
+    def graphs(self, shard: str) -> list[FunctionGraph]:
         blocks = self.members[shard]
         if self.config.kind == "medusa":
             return [self._medusa(blocks)]
@@ -115,14 +115,14 @@ class DraftHeadPlanner:
         follow = self._graph("follow", self.follows, blocks)
         return [follow, *wide, self._graph("draft", 1, blocks[1:])]
 
-    def widest(self, shard: str) -> list[Graph]:
+    def widest(self, shard: str) -> list[FunctionGraph]:
         return self.graphs(shard)
 
-    def module(self, graph: Graph) -> Shard:
+    def module(self, graph: FunctionGraph) -> Shard:
         function = graph.function
         return Shard(self.model, graph.blocks, graph.caches, (), function.inputs, function.outputs)
 
-    def _graph(self, name: str, tokens: int, blocks: tuple[Block, ...]) -> Graph:
+    def _graph(self, name: str, tokens: int, blocks: tuple[Block, ...]) -> FunctionGraph:
         """A function of some blocks; it gives logits, and a hidden state, if they make them."""
         segment = Segment(self.name, "", blocks)
         given = {"features", "hidden"}  # by the target, or by the call before
@@ -130,7 +130,7 @@ class DraftHeadPlanner:
         maker = GraphMaker(self.model, self.memory)
         return maker.make(segment, name, tokens, blocks, given, wanted)
 
-    def _medusa(self, blocks: tuple[Block, ...]) -> Graph:
+    def _medusa(self, blocks: tuple[Block, ...]) -> FunctionGraph:
         """One hidden state in, a column of logits for every drafted token out."""
         graph = self._graph("draft", 1, blocks)
         (logits,) = graph.function.outputs

@@ -4,7 +4,7 @@ import pytest
 
 from cetane.hardware.chips import find_chip
 from cetane.perf.cost import load_fit
-from cetane.perf.notch import cost, hit_bytes
+from cetane.perf.notch_cost import cost, hit_bytes
 from cetane.perf.shapes import load_decoders
 
 

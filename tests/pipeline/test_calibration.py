@@ -1,0 +1,118 @@
+"""Calibration against transformers' own activations, and what a recipe makes of it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.conftest import build_model, build_tokenizer
+from tests.families.gemma_models import build_gemma3
+
+from cetane.checkpoint import open_checkpoint
+from cetane.compress import Sensitivities
+from cetane.families import options_of
+from cetane.pipeline import calibration
+from cetane.pipeline.calibration import (
+    Calibration,
+    calibrate,
+    calibration_tokens,
+    load_calibration,
+    resolve_recipe,
+)
+from cetane.schema.recipe import Recipe, parse_recipe
+
+FP16_MAX = 65504
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def saved(model: Any, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def recipe(**family: Any) -> Recipe:
+    return parse_recipe({"name": "test", "cache": {"context": 64}, "family": family}, "test")
+
+
+def test_statistics_are_those_of_the_model(tmp_path: Path) -> None:
+    model = build_model("llama")
+    checkpoint = open_checkpoint(str(saved(model, tmp_path / "model")))
+    made = calibrate(checkpoint, recipe())
+    tokens, text = calibration_tokens(checkpoint, 256, 288)
+    assert len(tokens) == 256 and text == 256
+    seen: dict[str, torch.Tensor] = {}
+    for name in ("model.layers.0.mlp.down_proj", "model.layers.1.self_attn.q_proj"):
+        model.get_submodule(name).register_forward_pre_hook(
+            lambda _, x, name=name: seen.update({f"{name}.weight": x[0][0].double()})
+        )
+    with torch.inference_mode():
+        hidden = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    for name, rows in seen.items():
+        np.testing.assert_allclose(made.inputs.inputs[name], rows.square().mean(0), rtol=1e-5)
+        np.testing.assert_allclose(made.largest[name], rows.abs().amax(0), rtol=1e-5)
+    assert made.residuals["layer-00"] == pytest.approx(float(hidden[1].abs().max()))
+    assert set(made.inputs.inputs) == {
+        f"model.layers.{layer}.{part}.weight"
+        for layer in (0, 1)
+        for part in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                     "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    }  # fmt: skip
+
+
+def test_one_pass_serves_every_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    checkpoint = open_checkpoint(str(saved(build_model("llama"), tmp_path / "model")))
+    first = calibrate(checkpoint, recipe())
+    monkeypatch.setattr(calibration, "Reference", None)
+    again = calibrate(checkpoint, recipe().model_copy(update={"name": "other"}))
+    assert again.residuals == first.residuals
+    for name, vector in first.inputs.inputs.items():
+        assert np.array_equal(again.inputs.inputs[name], vector)
+    (file,) = cache.rglob("*.safetensors")
+    file.write_bytes(b"something else")
+    assert load_calibration(file) is None
+    assert load_calibration(file.with_name("missing.safetensors")) is None
+
+
+@pytest.mark.parametrize(
+    ("largest", "scale"),
+    [(0, 1), (100, 1), (16376, 1), (16377, 1 / 2), (32752, 1 / 2), (65504, 1 / 4),
+     (103_795, 1 / 8), (2e6, 1 / 128), (1e30, 2**-12), (float("nan"), 1), (float("inf"), 1)],
+)  # fmt: skip
+def test_the_scale_is_the_largest_power_of_two_that_fits(largest: float, scale: float) -> None:
+    made = Calibration({"layer-00": largest}, Sensitivities({}), {})
+    assert made.residual_scale == scale
+    if 16376 < largest < 1e7:
+        assert largest * scale <= FP16_MAX / 4 < 2 * largest * scale
+
+
+def large(model: Any, factor: float) -> Any:
+    """The model with a residual stream that leaves fp16 and the same output: what it adds in its
+    first layer is larger, and so is every later addition."""
+    with torch.no_grad():
+        model.model.embed_tokens.weight *= factor
+    return model
+
+
+@pytest.mark.parametrize(
+    "build", [build_gemma3, lambda: build_model("llama")], ids=["gemma", "llama"]
+)
+def test_recipes_get_the_number(build: Any, tmp_path: Path) -> None:
+    small = open_checkpoint(str(saved(build(), tmp_path / "small")))
+    big = open_checkpoint(str(saved(large(build(), 2.0**18), tmp_path / "big")))
+    assert resolve_recipe(small, recipe()) == recipe()
+    assert resolve_recipe(small, recipe(residual_scale="auto")) == recipe()
+    resolved = resolve_recipe(big, recipe())
+    scale = resolved.family["residual_scale"]
+    assert scale == 2.0 ** round(np.log2(scale)) < 1
+    assert options_of("llama", resolved.family).scale == scale
+    assert resolve_recipe(big, resolved) == resolved
+    assert resolve_recipe(big, recipe(residual_scale=0.5)) == recipe(residual_scale=0.5)
