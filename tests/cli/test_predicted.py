@@ -58,5 +58,6 @@ def test_sweep(cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path) 
     assert "predicted on A19 Pro" in shown and "the fastest" in shown
 
 
-def test_an_unknown_chip(cetane: Cetane, tiny_checkpoint_folder: Path) -> None:
-    assert "known: m1" in cetane("plan", tiny_checkpoint_folder, "--chip", "m9").error
+def test_an_unknown_chip(cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path) -> None:
+    plan = ("plan", tiny_checkpoint_folder, "-r", recipe_file)
+    assert "known: m1" in cetane(*plan, "--chip", "m9").error

@@ -20,7 +20,7 @@ class Demo(NamedTuple):
 
 DEMOS = {
     "smollm2": Demo("default", "What is the capital of France?", 48),
-    "zaya-tiny": Demo("zaya-routed", "import os\nimport ", 24),
+    "zaya-tiny": Demo("zaya-routed", "import os\nimport ", 16),
 }
 
 

@@ -133,10 +133,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
     if sum(widest) + 2 * len(columns) > console.width:
         listed(title, columns, cells)
         return
-    result = Table(
-        title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD,
-        pad_edge=False, padding=(0, 1),
-    )  # fmt: skip
+    console.print(Text(title, "bold"))
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for index, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
         justify = "right" if numeric else "left"
