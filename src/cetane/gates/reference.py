@@ -1,8 +1,9 @@
 """The truth: the Hugging Face model of a checkpoint, in fp32."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -266,7 +267,21 @@ def load_by_transformers(
         return None
     whole = not told["missing_keys"] and not told["mismatched_keys"]
     paths = {path for path, _ in model.named_modules()}
-    return model.eval() if whole and names.keys() <= paths else None
+    if not whole or not names.keys() <= paths:
+        return None
+    fill_buffers(model, checkpoint, names)
+    return model.eval()
+
+
+def fill_buffers(
+    model: nn.Module, checkpoint: Checkpoint, names: dict[str, dict[str, str]]
+) -> None:
+    """Give the model its stored buffers. transformers 5.23 reads them, and then initialises them
+    anew: the balancing biases of a ZAYA's routers come out as zeros."""
+    for path, stored in names.items():
+        for name, buffer in model.get_submodule(path).named_buffers(recurse=False):
+            if name in stored:
+                buffer.data = checkpoint.read(stored[name]).float()
 
 
 @contextmanager
@@ -278,7 +293,8 @@ def quiet_transformers() -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with redirect_stderr(StringIO()):  # its reader of GGUF has a bar of its own
+            yield
     finally:
         logging.set_verbosity(level)
         if bars:
