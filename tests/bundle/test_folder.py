@@ -125,9 +125,8 @@ def test_a_shard_name_that_points_outside(path: Path) -> None:
                 step.update(shard="../../outside")
 
     edit(path, rename)
-    bundle = Bundle(path)
-    with pytest.raises(CetaneError, match="points outside the bundle"):
-        bundle.shard(bundle.plan.shards[0].name)
+    with pytest.raises(CetaneError, match=r"plan\.shards\.0\.name: String should match pattern"):
+        Bundle(path)
 
 
 def without(*keys: str) -> Callable[[Any], None]:

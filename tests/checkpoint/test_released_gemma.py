@@ -10,7 +10,7 @@ import transformers
 
 from cetane.checkpoint import open_checkpoint
 from cetane.planner import Planner
-from cetane.schema.recipe import load_recipe
+from cetane.schema.recipe import load_recipe, override
 
 COMMON: dict[str, Any] = {
     "architectures": ["Gemma3ForCausalLM"],
@@ -104,7 +104,8 @@ def write(folder: Path, name: str) -> Path:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_plan(tmp_path: Path, name: str) -> None:
-    planner = Planner(open_checkpoint(write(tmp_path, name)), load_recipe("gemma3"))
+    recipe = override(load_recipe("gemma3"), {"family.residual_scale": 1 / 32})
+    planner = Planner(open_checkpoint(write(tmp_path, name)), recipe)
     plan, model = planner.plan(), planner.model
     layers = len(model.layers)
     kinds = [block.keeps[0] for block in model.layers]

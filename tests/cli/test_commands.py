@@ -142,7 +142,7 @@ def test_port(
     assert gates["residency"]["findings"]["tiny-program"] == "risk"
     assert gates["ladder"]["passed"] is True
     assert [check["name"] for check in gates["ladder"]["checks"]] == [
-        "hidden cosine (layer-00)", "logits cosine (head-0)",
+        "wrong constants", "hidden of layer-00", "logits of head-0",
     ]  # fmt: skip
     assert gates["golden"]["passed"] is True
     assert len(gates["golden"]["ranges"]) == 2
@@ -191,7 +191,7 @@ def test_port_of_a_wrong_shard(
     assert red.json["bundle"] is None
     assert red.json["gates"].keys() == {"ladder", "residency"}
     checks = red.json["gates"]["ladder"]["checks"]
-    assert [c["name"] for c in checks if not c["passed"]] == ["hidden cosine (layer-00)"]
+    assert [c["name"] for c in checks if not c["passed"]] == ["wrong constants"]
     assert lowered == ["layer-00", "head-0"]
     assert not target.exists()
     assert sorted(p.stem for p in partial.glob("shards/*")) == ["head-0", "layer-00"]

@@ -124,7 +124,9 @@ def test_activations_that_fp16_cannot_hold(
     model = loud(tmp_path / "loud")
     refused = cetane("port", model, "-r", recipe_of(1), "-o", tmp_path / "a", "--json")
     assert refused.code == 1
-    assert not refused.json["gates"]["ladder"]["passed"]
+    assert not refused.json["gates"]["golden"]["passed"]
+    why = refused.json["explanation"]
+    assert why["cause"] == "fp16 range" and "residual_scale" in why["recipe_change"]
     cetane("build", model, "-r", recipe_of(1), "-o", tmp_path / "b", "--json")
     red = cetane("validate", tmp_path / "b")
     assert red.code == 1

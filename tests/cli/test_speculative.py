@@ -160,7 +160,7 @@ def test_a_head_is_trained_and_used(
     assert validated.json["heads"][kind]["passed"]
 
     missing = cetane("run", built.path, *PROMPT, "--speculative", kind)
-    assert f"has no {kind} head" in missing.error
+    assert f"has no {kind} draft head" in missing.error
     assert f"cetane train-head {bundle} {kind} --text" in " ".join(missing.err.split())
     shown = cetane(*training)  # again: it takes the place of the first
     assert "held-out positions" in shown.out

@@ -53,7 +53,7 @@ def test_a_sweep_for_people(
 ) -> None:
     result = cetane(
         "sweep", tiny_checkpoint_folder, "-r", small_file, "--text", text, "-o", tmp_path / "out",
-        "--formats", "int4-per-block32", "--budget", "0.001MB",
+        "--formats", "int4-per-block32", "--budget", "0.001MB", "-v",
     )  # fmt: skip
     assert result.code == 0, result.err
     assert "int4-per-block32" in result.out
@@ -102,4 +102,4 @@ def test_other_bad_input(
     other = tmp_path / "other"
     other.mkdir()
     (other / "sweep.jsonl").write_text("{}\n")
-    assert "sweep.jsonl, line 1" in cetane(*usual, "--text", text, "-o", other).error
+    assert "sweep.jsonl: line 1" in cetane(*usual, "--text", text, "-o", other).error

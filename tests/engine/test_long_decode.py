@@ -49,7 +49,7 @@ def engine(
     request: pytest.FixtureRequest, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> Engine:
     if request.param == "reference":
-        monkeypatch.setattr("cetane.engine.portable.unsupported", lambda _: ["every op"])
+        monkeypatch.setattr("cetane.mil.fast.translate.unsupported", lambda _: ["every op"])
     engine = Engine(bundle.plan, PortableBackend(bundle), bundle.tables())
     kinds = {"fast": FastGraph, "reference": ReferenceProgram}
     assert {type(engine.open(s.name)) for s in bundle.plan.shards} == {kinds[request.param]}

@@ -7,7 +7,7 @@ import pytest
 from tests.fuzz.formats import FUZZERS
 from tests.fuzz.run import outcome
 
-COUNTS = {"tokenizer": 6, "config": 60, "template": 100}
+COUNTS = {"tokenizer": 12, "config": 60, "template": 100}
 """Inputs of a format; a tokenizer is tried in a process of its own."""
 
 

@@ -228,16 +228,23 @@ def test_a_zaya_passes(
         for mode in bundle.plan.modes
     }
     expected = {"decode": ZAYA_SHARDS[kind]}
-    if kind == "routed":  # and in prefill all experts are one call
-        expected["prefill"] = [
-            ("layer-00", "hidden", "model.layers.0"),
-            ("layer-00", "router", "model.layers.0"),
-            ("layer-01", "hidden", "model.layers.1"),
-        ]
+    if kind == "routed":  # text is read by prefill, where all experts are one call
+        expected = {
+            "decode": [],
+            "prefill": [
+                ("layer-00", "hidden", "model.layers.0"),
+                ("layer-00", "router", "model.layers.0"),
+                ("layer-01", "hidden", "model.layers.1"),
+            ],
+        }
     assert scored == expected
+    decoded = {
+        (one.shard, one.tensor, one.truth) for one in found.structure if one.mode == "decode"
+    }
+    assert set(ZAYA_SHARDS[kind]) <= decoded
     for score in found.shards:
-        assert 0.999 < score.cosine < 1  # a token near a tie may get another expert
-        assert np.median(score.by_position) > 0.9999
+        near_tie, *others = sorted(score.by_position)  # one token may get another expert
+        assert 0.98 < near_tie < 1 and min(others) > 0.9999
     routers = {one.shard for one in found.structure if one.tensor == "router"}
     assert routers == {opened[1 if kind == "dense" else 0]}
 
@@ -273,7 +280,7 @@ def test_ranges(
                 zaya_model(torch.tensor([tokens]), use_cache=False)
     for hook in hooks:
         hook.remove()
-    assert {found.block: found.largest for found in found.ranges} == pytest.approx(seen, rel=2e-3)
+    assert {found.block: found.largest for found in found.ranges} == pytest.approx(seen, rel=1e-4)
 
 
 @pytest.mark.parametrize(("largest", "warned"), [(30_000, False), (36_000, True), (60_000, True)])

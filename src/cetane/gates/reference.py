@@ -73,7 +73,7 @@ class Reference:
         size = sum(4 * parameter.numel() for parameter in empty.parameters())
         self.names = stored_names(empty, config)
         """By module path: the checkpoint's name of every tensor that the module has."""
-        loaded = load_by_transformers(checkpoint, self.names) if size <= RESIDENT else None
+        loaded = load_by_transformers(checkpoint, config, self.names) if size <= RESIDENT else None
         self.loader = "transformers" if loaded is not None else "cetane"
         self.model: Any = empty if loaded is None else loaded
         self.model.requires_grad_(False)
@@ -150,7 +150,8 @@ class Reference:
             least.append(best[..., 0] - best[..., 1])
 
         routers = [m for m in self.model.modules() if "balancing_biases" in own_tensors(m)]
-        hooks = [router.register_forward_hook(note) for router in routers]
+        # First, since a lender's hook takes the biases back.
+        hooks = [router.register_forward_hook(note, prepend=True) for router in routers]
         try:
             yield
         finally:
@@ -244,10 +245,10 @@ def stored_names(model: nn.Module, config: Any) -> dict[str, dict[str, str]]:
 
 
 def load_by_transformers(
-    checkpoint: Checkpoint, names: dict[str, dict[str, str]]
+    checkpoint: Checkpoint, config: Any, names: dict[str, dict[str, str]]
 ) -> nn.Module | None:
-    """The model as transformers itself reads the checkpoint; None for one that it does not know, or
-    reads only in part."""
+    """The model with the weights as transformers itself reads them; None for a checkpoint that it
+    does not know, or reads only in part. The config is given: of a GGUF file's it reads a part."""
     from transformers import AutoModelForCausalLM
 
     path = Path(checkpoint.source)
@@ -260,7 +261,8 @@ def load_by_transformers(
     try:
         with quiet_transformers():
             model, told = AutoModelForCausalLM.from_pretrained(
-                **where, dtype=torch.float32, local_files_only=True, output_loading_info=True,
+                **where, config=config, dtype=torch.float32, local_files_only=True,
+                output_loading_info=True,
                 **EAGER,
             )  # fmt: skip
     except Exception:  # of another kind for every way in which a checkpoint is unknown to it

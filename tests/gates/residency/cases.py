@@ -45,7 +45,8 @@ def to_rank_6(block: Any) -> None:
             tensor.dimensions.add().constant.size = 1
         if op.type == "const" and len(op.attributes["val"].immediateValue.tensor.ints.values) == 5:
             sizes = op.attributes["val"]
-            sizes.immediateValue.tensor.ints.values.append(1)
+            values = sizes.immediateValue.tensor.ints.values
+            values.append(5 if sorted(values) == list(range(5)) else 1)
             sizes.type.tensorType.dimensions[0].constant.size = 6
             tensor.dimensions[0].constant.size = 6
 
