@@ -161,7 +161,7 @@ def test_a_head_is_trained_and_used(
 
     missing = cetane("run", built.path, *PROMPT, "--speculative", kind)
     assert f"has no {kind} draft head" in missing.error
-    assert f"cetane train-head {bundle} {kind} --text" in " ".join(missing.err.split())
+    assert f"cetane train-head {built.path} {kind} --text" in " ".join(missing.err.split())
     shown = cetane(*training)  # again: it takes the place of the first
     assert "held-out positions" in shown.out
     assert f"golden gate of the {kind} head: pass" in shown.out

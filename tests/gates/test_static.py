@@ -176,7 +176,7 @@ def test_a_rotary_table_that_is_too_short(folder: Path) -> None:
     table = np.load(folder / "rotary-full.npy")
     np.save(folder / "rotary-full.npy", table[:, :32])
     (problem,) = found(opened(folder))
-    assert re.search(r"rotary-full.npy has shape \(2, 32, 32\)", problem)
+    assert re.search(r"rotary-full.npy: float32 of shape \(2, 32, 32\)", problem)
 
 
 def test_a_package_that_is_none(folder: Path) -> None:

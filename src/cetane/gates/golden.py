@@ -25,6 +25,7 @@ from cetane.gates.limits import limits
 from cetane.gates.observe import Seen, Task, observe
 from cetane.gates.port import Port, packaged
 from cetane.gates.probes import (
+    FAINT_PROBE,
     OWN,
     Part,
     Probe,
@@ -37,7 +38,7 @@ from cetane.gates.probes import (
 from cetane.gates.quality import Agreement, greedy_check
 from cetane.gates.reference import RESIDENT, Observed, Reference, choices
 from cetane.gates.scores import LogitScore, ShardScore, logit_score, shard_scores
-from cetane.gates.structure import Deviation, Truths, deviations, made_by, wrong_epsilons
+from cetane.gates.structure import SMALLEST, Deviation, Truths, deviations, made_by, wrong_epsilons
 from cetane.gates.structure import judge as judge_structure
 from cetane.gates.verdict import Check, at_least, at_most
 from cetane.gates.weights import WrongWeight, unused_parameters, wrong_weights
@@ -136,7 +137,11 @@ class Proof:
         self.scale = self.planner.model.residual_scale or 1.0
         self.mode = widest_mode(self.plan)
         rows = embedding_rows(self.planner, weights)
-        self.probes = structure_probes(rows, port.tokenizer, self.plan)
+        self.probes = [
+            probe
+            for probe in structure_probes(rows, port.tokenizer, self.plan)
+            if probe.name != FAINT_PROBE or self.holds_epsilons
+        ]
 
     def run(self, prompts: int, greedy_tokens: int) -> GoldenResult:
         """All questions, in order."""
@@ -176,6 +181,14 @@ class Proof:
             positions=len(compression.agreement.all("kl")),
             loader=self.reference.loader,
         )
+
+    @property
+    def holds_epsilons(self) -> bool:
+        """Whether fp16 holds the norms' epsilons, which are scaled as the residual stream is,
+        squared. Where it does not, no program can be right on faint embeddings, and epsilons are
+        only read (`wrong_epsilons`)."""
+        least = min((e for e in self.reference.epsilons if e > 0), default=1.0)
+        return least * self.scale**2 >= SMALLEST
 
     def wrong_weights(self) -> tuple[list[WrongWeight], list[str]]:
         """Constants that are not the checkpoint's, and parameters that are not used."""
