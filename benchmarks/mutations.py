@@ -1,4 +1,4 @@
-"""The golden gate on wrong ports, by mutation, and on right ones: docs/mutations.md.
+"""The golden gate on wrong ports, by mutation, and on right ones: docs/reference/mutations.md.
 
 python benchmarks/mutations.py [--families llama zaya] [--seeds 20] [--json FILE] [-o PAGE]
 """

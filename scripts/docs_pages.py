@@ -4,7 +4,6 @@ mkdocs runs it (`mkdocs.yml`, gen-files); the pages exist in the site only, not 
 """
 
 import re
-import tomllib
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -21,13 +20,6 @@ import cetane
 from cetane.cli.app import app
 from cetane.schema.recipe import Recipe
 
-LIMITS = {
-    "gates": "thresholds.toml",
-    "draft heads": "draft_head.toml",
-    "residency": "residency/verdict.toml",
-}
-"""Files of `src/cetane/gates`, by what they limit."""
-
 
 def main() -> None:
     templates = Environment(
@@ -40,7 +32,7 @@ def main() -> None:
         "commands": {"commands": list(commands(typer.main.get_command(app), "cetane"))},
         "recipe": {"tables": list(tables(Recipe))},
         "api": {"names": sorted(cetane.__all__, key=str.swapcase)},  # functions, then classes
-        "limits": {"files": [limits(name, file) for name, file in LIMITS.items()]},
+        "limits": {"text": resources.files("cetane.gates").joinpath("limits.toml").read_text()},
     }
     for name, content in pages.items():
         with mkdocs_gen_files.open(f"reference/{name}.md", "w") as page:
@@ -123,23 +115,6 @@ def words(annotation: str) -> str:
     text = text.replace(" | None", ", or none").replace(" | ", " or ")
     plain = {"int": "whole number", "float": "number", "str": "text", "bool": "true or false"}
     return re.sub(r"\b(int|float|str|bool)\b", lambda m: plain[m[0]], text).replace("'", "`")
-
-
-def limits(name: str, file: str) -> dict[str, Any]:
-    """A file of limits: its comment, and its values."""
-    text = resources.files("cetane.gates").joinpath(file).read_text(encoding="utf-8")
-    lead = [line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#")]
-    content = tomllib.loads(text)
-    rows = {key: value for key, value in content.items() if isinstance(value, dict)}
-    return {
-        "name": name,
-        "file": f"src/cetane/gates/{file}",
-        "about": " ".join(lead),
-        "columns": list(rows),
-        "names": list(dict.fromkeys(key for row in rows.values() for key in row)),
-        "rows": rows,
-        "others": {key: value for key, value in content.items() if key not in rows},
-    }
 
 
 main()

@@ -40,7 +40,7 @@ def judged(tiny_bundle: Callable[..., Bundle], tmp_path_factory: pytest.TempPath
     shutil.copytree(made.path, target)
     bundle = Bundle(target)
     checkpoint = open_checkpoint(bundle.manifest.source)
-    result = golden(bundle, checkpoint, lambda *_: None, prompts=1, greedy_tokens=4)
+    result = golden(bundle, checkpoint, lambda *_: None, prompts=1, greedy_tokens=16)
     bundle.write_gate("golden", result.model_dump(mode="json"))
     return bundle
 
