@@ -10,6 +10,7 @@ from tests.converting import converted_once
 from cetane.errors import CetaneError
 from cetane.gates.limits import Limits, read
 from cetane.pipeline.port import port
+from cetane.pipeline.request import make_request
 from cetane.schema.recipe import Recipe, parse_recipe
 
 
@@ -89,3 +90,17 @@ def test_a_refusal_leaves_nothing(
     with pytest.raises(CetaneError):
         port(folder, recipe=small, output=tmp_path / "out" / "bundle")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("given", "context"), [(None, 256), (64, 64)])
+def test_a_recipe_by_name_fits_a_small_model(
+    given: int | None, context: int, tiny_checkpoint_folder: Path
+) -> None:
+    """The default has room for 2,048 tokens, this model for 256."""
+    request = make_request(tiny_checkpoint_folder, context=given)
+    assert request.planner.plan().recipe.cache.context == context
+
+
+def test_a_context_that_was_asked_for_is_not_changed(tiny_checkpoint_folder: Path) -> None:
+    with pytest.raises(CetaneError, match=r"cache\.context = 512"):
+        _ = make_request(tiny_checkpoint_folder, context=512).planner

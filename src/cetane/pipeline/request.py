@@ -72,7 +72,8 @@ def make_request(
     """Open a checkpoint and a recipe, and replace some of the recipe's values.
 
     `context` is in tokens; `bits` chooses the format of weights for which the recipe names no
-    other. `changes` are values by dotted key, as `{"tokens.verify": 8}`, and win over both.
+    other. `changes` are values by dotted key, as `{"tokens.verify": 8}`, and win over both. A
+    recipe by name has no longer a context than the model.
     """
     wanted: dict[str, Any] = {}
     if context is not None:
@@ -83,7 +84,19 @@ def make_request(
         wanted["compression.default"] = FORMATS[bits]
     wanted |= changes or {}
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
-    return Request(open_checkpoint(model), override(chosen, wanted))
+    checkpoint = open_checkpoint(model)
+    if recipe in shipped() and "cache.context" not in wanted:
+        wanted |= fitting_context(checkpoint, chosen.cache.context)
+    return Request(checkpoint, override(chosen, wanted))
+
+
+def fitting_context(checkpoint: Checkpoint, context: int) -> dict[str, int]:
+    """The context of a recipe that comes with cetane, where a model was trained for less: all that
+    the model has, in slots of 32."""
+    longest = checkpoint.config.get("max_position_embeddings")
+    if not isinstance(longest, int) or not 32 <= longest < context:
+        return {}
+    return {"cache.context": longest // 32 * 32}
 
 
 def read_changes(settings: list[str]) -> dict[str, Any]:
