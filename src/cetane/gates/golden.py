@@ -27,8 +27,8 @@ from cetane.gates.port import Port, packaged
 from cetane.gates.probes import (
     FAINT_PROBE,
     OWN,
-    Part,
     Probe,
+    ProbePart,
     chat_prompts,
     parts,
     structure_probes,
@@ -218,7 +218,7 @@ class Proof:
 
     def reading(self, windows: Sequence[Probe]) -> list[Task]:
         """Windows of text, in the widest mode."""
-        return [Task(self.mode, w, (Part(self.mode, len(w.tokens)),)) for w in windows]
+        return [Task(self.mode, w, (ProbePart(self.mode, len(w.tokens)),)) for w in windows]
 
     def compression(self, text: "Text") -> tuple["Compression", list[Seen]]:
         """How near the port is to the model on text, more of it while a share is undecided; and
@@ -253,7 +253,7 @@ class Proof:
         for mode in dict.fromkeys((self.mode, "decode")):
             count = max(self.plan.modes[mode].tokens, OWN)
             probe = replace(self.probes[0], tokens=self.probes[0].tokens[:count])
-            tasks.append(Task(mode, probe, (Part(mode, len(probe.tokens)),)))
+            tasks.append(Task(mode, probe, (ProbePart(mode, len(probe.tokens)),)))
         return tasks
 
     def rounding(self, exact: Sequence[Seen]) -> list[Rounding]:

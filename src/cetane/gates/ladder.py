@@ -22,7 +22,7 @@ from cetane.gates import metrics
 from cetane.gates.limits import limits
 from cetane.gates.observe import Task, Watched
 from cetane.gates.port import Packaged
-from cetane.gates.probes import OWN, Part, Probe, text_tokens, widest_tokens
+from cetane.gates.probes import OWN, Probe, ProbePart, text_tokens, widest_tokens
 from cetane.gates.reference import Reference
 from cetane.gates.scores import ShardScore, shard_score
 from cetane.gates.structure import LOGITS, is_routed
@@ -132,7 +132,7 @@ class Rung:
         theirs = self.logits(shard, feeds, truths) if slices else None
         for mode in modes:
             probe = Probe("ladder", self.tokens)
-            task = Task(mode, probe, (Part(mode, len(self.tokens)),))
+            task = Task(mode, probe, (ProbePart(mode, len(self.tokens)),))
             watched = Watched(self.engine, self.planner, task)
             for maker, supply in (*makers.items(), (shard, feeds)):
                 watched.seen.clear()

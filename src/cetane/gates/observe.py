@@ -11,7 +11,7 @@ from cetane.engine.engine import Engine
 from cetane.engine.host import host_input
 from cetane.engine.session import gather
 from cetane.families import Truth
-from cetane.gates.probes import Part, Probe
+from cetane.gates.probes import Probe, ProbePart
 from cetane.gates.reference import Observed
 from cetane.planner import Planner
 from cetane.schema.function import Route, Step
@@ -25,7 +25,7 @@ class Task:
 
     mode: Mode
     probe: Probe
-    parts: tuple[Part, ...]
+    parts: tuple[ProbePart, ...]
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def widest_mode(plan: Plan) -> Mode:
 
 
 @dataclass(frozen=True)
-class Part:
+class ProbePart:
     """Some tokens of a probe, and the mode that takes them; logits are compared if it is judged."""
 
     mode: Mode
@@ -87,15 +87,15 @@ class Part:
     judged: bool = True
 
 
-def parts(plan: Plan, mode: Mode, length: int) -> tuple[Part, ...]:
+def parts(plan: Plan, mode: Mode, length: int) -> tuple[ProbePart, ...]:
     """Who takes the tokens of a probe, in turn: the mode itself at both ends, with a call that is
     not full, and the widest mode between them, whose caches it then reads."""
     width = plan.modes[mode].tokens
     own = -(-OWN // width) * width + width // 2
     if length <= 2 * own:
-        return (Part(mode, length),)
-    middle = Part(widest_mode(plan), length - 2 * own, judged=False)
-    return Part(mode, own), middle, Part(mode, own)
+        return (ProbePart(mode, length),)
+    middle = ProbePart(widest_mode(plan), length - 2 * own, judged=False)
+    return ProbePart(mode, own), middle, ProbePart(mode, own)
 
 
 def random_tokens(

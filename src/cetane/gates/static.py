@@ -31,7 +31,7 @@ from cetane.schema.plan import Plan
 from cetane.validation import Data
 
 
-class Finding(Data):
+class PackageProblem(Data):
     """One thing that is wrong, and where: a package and its function, or a file."""
 
     where: str
@@ -41,7 +41,7 @@ class Finding(Data):
         return f"{self.where}: {self.problem}"
 
 
-def static_checks(bundle: Bundle) -> list[Finding]:
+def static_checks(bundle: Bundle) -> list[PackageProblem]:
     """What is wrong with an opened bundle, as far as can be seen without running it; its hashes
     are another check (`Bundle.verify`).
 
@@ -57,7 +57,7 @@ def static_checks(bundle: Bundle) -> list[Finding]:
         try:
             functions = load(bundle.shard(shard.name)).functions
         except CetaneError as error:
-            found.append(Finding(where=shard.name, problem=error.message))
+            found.append(PackageProblem(where=shard.name, problem=error.message))
             continue
         wanted = {function.name: function for function in shard.functions}
         found += listed(shard.name, "function", set(wanted), set(functions))
@@ -66,15 +66,17 @@ def static_checks(bundle: Bundle) -> list[Finding]:
     return found + list(handed_on(plan))
 
 
-def listed(where: str, what: str, wanted: set[str], there: set[str]) -> Iterator[Finding]:
+def listed(where: str, what: str, wanted: set[str], there: set[str]) -> Iterator[PackageProblem]:
     """Names that are missing, and those that should not be there."""
     for name in sorted(wanted - there):
-        yield Finding(where=where, problem=f"no {what} {name}, which the manifest has")
+        yield PackageProblem(where=where, problem=f"no {what} {name}, which the manifest has")
     for name in sorted(there - wanted):
-        yield Finding(where=where, problem=f"the {what} {name} is not in the manifest")
+        yield PackageProblem(where=where, problem=f"the {what} {name} is not in the manifest")
 
 
-def interface(plan: Plan, where: str, wanted: Function, found: MilFunction) -> Iterator[Finding]:
+def interface(
+    plan: Plan, where: str, wanted: Function, found: MilFunction
+) -> Iterator[PackageProblem]:
     """A function as the manifest has it, against the one in the package."""
     Ports = tuple[str, tuple[Input | Output | State, ...], Mapping[str, TensorType]]
     kinds: tuple[Ports, ...] = (
@@ -90,7 +92,7 @@ def interface(plan: Plan, where: str, wanted: Function, found: MilFunction) -> I
                 given = type_.default or type_.shape
                 why = reason(plan, port, given)
                 problem = f"{port.name} is {type_.dtype} {given}, not {port.dtype} {port.shape}"
-                yield Finding(where=where, problem=f"{problem}{why}")
+                yield PackageProblem(where=where, problem=f"{problem}{why}")
 
 
 def fits(shape: tuple[int, ...], found: TensorType) -> bool:
@@ -111,7 +113,7 @@ def reason(plan: Plan, port: Input | Output | State, given: tuple[Any, ...]) -> 
     )
 
 
-def handed_on(plan: Plan) -> Iterator[Finding]:
+def handed_on(plan: Plan) -> Iterator[PackageProblem]:
     """Tensors that one function writes and a later one of the same mode takes in another shape."""
     for mode, steps in plan.modes.items():
         for calls in (steps.silent, steps.steps):
@@ -125,7 +127,7 @@ def handed_on(plan: Plan) -> Iterator[Finding]:
                         continue
                     maker, shape = made[item.source.name]
                     if shape != item.shape:
-                        yield Finding(
+                        yield PackageProblem(
                             where=f"{step.shard}/{step.function}",
                             problem=f"{item.name} is {item.shape}, but {maker} writes {shape} "
                             f"({mode})",
@@ -135,13 +137,13 @@ def handed_on(plan: Plan) -> Iterator[Finding]:
                         made[output.sink.name] = step.shard, output.shape
 
 
-def tables(bundle: Bundle) -> Iterator[Finding]:
+def tables(bundle: Bundle) -> Iterator[PackageProblem]:
     """Host tables against the functions that take their rows."""
     plan = bundle.plan
     try:
         rotary = {name: table.shape for name, table in bundle.tables().rotary.items()}
     except CetaneError as error:  # their lengths are checked there
-        yield Finding(where="tables", problem=error.message)
+        yield PackageProblem(where="tables", problem=error.message)
         return
     seen = set()
     for function in plan.functions.values():
@@ -155,6 +157,6 @@ def tables(bundle: Bundle) -> Iterator[Finding]:
                 continue
             if there != channels and (where, channels) not in seen:
                 seen.add((where, channels))
-                yield Finding(
+                yield PackageProblem(
                     where=where, problem=f"{there} channels, but {item.name} takes {channels}"
                 )

@@ -14,7 +14,7 @@ from cetane.gates.explain import Explanation
 from cetane.gates.golden import GoldenResult
 from cetane.gates.quality import Quality, read_tokens
 from cetane.gates.quality import perplexity as measure_perplexity
-from cetane.gates.static import Finding, static_checks
+from cetane.gates.static import PackageProblem, static_checks
 from cetane.pipeline.port import explanation_json, judge
 from cetane.schema.draft_head import DraftHeadKind
 
@@ -23,7 +23,7 @@ from cetane.schema.draft_head import DraftHeadKind
 class Validation:
     """What the gates say of a bundle. Where static checks find something, the others do not run."""
 
-    static: tuple[Finding, ...]
+    static: tuple[PackageProblem, ...]
     """What packages and tables say of themselves that the manifest does not."""
     golden: GoldenResult | None = None
     """The bundle against the model."""

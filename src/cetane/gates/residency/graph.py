@@ -35,7 +35,7 @@ UNARY_KINDS = frozenset(
 
 
 @dataclass(frozen=True)
-class Weight:
+class ReadWeight:
     """A constant as a program stores it: what its dense form is, and how it is encoded."""
 
     shape: tuple[int, ...]
@@ -46,7 +46,7 @@ class Weight:
     """Of one stored element."""
     granularity: Granularity = "tensor"
     """What shares a scale or a palette: everything, a channel, a group of channels, or less."""
-    inner: Weight | None = None
+    inner: ReadWeight | None = None
     """The encoded weight that this one scales, if it is not stored data."""
     palette: str = "fp16"
     """Element type of a palette."""
@@ -71,7 +71,7 @@ class Graph:
         self.index = FunctionIndex(function)
         self.ops = tuple(op for op in self.index.ops if not is_constant(op))
         """All compute ops, those of nested bodies too."""
-        self._weights: dict[str, Weight] = {}
+        self._weights: dict[str, ReadWeight] = {}
         self.outputs = frozenset(function.body.outputs)
 
     def maker(self, argument: Argument) -> Op | None:
@@ -141,21 +141,21 @@ class Graph:
         found = self.value(op, name)
         return default if found is None else found.tolist()
 
-    def weight(self, argument: Argument | None) -> Weight | None:
+    def weight(self, argument: Argument | None) -> ReadWeight | None:
         """The constant that an argument is; None for values that are computed."""
         if isinstance(argument, StoredConstant):
             return dense(argument)
         op = self.index.producer(argument)
         return self.weight_of(op) if op is not None and is_constant(op) else None
 
-    def weight_of(self, op: Op) -> Weight:
+    def weight_of(self, op: Op) -> ReadWeight:
         """The constant that a `const` or `constexpr_*` op makes."""
         name = op.outputs[0].name
         if name not in self._weights:
             self._weights[name] = self._read_weight(op)
         return self._weights[name]
 
-    def _read_weight(self, op: Op) -> Weight:
+    def _read_weight(self, op: Op) -> ReadWeight:
         literals = [a for arguments in op.inputs.values() for a in arguments]
         nbytes = sum(self._stored(a) for a in literals)
         type_ = self.index.types[op.outputs[0].name]
@@ -165,7 +165,7 @@ class Graph:
             case "constexpr_affine_dequantize":
                 data, scale = self.type_of(op, "quantized_data"), self.type_of(op, "scale")
                 channel = len(scale.shape) == 1 and scale.shape[0] != 1
-                return Weight(
+                return ReadWeight(
                     shape, type_.dtype, nbytes, "affine", width(data.dtype),
                     "channel" if channel else "tensor",
                 )  # fmt: skip
@@ -173,7 +173,7 @@ class Graph:
                 data, scale = self.type_of(op, "data"), self.type_of(op, "scale")
                 inner = self.index.producer(self.argument(op, "data"))
                 encoded = None if inner is None or inner.kind == "const" else self.weight_of(inner)
-                return Weight(
+                return ReadWeight(
                     shape, type_.dtype, nbytes, "affine", width(data.dtype),
                     granularity(scale.static_shape or (), shape), encoded,
                 )  # fmt: skip
@@ -184,15 +184,15 @@ class Graph:
                 bits = PACKED_BITS.get(indices.dtype, max(1, (entries - 1).bit_length()))
                 groups = sizes[:-2] if len(sizes) > 2 else ()
                 several = sum(size > 1 for size in groups)
-                return Weight(
+                return ReadWeight(
                     shape, type_.dtype, nbytes, "lut", bits,
                     "tensor" if several == 0 else "group" if several == 1 else "block",
                     palette=lut.dtype,
                 )  # fmt: skip
             case kind if "sparse" in kind:
-                return Weight(shape, type_.dtype, nbytes, "sparse")
+                return ReadWeight(shape, type_.dtype, nbytes, "sparse")
             case _:
-                return Weight(shape, type_.dtype, nbytes, bits=width(type_.dtype))
+                return ReadWeight(shape, type_.dtype, nbytes, bits=width(type_.dtype))
 
     def type_of(self, op: Op, name: str) -> TensorType:
         """The type of an op's input, which it must have."""
@@ -209,7 +209,7 @@ class Graph:
         return self.weight_of(op).nbytes if op is not None and is_constant(op) else 0
 
     @cached_property
-    def weights(self) -> dict[str, Weight]:
+    def weights(self) -> dict[str, ReadWeight]:
         """Constants that compute ops read, by name; none is counted twice."""
         names = {
             a: None for op in self.ops for arguments in op.inputs.values()
@@ -228,7 +228,7 @@ class Graph:
         """Ops that multiply by a stored matrix."""
         return tuple(op for op in self.ops if self.matrix(op) is not None)
 
-    def matrix(self, op: Op) -> Weight | None:
+    def matrix(self, op: Op) -> ReadWeight | None:
         """The stored matrix that an op multiplies by."""
         if op.kind in ("conv", "conv_transpose", "linear"):
             return self.weight(self.argument(op, "weight"))
@@ -266,11 +266,11 @@ def is_constant(op: Op) -> bool:
     return op.kind == "const" or op.kind.startswith("constexpr_")
 
 
-def dense(constant: StoredConstant) -> Weight:
+def dense(constant: StoredConstant) -> ReadWeight:
     shape = constant.type.static_shape or ()
     dtype = constant.type.dtype
     nbytes = 0 if dtype == "string" else byte_count(dtype, shape)
-    return Weight(shape, dtype, nbytes, bits=width(dtype))
+    return ReadWeight(shape, dtype, nbytes, bits=width(dtype))
 
 
 def width(dtype: str) -> int:

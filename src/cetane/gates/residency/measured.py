@@ -23,11 +23,11 @@ from pydantic import ConfigDict
 from cetane.errors import CetaneError
 from cetane.files import read_bytes
 from cetane.gates.residency.audit import Audit, FunctionAudit, Placed, judged
-from cetane.gates.residency.rule import Data, Placement
+from cetane.gates.residency.rule import Placement
 from cetane.hardware.mac import BRAND, BUILD, is_mac, sysctl
 from cetane.hardware.quiet import import_coremltools
 from cetane.mil.package import Package
-from cetane.validation import parse_json, validated
+from cetane.validation import Data, parse_json, validated
 
 Device = Literal["ANE", "CPU", "GPU"]
 NO_MEASUREMENTS = "not measurements of a Mac"

@@ -13,9 +13,10 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from cetane.errors import CetaneError
+from cetane.validation import Data
 
 if TYPE_CHECKING:
     from cetane.gates.residency.graph import Graph
@@ -36,10 +37,6 @@ Scope = Literal["op", "function", "bundle"]
 
 WORSE: tuple[Placement, ...] = ("ANE", "unknown", "CPU", "wrong", "fails")
 """Of what several rules say about one op, the worst holds."""
-
-
-class Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Source(Data):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from cetane.gates.residency.graph import Graph, Weight
+from cetane.gates.residency.graph import Graph, ReadWeight
 from cetane.gates.residency.rule import on_function, on_op
 from cetane.mil.program import Op
 
@@ -10,7 +10,7 @@ LARGE_GRAPH = 97
 """Projections of the one graph with int4 per block that was seen on the ANE."""
 
 
-def read_by(op: Op, graph: Graph) -> Iterator[Weight]:
+def read_by(op: Op, graph: Graph) -> Iterator[ReadWeight]:
     """The constants that an op reads."""
     for arguments in op.inputs.values():
         for argument in arguments:
@@ -19,11 +19,11 @@ def read_by(op: Op, graph: Graph) -> Iterator[Weight]:
                 yield weight
 
 
-def first(op: Op, graph: Graph, wanted: Callable[[Weight], bool]) -> Weight | None:
+def first(op: Op, graph: Graph, wanted: Callable[[ReadWeight], bool]) -> ReadWeight | None:
     return next((weight for weight in read_by(op, graph) if wanted(weight)), None)
 
 
-def per_block(weight: Weight, bits: int) -> bool:
+def per_block(weight: ReadWeight, bits: int) -> bool:
     affine = weight.encoding == "affine" and weight.inner is None
     return affine and weight.bits == bits and weight.granularity == "block"
 
@@ -80,7 +80,7 @@ def scaled_palette(op: Op, graph: Graph) -> str | None:
 
 @on_op("int8-palette")
 def int8_palette(op: Op, graph: Graph) -> str | None:
-    def wanted(weight: Weight) -> bool:
+    def wanted(weight: ReadWeight) -> bool:
         stored = weight.inner or weight
         return stored.encoding == "lut" and stored.palette in ("int8", "uint8")
 
