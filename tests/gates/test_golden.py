@@ -243,8 +243,8 @@ def test_a_zaya_passes(
     }
     assert set(ZAYA_SHARDS[kind]) <= decoded
     for score in found.shards:
-        near_tie, *others = sorted(score.by_position)  # one token may get another expert
-        assert 0.98 < near_tie < 1 and min(others) > 0.9999
+        near_tie, *others = sorted(score.by_position)  # others attend to a token near a tie
+        assert 0.98 < near_tie < 1 and min(others) > 0.999
     routers = {one.shard for one in found.structure if one.tensor == "router"}
     assert routers == {opened[1 if kind == "dense" else 0]}
 

@@ -11,7 +11,7 @@ import pytest
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
-from cetane.gates.golden import shard_score
+from cetane.gates.scores import shard_score
 from cetane.hardware.chips import find_chip
 from cetane.perf.predict import Predictor
 from cetane.planner import Planner
@@ -94,8 +94,11 @@ def test_an_apps_files_and_calls_are_all_there(full: BundleReport, judged: Bundl
 def test_large_figures_have_the_gates_limits(full: BundleReport, empty: BundleReport) -> None:
     figures = {figure.name: figure for figure in full.figures}
     checks = {c.name: c for v in full.verdicts if v.gate == "golden" for c in v.checks}
-    assert figures["KL divergence"].limit == checks["KL (decode)"].limit
-    assert figures["same first choice"].limit == 100 * checks["top-1 agreement (decode)"].limit
+    assert figures["KL divergence"].limit == checks["compression, good: KL"].limit
+    assert (
+        figures["same first choice"].limit
+        == 100 * checks["compression, good: top-1 of decided tokens"].limit
+    )
     assert figures["KL divergence"].holds and figures["same first choice"].holds
     assert figures["size"].holds is None
     assert "KL divergence" not in {figure.name for figure in empty.figures}

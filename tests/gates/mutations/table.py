@@ -6,17 +6,17 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from cetane.families.zaya_departures import Departure
 from torch import Tensor
 
 from cetane.compress import Affine, Dense
 from cetane.families.base import Block, RoutedBlock
 from cetane.families.layers import RMSNorm
 from cetane.families.rotary import RotaryTable
+from cetane.lab.departures import ZAYA
 from cetane.schema.interface import Mask
 
 from .ports import AuthoredPort
@@ -952,7 +952,7 @@ def _(port: AuthoredPort) -> None:
 PORT = ("soft-routing", "silu-router", "bias-on-logits", "no-router-state")
 """Four at once: a port that passed the gate that this one replaced."""
 DEPARTURES: dict[str, tuple[str, ...]] = {
-    **{f"departure: {name}": (name,) for name in get_args(Departure)
+    **{f"departure: {name}": (name,) for name in ZAYA
        if name not in ("skip-large-bias",)},
     "departure: four of the published port": PORT,
 }  # fmt: skip
