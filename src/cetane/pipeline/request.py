@@ -85,7 +85,7 @@ def make_request(
     wanted |= changes or {}
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
     checkpoint = open_checkpoint(model)
-    if recipe in shipped() and "cache.context" not in wanted:
+    if isinstance(recipe, str) and recipe in shipped() and "cache.context" not in wanted:
         wanted |= fitting_context(checkpoint, chosen.cache.context)
     return Request(checkpoint, override(chosen, wanted))
 
