@@ -43,7 +43,8 @@ def test_a_port_returns_data_and_prints_nothing(
     assert all(seconds > 0 for seconds in result.seconds.values())
     assert result.plan == result.bundle.plan
     assert result.bundle.gates().keys() == {"ladder", "residency", "golden"}
-    assert steps[0].startswith("build ") and steps[-1].startswith("golden gate")
+    assert any(step.startswith("build ") for step in steps)
+    assert steps[-1].startswith("golden gate")
 
     again = port(tiny_checkpoint_folder, recipe=small, output=target)
     assert again.passed and again.gates.keys() == {"golden"}
