@@ -1,6 +1,5 @@
 """The limits of all gates, from one file."""
 
-import tomllib
 from functools import cache
 from importlib import resources
 from typing import Literal
@@ -8,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from cetane.schema.recipe import Quality
-from cetane.validation import Data
+from cetane.validation import Data, parse_toml, validated
 
 Share = float
 Arithmetic = Literal["fp16", "fp32"]
@@ -97,4 +96,4 @@ def limits() -> Limits:
 @cache
 def read() -> Limits:
     text = resources.files("cetane.gates").joinpath("limits.toml").read_text()
-    return Limits.model_validate(tomllib.loads(text))
+    return validated(Limits, parse_toml(text, "limits.toml"), "limits.toml")
