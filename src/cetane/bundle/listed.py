@@ -4,17 +4,19 @@ Reading one trusts nothing: every file is inside the folder, listed, and has the
 that the manifest says.
 """
 
+from __future__ import annotations
+
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-import numpy as np
-
-from cetane.bundle.arrays import open_array
 from cetane.files import check_files, inside, read_json, sha256
 from cetane.schema.draft_head import DraftHeadManifest
 from cetane.schema.manifest import Manifest, check_schema
 from cetane.validation import validated
+
+if TYPE_CHECKING:  # a bundle is opened without numpy
+    import numpy as np
 
 M = TypeVar("M", Manifest, DraftHeadManifest)
 
@@ -56,4 +58,6 @@ class ListedFolder(Generic[M]):
     def array(self, name: str, dtype: str, shape: tuple[int | None, ...]) -> np.ndarray[Any, Any]:
         """A numpy file, memory-mapped; CetaneError unless it has this dtype and shape, where None
         stands for any length."""
+        from cetane.bundle.arrays import open_array
+
         return open_array(self.file(name), dtype, shape)

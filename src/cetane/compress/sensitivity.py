@@ -6,19 +6,25 @@ Optimal Brain Surgeon use, here as weights of k-means. One number an input chann
 a text: no backward pass, and a file of some hundred kilobytes.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field, PrivateAttr
 
 from cetane.errors import CetaneError
 from cetane.files import read_bytes
 from cetane.validation import Data
 
-Vector = npt.NDArray[np.float32]
+if TYPE_CHECKING:  # a recipe is read without numpy
+    import numpy as np
+    import numpy.typing as npt
+
+    Vector = npt.NDArray[np.float32]
+
 KEY = "key"
 """Of the metadata that says what a file depends on."""
 LARGEST = 1 << 28
@@ -110,6 +116,6 @@ class SensitivityFile(Data):
             inputs = load(content)
         except (SafetensorError, ValueError, KeyError) as error:
             raise CetaneError(f"{path}: no safetensors file: {error}") from error
-        if any(v.dtype != np.float32 or v.ndim != 1 for v in inputs.values()):
+        if any(v.dtype != "float32" or v.ndim != 1 for v in inputs.values()):
             raise CetaneError(f"{path}: holds something else than vectors of fp32")
         return Sensitivities(inputs)

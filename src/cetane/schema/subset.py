@@ -4,29 +4,33 @@ Embeddings and tokenizer stay whole, so any prompt is read as before; only the o
 has fewer rows. What a tokenizer needs to write any text at all must be among them.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from cetane.errors import CetaneError
 from cetane.files import read_bytes
 from cetane.validation import Data, parse_json, validated
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a plan is read without numpy
+    import numpy as np
+    import numpy.typing as npt
+
     from cetane.checkpoint import Tokenizer
+
+    Ids = npt.NDArray[np.int64]
+    """Tokens, ascending."""
 
 LARGEST_FILE = 1 << 24
 LARGEST_VOCABULARY = 1 << 22
 """Four times that of any tokenizer."""
 
-Ids = npt.NDArray[np.int64]
-"""Tokens, ascending."""
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -58,7 +62,7 @@ class Subset(Data):
     """What had no part in the choice."""
 
     @model_validator(mode="after")
-    def consistent(self) -> "Subset":
+    def consistent(self) -> Subset:
         last = -1
         for first, end in ranges(self.tokens):
             if not last < first <= end < self.vocabulary:
@@ -71,6 +75,8 @@ class Subset(Data):
     @cached_property
     def ids(self) -> Ids:
         """The tokens, ascending: the head's row i is about the token `ids[i]`."""
+        import numpy as np
+
         return np.concatenate([np.arange(a, b + 1) for a, b in ranges(self.tokens)])
 
     @property
@@ -80,7 +86,7 @@ class Subset(Data):
         tokens = sum(text.tokens for text in self.held_out)
         return (tokens - sum(text.covered for text in self.held_out) + 1) / (tokens + 2)
 
-    def check(self, tokenizer: "Tokenizer") -> None:
+    def check(self, tokenizer: Tokenizer) -> None:
         """CetaneError unless the tokens are this tokenizer's, and any text can be written."""
         hint = "cetane vocabulary makes one"
         if tokenizer.digest != self.tokenizer:
@@ -107,6 +113,8 @@ def ranges(tokens: str) -> Iterable[tuple[int, int]]:
 
 def as_ranges(ids: npt.NDArray[Any]) -> str:
     """Ascending ids as `Subset.tokens`."""
+    import numpy as np
+
     cuts = [0, *(np.flatnonzero(np.diff(ids) != 1) + 1), len(ids)]
     parts = [(ids[a], ids[b - 1]) for a, b in pairwise(cuts)]
     return " ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts)
