@@ -142,7 +142,7 @@ def test_wrong_shapes(checkpoint, name: str, shape: tuple[int, ...]) -> None:
     checkpoint.tensors[name] = torch.zeros(shape)
     with pytest.raises(CetaneError, match="a tiny llama: ") as error:
         Planner(checkpoint, RECIPE)
-    assert f"{name} has shape {shape}, the config says" in str(error.value)
+    assert f"{name} has shape {shape}, but the config says" in str(error.value)
 
 
 def test_a_shape_that_differs_from_what_the_headers_say(checkpoint) -> None:

@@ -364,7 +364,9 @@ def test_a_llama_has_no_departures() -> None:
 
 
 def test_routing_needs_one_expert_a_token() -> None:
-    with pytest.raises(CetaneError, match=r"layout.routed: the family's options mix all experts"):
+    with pytest.raises(
+        CetaneError, match=r"layout.routed: the options in .family. mix the outputs"
+    ):
         Planner(InMemoryCheckpoint(MODEL), departing("soft-routing", routed=["decode"]))
 
 
