@@ -239,7 +239,7 @@ def test_weights_that_are_not_finite(
     weights["model.layers.1.mlp.up_proj.weight"][3, 4] = value
     save_file(weights, folder / "model.safetensors")
     message = refused(cetane, "build", folder, "-r", small_file, "-o", tmp_path / "out")
-    assert message == "model.layers.1.mlp.up_proj.weight: holds NaN or infinity"
+    assert message == "model.layers.1.mlp.up_proj.weight holds NaN or infinity"
 
 
 def test_disk_full(
@@ -289,8 +289,8 @@ def test_several_shards_that_fail(
     message = refused(cetane, "build", folder, "-r", small_file, "-o", tmp_path / "out")
     assert message == (
         "2 parts failed: "
-        "shards/head-0.mlpackage: lm_head.weight: holds NaN or infinity; "
-        "shards/layer-01.mlpackage: model.layers.1.mlp.up_proj.weight: holds NaN or infinity"
+        "shards/head-0.mlpackage: lm_head.weight holds NaN or infinity; "
+        "shards/layer-01.mlpackage: model.layers.1.mlp.up_proj.weight holds NaN or infinity"
     )
     assert lowered == ["layer-00", "head-0", "layer-01"]
     made = tmp_path / "out.partial/bundle/shards"
