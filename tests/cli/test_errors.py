@@ -339,7 +339,7 @@ def unfinished(path: Path) -> None:
     [
         (tamper, "weight.bin is not the file that was built"),
         (point_outside, "the manifest points outside the bundle: ../../etc/passwd"),
-        (unfinished, "no manifest.json, not a complete bundle"),
+        (unfinished, "no manifest.json, so not a complete bundle"),
         (shutil.rmtree, "no such bundle"),
         (lambda path: edit(path / "manifest.json", schema_version=99), "schema 99"),
         (lambda path: (path / "manifest.json").write_text("{"), "not valid JSON"),
