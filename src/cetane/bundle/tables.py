@@ -1,4 +1,4 @@
-"""Tables of the host: rows by token, and rotary cosines and sines by position."""
+"""The host's tables: rows by token, and rotary cosines and sines by position."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # a bundle is opened without numpy
 
 
 class TokenRows(Protocol):
-    """A table of rows by token, in memory or not."""
+    """A table with a row for each token, in memory or on disk."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -21,8 +21,11 @@ class TokenRows(Protocol):
 
 @dataclass(frozen=True)
 class Tables:
-    """Host tables: `tokens (V, C)`, the embedding, unless a shard holds it; `rotary[name] (2,
-    context, D)` fp32, and further tables of rows by token; memory-mapped."""
+    """The host's tables, memory-mapped.
+
+    `tokens (V, C)` is the embedding, None if a shard holds it. `rotary[name] (2, context, D)` is
+    fp32. `others` are further tables with a row for each token.
+    """
 
     tokens: TokenRows | None
     rotary: dict[str, np.ndarray[Any, Any]]
@@ -65,7 +68,7 @@ class QuantizedRows:
 def quantize_rows(
     rows: np.ndarray[Any, Any],
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """int8 values and fp16 scales, the largest magnitude of each row: CoreML-LLM's own form."""
+    """int8 values, and an fp16 scale for each row: its largest magnitude, as in CoreML-LLM."""
     import numpy as np
 
     scales = np.abs(rows).max(axis=-1).astype(np.float16)

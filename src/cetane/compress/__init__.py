@@ -1,4 +1,5 @@
-"""Compression formats as encode/decode pairs on arrays, and the rules that choose between them."""
+"""Compression formats as pairs of encode and decode on arrays, and rules that choose between
+them."""
 
 from cetane.compress.formats import Format, Fp16, Linear, Palette, parse_format
 from cetane.compress.select import Selection

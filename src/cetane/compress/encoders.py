@@ -56,11 +56,11 @@ def palettized(weight: Weight, form: Palette, sensitivity: Sensitivity | None) -
 
 
 def _costs(sensitivity: Sensitivity | None, shape: Shape, name: str) -> Sensitivity:
-    """What errors of every element count, checked."""
+    """The factor for each element's squared error; CetaneError if missing or wrong."""
     if sensitivity is None:
         raise CetaneError(
-            f"{name} needs to know what errors count",
-            "name the file of sensitivities that `cetane sweep` writes: compression.sensitivity",
+            f"{name} needs sensitivities",
+            "set compression.sensitivity to the file that `cetane sweep` writes",
         )
     try:
         costs = np.broadcast_to(sensitivity, shape)
@@ -74,10 +74,10 @@ def _costs(sensitivity: Sensitivity | None, shape: Shape, name: str) -> Sensitiv
 
 
 def _to_half(weight: Weight) -> Half:
-    """The weight in fp16 and C order: itself, if it is so already."""
+    """The weight in fp16 and C order; the same array if it is so already."""
     with np.errstate(over="ignore"):
         half = np.asarray(weight, dtype=np.float16, order="C")
-    # The patterns from these on are infinite or no number; numpy's isfinite is 25 times slower.
+    # These patterns and all above are infinite or NaN. numpy's isfinite is 25 times slower.
     positive, negative = half.view(np.int16).max(initial=0), half.view(np.uint16).max(initial=0)
     if positive >= 0x7C00 or negative >= 0xFC00:
         raise CetaneError(f"a weight of {np.abs(weight).max():g} is not finite in fp16")

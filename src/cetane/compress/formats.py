@@ -1,4 +1,4 @@
-"""Compression formats: a name that says what is done, and the encoding it stands for.
+"""Compression formats: each has a name that a recipe uses, and an encoding.
 
 | name | constants |
 | --- | --- |
@@ -7,7 +7,7 @@
 | `int4-per-tensor` | int4, one fp16 scale |
 | `int4-per-block32` | int4, one fp16 scale per 32 input channels of every output channel |
 | `palette4-kmeans-group32` | 4-bit indices, one palette of 16 fp16 values per 32 output channels |
-| `palette4-weighted-group32` | the same, placed where errors count most |
+| `palette4-weighted-group32` | the same, placed for the least error of the layer's output |
 | `palette6-uniform-per-tensor` | 6-bit indices, one evenly spaced palette |
 
 A linear weight has 8 or 4 bits, a palette 1, 2, 3, 4, 6 or 8. Output channels are axis 0 of a
@@ -33,37 +33,38 @@ PaletteMode = Literal["uniform", "kmeans", "weighted"]
 
 
 class Format(ABC):
-    """One way to store a weight. Formats are values: equal when their names are.
+    """One way to store a weight. Two formats of one name are equal.
 
-    `bits` is the number of bits per weight, scales and palettes not counted.
+    `bits` is the number of bits per weight, without scales and palettes.
     """
 
     bits: int
     weighted = False
-    """Whether `encode` needs to know what errors count."""
+    """Whether `encode` needs sensitivities."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """The name `parse_format` reads."""
+        """The name that `parse_format` reads."""
 
     @abstractmethod
     def nbytes(self, shape: Shape) -> int:
-        """Bytes of the constants for a weight of this shape, indices packed to bits."""
+        """Bytes of the constants for a weight of this shape, with indices packed to bits."""
 
     @abstractmethod
     def encode(self, weight: Weight, sensitivity: Sensitivity | None = None) -> Encoded:
         """The constants for a weight, fp16 or fp32 of shape (O, I, ...).
 
-        The weight is rounded to fp16 first, the type it is computed with. What `Fp16` returns may
-        be the weight itself, not a copy. `sensitivity`, fp32 of a shape that broadcasts to the
-        weight's, is what a squared error of each element counts; only `weighted` formats ask.
+        The weight is rounded to fp16 first, since programs compute in fp16. `Fp16` may return the
+        weight itself, not a copy. `sensitivity` multiplies the squared error of each element; it is
+        fp32 of a shape that broadcasts to the weight's. Only `weighted` formats use it.
         Raises CetaneError for a value that fp16 cannot hold, for a shape that `check` refuses, and
         for a sensitivity that is missing or does not fit.
         """
 
     def check(self, shape: Shape, name: str) -> None:  # noqa: B027, most formats take any shape
-        """Raises CetaneError if the weight called `name`, of this shape, cannot be encoded."""
+        """Raise CetaneError if a weight of this shape cannot be encoded; `name` is for the
+        message."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,11 @@ class Fp16(Format):
 
 @dataclass(frozen=True)
 class Linear(Format):
-    """Linear and symmetric: integers from −limit to limit, 127 or 7, scale = max|w| / limit, no
-    offset. One scale an output channel, in all, or for each block of so many input channels.
+    """Linear and symmetric: integers from −limit to limit, scale = max|w| / limit, no offset.
 
-    Bit for bit coremltools' `linear_symmetric`, except where the scale rounds to zero: the values
-    are then zero as well, where coremltools casts a division by zero.
+    The limit is 127 or 7. There is one scale for each output channel, for the whole weight, or for
+    each block of `per` input channels. Bit for bit equal to coremltools' `linear_symmetric`, but
+    for a scale that rounds to zero: the values are then zero, where coremltools divides by zero.
     """
 
     bits: int
@@ -115,7 +116,7 @@ class Linear(Format):
         return encoders.linear(weight, self.bits, self.scales(weight.shape), self.per == "tensor")
 
     def scales(self, shape: Shape) -> Shape:
-        """The shape of the scales of a weight."""
+        """The shape of a weight's scales."""
         outputs = 1 if self.per == "tensor" else shape[0]
         inner = [1] * (len(shape) - 1)
         if isinstance(self.per, int):
@@ -127,9 +128,10 @@ class Linear(Format):
 class Palette(Format):
     """Indices into 2**bits fp16 values, one palette for each `group` output channels or for all.
 
-    `uniform` spaces the values evenly from the least to the greatest weight, bit for bit as
-    coremltools does; `kmeans` places them for the least squared error; `weighted` for the least sum
-    of squared errors times what each counts (SqueezeLLM, arXiv 2306.07629).
+    - `uniform` spaces the values evenly from the least to the greatest weight, bit for bit as
+      coremltools does.
+    - `kmeans` places them for the least squared error.
+    - `weighted` multiplies each squared error by its sensitivity (SqueezeLLM, arXiv 2306.07629).
     """
 
     bits: int
@@ -175,7 +177,7 @@ _PALETTE = re.compile(
 
 
 def parse_format(name: str) -> Format:
-    """The format a name stands for; CetaneError with the grammar if there is none."""
+    """The format of this name. Raises CetaneError with the grammar for an unknown name."""
     if name == "fp16":
         return Fp16()
     if match := _LINEAR.fullmatch(name):
