@@ -118,6 +118,12 @@ def inside(root: Path, name: str) -> Path:
     return path
 
 
+def check_outside(target: Path, folder: Path) -> None:
+    """CetaneError for a target inside a folder that is to stay as it is."""
+    if folder.resolve() in target.resolve().parents:
+        raise CetaneError(f"{target} is inside {folder}", "choose another place")
+
+
 def check_files(root: Path, files: Mapping[str, FileRecord], hint: str) -> None:
     """CetaneError if a file is missing or is not what it should be."""
     for name, record in files.items():
@@ -157,6 +163,8 @@ def write_cache(path: Path, text: str) -> None:
 
 LARGEST = 1 << 26
 """Bytes of a file that is read whole; the largest index of a released checkpoint has 10 MB."""
+LARGEST_TEXT = 1 << 28
+"""A text to judge or to train on: 60 M tokens."""
 LARGEST_TOML = 1 << 18
 """The largest recipe has 8 kB; tomllib takes 3 s for 1 MB."""
 
@@ -197,9 +205,9 @@ def read_text(path: Path, most: int = LARGEST, follow: bool = True) -> str:
         raise CetaneError(f"cannot read {path}: it is not UTF-8: {error}") from error
 
 
-def read_json(path: Path, follow: bool = True) -> dict[str, Any]:
+def read_json(path: Path, follow: bool = True, most: int = LARGEST) -> dict[str, Any]:
     """The JSON object in `path`; CetaneError when it cannot be read or is something else."""
-    value = parse_json(read_bytes(path, follow=follow), str(path))
+    value = parse_json(read_bytes(path, most, follow), str(path))
     if not isinstance(value, dict):
         raise CetaneError(f"{path} holds a JSON {type(value).__name__}, not an object")
     return value
