@@ -205,9 +205,9 @@ def read_text(path: Path, most: int = LARGEST, follow: bool = True) -> str:
         raise CetaneError(f"cannot read {path}: it is not UTF-8: {error}") from error
 
 
-def read_json(path: Path, follow: bool = True, most: int = LARGEST) -> dict[str, Any]:
+def read_json(path: Path, follow: bool = True) -> dict[str, Any]:
     """The JSON object in `path`; CetaneError when it cannot be read or is something else."""
-    value = parse_json(read_bytes(path, most, follow), str(path))
+    value = parse_json(read_bytes(path, follow=follow), str(path))
     if not isinstance(value, dict):
         raise CetaneError(f"{path} holds a JSON {type(value).__name__}, not an object")
     return value

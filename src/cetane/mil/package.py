@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from cetane.errors import CetaneError
-from cetane.files import read_bytes, read_json
+from cetane.files import read_bytes
 from cetane.mil.program import plain_name
 from cetane.mil.proto import model_message
+from cetane.validation import parse_json
 
 LARGEST_MANIFEST = 1 << 20
 LARGEST_SPECIFICATION = 1 << 29
@@ -42,7 +43,9 @@ def _root_model(path: Path) -> Path:
             hint="an .mlpackage is a folder" if path.is_file() else None,
         )
     try:
-        content = read_json(manifest, most=LARGEST_MANIFEST)
+        content = parse_json(
+            read_bytes(manifest, LARGEST_MANIFEST), f"{manifest} is not a package manifest: it"
+        )
         entry = content["itemInfoEntries"][content["rootModelIdentifier"]]["path"]
         return _inside(path, path / "Data" / entry, "model specification")
     except (ValueError, KeyError, TypeError, RecursionError) as error:

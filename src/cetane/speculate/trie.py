@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from cetane.errors import CetaneError
-from cetane.files import disk_errors, read_bytes, replacing
+from cetane.files import disk_errors, open_regular, replacing
 
 MAGIC = b"cetane-trie-1\n"
 HEADER = struct.Struct("<qq32s32s")
@@ -147,10 +147,14 @@ class Trie:
         """Read what `save` wrote; CetaneError if it is damaged, too large or not of `owner`."""
         start = len(MAGIC) + HEADER.size
         longest = start + 4 * ROW * self.most
-        content = read_bytes(path, longest)
+        try:
+            with open_regular(path) as file:
+                content = file.read(longest + 1)
+        except OSError as error:
+            raise CetaneError(f"cannot read {path}: {error}") from error
         body = content[start:]
         hint = "remove it to start anew"
-        if not content.startswith(MAGIC) or len(content) < start:
+        if not content.startswith(MAGIC) or len(content) < start or len(content) > longest:
             raise CetaneError(f"{path}: not a suffix trie of at most {self.most} nodes", hint)
         nodes, clock, digest, whose = HEADER.unpack(content[len(MAGIC) : start])
         if len(body) != 4 * ROW * nodes or hashlib.sha256(body).digest() != digest:
