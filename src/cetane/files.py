@@ -117,6 +117,12 @@ def inside(root: Path, name: str) -> Path:
     return path
 
 
+def check_outside(target: Path, folder: Path) -> None:
+    """CetaneError for a target inside a folder that is to stay as it is."""
+    if folder.resolve() in target.resolve().parents:
+        raise CetaneError(f"{target} is inside {folder}", "choose another place")
+
+
 def check_files(root: Path, files: Mapping[str, FileRecord], hint: str) -> None:
     """CetaneError if a file is missing or is not what it should be."""
     for name, record in files.items():
@@ -156,6 +162,8 @@ def write_cache(path: Path, text: str) -> None:
 
 LARGEST = 1 << 26
 """Bytes of a file that is read whole; the largest index of a released checkpoint has 10 MB."""
+LARGEST_TEXT = 1 << 28
+"""A text to judge or to train on: 60 M tokens."""
 LARGEST_TOML = 1 << 18
 """The largest recipe has 8 kB; tomllib takes 3 s for 1 MB."""
 

@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from cetane.errors import CetaneError
-from cetane.files import disk_errors, replacing
+from cetane.files import disk_errors, open_regular, replacing
 
 MAGIC = b"cetane-trie-1\n"
 HEADER = struct.Struct("<qq32s32s")
 """Nodes, clock, sha256 of the rest, and whose tokens these are."""
+MOST = 1 << 30
+"""Of a count and of the clock: as much again has room in their 32 bits."""
 ROOT = 0
 ROW = 4
 """Integers of a node in a file: parent, token, count, last use."""
@@ -146,7 +148,7 @@ class Trie:
         start = len(MAGIC) + HEADER.size
         longest = start + 4 * ROW * self.most
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 content = file.read(longest + 1)
         except OSError as error:
             raise CetaneError(f"cannot read {path}: {error}") from error
@@ -163,9 +165,10 @@ class Trie:
         parent, token, count, used = rows
         valid = (
             nodes > 0
-            and 0 <= clock < 2**31
+            and 0 <= clock < MOST
             and (token >= 0).all()
             and (count[1:] > 0).all()
+            and (count < MOST).all()
             and (used >= 0).all()
             and (parent >= 0).all()
             and (parent[1:] < np.arange(1, nodes)).all()
