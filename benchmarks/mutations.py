@@ -20,6 +20,7 @@ from tests.gates.mutations.ports import (
     AuthoredPort,
     RememberedReference,
     TinyCheckpoint,
+    encoded_once,
     judge,
 )
 from tests.gates.mutations.table import DEPARTURES, TABLE, Inapplicable, mutations
@@ -81,10 +82,11 @@ def main() -> None:
     torch.set_num_threads(1)
     tok, rows, started = tokenizer_of(), [], time.perf_counter()
     for family in arguments.families:
-        for row in run(family, arguments.seeds, arguments.formats, tok):
-            rows.append(row)
-            if row["wrong"] == row["passed"]:
-                print(row, flush=True)
+        with encoded_once():
+            for row in run(family, arguments.seeds, arguments.formats, tok):
+                rows.append(row)
+                if row["wrong"] == row["passed"]:
+                    print(row, flush=True)
         print(f"{family}: {len(rows)} ports, {time.perf_counter() - started:.0f} s", flush=True)
         if arguments.json:
             arguments.json.write_text(json.dumps(rows, indent=1))
