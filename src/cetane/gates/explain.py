@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from math import ceil, log2
-from typing import Literal
+from typing import Literal, Protocol
 
-from cetane.bundle import Bundle
-from cetane.checkpoint import Checkpoint
+from cetane.checkpoint import Checkpoint, Tokenizer
 from cetane.compress import parse_format
 from cetane.gates.authored import Authored
 from cetane.gates.golden import GoldenResult
@@ -31,6 +30,15 @@ BETTER = {
 """The next format for bits that are too few."""
 
 
+class Judged(Protocol):
+    """What was refused: a bundle, or a port that is none yet."""
+
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+
 class Explanation(Data):
     """Why a port was refused."""
 
@@ -42,7 +50,7 @@ class Explanation(Data):
     """Lines of TOML that mend it, if a recipe can."""
 
 
-def explain(bundle: Bundle, checkpoint: Checkpoint, verdict: GoldenResult) -> Explanation | None:
+def explain(bundle: Judged, checkpoint: Checkpoint, verdict: GoldenResult) -> Explanation | None:
     """The first cause, in the order in which one hides the next; None for a port that passed.
 
     Runs the authored modules where the graph is wrong, to tell authoring from conversion.
@@ -79,7 +87,7 @@ def wrong_weights(verdict: GoldenResult, plan: Plan) -> Explanation:
     )
 
 
-def wrong_graph(bundle: Bundle, checkpoint: Checkpoint, verdict: GoldenResult) -> Explanation:
+def wrong_graph(bundle: Judged, checkpoint: Checkpoint, verdict: GoldenResult) -> Explanation:
     """The first thing that is off; if the authored modules are right, the programs are not."""
     recipe = bundle.plan.recipe
     authored = Authored(Planner(checkpoint, recipe), checkpoint, Reference(checkpoint))
@@ -130,7 +138,7 @@ def wrong_reading(read: Misread, authored: "Authored") -> Explanation:
     )
 
 
-def mended(bundle: Bundle, checkpoint: Checkpoint, authored: "Authored") -> bool:
+def mended(bundle: Judged, checkpoint: Checkpoint, authored: "Authored") -> bool:
     """Whether the authored modules are right with caches that the host writes."""
     recipe = bundle.plan.recipe
     plain = recipe.cache.model_copy(update={"contract": "readonly", "sliding": None})

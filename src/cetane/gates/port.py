@@ -35,10 +35,10 @@ ACTIVATIONS = ("gelu", "relu", "silu")
 class Port(Readable, Protocol):
     """What the gates ask of a port."""
 
-    tokenizer: Tokenizer
-
     @property
     def plan(self) -> Plan: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
     @property
     def shipped(self) -> Engine:
         """As it is, in fp32; one shard in memory at a time."""
