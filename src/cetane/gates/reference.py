@@ -80,19 +80,6 @@ class Reference:
         if loaded is None:
             self._lend(checkpoint, size <= RESIDENT)
 
-    @property
-    def epsilons(self) -> set[float]:
-        """Of the model's norms; its other norms have none."""
-        modules = list(self.model.modules())
-        own = {
-            float(value)
-            for module in modules
-            for name in ("variance_epsilon", "eps")
-            if isinstance(value := getattr(module, name, None), float)
-        }
-        bare = any("qk_norm" in type(module).__name__.lower() for module in modules)
-        return own | ({0.0} if bare or self.model.config.model_type == "zaya" else set())
-
     def _lend(self, checkpoint: Checkpoint, resident: bool) -> None:
         """Have modules take their weights from the checkpoint."""
         for path, names in self.names.items():
