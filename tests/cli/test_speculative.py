@@ -67,7 +67,7 @@ def test_a_conversation_with_drafts(cetane: Cetane, ported: Bundle) -> None:
     [
         (
             ("--speculative", "oracle"),
-            "no drafter 'oracle', and no such folder: oracle (known: ngram, suffix, union, medusa, eagle3",
+            "no drafter 'oracle', and no such folder: oracle",
         ),
         (("--speculative", "ngram", "--ngram-min", 0), "n-grams of 0 to 8 tokens"),
         (("--speculative", "ngram", "--ngram-max", 0), "n-grams of 1 to 0 tokens"),
