@@ -20,7 +20,6 @@ from socket import gethostname
 from typing import Any, BinaryIO, Generic, TypeVar
 
 import tomli_w
-from filelock import FileLock, Timeout
 from pydantic import TypeAdapter
 
 from cetane.errors import CetaneError
@@ -385,6 +384,8 @@ def claimed(target: Path, job: str) -> Iterator[None]:
     releases it when a process dies. filelock notices the removal of a lock file in use, so the last
     writer can remove it. Raises CetaneError if there is another writer, with its process and `job`.
     """
+    from filelock import FileLock, Timeout  # here: it loads asyncio, which readers do not need
+
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         path = target.with_name(f".{target.name}.lock")

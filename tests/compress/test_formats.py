@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from cetane.compress import Affine, Dense, Fp16, Linear, Palette, Palettized, parse_format
+from cetane.compress import Fp16, Linear, Palette, parse_format
+from cetane.compress.encoded import Affine, Dense, Palettized
 from cetane.errors import CetaneError
 
 PALETTES = [

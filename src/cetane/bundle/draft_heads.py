@@ -5,11 +5,11 @@ the digest of the bundle whose hidden states the draft head reads; another bundl
 bundle's manifest does not name its draft heads, so a new draft head keeps the bundle's digest.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from cetane.bundle.listed import ListedFolder
 from cetane.errors import CetaneError
@@ -27,6 +27,9 @@ from cetane.schema.draft_head import (
 )
 from cetane.schema.function import Function
 from cetane.schema.plan import Plan
+
+if TYPE_CHECKING:  # a bundle is opened without numpy
+    import numpy as np
 
 TRAIN_AGAIN = "cetane train-head makes one for it"
 
@@ -60,7 +63,7 @@ class DraftHead(ListedFolder[DraftHeadManifest]):
     def vocabulary(self) -> np.ndarray[Any, Any]:
         """The tokens that it can propose, int32 `(R,)`, ascending."""
         tokens = self.array(VOCABULARY, "<i4", (self.manifest.rows,))
-        if tokens[0] < 0 or tokens[-1] >= self.plan.vocab or (np.diff(tokens) <= 0).any():
+        if tokens[0] < 0 or tokens[-1] >= self.plan.vocab or (tokens[1:] <= tokens[:-1]).any():
             raise CetaneError(f"{self.path}: {VOCABULARY} does not hold ascending tokens")
         return tokens
 

@@ -4,17 +4,19 @@ The reader trusts nothing. Every file must be inside the folder, listed, and hav
 hash in the manifest.
 """
 
+from __future__ import annotations
+
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-import numpy as np
-
-from cetane.bundle.arrays import open_array
 from cetane.files import check_files, inside, read_json, sha256
 from cetane.schema.draft_head import DraftHeadManifest
 from cetane.schema.manifest import Manifest, check_schema
 from cetane.validation import validated
+
+if TYPE_CHECKING:  # a bundle is opened without numpy
+    import numpy as np
 
 M = TypeVar("M", Manifest, DraftHeadManifest)
 
@@ -58,4 +60,6 @@ class ListedFolder(Generic[M]):
 
         Raises CetaneError for another dtype or shape.
         """
+        from cetane.bundle.arrays import open_array
+
         return open_array(self.file(name), dtype, shape)

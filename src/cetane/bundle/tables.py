@@ -1,11 +1,14 @@
 """The host's tables: rows by token, and rotary cosines and sines by position."""
 
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cetane.errors import CetaneError
+
+if TYPE_CHECKING:  # a bundle is opened without numpy
+    import numpy as np
 
 
 class TokenRows(Protocol):
@@ -55,6 +58,8 @@ class QuantizedRows:
 
     def __getitem__(self, tokens: Any) -> np.ndarray[Any, Any]:
         """fp32 rows of some tokens."""
+        import numpy as np
+
         scales = np.asarray(self.scales[tokens], np.float32) / 127
         rows: np.ndarray[Any, Any] = self.values[tokens] * scales[..., None]
         return rows
@@ -64,6 +69,8 @@ def quantize_rows(
     rows: np.ndarray[Any, Any],
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """int8 values, and an fp16 scale for each row: its largest magnitude, as in CoreML-LLM."""
+    import numpy as np
+
     scales = np.abs(rows).max(axis=-1).astype(np.float16)
     steps = np.where(scales == 0, 1, scales).astype(np.float32)[:, None] / 127
     return np.clip(np.rint(rows / steps), -127, 127).astype(np.int8), scales

@@ -14,21 +14,20 @@ A linear weight has 8 or 4 bits, a palette 1, 2, 3, 4, 6 or 8. Output channels a
 weight, input channels axis 1.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
-import numpy as np
-import numpy.typing as npt
-
-from cetane.compress import palettes
-from cetane.compress.encoded import Affine, Dense, Encoded, Half, Palettized
 from cetane.errors import CetaneError
 
-Weight = npt.NDArray[np.float16] | npt.NDArray[np.float32]
-Sensitivity = npt.NDArray[np.float32]
+if TYPE_CHECKING:  # a recipe is read without numpy
+    from cetane.compress.encoded import Affine, Dense, Encoded, Palettized
+    from cetane.compress.encoders import Sensitivity, Weight
+
 Shape = tuple[int, ...]
 PaletteMode = Literal["uniform", "kmeans", "weighted"]
 
@@ -77,7 +76,9 @@ class Fp16(Format):
         return 2 * math.prod(shape)
 
     def encode(self, weight: Weight, sensitivity: Sensitivity | None = None) -> Dense:
-        return Dense(_to_half(weight))
+        from cetane.compress import encoders
+
+        return encoders.dense(weight)
 
 
 @dataclass(frozen=True)
@@ -109,22 +110,10 @@ class Linear(Format):
             )
 
     def encode(self, weight: Weight, sensitivity: Sensitivity | None = None) -> Affine:
-        from cetane.compress import kernels  # here because numba takes a while to load
+        from cetane.compress import encoders
 
         self.check(weight.shape, "the weight")
-        half = _to_half(weight)
-        shape, limit = self.scales(half.shape), np.float32(2 ** (self.bits - 1) - 1)
-        blocks = shape[1] if half.ndim > 1 else 1
-        rows = half.reshape(len(half) * blocks, -1).view(np.uint16)
-        largest = np.empty(len(rows), dtype=np.uint16)
-        kernels.over_rows(kernels.largest, rows, largest)
-        if self.per == "tensor":
-            largest = largest.max(keepdims=True)
-        scale = largest.view(np.float16) / np.float16(limit)
-        data = np.empty(rows.shape, dtype=np.int8)
-        scales = np.broadcast_to(scale, len(rows)).astype(np.float32)
-        kernels.over_rows(lambda *parts: kernels.linear(*parts, limit), rows, scales, data)
-        return Affine(data.reshape(half.shape), scale.reshape(shape), self.bits)
+        return encoders.linear(weight, self.bits, self.scales(weight.shape), self.per == "tensor")
 
     def scales(self, shape: Shape) -> Shape:
         """The shape of a weight's scales."""
@@ -159,7 +148,7 @@ class Palette(Format):
         return f"palette{self.bits}-{self.mode}-{per}"
 
     def nbytes(self, shape: Shape) -> int:
-        entries = self._groups(shape) << self.bits
+        entries = self.groups(shape) << self.bits
         return (math.prod(shape) * self.bits + 7) // 8 + 2 * entries
 
     def check(self, shape: Shape, name: str) -> None:
@@ -171,21 +160,13 @@ class Palette(Format):
             )
 
     def encode(self, weight: Weight, sensitivity: Sensitivity | None = None) -> Palettized:
-        self.check(weight.shape, "the weight")
-        half = _to_half(weight)
-        groups = half.reshape(self._groups(half.shape), -1)
-        match self.mode:
-            case "uniform":
-                lut, indices = palettes.uniform(groups, self.bits)
-            case "kmeans":
-                lut, indices = palettes.kmeans(groups, self.bits)
-            case "weighted":
-                costs = _costs(sensitivity, half.shape, self.name).reshape(groups.shape)
-                lut, indices = palettes.kmeans(groups, self.bits, costs)
-        lut_shape = (len(groups), *[1] * (half.ndim - 1), 2**self.bits, 1)
-        return Palettized(indices.reshape(half.shape), lut.reshape(lut_shape), self.bits)
+        from cetane.compress import encoders
 
-    def _groups(self, shape: Shape) -> int:
+        self.check(weight.shape, "the weight")
+        return encoders.palettized(weight, self, sensitivity)
+
+    def groups(self, shape: Shape) -> int:
+        """How many palettes a weight has."""
         return 1 if self.group is None else shape[0] // self.group
 
 
@@ -216,32 +197,3 @@ def parse_format(name: str) -> Format:
         "palette{1,2,3,4,6,8}-{uniform,kmeans,weighted}-per-tensor; "
         "for example palette4-kmeans-group32",
     )
-
-
-def _costs(sensitivity: Sensitivity | None, shape: Shape, name: str) -> Sensitivity:
-    """The factor for each element's squared error; CetaneError if missing or wrong."""
-    if sensitivity is None:
-        raise CetaneError(
-            f"{name} needs sensitivities",
-            "set compression.sensitivity to the file that `cetane sweep` writes",
-        )
-    try:
-        costs = np.broadcast_to(sensitivity, shape)
-    except ValueError as error:
-        raise CetaneError(
-            f"sensitivities of shape {sensitivity.shape} do not fit a weight of shape {shape}"
-        ) from error
-    if not (sensitivity >= 0).all() or not np.isfinite(sensitivity).all():
-        raise CetaneError("a sensitivity is negative or not finite")
-    return np.ascontiguousarray(costs, dtype=np.float32)
-
-
-def _to_half(weight: Weight) -> Half:
-    """The weight in fp16 and C order; the same array if it is so already."""
-    with np.errstate(over="ignore"):
-        half = np.asarray(weight, dtype=np.float16, order="C")
-    # These patterns and all above are infinite or NaN. numpy's isfinite is 25 times slower.
-    positive, negative = half.view(np.int16).max(initial=0), half.view(np.uint16).max(initial=0)
-    if positive >= 0x7C00 or negative >= 0xFC00:
-        raise CetaneError(f"a weight of {np.abs(weight).max():g} is not finite in fp16")
-    return half

@@ -7,19 +7,25 @@ Optimal Brain Surgeon use; here they weight k-means. There is one number for eac
 backward pass is needed, and the file has some hundred kilobytes.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field, PrivateAttr
 
 from cetane.errors import CetaneError
 from cetane.files import read_bytes
 from cetane.validation import Data
 
-Vector = npt.NDArray[np.float32]
+if TYPE_CHECKING:  # a recipe is read without numpy
+    import numpy as np
+    import numpy.typing as npt
+
+    Vector = npt.NDArray[np.float32]
+
 KEY = "key"
 """The metadata entry that names the model and the text of a file."""
 LARGEST = 1 << 28
@@ -115,6 +121,6 @@ class SensitivityFile(Data):
             inputs = load(content)
         except (SafetensorError, ValueError, KeyError) as error:
             raise CetaneError(f"{path}: not a safetensors file: {error}") from error
-        if any(v.dtype != np.float32 or v.ndim != 1 for v in inputs.values()):
+        if any(v.dtype != "float32" or v.ndim != 1 for v in inputs.values()):
             raise CetaneError(f"{path}: sensitivities must be vectors of fp32")
         return Sensitivities(inputs)

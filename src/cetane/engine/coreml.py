@@ -60,7 +60,8 @@ class CoreMLBackend:
         ct = import_coremltools()
         if ct.utils._macos_version() < (15, 0):
             raise CetaneError(
-                "the coreml backend needs macOS 15 or later", "--backend portable runs anywhere"
+                "the coreml backend needs macOS 15 or later",
+                "elsewhere, cetane run --backend portable runs the bundle",
             )
         self.shards = shards
 

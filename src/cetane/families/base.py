@@ -1,11 +1,13 @@
 """The base of every family: blocks, the tensors between them, and their weights."""
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,9 @@ from cetane.families.layers import Held, Leaf, Projection, RMSNorm
 from cetane.families.rotary import RotaryTable
 from cetane.hardware.notch import cut, on_notch
 from cetane.schema.interface import Source, TokenIds
-from cetane.schema.subset import Ids
+
+if TYPE_CHECKING:
+    from cetane.schema.subset import Ids
 
 Flow = dict[str, Tensor]
 Memory = dict[str, Callable[..., Any]]
@@ -118,7 +122,7 @@ class Block(nn.Module):
         return ()
 
     @property
-    def root(self) -> "Block":
+    def root(self) -> Block:
         """The block that owns the parameters: itself, or of a part, the whole block."""
         return self
 
@@ -238,7 +242,7 @@ class Head(Block):
     reads = ("hidden",)
 
     def __init__(
-        self, index: int, model: "Model", start: int, stop: int, tokens: "range | Ids"
+        self, index: int, model: Model, start: int, stop: int, tokens: range | Ids
     ) -> None:
         super().__init__(f"head-{index}", len(model.layers), "")
         self.start, self.stop, self.model, self.tokens = start, stop, (model,), tokens
@@ -268,7 +272,7 @@ class Lookup(Block):
 
     reads = ("token_ids",)
 
-    def __init__(self, model: "Model") -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__("embedding", 0, "")
         self.axes, self.name_of, self.factor = (
             model.axes, model.embedding.weight, model.embedding.factor,
@@ -398,7 +402,7 @@ class Model:
         blocks = (weight.name for block in self.layers for _, weight in block.weights())
         return {*names, *blocks, self.norm, self.output}
 
-    def with_lookup(self) -> "Model":
+    def with_lookup(self) -> Model:
         """The model with its embedding as the first block."""
         if self.embedding.bias is not None or self.embedding.scale is not None:
             raise CetaneError("embedding.inside: this model's embedding is more than a table")
@@ -406,7 +410,7 @@ class Model:
             layers = (Lookup(self), *self.layers)
         return replace(self, layers=layers, host=self.host | {"token_ids": TokenIds()})
 
-    def split_contracting(self, bits: Bits) -> "Model":
+    def split_contracting(self, bits: Bits) -> Model:
         """The model with its projections on the notch split. Changes the blocks in place."""
         for block in self.layers:
             block.split_contracting(bits)

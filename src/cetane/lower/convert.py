@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cetane.compress import Encoded
+from cetane.compress.encoded import Encoded
 from cetane.errors import CetaneError
 from cetane.hardware.quiet import import_coremltools
 from cetane.lower.package import normalize

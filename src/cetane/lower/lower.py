@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from cetane.compress import Encoded, Sensitivities
+from cetane.compress import Sensitivities
+from cetane.compress.encoded import Encoded
 from cetane.errors import CetaneError
 from cetane.families import Weights
 from cetane.lower.convert import Constants, convert_shard

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from cetane.compress import Affine, Dense, Encoded, Format, Palettized
-from cetane.compress.encoded import Half
+from cetane.compress import Format
+from cetane.compress.encoded import Affine, Dense, Encoded, Half, Palettized
 from cetane.compress.formats import Fp16, Linear, Palette
 
 ONE, INFINITY = 0x3C00, 0x7C00

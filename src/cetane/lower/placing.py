@@ -9,7 +9,7 @@ from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 from coremltools.converters.mil.mil.passes.helper import block_context_manager
 
-from cetane.compress import Affine, Dense, Encoded
+from cetane.compress.encoded import Affine, Dense, Encoded
 from cetane.errors import CetaneError
 from cetane.lower.frontend import constexpr_cetane_weight
 

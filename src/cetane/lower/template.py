@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cetane.compress import Affine, Dense, Encoded
+from cetane.compress.encoded import Affine, Dense, Encoded
 from cetane.errors import CetaneError
 from cetane.lower.convert import Constants, Placed, convert_shard
 from cetane.lower.package import MANIFEST, MODEL, WEIGHTS

@@ -15,11 +15,10 @@ from typing import Literal
 
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
+from cetane.validation import PLAIN_NAME
 
 Precision = Literal["fp32", "fp16"]
 LARGEST_FP16 = 65504.0
-PLAIN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,254}$"
-"""One component of a path, without a slash, and without a dot or dash first."""
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,13 @@
 """Which tokens a head needs: those of texts, those that the model itself chooses after them, and
 those without which some texts could not be written."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,7 +18,10 @@ from cetane.gates.quality import read_tokens
 from cetane.gates.reference import Reference
 from cetane.pipeline.request import Request
 from cetane.planner import Planner
-from cetane.schema.subset import Ids, Subset, TextCoverage, as_ranges
+from cetane.schema.subset import Subset, TextCoverage, as_ranges
+
+if TYPE_CHECKING:
+    from cetane.schema.subset import Ids
 
 WINDOW = 256
 """Tokens that the model sees together."""

@@ -4,9 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from cetane.mil.program import PLAIN_NAME
 from cetane.schema.interface import Input, Output, State
-from cetane.validation import Data
+from cetane.validation import PLAIN_NAME, Data
 
 Name = Annotated[str, StringConstraints(pattern=PLAIN_NAME)]
 """Name of a shard or a function. It also names folders and files."""

@@ -3,17 +3,21 @@
 Pure data, without torch: an engine runs it, a manifest holds it.
 """
 
-from functools import cached_property
+from __future__ import annotations
 
-import numpy as np
+from functools import cached_property
+from typing import TYPE_CHECKING
+
 from pydantic import Field, model_validator
 
 from cetane.schema.check import ModeCheck, check_caches
 from cetane.schema.function import Function, ModePlan, ShardPlan, TablePlan
 from cetane.schema.recipe import Mode, Recipe
 from cetane.schema.slots import Slots
-from cetane.schema.subset import Ids
 from cetane.validation import Data
+
+if TYPE_CHECKING:
+    from cetane.schema.subset import Ids
 
 
 class Plan(Data):
@@ -43,7 +47,7 @@ class Plan(Data):
     modes: dict[Mode, ModePlan]
 
     @model_validator(mode="after")
-    def consistent(self) -> "Plan":
+    def consistent(self) -> Plan:
         """Check what an engine relies on: plans also come from manifests, which may be hostile."""
         if self.modes.get("decode", None) is None or self.modes["decode"].tokens != 1:
             raise ValueError("no decode mode of one token")
@@ -78,6 +82,8 @@ class Plan(Data):
     @cached_property
     def choosable(self) -> Ids:
         """The tokens that the head can choose, one for each of its rows."""
+        import numpy as np
+
         return np.arange(self.vocab)[self.tokens(0, self.rows)]
 
     @cached_property

@@ -5,29 +5,33 @@ any prompt as before. The subset must hold every token without which some text c
 such as the single bytes.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from cetane.errors import CetaneError
 from cetane.files import read_bytes
 from cetane.validation import Data, parse_json, validated
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a plan is read without numpy
+    import numpy as np
+    import numpy.typing as npt
+
     from cetane.checkpoint import Tokenizer
+
+    Ids = npt.NDArray[np.int64]
+    """Tokens, ascending."""
 
 LARGEST_FILE = 1 << 24
 LARGEST_VOCABULARY = 1 << 22
 """Tokens; four times the largest tokenizer's."""
 
-Ids = npt.NDArray[np.int64]
-"""Tokens, ascending."""
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -61,7 +65,7 @@ class Subset(Data):
     """Texts that had no part in the choice."""
 
     @model_validator(mode="after")
-    def consistent(self) -> "Subset":
+    def consistent(self) -> Subset:
         last = -1
         for first, end in ranges(self.tokens):
             if not last < first <= end < self.vocabulary:
@@ -74,6 +78,8 @@ class Subset(Data):
     @cached_property
     def ids(self) -> Ids:
         """The tokens, ascending. Row i of the head is the token `ids[i]`."""
+        import numpy as np
+
         return np.concatenate([np.arange(a, b + 1) for a, b in ranges(self.tokens)])
 
     @property
@@ -85,7 +91,7 @@ class Subset(Data):
         tokens = sum(text.tokens for text in self.held_out)
         return (tokens - sum(text.covered for text in self.held_out) + 1) / (tokens + 2)
 
-    def check(self, tokenizer: "Tokenizer") -> None:
+    def check(self, tokenizer: Tokenizer) -> None:
         """Raise CetaneError if the ids are another tokenizer's, or if some text cannot be
         written."""
         hint = "cetane vocabulary makes one"
@@ -113,6 +119,8 @@ def ranges(tokens: str) -> Iterable[tuple[int, int]]:
 
 def as_ranges(ids: npt.NDArray[Any]) -> str:
     """Ascending ids, written as `Subset.tokens`."""
+    import numpy as np
+
     cuts = [0, *(np.flatnonzero(np.diff(ids) != 1) + 1), len(ids)]
     parts = [(ids[a], ids[b - 1]) for a, b in pairwise(cuts)]
     return " ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts)
