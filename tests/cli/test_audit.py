@@ -126,7 +126,7 @@ def test_the_page_of_rules_is_up_to_date(cetane: Cetane) -> None:
 
 
 def test_bad_paths(cetane: Cetane, tmp_path: Path) -> None:
-    assert cetane("audit").error.startswith("cetane audit: name a package or a bundle")
+    assert cetane("audit").error.startswith("cetane audit needs a package or a bundle")
     assert "neither an .mlpackage nor a bundle" in cetane("audit", tmp_path / "nothing").error
     assert "neither an .mlpackage nor a bundle" in cetane("audit", tmp_path).error
     (tmp_path / "Manifest.json").write_text("{}")

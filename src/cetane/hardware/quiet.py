@@ -1,4 +1,4 @@
-"""coremltools and transformers without the messages that tell a user nothing they can act on."""
+"""coremltools and transformers without warnings that a user cannot act on."""
 
 import logging
 import sys
@@ -9,10 +9,10 @@ from types import ModuleType
 
 
 def import_coremltools() -> ModuleType:
-    """coremltools, with its loggers at ERROR, unless somebody imported it before us.
+    """coremltools, with its loggers at ERROR, unless it was imported before.
 
-    It warns on import that libraries which exist on macOS only are missing and that this torch
-    version is newer than the ones it was tested with; both hold on every supported machine.
+    On import it warns of missing libraries, which exist only on macOS. It also warns that this
+    torch version is newer than the tested ones. Both are true on every supported machine.
     """
     if "coremltools" not in sys.modules:
         logging.getLogger("coremltools").setLevel(logging.ERROR)
