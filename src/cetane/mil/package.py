@@ -1,4 +1,4 @@
-"""The `.mlpackage` folder: where its specification and its weights are."""
+"""The `.mlpackage` folder: its specification and its weight files."""
 
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,11 @@ from cetane.validation import parse_json
 
 LARGEST_MANIFEST = 1 << 20
 LARGEST_SPECIFICATION = 1 << 29
-"""Bytes. Weights are in files of their own: a specification of 1,000 ops has half a megabyte."""
+"""Bytes. Weights have their own files, so the specification of 1,000 ops has half a megabyte."""
 
 
 class Package:
-    """An `.mlpackage`. `spec` is the parsed Model message in the file `spec_path`, `file` finds a
-    weight file."""
+    """An `.mlpackage`. `spec` is the Model message parsed from `spec_path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -24,7 +23,7 @@ class Package:
         self.spec = _parse(self.spec_path)
 
     def file(self, name: str) -> Path:
-        """The file that `name` ("@model_path/weights/weight.bin") means. It must be inside."""
+        """The path of the file `name` ("@model_path/weights/weight.bin"), inside the package."""
         parts = name.removeprefix("@model_path/").split("/")
         file = self.spec_path.parent
         for part in parts:

@@ -1,4 +1,5 @@
-"""A program with other values for some of its constants: the same graph on other weights."""
+"""Substitutes: a program with other values for its constants, so the same graph on other
+weights."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from cetane.mil.program import MilFunction, Op, Program, StoredConstant
 
 @dataclass(frozen=True)
 class Substitute:
-    """A value that takes a constant's place; `read` gives it, fp32, each time it is needed."""
+    """A value in place of a constant. `read` gives it, in fp32, on each use."""
 
     path: str
     """Its name: two substitutes of one name are equal."""
@@ -23,7 +24,7 @@ class Substitute:
 def substitute(program: Program, substitutes: Mapping[str, Substitute]) -> Program:
     """The program with substitutes, by result name, in place of constants and their decoders.
 
-    Nothing is read before a function is compiled.
+    Values are read only when a function is compiled.
     """
     functions = {
         name: _substituted(function, substitutes) for name, function in program.functions.items()
