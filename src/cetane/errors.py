@@ -29,6 +29,14 @@ def printable(text: str, longest: int | None = LONGEST) -> str:
     The middle of a long text is left out.
     """
     line = re.sub(r"\s*[\r\n]\s*", " ", text.strip())
-    if longest is not None and len(line) > longest:
-        line = f"{line[: longest * 3 // 4]} ... {line[len(line) - longest // 4 + 5 :]}"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    if longest is not None:  # of a text of gigabytes, no more than what can be kept
+        line = shortened(line, 2 * longest)
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    return line if longest is None else shortened(line, longest)
+
+
+def shortened(line: str, longest: int) -> str:
+    """A line without its middle, if it is too long."""
+    if len(line) <= longest:
+        return line
+    return f"{line[: longest * 3 // 4]} ... {line[len(line) - longest // 4 + 5 :]}"

@@ -120,6 +120,12 @@ def inside(root: Path, name: str) -> Path:
     return path
 
 
+def check_outside(target: Path, folder: Path) -> None:
+    """CetaneError for a target inside a folder that is to stay as it is."""
+    if folder.resolve() in target.resolve().parents:
+        raise CetaneError(f"{target} is inside {folder}", "choose another place")
+
+
 def check_files(root: Path, files: Mapping[str, FileRecord], hint: str) -> None:
     """Raise CetaneError if a file is missing, or has another size or hash."""
     for name, record in files.items():
@@ -159,6 +165,8 @@ def write_cache(path: Path, text: str) -> None:
 
 LARGEST = 1 << 26
 """The largest file that is read whole, in bytes. A released checkpoint's index has up to 10 MB."""
+LARGEST_TEXT = 1 << 28
+"""The largest text to judge or to train on, in bytes: 60 M tokens."""
 LARGEST_TOML = 1 << 18
 """Bytes of the largest TOML file. A recipe has up to 8 kB; tomllib takes 3 s for 1 MB."""
 

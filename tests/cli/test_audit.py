@@ -196,6 +196,21 @@ def test_a_bundle(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
     assert "not measurements of a Mac" in cetane("audit", bundle.path).error
 
 
+@pytest.mark.parametrize("command", [("audit",), ("report", "-o", "page.html")])
+def test_a_bundle_that_was_changed(
+    cetane: Cetane, ported: Bundle, tmp_path: Path, command: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """It is judged by no command, and nothing is written into it."""
+    monkeypatch.chdir(tmp_path)
+    bundle = Path(shutil.copytree(ported.path, tmp_path / "bundle"))
+    weights = next(bundle.rglob("weight.bin"))
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    gates = sorted(bundle.glob("gates/*"))
+    assert "its hash differs" in cetane(command[0], bundle, *command[1:]).error
+    assert sorted(bundle.glob("gates/*")) == gates
+
+
 def measurements_of_all(bundle: Bundle, shard: str) -> str:
     """Every op of every function of a shard on the ANE."""
     functions = {

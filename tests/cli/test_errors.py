@@ -417,6 +417,21 @@ def test_a_text_that_is_not_there(cetane: Cetane, ported: Bundle, tmp_path: Path
     assert "no.txt" in message
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--layer", "0", "--full"), "--layer and --full exclude each other"),
+        (("--prompt-ids", "1,2"), "--prompt-ids is for --layer and --full"),
+        (("--full", "--prompt-ids", "1,x"), "--prompt-ids 1,x: not numbers"),
+        (("--layer", "99"), "--layer 99: the model has the blocks 0 to"),
+    ],
+)
+def test_shards_that_cannot_be_judged(
+    cetane: Cetane, ported: Bundle, arguments: tuple[str, ...], message: str
+) -> None:
+    assert refused(cetane, "validate", ported.path, *arguments).startswith(message)
+
+
 def test_a_checkpoint_that_moved(cetane: Cetane, copied: Path, tmp_path: Path) -> None:
     gone = str(tmp_path / "moved")
     edit(copied / "manifest.json", source=gone)

@@ -12,7 +12,15 @@ from cetane.activations.temporary import temporary_folder
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
-from cetane.files import Progress, disk_errors, records, replacing, write_json
+from cetane.files import (
+    Progress,
+    check_outside,
+    claimed,
+    disk_errors,
+    records,
+    replacing,
+    write_json,
+)
 from cetane.pipeline.build import build
 from cetane.planner import Planner
 from cetane.schema.manifest import GATES, MANIFEST, Manifest, producers, shard_path
@@ -66,8 +74,12 @@ def quantize_activations(
     check(bundle.plan, bundle.path)
     if target.exists() and not (force and (target / MANIFEST).is_file()):
         raise CetaneError(f"{target} exists", "choose another folder; --force replaces a bundle")
+    check_outside(target, bundle.path)
     source, shards = bundle.manifest, bundle.plan.shards
-    with disk_errors(target), temporary_folder() as folder, replacing(target) as partial:
+    with (
+        claimed(target, f"quantizing {bundle.path}"), disk_errors(target),
+        temporary_folder() as folder, replacing(target) as partial,
+    ):  # fmt: skip
         texts = conversations(bundle) if options.samples == "real" or options.smooth else []
         if options.smooth:
             if checkpoint is None:

@@ -93,6 +93,7 @@ def about_bundle(
     from cetane.report.given import read_benchmark, read_sweep
 
     bundle = Bundle(path)
+    bundle.verify()
     return bundle_report(
         bundle,
         find_chip(chip or DEFAULT_CHIP),

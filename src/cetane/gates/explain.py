@@ -2,19 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from math import ceil, log2
-from typing import Literal
+from typing import Literal, Protocol
 
-from cetane.bundle import Bundle
-from cetane.checkpoint import Checkpoint
+from cetane.checkpoint import Checkpoint, Tokenizer
 from cetane.compress import parse_format
-from cetane.engine.authored import AuthoredBackend, host_tables
-from cetane.engine.engine import Engine
+from cetane.gates.authored import Authored
 from cetane.gates.golden import GoldenResult
 from cetane.gates.limits import limits
-from cetane.gates.observe import Task, observe
-from cetane.gates.probes import parts, structure_probes
+from cetane.gates.readings import Misread, misread
 from cetane.gates.reference import Reference
-from cetane.gates.structure import Deviation, Truths, deviations, excess
+from cetane.gates.structure import Deviation, excess
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Quality, Recipe
@@ -23,12 +20,23 @@ from cetane.validation import Data
 Cause = Literal["weights", "authoring", "conversion", "contract", "fp16 range", "compression"]
 LARGEST = 32752.0
 """Half of the largest fp16: where a scaled residual stream should stay below."""
+READONLY = '[cache]\ncontract = "readonly"\nsliding = "readonly"'
+"""Caches that the host writes: the simplest there are."""
 BETTER = {
     4: "palette6-kmeans-group32",
     6: "int8-per-channel",
     8: "fp16",
 }
 """The next format for bits that are too few."""
+
+
+class Judged(Protocol):
+    """What was refused: a bundle, or a port that is none yet."""
+
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
 
 
 class Explanation(Data):
@@ -42,7 +50,7 @@ class Explanation(Data):
     """Lines of TOML that mend it, if a recipe can."""
 
 
-def explain(bundle: Bundle, checkpoint: Checkpoint, verdict: GoldenResult) -> Explanation | None:
+def explain(bundle: Judged, checkpoint: Checkpoint, verdict: GoldenResult) -> Explanation | None:
     """The first cause, in the order in which one hides the next; None for a port that passed.
 
     Runs the authored modules where the graph is wrong, to tell authoring from conversion.
@@ -54,8 +62,7 @@ def explain(bundle: Bundle, checkpoint: Checkpoint, verdict: GoldenResult) -> Ex
     if verdict.wrong_weights or verdict.unused:
         return wrong_weights(verdict, bundle.plan)
     if any(name.startswith("structure") for name in red):
-        authored = authored_deviations(bundle, checkpoint)
-        return wrong_graph(verdict, authored, recipe)
+        return wrong_graph(bundle, checkpoint, verdict)
     if any(name.startswith("fp16") for name in red):
         return beyond_fp16(verdict, recipe, Planner(checkpoint, recipe))
     return too_compressed(verdict, recipe)
@@ -80,39 +87,35 @@ def wrong_weights(verdict: GoldenResult, plan: Plan) -> Explanation:
     )
 
 
-def wrong_graph(verdict: GoldenResult, authored: list[Deviation], recipe: Recipe) -> Explanation:
-    """The first tensor that is off; if the authored modules are right, the programs are not."""
-    if verdict.epsilons:
-        return Explanation(
-            cause="authoring",
-            where=verdict.epsilons[0].partition(":")[0],
-            sentence=f"A norm is not the model's: {verdict.epsilons[0]}.",
-        )
+def wrong_graph(bundle: Judged, checkpoint: Checkpoint, verdict: GoldenResult) -> Explanation:
+    """The first thing that is off; if the authored modules are right, the programs are not."""
+    recipe = bundle.plan.recipe
+    authored = Authored(Planner(checkpoint, recipe), checkpoint, Reference(checkpoint))
+    if verdict.misread:
+        return wrong_reading(verdict.misread[0], authored)
     first = first_off(verdict.structure)
     assert first is not None
-    before = first_off(authored)
-    modes = {one.mode for one in verdict.structure if one.shard == first.shard}
-    off = {one.mode for one in verdict.structure if off_limit(one)}
-    where = f"{first.shard}, after {first.truth}"
     what = (
         f"On the checkpoint's own weights, {first.tensor} of {first.shard} errs by "
         f"{first.relative:.2g} after {first.truth} ({first.mode}, {first.probe}, position "
         f"{first.position})"
     )
-    if before is None:
+    where = f"{first.shard}, after {first.truth}"
+    if first_off(authored.deviations(bundle.tokenizer)) is None:
         return Explanation(
             cause="conversion",
             where=where,
             sentence=f"{what}; the authored modules are right, so conversion "
             "changed the program. Run cetane diff BUNDLE --model CHECKPOINT.",
         )
-    if off < modes:
+    off = sorted({one.mode for one in verdict.structure if off_limit(one)})
+    if len(off) < len(bundle.plan.modes) or mended(bundle, checkpoint, authored):
+        plain = (recipe.cache.contract, recipe.cache.sliding or "readonly") == 2 * ("readonly",)
         return Explanation(
             cause="contract",
             where=where,
-            sentence=f"{what}; only {', '.join(sorted(off))} is wrong, so a cache "
-            "or a mask of that mode is.",
-            recipe_change='[cache]\ncontract = "readonly"',
+            sentence=f"{what}; a cache or a mask of {', '.join(off)} is wrong.",
+            recipe_change=None if plain else READONLY,
         )
     return Explanation(
         cause="authoring",
@@ -120,6 +123,30 @@ def wrong_graph(verdict: GoldenResult, authored: list[Deviation], recipe: Recipe
         sentence=f"{what}; the authored module is not the model.",
         recipe_change=undone(recipe),
     )
+
+
+def wrong_reading(read: Misread, authored: "Authored") -> Explanation:
+    """Something that was read of the programs: the authored modules have it, or conversion put it
+    there."""
+    same = any(own.kind == read.kind for own in misread(authored, authored.reference))
+    cause: Cause = "authoring" if same else "conversion"
+    tail = "the authored modules have it too" if same else "conversion put it there"
+    return Explanation(
+        cause=cause,
+        where=read.shard,
+        sentence=f"{read.shard} is not the model's: {read.problem}; {tail}.",
+    )
+
+
+def mended(bundle: Judged, checkpoint: Checkpoint, authored: "Authored") -> bool:
+    """Whether the authored modules are right with caches that the host writes."""
+    recipe = bundle.plan.recipe
+    plain = recipe.cache.model_copy(update={"contract": "readonly", "sliding": None})
+    if plain == recipe.cache:
+        return False
+    planner = Planner(checkpoint, recipe.model_copy(update={"cache": plain}))
+    other = Authored(planner, checkpoint, authored.reference)
+    return first_off(other.deviations(bundle.tokenizer)) is None
 
 
 def off_limit(one: Deviation) -> bool:
@@ -136,24 +163,9 @@ def undone(recipe: Recipe) -> str | None:
     departures = recipe.family.get("departures")
     if departures:
         return "[family]\ndepartures = []"
-    return "[family]\nfull_window = 0" if recipe.family.get("full_window") else None
-
-
-def authored_deviations(bundle: Bundle, checkpoint: Checkpoint) -> list[Deviation]:
-    """The authored modules, before any conversion, against the model."""
-    planner, plan = Planner(checkpoint, bundle.plan.recipe), bundle.plan
-    tables = host_tables(planner, checkpoint)
-    engine = Engine(plan, AuthoredBackend(planner, checkpoint), tables, resident=False)
-    probes = structure_probes(tables.embedding, bundle.tokenizer, plan)
-    tasks = [
-        Task(mode, probe, parts(plan, mode, len(probe.tokens)))
-        for mode in plan.modes
-        for probe in probes
-    ]
-    seen = observe(engine, planner, tasks)
-    scale = planner.model.residual_scale or 1.0
-    truths = Truths.ask(Reference(checkpoint), tasks, seen, scale=scale)
-    return list(deviations(plan, planner, tasks, seen, truths))
+    if recipe.family.get("full_window"):
+        return f"[family]\nfull_window = {recipe.cache.context}"
+    return None
 
 
 def beyond_fp16(verdict: GoldenResult, recipe: Recipe, planner: Planner) -> Explanation:

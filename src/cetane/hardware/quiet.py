@@ -1,7 +1,10 @@
-"""A quiet import of coremltools, without warnings that a user cannot act on."""
+"""coremltools and transformers without warnings that a user cannot act on."""
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
 from types import ModuleType
 
 
@@ -17,3 +20,20 @@ def import_coremltools() -> ModuleType:
 
     module: ModuleType = coremltools
     return module
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars and no warnings, which quote what a stranger wrote into a config."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with redirect_stderr(StringIO()):  # its reader of GGUF has a bar of its own
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from cetane.errors import CetaneError
 from cetane.hardware.quiet import import_coremltools
@@ -50,8 +50,22 @@ def describe(planner: Programs, shard: str, graph: FunctionGraph, wide: Function
     yield from operations(planner, graph, used)
 
 
-def operations(planner: Programs, graph: FunctionGraph, used: list[Constant]) -> Iterator[str]:
-    """The torch ops of a function's module, one a line, recorded on shapes without values."""
+def scalars(planner: Programs, shard: str) -> set[float]:
+    """The numbers that a shard's modules compute with: epsilons, factors. Programs round them."""
+    return {
+        number
+        for graph in planner.graphs(shard)
+        for number in recorded(planner, graph, constants(planner, shard, graph)).scalars
+    }
+
+
+def operations(planner: Programs, graph: FunctionGraph, used: list[Constant]) -> list[str]:
+    """What a function's module calls, one torch op a line; the last line is what it returns."""
+    return recorded(planner, graph, used).lines
+
+
+def recorded(planner: Programs, graph: FunctionGraph, used: list[Constant]) -> "Recorder":
+    """A run of a function's module, on shapes alone."""
     recorder = Recorder()
     inputs = [example(item, "meta") for item in graph.function.inputs]
     module = planner.module(graph).eval().to("meta")
@@ -67,8 +81,8 @@ def operations(planner: Programs, graph: FunctionGraph, used: list[Constant]) ->
         replace(shaped)
         with recorder:
             results = module(*inputs)
-    yield from recorder.lines
-    yield str(recorder.names(results))
+    recorder.lines.append(str(recorder.names(results)))
+    return recorder
 
 
 class Recorder(TorchDispatchMode):
@@ -77,6 +91,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
+        self.scalars: set[float] = set()
         self._names: dict[int, str] = {}
         self._alive: list[Tensor] = []
         """Every named tensor, kept alive so that no other takes its address."""
@@ -104,6 +119,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        self.scalars.update(v for v in tree_leaves([args, kwargs]) if isinstance(v, float))
         called = f"{func}{self.names(args)}{self.names(kwargs or {})}"
         result = func(*args, **(kwargs or {}))
         tree_map(

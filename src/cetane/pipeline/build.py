@@ -26,7 +26,7 @@ from cetane.files import (
 )
 from cetane.lower.lower import Lowering
 from cetane.pipeline.calibration import resolve_recipe
-from cetane.planner import Planner
+from cetane.planner import Planner, tags
 from cetane.schema.manifest import (
     MANIFEST,
     TOKENIZER,
@@ -164,6 +164,7 @@ class Build:
             source=location(self.checkpoint.source),
             fingerprint=self.checkpoint.fingerprint,
             plan=self.planner.plan(),
+            tags=tags(self.planner),
             files=self.partial.files(),
         )
         write_json(self.partial.bundle / MANIFEST, manifest.model_dump(mode="json"))

@@ -4,6 +4,7 @@ from cetane.planner.graphs import FunctionGraph, GraphMaker
 from cetane.planner.layout import Segment, chunk_bounds
 from cetane.planner.memory import CachePlan
 from cetane.planner.planner import Planner, Programs
+from cetane.planner.tags import tags
 from cetane.planner.weights import ModelSource
 
 __all__ = [
@@ -15,4 +16,5 @@ __all__ = [
     "Programs",
     "Segment",
     "chunk_bounds",
+    "tags",
 ]

@@ -42,13 +42,21 @@ def read_benchmark(path: Path, bundle: Path) -> DraftBench:
     return DraftBench(
         bundle=benchmark.bundle,
         draft_tokens=benchmark.draft_tokens,
-        ours=Path(benchmark.bundle).resolve() == bundle.resolve(),
+        ours=same_place(benchmark.bundle, bundle),
         calls={tokens: 1000 * seconds for tokens, seconds in benchmark.seconds.items()},
         longest=longest,
         ticks=tuple(i / 2 for i in range(1, math.floor(longest * 2))),
         drafters=tuple(dict.fromkeys(speed.drafter for speed in benchmark.speeds)),
         rows=tuple(drafted(speed) for speed in benchmark.speeds),
     )
+
+
+def same_place(name: str, folder: Path) -> bool:
+    """Whether a name, which may be no path at all, is that of a folder."""
+    try:
+        return Path(name).resolve() == folder.resolve()
+    except (OSError, ValueError):
+        return False
 
 
 def drafted(speed: Speed) -> Drafted:

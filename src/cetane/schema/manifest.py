@@ -4,6 +4,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from cetane.errors import CetaneError
 from cetane.files import FileRecord
 from cetane.schema.plan import Plan
@@ -26,6 +28,8 @@ class Manifest(Data):
     fingerprint: str
     """`Checkpoint.fingerprint`: a hash of headers, file sizes and dates."""
     plan: Plan
+    tags: dict[str, str] = Field(default_factory=dict)
+    """What a bundle's attention is, by the keys of the published ports' manifests."""
     files: dict[str, FileRecord]
 
 

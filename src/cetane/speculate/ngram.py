@@ -6,6 +6,9 @@ from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.errors import CetaneError
 from cetane.speculate.drafter import Drafter
 
+LONGEST = 64
+"""Tokens of a match: every length has a dictionary of its own."""
+
 
 class Ngram(Drafter):
     """Copies from the last occurrence of the longest known suffix, of `low` to `high` tokens.
@@ -16,8 +19,10 @@ class Ngram(Drafter):
     name = "ngram"
 
     def __init__(self, low: int = 1, high: int = 8) -> None:
-        if not 1 <= low <= high:
-            raise CetaneError(f"n-grams of {low} to {high} tokens: need 1 <= least <= most")
+        if not 1 <= low <= high <= LONGEST:
+            raise CetaneError(
+                f"n-grams of {low} to {high} tokens: need 1 <= least <= most <= {LONGEST}"
+            )
         super().__init__()
         self.lengths = range(high, low - 1, -1)
 

@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from cetane.errors import CetaneError
-from cetane.files import disk_errors, replacing
+from cetane.files import disk_errors, open_regular, replacing
 
 MAGIC = b"cetane-trie-1\n"
 HEADER = struct.Struct("<qq32s32s")
 """Number of nodes, clock, sha256 of the rest, and sha256 of the tokens' owner."""
+MOST = 1 << 30
+"""The largest count and clock. Their 32 bits hold twice as much."""
 ROOT = 0
 ROW = 4
 """The integers of a node in a file: parent, token, count, last use."""
@@ -150,7 +152,7 @@ class Trie:
         start = len(MAGIC) + HEADER.size
         longest = start + 4 * ROW * self.most
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 content = file.read(longest + 1)
         except OSError as error:
             raise CetaneError(f"cannot read {path}: {error}") from error
@@ -167,9 +169,10 @@ class Trie:
         parent, token, count, used = rows
         valid = (
             nodes > 0
-            and 0 <= clock < 2**31
+            and 0 <= clock < MOST
             and (token >= 0).all()
             and (count[1:] > 0).all()
+            and (count < MOST).all()
             and (used >= 0).all()
             and (parent >= 0).all()
             and (parent[1:] < np.arange(1, nodes)).all()

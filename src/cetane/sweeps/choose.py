@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cetane.errors import CetaneError
-from cetane.files import Progress, read_text, silent
+from cetane.files import LARGEST_TEXT, Progress, claimed, read_text, silent
 from cetane.hardware.chips import DEFAULT_CHIP, find_chip
 from cetane.pipeline.request import make_request
 from cetane.schema.recipe import Recipe
@@ -78,28 +78,34 @@ def sweep(
     request = make_request(model, recipe)
     passage = Passage.cut(*text_of(text), request.checkpoint)
     folder = Path(output) if output else Path(f"{Path(model).resolve().stem}-sweep")
-    work = Sweep(request.checkpoint, request.recipe, passage, profile, folder, progress)
-    size = budget_bytes(budget, work)
+    with claimed(folder, "sweeping"):
+        work = Sweep(request.checkpoint, request.recipe, passage, profile, folder, progress)
+        return judged(work, names, budget, mixing=not formats or budget is not None)
+
+
+def judged(work: Sweep, names: Sequence[str], budget: str | None, mixing: bool) -> SweepResult:
+    """The points of some formats, and of mixed ones if they are wanted; plots and a recipe."""
+    size, progress = budget_bytes(budget, work), work.progress
     points = []
     for index, name in enumerate(names):
         progress(name, index, len(names))
         point = work.format(name)
         points += [point] if point is not None else []
-    if not formats or budget:
+    if mixing:
         sizes = [size, *(work.plain_size(name) for name in load_grid().mixed.sizes)]
         points += work.mixes(sizes)
     progress("done", len(names), len(names))
     pick = best(points, size + work.rest)
-    files = plot(points, pick, folder)
+    files = plot(points, pick, work.folder)
     if pick is not None:
         files.append(write_recipe(work, pick))
-    return SweepResult(folder, points, pick, size + work.rest, work.refused, files)
+    return SweepResult(work.folder, points, pick, size + work.rest, work.refused, files)
 
 
 def text_of(path: Path | None) -> tuple[str, str]:
     """The name and content of the text. Raises CetaneError if it cannot be read."""
     if path is not None:
-        return path.name, read_text(path)
+        return path.name, read_text(path, LARGEST_TEXT)
     own = resources.files("cetane") / "data" / "texts" / TEXT
     return TEXT, own.read_text(encoding="utf-8")
 
@@ -109,7 +115,7 @@ def budget_bytes(budget: str | None, work: Sweep) -> int:
     size."""
     if budget is None:
         return work.plain_size(load_grid().mixed.sizes[0])
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(MB)?", budget)
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(MB)?", budget)
     if match is None or not float(match[1]):
         raise CetaneError(
             f"--budget {budget}: not a size", "write bits a weight, 4.25, or megabytes, 60MB"

@@ -16,6 +16,7 @@ from cetane.schema.draft_head import (
     ROTARY,
     SOURCE,
     VOCABULARY,
+    DraftHeadKind,
     DraftHeadManifest,
     Training,
 )
@@ -36,16 +37,21 @@ def add_draft_head(
     never leaves a part of one.
     """
     kind = draft_head.config.kind
-    whole = bundle.path.resolve()
-    staging = whole.with_name(f"{whole.name}.{kind}.partial")
-    with disk_errors(staging):
-        remove(staging)
-        made = staging / kind
+    folder = staging(bundle, kind)
+    with disk_errors(folder):
+        remove(folder)
+        made = folder / kind
         made.mkdir(parents=True)
         write(bundle, draft_head, held_out, training, made)
         place(made, bundle.file(f"{FOLDER}/{kind}"))
-        remove(staging)
+        remove(folder)
     return bundle.draft_heads()[kind]
+
+
+def staging(bundle: Bundle, kind: DraftHeadKind) -> Path:
+    """Where a draft head is made, beside its bundle."""
+    whole = bundle.path.resolve()
+    return whole.with_name(f"{whole.name}.{kind}.partial")
 
 
 def write(
