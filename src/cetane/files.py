@@ -17,7 +17,6 @@ from socket import gethostname
 from typing import Any, BinaryIO, Generic, TypeVar
 
 import tomli_w
-from filelock import FileLock, Timeout
 from pydantic import TypeAdapter
 
 from cetane.errors import CetaneError
@@ -374,6 +373,8 @@ def claimed(target: Path, job: str) -> Iterator[None]:
     the last writer can take the file away.
     Raises CetaneError, which names the other writer's process and `job`, when there is one.
     """
+    from filelock import FileLock, Timeout  # here: it loads asyncio, which readers do not need
+
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         path = target.with_name(f".{target.name}.lock")

@@ -15,6 +15,9 @@ MOST_DEPTH = 64
 MOST_DIGITS = 40
 """Of a whole number: transformers writes 10**30 where a tokenizer has no longest text."""
 
+PLAIN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,254}$"
+"""A name that is one component of a path: no slash, and no dot or dash first."""
+
 Content = TypeVar("Content")
 
 

@@ -239,7 +239,7 @@ def test_weights_that_are_not_finite(
     weights["model.layers.1.mlp.up_proj.weight"][3, 4] = value
     save_file(weights, folder / "model.safetensors")
     message = refused(cetane, "build", folder, "-r", small_file, "-o", tmp_path / "out")
-    assert message == "model.layers.1.mlp.up_proj.weight: holds NaN or infinity"
+    assert message == "model.layers.1.mlp.up_proj.weight holds NaN or infinity"
 
 
 def test_disk_full(
@@ -289,8 +289,8 @@ def test_several_shards_that_fail(
     message = refused(cetane, "build", folder, "-r", small_file, "-o", tmp_path / "out")
     assert message == (
         "2 parts failed: "
-        "shards/head-0.mlpackage: lm_head.weight: holds NaN or infinity; "
-        "shards/layer-01.mlpackage: model.layers.1.mlp.up_proj.weight: holds NaN or infinity"
+        "shards/head-0.mlpackage: lm_head.weight holds NaN or infinity; "
+        "shards/layer-01.mlpackage: model.layers.1.mlp.up_proj.weight holds NaN or infinity"
     )
     assert lowered == ["layer-00", "head-0", "layer-01"]
     made = tmp_path / "out.partial/bundle/shards"
@@ -339,7 +339,7 @@ def unfinished(path: Path) -> None:
     [
         (tamper, "weight.bin is not the file that was built"),
         (point_outside, "the manifest points outside the bundle: ../../etc/passwd"),
-        (unfinished, "no manifest.json, not a complete bundle"),
+        (unfinished, "no manifest.json, so not a complete bundle"),
         (shutil.rmtree, "no such bundle"),
         (lambda path: edit(path / "manifest.json", schema_version=99), "schema 99"),
         (lambda path: (path / "manifest.json").write_text("{"), "not valid JSON"),

@@ -104,7 +104,7 @@ def test_names_of_functions_are_one_component_of_a_path(package: Path, name: str
         functions[name].CopyFrom(functions["main"])
 
     edit_spec(package, edit)
-    refuses(package, "is no name of a function")
+    refuses(package, "is not a name of a function")
 
 
 def test_values_that_are_read_before_they_are_made(package: Path) -> None:

@@ -6,8 +6,9 @@ The words are in `templates/`; here is how figures are formatted.
 from collections.abc import Iterable, Iterator
 from functools import cache
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 
+from cetane import templates
 from cetane.lab.entry import ArmTexts, entries
 from cetane.lab.experiment import WHOSE, ArmName, Experiment
 from cetane.lab.journal import Figure, GateOutcome, Journal
@@ -25,14 +26,7 @@ def markdown(experiments: dict[str, Experiment], journal: Journal) -> str:
 @cache
 def environment() -> Environment:
     """The templates, with the filters that they format with."""
-    made = Environment(
-        loader=PackageLoader("cetane.lab", "templates"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    made.filters |= {
+    filters = {
         "bounds": bounds,
         "cell": cell,
         "changed": changed,
@@ -41,7 +35,7 @@ def environment() -> Environment:
         "short": short,
         "texts": texts,
     }
-    return made
+    return templates.environment("cetane.lab", filters)
 
 
 def line(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The `.mlpackage` folder: where its specification and its weights are."""
+"""The `.mlpackage` folder: its specification and its weight files."""
 
 import json
 from pathlib import Path
@@ -10,12 +10,11 @@ from cetane.mil.proto import model_message
 
 LARGEST_MANIFEST = 1 << 20
 LARGEST_SPECIFICATION = 1 << 29
-"""Bytes. Weights are in files of their own: a specification of 1,000 ops has half a megabyte."""
+"""Bytes. Weights have their own files, so the specification of 1,000 ops has half a megabyte."""
 
 
 class Package:
-    """An `.mlpackage`. `spec` is the parsed Model message in the file `spec_path`, `file` finds a
-    weight file."""
+    """An `.mlpackage`. `spec` is the Model message parsed from `spec_path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -23,7 +22,7 @@ class Package:
         self.spec = _parse(self.spec_path)
 
     def file(self, name: str) -> Path:
-        """The file that `name` ("@model_path/weights/weight.bin") means. It must be inside."""
+        """The path of the file `name` ("@model_path/weights/weight.bin"), inside the package."""
         parts = name.removeprefix("@model_path/").split("/")
         file = self.spec_path.parent
         for part in parts:
@@ -50,7 +49,7 @@ def _root_model(path: Path) -> Path:
 
 
 def _read(file: Path, most: int) -> bytes:
-    """The bytes of a file; CetaneError if it is larger than it can be."""
+    """The bytes of a file. Raises CetaneError if it has more than `most`."""
     with file.open("rb") as opened:
         content = opened.read(most + 1)
     if len(content) > most:

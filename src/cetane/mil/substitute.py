@@ -1,4 +1,5 @@
-"""A program with other values for some of its constants: the same graph on other weights."""
+"""Substitutes: a program with other values for its constants, so the same graph on other
+weights."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from cetane.mil.program import MilFunction, Op, Program, StoredConstant
 
 @dataclass(frozen=True)
 class Substitute:
-    """A value that takes a constant's place; `read` gives it, fp32, each time it is needed."""
+    """A value in place of a constant. `read` gives it, in fp32, on each use."""
 
     path: str
     """Its name: two substitutes of one name are equal."""
@@ -27,7 +28,7 @@ Substitutes = Mapping[str, Substitute]
 def substitute(program: Program, choose: Callable[[MilFunction], Substitutes]) -> Program:
     """The program with what is chosen for each function in place of constants and their decoders.
 
-    Nothing is read before a function is compiled.
+    Values are read only when a function is compiled.
     """
     functions = {
         name: _substituted(function, choose(function))

@@ -1,10 +1,13 @@
 """Which tokens a head needs: those of texts, those that the model itself chooses after them, and
 those without which some texts could not be written."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,7 +18,10 @@ from cetane.gates.quality import read_tokens
 from cetane.gates.reference import Reference
 from cetane.pipeline.request import Request
 from cetane.planner import Planner
-from cetane.schema.subset import Counted, Ids, Subset, as_ranges
+from cetane.schema.subset import Subset, TextCoverage, as_ranges
+
+if TYPE_CHECKING:
+    from cetane.schema.subset import Ids
 
 WINDOW = 256
 """Tokens that the model sees together."""
@@ -36,9 +42,9 @@ class CoveredText:
     tokens: Ids
     choices: Ids
 
-    def counted(self, tokens: Ids) -> Counted:
+    def covered_by(self, tokens: Ids) -> TextCoverage:
         """How much of it a subset covers."""
-        return Counted(
+        return TextCoverage(
             name=self.name,
             sha256=self.sha256,
             tokens=len(self.tokens),
@@ -128,8 +134,8 @@ def make_subset(
         vocabulary=len(order),
         tokens=as_ranges(tokens),
         tokenizer=tokenizer.digest,
-        texts=tuple(text.counted(tokens) for text in texts),
-        held_out=tuple(text.counted(tokens) for text in held_out),
+        texts=tuple(text.covered_by(tokens) for text in texts),
+        held_out=tuple(text.covered_by(tokens) for text in held_out),
     )
 
 
@@ -241,7 +247,7 @@ class HeadSizes:
         )
 
 
-def share(texts: Sequence[Counted], part: str, whole: str) -> float | None:
+def share(texts: Sequence[TextCoverage], part: str, whole: str) -> float | None:
     """How much of some texts is covered; None where nothing was counted."""
     total = sum(getattr(text, whole) for text in texts)
     return sum(getattr(text, part) for text in texts) / total if total else None

@@ -1,4 +1,4 @@
-"""A recipe resolved against a checkpoint: which blocks go into which function of which shard."""
+"""The planner: it resolves a recipe against a checkpoint into shards, functions and calls."""
 
 from cetane.planner.graphs import FunctionGraph, GraphMaker
 from cetane.planner.layout import Segment, chunk_bounds

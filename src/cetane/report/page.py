@@ -11,9 +11,10 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
+from cetane import templates
 from cetane.lab.entry import ExperimentReport
 from cetane.report import plots
 from cetane.report.content import BundleReport, Cell
@@ -31,14 +32,7 @@ def page(content: BundleReport | ExperimentReport) -> str:
 @cache
 def environment() -> Environment:
     """The templates, with the filters that they format with."""
-    made = Environment(
-        loader=PackageLoader("cetane.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters |= {
+    filters = {
         "num": number,
         "count": whole,
         "percent": percent,
@@ -51,7 +45,7 @@ def environment() -> Environment:
         "shape": shape,
         "groups": groups,
     }
-    return made
+    return templates.environment("cetane.report", filters, autoescape=True)
 
 
 def data(value: float, text: str) -> Markup:

@@ -11,7 +11,7 @@ from typing import Any
 
 from cetane.checkpoint import Checkpoint
 from cetane.compress import Format, Fp16, Selection, SensitivityFile, parse_format
-from cetane.compress.sensitivity import written_for
+from cetane.compress.sensitivity import stored_key
 from cetane.errors import CetaneError
 from cetane.files import Progress, disk_errors, replacing, write_toml
 from cetane.gates.compressions import Judge, Window
@@ -118,7 +118,7 @@ class Sweep:
         """The file of sensitivities: the folder's, or made now."""
         path = self.folder / SENSITIVITY
         key = key_of(self.checkpoint.fingerprint, self.passage.calibration)
-        if written_for(path) != key:
+        if stored_key(path) != key:
             self.progress("sensitivities", 0, 1)
             self.judge.compress(Selection())
             moments_of_text = moments.measure(self.judge, self.passage.calibration)

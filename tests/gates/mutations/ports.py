@@ -13,7 +13,7 @@ from tests.conftest import InMemoryCheckpoint
 
 from cetane.bundle.tables import Tables
 from cetane.checkpoint import Tokenizer
-from cetane.compress import Encoded
+from cetane.compress.encoded import Encoded
 from cetane.compress.formats import Linear, Palette
 from cetane.engine.authored import AuthoredBackend, AuthoredProgram, host_tables
 from cetane.engine.backend import Arrays

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from cetane.families import (
+    AttentionHeads,
     Axes,
     Block,
     Flow,
-    Heads,
     Held,
     Memory,
     Projection,
@@ -83,7 +83,7 @@ class EagleKeys(DraftHeadBlock):
     writes = ("mixed_in", "keys", "values")
     keeps = ("kv",)
 
-    def __init__(self, config: DraftHeadConfig, heads: Heads) -> None:
+    def __init__(self, config: DraftHeadConfig, heads: AttentionHeads) -> None:
         super().__init__("keys", kv="qkv.weight")
         self.heads, inner = heads, heads.kv * heads.dim
         self.rows = {"kv.weight": (inner, 3 * inner, 3 * inner)}
@@ -106,7 +106,7 @@ class EagleLayer(DraftHeadBlock):
 
     reads = ("hidden", "mixed_in", "keys", "values", "rope_cos", "rope_sin", "mask")
 
-    def __init__(self, config: DraftHeadConfig, heads: Heads) -> None:
+    def __init__(self, config: DraftHeadConfig, heads: AttentionHeads) -> None:
         super().__init__("layer", q="qkv.weight")
         self.heads, hidden, inner = heads, config.hidden, heads.query * heads.dim
         self.rows = {"q.weight": (0, inner, 3 * inner)}
@@ -141,7 +141,7 @@ class EagleOutput(DraftHeadBlock):
         flow["logits"] = self.output(self.norm_output(flow["hidden"]))
 
 
-def attention_heads(config: DraftHeadConfig) -> Heads:
+def attention_heads(config: DraftHeadConfig) -> AttentionHeads:
     """The attention heads of `Eagle3`, each with keys and values of its own."""
     count, dim = max(1, config.hidden // Eagle3.WIDTH), Eagle3.WIDTH
-    return Heads(count, count, dim, dim**-0.5)
+    return AttentionHeads(count, count, dim, dim**-0.5)
