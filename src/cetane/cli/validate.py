@@ -1,4 +1,4 @@
-"""cetane validate: the gates of a finished bundle."""
+"""cetane validate: runs the gates of a finished bundle."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 def validate(
     bundle: Annotated[
         Path,
-        typer.Argument(metavar="BUNDLE", help="A bundle, or a folder of CoreML-LLM's runtime."),
+        typer.Argument(metavar="BUNDLE", help="A bundle, or a folder for CoreML-LLM's runtime."),
     ],
     model: Checkpoint = None,
     text: Annotated[
         Path | None,
         typer.Option("--perplexity", help="Measure perplexity on a text file instead."),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=2, help="Most tokens of the text.")] = 20_000,
+    tokens: Annotated[int, typer.Option(min=2, help="The most tokens of the text.")] = 20_000,
     layer: Annotated[
         int | None,
         typer.Option("--layer", metavar="N", help="Only the shard that holds block N, alone."),
@@ -49,17 +49,17 @@ def validate(
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Compare a bundle with the Hugging Face model, and its draft heads with what was trained.
+    """Compare a bundle with the Hugging Face model, and its draft heads with the trained ones.
 
     --layer and --full are the validator of the published ports: shards alone, each on the model's
     own tensors. They take seconds, and prove less.
 
-    First, its packages and tables are compared with its manifest and with each other. Exit code 1
-    when a gate is red.
+    Before that, its packages and tables are compared with its manifest and with each other. Exit
+    code 1 when a gate fails.
     """
     from cetane.pipeline import validate as gates
 
-    if (bundle / "model_config.json").is_file():  # which no bundle has
+    if (bundle / "model_config.json").is_file():  # no bundle has this file
         validate_folder(bundle, json)
     if layer is not None and full:
         raise CetaneError("--layer and --full exclude each other")
@@ -99,7 +99,7 @@ def show_layers(result: "LayersResult") -> None:
 
 
 def validate_folder(folder: Path, json: bool) -> None:
-    """Check the contract of a folder of CoreML-LLM's runtime."""
+    """Check a folder against the contract of CoreML-LLM's runtime."""
     from cetane.export import coreml_llm
 
     problems = coreml_llm.check(folder)

@@ -44,6 +44,7 @@ from cetane.families.caches import (
 from cetane.families.layers import AttentionHeads, Held, Leaf, Projection, RMSNorm, attend, rotate
 from cetane.families.rotary import RotaryTable
 from cetane.families.shard import Shard
+from cetane.hardware.quiet import quiet_transformers
 from cetane.schema.interface import Order
 from cetane.validation import validated
 
@@ -200,7 +201,8 @@ def parse_config(config: dict[str, Any]) -> Any:
 
     settings = {key: value for key, value in config.items() if key != "model_type"}
     try:
-        parsed = AutoConfig.for_model(kind, **settings)
+        with quiet_transformers():
+            parsed = AutoConfig.for_model(kind, **settings)
     except (*MALFORMED, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
         raise CetaneError(f"config.json of a {kind} model is not valid: {reason}") from error

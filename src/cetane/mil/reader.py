@@ -110,6 +110,8 @@ class _Reader:
     def __init__(self, package: Package) -> None:
         self._package = package
         self._blobs: dict[str, BlobFile] = {}
+        self._types: dict[bytes, TensorType] = {}
+        """By their messages: a program of a thousand ops has a few dozen types."""
 
     def function(self, name: str, message: Any, description: Any) -> MilFunction:
         if message.opset not in message.block_specializations:
@@ -158,7 +160,7 @@ class _Reader:
         name = message.outputs[0].name if message.outputs else ""
         for parameter, value in message.attributes.items():
             if parameter == "name":
-                name = str(self._constant(value).numpy())
+                name = self._text(value)
                 if len(name) > LONGEST or not name.isprintable():
                     raise self._error("an op has a name that cannot be printed")
             else:  # `val` of a const, and the parameters of iOS 16's constexpr ops
@@ -170,6 +172,13 @@ class _Reader:
             tuple(self._value(named) for named in message.outputs),
             tuple(self.body(block) for block in message.blocks),
         )
+
+    def _text(self, message: Any) -> str:
+        """The one string of an attribute."""
+        strings = message.immediateValue.tensor.strings.values
+        if len(strings) != 1:
+            raise self._error("an op has a name that is no text")
+        return str(strings[0])
 
     def _value(self, message: Any) -> NamedValue:
         is_tensor = message.type.WhichOneof("type") == "tensorType"
@@ -207,6 +216,12 @@ class _Reader:
         return self._blobs[name]
 
     def _tensor_type(self, message: Any) -> TensorType:
+        key = message.SerializeToString()
+        if key not in self._types:
+            self._types[key] = self._new_type(message)
+        return self._types[key]
+
+    def _new_type(self, message: Any) -> TensorType:
         if message.WhichOneof("type") != "tensorType":
             raise self._error(f"{message.WhichOneof('type')} is not supported here, only tensors")
         tensor = message.tensorType

@@ -3,7 +3,6 @@ those without which some texts could not be written."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 
 from cetane.checkpoint import Tokenizer
 from cetane.errors import CetaneError
-from cetane.files import Progress, disk_errors, silent, write_json
+from cetane.files import Progress, disk_errors, sha256, silent, write_json
 from cetane.gates.quality import read_tokens
 from cetane.gates.reference import Reference
 from cetane.pipeline.request import Request
@@ -57,8 +56,7 @@ class CoveredText:
 def read_text(tokenizer: Tokenizer, path: Path) -> CoveredText:
     """The tokens of a file; CetaneError if it cannot be read or has fewer than two."""
     tokens = np.asarray(read_tokens(tokenizer, path, LONGEST), np.int64)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return CoveredText(path.name, digest, tokens, np.zeros(0, np.int64))
+    return CoveredText(path.name, sha256(path), tokens, np.zeros(0, np.int64))
 
 
 def split(text: CoveredText) -> tuple[CoveredText, CoveredText]:

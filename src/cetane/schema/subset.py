@@ -49,6 +49,12 @@ class TextCoverage(Data):
     choices: int = Field(default=0, ge=0)
     choices_covered: int = Field(default=0, ge=0)
 
+    @model_validator(mode="after")
+    def consistent(self) -> TextCoverage:
+        if self.covered > self.tokens or self.choices_covered > self.choices:
+            raise ValueError("more is covered than there is")
+        return self
+
 
 class Subset(Data):
     """The tokens that a head can choose. `cetane vocabulary` makes one."""

@@ -1,8 +1,7 @@
-"""What is predicted of a compression: a step's speed, and where its weights would be read.
+"""Predictions for a compression: the speed of a step, and the residency of its weights.
 
-Residency is asked of the rules about weights and the convolutions that read them, for a program
-that is made of nothing else: ops around them are the same whatever the format, and `cetane port`
-audits those of the bundle.
+The residency rules are asked about a program of only weights and the convolutions that read them.
+All other ops are the same for every format, and `cetane port` audits those of the bundle.
 """
 
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ from cetane.sweeps.points import Predicted
 
 
 def predict(planner: Planner, predictor: Predictor, target: Target) -> Predicted:
-    """Speed of decoding on the predictor's chip, residency of weights on a target."""
+    """The speed of decoding on the predictor's chip, and the residency of weights on a target."""
     step = predictor.predict(planner, "decode")
     audited = audit(programs(planner), target)
     findings = [f for function in audited.functions for f in function.findings]
@@ -44,7 +43,7 @@ def predict(planner: Planner, predictor: Predictor, target: Target) -> Predicted
 
 
 def programs(planner: Planner) -> dict[str, Program]:
-    """For every shard a program that reads each of its weights once, with one column."""
+    """A program for every shard, which reads each of its weights once, with one column."""
     made = {}
     for shard, blocks in planner.members.items():
         ops: list[Op] = []
@@ -69,7 +68,7 @@ def programs(planner: Planner) -> dict[str, Program]:
 
 
 def reading(name: str, weight: Weight, form: Format) -> Iterator[Op]:
-    """A constant and a convolution with it."""
+    """The ops of a constant, and of a convolution with it."""
     dense = TensorType(weight.shape, "fp16")
     value = NamedValue(f"{name}_w", dense)
     ones = (1,) * (len(weight.shape) - 1)
@@ -95,7 +94,7 @@ def reading(name: str, weight: Weight, form: Format) -> Iterator[Op]:
 
 
 def stored(shape: tuple[int, ...], dtype: str) -> StoredConstant:
-    """A constant of which only the type is known."""
+    """A constant with a type but no value."""
 
     def nothing() -> NoReturn:
         raise AssertionError("residency rules read no weights")
