@@ -60,12 +60,12 @@ def scalars(planner: Programs, shard: str) -> set[float]:
 
 
 def operations(planner: Programs, graph: FunctionGraph, used: list[Constant]) -> list[str]:
-    """What a function's module calls, one torch op a line; the last line is what it returns."""
+    """The torch ops of a function's module, one a line; the last line names the results."""
     return recorded(planner, graph, used).lines
 
 
 def recorded(planner: Programs, graph: FunctionGraph, used: list[Constant]) -> "Recorder":
-    """A run of a function's module, on shapes alone."""
+    """A run of a function's module, on shapes without values."""
     recorder = Recorder()
     inputs = [example(item, "meta") for item in graph.function.inputs]
     module = planner.module(graph).eval()
