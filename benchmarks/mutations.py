@@ -1,7 +1,7 @@
 """The golden gate on wrong ports, by mutation, and on right ones: docs/reference/mutations.md.
 
 python benchmarks/mutations.py [--families llama zaya] [--seeds 5] [--json FILE]
-python benchmarks/mutations.py --page FILE    # the page, of what the runs have written there
+python benchmarks/mutations.py --page FILE...    # the page, of what the runs have written there
 """
 
 import argparse
@@ -135,10 +135,10 @@ def main() -> None:
     parser.add_argument("--formats", nargs="*", default=list(FORMATS))
     parser.add_argument("--seeds", type=int, default=5, help="right ports at every number of bits")
     parser.add_argument("--json", type=Path, help="add a family's results when it is done")
-    parser.add_argument("--page", type=Path, help="write the page of such a file")
+    parser.add_argument("--page", type=Path, nargs="+", help="write the page of such files")
     arguments = parser.parse_args()
     if arguments.page:
-        write_page(json.loads(arguments.page.read_text()))
+        write_page([row for path in arguments.page for row in json.loads(path.read_text())])
         return
     torch.set_num_threads(1)
     tok, started = tokenizer_of(), time.perf_counter()

@@ -141,7 +141,8 @@ def wrong_reading(read: Misread, authored: "Authored") -> Explanation:
 def mended(bundle: Judged, checkpoint: Checkpoint, authored: "Authored") -> bool:
     """Whether the torch modules are right with caches that the host writes."""
     recipe = bundle.plan.recipe
-    plain = recipe.cache.model_copy(update={"contract": "readonly", "sliding": None})
+    host_written = {"contract": "readonly", "sliding": None, "padded": False}
+    plain = recipe.cache.model_copy(update=host_written)
     if plain == recipe.cache:
         return False
     planner = Planner(checkpoint, recipe.model_copy(update={"cache": plain}))
