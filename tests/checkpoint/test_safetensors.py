@@ -106,7 +106,7 @@ def test_shards_and_single_files(tmp_path: Path) -> None:
         ({"a": "/etc/passwd"}, "outside its folder"),
         ({"a": "x\\part-0.safetensors"}, "outside its folder"),
         ({"a": "part-9.safetensors"}, r"names part-9\.safetensors, which is missing"),
-        ({"a": "part-0.bin"}, "no safetensors file"),
+        ({"a": "part-0.bin"}, "not a safetensors file"),
         ({"a": "part-0.safetensors", "c": "part-1.safetensors"}, "'c' in part-1"),
         ({"a": "part-1.safetensors"}, "'a' in part-1"),
         ({"a": 1}, "does not map names to files"),
