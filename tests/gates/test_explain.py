@@ -57,6 +57,7 @@ def test_a_stream_that_leaves_fp16(
     """The package is right, and fp16 is too narrow for what it computes."""
 
     def grow(weights: dict[str, torch.Tensor]) -> None:
+        weights["model.layers.0.mlp.up_proj.weight"] *= 100
         weights["model.layers.0.mlp.down_proj.weight"] *= 1e5
 
     loud = open_checkpoint(changed(tiny_checkpoint_folder, tmp_path / "loud", grow))
