@@ -96,8 +96,8 @@ def tables(rows: list[Row]) -> Iterator[str]:
     )
     yield ""
     limit = limits().structure.relative
-    yield f"Structure by family, whose limit is {limit:g}: the largest error of a right port, the least"
-    yield "of a wrong one that nothing read refuses, and how many kinds each question refuses."
+    yield f"Structure by family, whose limit is {limit:g}: the largest error of a right port, the"
+    yield "least of a wrong one that nothing read refuses, and how many kinds each question refuses."
     yield ""
     yield "| family | right, largest | wrong, least | kinds | by structure | by weights | else |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"
