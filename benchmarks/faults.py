@@ -44,7 +44,7 @@ SHARES = {
 real one, full at any byte, in native code too; only root can mount it."""
 DAY = 86_400
 LEFT = {"out", "out.partial", ".out.lock", "text.txt", "small.toml", "tiny.toml", "bundle", "sweep",
-        "lab", "journal.jsonl", "cache", "tmp"}  # fmt: skip
+        "lab", "journal.jsonl", "cache"}  # fmt: skip
 """What may lie beside a job's result."""
 
 
@@ -127,6 +127,21 @@ class Faults:
                 odd = "" if code in (0, 2) else f"exit code {code}"
                 row.note(f"full after {at} bytes", odd or self.resumed(job, folder, wanted))
         return row
+
+    @contextmanager
+    def fresh(self, place: str) -> Iterator[tuple[Path, Path]]:
+        """A prepared folder, and the part of it that is watched."""
+        folder = self.root / "job"
+        shutil.rmtree(folder, ignore_errors=True)
+        prepare(folder, self.bundle)
+        before, cache = os.environ["CETANE_CACHE"], folder / "cache"
+        cache.mkdir()
+        if place == "its cache":
+            os.environ["CETANE_CACHE"] = str(cache)
+        try:
+            yield folder, cache if place == "its cache" else folder
+        finally:
+            os.environ["CETANE_CACHE"] = before
 
     def hit(
         self, job: Job, folder: Path, watched: Path, fault: Fault, at: int, place: str,

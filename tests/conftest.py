@@ -96,8 +96,10 @@ def build_tokenizer() -> transformers.PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Nothing that a test keeps for later is the user's."""
-    os.environ["CETANE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    """A cache that is not the user's. All workers share it, so each structure is converted once."""
+    run = tmp_path_factory.getbasetemp()
+    run = run.parent if "PYTEST_XDIST_WORKER" in os.environ else run
+    os.environ["CETANE_CACHE"] = str(run / "cache")
 
 
 @pytest.fixture(scope="session")

@@ -406,10 +406,12 @@ def claimed(target: Path, job: str) -> Iterator[None]:
                 "wait until it has ended, or choose another folder",
             ) from error
     try:
-        path.write_text(json.dumps({"process": os.getpid(), "host": gethostname(), "job": job}))
+        with disk_errors(path):
+            path.write_text(json.dumps({"process": os.getpid(), "host": gethostname(), "job": job}))
         yield
     finally:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):  # the next writer takes a file that is left
+            path.unlink(missing_ok=True)
         lock.release()
 
 

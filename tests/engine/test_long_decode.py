@@ -21,7 +21,7 @@ from cetane.pipeline.build import build
 CONTEXT = 2080
 PROMPT = [5, 99, 201, 7]
 WARM_UP = 200
-STEPS = {"fast": 2000, "reference": 300}
+STEPS = {"fast": 1000, "reference": 240}
 STATM = Path("/proc/self/statm")
 
 

@@ -1,4 +1,4 @@
-"""What a recipe may ask of Gemma's attention, and what the seeds' pipeline got wrong."""
+"""Options of Gemma's attention, and errors of the published ports' pipeline."""
 
 from functools import cache
 from typing import Any
@@ -208,7 +208,7 @@ def test_a_head_that_chooses(layout: dict[str, Any]) -> None:
         assert ((found > MASKED).sum(1) == 3).all()
 
 
-class TestSeeds:
+class TestPublishedPorts:
     """The pipeline of the second seed, rule by rule (CoreML-LLM, commit 72178c6)."""
 
     def test_all_pairs_of_full_layers_turned(self) -> None:

@@ -174,12 +174,12 @@ class SensitivitiesFile(Fuzzer):
         return {"sensitivity.safetensors": torn(random, self.good)}
 
     def check(self, files: Files) -> None:
-        from cetane.compress.sensitivity import SensitivityFile, written_for
+        from cetane.compress.sensitivity import SensitivityFile, stored_key
         from cetane.files import sha256
 
         self.write(files)
         path = self.folder / "sensitivity.safetensors"
-        written_for(path)
+        stored_key(path)
         made = SensitivityFile(file=path.name, sha256=sha256(path))
         made.beside(path)
         made.read()

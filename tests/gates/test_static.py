@@ -101,7 +101,7 @@ def test_states_and_flexible_shapes(name: str, tiny_bundle: Callable[..., Bundle
 
 
 def test_a_last_chunk_of_another_context(builds: Builds, folder: Path) -> None:
-    """The "8K chunk4 rebuild" of the seeds. Hashes are as they should be."""
+    """The "8K chunk4 rebuild" of a published port. Its hashes are right."""
     exchange(folder, LAST, builds.package(LAST, context=128))
     problems = found(opened(folder))
     assert (

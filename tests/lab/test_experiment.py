@@ -143,7 +143,7 @@ ROWS = {
     "int8-weights", "w8a8-naive", "w8a8-realistic", "w4a8", "w2a16", "w3a16", "eagle3", "medusa",
     "suffix-decoding", "vocabulary-subset", "triforce-quest", "duo-attention",
 }  # fmt: skip
-"""Of the seeds' logs."""
+"""The published ports' logs."""
 
 
 def test_every_row_of_the_seeds_is_there() -> None:

@@ -1,6 +1,6 @@
-"""How near a bundle is to the Hugging Face model on text that calibration has not seen.
+"""The activations gate: a bundle against the Hugging Face model, on text outside calibration.
 
-On the fast executor, in fp32: activations are rounded where the programs say so, and nowhere else.
+It runs on the fast executor, in fp32: only the programs' own ops round activations.
 """
 
 from collections.abc import Sequence
@@ -28,10 +28,10 @@ LIMIT = limits().activations.hidden_cosine
 
 
 class Score(Data):
-    """A bundle in its widest mode against the Hugging Face model, over all tokens."""
+    """The figures of a bundle in its widest mode, against the Hugging Face model."""
 
     shards: tuple[ShardScore, ...]
-    """What shards hand on, chained: the error of a shard is in all after it."""
+    """Hidden states after each shard, in a chain: a shard's error is in all later ones."""
     logits: LogitScore
     perplexity: float
 
@@ -56,7 +56,7 @@ def judge(
     texts: Sequence[Sequence[int]],
     progress: Progress,
 ) -> Scores:
-    """Score some bundles of one checkpoint, by name, on texts that each fit the context."""
+    """Score bundles of one checkpoint, by name, on texts that each fit the context."""
     progress("the model", 0, len(bundles) + 1)
     probes = [Probe(f"text-{index}", tuple(text)) for index, text in enumerate(texts)]
     observed: dict[str, tuple[Mode, Planner, list[Observed], Array]] = {}
@@ -90,7 +90,7 @@ def judge(
 
 
 def text_perplexity(observed: Sequence[Observed], texts: Sequence[Sequence[int]]) -> float:
-    """Of the texts, each predicted from its own start."""
+    """The perplexity of the texts, each predicted from its own start."""
     return metrics.perplexity(
         [
             metrics.losses(metrics.log_softmax(one.logits[:-1]), np.asarray(text[1:]))

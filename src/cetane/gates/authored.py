@@ -1,4 +1,4 @@
-"""The authored modules before any conversion, as the gates see them."""
+"""The families' torch modules before conversion, in a form that gates can judge."""
 
 from collections.abc import Callable
 
@@ -17,12 +17,12 @@ from cetane.planner import Planner
 
 
 class ModuleReadings:
-    """What is read of a plan's modules."""
+    """Epsilons and activations, read from a plan's modules."""
 
     planner: Planner
 
     def epsilons(self, shard: str) -> dict[str, float]:
-        """Of a shard's norms, by module path."""
+        """The epsilons of a shard's norms, by module path."""
         return {
             f"{block.name}.{path}": module.eps
             for block in self.planner.members[shard]
@@ -31,7 +31,7 @@ class ModuleReadings:
         }
 
     def activations(self, shard: str) -> dict[str, Callable[[Array], Array]]:
-        """Of a shard's modules, by path."""
+        """The activations of a shard's modules, by path."""
         return {
             f"{block.name}.{path}": Activation(module.act)
             for block in self.planner.members[shard]
@@ -41,13 +41,13 @@ class ModuleReadings:
 
 
 class Authored(ModuleReadings):
-    """A plan's modules on the checkpoint's own values, beside the model."""
+    """A plan's modules with the checkpoint's own values, compared with the model."""
 
     def __init__(self, planner: Planner, weights: Checkpoint, reference: Reference) -> None:
         self.planner, self.weights, self.reference = planner, weights, reference
 
     def deviations(self, tokenizer: Tokenizer) -> list[Deviation]:
-        """As those of a twin, on the same probes."""
+        """The deviations of the modules, on the same probes as those of a twin."""
         planner, plan = self.planner, self.planner.plan()
         tables = host_tables(planner, self.weights)
         engine = Engine(plan, AuthoredBackend(planner, self.weights), tables, resident=False)

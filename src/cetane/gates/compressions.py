@@ -25,13 +25,13 @@ PREFILL, VERIFY = 128, 32
 """Tokens of a call: many for texts, few for prompts."""
 MODES: tuple[Mode, ...] = ("prefill", "verify", "decode")
 ROWS = 64
-"""Of logits, in float64 at a time."""
+"""The rows of logits that are in float64 at a time."""
 FP16 = parse_format("fp16")
 
 
 @dataclass(frozen=True)
 class Judged:
-    """How far a compressed model is from the fp16 weights on some tokens."""
+    """The distance of a compressed model from the fp16 weights, on some tokens."""
 
     perplexity: float
     reference: float
@@ -43,8 +43,8 @@ class Judged:
 
 @dataclass(frozen=True)
 class Window:
-    """Some tokens, and what a model makes of them: logits `(n, V)`, and what shards hand on
-    `(n, C)`."""
+    """Tokens, and a model's results on them: logits `(n, V)`, and hidden states `(n, C)` after each
+    shard."""
 
     tokens: Sequence[int]
     logits: Array
@@ -52,7 +52,7 @@ class Window:
 
 
 class Parameter:
-    """One weight of a block, and how it is stored at the moment."""
+    """One weight of a block, with its current format."""
 
     def __init__(self, block: Block, path: str, weight: Weight) -> None:
         self.block, self.path, self.weight = block, path, weight
@@ -62,7 +62,7 @@ class Parameter:
     def store(
         self, checkpoint: Checkpoint, form: Format, sensitivities: Sensitivities | None
     ) -> None:
-        """Give the module what a decoder makes of the weight in a format."""
+        """Give the module the weight, encoded in a format and decoded again."""
         if self.stored == form.name:
             return
         weight = self.weight
@@ -76,7 +76,7 @@ class Parameter:
 
 
 class Judge:
-    """One model; holds its weights in fp32, and compares with those of fp16."""
+    """Judges compressions of one model, whose weights it holds in fp32, against fp16 weights."""
 
     def __init__(self, checkpoint: Checkpoint, recipe: Recipe) -> None:
         self.checkpoint = checkpoint
@@ -90,14 +90,14 @@ class Judge:
         self.compress(Selection())
 
     def compress(self, selection: Selection) -> None:
-        """Store every weight as a selection says; those that are stored so already are kept."""
+        """Store every weight in the format of a selection. Weights already in it are kept."""
         for parameter in self.parameters:
             weight = parameter.weight
             form = selection.format_for(weight.name, weight.kind) if weight.kind else FP16
             parameter.store(self.checkpoint, form, self.sensitivities)
 
     def read(self, tokens: Sequence[int]) -> Iterator[Window]:
-        """What the model makes of a text, in windows of the context; each begins anew."""
+        """The model's results on a text, in windows of the context, each in a new session."""
         context = self.planner.recipe.cache.context
         for start in range(0, len(tokens), context):
             part = tokens[start : start + context]
@@ -116,7 +116,7 @@ class Judge:
         return Window(tokens, logits, {name: np.concatenate(rows) for name, rows in seen.items()})
 
     def compare(self, truth: Sequence[Window]) -> Judged:
-        """The model as it is now against what it made of some windows before."""
+        """The current model, compared with earlier results on the same windows."""
         losses: list[Array] = []
         references: list[Array] = []
         kl: list[Array] = []
@@ -145,13 +145,13 @@ class Judge:
         )
 
     def answer(self, prompt: Sequence[int], length: int) -> list[int]:
-        """Greedy tokens after a prompt, up to an end of the text."""
+        """Greedy tokens after a prompt, up to a stop token."""
         stop = self.checkpoint.tokenizer.eos_ids
         return list(generate(self.engine.session(MODES), prompt, Sampler(), length, stop))
 
 
 def plain(recipe: Recipe) -> Recipe:
-    """A recipe in the form that is quick to judge: what it leaves out changes no value."""
+    """A recipe in a form that is quick to judge, without parts that change no value."""
     content = recipe.model_dump()
     context = content["cache"]["context"]
     content["cache"] |= {"contract": "readonly", "sliding": None}

@@ -1,7 +1,7 @@
-"""Where a bundle parts from another, or from the Hugging Face model, down to the op.
+"""The first difference of a bundle from another, or from the Hugging Face model, down to the op.
 
-Every shard gets the tensors of the side that is right, so that one shard's error is not taken for
-the next one's; within a shard, `mil.compare` does the same with ops.
+Every shard gets the tensors of the correct side, so a shard's error does not look like the next
+one's. Within a shard, `mil.compare` does the same with ops.
 """
 
 import tempfile
@@ -38,10 +38,10 @@ from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode, Recipe, Tokens
 
 CALLS = 2
-"""Calls that are compared: one with an empty cache, and one that reads what the first wrote."""
+"""The number of compared calls: one with an empty cache, and one that reads the first's columns."""
 
 Comparisons = dict[tuple[str, str], Comparison]
-"""By shard and function."""
+"""Comparisons, by shard and function."""
 
 
 class ComparingBackend:
@@ -59,7 +59,7 @@ class ComparingBackend:
         return ComparingProgram(self, shard, *programs)
 
     def results(self, plan: Plan) -> Comparisons:
-        """The worst of all calls, with blocks called as the plan calls them."""
+        """The worst of all calls, with the plan's names of blocks."""
         return {
             (shard, function): named(worst(found), plan.by_name[shard].blocks)
             for (shard, function), found in self.found.items()
@@ -100,8 +100,11 @@ class ComparingProgram:
 def compare_bundles(
     first: Bundle, second: Bundle, mode: Mode, precision: Precision, progress: Progress
 ) -> tuple[Comparisons, dict[str, Gap]]:
-    """Every shard of two bundles on what the first bundle hands it, and the rows of their tables
-    that were used. CetaneError unless they are cut alike."""
+    """Compare every shard of two bundles on the first bundle's tensors, and the used rows of
+    tables.
+
+    Raises CetaneError if they are cut into different shards.
+    """
     names = [[shard.name for shard in bundle.plan.shards] for bundle in (first, second)]
     if names[0] != names[1]:
         raise CetaneError(
@@ -123,7 +126,7 @@ def compare_bundles(
 
 
 def compare_tables(first: Tables, second: Tables, tokens: Any) -> Iterator[tuple[str, Gap]]:
-    """Embedding and rotary rows of some tokens."""
+    """The gaps of the embedding and rotary rows of these tokens."""
     one, other = first.tokens, second.tokens
     shapes = [None if rows is None else rows.shape for rows in (one, other)]
     if shapes[0] != shapes[1] or first.rotary.keys() != second.rotary.keys():
@@ -143,7 +146,7 @@ def probe(bundle: Bundle, mode: Mode) -> tuple[int, ...]:
 
 
 def named(comparison: Comparison, blocks: tuple[str, ...]) -> Comparison:
-    """Scopes that say which block of the model, not which of the shard."""
+    """The comparison with scopes that number blocks of the model, not of the shard."""
 
     def rename(scope: str) -> str:
         for number, block in enumerate(blocks):
@@ -156,7 +159,7 @@ def named(comparison: Comparison, blocks: tuple[str, ...]) -> Comparison:
 
 @dataclass(frozen=True)
 class Handed:
-    """What a shard makes of the model's own tensors, against what the model makes of them."""
+    """An output of a shard that got the model's own tensors, compared with the model's output."""
 
     shard: str
     tensor: str
@@ -177,18 +180,18 @@ STAGES = {
     "weights": "the bundle's weights: compression, or other weights than the checkpoint's",
     "fp16": "results that are rounded to fp16",
 }
-"""What is to blame if an error is first seen after a step."""
+"""The cause of an error that first shows after a step."""
 
 
 @dataclass(frozen=True)
 class ModelDiff:
-    """A bundle against the Hugging Face model."""
+    """The difference of a bundle from the Hugging Face model."""
 
     handed: tuple[Handed, ...]
     suspect: str | None
     """The first shard beyond the tolerance."""
     stages: tuple[Stage, ...] = ()
-    """Of the suspect, in order."""
+    """The stages of the suspect, in order."""
     cause: str | None = None
     """The first stage beyond the tolerance."""
     comparisons: Comparisons = field(default_factory=dict)
@@ -204,12 +207,12 @@ class AgainstModel:
         self.reference = Reference(checkpoint)
 
     def run(self, tolerance: float, progress: Progress) -> ModelDiff:
-        """Every shard; then, of the first that is beyond the tolerance, stages and ops."""
+        """Compare every shard; then stages and ops of the first shard beyond the tolerance."""
         shards = list(self.planner.members)
         steps = len(shards) + len(STAGES) + 1
         handed: list[Handed] = []
         finished = PortableBackend(self.bundle, "fp16")
-        limit = DRIFT * tolerance  # of the model itself, a shard can only be seen as a whole
+        limit = DRIFT * tolerance  # against the model, a shard is only compared as a whole
         for number, shard in enumerate(shards):
             progress(shard, number, steps)
             handed += self.handed(shard, finished)
@@ -244,7 +247,7 @@ class AgainstModel:
         return ModelDiff(tuple(handed), suspect, tuple(stages), cause, found)
 
     def handed(self, shard: str, backend: Backend) -> Iterator[Handed]:
-        """What a shard hands on, run alone by a backend."""
+        """The outputs of a shard that a backend runs alone."""
         engine = Engine(self.bundle.plan, backend, self.bundle.tables(), resident=False)
         rung = Rung(engine, self.planner, self.reference, probe(self.bundle, self.mode))
         for pair in rung.pairs(shard, [self.mode]):
@@ -252,7 +255,7 @@ class AgainstModel:
 
     @cached_property
     def fresh_planner(self) -> Planner:
-        """One whose blocks may hold weights."""
+        """A planner whose blocks may hold weights."""
         return Planner(self.checkpoint, self.bundle.plan.recipe)
 
     def lower(self, shard: str, folder: Path) -> Path:
@@ -264,7 +267,7 @@ class AgainstModel:
 
 
 def uncompressed(recipe: Recipe, mode: Mode) -> Recipe:
-    """A recipe with fp16 weights, and no more modes than one needs."""
+    """A recipe with fp16 weights, and only this mode and those that it needs."""
     kept = {"decode", mode}
     tokens = recipe.tokens
     if tokens.shapes == "static":

@@ -1,10 +1,9 @@
 """The golden gate of a draft head: its shard against the torch draft head in fp32.
 
-Both read the hidden states of the engine's own calls, on windows of text that training has not
-seen. The shard runs as the drafter runs it: it follows the text in pieces, as a target accepts
-tokens. In place of its own drafts it gets the tokens of the text, so that one difference does not
-hide the next. The torch draft head takes whole windows at once (`TorchDraftHead.teach`), as in
-training.
+Both read the hidden states of the engine's own calls, on windows of text outside the training. The
+shard runs as in a drafter: it follows the text in pieces, as a target accepts tokens. It gets the
+tokens of the text instead of its own drafts, so one difference does not hide the next. The torch
+draft head takes whole windows at once (`TorchDraftHead.teach`), as in training.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,9 +35,9 @@ from cetane.speculate.draft_heads.windows import Windows, collect
 from cetane.validation import Data
 
 WINDOWS, DRAFTS = 3, 16
-"""Most windows that are judged, and most drafts in each."""
+"""The most windows that are judged, and the most drafts in each."""
 PIECES = (5, 1, 2, 1, 4, 3)
-"""Tokens between one draft and the next, in turn. Some pieces need more than one call."""
+"""The tokens between drafts, in turn. Some pieces need more than one call."""
 
 
 class DraftHeadScore(Data):
@@ -56,7 +55,7 @@ class DraftHeadResult(Data):
 
     passed: bool
     heads: dict[str, str]
-    """Digest of the draft head that was judged, by its kind."""
+    """The digest of the judged draft head, by its kind."""
     checks: tuple[Check, ...]
     scores: tuple[DraftHeadScore, ...]
 
@@ -98,7 +97,7 @@ def judge_draft_head(
 
 
 def audit_draft_head(bundle: Bundle, draft_head: DraftHead) -> Audit:
-    """Where the ops of a draft head are predicted to run; the bundle keeps the verdict."""
+    """The audit of a draft head: the predicted places of its ops. The bundle keeps the verdict."""
     audited = audit({draft_head.name: load(draft_head.shard(draft_head.name))}, Target())
     kept = summary(audited) | {"heads": {draft_head.name: draft_head.digest}}
     bundle.write_gate(f"residency-{draft_head.name}", kept)
@@ -106,8 +105,10 @@ def audit_draft_head(bundle: Bundle, draft_head: DraftHead) -> Audit:
 
 
 def places(length: int, steps: int) -> Iterator[tuple[int, int]]:
-    """The tokens of a window that come before each draft, as first and end: a prompt, then pieces
-    as a target accepts them."""
+    """The tokens of a window before each draft, as first and end.
+
+    The first are a prompt; then come pieces, as a target accepts tokens.
+    """
     start, upto = 0, max(1, length // 4)
     for piece in islice(cycle(PIECES), DRAFTS):
         if upto + steps > length:
@@ -158,7 +159,7 @@ def score(arithmetic: Arithmetic, logits: Array, wanted: Array) -> DraftHeadScor
 
 
 def judge(scores: Sequence[DraftHeadScore]) -> Iterator[Check]:
-    """Every figure against the limit for its arithmetic."""
+    """The checks of every figure against the limit for its arithmetic."""
     for one in scores:
         limit = limits().draft_head[one.arithmetic]
         yield at_least(f"logit cosine ({one.arithmetic})", one.cosine_min, limit.logit_cosine)

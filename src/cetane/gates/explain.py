@@ -1,4 +1,4 @@
-"""A red golden gate in one sentence: what is wrong, where, and the change that mends it."""
+"""The explanation of a failed golden gate, in one sentence: cause, place and mending change."""
 
 from collections.abc import Iterator, Sequence
 from math import ceil, log2
@@ -19,19 +19,19 @@ from cetane.validation import Data
 
 Cause = Literal["weights", "authoring", "conversion", "contract", "fp16 range", "compression"]
 LARGEST = 32752.0
-"""Half of the largest fp16: where a scaled residual stream should stay below."""
+"""Half of the largest fp16 number: the limit for a scaled residual stream."""
 READONLY = '[cache]\ncontract = "readonly"\nsliding = "readonly"'
-"""Caches that the host writes: the simplest there are."""
+"""The simplest caches: the host writes them."""
 BETTER = {
     4: "palette6-kmeans-group32",
     6: "int8-per-channel",
     8: "fp16",
 }
-"""The next format for bits that are too few."""
+"""The next better format, for a format with too few bits."""
 
 
 class Judged(Protocol):
-    """What was refused: a bundle, or a port that is none yet."""
+    """The refused port: a bundle, or a port that is not yet a bundle."""
 
     @property
     def plan(self) -> Plan: ...
@@ -40,7 +40,7 @@ class Judged(Protocol):
 
 
 class Explanation(Data):
-    """Why a port was refused."""
+    """The reason why a port was refused."""
 
     cause: Cause
     where: str
@@ -69,7 +69,7 @@ def explain(bundle: Judged, checkpoint: Checkpoint, verdict: GoldenResult) -> Ex
 
 
 def wrong_weights(verdict: GoldenResult, plan: Plan) -> Explanation:
-    """A constant that is not the checkpoint's, or a parameter that nothing uses."""
+    """The explanation of a constant that differs from the checkpoint, or of an unused parameter."""
     if not verdict.wrong_weights:
         return Explanation(
             cause="authoring",
@@ -88,7 +88,8 @@ def wrong_weights(verdict: GoldenResult, plan: Plan) -> Explanation:
 
 
 def wrong_graph(bundle: Judged, checkpoint: Checkpoint, verdict: GoldenResult) -> Explanation:
-    """The first thing that is off; if the authored modules are right, the programs are not."""
+    """The explanation of the first wrong tensor. If the torch modules are right, conversion
+    errs."""
     recipe = bundle.plan.recipe
     authored = Authored(Planner(checkpoint, recipe), checkpoint, Reference(checkpoint))
     if verdict.misread:
@@ -126,8 +127,7 @@ def wrong_graph(bundle: Judged, checkpoint: Checkpoint, verdict: GoldenResult) -
 
 
 def wrong_reading(read: Misread, authored: "Authored") -> Explanation:
-    """Something that was read of the programs: the authored modules have it, or conversion put it
-    there."""
+    """The explanation of a wrong reading: the torch modules have it, or conversion made it."""
     same = any(own.kind == read.kind for own in misread(authored, authored.reference))
     cause: Cause = "authoring" if same else "conversion"
     tail = "the authored modules have it too" if same else "conversion put it there"
@@ -139,7 +139,7 @@ def wrong_reading(read: Misread, authored: "Authored") -> Explanation:
 
 
 def mended(bundle: Judged, checkpoint: Checkpoint, authored: "Authored") -> bool:
-    """Whether the authored modules are right with caches that the host writes."""
+    """Whether the torch modules are right with caches that the host writes."""
     recipe = bundle.plan.recipe
     host_written = {"contract": "readonly", "sliding": None, "padded": False}
     plain = recipe.cache.model_copy(update=host_written)
@@ -160,7 +160,7 @@ def first_off(found: Sequence[Deviation]) -> Deviation | None:
 
 
 def undone(recipe: Recipe) -> str | None:
-    """What a recipe asks that is not the model's."""
+    """The change that undoes a recipe's own departure from the model; None if it has none."""
     departures = recipe.family.get("departures")
     if departures:
         return "[family]\ndepartures = []"
@@ -170,7 +170,8 @@ def undone(recipe: Recipe) -> str | None:
 
 
 def beyond_fp16(verdict: GoldenResult, recipe: Recipe, planner: Planner) -> Explanation:
-    """Results that rounding spoils, and the power of two that brings the stream inside."""
+    """The explanation of rounding errors, with the power of two that brings the stream into
+    fp16."""
     largest = max(verdict.ranges, key=lambda one: one.largest)
     where = next((one.where for one in verdict.rounding if one.where), largest.block)
     scale = planner.model.residual_scale
@@ -201,7 +202,7 @@ def beyond_fp16(verdict: GoldenResult, recipe: Recipe, planner: Planner) -> Expl
 
 
 def too_compressed(verdict: GoldenResult, recipe: Recipe) -> Explanation:
-    """The quality that was promised is not kept."""
+    """The explanation of a port that breaks its recipe's promise of quality."""
     worst = min(verdict.shards, key=lambda one: one.cosine, default=None)
     failed = [check for check in verdict.checks if not check.passed]
     first = failed[0]
@@ -227,7 +228,7 @@ def too_compressed(verdict: GoldenResult, recipe: Recipe) -> Explanation:
 
 
 def weaker(quality: Quality) -> Iterator[str]:
-    """Promises that ask less."""
+    """Weaker promises than this quality, as lines of a recipe."""
     order: tuple[Quality, ...] = ("near-lossless", "good", "usable")
     for other in order[order.index(quality) + 1 :]:
         yield f'quality = "{other}"'

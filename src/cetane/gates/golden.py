@@ -53,9 +53,9 @@ from cetane.validation import Data
 STEPS = 5
 TOO_LARGE = "greedy decoding was left out: the whole model would not fit in memory"
 NEAR_LIMIT = 32752.0
-"""Half of the largest fp16: a residual stream beyond it is worth a warning."""
+"""Half of the largest fp16 number: a larger residual stream gets a warning."""
 LISTED = 20
-"""Wrong constants that a result lists."""
+"""The most wrong constants that a result lists."""
 
 
 class Range(Data):
@@ -67,17 +67,18 @@ class Range(Data):
 
 
 class Rounding(Data):
-    """What rounding every result to fp16 costs a mode, against the same programs in fp32."""
+    """The loss of a mode when every result is rounded to fp16, against the same programs in
+    fp32."""
 
     mode: Mode
     positions: int
     hidden_cosine: float
-    """Smallest mean of any tensor that shards hand on."""
+    """The smallest mean cosine of any output of a shard."""
     logit_cosine: float
     kl: float
     finite: bool
     where: str = ""
-    """The first shard that hands on infinity or NaN."""
+    """The first shard whose output has infinity or NaN."""
 
 
 class GoldenResult(Data):
@@ -98,17 +99,17 @@ class GoldenResult(Data):
     greedy_tokens: int
     wrong_weights: tuple[WrongWeight, ...] = ()
     unused: tuple[str, ...] = ()
-    """Parameters of which the port does not use all."""
+    """Parameters that the port does not use fully."""
     misread: tuple[Misread, ...] = ()
-    """Epsilons, activations and rotary tables that are none of the model's."""
+    """Epsilons, activations and rotary tables that the model does not have."""
     structure: tuple[Deviation, ...] = ()
     rounding: tuple[Rounding, ...] = ()
     twin_kl: float = 0.0
     """Mean KL of the port from its twin, on text: compression alone."""
     positions: int = 0
-    """Of text that the compression was judged on."""
+    """The positions of text that judged the compression."""
     loader: str = ""
-    """Who read the reference's weights."""
+    """The loader that read the reference's weights."""
 
 
 def golden(
@@ -181,7 +182,7 @@ class Proof:
         )
 
     def wrong_weights(self) -> tuple[list[WrongWeight], list[str]]:
-        """Constants that are not the checkpoint's, and parameters that are not used."""
+        """Constants that differ from the checkpoint, and parameters that are not fully used."""
         self.progress("weights", 0, STEPS)
         wrong = list(wrong_weights(self.port, self.weights, self.tables))
         names = {name for own in self.reference.names.values() for name in own.values()}
@@ -189,7 +190,7 @@ class Proof:
         return wrong, list(unused_parameters(self.planner, shapes))
 
     def structure(self) -> tuple[list[Deviation], "Text"]:
-        """How far the twin is from the model; and what it makes of the text."""
+        """The deviations of the twin from the model, and the twin's results on the text."""
         self.progress("structure", 1, STEPS)
         tasks = [
             Task(mode, probe, parts(self.plan, mode, len(probe.tokens)))
@@ -211,8 +212,10 @@ class Proof:
         return [Task(self.mode, w, (ProbePart(self.mode, len(w.tokens)),)) for w in windows]
 
     def compression(self, text: "Text") -> tuple["Compression", list[Seen]]:
-        """How near the port is to the model on text, more of it while a share is undecided; and
-        what it computes in fp32 of `brief`."""
+        """The port against the model on text, and its fp32 results on `brief`.
+
+        More text is judged while a share is undecided.
+        """
         self.progress("compression", 2, STEPS)
         evidence, windows = limits().evidence, text.windows
         compression = Compression(self.plan, self.planner, self.mode)
@@ -230,15 +233,15 @@ class Proof:
         return compression, exact
 
     def ask(self, windows: Sequence[Probe], seen: Sequence[Seen]) -> Truths:
-        """What the model makes of windows, with the residual stream after every block."""
+        """The model's results on windows, with the residual stream after every block."""
         streams = [
             truth for block in self.planner.model.layers if (truth := block.truths().get("hidden"))
         ]
         return Truths.ask(self.reference, self.reading(windows), seen, streams, self.scale)
 
     def brief(self) -> list[Task]:
-        """A call of the widest mode, and some of single tokens: between them they have every op
-        and every way to keep a cache."""
+        """A call of the widest mode, and calls of single tokens: together they use every op and
+        every way of keeping a cache."""
         tasks = []
         for mode in dict.fromkeys((self.mode, "decode")):
             count = max(self.plan.modes[mode].tokens, OWN)
@@ -258,8 +261,8 @@ class Proof:
         ]
 
     def greedy(self, prompts: int, length: int) -> list[Array]:
-        """By prompt, which greedy tokens the model would choose too; none of a model that does not
-        fit in memory as a whole."""
+        """Whether the model would choose each greedy token too, by prompt. Empty for a model that
+        does not fit in memory."""
         self.progress("greedy decoding", 4, STEPS)
         if not prompts or resident_bytes(self.planner) > RESIDENT:
             return []
@@ -288,7 +291,7 @@ class Text:
 
 
 class Compression:
-    """A port as it ships against the model, over windows of text."""
+    """The shipped port against the model, over windows of text."""
 
     def __init__(self, plan: Plan, planner: Planner, mode: Mode) -> None:
         self.plan, self.planner, self.mode = plan, planner, mode
@@ -299,7 +302,7 @@ class Compression:
         self.twin_kl = 0.0
 
     def add(self, windows: Sequence[Probe], seen: Sequence[Seen], truths: Truths) -> None:
-        """Judge some windows more."""
+        """Judge more windows."""
         for window, ours in zip(windows, seen, strict=True):
             theirs = truths.of(window)
             count = len(window.tokens)
@@ -315,7 +318,7 @@ class Compression:
 
     @property
     def decided(self) -> bool:
-        """Whether every share is clear of its limit."""
+        """Whether the interval of every share excludes its limit."""
         return all(check.decided for check in self.agreement.judge(self.plan.recipe))
 
     @property
@@ -332,7 +335,7 @@ class Compression:
 
 
 def twin_kl(text: Text, seen: Sequence[Seen], plan: Plan) -> float:
-    """Mean KL of the port from its twin: what compression costs by itself."""
+    """The mean KL of the port from its twin: the loss by compression alone."""
     tokens = plan.choosable
     if plan.recipe.head.choose:
         return 0.0
@@ -344,7 +347,7 @@ def twin_kl(text: Text, seen: Sequence[Seen], plan: Plan) -> float:
 def measure_rounding(
     task: Task, exact: Seen, rounded: Seen, places: dict[Truth, tuple[str, str]], plan: Plan
 ) -> Rounding:
-    """What rounding costs one mode."""
+    """The loss of one mode by rounding."""
     cosines, where = [], ""
     for truth, (_, rows) in rounded.tensors.items():
         cosines.append(float(metrics.cosine(rows, exact.tensors[truth][1]).mean()))
@@ -377,7 +380,7 @@ def judge_rounding(found: Sequence[Rounding]) -> Iterator[Check]:
 
 
 def near(ranges: Sequence[Range], planner: Planner) -> Iterator[str]:
-    """Warnings of residual streams near the end of fp16."""
+    """Warnings about residual streams near the end of fp16's range."""
     scale = planner.model.residual_scale
     for one in ranges:
         if one.largest > NEAR_LIMIT:
@@ -389,6 +392,6 @@ def near(ranges: Sequence[Range], planner: Planner) -> Iterator[str]:
 
 
 def resident_bytes(planner: Planner) -> int:
-    """Bytes of all weights in fp32, as the fast executor holds them."""
+    """Bytes of all weights in fp32, the type of the fast executor."""
     blocks = (*planner.model.layers, *planner.heads)
     return sum(4 * weight.elements for block in blocks for _, weight in block.weights())

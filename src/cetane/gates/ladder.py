@@ -1,9 +1,10 @@
-"""The first shard of every kind, before the others are built.
+"""The ladder: judges the first shard of every kind, before the others are built.
 
-A shard gets what the Hugging Face model computes before it, so that it is judged alone, and is
-compared in every mode with what that model computes after it. What no module of that model gives,
-such as keys and values that layers share, an earlier shard makes, which gets the same. It runs on
-the checkpoint's own values, in fp32: compression hides no wrong graph.
+A shard is judged alone, in every mode. It gets the tensors that the Hugging Face model computes
+before it, and its outputs are compared with the model's. Some inputs come from no module of that
+model, such as keys and values that layers share. An earlier shard makes these, from the model's
+tensors. The shard runs on the checkpoint's own values, in fp32, so compression hides no wrong
+graph.
 """
 
 from collections.abc import Iterator
@@ -38,7 +39,7 @@ LISTED = 20
 
 
 class LadderResult(Data):
-    """How the first shard of every kind agrees with the model, fed with the model's own tensors."""
+    """The agreement of the first shard of every kind with the model, on the model's own tensors."""
 
     passed: bool
     checks: tuple[Check, ...]
@@ -57,7 +58,7 @@ class Packages:
 
 
 def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) -> LadderResult:
-    """Judge some finished shards, by name."""
+    """Judge these finished shards, by name."""
     tables = host_tables(planner, checkpoint)
     port = Packaged(Packages(packages), planner, checkpoint, tables, checkpoint.tokenizer)
     plan, engine = port.plan, port.twin
@@ -91,7 +92,7 @@ def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) 
 
 @dataclass(frozen=True)
 class Pair:
-    """A tensor that a shard hands on in a mode, `(n, C)`, and what it should be."""
+    """An output of a shard in a mode, `(n, C)`, and its truth."""
 
     tensor: str
     truth: Truth
@@ -111,10 +112,10 @@ class Rung:
         self.scale = planner.model.residual_scale or 1.0
 
     def pairs(self, shard: str, modes: list[Mode]) -> Iterator[Pair]:
-        """What a shard makes of the model's own tensors, beside what the model makes of them."""
+        """The outputs of a shard that got the model's own tensors, with their truths."""
         feeds = self.planner.feeds(shard)
         if self.engine.plan.by_name[shard].kind == "head":
-            # Any hidden state will do, so take one that does not need the whole model.
+            # Any hidden state suffices, so take one that does not need the whole model.
             layers = self.planner.model.layers
             feeds = {"hidden": next(t for b in layers if (t := b.truths().get("hidden")))}
         names = {
@@ -150,14 +151,14 @@ class Rung:
                 yield Pair("logits", LOGITS, mode, logits[:, tokens], theirs[:, tokens])
 
     def all_makers(self, shard: str) -> list[str]:
-        """The shards that must run before one, in order."""
+        """The shards that must run before this one, in order."""
         makers: list[str] = []
         for maker in self.planner.makers(shard):
             makers += [m for m in (*self.all_makers(maker), maker) if m not in makers]
         return makers
 
     def logits(self, shard: str, feeds: dict[str, Truth], truths: dict[Truth, Array]) -> Array:
-        """The model's; from what a shard is fed, if it is a head and no more."""
+        """The model's logits, computed from the shard's inputs if the shard is only a head."""
         if self.engine.plan.by_name[shard].kind == "head":
             return self.reference.head(truths[feeds["hidden"]] / self.scale)
         return self.reference.run([self.tokens])[0].logits

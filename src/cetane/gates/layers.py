@@ -1,8 +1,8 @@
-"""One shard at a time, as the validator of the published ports judges them (ane-book, experiments
-30, 31 and 35): each gets what the Hugging Face model computes before it.
+"""The published ports' validator: judges one shard at a time (ane-book, experiments 30, 31 and 35).
 
-It sees no error that grows from shard to shard, and a mean of cosines hides a wrong token. The
-golden gate is the proof; this one says in seconds which shard to look at.
+Each shard gets the tensors that the Hugging Face model computes before it. This gate sees no error
+that grows from shard to shard, and a mean of cosines hides a wrong token. The golden gate is the
+proof; this gate finds a wrong shard in seconds.
 """
 
 from collections.abc import Sequence
@@ -26,16 +26,16 @@ from cetane.planner import Planner
 from cetane.validation import Data
 
 DRAWN = 8
-"""Tokens of a probe that is drawn."""
+"""The tokens of a random probe."""
 
 
 class LayerScore(Data):
-    """A shard, over all probes, modes and tokens."""
+    """The score of a shard, over all probes, modes and tokens."""
 
     shard: str
     passed: bool
     mean: float
-    """Cosine of what it hands on with what the model computes."""
+    """The mean cosine of its output with the model's."""
     min: float
 
 
@@ -47,7 +47,7 @@ class Screened(Data):
 
 
 class LayersResult(Data):
-    """What the validator says of some shards."""
+    """The validator's verdict on these shards."""
 
     passed: bool
     limit: float
@@ -60,7 +60,7 @@ class LayersResult(Data):
 
     @property
     def line(self) -> str:
-        """As the published validator ends."""
+        """The last line, in the form of the published validator."""
         good = sum(score.passed for score in self.shards)
         mean = float(np.mean([score.mean for score in self.shards]))
         least = min(score.min for score in self.shards)
@@ -76,8 +76,10 @@ def judge_layers(
     count: int,
     progress: Progress,
 ) -> LayersResult:
-    """The shard that holds a block, by its number in the model, or every shard with layers; on the
-    ids of a user that pass `screen`, else on `count` random sequences."""
+    """Judge the shard of a block, by the block's number in the model, or every shard with layers.
+
+    The probes are the user's ids that pass `screen`, else `count` random sequences.
+    """
     planner = Planner(checkpoint, bundle.plan.recipe)
     probes, screened = choose_probes(bundle, embedding_rows(planner, checkpoint), prompt_ids, count)
     engine = packaged(bundle, planner, checkpoint).rounded
@@ -120,7 +122,7 @@ def choose_probes(
 
 
 def chosen(planner: Planner, block: int | None) -> list[str]:
-    """The shards with layers, or the one that holds a block; CetaneError for no such block."""
+    """The shards with layers, or the shard of a block. Raises CetaneError for an unknown block."""
     blocks = planner.model.layers
     if block is not None and not 0 <= block < len(blocks):
         raise CetaneError(
@@ -138,8 +140,10 @@ def chosen(planner: Planner, block: int | None) -> list[str]:
 def screen(
     ids: Sequence[int], embedding: TokenRows, bos: int | None
 ) -> tuple[tuple[int, ...], list[Screened]]:
-    """The ids of a user that a shard can be judged on, and those that are left out, with reasons;
-    CetaneError for ids that the model lacks, and where none is left."""
+    """The user's ids that can judge a shard, and the others with reasons.
+
+    Raises CetaneError for ids that the model lacks, and if none is left.
+    """
     count = embedding.shape[0]
     for token in ids:
         if not 0 <= token < count:

@@ -1,4 +1,4 @@
-"""The limits of all gates, from one file."""
+"""The limits of all gates, read from `limits.toml`."""
 
 from functools import cache
 from importlib import resources
@@ -14,7 +14,7 @@ Arithmetic = Literal["fp16", "fp32"]
 
 
 class RoutedLimits(Data):
-    """The same where tokens choose experts, and rounding may decide a choice."""
+    """Structure limits for routed experts, where rounding may decide a choice."""
 
     tie: float = Field(gt=0)
     relative: float = Field(gt=0)
@@ -22,14 +22,14 @@ class RoutedLimits(Data):
 
 
 class StructureLimits(Data):
-    """Programs on the checkpoint's own values, in fp32."""
+    """Limits for programs on the checkpoint's own values, in fp32."""
 
     relative: float = Field(gt=0)
     routed: RoutedLimits
 
 
 class Fp16Limits(Data):
-    """Programs rounded to fp16, against themselves in fp32."""
+    """Limits for programs rounded to fp16, against themselves in fp32."""
 
     hidden_cosine: float
     logit_cosine: float
@@ -37,7 +37,7 @@ class Fp16Limits(Data):
 
 
 class EvidenceLimits(Data):
-    """How much is judged, and when a share is decided."""
+    """The amount of judged text, and the confidence that decides a share."""
 
     positions: int
     most: int
@@ -46,7 +46,7 @@ class EvidenceLimits(Data):
 
 
 class QualityLimits(Data):
-    """What a recipe promises of its compression."""
+    """Limits for the compression, by the quality that a recipe promises."""
 
     kl: float
     perplexity_ratio: float
@@ -56,33 +56,33 @@ class QualityLimits(Data):
 
 
 class DraftHeadLimits(Data):
-    """A draft head's shard against its torch head."""
+    """Limits for a draft head's shard, against the torch draft head."""
 
     logit_cosine: float
     top1: Share
 
 
 class PublishedLimits(Data):
-    """The validator of the published ports."""
+    """The limit of the published ports' validator."""
 
     cosine: float
 
 
 class ActivationLimits(Data):
-    """A bundle with activations of 8 bits."""
+    """Limits for a bundle with 8-bit activations."""
 
     hidden_cosine: float
 
 
 class ResidencyLimits(Data):
-    """Where ops may run."""
+    """Limits for the places of ops and weights."""
 
     severities: tuple[str, ...]
     weights_off_ane: Share
 
 
 class Limits(Data):
-    """Everything that the gates ask; `limits.toml` gives the reasons."""
+    """The limits of all gates; `limits.toml` gives the reasons."""
 
     structure: StructureLimits
     fp16: Fp16Limits

@@ -1,4 +1,4 @@
-"""How far two tensors, or two distributions, are apart. One row per token, float64 inside."""
+"""Distances between two tensors, or two distributions. A row is a token; float64 inside."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ Rows = npt.NDArray[Any]
 
 
 def cosine(a: Rows, b: Rows) -> Rows:
-    """Cosine of each row of `a (n, C)` with the row of `b`; 0 where one is zero or not finite."""
+    """The cosine of each row of `a (n, C)` with the row of `b`; 0 if one is zero or not finite."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     usable = (norms > 0) & np.isfinite(norms)
@@ -19,8 +19,8 @@ def cosine(a: Rows, b: Rows) -> Rows:
 
 
 def relative(a: Rows, b: Rows) -> Rows:
-    """Norm of the difference of each row of `a (n, C)` from the row of `b`, over the norm of that;
-    infinite where `a` is not finite."""
+    """The norm of each row's difference `a - b (n, C)`, over the norm of `b`'s row; infinite if `a`
+    is not finite."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         errors = np.linalg.norm(a - b, axis=1) / np.maximum(np.linalg.norm(b, axis=1), 1e-30)
@@ -28,7 +28,7 @@ def relative(a: Rows, b: Rows) -> Rows:
 
 
 def margins(logits: Rows) -> Rows:
-    """How far the best logit of each row is above the next, in nats."""
+    """The distance from the best logit of each row to the next, in nats."""
     best = np.partition(logits.astype(np.float64), -2, axis=1)[:, -2:]
     return best[:, 1] - best[:, 0]
 
@@ -49,8 +49,10 @@ def log_softmax(logits: Rows) -> Rows:
 
 
 def with_missing(q: Rows, known: Rows, share: float) -> Rows:
-    """Log probabilities `(n, V)` of a model that has only the tokens `known`, as those of one that
-    says any other with probability `share`, each as likely."""
+    """Log probabilities `(n, V)` of a model that has only the tokens `known`.
+
+    All other tokens together get the probability `share`, each the same.
+    """
     others = q.shape[1] - len(known)
     if not others:
         return q
@@ -66,11 +68,12 @@ def losses(q: Rows, targets: Rows) -> Rows:
 
 
 WORST = 1e9
-"""The largest perplexity that is written: JSON has no infinity, and beyond it nothing is learnt."""
+"""The largest perplexity that is written: JSON has no infinity, and larger ones tell no more."""
 
 
 def perplexity(losses: Sequence[Rows]) -> float:
-    """From losses in nats, of a text or a window each; NaN of none, at most `WORST`."""
+    """The perplexity from losses in nats, of a text or a window each. NaN for none, at most
+    `WORST`."""
     together = np.concatenate(losses)
     if not together.size:
         return float("nan")

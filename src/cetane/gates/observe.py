@@ -1,4 +1,4 @@
-"""What a port computes for some probes: logits, and what its shards hand on."""
+"""Observations of a port: its logits and its shards' outputs, on probes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from cetane.schema.recipe import Mode
 
 @dataclass(frozen=True)
 class Task:
-    """A probe, the mode that it is about, and which mode takes its tokens."""
+    """A probe, the mode that it judges, and the modes that take its tokens."""
 
     mode: Mode
     probe: Probe
@@ -30,29 +30,31 @@ class Task:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a port computes for a probe. Logits `(n, V)` and tensors `(n, C)` are of some tokens of
-    the probe each: `at` are their numbers."""
+    """A port's results on a probe: logits `(n, V)` and tensors `(n, C)`.
+
+    Each is for some tokens of the probe; `at` are their numbers.
+    """
 
     logits: Array
     at: Array
     tensors: dict[Truth, tuple[Array, Array]]
-    """Numbers of tokens, and rows."""
+    """The numbers of tokens, and their rows."""
 
     def whole(self, count: int) -> Observed:
-        """In the form of the truth; only tensors of all tokens."""
+        """The results in the form of the truth; only tensors that have all tokens."""
         full = {truth: rows for truth, (at, rows) in self.tensors.items() if len(at) == count}
         return Observed(self.logits, full)
 
 
 def observe(engine: Engine, planner: Planner, tasks: Sequence[Task]) -> list[Seen]:
-    """What the port computes for every task; every shard opens once."""
+    """The port's results on every task. Every shard opens once."""
     watched = [Watched(engine, planner, task) for task in tasks]
     engine.run([(w.session, w.calls) for w in watched])
     return [w.result() for w in watched]
 
 
 class Watched:
-    """A sequence on its way through the shards, and what they hand on.
+    """A sequence that runs through the shards, and their outputs.
 
     Single tokens take the rest where a mode's calls cannot be padded.
     """
@@ -66,7 +68,7 @@ class Watched:
             for mode in dict.fromkeys(used)
             for step, truths in planner.truths(mode).items()
         }
-        """None of the steps that only fill caches: later tokens show what these get wrong."""
+        """Steps that only fill caches are left out: later tokens show their errors."""
         self.seen: dict[Truth, list[Array]] = {}
         ids, at = task.probe.tokens, 0
         self.calls: list[Running] = []
@@ -105,14 +107,14 @@ class Watched:
         return Seen(logits, self.numbers(judged), self.tensors())
 
     def tensors(self) -> dict[Truth, tuple[Array, Array]]:
-        """What was handed on: numbers of tokens, and rows."""
+        """The shards' outputs: numbers of tokens, and rows."""
         return {
             truth: (self.numbers(self.makers(truth)), np.concatenate(rows))
             for truth, rows in self.seen.items()
         }
 
     def makers(self, truth: Truth) -> list[Running]:
-        """The calls that hand a tensor on: those of some modes have no step that does."""
+        """The calls that output a tensor; in some modes, calls have no step that does."""
         return [
             running
             for running in self.calls
@@ -124,6 +126,6 @@ class Watched:
         ]
 
     def numbers(self, calls: Sequence[Running]) -> Array:
-        """Which tokens of the probe some calls take."""
+        """The numbers of the probe's tokens in these calls."""
         positions = [running.call.positions for running in calls]
         return np.concatenate(positions) - self.start if positions else np.empty(0, int)

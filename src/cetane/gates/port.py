@@ -1,7 +1,7 @@
-"""A port as the gates see it: as it ships, and as its twin on the checkpoint's own values.
+"""A port in its forms for the gates: as it ships, rounded to fp16, and as its twin.
 
-What the twin gets wrong is wrong in the graph, and what compression costs is the difference between
-the two.
+The twin has the checkpoint's own values. Its errors are errors of the graph; the difference between
+both forms is the loss by compression.
 """
 
 from collections.abc import Iterator
@@ -29,11 +29,11 @@ from cetane.planner import Planner
 from cetane.schema.plan import Plan
 
 ACTIVATIONS = ("gelu", "relu", "silu")
-"""Kinds of ops that lowering makes of the families' activations."""
+"""The kinds of ops into which lowering turns the families' activations."""
 
 
 class Port(Readable, Protocol):
-    """What the gates ask of a port."""
+    """The forms and constants of a port that the gates use."""
 
     @property
     def plan(self) -> Plan: ...
@@ -41,27 +41,29 @@ class Port(Readable, Protocol):
     def tokenizer(self) -> Tokenizer: ...
     @property
     def shipped(self) -> Engine:
-        """As it is, in fp32; one shard in memory at a time."""
+        """The port as it ships, in fp32; one shard in memory at a time."""
 
     @property
     def rounded(self) -> Engine:
-        """As it is, every result rounded to fp16."""
+        """The port as it ships, with every result rounded to fp16."""
 
     @property
     def twin(self) -> Engine:
-        """On the checkpoint's own values, in fp32."""
+        """The twin: the checkpoint's own values, in fp32."""
 
     @property
     def resident(self) -> Engine:
-        """As a user runs it, in fp32."""
+        """The port as a user runs it, in fp32, with all shards in memory."""
 
     def constants(self, shard: str) -> Iterator["Stored"]:
-        """The constants of a shard that stand for parameters, those that functions share once."""
+        """The constants of a shard that hold parameters. Shared ones come once."""
 
 
 class Stored:
-    """A constant of a program, and the parameter that its name says it is; None for no such
-    parameter, and `decode` is None for a parameter that the program lacks."""
+    """A constant of a program, and the parameter of its name, or None if there is none.
+
+    `decode` is None for a parameter that the program lacks.
+    """
 
     def __init__(
         self, shard: str, function: str, label: str, constant: Constant | None, value: Any = None
@@ -71,7 +73,7 @@ class Stored:
 
     @property
     def parts(self) -> dict[str, Array]:
-        """Its arrays by the names of a MIL op's inputs; `weight` for one that is not encoded."""
+        """Its arrays, by the input names of its MIL op; a plain constant has only `weight`."""
         parts: dict[str, Array] = self.value()
         return parts
 
@@ -145,7 +147,7 @@ class Packaged:
 
 
 class ActivationOp:
-    """An op of `ACTIVATIONS`, as the reference executor computes it in fp32."""
+    """An op of `ACTIVATIONS`, computed by the reference executor in fp32."""
 
     def __init__(self, op: Op, literals: Constants) -> None:
         self.op, self.literals = op, literals
@@ -166,7 +168,7 @@ def used_in(planner: Planner, shard: str, function: str) -> dict[str, Constant]:
 def stored_in(
     shard: str, function: MilFunction, wanted: dict[str, Constant], seen: set[Any]
 ) -> Iterator[Stored]:
-    """The constants of a function; those `seen` in another are left out."""
+    """The constants of a function, without those `seen` in another."""
     literals = Constants(FunctionIndex(function))
     there = {}
     for op in function.ops:

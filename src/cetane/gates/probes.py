@@ -1,7 +1,7 @@
-"""The tokens that the gates use: seeded, recorded, and clear of known traps.
+"""Probes: the tokens that the gates use, seeded, recorded and free of known traps.
 
-A BOS token first, or tokens with unusually small embeddings beside ordinary ones, exaggerate
-quantisation error (ZAYA experiments 30 and 31 of ane-book); neither is used.
+A first BOS token exaggerates quantisation error, and so do tokens with unusually small embeddings
+beside ordinary ones (ZAYA experiments 30 and 31 of ane-book). Probes use neither.
 """
 
 import tomllib
@@ -20,15 +20,15 @@ from cetane.schema.recipe import Mode
 
 SEED = 1
 ROWS = 1 << 14
-"""Of the embedding, in memory at a time."""
+"""The rows of the embedding that are in memory at a time."""
 SMALL = 5.0
-"""Percentile of embedding norms below which a token is not drawn."""
+"""The percentile of embedding norms below which a token is not drawn."""
 OWN = 8
-"""Tokens at least that a mode takes itself at the start of a probe, and as many at its end."""
+"""The least number of tokens that a mode itself takes at the start of a probe, and at its end."""
 FAINT_PROBE = "faint"
 FAINT = 2.0**-10
-"""Factor on the embeddings of a probe that shows a norm's epsilon, which is nothing beside
-ordinary ones."""
+"""The factor on the embeddings of a probe that shows a norm's epsilon. With ordinary embeddings an
+epsilon has no effect."""
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -41,8 +41,11 @@ QUESTIONS = (
 
 @dataclass(frozen=True)
 class Probe:
-    """A sequence to run and compare: its first token is at position `start`, nothing is before it,
-    and its embeddings are `scale` times the model's."""
+    """A sequence to run and compare.
+
+    Its first token is at position `start`, with nothing before it. Its embeddings are `scale` times
+    the model's.
+    """
 
     name: str
     tokens: tuple[int, ...]
@@ -51,8 +54,11 @@ class Probe:
 
 
 def structure_probes(embedding: TokenRows, tokenizer: Tokenizer, plan: Plan) -> list[Probe]:
-    """What shows a wrong graph: a text that uses every slot of every window again, the end of the
-    context, and embeddings so faint that every epsilon matters."""
+    """The probes that show a wrong graph.
+
+    They are a text that uses every slot of every window again, the end of the context, and
+    embeddings so faint that every epsilon has an effect.
+    """
     context, widest = plan.recipe.cache.context, widest_tokens(plan)
     reused = max((group.count for group in plan.caches.values() if group.limited), default=0)
     tail = widest + widest // 2 + OWN
@@ -81,7 +87,7 @@ def widest_mode(plan: Plan) -> Mode:
 
 @dataclass(frozen=True)
 class ProbePart:
-    """Some tokens of a probe, and the mode that takes them; logits are compared if it is judged."""
+    """Tokens of a probe, and the mode that takes them. If `judged`, logits are compared."""
 
     mode: Mode
     tokens: int
@@ -89,8 +95,11 @@ class ProbePart:
 
 
 def parts(plan: Plan, mode: Mode, length: int) -> tuple[ProbePart, ...]:
-    """Who takes the tokens of a probe, in turn: the mode itself at both ends, with a call that is
-    not full, and the widest mode between them, whose caches it then reads."""
+    """The parts of a probe, in turn.
+
+    The mode itself takes both ends, with a call that is not full. The widest mode takes the tokens
+    between them, and the mode then reads its caches.
+    """
     width = plan.modes[mode].tokens
     own = -(-OWN // width) * width + width // 2
     if length <= 2 * own:
@@ -102,7 +111,7 @@ def parts(plan: Plan, mode: Mode, length: int) -> tuple[ProbePart, ...]:
 def random_tokens(
     embedding: TokenRows, length: int, seed: int, excluded: set[int]
 ) -> tuple[int, ...]:
-    """Ordinary tokens drawn evenly; `embedding (V, C)`."""
+    """Ordinary random tokens, all equally likely; `embedding (V, C)`."""
     norms = row_norms(embedding)
     usable = np.flatnonzero(norms >= np.percentile(norms, SMALL))
     usable = usable[~np.isin(usable, sorted(excluded))]
@@ -122,13 +131,13 @@ def row_norms(embedding: TokenRows) -> Array:
 
 @cache
 def texts() -> str:
-    """The text that ports are judged on."""
+    """The text that judges ports."""
     content = resources.files("cetane.gates").joinpath("texts.toml").read_text()
     return "\n".join(text["content"].strip() + "\n" for text in tomllib.loads(content)["text"])
 
 
 def text_tokens(tokenizer: Tokenizer, length: int, text: str = "") -> tuple[int, ...]:
-    """The first `length` tokens of a text, repeated if it is shorter; ours, unless one is given."""
+    """The first `length` tokens of a text, by default `texts()`; repeated if it is shorter."""
     tokens = tokenizer.encode(text or texts())
     if tokenizer.bos_id is not None and tokens[:1] == [tokenizer.bos_id]:
         tokens = tokens[1:]
@@ -137,8 +146,10 @@ def text_tokens(tokenizer: Tokenizer, length: int, text: str = "") -> tuple[int,
 
 
 def text_windows(tokenizer: Tokenizer, plan: Plan, start: int, stop: int) -> list[Probe]:
-    """The text from one position to another, in pieces that fit the context; each is predicted from
-    its own start, so it has one token more than positions."""
+    """The text from one position to another, in windows that fit the context.
+
+    Each is predicted from its own start, so it has one token more than positions.
+    """
     context = plan.recipe.cache.context
     size = min(context - 1, stop - start)
     tokens = text_tokens(tokenizer, stop + 1)
@@ -149,18 +160,18 @@ def text_windows(tokenizer: Tokenizer, plan: Plan, start: int, stop: int) -> lis
 
 
 def windows(tokens: Sequence[int], context: int) -> list[tuple[int, ...]]:
-    """Tokens in pieces that fit the context; each is predicted from its own start."""
+    """Tokens in windows that fit the context; each is predicted from its own start."""
     pieces = [tuple(tokens[start : start + context]) for start in range(0, len(tokens), context)]
     return [piece for piece in pieces if len(piece) > 1]
 
 
 def chat_prompts(tokenizer: Tokenizer, count: int) -> list[list[int]]:
-    """Questions as the model is asked them."""
+    """Questions in the model's chat form."""
     return [asked(tokenizer, question) for question in QUESTIONS[:count]]
 
 
 def asked(tokenizer: Tokenizer, question: str) -> list[int]:
-    """A question by the model's chat template, else as plain text."""
+    """A question in the model's chat template, else as plain text."""
     if tokenizer.has_chat_template:
         return tokenizer.chat([{"role": "user", "content": question}])
     return tokenizer.encode(question)

@@ -1,6 +1,6 @@
-"""What does compression cost? A port on text, against the Hugging Face model and its own twin.
+"""The quality of a port on text, against the Hugging Face model and its own twin.
 
-The recipe says what it promises (`quality`), and the port is held to that at any number of bits.
+The recipe promises a `quality`, and the port must keep it at any number of bits.
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ from cetane.validation import Data
 
 
 class Quality(Data):
-    """Perplexities over the predicted tokens, and how the predictions agree.
+    """Perplexities over the predicted tokens, and the agreement of the predictions.
 
-    A head that lacks tokens would give a text with one of them no probability at all. It is judged
-    as a model that says one of those with probability `missing`, each as likely; this share comes
-    with the subset, from text that neither chose it nor judges it here. So perplexity, ratio and KL
-    are over all tokens, and hold what the subset costs.
+    A head that lacks tokens would give a text with one of them no probability at all. So all
+    missing tokens together get the probability `missing`, each the same. This share comes with the
+    subset, from text that neither chose it nor judges it here. So perplexity, ratio and KL are over
+    all tokens, and include the loss by the subset.
     """
 
     passed: bool
@@ -42,24 +42,24 @@ class Quality(Data):
     reference_perplexity: float
     ratio: float
     limit: float
-    """The most that the ratio may be."""
+    """The largest allowed ratio."""
     kl: float
     top1: float
     covered: float
-    """Share of the predicted tokens that the head has."""
+    """The share of predicted tokens that the head has."""
     covered_perplexity: float
-    """Over these alone, with no share for others."""
+    """The perplexity over only these tokens, with no share for others."""
     covered_reference_perplexity: float
     missing: float
     absent: float
-    """Mean probability that the model gives to tokens that the head lacks."""
+    """The model's mean probability for tokens that the head lacks."""
 
 
 class Agreement:
-    """How a port's predictions agree with the model's, window by window."""
+    """The agreement of a port's predictions with the model's, window by window."""
 
     def __init__(self, recipe: Recipe, tokens: Array, vocabulary: int) -> None:
-        """`tokens` are those that the head has."""
+        """`tokens` are the tokens of the head."""
         self.subset, self.tokens = recipe.head.subset, tokens
         self.known = np.isin(np.arange(vocabulary), tokens)
         self.missing = 0.0 if self.subset is None else self.subset.missing
@@ -94,7 +94,7 @@ class Agreement:
 
     @property
     def perplexities(self) -> tuple[float, float]:
-        """Ours, and the model's."""
+        """The perplexities of the port and of the model."""
         return metrics.perplexity(self.rows["losses"]), metrics.perplexity(self.rows["reference"])
 
     @property
@@ -124,7 +124,8 @@ class Agreement:
         )
 
     def judge(self, recipe: Recipe) -> list[Check]:
-        """Against what the recipe promises. A head that only chooses has no probabilities."""
+        """The checks against the recipe's promise. A head that only chooses has no
+        probabilities."""
         promised, ask = limits().quality[recipe.quality], limits().evidence
         decided, best = self.all("decided"), self.all("best")
         hits = self.all("top1")[decided]
@@ -175,13 +176,13 @@ def perplexity(
 
 
 def refuse_choices(plan: Plan, where: str) -> None:
-    """CetaneError for a head that gives only its choice."""
+    """Raise CetaneError for a head that gives only its choice."""
     if plan.recipe.head.choose:
         raise CetaneError(f"{where} gives choices, not the logits that perplexity needs")
 
 
 def greedy_check(agreed: Sequence[Array], recipe: Recipe) -> Check:
-    """The share of greedy tokens, over all prompts, that the model would choose too."""
+    """The check on the share of greedy tokens, over all prompts, that the model also chooses."""
     hits, limit = np.concatenate(agreed), limits().quality[recipe.quality].greedy
     name = f"compression, {recipe.quality}: greedy tokens"
     return share(name, int(hits.sum()), len(hits), limit, limits().evidence.confidence)

@@ -1,7 +1,7 @@
-"""What is read of a port, because no probe shows it well: epsilons, activations, rotary tables.
+"""Readings: epsilons, activations and rotary tables, which are read since no probe shows them well.
 
-An epsilon is nothing beside an ordinary residual stream. The two forms of GELU differ by 5e-4 at
-most, and by nothing near zero. A wrong rotary base turns the first positions by little.
+An epsilon has no effect beside an ordinary residual stream. The two forms of GELU differ by at most
+5e-4, and not near zero. A wrong rotary base turns the first positions only a little.
 """
 
 import inspect
@@ -21,18 +21,18 @@ from cetane.validation import Data
 Kind = Literal["epsilons", "activations", "rotary tables"]
 Activation = Callable[[Array], Array]
 GRID = np.linspace(-10, 10, 2001, dtype=np.float32)
-"""Where activations are compared; beyond it all of them are 0 or x."""
+"""The points at which activations are compared. Beyond them, all activations are 0 or x."""
 NEAR = 1e-5
-"""How far two forms of one activation may be apart: a hundredth of what those of two are."""
+"""The largest distance of two forms of one activation: a hundredth of that of two activations."""
 POSITIONS = 512
-"""Of the context, where rotary tables are compared; the last is one."""
+"""The number of the context's positions at which rotary tables are compared, the last included."""
 TURNED = 1e-3
-"""How far cosines and sines may be apart. Both sides round the same products, so right ones agree
-to some 1e-7."""
+"""The largest distance of cosines and sines. Both sides round the same products, so right ones
+agree to some 1e-7."""
 
 
 class Readable(Protocol):
-    """What is read of a port, or of its modules."""
+    """A port, or its torch modules, from which the gates read."""
 
     planner: Planner
 
@@ -44,23 +44,23 @@ class Readable(Protocol):
 
 
 class Misread(Data):
-    """Something that a port has, and that is none of the model's."""
+    """A value in a port that the model does not have."""
 
     kind: Kind
     shard: str
-    """`tables` for what the host holds."""
+    """The shard's name; `tables` for the host's tables."""
     problem: str
 
 
 def misread(port: Readable, reference: Reference) -> Iterator[Misread]:
-    """Everything in a port's programs and tables that is none of the model's."""
+    """All values in a port's programs and tables that the model does not have."""
     yield from wrong_epsilons(port, reference)
     yield from wrong_activations(port, reference)
     yield from wrong_rotary(port, reference)
 
 
 def wrong_epsilons(port: Readable, reference: Reference) -> Iterator[Misread]:
-    """Norms whose epsilon is none of the model's."""
+    """Norms with an epsilon that the model does not have."""
     scale = port.planner.model.residual_scale or 1.0
     known = {factor * own for own in epsilons(reference) for factor in (1.0, scale**2)}
     for shard in port.planner.members:
@@ -71,7 +71,7 @@ def wrong_epsilons(port: Readable, reference: Reference) -> Iterator[Misread]:
 
 
 def epsilons(reference: Reference) -> set[float]:
-    """Of the model's norms; 0 for those that have none."""
+    """The epsilons of the model's norms; 0 for norms without one."""
     modules = list(reference.model.modules())
     own = {
         float(value)
@@ -84,7 +84,7 @@ def epsilons(reference: Reference) -> set[float]:
 
 
 def wrong_activations(port: Readable, reference: Reference) -> Iterator[Misread]:
-    """Activations that are none of the model's."""
+    """Activations that the model does not have."""
     known = [module(torch.from_numpy(GRID)).numpy() for module in activations(reference)]
     for shard in port.planner.members:
         for name, activation in port.activations(shard).items():
@@ -101,7 +101,7 @@ def activations(reference: Reference) -> list[Any]:
 
 
 def wrong_rotary(port: Readable, reference: Reference) -> Iterator[Misread]:
-    """Rotary tables that are none of the model's, up to the end of the context."""
+    """Rotary tables that the model does not have, up to the end of the context."""
     model, context = port.planner.model, port.planner.recipe.cache.context
     at = np.unique(np.linspace(0, context - 1, min(context, POSITIONS), dtype=np.int64))
     known = list(rotary_tables(reference, torch.from_numpy(at)))
@@ -125,7 +125,7 @@ def rotary_tables(reference: Reference, positions: torch.Tensor) -> Iterator[Arr
 
 
 def judge(problems: Sequence[Misread]) -> Iterator[Check]:
-    """Nothing that was read may be wrong."""
+    """The checks of all readings: none may be wrong."""
     for kind in get_args(Kind):
         count = sum(problem.kind == kind for problem in problems)
         yield at_most(f"structure: wrong {kind}", float(count), 0)

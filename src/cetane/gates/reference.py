@@ -1,4 +1,4 @@
-"""The truth: the Hugging Face model of a checkpoint, in fp32."""
+"""The reference: the Hugging Face model of a checkpoint, in fp32. It is the truth of all gates."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,27 +19,26 @@ from cetane.hardware.quiet import quiet_transformers
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 """The plainest arithmetic that transformers has."""
 RESIDENT = 4 << 30
-"""Bytes of fp32 weights up to which a model stays in memory between runs."""
+"""The most bytes of fp32 weights with which a model stays in memory between runs."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What a model computes for one sequence: logits `(n, V)`, and the tensors `(n, C)` that were
-    asked for."""
+    """A model's results on one sequence: logits `(n, V)`, and the requested tensors `(n, C)`."""
 
     logits: Array
     tensors: dict[Truth, Array]
     margins: Array | None = None
-    """How far the best expert of every token is above the next, `(n,)`, in the layer where it is
-    least: below rounding, the model itself is undecided. None where there are no experts."""
+    """The distance from each token's best expert to the next, `(n,)`, in the layer where it is
+    smallest. Below rounding, the model itself is undecided. None without experts."""
 
 
 class Stop(Exception):
-    """Ends a pass when everything that was asked for is there."""
+    """Ends a pass when all requested tensors are there."""
 
 
 class Lender:
-    """Gives a module its own tensors for the time of a forward pass, or for good."""
+    """Gives a module its tensors during a forward pass, or permanently."""
 
     def __init__(self, checkpoint: Checkpoint, names: dict[str, str], resident: bool) -> None:
         self.checkpoint, self.names, self.resident = checkpoint, names, resident
@@ -72,7 +71,7 @@ class Reference:
         empty = unfilled(config)
         size = sum(4 * parameter.numel() for parameter in empty.parameters())
         self.names = stored_names(empty, config)
-        """By module path: the checkpoint's name of every tensor that the module has."""
+        """The checkpoint's names of each module's own tensors, by module path."""
         loaded = load_by_transformers(checkpoint, config, self.names) if size <= RESIDENT else None
         self.loader = "transformers" if loaded is not None else "cetane"
         self.model: Any = empty if loaded is None else loaded
@@ -81,7 +80,7 @@ class Reference:
             self._lend(checkpoint, size <= RESIDENT)
 
     def _lend(self, checkpoint: Checkpoint, resident: bool) -> None:
-        """Have modules take their weights from the checkpoint."""
+        """Let modules take their weights from the checkpoint."""
         for path, names in self.names.items():
             module = self.model.get_submodule(path)
             for name, tensor in own_tensors(module).items():
@@ -147,8 +146,7 @@ class Reference:
 
     @contextmanager
     def _scaled(self, scales: Sequence[float]) -> Iterator[None]:
-        """Multiplies what the first layer gets, or where more follows from the embedding than
-        that, the embedding."""
+        """Multiplies the first layer's input; or the embedding, if more depends on it."""
         if all(scale == 1 for scale in scales):
             yield
             return
@@ -167,7 +165,7 @@ class Reference:
 
     @torch.inference_mode()
     def tensors(self, tokens: Sequence[int], wanted: Sequence[Truth]) -> dict[Truth, Array]:
-        """Only some tensors of a sequence, `(n, C)`; the pass ends with the last of them."""
+        """Only the wanted tensors of a sequence, `(n, C)`. The pass ends with the last of them."""
         seen: dict[Truth, Tensor] = {}
         with self._keeping(wanted, seen, stop=True), suppress(Stop):
             self.model(torch.tensor([list(tokens)]), use_cache=False)
@@ -187,7 +185,7 @@ class Reference:
     def _keeping(
         self, wanted: Sequence[Truth], seen: dict[Truth, Tensor], stop: bool = False
     ) -> Iterator[None]:
-        """Copies what was asked for into `seen` while the model runs."""
+        """A context that copies the wanted tensors into `seen` while the model runs."""
 
         def keep(path: str) -> Any:
             def hook(_: Any, __: Any, output: Any) -> None:
@@ -210,7 +208,7 @@ class Reference:
 
 
 def unfilled(config: Any) -> Any:
-    """The transformers model of a config; pages that nobody writes take no memory."""
+    """The transformers model of a config. Pages that are never written take no memory."""
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
@@ -219,7 +217,7 @@ def unfilled(config: Any) -> Any:
 
 
 def stored_names(model: nn.Module, config: Any) -> dict[str, dict[str, str]]:
-    """By module path, the checkpoint's names of the tensors that a module has itself."""
+    """The checkpoint's names of each module's own tensors, by module path."""
     names: dict[str, dict[str, str]] = {}
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
@@ -274,14 +272,14 @@ def fill_buffers(
 
 
 def scaled_input(factors: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The arguments of a layer with its hidden states multiplied."""
+    """The arguments of a layer, with its hidden states multiplied by factors."""
     if args:
         return (args[0] * factors, *args[1:]), kwargs
     return args, kwargs | {"hidden_states": kwargs["hidden_states"] * factors}
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and stored buffers of a module itself, not of its children."""
+    """A module's own parameters and stored buffers, without its children's."""
     buffers = module.named_buffers(recurse=False)
     passing = module._non_persistent_buffers_set
     return dict(module.named_parameters(recurse=False)) | {

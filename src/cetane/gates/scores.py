@@ -1,4 +1,4 @@
-"""Figures of what shards hand on, and of logits, against the truth."""
+"""Scores of the shards' outputs and of logits, against the truth."""
 
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
@@ -15,7 +15,7 @@ from cetane.validation import Data
 
 
 class ShardScore(Data):
-    """A tensor that a shard hands on, against the truth, over all probes."""
+    """The score of a shard's output against its truth, over all probes."""
 
     shard: str
     tensor: str
@@ -23,18 +23,21 @@ class ShardScore(Data):
     """Path of the Hugging Face module."""
     mode: Mode
     cosine: float
-    """Smallest of the probes' means over tokens."""
+    """The smallest of the probes' means over tokens."""
     cosine_min: float
-    """Smallest of any token."""
+    """The smallest cosine of any token."""
     psnr: float
     by_position: tuple[float, ...] = ()
-    """Smallest cosine of the probes at every position, to 7 decimals: fp16 errs by some 1e-6."""
+    """The probes' smallest cosine at every position, to 7 decimals: fp16 errs by some 1e-6."""
 
 
 class LogitScore(Data):
-    """Logits, against the truth, over all tokens of all probes; of those that the head has, if it
-    lacks some. Its port and its choice are judged apart: `top1` and `top5` count where it has the
-    truth's best token, `best` says how often that is, so they agree on `top1 * best` of all."""
+    """The score of logits against the truth, over all tokens of all probes.
+
+    Only the head's own tokens count. The port and the choice of tokens are judged separately:
+    `best` is the share of positions whose best token the head has, and `top1` and `top5` count only
+    there. So the share of agreement on all positions is `top1 * best`.
+    """
 
     mode: Mode
     cosine: float
@@ -46,13 +49,13 @@ class LogitScore(Data):
     top5: float
     best: float = 1.0
     absent: float = 0.0
-    """Mean probability that the truth gives to tokens that the head lacks."""
+    """The truth's mean probability for tokens that the head lacks."""
 
 
 def shard_scores(
     planner: Planner, mode: Mode, seen: Sequence[Observed], truths: Sequence[Observed]
 ) -> Iterator[ShardScore]:
-    """How every tensor that shards hand on agrees in a mode."""
+    """The scores of all shards' outputs in a mode."""
     for step, outputs in planner.truths(mode).items():
         for name, truth in outputs.items():
             if all(truth in observed.tensors for observed in seen):
@@ -84,7 +87,7 @@ def shard_score(
 def logit_score(
     mode: Mode, seen: Sequence[Observed], truths: Sequence[Observed], tokens: Array
 ) -> LogitScore:
-    """The score in a mode, of a head that has some tokens."""
+    """The score in a mode, of a head that has these tokens."""
     ours = np.concatenate([own.logits for own in seen])
     theirs = np.concatenate([truth.logits for truth in truths])
     has = np.isin(theirs.argmax(1), tokens)

@@ -1,9 +1,9 @@
-"""What a bundle's packages say of themselves, against its manifest and each other.
+"""Static checks: a bundle's packages against its manifest, and against each other.
 
-A package that was made for another context loads, runs, and is wrong: the seeds rebuilt the last
-chunk of an 8K model because its mask was 2048 long. Hashes tell that a file is another one, not
-what is wrong with it, and nothing at all in a folder whose manifest was written anew. Only
-specifications and headers are read, no weights: less than a second for a large model.
+A package that was made for another context loads and runs, but gives wrong tokens. A published port
+had to rebuild the last chunk of an 8K model because its mask was 2048 long. A hash only tells that
+a file has changed, and nothing if the manifest was written again. Only specifications and headers
+are read, no weights: this takes less than a second for a large model.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ from cetane.validation import Data
 
 
 class PackageProblem(Data):
-    """One thing that is wrong, and where: a package and its function, or a file."""
+    """A problem, and its place: a package and its function, or a file."""
 
     where: str
     problem: str
@@ -67,7 +67,7 @@ def static_checks(bundle: Bundle) -> list[PackageProblem]:
 
 
 def listed(where: str, what: str, wanted: set[str], there: set[str]) -> Iterator[PackageProblem]:
-    """Names that are missing, and those that should not be there."""
+    """Problems of missing and of unexpected names."""
     for name in sorted(wanted - there):
         yield PackageProblem(where=where, problem=f"no {what} {name}, which the manifest has")
     for name in sorted(there - wanted):
@@ -77,7 +77,7 @@ def listed(where: str, what: str, wanted: set[str], there: set[str]) -> Iterator
 def interface(
     plan: Plan, where: str, wanted: Function, found: MilFunction
 ) -> Iterator[PackageProblem]:
-    """A function as the manifest has it, against the one in the package."""
+    """Problems of a package's function, compared with the manifest's."""
     Ports = tuple[str, tuple[Input | Output | State, ...], Mapping[str, TensorType]]
     kinds: tuple[Ports, ...] = (
         ("input", wanted.inputs, found.inputs),
@@ -96,12 +96,12 @@ def interface(
 
 
 def fits(shape: tuple[int, ...], found: TensorType) -> bool:
-    """Whether a package's type is a manifest's shape: its default, where it is flexible."""
+    """Whether a package's type has the manifest's shape; a flexible type, its default shape."""
     return found.default == shape if found.default is not None else found.accepts(shape)
 
 
 def reason(plan: Plan, port: Input | Output | State, given: tuple[Any, ...]) -> str:
-    """What the sizes mean, where they tell."""
+    """The likely cause of other sizes, in words; empty if unknown."""
     source = getattr(port, "source", None)
     if not isinstance(source, Mask | WriteMask | FromCache) or len(given) != len(port.shape):
         return ""
@@ -114,7 +114,7 @@ def reason(plan: Plan, port: Input | Output | State, given: tuple[Any, ...]) -> 
 
 
 def handed_on(plan: Plan) -> Iterator[PackageProblem]:
-    """Tensors that one function writes and a later one of the same mode takes in another shape."""
+    """Problems of tensors that a later function of a mode takes in another shape."""
     for mode, steps in plan.modes.items():
         for calls in (steps.silent, steps.steps):
             made: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -138,7 +138,7 @@ def handed_on(plan: Plan) -> Iterator[PackageProblem]:
 
 
 def tables(bundle: Bundle) -> Iterator[PackageProblem]:
-    """Host tables against the functions that take their rows."""
+    """Problems of host tables, compared with the functions that take their rows."""
     plan = bundle.plan
     try:
         rotary = {name: table.shape for name, table in bundle.tables().rotary.items()}

@@ -1,7 +1,8 @@
-"""Is the graph right? The twin, which has the checkpoint's own values, against the model.
+"""The structure question: is the graph right? It compares the twin with the model.
 
-In fp32 a right port errs by the order of its sums, some 1e-6, whatever its recipe compresses; so
-the limit is near that, and one wrong token in one mode is enough to refuse a port.
+The twin has the checkpoint's own values. In fp32, a right port errs only by the order of its sums,
+some 1e-6, with any compression. So the limit is near that, and one wrong token in one mode refuses
+a port.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ LOGITS: Truth = ("lm_head", 0)
 
 
 class Deviation(Data):
-    """How far a tensor of the twin is from the truth, at its worst token of a probe."""
+    """The distance of a tensor of the twin from its truth, at the worst token of a probe."""
 
     shard: str
     tensor: str
@@ -34,18 +35,18 @@ class Deviation(Data):
     mode: Mode
     probe: str
     relative: float
-    """Of the worst token; where tokens choose experts, of those before the first near tie."""
+    """The error of the worst token; with routed experts, of tokens before the first near tie."""
     position: int
-    """Of the worst token."""
+    """The position of the worst token."""
     positions: int
     undecided: float = 0.0
-    """What a share of the other tokens stays below."""
+    """The error below which a share of the other tokens stays."""
 
 
 def deviations(
     plan: Plan, planner: Planner, tasks: Sequence[Task], seen: Sequence[Seen], truths: "Truths"
 ) -> Iterator[Deviation]:
-    """Every tensor of every task, in the order of the shards; the last are the logits."""
+    """The deviations of every tensor of every task, in the order of shards; logits come last."""
     places = made_by(planner, plan)
     for task, ours in zip(tasks, seen, strict=True):
         theirs = truths.of(task.probe)
@@ -59,7 +60,7 @@ def deviations(
 
 
 def first_undecided(theirs: Observed) -> int | None:
-    """The first token whose expert rounding may decide; later tokens attend to it."""
+    """The first token whose expert may depend on rounding; later tokens attend to it."""
     if theirs.margins is None:
         return None
     ties = np.flatnonzero(theirs.margins < limits().structure.routed.tie)
@@ -72,7 +73,7 @@ def is_routed(planner: Planner) -> bool:
 
 
 class Truths:
-    """What the model computes for some probes: tensors of all tokens, logits of those `kept`."""
+    """The model's results on probes: tensors of all tokens, and logits of those `kept`."""
 
     def __init__(self, probes: Sequence[Probe], observed: Sequence[Observed], kept: Array) -> None:
         self.observed = {p.name: o for p, o in zip(probes, observed, strict=True)}
@@ -112,7 +113,7 @@ class Truths:
 
 
 def made_by(planner: Planner, plan: Plan) -> dict[Truth, tuple[str, str]]:
-    """The shard that makes a tensor, and what the shard calls it."""
+    """The shard that makes each tensor, and the shard's name of it."""
     return {
         truth: (step.shard, name.removesuffix("_out"))
         for mode in plan.modes
@@ -143,8 +144,11 @@ def deviation(
 
 
 def logit_errors(plan: Plan, ours: Array, theirs: Array) -> Array:
-    """Relative errors of logits, of the tokens that the head has. A head that gives only its choice
-    errs by what the choice is short of the best, and by what its logit is off."""
+    """The relative errors of logits, over the head's tokens.
+
+    For a head that gives only its choice: the larger of the distance from its choice to the best
+    logit, and of its logit's error.
+    """
     ours, theirs = ours[:, plan.choosable], theirs[:, plan.choosable]
     if not plan.recipe.head.choose:
         return metrics.relative(ours, theirs)
@@ -156,13 +160,13 @@ def logit_errors(plan: Plan, ours: Array, theirs: Array) -> Array:
 
 
 def excess(one: Deviation) -> float:
-    """An error to hold against the limit; where tokens choose experts, in proportion to theirs."""
+    """The error to compare with the limit; with routed experts, scaled by their own limit."""
     ask = limits().structure
     return max(one.relative, one.undecided * ask.relative / ask.routed.relative)
 
 
 def judge(found: Sequence[Deviation]) -> Iterator[Check]:
-    """The worst of every shard's tensors in every mode."""
+    """The checks of the worst deviation of every shard's tensors, in every mode."""
     worst: dict[tuple[str, str, Mode], float] = {}
     for one in found:
         key = one.shard, one.tensor, one.mode

@@ -1,9 +1,9 @@
-"""The finished packages on the checkpoint's own values, in fp32.
+"""The twin: the finished packages, run with the checkpoint's own values, in fp32.
 
-Every constant that stands for a parameter of the model, compressed or not, is that parameter
-itself. A number that the authored modules compute with, such as an epsilon or the factor on
-attention scores, is in a program what fp16 makes of it; here it is the number itself. So a twin of
-a right port differs from the model by the order of sums alone.
+The checkpoint's parameters replace the constants that were made from them, compressed or not.
+Numbers of the authored modules, such as an epsilon or the factor on attention scores, are rounded
+to fp16 in a program; the twin uses the exact numbers. So a twin of a right port differs from the
+model only by the order of sums.
 """
 
 from collections import defaultdict
@@ -30,7 +30,7 @@ SMALLEST = 2.0**-24
 
 
 class TwinBackend:
-    """Runs packages on the checkpoint's own values, in fp32."""
+    """A backend that runs packages with the checkpoint's own values, in fp32."""
 
     name = "twin"
     dtype: type[np.floating] = np.float32
@@ -66,7 +66,7 @@ class Parameter:
 
 
 class Unrounded:
-    """What the fp16 numbers of a program were before they were rounded."""
+    """The exact numbers behind the fp16 numbers of a program."""
 
     def __init__(self, numbers: Iterable[float]) -> None:
         self.known: dict[float, set[float]] = defaultdict(set)
@@ -74,7 +74,7 @@ class Unrounded:
             self.known[rounded(number)].add(number)
 
     def substitutes(self, function: MilFunction) -> dict[str, Substitute]:
-        """By result name, the exact number for every scalar that is the rounding of just one."""
+        """By result name, the exact number of every scalar that only one number rounds to."""
         exact: dict[str, Substitute] = {}
         for op in function.ops:
             value = op.inputs["val"][0] if op.kind == "const" else None
@@ -92,7 +92,7 @@ def is_half(value: StoredConstant) -> bool:
 
 
 def rounded(number: float) -> float:
-    """What lowering makes of a number: fp16, where nothing but zero is below `SMALLEST`."""
+    """A number as lowering rounds it: to fp16; a positive number becomes at least `SMALLEST`."""
     if 0 < number < SMALLEST:
         return SMALLEST
     with np.errstate(over="ignore"):
@@ -110,7 +110,7 @@ class Number:
 
 
 def result_names(used: dict[str, Constant]) -> dict[str, Constant]:
-    """The parameters of a shard by what lowering names their values."""
+    """The parameters of a shard, by the names that lowering gives their values."""
     names = {label.replace(".", "_"): constant for label, constant in used.items()}
     if len(names) != len(used):
         raise CetaneError("two parameters of a shard have one name in its programs")

@@ -7,7 +7,7 @@ from cetane.validation import Data
 
 
 class Check(Data):
-    """One value against its limit. A share has the interval in which it may truly lie."""
+    """One value and its limit. A share also has the interval of its true value."""
 
     name: str
     value: float
@@ -17,7 +17,7 @@ class Check(Data):
 
     @property
     def decided(self) -> bool:
-        """Whether the interval, if there is one, is clear of the limit."""
+        """Whether the limit is outside the interval, if there is one."""
         return self.interval is None or not self.interval[0] < self.limit <= self.interval[1]
 
 
@@ -26,13 +26,13 @@ def at_least(name: str, value: float, limit: float) -> Check:
 
 
 def at_most(name: str, value: float, limit: float) -> Check:
-    """NaN and infinity are beyond any limit; both are written as the largest float, for JSON."""
+    """NaN and infinity fail. JSON has neither: both are written as the largest float."""
     shown = value if isfinite(value) else 1e308
     return Check(name=name, value=shown, limit=limit, passed=shown <= limit)
 
 
 def share(name: str, hits: int, count: int, limit: float, confidence: float) -> Check:
-    """A share of `count` positions. It passes where even the low end of its interval does."""
+    """A share of `count` positions. It passes if the low end of its interval passes."""
     low, high = wilson(hits, count, confidence)
     value = hits / count if count else 0.0
     return Check(name=name, value=value, limit=limit, passed=low >= limit, interval=(low, high))

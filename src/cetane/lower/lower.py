@@ -14,6 +14,7 @@ from cetane.compress.encoded import Encoded
 from cetane.errors import CetaneError
 from cetane.families import Weights
 from cetane.lower.convert import Constants, convert_shard
+from cetane.lower.kept import keep, kept
 from cetane.lower.structure import structure
 from cetane.lower.template import Template, used_by
 from cetane.lower.tracing import Constant
@@ -72,9 +73,15 @@ class Lowering:
     def _template(self, shard: str, folder: Path) -> Template:
         key = self.structure(shard)
         if key not in self._templates:
-            self._templates[key] = Template(self.planner, shard, folder / "template.mlpackage")
-            shutil.rmtree(folder / "template.mlpackage")
+            self._templates[key] = kept(key) or self._converted(shard, folder)
         return self._templates[key]
+
+    def _converted(self, shard: str, folder: Path) -> Template:
+        scratch = folder / "template.mlpackage"
+        template = Template.converted(self.planner, shard, scratch)
+        shutil.rmtree(scratch)
+        keep(self.structure(shard), template)
+        return template
 
 
 def encode(item: Constant, weights: Weights, sensitivities: Sensitivities | None = None) -> Encoded:

@@ -68,7 +68,12 @@ def recorded(planner: Programs, graph: FunctionGraph, used: list[Constant]) -> "
     """A run of a function's module, on shapes without values."""
     recorder = Recorder()
     inputs = [example(item, "meta") for item in graph.function.inputs]
-    module = planner.module(graph).eval().to("meta")
+    module = planner.module(graph).eval()
+    states = {state.name for state in graph.function.states}
+    for name, buffer in module.named_buffers():
+        if name not in states and not buffer.is_meta:  # a mask, say
+            recorder.lines.append(f"{name} {content_of(buffer)}")
+    module = module.to("meta")
     for item, tensor in zip(graph.function.inputs, inputs, strict=True):
         recorder.name(tensor, item.name)
     for name, buffer in module.named_buffers():
@@ -112,8 +117,7 @@ class Recorder(TorchDispatchMode):
             if tensor.is_meta:
                 shape = tuple(tensor.shape)
                 raise CetaneError(f"a block uses a parameter {shape} that is not in its weights()")
-            content = hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
-            self.name(tensor, f"{tensor.dtype} {tuple(tensor.shape)} {content}")
+            self.name(tensor, content_of(tensor))
         return f"%{self._names[id(tensor)]}"
 
     def __torch_dispatch__(
@@ -127,3 +131,9 @@ class Recorder(TorchDispatchMode):
         )
         self.lines.append(f"{self.names(result)} = {called}")
         return result
+
+
+def content_of(tensor: Tensor) -> str:
+    """The dtype, shape and hash of a tensor that has values."""
+    content = hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
+    return f"{tensor.dtype} {tuple(tensor.shape)} {content}"

@@ -4,10 +4,10 @@ Conversion takes most of a build, and depends only on the structure of a shard. 
 converted once, with placeholders. Weights then replace the placeholders in the package.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -31,7 +31,6 @@ class Slot:
 
     nbytes: int
     offset: int | None
-    values: tuple[Any, ...] = ()
 
 
 def used_by(planner: Programs, shard: str) -> dict[str, Constant]:
@@ -40,11 +39,24 @@ def used_by(planner: Programs, shard: str) -> dict[str, Constant]:
     return {item.label: item for graph in graphs for item in constants(planner, shard, graph)}
 
 
+@dataclass(frozen=True)
 class Template:
     """The package of a structure, made from one shard, and valid for all shards of the
     structure."""
 
-    def __init__(self, planner: Programs, shard: str, scratch: Path) -> None:
+    spec: Any
+    """The specification, a protobuf message. `stamp` writes small weights into it."""
+    manifest: bytes
+    placed: Placed
+    slots: dict[str, dict[str, Slot]]
+    """By label and part."""
+    size: int
+    """Bytes of the weight file."""
+    rest: list[tuple[int, bytes]]
+    """The content of the weight file outside the slots, by offset."""
+
+    @classmethod
+    def converted(cls, planner: Programs, shard: str, scratch: Path) -> Self:
         """Convert the shard to `scratch`, an `.mlpackage` that must not exist. It can be removed
         afterwards."""
         used = used_by(planner, shard)
@@ -53,23 +65,23 @@ class Template:
             for number, (label, item) in enumerate(used.items())
         }
         placed = convert_shard(planner, shard, made.__getitem__, scratch)
-        package = Package(scratch)
-        self.spec, self.manifest = package.spec, (scratch / MANIFEST).read_bytes()
+        spec, manifest = Package(scratch).spec, (scratch / MANIFEST).read_bytes()
         blobs = BlobFile(scratch / WEIGHTS)
-        by_label = values_of(self.spec, placed)
-        self.slots = {
+        by_label = values_of(spec, placed)
+        slots = {
             label: {part: locate(label, content, by_label[label][part], blobs)
                     for part, content in stored(made[label])}
             for label in used
         }  # fmt: skip
-        self.size = blobs.size
-        self.rest = [(start, blobs.bytes(start, stop).tobytes()) for start, stop in self._gaps()]
+        rest = [(a, blobs.bytes(a, b).tobytes()) for a, b in gaps(slots, blobs.size)]
+        return cls(spec, manifest, placed, slots, blobs.size, rest)
 
     def stamp(self, constant: Constants, target: Path) -> None:
         """Write a package with the weights that `constant` gives for their labels, one at a time.
 
         `target` must not exist. The bytes are equal to those of `convert_shard` with these weights.
         """
+        by_label = values_of(self.spec, self.placed)
         for path in (MODEL, WEIGHTS):
             (target / path).parent.mkdir(parents=True, exist_ok=True)
         (target / MANIFEST).write_bytes(self.manifest)
@@ -88,21 +100,23 @@ class Template:
                     if slot.offset is not None:
                         file.seek(slot.offset)
                         file.write(data.data)
-                    for value in slot.values:
+                        continue
+                    for value in by_label[label][part]:
                         value.immediateValue.tensor.bytes.values = data.tobytes()
         (target / MODEL).write_bytes(self.spec.SerializeToString(deterministic=True))
 
-    def _gaps(self) -> Iterator[tuple[int, int]]:
-        """The ranges of the weight file between the slots."""
-        slots = [slot for parts in self.slots.values() for slot in parts.values()]
-        taken = sorted((s.offset, s.offset + s.nbytes) for s in slots if s.offset is not None)
-        at = 0
-        for start, stop in [*taken, (self.size, self.size)]:
-            if start < at:
-                raise CetaneError("lowering stored two weights in one place")
-            if start > at:
-                yield at, start
-            at = stop
+
+def gaps(slots: Mapping[str, Mapping[str, Slot]], size: int) -> Iterator[tuple[int, int]]:
+    """The ranges of a weight file of `size` bytes between the slots."""
+    every = [slot for parts in slots.values() for slot in parts.values()]
+    taken = sorted((s.offset, s.offset + s.nbytes) for s in every if s.offset is not None)
+    at = 0
+    for start, stop in [*taken, (size, size)]:
+        if start < at:
+            raise CetaneError("lowering stored two weights in one place")
+        if start > at:
+            yield at, start
+        at = stop
 
 
 def values_of(spec: Any, placed: Placed) -> dict[str, dict[str, list[Any]]]:
@@ -131,7 +145,7 @@ def locate(label: str, content: Bytes, values: list[Any], blobs: BlobFile) -> Sl
     if kinds == {"immediateValue"}:
         if any(value.immediateValue.tensor.bytes.values != content.tobytes() for value in values):
             raise CetaneError(f"lowering changed the weight {label}")
-        return Slot(content.nbytes, None, tuple(values))
+        return Slot(content.nbytes, None)
     offsets = {value.blobFileValue.offset for value in values}
     if kinds != {"blobFileValue"} or len(offsets) != 1:
         raise CetaneError(f"lowering stored the weight {label} more than once")

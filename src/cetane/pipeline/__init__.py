@@ -1,1 +1,1 @@
-"""Whole jobs: what the API, the commands and the lab call."""
+"""Whole jobs, each one function: the API, the commands and the lab call them."""

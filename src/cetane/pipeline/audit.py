@@ -1,4 +1,4 @@
-"""Where the ops of a package or a bundle will run: predicted by rules, or as a Mac measured it."""
+"""The residency of a package's or a bundle's ops: predicted by rules, or measured on a Mac."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from cetane.mil.reader import load
 
 @dataclass(frozen=True)
 class ResidencyResult:
-    """An audit, and the measurements that it took into account."""
+    """An audit, and the measurements that it used."""
 
     audit: Audit
     measured: Measured | None
@@ -27,7 +27,7 @@ class ResidencyResult:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why it did not pass."""
+        """The reasons for a failure; empty if it passed."""
         return self.audit.reasons
 
     def as_json(self) -> dict[str, Any]:
@@ -64,11 +64,11 @@ def audit(
     measuring: bool = False,
     progress: Progress = silent,
 ) -> ResidencyResult:
-    """Audit a .mlpackage or a bundle for a chip and a system's number, as iOS counts.
+    """Audit a .mlpackage or a bundle for a chip and a system; `os` is the iOS number.
 
-    `measured` is a file of measurements, which win over predictions; without it, what is kept
-    beside the package is used. `measuring` asks this Mac and keeps the answer. A bundle keeps the
-    verdict. CetaneError for what is neither a package nor a bundle.
+    `measured` is a file of measurements; they win over predictions. By default it is the file
+    beside the package, if there is one. `measuring` measures on this Mac and keeps the result
+    there. A bundle keeps the verdict. CetaneError if `path` is neither a package nor a bundle.
 
     >>> cetane.audit(bundle).audit.basis
     'predicted'

@@ -1,4 +1,7 @@
-"""What drafting gains on a bundle: measured on this machine, prompt by prompt, tokens compared."""
+"""The benchmark of drafting: a bundle's speed with drafts and without, measured on this machine.
+
+The tokens of every answer are compared with plain generation.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,19 +23,19 @@ from cetane.speculate.open import Wish, longest_draft, open_controller, open_dra
 
 @dataclass(frozen=True)
 class DraftingBenchmark:
-    """Generation with drafts beside plain generation."""
+    """The speed of generation with drafts, compared with plain generation."""
 
     bundle: Path
     longest: int
     """Most tokens of a draft."""
     seconds: Mapping[int, float]
-    """What a call takes, by its tokens."""
+    """Seconds of a call, by its number of tokens."""
     speeds: Sequence[Speed]
     """By category of prompts and by drafter."""
 
     @property
     def passed(self) -> bool:
-        """Whether every token is that of plain generation."""
+        """Whether every token equals that of plain generation."""
         return all(speed.same for speed in self.speeds)
 
     def as_json(self) -> dict[str, Any]:
@@ -59,8 +62,9 @@ def bench(
 ) -> DraftingBenchmark:
     """Generate answers to the suite's prompts, plain and with every drafter.
 
-    `categories` of the suite, all by default, at most `prompts` of each and `tokens` an answer;
-    `exclusive` as in `load`. CetaneError for a category or a drafter that is not there.
+    `categories` selects categories of the suite; the default is all. `prompts` limits the prompts
+    of each category, `tokens` the tokens of an answer. `exclusive` is as in `load`. CetaneError
+    for an unknown category or drafter.
     """
     known = suite()
     chosen = list(categories) or list(known)

@@ -1,4 +1,4 @@
-"""Two programs op by op, two bundles, or a bundle and its model: where they part."""
+"""Differences, op by op, between two programs, two bundles, or a bundle and its model."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -25,13 +25,13 @@ class DiffResult:
     """Comparisons, and whether everything lies within the tolerance."""
 
     tolerance: float
-    """Relative error of one op that means nothing."""
+    """The largest relative error of one op that is no difference."""
     parts: Mapping[str, Comparison]
-    """By where: a function, or a shard and a function."""
+    """By place: a function, or a shard and a function."""
     tables: Mapping[str, Gap] = field(default_factory=dict)
-    """Rows of two bundles' host tables that were used."""
+    """The differences of two bundles' host tables, in the rows that were used."""
     model: ModelDiff | None = None
-    """How every shard agrees with the model, where that was asked."""
+    """Every shard compared with the model; None without a `model`."""
 
     @property
     def passed(self) -> bool:
@@ -70,9 +70,9 @@ def diff(
 ) -> DiffResult:
     """Compare two packages, two bundles, or a bundle and its model.
 
-    `first` is the side that is right, in fp32. Without a `second`, `first` is compared with itself
+    `first` is the reference, and runs in fp32. Without a `second`, `first` is compared with itself
     at another `precision`, or with a `model`. `function` names a function of packages, or a mode
-    of bundles; `inputs` is an .npz with an array for each input of a package.
+    of bundles. `inputs` is an .npz file with an array for each input of a package.
 
     >>> cetane.diff(bundle, precision="fp16", function="decode", tolerance=1.0).passed
     True
@@ -184,5 +184,5 @@ def op_json(op: OpGap) -> dict[str, Any]:
 
 
 def worst_first(ops: tuple[OpGap, ...]) -> list[OpGap]:
-    """By their own error, the largest first."""
+    """Ops by their own error, the largest first."""
     return sorted(ops, key=lambda op: -op.own.relative)

@@ -1,4 +1,4 @@
-"""A draft head for a bundle: trained on what the bundle computes, lowered, judged."""
+"""The training of a draft head: on a bundle's own hidden states; then lowered, and judged."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -32,18 +32,18 @@ class DraftHeadSettings:
     """How a draft head is trained."""
 
     tokens: int = 200_000
-    """Most tokens of every text."""
+    """The most tokens of each text."""
     window: int = 256
-    """Tokens that are seen together; at most the bundle's context."""
+    """Tokens of one forward pass; at most the bundle's context."""
     vocabulary: int = 8192
     """Tokens that the draft head may propose."""
     steps: int = 3
     """Tokens of a draft."""
     epochs: int = 10
     minutes: float = 30.0
-    """Most minutes, those that hidden states take among them."""
+    """The most minutes, including the computation of hidden states."""
     batch: int = 4
-    """Windows of a step, on each device."""
+    """Windows of a training step, on each device."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class TrainedDraftHead:
     untrained: Acceptance
     trained: Acceptance
     golden: DraftHeadResult
-    """The finished shard against the trained module."""
+    """The finished shard, compared with the trained module."""
     residency: Audit
-    """A prediction: it warns, and decides nothing."""
+    """A prediction: it warns, and does not affect `passed`."""
     windows: int
-    """Windows of text that it learned from."""
+    """Windows of text for training."""
     held_out: int
-    """Windows that it was judged on."""
+    """Windows of text for judging."""
     minutes: float
     cpu_minutes: float
 
@@ -95,11 +95,11 @@ def train_draft_head(
     features: Path | None = None,
     progress: Progress = silent,
 ) -> TrainedDraftHead | None:
-    """Train a draft head on text files and make it a shard of the bundle, in place of an earlier
-    one of its kind.
+    """Train a draft head on text files, and add it to the bundle as a shard.
 
-    `features` is a folder that keeps hidden states for another run. Under `torchrun` every process
-    trains; only the main one gets an outcome, the others None. CetaneError for too little text.
+    It replaces an earlier draft head of its kind. `features` is a folder that keeps hidden states
+    for another run. Under `torchrun` every process trains; the main process returns the outcome,
+    the others None. CetaneError for too little text.
     """
     started, accelerator = time.monotonic(), devices()
     opened = Bundle(Path(bundle))
@@ -138,7 +138,7 @@ def train_draft_head(
 
 
 def whole_windows(texts: Sequence[list[int]], window: int) -> list[int]:
-    """The tokens of all texts, each cut to whole windows."""
+    """The tokens of all texts; the end of each that fills no window is left out."""
     return [token for text in texts for token in text[: len(text) - len(text) % window]]
 
 
@@ -149,7 +149,7 @@ def embedding_of(bundle: Bundle) -> torch.Tensor:
 
 
 def is_main(accelerator: Accelerator) -> bool:
-    """Whether this process goes on alone once training has ended."""
+    """Whether this process is the one that continues after training."""
     accelerator.end_training()
     return bool(accelerator.is_main_process)
 
@@ -157,7 +157,7 @@ def is_main(accelerator: Accelerator) -> bool:
 def trained_on(
     texts: Sequence[Path], learned: Windows, held: Windows, scores: Acceptance
 ) -> Training:
-    """What the manifest of the draft head says of its training."""
+    """The record of the training, for the draft head's manifest."""
     data: Mapping[str, str] = {path.name: sha256(path) for path in texts}
     return Training(
         data=dict(data), windows=len(learned), length=learned.tokens.shape[1],

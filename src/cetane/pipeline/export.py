@@ -1,4 +1,4 @@
-"""Programs, or a whole bundle, in the form of another runtime."""
+"""Exports: programs as ONNX files, or a whole bundle as the folder of another runtime."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class RuntimeFolder:
     compile: str
     """The command that compiles its packages, on a Mac."""
     problems: Sequence[str]
-    """What of the runtime's contract does not hold."""
+    """The parts of the runtime's contract that the folder breaks."""
 
 
 def export_onnx(
@@ -28,8 +28,8 @@ def export_onnx(
 ) -> dict[str, list[str]]:
     """Write every function of a bundle or a .mlpackage as an ONNX file into a new folder.
 
-    Returns the files by package, by path in the folder; the weights of a package are stored once.
-    CetaneError when the folder exists.
+    Returns the files of each package, as paths in the folder. The weights of a package are stored
+    once. CetaneError if the folder exists.
     """
     from cetane.mil.fast.onnx_files import export as to_onnx  # onnx takes a while to load
 
@@ -56,7 +56,7 @@ def export_coreml_llm(
 ) -> RuntimeFolder:
     """Write a bundle as the folder that CoreML-LLM's runtime loads, and check it.
 
-    CetaneError when the folder exists, or the checkpoint is not the bundle's own.
+    CetaneError if the folder exists, or if the checkpoint is not the bundle's own.
     """
     bundle = Bundle(Path(source))
     target = new_folder(output, bundle.path)
@@ -73,8 +73,11 @@ def export_coreml_llm(
 
 
 def new_folder(path: str | Path, source: Path) -> Path:
-    """A place for a folder, its parents made; CetaneError when something is there, or it is inside
-    the source, which would no longer be what its manifest says."""
+    """The path of a new folder; its parents are made.
+
+    CetaneError if the path exists, or if it is inside `source`: a folder there would contradict
+    the source's manifest.
+    """
     target = Path(path)
     check_outside(target, source)
     if target.exists():

@@ -1,4 +1,4 @@
-"""What a checkpoint holds."""
+"""The contents of a checkpoint."""
 
 from collections import Counter
 from math import prod
@@ -11,10 +11,10 @@ from cetane.families import author, families, unread
 
 
 def inspect(model: str | Path) -> dict[str, Any]:
-    """A checkpoint's config, tensors by shape, and whether cetane has its family; reads no weights.
+    """A checkpoint's config, its tensors by shape, and its family, if cetane has it.
 
-    `unread` are tensors that the model reads nothing from: many of them are how a misread
-    checkpoint shows. A tokenizer that is missing or broken is None here: `plan` refuses it.
+    Reads no weights. `unread` lists the tensors that the model does not use; many of them are a
+    sign of a misread checkpoint. A missing or broken tokenizer is None here; `plan` refuses it.
     """
     checkpoint = open_checkpoint(model)
     names = checkpoint.names()

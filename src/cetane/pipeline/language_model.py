@@ -1,4 +1,4 @@
-"""A bundle that writes text: one answer, a stream, a conversation, or logits."""
+"""Text generation with a bundle: one answer, a stream, a conversation, or logits."""
 
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -22,29 +22,29 @@ from cetane.speculate.speculator import Speculator
 Message = Mapping[str, str]
 """A turn of a conversation: its `role` (system, user, assistant) and its `content`."""
 Prompt = str | Sequence[int] | Sequence[Message]
-"""A text to go on with, token ids, or a conversation to answer."""
+"""A text to continue, token ids, or a conversation to answer."""
 FinishReason = Ending | Literal["interrupted"]
-"""Why an answer ended; `interrupted` is a stream that was closed, or that still runs."""
+"""The reason why an answer ended; `interrupted` is a stream that was closed, or still runs."""
 MOST = 512
-"""Tokens of an answer, unless the caller says otherwise."""
+"""The most tokens of an answer, by default."""
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What a model wrote, why it ended, and what it took."""
+    """An answer of a model: its text, the reason for its end, and its times."""
 
     text: str
     tokens: tuple[int, ...]
     finish_reason: FinishReason
     prompt_tokens: int
-    """Tokens of the whole prompt, those that were in the cache already among them."""
+    """Tokens of the whole prompt, including those already in the cache."""
     seconds_to_first_token: float
     seconds: float
-    """After the first token."""
+    """Seconds after the first token."""
 
     @property
     def tokens_per_second(self) -> float | None:
-        """After the first token; None for an answer of one token or none."""
+        """The speed after the first token; None for an answer of less than two tokens."""
         more = len(self.tokens) - 1
         return more / self.seconds if more > 0 and self.seconds else None
 
@@ -61,7 +61,7 @@ class Completion:
 
 
 class Sampling(TypedDict, total=False):
-    """How tokens are chosen: greedily, unless these say otherwise."""
+    """Options for the choice of tokens; the default is greedy."""
 
     temperature: float
     """0 is greedy."""
@@ -76,7 +76,7 @@ class Sampling(TypedDict, total=False):
 
 
 class CompletionStream(Iterator[str]):
-    """The pieces of an answer's text as they come; none ends within a character.
+    """The pieces of an answer's text, as they come; every piece is whole characters.
 
     `completion` is the answer so far. `close` ends it early.
     """
@@ -89,7 +89,7 @@ class CompletionStream(Iterator[str]):
         return next(self._pieces)
 
     def close(self) -> None:
-        """Generate no more."""
+        """End the generation."""
         self._pieces.close()
 
     def _write(
@@ -124,8 +124,10 @@ class CompletionStream(Iterator[str]):
 
 
 class LanguageModel:
-    """A bundle and its engine. Remembers the last prompt and answer: a conversation that goes on
-    from there runs its new tokens only."""
+    """A bundle and its engine.
+
+    It remembers the last prompt and answer. A prompt that continues them runs only its new tokens.
+    """
 
     def __init__(self, bundle: Bundle, backend: str = "auto", wish: Wish | None = None) -> None:
         self.bundle = bundle
@@ -139,17 +141,19 @@ class LanguageModel:
 
     @property
     def context(self) -> int:
-        """Most tokens of a prompt and its answer together."""
+        """The most tokens of a prompt and its answer together."""
         return self.bundle.plan.recipe.cache.context
 
     @property
     def chats(self) -> bool:
-        """Whether the model was made for conversations: it has a chat template."""
+        """Whether the model has a chat template, and so is for conversations."""
         return self.bundle.tokenizer.has_chat_template
 
     def ids(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt. The messages of a model without a chat template are joined by
-        line breaks."""
+        """Token ids of a prompt.
+
+        For a model without a chat template, line breaks join the messages.
+        """
         tokenizer = self.bundle.tokenizer
         if isinstance(prompt, str):
             return tokenizer.encode(prompt)
@@ -163,9 +167,9 @@ class LanguageModel:
     def stream(
         self, prompt: Prompt, *, max_new_tokens: int = MOST, **sampling: Unpack[Sampling]
     ) -> CompletionStream:
-        """Write an answer piece by piece; `Sampling` has the options.
+        """Write an answer piece by piece; `Sampling` lists the options.
 
-        CetaneError for a prompt that the context does not hold, and for options out of range.
+        CetaneError for a prompt that is longer than the context, and for options out of range.
         """
         if max_new_tokens < 1:
             raise CetaneError(f"max_new_tokens = {max_new_tokens}: must be at least 1")
@@ -182,7 +186,7 @@ class LanguageModel:
     def generate(
         self, prompt: Prompt, *, max_new_tokens: int = MOST, **sampling: Unpack[Sampling]
     ) -> Completion:
-        """Write an answer, as `stream` does, and return it whole.
+        """Write an answer and return it whole; options as in `stream`.
 
         >>> lm = cetane.load(bundle)
         >>> lm.generate("def __init__(self", max_new_tokens=8).finish_reason
@@ -209,8 +213,9 @@ class LanguageModel:
         return self.generate(messages, max_new_tokens=max_new_tokens, **sampling)
 
     def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Logits after every one of n tokens, `(n, V)` fp32; minus infinity for tokens that the
-        head cannot choose.
+        """Logits after each of n tokens, `(n, V)` fp32.
+
+        Tokens that the head cannot choose have minus infinity.
 
         >>> lm = cetane.load(bundle)
         >>> lm.logits(lm.ids("import os")).shape[1] == lm.bundle.plan.vocab
@@ -227,7 +232,7 @@ class LanguageModel:
         return None if self._speculator is None else self._speculator.summary()
 
     def close(self) -> None:
-        """Keep what a drafter has learned. The model writes nothing more."""
+        """Save what the drafters have learned. The model cannot be used afterwards."""
         if self._speculator is not None:
             self._speculator.close()
 
@@ -243,16 +248,16 @@ class LanguageModel:
         self.close()
 
     def _new_session(self) -> Session:
-        """A session that the drafters, if there are any, can follow."""
+        """A session for the drafters, if there are any, and for plain generation otherwise."""
         speculator = self._speculator
         return self.engine.session() if speculator is None else speculator.session(self.engine)
 
     def _begin(self, ids: Sequence[int], most: int) -> Generator[int, None, Ending]:
-        """Generate after `ids`, of which the session may hold the first part already."""
+        """Generate after `ids`; the session may already hold the first part of them."""
         held, self._held = self._held, []  # unknown until `_end`, should this end early
         session = self._session
         if session is None or not held or list(ids[: len(held)]) != held or len(ids) == len(held):
-            self._session = None  # its memory is free before the next one takes as much
+            self._session = None  # frees its memory before the next session takes as much
             session, held = self._new_session(), []
             self._session = session
         return generate(
@@ -261,7 +266,7 @@ class LanguageModel:
         )  # fmt: skip
 
     def _end(self, text: list[int]) -> None:
-        """A generation has ended by itself; `text` is its prompt and its answer."""
+        """Remember a generation that ended by itself; `text` is its prompt and its answer."""
         assert self._session is not None
         self._held = text[: self._session.position]
 
@@ -273,12 +278,12 @@ def load(
     speculative: str | Wish | None = None,
     exclusive: bool = False,
 ) -> LanguageModel:
-    """Open a bundle to write with; every file's hash is checked first.
+    """Open a bundle for text generation; every file's hash is checked first.
 
     `backend` is `portable` (any machine), `coreml` (a Mac), or `auto`. `speculative` names a
-    drafter, or is a `Wish` with its settings. `exclusive` lets all programs share one pool of
-    threads, which is faster, in a process that runs nothing else on onnxruntime. CetaneError for
-    a bundle that is damaged or not there.
+    drafter, or is a `Wish` with its settings. With `exclusive`, all programs share one pool of
+    threads. That is faster, but needs a process that runs nothing else on onnxruntime. CetaneError
+    for a damaged or missing bundle.
 
     >>> with cetane.load(bundle) as lm:
     ...     answer = lm.generate("import ", max_new_tokens=4)

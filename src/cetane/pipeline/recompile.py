@@ -9,7 +9,7 @@ from cetane.files import Progress, silent
 
 
 def recompile(bundle: str | Path, *, progress: Progress = silent) -> dict[str, float]:
-    """Compile every shard anew and load it; returns seconds by shard. CetaneError off a Mac."""
+    """Compile and load every shard again. Returns seconds by shard. CetaneError off a Mac."""
     opened = Bundle(Path(bundle))
     backend = CoreMLBackend(opened)
     opened.verify()

@@ -1,4 +1,4 @@
-"""The gates of a finished bundle, against the model that it was made from."""
+"""The gates of a finished bundle: it is compared with its model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,16 +22,17 @@ from cetane.schema.draft_head import DraftHeadKind
 
 @dataclass(frozen=True)
 class Validation:
-    """What the gates say of a bundle. Where static checks find something, the others do not run."""
+    """The outcomes of a bundle's gates. If static checks find problems, the other gates do not
+    run."""
 
     static: tuple[PackageProblem, ...]
-    """What packages and tables say of themselves that the manifest does not."""
+    """Contradictions between the manifest and the packages and tables themselves."""
     golden: GoldenResult | None = None
-    """The bundle against the model."""
+    """The bundle, compared with the model."""
     explanation: Explanation | None = None
-    """Why that gate is red, and what mends it; None where it is not."""
+    """The cause of a red golden gate, and the remedy; None if the gate is not red."""
     heads: Mapping[DraftHeadKind, DraftHeadResult] = field(default_factory=dict)
-    """Draft heads against what was trained."""
+    """Draft heads, compared with the trained modules."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -59,8 +60,8 @@ def validate(
 ) -> Validation:
     """Compare a bundle with its manifest and with the Hugging Face model.
 
-    `model` is the checkpoint, where it is no longer where the build found it. The outcomes are
-    kept in the bundle. CetaneError for a bundle that is damaged, or a missing checkpoint.
+    `model` is the checkpoint's new place, if it was moved after the build. The outcomes are kept
+    in the bundle. CetaneError for a damaged bundle or a missing checkpoint.
 
     >>> cetane.validate(bundle).passed
     True
@@ -86,7 +87,7 @@ def perplexity(
     model: str | Path | None = None,
     progress: Progress = silent,
 ) -> Quality:
-    """Perplexity on the first `tokens` of a text file, beside the Hugging Face model's.
+    """The perplexities of a bundle and its Hugging Face model, on the first `tokens` of a text.
 
     The outcome is kept in the bundle. CetaneError as `validate`, and for an unreadable text.
     """
@@ -108,11 +109,11 @@ def validate_layers(
     model: str | Path | None = None,
     progress: Progress = silent,
 ) -> LayersResult:
-    """Every shard with layers alone, or the one that holds the model's `block`, as the validator of
-    the published ports does: on `prompt_ids`, else on `probes` random sequences.
+    """Compare shards with the model one by one, as the published ports' validator does.
 
-    The outcome is kept in the bundle. CetaneError as `validate`, for a block that the model lacks,
-    and for ids of which none is fit to judge on.
+    The shards are all that hold layers, or the one that holds the model's `block`. They run on
+    `prompt_ids`, by default on `probes` random sequences. The outcome is kept in the bundle.
+    CetaneError as `validate`, for a block that the model lacks, and if no id is fit for judging.
     """
     opened = Bundle(Path(bundle))
     opened.verify()
@@ -123,7 +124,7 @@ def validate_layers(
 
 
 def checkpoint_of(bundle: Bundle, model: str | Path | None = None) -> Checkpoint:
-    """The checkpoint of a bundle: `model`, else where the build found it."""
+    """The checkpoint of a bundle: `model`, or the one in the build's record."""
     if model is not None:
         return open_checkpoint(model)
     try:
@@ -137,7 +138,7 @@ def checkpoint_of(bundle: Bundle, model: str | Path | None = None) -> Checkpoint
 
 
 def other_checkpoint(bundle: Bundle, checkpoint: Checkpoint) -> list[str]:
-    """A warning where a checkpoint is not the very files that a bundle was made from."""
+    """A warning if a checkpoint's files are not those that the bundle was made from."""
     if checkpoint.fingerprint == bundle.manifest.fingerprint:
         return []
     return [f"{checkpoint.source} is not the file that {bundle.path} was made from"]

@@ -1,5 +1,8 @@
-"""Which tokens a head needs: those of texts, those that the model itself chooses after them, and
-those without which some texts could not be written."""
+"""The choice of a head's tokens, for a smaller head.
+
+The head keeps the tokens of some texts, those that the model itself chooses after them, and those
+without which some texts could not be written.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +26,18 @@ if TYPE_CHECKING:
     from cetane.schema.subset import Ids
 
 WINDOW = 256
-"""Tokens that the model sees together."""
+"""Tokens of one forward pass of the model."""
 HELD_OUT = 10
-"""Every so manyth window of a text is kept from choosing, unless there is a text for that."""
+"""One window in ten judges the choice, unless the user gives another text for that."""
 UNIT = 256
-"""Rows that a head is rounded up to: 8 slices of whole palette groups."""
+"""A head's rows are a multiple of this: 8 slices of whole palette groups."""
 LONGEST = 1 << 26
-"""Tokens of a text."""
+"""The most tokens of a text."""
 
 
 @dataclass(frozen=True)
 class CoveredText:
-    """A text, and what the model chooses after some of its tokens."""
+    """A text, and the model's choices after some of its tokens."""
 
     name: str
     sha256: str
@@ -42,7 +45,7 @@ class CoveredText:
     choices: Ids
 
     def covered_by(self, tokens: Ids) -> TextCoverage:
-        """How much of it a subset covers."""
+        """The coverage of this text by a subset."""
         return TextCoverage(
             name=self.name,
             sha256=self.sha256,
@@ -60,8 +63,10 @@ def read_text(tokenizer: Tokenizer, path: Path) -> CoveredText:
 
 
 def split(text: CoveredText) -> tuple[CoveredText, CoveredText]:
-    """What to choose from, and what is held out, evenly from the whole text; CetaneError for one
-    that is too short."""
+    """Two parts of a text: one to choose from, and one held out, evenly from the whole text.
+
+    CetaneError for a text that is too short.
+    """
     held = np.arange(len(text.tokens)) // WINDOW % HELD_OUT == HELD_OUT - 1
     if not held.any():
         raise CetaneError(
@@ -74,8 +79,10 @@ def split(text: CoveredText) -> tuple[CoveredText, CoveredText]:
 def with_choices(
     texts: Sequence[CoveredText], reference: Reference, count: int, progress: Progress
 ) -> list[CoveredText]:
-    """The texts with the model's greedy choices after about `count` of their tokens, in windows
-    evenly from all of them."""
+    """The texts with the model's greedy choices after about `count` of their tokens.
+
+    The tokens are in windows, taken evenly from all texts.
+    """
     windows = [
         (index, text.tokens[start : start + WINDOW])
         for index, text in enumerate(texts)
@@ -95,8 +102,11 @@ def with_choices(
 
 
 def ranked(texts: Sequence[CoveredText], vocabulary: int, necessary: set[int]) -> Ids:
-    """All tokens, those that are worth most first: the necessary ones, then by their share of the
-    texts and of the choices together, then by id, which in most tokenizers is by frequency too."""
+    """All tokens, the most useful first.
+
+    The necessary tokens come first, then those with the largest share of the texts and of the
+    choices together. Equal shares are in the order of ids: in most tokenizers, by frequency.
+    """
     worth = np.sum(shares(texts, vocabulary), axis=0)
     worth[[token for token in necessary if token < vocabulary]] = np.inf
     return np.argsort(-worth, kind="stable")
@@ -113,7 +123,10 @@ def shares(texts: Sequence[CoveredText], vocabulary: int) -> list[np.ndarray]:
 
 
 def fewest(texts: Sequence[CoveredText], order: Ids, necessary: int, coverage: float) -> int:
-    """How many tokens of an order cover such a share of the texts, and of the choices."""
+    """The size of the smallest head with this coverage of the texts and of the choices.
+
+    A head keeps the first tokens of `order`, at least the `necessary` ones.
+    """
     reached = [np.cumsum(share[order]) for share in shares(texts, len(order))]
     needed = max(int(np.searchsorted(r, coverage - 1e-12)) + 1 for r in reached)
     return min(len(order), -(-max(necessary, needed) // UNIT) * UNIT)
@@ -126,7 +139,7 @@ def make_subset(
     texts: Sequence[CoveredText],
     held_out: Sequence[CoveredText],
 ) -> Subset:
-    """The first tokens of an order, with what they cover."""
+    """The subset of the first `size` tokens of an order, with its coverage of the texts."""
     tokens = np.sort(order[:size])
     return Subset(
         vocabulary=len(order),
@@ -139,22 +152,22 @@ def make_subset(
 
 @dataclass(frozen=True)
 class HeadSize:
-    """A head of some tokens: its bytes, and the shares of the texts that it can write."""
+    """One size of a head: its tokens, its bytes, and the shares of the texts that it can write."""
 
     tokens: int
     chosen: bool
     head_bytes: int
     texts: float | None
-    """Of the tokens of the texts that chose it; None where nothing was counted, as below."""
+    """Share of the tokens of the texts for choosing. None, here and below, if none were counted."""
     choices: float | None
-    """Of the model's own choices after them."""
+    """Share of the model's own choices after those tokens."""
     held_out: float | None
     held_out_choices: float | None
 
 
 @dataclass(frozen=True)
 class VocabularyResult:
-    """A chosen subset beside heads of other sizes."""
+    """A chosen subset, and heads of other sizes for comparison."""
 
     subset: Subset
     necessary: int
@@ -163,7 +176,7 @@ class VocabularyResult:
 
     @property
     def reached(self) -> float | None:
-        """Share of the held-out texts that the subset covers."""
+        """The share of the held-out texts that the subset covers."""
         return share(self.subset.held_out, "covered", "tokens")
 
 
@@ -179,8 +192,8 @@ def choose_vocabulary(
 ) -> VocabularyResult:
     """Choose the fewest tokens that cover a share of some texts, and of the model's own choices.
 
-    Without `held_out`, every tenth part of the texts judges the choice. The model is asked for its
-    choices after about `choices` tokens; 0 asks for none. Writes the subset to `output`.
+    Without `held_out`, a tenth of the texts judges the choice. The model's choices are computed
+    after about `choices` tokens; 0 leaves them out. Writes the subset to `output`.
     """
     planner, tokenizer = request.planner, request.checkpoint.tokenizer
     with disk_errors(output):
@@ -207,7 +220,7 @@ def choose_vocabulary(
 
 
 class HeadSizes:
-    """Heads of every size, from one order of tokens."""
+    """Heads of any size, all from one order of tokens."""
 
     def __init__(
         self, request: Request, texts: Sequence[CoveredText], held: Sequence[CoveredText]
@@ -222,7 +235,7 @@ class HeadSizes:
         return make_subset(self.order, tokens, self.tokenizer, self.texts, self.held)
 
     def size(self, tokens: int, chosen: bool) -> HeadSize:
-        """What a head of so many tokens takes and covers."""
+        """The bytes and the coverage of a head with the first `tokens` tokens."""
         subset = self.subset(tokens)
         return HeadSize(
             tokens=tokens,
@@ -235,7 +248,7 @@ class HeadSizes:
         )
 
     def head_bytes(self, subset: Subset) -> int:
-        """Bytes of a head's weights by the recipe's formats."""
+        """Bytes of a head's weights in the recipe's formats."""
         (head,) = self.planner.model.heads(1, subset.ids)
         formats = self.planner.recipe.compression
         return sum(
@@ -246,6 +259,6 @@ class HeadSizes:
 
 
 def share(texts: Sequence[TextCoverage], part: str, whole: str) -> float | None:
-    """How much of some texts is covered; None where nothing was counted."""
+    """The covered share of some texts; None if nothing was counted."""
     total = sum(getattr(text, whole) for text in texts)
     return sum(getattr(text, part) for text in texts) / total if total else None

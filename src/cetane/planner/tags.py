@@ -1,5 +1,8 @@
-"""What a manifest says of a bundle's attention, in the words of the published ports' manifests
-(ane-book's `attn_implementation`, as "cca_gqa_stateful_kvcache_rope_partial_qk_fp16_v_o_int8")."""
+"""Tags of a bundle's attention, for its manifest, in the words of the published ports' manifests.
+
+ane-book's `attn_implementation` is one, as
+"cca_gqa_stateful_kvcache_rope_partial_qk_fp16_v_o_int8".
+"""
 
 from collections.abc import Iterator
 
@@ -7,12 +10,13 @@ from cetane.families import CacheGroup
 from cetane.planner.planner import Planner
 
 PROJECTIONS = {"q": ".q_proj.", "k": ".k_proj.", "v": ".v_proj", "o": ".o_proj."}
-"""By letter, the part of a canonical name that is one of attention's matrices."""
+"""By letter, the part of a canonical name that identifies one of attention's matrices."""
 CONVOLUTION = "conv_qk_grouped.weight"
 
 
 def tags(planner: Planner) -> dict[str, str]:
-    """`attn_implementation`; and `cca`, of a ZAYA: whole, current-tap (no history) or none."""
+    """The tag `attn_implementation`; for a ZAYA also `cca`: whole, current-tap (no history) or
+    none."""
     said = {"attn_implementation": "_".join(words(planner))}
     if planner.checkpoint.config["model_type"] == "zaya":
         said["cca"] = convolutions(planner)
@@ -20,7 +24,7 @@ def tags(planner: Planner) -> dict[str, str]:
 
 
 def words(planner: Planner) -> Iterator[str]:
-    """The parts of the tag."""
+    """The words of `attn_implementation`."""
     model, recipe = planner.model, planner.recipe
     kept = {name for block in model.layers for name in block.keeps}
     groups = [g for n, g in model.memory.items() if isinstance(g, CacheGroup) and n in kept]
@@ -52,7 +56,7 @@ def formats(planner: Planner) -> Iterator[str]:
 
 
 def convolutions(planner: Planner) -> str:
-    """How much of CCA's convolutions there is: of those of any layer, since some may be skipped."""
+    """The value of `cca`, from the convolutions of all layers, since some layers may be skipped."""
     taps = {
         weight.elements < weight.stored[0] * weight.stored[1] * weight.stored[2]
         for block in planner.model.layers

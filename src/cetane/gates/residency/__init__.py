@@ -1,4 +1,5 @@
-"""Where the ops of a program will run, before a Mac sees it: rules as data, one predicate each.
+"""Residency: the compute unit of every op, predicted by rules before a Mac sees the program.
 
-What a rule says is a prediction from public evidence; what a Mac measured wins over it.
+Rules are data, each with a predicate. A rule predicts from public evidence; a Mac's measurement
+wins over it.
 """

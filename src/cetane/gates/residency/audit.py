@@ -1,4 +1,4 @@
-"""The audit of programs: a placement for every op, what was found, and a verdict."""
+"""The audit of programs: a placement for every op, the findings, and a verdict."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from cetane.gates.verdict import Check, at_most
 from cetane.mil.program import Op, Program, TensorType
 
 DAMAGED = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError)
-"""What reading an op raises that has not the inputs it should."""
+"""The errors that reading a damaged op raises."""
 UNSEEN = "unseen"
-"""The id where no rule and no evidence says anything about an op."""
+"""The id for an op without any rule or evidence."""
 
 
 @dataclass
 class Placed:
-    """Where an op is predicted to run, and by which rule or evidence; where it was measured to."""
+    """An op's predicted place, with its rule or evidence, and its measured place."""
 
     name: str
     output: str
@@ -47,7 +47,7 @@ class Placed:
 
     @property
     def final(self) -> Placement:
-        """What was measured wins."""
+        """The measured place, else the predicted one."""
         return self.measured or self.placement
 
 
@@ -78,14 +78,14 @@ class FunctionAudit:
     findings: tuple[Finding, ...]
 
     def count(self, placement: Placement | None = None, conv: bool = False) -> int:
-        """How many compute ops, or convolutions, there are, or are at a place."""
+        """The number of compute ops, or of convolutions, in total or at a place."""
         return sum(
             (placement is None or op.final == placement) and (not conv or op.kind == "conv")
             for op in self.ops
         )
 
     def table(self) -> dict[str, int]:
-        """The seeds' columns; every compute op counts, constants do not."""
+        """The columns of the published ports' tables. All compute ops count, constants do not."""
         total, on = self.count(conv=True), self.count("ANE", conv=True)
         return {
             "conv_total": total,
@@ -102,14 +102,14 @@ class FunctionAudit:
 
 @dataclass(frozen=True)
 class Audit:
-    """Every function at every shape, and what is about all of them."""
+    """Every function at every shape, and the findings about all of them."""
 
     target: Target
     functions: tuple[FunctionAudit, ...]
     findings: tuple[Finding, ...]
-    """About the whole bundle."""
+    """Findings about the whole bundle."""
     reasons: tuple[str, ...] = field(default=())
-    """Why it did not pass."""
+    """The reasons why it did not pass."""
 
     @property
     def passed(self) -> bool:
@@ -155,7 +155,7 @@ def judged(
 
 
 def examine(graph: Graph, rules: Sequence[Rule]) -> Iterator[FunctionAudit]:
-    """A function at every shape."""
+    """The audits of a function at every shape."""
     for variant in ("", *variants(graph.flexible)):
         graph.variant = variant
         yield place(graph, rules)
@@ -219,7 +219,7 @@ def by_evidence(op: Op, graph: Graph) -> Placed:
 
 
 def worsen(placed: Placed, rule: Rule) -> None:
-    """Take over what a rule says, if it is worse than what was said before."""
+    """Take the placement of a rule, if it is worse than the current one."""
     if rule.placement and WORSE.index(rule.placement) > WORSE.index(placed.placement):
         placed.placement, placed.rule = rule.placement, rule.id
         placed.confidence = rule.confidence
@@ -239,7 +239,7 @@ def finding(rule: Rule, details: list[str], ops: Sequence[str] = ()) -> Finding:
 
 
 def about_all(graphs: Sequence[Graph], rules: Sequence[Rule]) -> Iterator[Finding]:
-    """What rules say of all programs together."""
+    """The findings of rules about all programs together."""
     for rule in rules:
         scope, predicate = PREDICATES[rule.id]
         if scope == "bundle" and (detail := predicate(graphs)):
@@ -247,8 +247,8 @@ def about_all(graphs: Sequence[Graph], rules: Sequence[Rule]) -> Iterator[Findin
 
 
 def reasons(functions: Sequence[FunctionAudit], findings: Sequence[Finding]) -> Iterator[str]:
-    """Why an audit does not pass, by `limits.toml`. What a Mac measured to be on the ANE is not
-    held against it."""
+    """The reasons why an audit does not pass, by `limits.toml`. Ops that a Mac measured on the ANE
+    do not count against it."""
     ask = limits().residency
     where: Counter[tuple[str, Severity]] = Counter()
     for function in functions:
@@ -283,8 +283,8 @@ def require_residency(audited: Audit) -> tuple[Check, ...]:
 
 
 def weights_off_ane(functions: Sequence[FunctionAudit]) -> float:
-    """The share of weights, of all functions at the shape they were made for, whose op is placed
-    elsewhere than on the ANE; those of unknown placement do not count as off it."""
+    """The share of weights whose op is placed outside the ANE, over all functions at their default
+    shape. Unknown placements do not count as outside."""
     ops = [op for function in functions if not function.variant for op in function.ops]
     off = sum(op.weights for op in ops if op.final not in ("ANE", "unknown"))
     return off / max(sum(op.weights for op in ops), 1)

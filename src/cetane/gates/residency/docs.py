@@ -1,4 +1,4 @@
-"""docs/reference/residency.md, every rule and its sources, and one rule as text for a terminal."""
+"""The page docs/reference/residency.md with all rules and sources, and one rule for a terminal."""
 
 from cetane.gates.limits import limits
 from cetane.gates.residency.rule import (

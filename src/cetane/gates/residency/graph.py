@@ -1,6 +1,6 @@
-"""A function as rules see it: compute ops, who makes and who uses a value, weights by their form.
+"""The graph of a function for rules: compute ops, makers and users of values, forms of weights.
 
-No weight is read: what rules ask of one is its type.
+No weight is read: rules only need its type.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from cetane.mil.program import Argument, MilFunction, Op, StoredConstant, Tensor
 
 Granularity = Literal["tensor", "channel", "group", "block"]
 LARGEST_VALUE = 1 << 20
-"""Elements of the largest constant that a rule may look into."""
+"""The most elements of a constant whose values a rule may read."""
 VOCABULARY = 32_000
-"""So many output channels are a vocabulary."""
+"""The output channels from which a projection counts as a vocabulary's."""
 
 SHAPE_KINDS = frozenset(
     ("reshape", "squeeze", "expand_dims", "transpose", "slice_by_index", "slice_by_size", "concat",
      "split", "tile", "identity", "cast")
 )  # fmt: skip
-"""Ops that move values and compute none."""
+"""Ops that only move values."""
 UNARY_KINDS = frozenset(
     ("tanh", "mul", "add", "sub", "real_div", "sigmoid", "silu", "relu", "gelu", "exp", "log",
      "sqrt", "rsqrt", "abs", "clip", "square", "pow", "maximum", "minimum")
 )  # fmt: skip
-"""Ops that work on every element alone; those with two inputs count if one is a constant."""
+"""Ops on single elements. Ops with two inputs count if one is a constant."""
 
 
 @dataclass(frozen=True)
 class ReadWeight:
-    """A constant as a program stores it: what its dense form is, and how it is encoded."""
+    """A stored constant: its dense form and its encoding."""
 
     shape: tuple[int, ...]
     dtype: str
     nbytes: int
     encoding: Literal["dense", "affine", "lut", "sparse"] = "dense"
     bits: int = 16
-    """Of one stored element."""
+    """Bits of one stored element."""
     granularity: Granularity = "tensor"
-    """What shares a scale or a palette: everything, a channel, a group of channels, or less."""
+    """The part that shares a scale or a palette: the tensor, a channel, a group, or a block."""
     inner: ReadWeight | None = None
     """The encoded weight that this one scales, if it is not stored data."""
     palette: str = "fp16"
@@ -220,7 +220,7 @@ class Graph:
 
     @cached_property
     def constant_bytes(self) -> int:
-        """What the function's constants take in the program that is compiled of it."""
+        """The bytes of the function's constants in its compiled program."""
         return sum(weight.nbytes for weight in self.weights.values())
 
     @cached_property
@@ -237,7 +237,7 @@ class Graph:
         return None
 
     def depth(self, op: Op) -> int:
-        """How many products one output of a convolution or a matrix product sums; 0 for others."""
+        """The number of products that an output of a convolution or matrix product sums; else 0."""
         if op.kind in ("conv", "linear"):
             return prod(self.shape(self.argument(op, "weight"))[1:])
         if op.kind == "matmul":
@@ -279,7 +279,7 @@ def width(dtype: str) -> int:
 
 
 def granularity(scales: tuple[int, ...], shape: tuple[int, ...]) -> Granularity:
-    """What shares a scale, of a weight of `shape`."""
+    """The part of a weight of `shape` that shares a scale."""
     several = [axis for axis, size in enumerate(scales) if size > 1]
     if not several:
         return "tensor"

@@ -1,7 +1,7 @@
-"""What Core ML itself says: MLComputePlan of every function, written on a Mac, read anywhere.
+"""Core ML's own placements: the MLComputePlan of every function, measured on a Mac, read anywhere.
 
-One plan is of one function: Core ML plans a package's default function, so every other one is made
-the default of a copy that shares the weight file.
+Core ML only plans a package's default function. So each other function becomes the default of a
+copy that shares the weight file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Device = Literal["ANE", "CPU", "GPU"]
 NO_MEASUREMENTS = "not measurements of a Mac"
 HINT = "cetane audit PACKAGE --measure, on a Mac, writes them"
 LARGEST = 1 << 28
-"""Bytes of the largest file of measurements that is read."""
+"""The largest file of measurements that is read, in bytes."""
 
 
 class MeasuredOp(Data):
@@ -42,13 +42,13 @@ class MeasuredOp(Data):
     output: str
     kind: str
     device: Device | None
-    """The preferred one; None for what has none, as constants."""
+    """The preferred device; None if there is none, as for constants."""
     cost: float | None = None
     """Its share of the function's time, as Core ML estimates it."""
 
 
 class MeasuredFunction(Data):
-    """A function's plan, or why there is none."""
+    """A function's plan, or the error in its place."""
 
     ops: tuple[MeasuredOp, ...] = ()
     error: str | None = None
@@ -62,7 +62,7 @@ class MeasuredPackage(Data):
 
 
 class Measured(Data):
-    """What one machine said about some packages."""
+    """The measurements of packages on one machine."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -79,17 +79,17 @@ class Measured(Data):
 
 
 def read_measured(path: Path) -> Measured:
-    """A file that `cetane audit --measure` wrote; CetaneError if it is none."""
+    """A file of `cetane audit --measure`. Raises CetaneError for another file."""
     return parse_measured(parse_json(read_bytes(path, LARGEST), str(path), HINT), str(path))
 
 
 def parse_measured(content: Any, where: str) -> Measured:
-    """Measurements from JSON; CetaneError if it holds none."""
+    """Measurements from JSON. Raises CetaneError if it holds none."""
     return validated(Measured, content, f"{where}: {NO_MEASUREMENTS}", HINT)
 
 
 def with_measured(found: Audit, measured: Measured, packages: dict[str, Path]) -> Audit:
-    """The audit with what was measured, which wins; CetaneError if that is of other packages."""
+    """The audit with measurements, which win. Raises CetaneError if they are of other packages."""
     known = {n: p for n, p in measured.packages.items() if n in packages}
     if not known:
         raise CetaneError(f"the measurements are of {', '.join(measured.packages)}, not of these")
@@ -137,7 +137,7 @@ def specification(package: Path) -> str:
 
 
 def measure(packages: dict[str, Path]) -> Measured:
-    """The plan of every function of some packages. Compiles them: minutes for large ones.
+    """The plan of every function of these packages. It compiles them: minutes for large ones.
 
     Raises CetaneError anywhere but on a Mac.
     """
@@ -187,7 +187,7 @@ def default_copy(path: Path, function: str, folder: Path) -> Path:
 
 
 def link(file: Path, target: Path) -> None:
-    """The same file under another name; a copy where the disk is another one."""
+    """Link a file under another name; copy it if the disk is another one."""
     try:
         target.hardlink_to(file)
     except OSError:

@@ -1,6 +1,6 @@
-"""A rule: what is known about a pattern, as data with sources; its predicate finds the pattern.
+"""Rules: knowledge about patterns of ops, as data with sources, each with a predicate.
 
-The data of a group of rules is `rules/GROUP.toml`, its predicates `rules/GROUP.py`.
+The data of a group of rules is in `rules/GROUP.toml`, its predicates in `rules/GROUP.py`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 GROUPS = ("shapes", "selection", "operations", "weights", "states", "numerics", "programs")
 
 Placement = Literal["ANE", "CPU", "fails", "wrong", "unknown"]
-"""Where an op runs: on the ANE; not on it (whichever other unit takes it); nowhere, since the
-program does not compile, load or run; on the ANE with wrong numbers; or nobody has said."""
+"""The place of an op. `ANE`; `CPU`: outside the ANE, on any other unit; `fails`: the program does
+not compile, load or run; `wrong`: on the ANE with wrong numbers; `unknown`: there is no report."""
 Severity = Literal["fatal", "silent", "risk", "perf", "info"]
-"""It does not run; it runs elsewhere or wrong and nothing says so; the evidence is thin or divided;
-it is slower than it has to be; worth knowing."""
+"""`fatal`: it does not run; `silent`: it silently runs elsewhere or wrong; `risk`: the evidence is
+thin or divided; `perf`: it is slower than necessary; `info`: good to know."""
 Confidence = Literal["high", "medium", "low"]
 Scope = Literal["op", "function", "bundle"]
-"""What a predicate looks at."""
+"""The object of a predicate."""
 
 WORSE: tuple[Placement, ...] = ("ANE", "unknown", "CPU", "wrong", "fails")
-"""Of what several rules say about one op, the worst holds."""
+"""Placements from good to bad: of several rules about one op, the worst holds."""
 
 
 class Source(Data):
@@ -46,23 +46,23 @@ class Source(Data):
     where: str
     """Repository and file, issue, or paper."""
     date: str
-    """When it was published or measured: "2026-04", or "2026" where no more is known."""
+    """The date of publication or measurement: "2026-04", or only "2026"."""
     contradicts: bool = False
-    """Whether it speaks against the rule: then its confidence cannot be high."""
+    """Whether it contradicts the rule, whose confidence then cannot be high."""
 
 
 class Known(Data):
-    """What rules and evidence have in common."""
+    """The common fields of rules and evidence."""
 
     id: str
     placement: Placement | None = None
-    """Of the ops that it is about; None if it leaves that open."""
+    """The placement of its ops; None if it decides none."""
     confidence: Confidence
     sources: tuple[Source, ...] = Field(min_length=1)
 
 
 class Evidence(Known):
-    """Kinds of op that were seen on the ANE (or to be nothing at all)."""
+    """Kinds of op with a reported place, such as the ANE."""
 
     kinds: tuple[str, ...] = Field(min_length=1)
 
@@ -83,7 +83,7 @@ class Rule(Known):
     group: str = ""
 
     def applies(self, target: Target) -> bool:
-        """Whether it is about this chip and system."""
+        """Whether it applies to this chip and system."""
         return target.os >= self.min_os and any(
             fnmatchcase(target.chip, chip) for chip in self.chips
         )
@@ -92,8 +92,8 @@ class Rule(Known):
 OpPredicate = Callable[["Op", "Graph"], str | None]
 FunctionPredicate = Callable[["Graph"], str | None]
 BundlePredicate = Callable[[Sequence["Graph"]], str | None]
-"""What was found, in words that follow the rule's message; None where the pattern is not there.
-Of a bundle: the graphs of all functions."""
+"""A function that describes the pattern, in words that follow the rule's message; None if there is
+no such pattern. For a bundle it gets the graphs of all functions."""
 
 PREDICATES: dict[str, tuple[Scope, Callable[..., str | None]]] = {}
 
@@ -135,7 +135,7 @@ def load_rules() -> dict[str, Rule]:
 
 @cache
 def load_evidence() -> dict[str, Evidence]:
-    """Where kinds of op were seen, by the id of the evidence."""
+    """All evidence, by its id."""
     found = (Evidence(**content) for content in read_toml("evidence.toml")["evidence"])
     return {evidence.id: evidence for evidence in found}
 
@@ -147,7 +147,7 @@ def seen() -> dict[str, Evidence]:
 
 
 def find(id: str) -> Rule | Evidence:
-    """A rule or a piece of evidence; CetaneError if there is none of that id."""
+    """A rule or a piece of evidence. Raises CetaneError for an unknown id."""
     known: dict[str, Rule | Evidence] = {**load_rules(), **load_evidence()}
     if id not in known:
         raise CetaneError(f"no rule {id!r}", "cetane audit --rules lists them")

@@ -1,4 +1,4 @@
-"""What is audited, and where its measurements and its verdict are kept."""
+"""Artifacts of an audit: packages or bundles, with the store of their measurements and verdicts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Artifact(Protocol):
     @property
     def packages(self) -> dict[str, Path]: ...
     def measured(self) -> Measured | None:
-        """What was kept of an earlier measurement."""
+        """The stored measurements; None if there are none."""
 
     def keep(self, measured: Measured) -> None: ...
     def judge(self, found: Audit) -> None:
@@ -30,8 +30,7 @@ class Artifact(Protocol):
 
 
 def open_artifact(path: Path) -> Artifact:
-    """A package, or a bundle whose files are those that were built; CetaneError if it is
-    neither."""
+    """A package, or a bundle with unchanged files. Raises CetaneError for anything else."""
     # By the listed names: to a file system that ignores case, the manifests of both are one.
     names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
     if "manifest.json" in names:
@@ -69,7 +68,7 @@ class Single:
         temporary.replace(self.beside)
 
     def judge(self, found: Audit) -> None:
-        """A package has no place for it."""
+        """Nothing: a package has no place for a verdict."""
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,20 @@
-"""The machine that an audit is for."""
+"""The target of an audit: a chip and its system."""
 
 from dataclasses import dataclass
 
 from cetane.hardware.chips import DEFAULT_CHIP, Quantity, find_chip
 
 DEFAULT_OS = 26.0
-"""Where most of the evidence was measured."""
+"""The system on which most of the evidence was measured."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A chip, and the number of its system: macOS and iOS count alike from 26 on; of earlier ones,
-    the iOS number (iOS 18 is macOS 15)."""
+    """A chip, and the number of its system.
+
+    From 26 on, macOS and iOS have the same numbers. For earlier systems it is the iOS number (iOS
+    18 is macOS 15).
+    """
 
     chip: str = DEFAULT_CHIP
     os: float = DEFAULT_OS
@@ -20,7 +23,7 @@ class Target:
         find_chip(self.chip)
 
     def limit(self, quantity: Quantity) -> int:
-        """What the chip can take of something."""
+        """The chip's limit of a quantity."""
         return int(find_chip(self.chip).figure(quantity).value)
 
     def __str__(self) -> str:
