@@ -97,7 +97,7 @@ def tables(rows: list[Row]) -> Iterator[str]:
     yield ""
     limit = limits().structure.relative
     yield f"Structure by family, whose limit is {limit:g}: the largest error of a right port, the"
-    yield "least of a wrong one that nothing read refuses, and how many kinds each question refuses."
+    yield "least of a wrong one that nothing read refuses, and how many kinds a question refuses."
     yield ""
     yield "| family | right, largest | wrong, least | kinds | by structure | by weights | else |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"
