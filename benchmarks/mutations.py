@@ -95,9 +95,9 @@ def tables(rows: list[Row]) -> Iterator[str]:
         f"| **{sum(not row['passed'] for row in right)}** |"
     )
     yield ""
-    yield "By family, the largest error of structure of a right port, the least of a wrong one that"
-    yield "was refused by that error, and how many kinds each question refuses; the limit is "
-    yield f"{limits().structure.relative:g}."
+    limit = limits().structure.relative
+    yield f"Structure by family, whose limit is {limit:g}: the largest error of a right port, the"
+    yield "least of a wrong one that nothing read refuses, and how many kinds a question refuses."
     yield ""
     yield "| family | right, largest | wrong, least | kinds | by structure | by weights | else |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"
