@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cetane.cli.options import ChipName, Json, Verbose
+from cetane.cli.options import ChipName, Json, OsNumber, Verbose
 from cetane.cli.output import conclude, console, print_json, progress, say, table
 from cetane.errors import CetaneError
 
@@ -13,7 +13,6 @@ ORDER = ("fatal", "silent", "risk", "perf", "info")
 
 
 PathOption = Annotated[Path | None, typer.Argument(metavar="PACKAGE|BUNDLE", help="What to audit.")]
-OsOption = Annotated[float | None, typer.Option(min=1, help="The system's number, as iOS counts.")]
 MeasuredOption = Annotated[
     Path | None, typer.Option(help="What --measure wrote on a Mac; it wins over predictions.")
 ]
@@ -26,7 +25,7 @@ ExplainOption = Annotated[str | None, typer.Option(help="Say what a rule means, 
 def audit(
     path: PathOption = None,
     chip: ChipName = None,
-    os: OsOption = None,
+    os: OsNumber = None,
     measured: MeasuredOption = None,
     measuring: MeasuringOption = False,
     explain: ExplainOption = None,

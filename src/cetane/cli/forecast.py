@@ -9,6 +9,7 @@ from cetane.hardware.chips import load_chips
 from cetane.perf.cost import TERM_OF
 
 if TYPE_CHECKING:
+    from cetane.hardware.chips import Chip
     from cetane.perf.breakeven import DraftingTimes
     from cetane.perf.combinations import Combination
     from cetane.perf.predict import Prediction, Predictor
@@ -26,6 +27,8 @@ def known_chips() -> str:
 def headline(forecast: Forecast) -> str:
     """The speed of plain decoding in one line, with its interval, or what it is borrowed from."""
     decode, chip = forecast.decode, forecast.chip
+    if decode is None:
+        return nothing_known(chip)
     speed = f"{decode.tok_s:.0f} tokens/s on {chip.name} at {forecast.context} tokens"
     if decode.low is None or decode.high is None:
         return f"{speed}, by rates of other chips: none of {chip.name} was measured"
@@ -33,10 +36,18 @@ def headline(forecast: Forecast) -> str:
     return f"{speed} ({low:.0f} to {high:.0f})"
 
 
+def nothing_known(chip: Chip) -> str:
+    """Why a chip gets no number."""
+    return f"unknown: nothing of {chip.name} was measured or published"
+
+
 def show(forecast: Forecast, explain: bool) -> None:
     """Milliseconds of every mode, what binds them, and whether a verifier pays; with `explain`,
     the sources."""
     predictions, chip = forecast.predictions, forecast.chip
+    if forecast.predictor is None:
+        say(f"speed on {chip.name}, {nothing_known(chip)}")
+        return
     rows = [
         [p.mode, p.tokens, p.context, f"{p.ms:.1f}", interval(p), f"{p.tok_s:.1f}", p.binds]
         for p in predictions

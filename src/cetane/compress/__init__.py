@@ -2,10 +2,11 @@
 
 from cetane.compress.encoded import Affine, Dense, Encoded, Palettized
 from cetane.compress.formats import Format, Fp16, Linear, Palette, parse_format
-from cetane.compress.select import Selection
+from cetane.compress.select import AUTO, Selection, pattern
 from cetane.compress.sensitivity import Sensitivities, SensitivityFile
 
 __all__ = [
+    "AUTO",
     "Affine",
     "Dense",
     "Encoded",
@@ -18,4 +19,5 @@ __all__ = [
     "Sensitivities",
     "SensitivityFile",
     "parse_format",
+    "pattern",
 ]

@@ -159,7 +159,8 @@ def deviation(
 def logit_errors(plan: Plan, ours: Array, theirs: Array) -> Array:
     """Relative errors of logits, of the tokens that the head has. A head that gives only its choice
     errs by what the choice is short of the best, and by what its logit is off."""
-    ours, theirs = ours[:, plan.choosable], theirs[:, plan.choosable]
+    head = plan.tokens(0, plan.rows)
+    ours, theirs = ours[:, head], theirs[:, head]
     if not plan.recipe.head.choose:
         return metrics.relative(ours, theirs)
     rows, chosen = np.arange(len(ours)), ours.argmax(1)

@@ -41,11 +41,9 @@ class Forecast:
     """The predicted speed of a plan on a chip; nothing here is measured."""
 
     planner: Planner
-    predictor: Predictor
-
-    @property
-    def chip(self) -> Chip:
-        return self.predictor.chip
+    chip: Chip
+    predictor: Predictor | None
+    """None for a chip of which nothing was measured: then there is no prediction either."""
 
     @property
     def context(self) -> int:
@@ -53,14 +51,18 @@ class Forecast:
         return self.planner.recipe.cache.context
 
     @cached_property
-    def decode(self) -> Prediction:
+    def decode(self) -> Prediction | None:
         """A plain step at the recipe's context."""
+        if self.predictor is None:
+            return None
         return self.predictor.predict(self.planner, "decode", self.context)
 
     @cached_property
     def predictions(self) -> list[Prediction]:
         """Every mode at the recipe's context and at some others; of flexible shapes only the
         default, since the ANE runs no other (coremltools #2370)."""
+        if self.predictor is None:
+            return []
         flexible = self.planner.recipe.tokens.shapes == "range"
         return [
             self.predictor.predict(self.planner, mode, context)
@@ -75,11 +77,13 @@ class Forecast:
         here = {p.mode: p for p in self.predictions if p.context == self.context}
         if "verify" not in here:
             return None
-        return DraftingTimes(self.decode.ms, here["verify"].ms, here["verify"].tokens)
+        return DraftingTimes(here["decode"].ms, here["verify"].ms, here["verify"].tokens)
 
     def as_json(self) -> dict[str, Any]:
         """Predictions, their errors on measured models, and the rates behind them."""
         spec = self.speculation
+        if self.predictor is None:
+            return {"chip": self.chip.id, "modes": [], "speculation": None, "rates": None}
         return {
             "chip": self.chip.id,
             "modes": [prediction_json(prediction) for prediction in self.predictions],
@@ -98,8 +102,16 @@ class Forecast:
 
 
 def forecast(planner: Planner, chip: str = DEFAULT_CHIP) -> Forecast:
-    """The predicted speed of a plan on a chip, by the chip's id; CetaneError for no such chip."""
-    return Forecast(planner, Predictor(find_chip(chip)))
+    """The predicted speed of a plan on a chip, by the chip's id, as far as anything of the chip was
+    measured; CetaneError for no such chip."""
+    profile = find_chip(chip)
+    return Forecast(planner, profile, Predictor(profile) if profile.stream else None)
+
+
+def forecast_json(forecast: Forecast) -> dict[str, Any]:
+    """A plain step on a chip; the chip alone where nothing is predicted."""
+    decode = forecast.decode
+    return {"chip": forecast.chip.id} | ({} if decode is None else prediction_json(decode))
 
 
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
