@@ -357,6 +357,17 @@ def test_a_departure_that_is_named_twice_is_applied_once() -> None:
     assert np.array_equal(once, twice)
 
 
+@pytest.mark.parametrize(
+    ("departures", "cca"),
+    [([], "as the model's"), (["no-means"], "as the model's"), (["query-to-output"], "none"),
+     (["no-convolution"], "no convolutions"), (["current-tap"], "the current tap alone")],
+)  # fmt: skip
+def test_a_bundle_says_which_cca_it_has(departures: list[str], cca: str) -> None:
+    tags = Planner(InMemoryCheckpoint(MODEL), departing(*departures)).model.tags
+    assert tags["cca"] == cca
+    assert tags["attention"].startswith("a probe") == ("query-to-output" in departures)
+
+
 def test_a_llama_has_no_departures() -> None:
     checkpoint = InMemoryCheckpoint(build_model("llama"))
     with pytest.raises(CetaneError, match="of a llama model: departures: unknown key"):

@@ -140,16 +140,17 @@ def show_ranking(ranking: Ranking) -> None:
     table(f"predicted on {ranking.chip.name}: {fitting}", columns, rows)
     best = ranking.fastest
     if best is None:
-        say(f"nothing fits at a context of {ranking.context}")
+        say(f"nothing that is known to pass every gate fits at a context of {ranking.context}")
     else:
         say(
             f"the fastest at a context of {ranking.context}: {describe(best)}: "
             f"{best.decode.tok_s:.1f} tok/s, {best.decode.binds} binds"
         )
-        say("this ranks speed alone: cetane sweep MODEL judges what a format costs in quality")
+    say(
+        "recommended is only what no rule refuses, in fp16 or in a format that a port of this "
+        "model has judged"
+    )
     over = [c for c in ranking.refused if c.context == ranking.context]
     if over and (best is None or over[0].decode.ms < best.decode.ms):
-        say(
-            f"predicted to be faster, but: {describe(over[0])}: {over[0].decode.tok_s:.1f} tok/s; "
-            f"{over[0].refused}"
-        )
+        said = f"{describe(over[0])}: {over[0].decode.tok_s:.1f} tok/s; {over[0].refused}"
+        say(f"predicted to be faster, but refused: {said}")

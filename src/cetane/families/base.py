@@ -387,6 +387,8 @@ class Model:
     option."""
     axes: Axes = field(default_factory=Axes)
     """The layout of hidden tensors."""
+    tags: dict[str, str] = field(default_factory=dict)
+    """What a bundle says of its architecture beside the name: which attention, which CCA."""
     bits: Bits | None = None
     """Where projections on the notch are split: by the bits of their weights."""
 

@@ -451,6 +451,7 @@ def author(config: ZayaConfig, options: ZayaOptions) -> Model:
             **histories,
         },
         rotary=rotary,
+        tags={"attention": "compressed convolutional", "cca": "as the model's"},
         max_context=config.max_position_embeddings,
         channels={
             "hidden": config.hidden_size,

@@ -244,10 +244,18 @@ def in_blocks(change: Change, model: Model, weights: Weights) -> Model:
     return model
 
 
+def tagged(change: Change, model: Model, weights: Weights, **tags: str) -> Model:
+    """The model with every block changed, and a bundle that says so."""
+    changed = in_blocks(change, model, weights)
+    return replace(changed, tags=changed.tags | tags)
+
+
 ZAYA: Mapping[str, Departure] = {
-    "query-to-output": partial(in_blocks, query_to_output),
-    "no-convolution": partial(in_blocks, no_convolution),
-    "current-tap": partial(in_blocks, current_tap),
+    "query-to-output": partial(
+        tagged, query_to_output, attention="a probe from queries to outputs", cca="none"
+    ),
+    "no-convolution": partial(tagged, no_convolution, cca="no convolutions"),
+    "current-tap": partial(tagged, current_tap, cca="the current tap alone"),
     "skip-large-bias": partial(in_blocks, skip_large_bias),
     "no-means": partial(in_blocks, no_means),
     "no-qk-norm": partial(in_blocks, no_qk_norm),

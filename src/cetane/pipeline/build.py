@@ -165,6 +165,7 @@ class Build:
             producer=producers(),
             source=location(self.checkpoint.source),
             fingerprint=self.checkpoint.fingerprint,
+            tags=self.planner.model.tags,
             plan=self.planner.plan(),
             files=self.partial.files(),
         )

@@ -12,7 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
-from itertools import chain, groupby
+from itertools import chain, groupby, product
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -206,10 +207,12 @@ class Bench:
         return override(self.recipe, {**values, "embedding.format": rows})
 
     def chosen(self, name: str, candidate: Recipe) -> Recipe:
-        """A candidate with the reasons for what was chosen."""
+        """A candidate with the reasons for what was chosen; gives the weights' memory back."""
         said = f"{name}, {self.recipe.quality}: {self.judge(candidate)}"
         if self.refused:
             said += f"; smaller is not: {'; '.join(self.refused)}"
+        self.__dict__.pop("model", None)
+        self.__dict__.pop("truth", None)
         chosen = [key for key in (KEY, ROWS) if value_of(self.recipe, key) == AUTO]
         return decided(candidate, {}, dict.fromkeys(chosen, said))
 
@@ -293,6 +296,24 @@ class Bench:
 
     def kept(self, kind: type[Kept], candidate: Recipe, make: Callable[[], Kept]) -> Kept:
         """A figure of a candidate, from the cache folder where it is there already."""
+        path = self.place(kind, candidate)
+        with suppress(CetaneError):
+            return validated(kind, read_json(path), str(path))
+        made = make()
+        with suppress(CetaneError, OSError):  # a cache that cannot be written is no error
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, made.model_dump(mode="json"))
+        return made
+
+    def known(self, candidate: Recipe) -> Judgement | None:
+        """What an earlier port or a plan learnt of a candidate; reads no weight."""
+        path = self.place(Judgement, candidate)
+        with suppress(CetaneError):
+            return validated(Judgement, read_json(path), str(path))
+        return None
+
+    def place(self, kind: type[Data], candidate: Recipe) -> Path:
+        """The file of a figure, by what it depends on."""
         content = [
             kind.__name__,
             self.checkpoint.fingerprint,
@@ -301,11 +322,15 @@ class Bench:
             producers(),
         ]
         key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-        path = cache_dir() / "judgements" / f"{key}.json"
-        with suppress(CetaneError):
-            return validated(kind, read_json(path), str(path))
-        made = make()
-        with suppress(CetaneError, OSError):  # a cache that cannot be written is no error
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, made.model_dump(mode="json"))
-        return made
+        return cache_dir() / "judgements" / f"{key}.json"
+
+
+def known_to_hold(checkpoint: Checkpoint, recipe: Recipe, formats: Sequence[str]) -> set[str]:
+    """Formats, as the recipe's default, that hold its promise: fp16, and those that were judged on
+    this model in an earlier port. Reads no weight and judges nothing."""
+    bench, known = Bench(checkpoint, recipe, silent), {NEAREST}
+    for name, rows in product(formats, bench.rows()):
+        judgement = bench.known(override(recipe, {KEY: name, ROWS: rows}))
+        if judgement is not None and judgement.passed:
+            known.add(name)
+    return known

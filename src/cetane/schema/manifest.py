@@ -4,6 +4,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from cetane.errors import CetaneError
 from cetane.files import FileRecord
 from cetane.schema.plan import Plan
@@ -27,6 +29,8 @@ class Manifest(Data):
     """The checkpoint as it was named; gates compare with it unless told otherwise."""
     fingerprint: str
     """The checkpoint's content, as far as headers, sizes and dates tell."""
+    tags: dict[str, str] = Field(default_factory=dict, exclude_if=lambda tags: not tags)
+    """Which attention and which CCA the bundle has, where an architecture has several."""
     plan: Plan
     files: dict[str, FileRecord]
 
