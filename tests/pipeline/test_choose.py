@@ -63,7 +63,8 @@ def kl_of_hugging_face(folder: Path, recipe: Recipe, tokens: tuple[int, ...]) ->
 
     def log_probabilities() -> torch.Tensor:
         with torch.inference_mode():
-            return model(torch.tensor([tokens])).logits[0, :-1].double().log_softmax(-1)
+            windows = torch.tensor(tokens).reshape(2, 128)
+            return model(windows).logits[:, :-1].double().log_softmax(-1)
 
     for parameter in model.parameters():
         parameter.data = parameter.data.half().float()
