@@ -14,7 +14,8 @@ import numpy as np
 from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
-from cetane.compress import Encoded, Palettized, parse_format
+from cetane.compress import parse_format
+from cetane.compress.encoded import Encoded, Palettized
 from common import report
 
 LAYER = [(4096, 2048)] * 16 + [(2048, 2048)] * 16

@@ -122,7 +122,7 @@ def test_another_system_has_no_ane_caches(machine: Make) -> None:
     machine("Library/Caches/app/com.apple.e5rt.e5bundlecache/24G84")
     machine("cache/compiled/0123-chunk-00-24G84.mlmodelc")
     assert leftovers() == []
-    assert named(diagnose(), "ANE caches").value == "none: this is no Mac"
+    assert named(diagnose(), "ANE caches").value == "none: this is not a Mac"
 
 
 def test_everything_that_a_killed_process_leaves(

@@ -1,10 +1,26 @@
-"""Where the cache is, and that an entry is whole or absent."""
+"""Where the cache is, that an entry is whole or absent; what errors and targets may be."""
 
 from pathlib import Path
 
 import pytest
 
-from cetane.files import cache_dir, write_cache
+from cetane.errors import LONGEST, CetaneError
+from cetane.files import cache_dir, check_outside, write_cache
+
+
+def test_messages_are_printable_and_short() -> None:
+    for text in ("\x1b" * 1000, "a\n\tb" * 500, "\ud800" * 299, "x" * 10**6):
+        line = CetaneError(text).message
+        assert line.isprintable() and 0 < len(line) <= LONGEST
+
+
+def test_a_target_inside_what_is_read(tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    check_outside(tmp_path / "other", tmp_path / "bundle")
+    check_outside(tmp_path / "bundle", tmp_path / "bundle")  # it is replaced as a whole
+    for name in ("bundle/x", "bundle/a/b", "other/../bundle/x"):
+        with pytest.raises(CetaneError, match="is inside"):
+            check_outside(tmp_path / name, tmp_path / "bundle")
 
 
 def test_cache_dir(monkeypatch: pytest.MonkeyPatch) -> None:

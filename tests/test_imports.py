@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-SLOW = {"torch", "transformers", "coremltools", "numba", "matplotlib", "onnx", "onnxruntime"}
+SLOW = {
+    "numpy",
+    "torch",
+    "transformers",
+    "coremltools",
+    "numba",
+    "matplotlib",
+    "onnx",
+    "onnxruntime",
+}
 LIGHT = (
     "cetane",
     "cetane.checkpoint",

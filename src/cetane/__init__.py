@@ -1,7 +1,7 @@
 """cetane: port language models to Apple's Neural Engine from any machine.
 
-The public API. Every function returns data, prints nothing and raises `CetaneError` only. Names are
-imported on first use, since some need torch.
+This is the public API. Every function returns data, prints nothing, and raises only `CetaneError`.
+Names are imported on first use, since some need torch.
 """
 
 import importlib

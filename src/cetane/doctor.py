@@ -1,6 +1,6 @@
-"""Keeping a machine fit: what is installed, what is missing, what can go.
+"""The doctor: checks a machine's packages, disk and caches, and lists leftovers to remove.
 
-Off a Mac there are no ANE caches and no compiled programs, so there is less to say.
+Only a Mac has ANE caches and compiled programs.
 """
 
 import importlib.util
@@ -24,23 +24,23 @@ from cetane.hardware.mac import is_mac, os_build
 NATIVE = ("libmilstoragepython", "libmodelpackage")
 NATIVE_ON_MAC = (*NATIVE, "libcoremlpython")
 LOW_SPACE = 20_000_000_000
-"""Bytes below which a build of a large model may not fit: ZAYA1-8B takes 9 GB in int8."""
+"""With fewer free bytes, a build of a large model may not fit: ZAYA1-8B takes 9 GB in int8."""
 E5_CACHE = "com.apple.e5rt.e5bundlecache"
-"""Where Core ML keeps what it compiled for the ANE, in a folder a system build, for every program
-that ran: 86 GB were found after an upgrade (ane-book, experiment 35)."""
+"""The folder in which Core ML keeps its compiled ANE programs, for each application and system
+build. After an upgrade, ane-book's experiment 35 found 86 GB there."""
 DAY = 86_400
 LEFT_BEHIND = (
     "tmp*.mlpackage", "tmp*.mlmodelc", "*-*.mlmodelc", "cetane-plan-*", "cetane-activations-*",
     "cetane-diff-*",
 )  # fmt: skip
-"""What conversions that were killed leave in the temporary folder."""
+"""Patterns of the leftovers of killed conversions in the temporary folder."""
 UNUSED = 30 * DAY
-"""Seconds after which a graph that was prepared for a program, and not used since, can go."""
+"""Seconds after which an unused prepared graph can go."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     state: Literal["ok", "warning", "failure"]
@@ -50,7 +50,7 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Leftover:
-    """Something that can be removed: it is made again when it is needed, or never was."""
+    """A file or folder that can be removed: it is made again on demand, or is never needed."""
 
     path: Path
     bytes: int
@@ -58,12 +58,12 @@ class Leftover:
 
 
 def diagnose() -> list[Diagnosis]:
-    """Everything that a port or a run needs of this machine."""
+    """All checks of this machine, for ports and runs."""
     return [*versions(), *native_libraries(), *space(), *stale()]
 
 
 def versions() -> Iterator[Diagnosis]:
-    """Python and the packages that cetane needs, beside what it was made with."""
+    """The versions of Python and of needed packages, compared with those that cetane supports."""
     yield Diagnosis("python", "ok", ".".join(map(str, sys.version_info[:3])))
     for line in requires("cetane") or []:
         needed = Requirement(line)
@@ -80,8 +80,8 @@ def versions() -> Iterator[Diagnosis]:
 
 
 def native_libraries() -> Iterator[Diagnosis]:
-    """coremltools' compiled parts: wheels for some Pythons lack them, and fail when weights are
-    written (coremltools #2617, #2361)."""
+    """coremltools' compiled parts. Wheels for some Pythons lack them, and fail on writing weights
+    (coremltools #2617, #2361)."""
     spec = importlib.util.find_spec("coremltools")
     places = spec.submodule_search_locations if spec else None
     folder = Path(places[0]) if places else None
@@ -97,7 +97,7 @@ def native_libraries() -> Iterator[Diagnosis]:
 
 
 def space() -> Iterator[Diagnosis]:
-    """Room for bundles, for conversions, and for the cache."""
+    """The free space for bundles, for conversions and for the cache."""
     places = {"disk here": Path.cwd(), "temporary space": Path(tempfile.gettempdir()),
               "cache": cache_dir()}  # fmt: skip
     for name, place in places.items():
@@ -114,25 +114,25 @@ def space() -> Iterator[Diagnosis]:
 
 
 def stale() -> Iterator[Diagnosis]:
-    """What an upgrade of the system, or a killed conversion, left."""
+    """The leftovers of system upgrades and killed conversions."""
     items = leftovers()
     size = sum(item.bytes for item in items)
     state: Literal["ok", "warning"] = "warning" if items else "ok"
-    hint = "cetane gc lists it, cetane gc --remove removes it" if items else ""
+    hint = "cetane gc lists them, cetane gc --remove removes them" if items else ""
     yield Diagnosis("leftovers", state, f"{len(items)}, {size / 1e9:.1f} GB", hint)
     if not is_mac():
-        yield Diagnosis("ANE caches", "ok", "none: this is no Mac")
+        yield Diagnosis("ANE caches", "ok", "none: this is not a Mac")
 
 
 def leftovers() -> list[Leftover]:
-    """What can be removed without loss."""
+    """All leftovers, which can be removed without loss."""
     return [
         *other_builds(), *ane_caches(), *temporary_files(), *unfinished(), *prepared(), *halves(),
     ]  # fmt: skip
 
 
 def other_builds() -> Iterator[Leftover]:
-    """Programs that were compiled for another build of the system."""
+    """Programs compiled for another build of the system."""
     build = os_build()
     for path in sorted((cache_dir() / "compiled").glob("*.mlmodelc")):
         if build is not None and not path.stem.endswith(f"-{build}"):
@@ -140,7 +140,7 @@ def other_builds() -> Iterator[Leftover]:
 
 
 def ane_caches() -> Iterator[Leftover]:
-    """ANE caches of every program, for builds of the system that are gone."""
+    """ANE caches of all applications, for other builds of the system."""
     build = os_build()
     if build is None:
         return
@@ -159,37 +159,39 @@ def temporary_files() -> Iterator[Leftover]:
 
 
 def unfinished() -> Iterator[Leftover]:
-    """Builds in the current folder that were stopped more than a day ago, with what lowering
-    (`.lower-*`) and writing (`.NAME.tmp`) left in them."""
+    """Builds in the current folder that were stopped more than a day ago.
+
+    They may hold leftovers of lowering (`.lower-*`) and of writing (`.NAME.tmp`).
+    """
     for path in sorted(Path.cwd().glob("*.partial")):
         if (path / "bundle").is_dir() and older(path / "bundle", DAY):
-            why = "a build that was stopped; the same command would go on with it"
+            why = "a build that was stopped; the same command would continue it"
             yield Leftover(path, size_of(path), why)
 
 
 def prepared() -> Iterator[Leftover]:
-    """Graphs that were prepared for programs which nobody has run for a month."""
+    """Prepared graphs of programs that were not run for a month."""
     for path in sorted((cache_dir() / "prepared").glob("*")):
         if older(path, UNUSED):
             yield Leftover(path, size_of(path), "prepared for a program that was not run lately")
 
 
 def halves() -> Iterator[Leftover]:
-    """Files of the cache that a process which was killed did not finish."""
+    """Half-written cache files of killed processes."""
     for path in sorted(cache_dir().rglob(".*")):
         if path.is_file() and older(path, DAY):
             yield Leftover(path, size_of(path), "a half-written file of the cache")
 
 
 def older(path: Path, seconds: float) -> bool:
-    """Whether a file or folder, which is no link, was last written or read that long ago."""
+    """Whether a file or folder, not a link, was last written or read that long ago."""
     status = path.lstat()
     used = max(status.st_mtime, status.st_atime if path.is_file() else 0)
     return not path.is_symlink() and time.time() - used > seconds
 
 
 def clean(items: list[Leftover]) -> None:
-    """Remove leftovers; CetaneError if one cannot be."""
+    """Remove leftovers. Raises CetaneError if one cannot be removed."""
     for item in items:
         try:
             remove(item.path)
@@ -198,6 +200,6 @@ def clean(items: list[Leftover]) -> None:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files of a folder; links are not followed."""
+    """The bytes of a file, or of all files of a folder. Does not follow links."""
     files = [path] if path.is_file() else path.rglob("*")
     return sum(file.lstat().st_size for file in files if not file.is_dir())

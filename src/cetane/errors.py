@@ -1,16 +1,16 @@
-"""The one exception for everything a user can put right."""
+"""The one exception for all errors that a user can mend."""
 
 import re
 
 LONGEST = 300
-"""Characters of a message, and of a hint; a file's own words must not fill the screen."""
+"""The most characters of a message, and of a hint: a file's own words must not fill the screen."""
 
 
 class CetaneError(Exception):
     """Bad input or a broken file. The command line prints it as one line and exits with 2.
 
-    `message` says what is wrong, where, and why; `hint` names the next thing to try. Both are
-    printable and short whatever a hostile file put into them.
+    `message` says what is wrong, where, and why. `hint` tells what to do next. Both are printable
+    and short, even with the text of a hostile file.
     """
 
     def __init__(self, message: str, hint: str | None = None) -> None:
@@ -23,10 +23,20 @@ class CetaneError(Exception):
 
 
 def printable(text: str, longest: int | None = LONGEST) -> str:
-    """`text` as one line that any terminal can show: control characters, marks that change the
-    direction of writing and lone surrogates are escaped, and the middle of a long text is left out.
+    """`text` as one line that is safe for any terminal.
+
+    Control characters, marks that change the direction of writing, and lone surrogates are escaped.
+    The middle of a long text is left out.
     """
     line = re.sub(r"\s*[\r\n]\s*", " ", text.strip())
-    if longest is not None and len(line) > longest:
-        line = f"{line[: longest * 3 // 4]} ... {line[len(line) - longest // 4 + 5 :]}"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    if longest is not None:  # of a text of gigabytes, no more than what can be kept
+        line = shortened(line, 2 * longest)
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    return line if longest is None else shortened(line, longest)
+
+
+def shortened(line: str, longest: int) -> str:
+    """A line without its middle, if it is too long."""
+    if len(line) <= longest:
+        return line
+    return f"{line[: longest * 3 // 4]} ... {line[len(line) - longest // 4 + 5 :]}"

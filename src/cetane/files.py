@@ -1,4 +1,7 @@
-"""Files as cetane reads, writes and lists them: whole or not at all, and never believed unseen."""
+"""Files: atomic writes, bounded reads, hashes, listings, ledgers, locks and the cache folder.
+
+A file is written whole or not at all, and nothing in a file is trusted before it is checked.
+"""
 
 import errno
 import fcntl
@@ -17,7 +20,6 @@ from socket import gethostname
 from typing import Any, BinaryIO, Generic, TypeVar
 
 import tomli_w
-from filelock import FileLock, Timeout
 from pydantic import TypeAdapter
 
 from cetane.errors import CetaneError
@@ -25,15 +27,15 @@ from cetane.validation import Data, parse_json, parse_toml, validated
 
 Line = TypeVar("Line")
 Progress = Callable[[str, int, int], None]
-"""Called with what is being made, how many parts are done, and how many there are."""
+"""Called with the name of the work, the number of finished parts, and the number of all parts."""
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """Progress that nobody watches."""
+    """Progress that is not shown."""
 
 
 FULL = (os.strerror(errno.ENOSPC), "[MIL FileWriter]", "filesystem error: cannot copy")
-"""What coremltools says on a full disk: it loses the error number, in shutil and in C++."""
+"""Texts of coremltools' errors on a full disk: it loses the error number, in shutil and in C++."""
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -44,12 +46,12 @@ def write_json(path: Path, content: Any) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path that takes the place of `path` when the block ends well."""
+    """A context with a temporary path, which replaces `path` if the block succeeds."""
     temporary = path.with_name(f".{path.name}.tmp")
     remove(temporary)
     try:
         yield temporary
-        if temporary.is_dir():  # a folder does not replace one that holds something
+        if temporary.is_dir():  # a folder cannot replace a folder that is not empty
             remove(path)
         os.replace(temporary, path)
     finally:
@@ -57,7 +59,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
+    """Remove a file or a folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -66,7 +68,7 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk, and whatever else the file system refuses, into a CetaneError."""
+    """A context that turns a full disk, and other errors of the file system, into CetaneErrors."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -80,14 +82,14 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 class FileRecord(Data):
-    """What a file must be."""
+    """The size and the hash that a file must have."""
 
     bytes: int
     sha256: str
 
 
 def records(root: Path, folder: Path) -> dict[str, FileRecord]:
-    """What the files under `folder`, or `folder` itself as a file, are now; by path from `root`."""
+    """The records of all files under `folder` (or of `folder`, a file), by path from `root`."""
     files = [folder] if folder.is_file() else sorted(p for p in folder.rglob("*") if p.is_file())
     return {
         path.relative_to(root).as_posix(): FileRecord(
@@ -98,7 +100,7 @@ def records(root: Path, folder: Path) -> dict[str, FileRecord]:
 
 
 def sha256(path: Path) -> str:
-    """Of a regular file; CetaneError when it cannot be read."""
+    """The hash of a regular file. Raises CetaneError if it cannot be read."""
     try:
         with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -107,7 +109,7 @@ def sha256(path: Path) -> str:
 
 
 def inside(root: Path, name: str) -> Path:
-    """A path inside a folder, without links; CetaneError for any other."""
+    """A path inside a folder, without links. Raises CetaneError for any other path."""
     parts = PurePosixPath(name)
     path = root / parts
     odd = parts.is_absolute() or ".." in parts.parts or "\0" in name
@@ -118,8 +120,14 @@ def inside(root: Path, name: str) -> Path:
     return path
 
 
+def check_outside(target: Path, folder: Path) -> None:
+    """CetaneError for a target inside a folder that is to stay as it is."""
+    if folder.resolve() in target.resolve().parents:
+        raise CetaneError(f"{target} is inside {folder}", "choose another place")
+
+
 def check_files(root: Path, files: Mapping[str, FileRecord], hint: str) -> None:
-    """CetaneError if a file is missing or is not what it should be."""
+    """Raise CetaneError if a file is missing, or has another size or hash."""
     for name, record in files.items():
         path = inside(root, name)
         if not path.is_file():
@@ -131,7 +139,7 @@ def check_files(root: Path, files: Mapping[str, FileRecord], hint: str) -> None:
 
 
 def cache_dir() -> Path:
-    """`$CETANE_CACHE`, else `$XDG_CACHE_HOME/cetane`, else `~/.cache/cetane`; may not exist yet."""
+    """`$CETANE_CACHE`, else `$XDG_CACHE_HOME/cetane`, else `~/.cache/cetane`. It may not exist."""
     if own := os.environ.get("CETANE_CACHE"):
         return Path(own)
     if shared := os.environ.get("XDG_CACHE_HOME"):
@@ -140,7 +148,7 @@ def cache_dir() -> Path:
 
 
 def write_cache(path: Path, text: str) -> None:
-    """Put `text` at `path` in one step; a cache that cannot be written is no error."""
+    """Write `text` to `path` in one step. It is no error if the cache cannot be written."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
@@ -156,14 +164,19 @@ def write_cache(path: Path, text: str) -> None:
 
 
 LARGEST = 1 << 26
-"""Bytes of a file that is read whole; the largest index of a released checkpoint has 10 MB."""
+"""The largest file that is read whole, in bytes. A released checkpoint's index has up to 10 MB."""
+LARGEST_TEXT = 1 << 28
+"""The largest text to judge or to train on, in bytes: 60 M tokens."""
 LARGEST_TOML = 1 << 18
-"""The largest recipe has 8 kB; tomllib takes 3 s for 1 MB."""
+"""Bytes of the largest TOML file. A recipe has up to 8 kB; tomllib takes 3 s for 1 MB."""
 
 
 def open_regular(path: Path, follow: bool = True) -> BufferedReader:
-    """A regular file, opened for reading; OSError for a link, unless `follow`, and for devices,
-    pipes and folders, which could block or never end."""
+    """A regular file, opened for reading.
+
+    Raises OSError for devices, pipes and folders, which could block or never end. Raises it for a
+    link too, unless `follow`.
+    """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     handle = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -173,10 +186,11 @@ def open_regular(path: Path, follow: bool = True) -> BufferedReader:
 
 
 def read_bytes(path: Path, most: int = LARGEST, follow: bool = True) -> bytes:
-    """All of a regular file of at most `most` bytes: the door for every file that is read whole.
+    """The content of a regular file of at most `most` bytes. Every file that is read whole comes
+    through here.
 
-    CetaneError when it cannot be read, is larger, or is no regular file. Files that a stranger
-    may have laid out (a bundle's) are opened with `follow=False`: a link is refused.
+    Raises CetaneError if it cannot be read, is larger, or is not a regular file. Files of untrusted
+    folders, such as a bundle's, are opened with `follow=False`, which refuses links.
     """
     try:
         with open_regular(path, follow) as file:
@@ -190,7 +204,7 @@ def read_bytes(path: Path, most: int = LARGEST, follow: bool = True) -> bytes:
 
 
 def read_text(path: Path, most: int = LARGEST, follow: bool = True) -> str:
-    """The UTF-8 text of `path`; CetaneError as `read_bytes`."""
+    """The UTF-8 text of `path`. Raises CetaneError as `read_bytes`."""
     try:
         return read_bytes(path, most, follow).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -198,7 +212,7 @@ def read_text(path: Path, most: int = LARGEST, follow: bool = True) -> str:
 
 
 def read_json(path: Path, follow: bool = True) -> dict[str, Any]:
-    """The JSON object in `path`; CetaneError when it cannot be read or is something else."""
+    """The JSON object in `path`. Raises CetaneError if it cannot be read or is not an object."""
     value = parse_json(read_bytes(path, follow=follow), str(path))
     if not isinstance(value, dict):
         raise CetaneError(f"{path} holds a JSON {type(value).__name__}, not an object")
@@ -206,12 +220,12 @@ def read_json(path: Path, follow: bool = True) -> dict[str, Any]:
 
 
 def read_json_if_present(path: Path, follow: bool = True) -> dict[str, Any]:
-    """As `read_json`, and empty when there is no such file."""
+    """As `read_json`, but empty if there is no such file."""
     return read_json(path, follow) if path.is_file() else {}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The TOML table in `path`; CetaneError when it cannot be read or is something else."""
+    """The TOML table in `path`. Raises CetaneError if it cannot be read or is not TOML."""
     return parse_toml(read_text(path, LARGEST_TOML), str(path))
 
 
@@ -222,8 +236,11 @@ def write_toml(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def regular_files(root: Path) -> list[str]:
-    """Paths, from `root`, of the files under it, sorted; CetaneError unless everything there is a
-    regular file or a folder: a link shows what is elsewhere, and a pipe blocks its reader."""
+    """The paths, from `root`, of the files under it, sorted.
+
+    Raises CetaneError unless all entries are regular files or folders: a link leads elsewhere, and
+    a pipe blocks its reader.
+    """
     names, folders = [], [root]
     while folders:
         folder = folders.pop()
@@ -244,24 +261,26 @@ def regular_files(root: Path) -> list[str]:
 
 
 class Ledger(Generic[Line]):
-    """A file of one JSON object a line, appended and synced; it need not exist yet.
+    """A file of JSON objects, one a line, appended and synced. It need not exist yet.
 
-    A power loss can cut the last line off. `append` and `repair` set such a line aside in
-    `NAME.broken`, and everything before it stays. A broken line elsewhere is an error.
+    A power loss can cut off the last line. `append` and `repair` set such a line aside in
+    `NAME.broken`, and keep everything before it. A broken line elsewhere is an error.
     """
 
     def __init__(self, path: Path, kind: TypeAdapter[Line], hint: str) -> None:
-        """Lines of a `kind`; `hint` is what an error about a broken line suggests."""
+        """Its lines are of a `kind`. `hint` is the advice in errors about a broken line."""
         self.path, self.kind, self.hint = path, kind, hint
         self.broken = path.with_name(path.name + ".broken")
 
     def read(self) -> list[Line]:
-        """All lines in order, without a last one that was cut off; CetaneError for one that is
-        no line of this ledger. Changes nothing."""
+        """All lines in order, without a last line that was cut off. Changes nothing.
+
+        Raises CetaneError for a line that is not of this ledger's kind.
+        """
         return self._parse(read_bytes(self.path))[0] if self.path.exists() else []
 
     def append(self, line: Line) -> None:
-        """Add a line, and return when it is on the disk."""
+        """Add a line. Returns when it is on the disk."""
         with disk_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._locked() as file:
@@ -270,11 +289,11 @@ class Ledger(Generic[Line]):
                 sync(file)
 
     def repair(self) -> int:
-        """Set a last line that was cut off aside; returns its bytes, 0 if nothing is broken."""
+        """Set aside a last line that was cut off. Returns its bytes; 0 if no line is broken."""
         if not self.path.exists():
             return 0
         if not self._lost(read_bytes(self.path)):
-            return 0  # a ledger that may not be written can still be read
+            return 0  # a read-only ledger can still be read
         with disk_errors(self.path), self._locked() as file:
             return self._mend(file)
 
@@ -283,7 +302,7 @@ class Ledger(Generic[Line]):
 
     @contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
-        """The file for appending, while no other process does."""
+        """A context with the file open for appending, locked against other processes."""
         new = not self.path.exists()
         with self.path.open("a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -307,7 +326,7 @@ class Ledger(Generic[Line]):
         return len(lost)
 
     def _parse(self, content: bytes) -> tuple[list[Line], int]:
-        """The lines, and how many bytes they take."""
+        """The lines, and their number of bytes."""
         lines: list[Line] = []
         kept = 0
         texts = io.BytesIO(content).readlines()
@@ -330,7 +349,7 @@ def sync(file: BinaryIO) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """A new file is there after a power loss only if its folder knows."""
+    """Sync a folder: without it, a power loss can lose a new file."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -339,10 +358,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def read_exactly(path: Path, offset: int, nbytes: int) -> bytearray:
-    """`nbytes` bytes of `path` from `offset`, in memory of their own (no mapping is kept).
+    """`nbytes` bytes of `path` from `offset`, in memory of their own.
 
-    The caller has checked the range against the file's size; CetaneError when the file has become
-    shorter since, or cannot be read.
+    The caller must check the range against the file's size. Raises CetaneError if the file has
+    become shorter since, or cannot be read.
     """
     buffer = bytearray(nbytes)
     try:
@@ -357,7 +376,7 @@ def read_exactly(path: Path, offset: int, nbytes: int) -> bytearray:
 
 
 def file_identity(path: Path) -> str:
-    """Name, size in bytes and modification time in nanoseconds of `path`, for fingerprints."""
+    """The name, size in bytes and modification time in nanoseconds of `path`, for fingerprints."""
     try:
         status = path.stat()
     except OSError as error:
@@ -367,13 +386,14 @@ def file_identity(path: Path) -> str:
 
 @contextmanager
 def claimed(target: Path, job: str) -> Iterator[None]:
-    """Keep every other writer away from `target` while the block runs.
+    """A context in which no other process writes to `target`.
 
-    The lock is `.NAME.lock` beside the target, whose parent folders are made first. The system
-    releases it when a process dies. filelock notices a lock file that was removed under it, so
-    the last writer can take the file away.
-    Raises CetaneError, which names the other writer's process and `job`, when there is one.
+    The lock is `.NAME.lock` beside the target; its parent folders are made first. The system
+    releases it when a process dies. filelock notices the removal of a lock file in use, so the last
+    writer can remove it. Raises CetaneError if there is another writer, with its process and `job`.
     """
+    from filelock import FileLock, Timeout  # here: it loads asyncio, which readers do not need
+
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         path = target.with_name(f".{target.name}.lock")
@@ -383,7 +403,7 @@ def claimed(target: Path, job: str) -> Iterator[None]:
         except Timeout as error:
             raise CetaneError(
                 f"{target} is being written by {holder(path)}",
-                "wait until it has ended, or choose another place",
+                "wait until it has ended, or choose another folder",
             ) from error
     try:
         path.write_text(json.dumps({"process": os.getpid(), "host": gethostname(), "job": job}))
@@ -394,7 +414,7 @@ def claimed(target: Path, job: str) -> Iterator[None]:
 
 
 def holder(path: Path) -> str:
-    """Who holds a lock, in words; a holder that is just starting has not said so yet."""
+    """The holder of a lock, in words. A holder that is just starting is still unknown."""
     try:
         said = json.loads(path.read_bytes()[:1000])
         return f"process {said['process']} on {said['host']} ({said['job']})"
@@ -403,10 +423,10 @@ def holder(path: Path) -> str:
 
 
 def check_space(folder: Path, needed: int) -> None:
-    """CetaneError unless the disk of `folder`, which exists, has `needed` bytes left."""
+    """Raise CetaneError unless the disk of an existing folder has `needed` free bytes."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise CetaneError(
-            f"{folder}: {needed / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free",
-            "free some space, or choose another place with --output",
+            f"{folder}: {needed / 1e6:,.0f} MB are needed, but only {free / 1e6:,.0f} MB are free",
+            "free some space, or choose another folder with --output",
         )

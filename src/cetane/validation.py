@@ -1,4 +1,4 @@
-"""Data from TOML and JSON: one base, one set of limits, one way to say what does not fit."""
+"""Validation of TOML and JSON: the base of all data, its limits, and the errors for wrong data."""
 
 import difflib
 import json
@@ -11,15 +11,18 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from cetane.errors import CetaneError
 
 MOST_DEPTH = 64
-"""Objects and lists inside each other; the deepest file of a real model has 12."""
+"""The most levels of nested objects and lists. The deepest file of a real model has 12."""
 MOST_DIGITS = 40
-"""Of a whole number: transformers writes 10**30 where a tokenizer has no longest text."""
+"""The most digits of a whole number. transformers writes 10**30 for a text length without limit."""
+
+PLAIN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,254}$"
+"""A name that is one component of a path: no slash, and no dot or dash first."""
 
 Content = TypeVar("Content")
 
 
 class Data(BaseModel):
-    """Base of everything that is written to TOML or JSON: immutable, unknown keys refused."""
+    """The base of all data in TOML or JSON: immutable, and unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -29,8 +32,7 @@ def validated(
 ) -> Content:
     """`content` as data of a kind.
 
-    CetaneError says what does not fit as "WHERE: KEY: REASON"; for an unknown key it lists those
-    that the table may have.
+    Raises CetaneError as "WHERE: KEY: REASON". For an unknown key it lists the known keys.
     """
     adapter = kind if isinstance(kind, TypeAdapter) else TypeAdapter(kind)
     try:
@@ -43,7 +45,7 @@ def validated(
 
 
 def reason(error: ValidationError, kind: type[Any] | None = None) -> str:
-    """The first thing that does not fit, as "KEY: REASON"."""
+    """The first error, as "KEY: REASON"."""
     first = error.errors()[0]
     location = first["loc"]
     key = ".".join(map(str, location))
@@ -56,7 +58,7 @@ def reason(error: ValidationError, kind: type[Any] | None = None) -> str:
 
 
 def keys_at(kind: Any, location: tuple[int | str, ...]) -> list[str]:
-    """The keys that a table inside data of a kind may have."""
+    """The known keys of a table inside data of a kind."""
     models = models_of(kind)
     for part in location:
         fields = [model.model_fields[part] for model in models if part in model.model_fields]
@@ -73,20 +75,20 @@ def models_of(annotation: Any) -> list[type[BaseModel]]:
 
 
 def guess(name: str, options: Iterable[str]) -> str:
-    """`did you mean 'x'? ` for the option that is nearest to a name, "" if none is near."""
+    """`did you mean 'x'? ` with the option nearest to a name; "" if none is near."""
     close = difflib.get_close_matches(name, options, n=1)
     return f"did you mean {close[0]!r}? " if close else ""
 
 
 def nearest(name: str, options: Iterable[str]) -> str:
-    """The three options that are nearest to a name, however far they are."""
+    """The three options nearest to a name, at any distance."""
     return ", ".join(difflib.get_close_matches(name, options, n=3, cutoff=0))
 
 
 def parse_json(
     text: str | bytes | bytearray, where: str, hint: str | None = None, unique: bool = False
 ) -> Any:
-    """A JSON document; CetaneError for what is none, or is beyond the limits of this module.
+    """A JSON document. Raises CetaneError for invalid JSON, and beyond this module's limits.
 
     `unique` refuses an object that has a key twice.
     """
@@ -99,7 +101,7 @@ def parse_json(
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """A TOML document; CetaneError for what is none, or is beyond the limits of this module."""
+    """A TOML document. Raises CetaneError for invalid TOML, and beyond this module's limits."""
     try:
         check_keys(text)
         content = tomllib.loads(text)
@@ -121,7 +123,7 @@ def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check_limits(content: Any) -> None:
-    """RecursionError for content that is nested too deeply, ValueError for too many digits."""
+    """Raise RecursionError for too deep nesting, and ValueError for too many digits."""
     level: list[Any] = [[content]]
     for _ in range(MOST_DEPTH):
         values = [v for each in level for v in (each.values() if isinstance(each, dict) else each)]
@@ -135,7 +137,8 @@ def check_limits(content: Any) -> None:
 
 
 def check_keys(text: str) -> None:
-    """RecursionError for a dotted key of too many parts: tomllib reads it in quadratic time."""
+    """Raise RecursionError for a dotted key of too many parts, which tomllib reads in quadratic
+    time."""
     parts = 0
     for piece in text.split("."):
         parts = 0 if any(mark in piece for mark in "\n,=") else parts + 1

@@ -85,7 +85,7 @@ def test_coremltools_is_as_it_was(package: Path, calls: list[Arrays]) -> None:
 
 
 def test_no_calls(package: Path) -> None:
-    with pytest.raises(CetaneError, match="no call of it was recorded"):
+    with pytest.raises(CetaneError, match="none of its calls was recorded"):
         calibrate(package, {"decode": []})
 
 

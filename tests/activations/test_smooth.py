@@ -89,5 +89,5 @@ def test_other_tensors_and_identity(pair: tuple[InMemory, Smoothed]) -> None:
 
 def test_other_families() -> None:
     checkpoint = InMemory(build_gemma3())
-    with pytest.raises(CetaneError, match="Llama family only"):
+    with pytest.raises(CetaneError, match="only for the Llama family"):
         smooth(checkpoint, Planner(checkpoint, tiny_recipe()), TEXTS)

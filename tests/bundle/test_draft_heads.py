@@ -139,29 +139,32 @@ def sources(content: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.update(schema_version=9), "schema 9, this cetane reads 1"),
+        (lambda c: c.update(schema_version=9), "schema 9; this cetane reads schema 1"),
         (lambda c: c.pop("functions"), "functions: Field required"),
         (lambda c: c.update(kind="pickle"), "kind: Input should be"),
-        (lambda c: c.update(kind="eagle3"), "the functions draft are no eagle3 draft head"),
+        (lambda c: c.update(kind="eagle3"), "functions draft do not make the draft head eagle3"),
         (lambda c: c.update(rows=2**40), "rows: Input should be less"),
         (lambda c: c.update(steps=0), "steps: Input should be greater"),
         (lambda c: c.update(more=1), "more: unknown key; known: schema_version"),
         (
             lambda c: c["functions"].append(c["functions"][0]),
-            "draft, draft are no medusa",
+            "draft, draft do not make the draft head medusa",
         ),
         (lambda c: sources(c).update(shape=[2**40]), "too large"),
-        (lambda c: sources(c)["source"].update(name="x"), "nothing gives hidden"),
-        (lambda c: sources(c).update(source={"host": "embedding", "table": "x"}), "nothing gives"),
+        (lambda c: sources(c)["source"].update(name="x"), "a drafter cannot supply hidden"),
+        (
+            lambda c: sources(c).update(source={"host": "embedding", "table": "x"}),
+            "a drafter cannot supply",
+        ),
         (
             lambda c: sources(c).update(source={"host": "cache", "name": "a", "group": "kv"}),
             "no cache group kv",
         ),
         (
             lambda c: c["functions"][0]["outputs"][0]["sink"].update(name="x"),
-            "logits_out has no place to go",
+            "a drafter cannot store logits_out",
         ),
-        (lambda c: c["functions"][0].update(outputs=[]), "draft: does not give logits"),
+        (lambda c: c["functions"][0].update(outputs=[]), "draft: the output logits is missing"),
     ],
 )
 def test_a_manifest_that_is_wrong(path: Path, change: Callable[[Any], Any], message: str) -> None:

@@ -173,7 +173,7 @@ def test_bad_header_fields(good: Path, offset: int, form: str, value: Any, match
         ("rows", 0, "impossible"),
         ("type", 999, "unknown type 999"),
         ("type", 4, "unknown type 4"),  # removed from the format
-        ("type", int(Kind.I32), "is I32, which is not read"),
+        ("type", int(Kind.I32), "has the type I32, which is not supported"),
         ("offset", 1 << 40, "after the end of the file"),
         ("offset", 1, "not aligned"),
     ],

@@ -332,7 +332,7 @@ def test_the_layout_of_transformers_is_left_alone(
         ({"cca_num_q_heads": [4, 0, 8, 0, 4, 0]}, "cca_num_q_heads holds 8, but cca_num_q_heads"),
         ({"cca_num_q_heads": [4, 0, 4, 0]}, "cca_num_q_heads has 4 entries for 6 blocks"),
         ({"cca_num_q_heads": [[4], 0] * 3}, r"cca_num_q_heads holds \[4\]"),
-        ({"num_attention_heads": 3}, "num_attention_heads is 3, no multiple of 2"),
+        ({"num_attention_heads": 3}, "num_attention_heads is 3, not a multiple of 2"),
         ({"num_key_value_heads": 1}, "num_key_value_heads holds 1, but num_query_groups holds 2"),
         ({"ffn_hidden_size": 47}, "ffn_hidden_size is 47"),
         ({"ffn_hidden_size": None}, "ffn_hidden_size_list is missing"),

@@ -126,7 +126,7 @@ def test_the_page_of_rules_is_up_to_date(cetane: Cetane) -> None:
 
 
 def test_bad_paths(cetane: Cetane, tmp_path: Path) -> None:
-    assert cetane("audit").error.startswith("cetane audit: name a package or a bundle")
+    assert cetane("audit").error.startswith("cetane audit needs a package or a bundle")
     assert "neither an .mlpackage nor a bundle" in cetane("audit", tmp_path / "nothing").error
     assert "neither an .mlpackage nor a bundle" in cetane("audit", tmp_path).error
     (tmp_path / "Manifest.json").write_text("{}")
@@ -194,6 +194,21 @@ def test_a_bundle(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
 
     bundle.write_gate("residency-measured", {"measured": {"machine": 1}})
     assert "not measurements of a Mac" in cetane("audit", bundle.path).error
+
+
+@pytest.mark.parametrize("command", [("audit",), ("report", "-o", "page.html")])
+def test_a_bundle_that_was_changed(
+    cetane: Cetane, ported: Bundle, tmp_path: Path, command: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """It is judged by no command, and nothing is written into it."""
+    monkeypatch.chdir(tmp_path)
+    bundle = Path(shutil.copytree(ported.path, tmp_path / "bundle"))
+    weights = next(bundle.rglob("weight.bin"))
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    gates = sorted(bundle.glob("gates/*"))
+    assert "its hash differs" in cetane(command[0], bundle, *command[1:]).error
+    assert sorted(bundle.glob("gates/*")) == gates
 
 
 def measurements_of_all(bundle: Bundle, shard: str) -> str:

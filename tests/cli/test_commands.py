@@ -1,6 +1,7 @@
 """What the commands do, as a user sees it."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -114,7 +115,9 @@ def test_plan_counts_programs(
     shown = cetane(*plan)
     assert shown.code == 0
     assert "3 packages, 3 programs;" in shown.out
-    assert (f"warning: a process is reported to hold about {limit} loaded" in shown.err) is warned
+    assert (
+        f"warning: reports say that a process holds about {limit} loaded" in shown.err
+    ) is warned
     assert cetane(*plan, "--json").err == ""
 
 
@@ -336,6 +339,18 @@ def test_validate(cetane: Cetane, gated: Bundle, tmp_path: Path) -> None:
     assert red.code == 1
     assert red.json["golden"]["passed"] is False
     assert gated.gates()["golden"]["passed"] is False
+
+
+def test_validate_shards_alone(cetane: Cetane, gated: Bundle) -> None:
+    """Its last line is the published validator's."""
+    result = cetane("validate", gated.path, "--full", "--prompt-ids", "20,30,40")
+    assert result.code == 0
+    assert re.fullmatch(r"PASS (\d)/\1, mean [01]\.\d{6}, min [01]\.\d{6}",
+                        result.out.splitlines()[-1])  # fmt: skip
+    one = cetane("validate", gated.path, "--layer", 0, "--n-probes", 2, "--json").json
+    assert one["passed"]
+    assert len(one["shards"]) == 1
+    assert len(one["probes"]) == 2
 
 
 def test_validate_perplexity(cetane: Cetane, gated: Bundle, tmp_path: Path) -> None:

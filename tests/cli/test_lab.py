@@ -116,8 +116,8 @@ def test_a_cut_journal_is_told_of(
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("run",), "name some experiments, or --all"),
-        (("run", "tiny", "--all"), "name some experiments, or --all"),
+        (("run",), "give ids of experiments, or only --all"),
+        (("run", "tiny", "--all"), "give ids of experiments, or only --all"),
         (("run", "tny"), "did you mean 'tiny'"),
         (("show", "nothing"), "no experiment 'nothing'"),
         (("log", "nothing"), "no experiment 'nothing'"),

@@ -46,7 +46,7 @@ def test_what_is_not_there(cetane: Cetane, tmp_path: Path, arguments: list[str],
 
 def test_wrong_use(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    assert "ends in .html" in cetane("report", ported.path, "-o", tmp_path / "page").error
+    assert "must end in .html" in cetane("report", ported.path, "-o", tmp_path / "page").error
     assert "no chip" in cetane("report", ported.path, "-o", page, "--chip", "m99").error
     assert "no such file" in cetane("report", ported.path, "-o", page, "--sweep", "none").error
     assert "cannot read" in cetane("report", ported.path, "-o", page, "--bench", "none").error

@@ -66,9 +66,9 @@ def test_a_sweep_for_people(
     ("arguments", "message"),
     [
         (("--formats", "palette5-kmeans-group32"), "--formats palette5-kmeans-group32"),
-        (("--budget", "small"), "--budget small: no size"),
-        (("--budget", "0"), "--budget 0: no size"),
-        (("--budget", "-4"), "--budget -4: no size"),
+        (("--budget", "small"), "--budget small: not a size"),
+        (("--budget", "0"), "--budget 0: not a size"),
+        (("--budget", "-4"), "--budget -4: not a size"),
         (("--chip", "z80"), "no chip 'z80'"),
         (("--text", "missing.txt"), "cannot read missing.txt"),
         (("-r", "nothing"), "no recipe 'nothing'"),

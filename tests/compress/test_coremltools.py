@@ -12,7 +12,8 @@ from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 from coremltools.optimize._utils import lut_to_dense
 
-from cetane.compress import Affine, Palettized, parse_format
+from cetane.compress import parse_format
+from cetane.compress.encoded import Affine, Palettized
 
 SHAPE = (16, 6, 1, 3)
 

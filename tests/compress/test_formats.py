@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from cetane.compress import Affine, Dense, Fp16, Linear, Palette, Palettized, parse_format
+from cetane.compress import Fp16, Linear, Palette, parse_format
+from cetane.compress.encoded import Affine, Dense, Palettized
 from cetane.errors import CetaneError
 
 PALETTES = [
@@ -221,7 +222,7 @@ def test_inputs_that_do_not_divide_into_blocks_are_refused() -> None:
 @pytest.mark.parametrize(
     ("sensitivity", "message"),
     [
-        (None, "needs to know what errors count"),
+        (None, "needs sensitivities"),
         (np.ones((1, 3), np.float32), "do not fit"),
         (-np.ones((1, 4), np.float32), "negative"),
         (np.full((1, 4), np.nan, np.float32), "not finite"),

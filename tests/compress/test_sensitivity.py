@@ -30,9 +30,9 @@ def test_they_are_read_as_they_were_written(tmp_path: Path) -> None:
     ("name", "shape", "columns", "message"),
     [
         ("b.weight", (8, 4), None, "no sensitivities of b.weight"),
-        ("a.weight", (8, 3), None, "sensitivities of 4 inputs"),
-        ("a.weight", (4,), None, "sensitivities of 4 inputs"),
-        ("a.weight", (8, 4), (2, 6), "sensitivities of 2 inputs"),
+        ("a.weight", (8, 3), None, "sensitivities have 4 inputs"),
+        ("a.weight", (4,), None, "sensitivities have 4 inputs"),
+        ("a.weight", (8, 4), (2, 6), "sensitivities have 2 inputs"),
     ],
 )
 def test_those_of_another_model_are_refused(
@@ -82,7 +82,7 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
 def test_other_tensors_are_refused(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
     named = SensitivityFile(file="s.safetensors", sha256=write(tmp_path, tensors))
     named.beside(tmp_path / "recipe.toml")
-    with pytest.raises(CetaneError, match="something else than vectors"):
+    with pytest.raises(CetaneError, match="must be vectors"):
         named.read()
 
 
@@ -91,7 +91,7 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "s.safetensors").write_bytes(content)
     named = SensitivityFile(file="s.safetensors", sha256=hashlib.sha256(content).hexdigest())
     named.beside(tmp_path / "recipe.toml")
-    with pytest.raises(CetaneError, match="no safetensors file"):
+    with pytest.raises(CetaneError, match="not a safetensors file"):
         named.read()
 
 

@@ -195,4 +195,4 @@ def test_other_machines(
     monkeypatch.setattr(ct.models.utils, "_macos_version", lambda: version)
     with pytest.raises(CetaneError, match="needs macOS 15") as error:
         open_engine(bundle, "coreml")
-    assert error.value.hint == "--backend portable runs anywhere"
+    assert error.value.hint == "elsewhere, cetane run --backend portable runs the bundle"

@@ -1,5 +1,6 @@
 """Prepared models: the same results as from the package, whatever has become of the files."""
 
+import json
 import os
 import subprocess
 import sys
@@ -60,7 +61,8 @@ def scribble(file: Path) -> None:
     ("name", "damage"),
     [
         ("model.onnx", scribble), ("model.onnx", Path.unlink), ("weights.bin", cut),
-        ("weights.bin", Path.unlink), ("index.json", cut), ("index.json", Path.unlink),
+        ("weights.bin", scribble), ("weights.bin", Path.unlink), ("index.json", cut),
+        ("index.json", Path.unlink),
     ],
 )  # fmt: skip
 def test_damaged_files_are_made_again(
@@ -71,7 +73,11 @@ def test_damaged_files_are_made_again(
     whole = file.read_bytes()
     damage(file)
     np.testing.assert_array_equal(result(package), truth)
-    assert next(cache.rglob(name)).read_bytes() == whole
+    again = next(cache.rglob(name)).read_bytes()
+    if name == "index.json":  # it says when the weights were written
+        assert json.loads(again)["functions"] == json.loads(whole)["functions"]
+    else:
+        assert again == whole
 
 
 def test_a_changed_package_is_another_one(package: Path, cache: Path, tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_more_slices_than_rows(checkpoint) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_that_are_not_finite(checkpoint, name: str, value: float) -> None:
     checkpoint.tensors[name].view(-1)[-1] = value
-    with pytest.raises(CetaneError, match=f"{name}: holds NaN or infinity"):
+    with pytest.raises(CetaneError, match=f"{name} holds NaN or infinity"):
         author(checkpoint.config).layers[1].load(checkpoint)
 
 
@@ -142,7 +142,7 @@ def test_wrong_shapes(checkpoint, name: str, shape: tuple[int, ...]) -> None:
     checkpoint.tensors[name] = torch.zeros(shape)
     with pytest.raises(CetaneError, match="a tiny llama: ") as error:
         Planner(checkpoint, RECIPE)
-    assert f"{name} has shape {shape}, the config says" in str(error.value)
+    assert f"{name} has shape {shape}, but the config says" in str(error.value)
 
 
 def test_a_shape_that_differs_from_what_the_headers_say(checkpoint) -> None:
@@ -184,7 +184,7 @@ def test_known_architectures() -> None:
         ({"head_dim": 7}, "head_dim"),
         ({"num_attention_heads": 0}, "not valid"),
         ({"num_key_value_heads": 0}, "num_key_value_heads = 0"),
-        ({"num_key_value_heads": 3}, "4 is no multiple of num_key_value_heads = 3"),
+        ({"num_key_value_heads": 3}, "4 is not a multiple of num_key_value_heads = 3"),
         ({"max_position_embeddings": None}, "max_position_embeddings"),
         ({"hidden_size": "64"}, "hidden_size"),
         ({"hidden_size": None}, "hidden_size"),
@@ -205,6 +205,14 @@ def test_invalid_configs(checkpoint, change: dict[str, Any], named: str) -> None
         author(checkpoint.config | change)
     assert named in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_config_prints_nothing(checkpoint, capfd: pytest.CaptureFixture[str]) -> None:
+    """transformers would quote it to the terminal, escape sequences too."""
+    with pytest.raises(CetaneError):
+        author(checkpoint.config | {"rope_parameters": {"rope_type": "\x1b[31m"}})
+    author(checkpoint.config | {"eos_token_id": 10**12})
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_part_uses_some_of_its_blocks_weights() -> None:
@@ -253,5 +261,5 @@ def test_an_embedding_with_an_affine() -> None:
     assert torch.equal(table, expected)
     assert torch.equal(StoredTable("w").read(checkpoint), checkpoint.tensors["w"].float())
     checkpoint.tensors["s"][1] = float("nan")
-    with pytest.raises(CetaneError, match="w: holds NaN"):
+    with pytest.raises(CetaneError, match="w holds NaN"):
         StoredTable("w", "b", "s").read(checkpoint)

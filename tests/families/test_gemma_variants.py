@@ -21,7 +21,7 @@ from cetane.bundle.tables import Tables
 from cetane.engine.engine import Engine
 from cetane.errors import CetaneError
 from cetane.families import author
-from cetane.families.layers import Heads, attend
+from cetane.families.layers import AttentionHeads, attend
 from cetane.families.rotary import RotaryTable
 from cetane.schema.interface import MASKED
 from cetane.schema.slots import CONTRACTS, Slots
@@ -84,7 +84,7 @@ def test_full_layers_with_a_window(contract: str, window: int, sinks: int) -> No
 def test_sinks_cannot_shift() -> None:
     with pytest.raises(CetaneError, match="a shift cache forgets the first tokens"):
         engine_of(gemma4(), recipe("shift", family={"full_window": 24, "sinks": 4}))
-    with pytest.raises(CetaneError, match="sinks are for layers with a full_window"):
+    with pytest.raises(CetaneError, match="sinks needs full_window"):
         engine_of(gemma4(), recipe(family={"sinks": 4}))
 
 
@@ -104,7 +104,7 @@ def test_attention_in_blocks(block: int, seen: str, dtype: torch.dtype) -> None:
     rows = q.reshape(2, 2, 8, 3).transpose(2, 3).reshape(1, 2, 6, 8)
     weights = torch.softmax(rows @ k * 0.5 + mask, -1)
     expected = (weights @ v.transpose(2, 3)).reshape(2, 2, 3, 8).transpose(2, 3).reshape(1, 4, 8, 3)
-    heads = Heads(4, 2, 8, 0.5, block=block)
+    heads = AttentionHeads(4, 2, 8, 0.5, block=block)
     found = attend(q.to(dtype), k.to(dtype), v.to(dtype), mask.to(dtype), heads)
     assert torch.isfinite(found).all()
     if seen == "none":  # padding, whose result nobody reads: any mean of values

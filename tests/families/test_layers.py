@@ -12,9 +12,9 @@ from cetane.errors import CetaneError
 from cetane.families.axes import Axes, tensor_layout
 from cetane.families.layers import (
     ACTIVATIONS,
+    AttentionHeads,
     CausalConvolution,
     CausalTaps,
-    Heads,
     Projection,
     RMSNorm,
     activation,
@@ -117,7 +117,7 @@ def test_unknown_activation_names_the_known() -> None:
 
 @pytest.mark.parametrize(("order", "shape"), [("c1t", (1, 6, 1, 5)), ("ct1", (1, 6, 5, 1))])
 def test_heads_split_and_merge(order: str, shape: tuple[int, ...]) -> None:
-    heads, x = Heads(3, 1, 2, 1.0, axes=Axes(order)), random(*shape)
+    heads, x = AttentionHeads(3, 1, 2, 1.0, axes=Axes(order)), random(*shape)
     split = heads.split(x, 3)
     assert split.shape == (1, 3, 2, 5)
     assert torch.equal(split[0, 1, 0], x.reshape(6, 5)[2])  # head 1 starts at channel 2
@@ -170,7 +170,7 @@ def test_attend(kv: int, groups: int, dim: int, tokens: int, keys: int, seed: in
         q, repeat_kv(k, groups), repeat_kv(v, groups), attn_mask=seen, scale=0.3
     )
     mask = torch.where(seen, 0.0, MASKED).repeat(groups, 1)[None, None]
-    result = attend(q.mT, k.mT, v.mT, mask, Heads(kv * groups, kv, dim, 0.3))
+    result = attend(q.mT, k.mT, v.mT, mask, AttentionHeads(kv * groups, kv, dim, 0.3))
     torch.testing.assert_close(result.mT, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -178,6 +178,6 @@ def test_masked_keys_weigh_nothing_and_fit_fp16() -> None:
     assert torch.isfinite(torch.tensor(MASKED, dtype=torch.float16))
     one, other = random(1, 1, 4, 3), random(1, 1, 4, 3, seed=1)
     mask = torch.tensor([0.0, 0.0, MASKED])[None, None, None]
-    heads, q = Heads(1, 1, 4, 1.0), random(1, 1, 4, 1, seed=2)
+    heads, q = AttentionHeads(1, 1, 4, 1.0), random(1, 1, 4, 1, seed=2)
     changed = torch.cat([one[..., :2], other[..., 2:] * 1e3], -1)
     assert torch.equal(attend(q, one, one, mask, heads), attend(q, changed, changed, mask, heads))

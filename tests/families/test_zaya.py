@@ -371,7 +371,7 @@ def test_kinds_of_weights() -> None:
         ({"layer_types": ["hybrid", "hybrid", "full_attention"]}, "full_attention"),
         ({"sliding_window": None}, "sliding_window"),
         ({"sliding_window": 0}, "sliding_window = 0"),
-        ({"head_dim": 6}, "of 6 channels of a head to rotate"),
+        ({"head_dim": 6}, "of 6 channels"),
         ({"head_dim": 5, "num_key_value_heads": 1, "rope_parameters": {
             kind: rope(1e4, 0.8) for kind in ("hybrid", "hybrid_sliding")}}, "head_dim = 5"),
         ({"rope_parameters": {"hybrid": rope(1e4, 0.5)}}, "hybrid_sliding"),

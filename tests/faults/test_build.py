@@ -14,7 +14,7 @@ from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.pipeline.build import build
 from cetane.schema.recipe import Recipe
 
-SAMPLE = 12
+SAMPLE = 4
 """Faults of a kind; `benchmarks/faults.py` tries every change."""
 
 

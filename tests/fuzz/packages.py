@@ -1,36 +1,24 @@
-"""Damaged Core ML packages, made from small good ones, and what must hold for each.
-
-    seeds = make_seeds(folder)                      # once
-    case = mutate(seeds, number)                    # the same number gives the same package
-    outcome = check(case, folder)                   # raises what escapes
-
-`python -m tests.fuzz.packages COUNT [FIRST]` tries many, and prints the outcomes.
-"""
+"""The fuzzer of Core ML packages: small good ones, damaged, and everything that reads programs."""
 
 from __future__ import annotations
 
 import random
 import shutil
-import signal
-import sys
-import tempfile
-import traceback
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.fuzz.fuzzer import Files, Fuzzer
 
 from cetane.errors import CetaneError
+from cetane.mil import load
+from cetane.mil.inputs import random_inputs
+from cetane.mil.program import Program
 from cetane.mil.proto import model_message
 
-LONGEST = 1000
-"""Characters of a message."""
-SLOWEST = 10
-"""Seconds for one package."""
 MANIFEST = """{"fileFormatVersion": "1.0.0", "rootModelIdentifier": "a", "itemInfoEntries": {"a": {
 "author": "x", "description": "x", "name": "m", "path": "com.apple.CoreML/model.mlmodel"}}}"""
 INTEGERS = (0, 1, -1, 2, 3, 7, -5, 64, 4096, 2**20, 2**31 - 1, -(2**31))
@@ -57,34 +45,11 @@ KINDS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Case:
-    """The two files of a package that differ from seed to seed."""
-
-    specification: bytes
-    weights: bytes
-
-    def write(self, folder: Path) -> Path:
-        """The package in a folder; one that was there is overwritten."""
-        package = folder / "model.mlpackage"
-        data = package / "Data/com.apple.CoreML"
-        (data / "weights").mkdir(parents=True, exist_ok=True)
-        (package / "Manifest.json").write_text(MANIFEST)
-        (data / "model.mlmodel").write_bytes(self.specification)
-        (data / "weights/weight.bin").write_bytes(self.weights)
-        return package
+SPECIFICATION = "model.mlpackage/Data/com.apple.CoreML/model.mlmodel"
+WEIGHTS = "model.mlpackage/Data/com.apple.CoreML/weights/weight.bin"
 
 
-def read(package: Path) -> Case:
-    """A package that coremltools wrote."""
-    data = package / "Data/com.apple.CoreML"
-    weights = data / "weights/weight.bin"
-    return Case(
-        (data / "model.mlmodel").read_bytes(), weights.read_bytes() if weights.is_file() else b""
-    )
-
-
-def make_seeds(folder: Path) -> list[Case]:
+def make_seeds(folder: Path) -> list[Files]:
     """Small good packages, of the kinds of op that ported models have, and of loops."""
     from tests.mil.conftest import mb, save_program, types
 
@@ -146,103 +111,98 @@ def make_seeds(folder: Path) -> list[Case]:
         ({"x": ((1, 4), "fp16")}, stateful, {"cache": ((3, 4), "fp16")}),
         ({"x": ((2,), "fp32"), "n": ((1,), "int32")}, loop),
     ]
-    cases = []
+    made = []
     for index, program in enumerate(programs):
         place = folder / str(index)
         place.mkdir()
-        cases.append(read(save_program(place, *program)))
-    return cases
+        data = save_program(place, *program) / "Data/com.apple.CoreML"
+        weights = data / "weights/weight.bin"
+        made.append({
+            "model.mlpackage/Manifest.json": MANIFEST.encode(),
+            SPECIFICATION: (data / "model.mlmodel").read_bytes(),
+            WEIGHTS: weights.read_bytes() if weights.is_file() else b"",
+        })  # fmt: skip
+    return made
 
 
-def mutate(seeds: list[Case], number: int) -> Case:
-    """One damaged package."""
-    draw = random.Random(number)
-    case = draw.choice(seeds)
-    specification, weights = case.specification, case.weights
+def damaged_specification(content: bytes, draw: random.Random) -> bytes:
+    """A specification with some of its messages changed, and some of its bytes now and then."""
     if draw.random() < 0.9:
-        spec = model_message().FromString(specification)
+        spec = model_message().FromString(content)
         for _ in range(draw.choice((1, 1, 1, 2, 4))):
             draw.choice(DAMAGES)(spec, draw)
-        specification = spec.SerializeToString()
-    if draw.random() < 0.15:
-        specification = _scribbled(specification, draw)
-    if draw.random() < 0.1:
-        weights = _scribbled(weights, draw)
-    return Case(specification, weights)
+        content = spec.SerializeToString()
+    return _scribbled(content, draw) if draw.random() < 0.15 else content
 
 
-def check(case: Case, folder: Path) -> str:
-    """What became of a package: `refused` by the reader, or the stages that refused it, or `ran`.
+class Package(Fuzzer):
+    @cached_property
+    def seeds(self) -> list[Files]:  # type: ignore[override]
+        folder = self.folder.parent / "seeds"
+        folder.mkdir()
+        return make_seeds(folder)
 
-    Raises whatever is no CetaneError, and AssertionError for a message of several lines, or for a
-    file outside the package and the folder of an export.
-    """
-    from cetane.mil import load
+    def mutate(self, draw: random.Random) -> Files:
+        files = dict(draw.choice(self.seeds))
+        files[SPECIFICATION] = damaged_specification(files[SPECIFICATION], draw)
+        if draw.random() < 0.1:
+            files[WEIGHTS] = _scribbled(files[WEIGHTS], draw)
+        if draw.random() < 0.02:
+            files["model.mlpackage/Manifest.json"] = _scribbled(MANIFEST.encode(), draw)
+        return files
 
-    package = case.write(folder)
-    before = _listing(folder)
-    try:
-        program = load(package)
-    except CetaneError as error:
-        _check_message(error)
-        return "refused"
-    refused = []
-    for name, stage in _stages(program, folder):
-        try:
-            stage()
-        except CetaneError as error:
-            _check_message(error)
-            refused.append(name)
-    shutil.rmtree(folder / "onnx", ignore_errors=True)
-    assert _listing(folder) == before, "a file outside the folder of the export"
-    return " ".join(refused) or "ran"
+    def check(self, files: Files) -> None:
+        """AssertionError for a file outside the package and the folder of an export."""
+        self.write(files)
+        before = self.listing()
+        program = load(self.folder / "model.mlpackage")
+        for stage in (audited, run_exactly, run_fast, self.exported, compared):
+            with suppress(CetaneError):
+                stage(program)
+        shutil.rmtree(self.folder / "onnx", ignore_errors=True)
+        assert self.listing() == before, "a file outside the folder of the export"
+
+    def listing(self) -> list[str]:
+        parent = self.folder.parent
+        return sorted(path.name for path in (*parent.iterdir(), *self.folder.iterdir()))
+
+    def exported(self, program: Program) -> None:
+        from cetane.mil.fast.onnx_files import export
+
+        (self.folder / "onnx").mkdir(exist_ok=True)
+        export(program, self.folder / "onnx", lambda *_: None)
 
 
-def _stages(program: Any, folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """What every reader of a program does with it."""
+def audited(program: Program) -> None:
     from cetane.gates.residency.audit import audit
     from cetane.gates.residency.target import Target
+
+    audit({"model": program}, Target())
+
+
+def run_exactly(program: Program) -> None:
+    from cetane.mil.executor import compile
+
+    for function in program.functions.values():
+        run = compile(function, "fp16")
+        run(random_inputs(function), run.make_state())
+
+
+def run_fast(program: Program) -> None:
+    from cetane.mil.fast import FastProgram
+
+    for name, function in program.functions.items():
+        run = FastProgram(program, pack=True).function(name)
+        run(random_inputs(function), run.make_state())
+
+
+def compared(program: Program) -> None:
     from cetane.mil.compare import Comparer
     from cetane.mil.executor import compile
-    from cetane.mil.fast import FastProgram
-    from cetane.mil.fast.onnx_files import export
-    from cetane.mil.inputs import random_inputs
 
-    def fast() -> None:
-        for name, function in program.functions.items():
-            run = FastProgram(program, pack=True).function(name)
-            run(random_inputs(function), run.make_state())
-
-    def reference() -> None:
-        for function in program.functions.values():
-            run = compile(function, "fp16")
-            run(random_inputs(function), run.make_state())
-
-    def diff() -> None:
-        for function in program.functions.values():
-            run = compile(function)
-            Comparer(run, run)(random_inputs(function))
-
-    def to_onnx() -> None:
-        (folder / "onnx").mkdir(exist_ok=True)
-        export(program, folder / "onnx", lambda *_: None)
-
-    yield "audit", lambda: audit({"model": program}, Target())
-    yield "reference", reference
-    yield "fast", fast
-    yield "export", to_onnx
-    yield "diff", diff
-
-
-def _check_message(error: CetaneError) -> None:
-    assert "\n" not in error.message and len(error.message) < LONGEST, error.message
-
-
-def _listing(folder: Path) -> list[str]:
-    parent = folder.parent
-    return sorted(
-        path.name for path in (*parent.iterdir(), *folder.iterdir()) if path.name != "onnx"
-    )
+    for function in program.functions.values():
+        run = compile(function)
+        Comparer(run, run)(random_inputs(function))
 
 
 # Damage to a specification, of one kind each.
@@ -492,43 +452,3 @@ def _scribbled(data: bytes, draw: random.Random) -> bytes:
             at = draw.randrange(len(changed) + 1)
             changed[at:at] = draw.randbytes(draw.choice((1, 4, 64)))
     return bytes(changed)
-
-
-def main(count: int, first: int) -> int:
-    """Try many packages. Exit code 1 if anything escapes."""
-    outcomes: Counter[str] = Counter()
-    sites: dict[str, int] = {}
-
-    def late(*_: Any) -> None:
-        raise TimeoutError(f"more than {SLOWEST} seconds")
-
-    def ended(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGALRM, late)
-    signal.signal(signal.SIGTERM, ended)
-    with suppress(KeyboardInterrupt), tempfile.TemporaryDirectory() as name:
-        root = Path(name)
-        (root / "seeds").mkdir()
-        (root / "work" / "inner").mkdir(parents=True)
-        seeds = make_seeds(root / "seeds")
-        for number in range(first, first + count):
-            signal.alarm(SLOWEST)
-            try:
-                outcomes[check(mutate(seeds, number), root / "work" / "inner")] += 1
-            except Exception as error:
-                frame = traceback.extract_tb(error.__traceback__)[-1]
-                site = f"{type(error).__name__} {Path(frame.filename).name}:{frame.lineno} {error}"
-                sites.setdefault(site[:160], number)
-                outcomes[f"ESCAPED {type(error).__name__}"] += 1
-            finally:
-                signal.alarm(0)
-    for outcome, times in outcomes.most_common():
-        print(f"{times:8} {outcome}")
-    for site, number in sites.items():
-        print(f"{number}: {site}")
-    return 1 if sites else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0))

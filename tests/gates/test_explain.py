@@ -2,18 +2,22 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 from tests.converting import converted_once
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.gates.explain import Explanation, explain
-from cetane.gates.golden import golden
+from cetane.gates.golden import Proof, golden
 from cetane.pipeline.build import build
 
-from .conftest import zaya_recipe
+from .broken import BROKEN, Broken
+from .conftest import changed
+from .mutations.families import recipe
+from .mutations.ports import AuthoredPort
+from .test_mutations import model
 
 
 def told(bundle: Bundle, checkpoint: Checkpoint) -> Explanation | None:
@@ -25,38 +29,41 @@ def test_a_right_port_needs_no_sentence(good: Bundle, checkpoint: Checkpoint) ->
 
 
 def test_wrong_weights(bad: Bundle, checkpoint: Checkpoint) -> None:
-    found = told(bad, checkpoint)
-    assert found is not None
-    assert found.cause == "weights"
-    assert "model.layers.1.mlp.down_proj.weight" in found.sentence
+    explanation = told(bad, checkpoint)
+    assert explanation is not None
+    assert explanation.cause == "weights"
+    assert "model.layers.1.mlp.down_proj.weight" in explanation.sentence
 
 
-@pytest.mark.parametrize(
-    "departures",
-    [["no-qk-norm"], ["undelayed-value"], ["soft-routing"], ["no-router-state"], ["no-means"],
-     ["residual-order"], ["bias-on-logits"]],
-    ids=lambda names: names[0],
-)  # fmt: skip
-def test_a_departure_is_authoring(
-    departures: list[str], zaya_bundle: Callable[..., Bundle], zaya_checkpoint: Checkpoint
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
+def test_the_cause(broken: Broken, asked: Callable[..., None]) -> None:
+    """Of ports of authored modules, which need no conversion; on little text."""
+    asked("evidence", positions=48, most=48)
+    checkpoint, reference = model(broken.family)
+    with broken.at_work():
+        port = AuthoredPort(checkpoint, recipe(broken.form, **broken.recipe))
+        broken.change(port)
+        proof = Proof(port, checkpoint, reference, port.tables, lambda *_: None)  # type: ignore[arg-type]
+        explanation = explain(port, checkpoint, proof.run(prompts=0, greedy_tokens=0))  # type: ignore[arg-type]
+    assert explanation is not None
+    assert explanation.cause == broken.cause, explanation.sentence
+    assert broken.says in explanation.sentence
+    assert explanation.recipe_change == broken.mends
+
+
+def test_a_stream_that_leaves_fp16(
+    good: Bundle, tiny_checkpoint_folder: Path, tmp_path: Path
 ) -> None:
-    """And the change of the recipe that mends it is to leave it out."""
-    found = told(zaya_bundle(family={"departures": departures}), zaya_checkpoint)
-    assert found is not None
-    assert found.cause == "authoring"
-    assert found.recipe_change == "[family]\ndepartures = []"
+    """The package is right, and fp16 is too narrow for what it computes."""
 
+    def grow(weights: dict[str, torch.Tensor]) -> None:
+        weights["model.layers.0.mlp.down_proj.weight"] *= 1e5
 
-@pytest.mark.parametrize("form", ["palette1-kmeans-per-tensor", "palette2-uniform-per-tensor"])
-def test_too_few_bits(
-    form: str, tiny_checkpoint_folder: Path, checkpoint: Checkpoint, tmp_path: Path
-) -> None:
-    layout: dict[str, Any] = {"kind": "chunks", "chunks": 1}
-    recipe = zaya_recipe(layout=layout, compression={"default": form})
+    loud = open_checkpoint(changed(tiny_checkpoint_folder, tmp_path / "loud", grow))
     with converted_once():
-        bundle = build(open_checkpoint(tiny_checkpoint_folder), recipe, tmp_path / "b",
-                       lambda *_: None)  # fmt: skip
-    found = told(bundle, checkpoint)
-    assert found is not None
-    assert found.cause == "compression"
-    assert found.recipe_change == '[compression]\ndefault = "palette6-kmeans-group32"'
+        bundle = build(loud, good.plan.recipe, tmp_path / "bundle", lambda *_: None)
+    explanation = told(bundle, loud)
+    assert explanation is not None
+    assert explanation.cause == "fp16 range"
+    assert "layer-00" in explanation.sentence
+    assert (explanation.recipe_change or "").startswith("[family]\nresidual_scale = 0.0")

@@ -74,6 +74,11 @@ def test_read_tokens(good: Bundle, tmp_path: Path) -> None:
     assert read_tokens(good.tokenizer, file, 3) == everything[:3]
 
 
+def test_a_text_without_end(good: Bundle) -> None:
+    with pytest.raises(CetaneError, match="not a regular file"):
+        read_tokens(good.tokenizer, Path("/dev/zero"), 10)
+
+
 @pytest.mark.parametrize(
     ("content", "limit"), [(b"", 10), (b"x", 10), (b"a text", 1), (b"\xff\xfe\xfa", 10), (None, 10)]
 )

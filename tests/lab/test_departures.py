@@ -335,7 +335,7 @@ def test_any_two(one: str, other: str) -> None:
         ({"departures": ["no-qk-nrm"]}, "family.departures.0: no departure 'no-qk-nrm'; known: "),
         ({"departures": ["no-means", "x"]}, "family.departures.1: no departure 'x'; known: "),
         ({"departures": [7]}, "family.departures.0: no departure 7; known: query-to-output, "),
-        ({"departures": "no-means"}, "family.departures: 'no-means' is no list of names"),
+        ({"departures": "no-means"}, "family.departures: 'no-means' is not a list of names"),
         (
             {"departure": ["no-means"]},
             "the [family] options of a zaya model: departure: unknown key",
@@ -357,17 +357,6 @@ def test_a_departure_that_is_named_twice_is_applied_once() -> None:
     assert np.array_equal(once, twice)
 
 
-@pytest.mark.parametrize(
-    ("departures", "cca"),
-    [([], "as the model's"), (["no-means"], "as the model's"), (["query-to-output"], "none"),
-     (["no-convolution"], "no convolutions"), (["current-tap"], "the current tap alone")],
-)  # fmt: skip
-def test_a_bundle_says_which_cca_it_has(departures: list[str], cca: str) -> None:
-    tags = Planner(InMemoryCheckpoint(MODEL), departing(*departures)).model.tags
-    assert tags["cca"] == cca
-    assert tags["attention"].startswith("a probe") == ("query-to-output" in departures)
-
-
 def test_a_llama_has_no_departures() -> None:
     checkpoint = InMemoryCheckpoint(build_model("llama"))
     with pytest.raises(CetaneError, match="of a llama model: departures: unknown key"):
@@ -375,7 +364,9 @@ def test_a_llama_has_no_departures() -> None:
 
 
 def test_routing_needs_one_expert_a_token() -> None:
-    with pytest.raises(CetaneError, match=r"layout.routed: the family's options mix all experts"):
+    with pytest.raises(
+        CetaneError, match=r"layout.routed: the options in .family. mix the outputs"
+    ):
         Planner(InMemoryCheckpoint(MODEL), departing("soft-routing", routed=["decode"]))
 
 

@@ -47,7 +47,7 @@ def without(*names: str) -> dict[str, Any]:
         (VALID | {"metrics": ["perplexty"]}, "did you mean 'perplexity'"),
         (VALID | {"gates": [{"metric": "nothing", "most": 1}]}, "no metric 'nothing'"),
         (VALID | {"gates": [{"metric": "kl", "most": 1}]}, "kl has a limit, but is not among"),
-        (VALID | {"gates": [{"metric": "perplexity_ratio"}]}, "neither 'least' nor 'most'"),
+        (VALID | {"gates": [{"metric": "perplexity_ratio"}]}, "needs 'least' or 'most'"),
         (VALID | {"expects": [{"metric": "perplexity_ratio", "least": 2, "most": 1}]}, "more than"),
         (VALID | {"gates": [{"metric": "kl", "most": float("nan")}]}, "gates.0.most"),
         (VALID | {"workload": {"model": "gpt"}}, "workload.model: "),
@@ -89,7 +89,7 @@ def test_files(tmp_path: Path) -> None:
     assert load_experiment(write(tmp_path, "good", good)).id == "good"
     cases = {
         "not TOML": "title = ",
-        "is not the file's name": f'id = "bad"\n{good}',
+        "differs from the file's name": f'id = "bad"\n{good}',
         "candidate: no recipe 'nowhere'": good.replace(
             '[candidate]\nrecipe = "zaya-int8"', '[candidate]\nrecipe = "nowhere"'
         ),

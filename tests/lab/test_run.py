@@ -91,7 +91,7 @@ def test_a_measure_that_is_not_there_fails(
     assert outcome.status == "error" and "no function measures 'speed' yet" in outcome.error
     monkeypatch.setitem(benches.MEASURES, "speed", lambda _: {})
     outcome = runs.run(tiny, setting, journal, quiet)
-    assert outcome.status == "error" and "nothing was found for predicted_ms" in outcome.error
+    assert outcome.status == "error" and "no measure gave a value for predicted_ms" in outcome.error
 
 
 def test_a_recipe_that_is_gone_is_an_error_of_the_run(

@@ -14,7 +14,8 @@ from coremltools.proto.MIL_pb2 import DataType
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
-from cetane.compress import Affine, Dense, Palettized, parse_format
+from cetane.compress import parse_format
+from cetane.compress.encoded import Affine, Dense, Palettized
 from cetane.lower.lower import Lowering
 from cetane.planner import Planner
 from cetane.schema.function import ShardPlan

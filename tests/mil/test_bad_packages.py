@@ -104,7 +104,7 @@ def test_names_of_functions_are_one_component_of_a_path(package: Path, name: str
         functions[name].CopyFrom(functions["main"])
 
     edit_spec(package, edit)
-    refuses(package, "is no name of a function")
+    refuses(package, "is not a name of a function")
 
 
 def test_values_that_are_read_before_they_are_made(package: Path) -> None:
@@ -148,6 +148,13 @@ def test_weights_outside_the_package(package: Path) -> None:
 def test_link_out_of_the_package(package: Path, tmp_path: Path) -> None:
     (package / WEIGHTS).rename(tmp_path / "moved.bin")
     (package / WEIGHTS).symlink_to(tmp_path / "moved.bin")
+    refuses(package, "is outside the package")
+
+
+@pytest.mark.parametrize("name", [SPEC, WEIGHTS])
+def test_link_to_itself(package: Path, name: str) -> None:
+    (package / name).unlink()
+    (package / name).symlink_to(Path(name).name)
     refuses(package, "is outside the package")
 
 

@@ -382,11 +382,11 @@ def first(content: dict[str, Any], part: str) -> dict[str, Any]:
             lambda c: first(c, "outputs").update(
                 sink={"host": "cache", "name": "x", "group": "kv", "write": "append"}
             ),
-            "writes a cache it does not read",
+            "writes a cache that it does not read",
         ),
         (
             lambda c: first(c, "outputs").update(sink={"host": "history", "name": "x"}),
-            "writes a history it does not read",
+            "writes a history that it does not read",
         ),
         (lambda c: c["modes"]["verify"]["steps"][0].update(function="x"), "no such function"),
         (lambda c: c["modes"]["verify"]["steps"][0].update(shard="x"), "no such function"),
@@ -658,8 +658,8 @@ CACHE = {"host": "cache", "name": "attn-00.kv_k", "group": "kv"}
         (lambda c: route(c)["experts"].pop(), "no scores for 2 experts"),
         (lambda c: route(c)["experts"].append(route(c)["experts"][0]), "no scores for 4 experts"),
         (lambda c: route(c).update(experts=[]), "at least 1 item"),
-        (lambda c: route(c)["experts"][2].clear(), "not in ascending width"),
-        (lambda c: route(c)["experts"][0].reverse(), "not in ascending width"),
+        (lambda c: route(c)["experts"][2].clear(), "do not ascend in width"),
+        (lambda c: route(c)["experts"][0].reverse(), "do not ascend in width"),
         (lambda c: route(c).update(scores="x"), "no x for 3 experts"),
         (lambda c: route(c).update(scores="hidden"), "no hidden for 3 experts"),
         (lambda c: expert(c, 1)["inputs"][0].update(source=HOST), "needs the host"),

@@ -84,14 +84,14 @@ def test_modes_can_be_left_out() -> None:
         ({"cache": {"context": 64.5}}, "cache.context: "),
         ({"cache": {"contract": "copy"}}, "cache.contract: Input should be 'readonly', 'blend', "),
         ({"cache": 512}, "cache: "),
-        ({"cache": {"padded": True}}, "cache: padded: only states are"),
+        ({"cache": {"padded": True}}, "cache: padded = true needs contract = 'stateful'"),
         (
             {"cache": {"contract": "stateful", "sliding": "shift", "padded": True}},
-            "cache: padded: only states are",
+            "cache: padded = true needs contract = 'stateful'",
         ),
         (
             {"cache": {"contract": "stateful", "state_heads": 32}},
-            "cache: state_heads: only rows of a padded state",
+            "cache: state_heads above 1 needs padded = true",
         ),
         (
             {"layout": {"kind": "merged"}},
@@ -100,11 +100,11 @@ def test_modes_can_be_left_out() -> None:
         ({"layout": {"kind": "chunks", "chunks": 0}}, "layout.chunks: "),
         (
             {"layout": {"kind": "single", "chunks": 4}},
-            "layout: chunks = 4 has no meaning for the layout 'single'",
+            "layout: chunks = 4 is only for the layout 'chunks'",
         ),
         (
             {"layout": {"kind": "per-block", "chunks": 4}},
-            "layout: chunks = 4 has no meaning for the layout 'per-block'",
+            "layout: chunks = 4 is only for the layout 'chunks'",
         ),
         ({"layout": {"routed": ["draft"]}}, "layout.routed.0: Input should be 'decode', 'verify' "),
         ({"layout": {"routed": "decode"}}, "layout.routed: "),
@@ -114,7 +114,7 @@ def test_modes_can_be_left_out() -> None:
         ),
         (
             {"layout": {"routed": ["decode", "verify"]}, "tokens": {"verify": None}},
-            "layout.routed: there is no mode verify",
+            "layout.routed: the recipe has no mode verify",
         ),
         ({"family": ["no-means"]}, "family: "),
         ({"tensor_layout": "tc"}, "tensor_layout: Input should be 'c1t' or 'ct1'"),

@@ -61,7 +61,7 @@ def test_a_new_session_forgets_the_text_and_the_same_goes_on() -> None:
     assert drafter.propose(1).tokens == ()
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 3), (4, 3), (-1, -1)])
+@pytest.mark.parametrize(("low", "high"), [(0, 3), (4, 3), (-1, -1), (1, 10**9)])
 def test_lengths(low: int, high: int) -> None:
     with pytest.raises(CetaneError, match="least <= most"):
         Ngram(low, high)

@@ -1,8 +1,8 @@
-"""Activations of 8 bits: calibrated and quantized by coremltools' own passes, and judged, anywhere.
+"""Activations of 8 bits: coremltools' own passes calibrate and quantize them, on any machine.
 
     outcome = measure_activations(bundle, checkpoint, Options(), texts, target, progress)
 
-A bundle keeps its weights: one of int8 weights becomes W8A8, one of 4-bit palettes W4A8. See
+A bundle keeps its weights: with int8 weights it becomes W8A8, with 4-bit palettes W4A8. See
 docs/explanation/activations.md.
 """
 

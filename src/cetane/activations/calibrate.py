@@ -1,8 +1,8 @@
-"""The range of every tensor of a program over some samples, by coremltools' own calibration.
+"""The calibration: the range of every tensor of a program over samples, by coremltools itself.
 
-It runs through the bridge, so it needs no Mac. Two faults of coremltools 9 are mended while it
-runs: the range of a sample replaces that of the samples before it, and every sample makes and
-loads a package of its own, which stays until Python ends.
+It runs through the bridge, so it needs no Mac. Two faults of coremltools 9 are mended meanwhile.
+There, the range of a sample replaces that of the samples before it. And each sample writes and
+loads a package, which stays until Python ends.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,14 +21,14 @@ from cetane.hardware.quiet import import_coremltools
 from cetane.lower.package import single_function
 
 Ranges = dict[str, dict[str, float]]
-"""By a tensor's name in the program: `rmin` and `rmax`."""
+"""`rmin` and `rmax` of each tensor, by its name in the program."""
 
 
 def calibrate(package: Path, samples: Mapping[str, Sequence[Arrays]]) -> Ranges:
     """Ranges of the tensors of a package's functions, each over the inputs of its own calls.
 
-    Functions of one shard name their tensors alike, so the ranges of one count for all.
-    Raises CetaneError when there are no samples, or when one makes a value that is not finite.
+    Functions of one shard use the same names for their tensors, so the ranges of one hold for all.
+    Raises CetaneError if there are no samples, or if one makes a value that is not finite.
     """
     ranges: Ranges = {}
     for function, calls in samples.items():
@@ -38,15 +38,15 @@ def calibrate(package: Path, samples: Mapping[str, Sequence[Arrays]]) -> Ranges:
             for name, new in own.items():
                 ranges[name] = merged(ranges.get(name, new), new)
     if not ranges:
-        raise CetaneError(f"{package.name}: no call of it was recorded, so it has no ranges")
+        raise CetaneError(f"{package.name}: none of its calls was recorded, so it has no ranges")
     for name, one in ranges.items():
         if not np.isfinite([one["rmin"], one["rmax"]]).all():
-            raise CetaneError(f"{package.name}: {name} overflows while it is calibrated")
+            raise CetaneError(f"{package.name}: {name} overflows during calibration")
     return ranges
 
 
 def stats(model: Any, samples: Sequence[Arrays]) -> Ranges:
-    """What coremltools finds for a model of one function."""
+    """The ranges that coremltools measures for a model of one function."""
     from coremltools.optimize.coreml.experimental import _post_training_quantization as calibration
 
     measured = calibration._get_activation_calibration_stats(model, list(samples))
@@ -57,7 +57,7 @@ def stats(model: Any, samples: Sequence[Arrays]) -> Ranges:
 
 
 def merged(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
-    """The range that holds both."""
+    """The smallest range that holds both."""
     return {
         "rmin": min(one["rmin"], other["rmin"]),
         "rmax": max(one["rmax"], other["rmax"]),
@@ -66,8 +66,8 @@ def merged(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
 
 @contextmanager
 def bridged() -> Iterator[None]:
-    """coremltools predicts here: by itself on a Mac, through the bridge elsewhere."""
-    import_coremltools()  # quietly; the bridge would leave its warnings to a script that uses it
+    """A context in which coremltools predicts: itself on a Mac, through the bridge elsewhere."""
+    import_coremltools()  # quietly: the bridge itself keeps its warnings
     mine = not bridge.installed() and bridge.install()
     try:
         yield
@@ -78,8 +78,8 @@ def bridged() -> Iterator[None]:
 
 @contextmanager
 def repaired() -> Iterator[None]:
-    """coremltools' calibration with one loaded model for all samples, with ranges that grow, and
-    without progress bars."""
+    """A context with a mended calibration: one loaded model for all samples, ranges that grow, and
+    no progress bars."""
     from coremltools.optimize.coreml.experimental import _model_debugger as debugger
     from coremltools.optimize.coreml.experimental import _post_training_quantization as calibration
 
@@ -113,7 +113,7 @@ def repaired() -> Iterator[None]:
 
 @contextmanager
 def replaced(changes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Attributes with other values, until the block ends."""
+    """A context in which attributes have other values."""
     before = [(where, name, vars(where)[name]) for where, name, _ in changes]
     for where, name, value in changes:
         setattr(where, name, value)

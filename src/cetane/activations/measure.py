@@ -1,4 +1,4 @@
-"""Quantize and judge in one call: what the command and the lab's experiments do."""
+"""Quantization and its judgement in one call, for the command and the lab's experiments."""
 
 import time
 from collections.abc import Sequence
@@ -16,25 +16,25 @@ from cetane.validation import Data
 
 
 class ActivationOutcome(Data):
-    """A bundle before and after its activations were quantized, on text that was held out."""
+    """The quality of a bundle before and after its activations were quantized, on held-out text."""
 
     passed: bool
     """Whether every shard's mean cosine is at least `limit` afterwards."""
     limit: float
     fingerprint: str
-    """Of the checkpoint that both are compared with."""
+    """Fingerprint of the checkpoint with which both are compared."""
     made: Made
     tokens: int
-    """That were predicted."""
+    """Tokens that were predicted."""
     reference_perplexity: float
-    """Of the Hugging Face model."""
+    """Perplexity of the Hugging Face model."""
     before: Score
     after: Score
     bytes_before: int
     bytes_after: int
-    """Of all shards' packages."""
+    """Bytes of all shards' packages."""
     seconds: float
-    """That quantizing took, with calibration and, if it was asked for, smoothing."""
+    """Seconds of the quantization, with calibration and, if chosen, smoothing."""
 
 
 def judge_activations(
@@ -50,7 +50,7 @@ def judge_activations(
 ) -> ActivationOutcome:
     """`measure_activations` of a bundle by its path, on a text file or on held-out prompts.
 
-    `model` is the checkpoint, where it is no longer where the build found it.
+    `model` is the checkpoint, if it is no longer in the place that the build used.
     """
     opened = Bundle(Path(bundle))
     opened.verify()
@@ -72,11 +72,14 @@ def measure_activations(
     """Write `bundle` with quantized activations to `target`, and compare both with the model.
 
     `texts` are the token ids of the held-out text, in windows of at most the bundle's context:
-    `held_out(bundle, tokens)`, or `windows(ids, context)`. W8A8 is a bundle of recipe `int8`, W4A8
-    one of `palette4`; experiment 3.9 (naive) is `NAIVE`, realistic is `Options()`. Figures of the
-    result: `passed`, `after.cosine` (of the worst shard), `after.perplexity` beside that of
-    `before` and `reference_perplexity`, `after.logits.kl` and `.top1`. It is stored with the new
-    bundle's gates as `activations`. Raises CetaneError where `quantize_activations` and `judge` do.
+    `held_out(bundle, tokens)`, or `windows(ids, context)`. A bundle of recipe `int8` becomes W8A8,
+    one of `palette4` W4A8. `NAIVE` is the published port's experiment 3.9; `Options()` is
+    realistic.
+
+    Figures of the result: `passed`, `after.cosine` (of the worst shard), `after.perplexity` beside
+    that of `before` and `reference_perplexity`, `after.logits.kl` and `.top1`. The new bundle
+    stores it with its gates as `activations`. Raises CetaneError as `quantize_activations` and
+    `judge`.
     """
     started = time.perf_counter()
     after, made = quantize_activations(bundle, target, options, progress, checkpoint, force)

@@ -1,7 +1,7 @@
-"""coremltools' passes that put `quantize` and `dequantize` around what has int8 arithmetic.
+"""coremltools' passes that put `quantize` and `dequantize` around ops with int8 arithmetic.
 
-They run on all functions of a package at once. coremltools' own entry point takes one function and
-ends with its whole default pipeline, which takes 92% of the time and is of no use here.
+They run on all functions of a package at once. coremltools' own entry point takes one function, and
+ends with its whole default pipeline. That takes 92% of the time and is of no use here.
 """
 
 from pathlib import Path
@@ -15,11 +15,12 @@ from cetane.lower.package import WEIGHTS, normalize
 
 
 def quantize_package(package: Path, ranges: Ranges, additions: bool, target: Path) -> int:
-    """Write `package` to `target` with symmetric int8 activations, one scale for a tensor, from
-    these ranges: of the inputs and outputs of convolutions, and of additions if they are wanted.
+    """Write `package` to `target` with symmetric int8 activations, one scale for each tensor.
 
-    Weights stay as they are. Returns how many tensors of a function are quantized. Raises
-    CetaneError for a tensor whose range is not known, and for a package that is quantized already.
+    The scales come from `ranges`. Inputs and outputs of convolutions are quantized; with
+    `additions`, those of additions too. Weights stay unchanged. Returns the number of quantized
+    tensors in a function. Raises CetaneError for a tensor without a range, and for a package that
+    is already quantized.
     """
     ct = import_coremltools()
     import coremltools.optimize.coreml as cto
@@ -61,6 +62,6 @@ def quantize_package(package: Path, ranges: Ranges, additions: bool, target: Pat
 
 
 def count(program: Any, kind: str) -> int:
-    """Ops of a kind in the first of a program's functions."""
+    """The number of ops of a kind in the first of a program's functions."""
     first = next(iter(program.functions.values()))
     return sum(op.op_type == kind for op in first.operations)

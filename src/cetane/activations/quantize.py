@@ -1,4 +1,4 @@
-"""A bundle with activations of 8 bits, made of one whose weights stay as they are."""
+"""The quantization of a bundle's activations to 8 bits; its weights stay unchanged."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +12,15 @@ from cetane.activations.temporary import temporary_folder
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
-from cetane.files import Progress, disk_errors, records, replacing, write_json
+from cetane.files import (
+    Progress,
+    check_outside,
+    claimed,
+    disk_errors,
+    records,
+    replacing,
+    write_json,
+)
 from cetane.pipeline.build import build
 from cetane.planner import Planner
 from cetane.schema.manifest import GATES, MANIFEST, Manifest, producers, shard_path
@@ -20,54 +28,58 @@ from cetane.schema.plan import Plan
 from cetane.validation import Data
 
 SUFFIX = "-a8"
-"""Of the recipe's name."""
+"""The ending of the new recipe's name."""
 
 
 class Options(Data):
-    """How activations are quantized. docs/explanation/activations.md says why these defaults."""
+    """Options of the quantization. docs/explanation/activations.md explains the defaults."""
 
     samples: Literal["real", "random"] = "real"
-    """The engine's own calls of 34 prompts and their answers, or five calls of random numbers."""
+    """The engine's own calls for 34 prompts and their answers, or five calls of random numbers."""
     ranges: Literal["all", "last"] = "all"
-    """The samples whose ranges count; coremltools 9 itself keeps those of the last one."""
+    """The samples whose ranges count. coremltools 9 itself keeps only those of the last sample."""
     additions: bool = False
-    """Whether additions are quantized too, as coremltools does unless told otherwise: among them
-    is that of a mask of -4e4, whose range leaves nothing for the scores."""
+    """Whether additions are quantized too, which is coremltools' default. One of them adds a mask
+    of -4e4, whose range leaves nothing for the scores."""
     smooth: bool = False
-    """Whether SmoothQuant moves the channels' outliers into the weights first; that needs the
+    """Whether SmoothQuant first moves the channels' outliers into the weights. It needs the
     checkpoint, and a model of the Llama family."""
 
 
 NAIVE = Options(samples="random", ranges="last", additions=True)
-"""What CoreML-LLM's experiment 3.9 did."""
+"""The options of CoreML-LLM's experiment 3.9."""
 
 
 class Made(Data):
-    """What was done to a bundle."""
+    """A record of the quantization of a bundle."""
 
     options: Options
     samples: int
-    """Calls that calibrated, over all shards."""
+    """The number of calls that calibrated, over all shards."""
     quantized: int
-    """Tensors that are rounded to 8 bits in a call of every shard."""
+    """The number of tensors rounded to 8 bits in one call of every shard."""
 
 
 def quantize_activations(
     bundle: Bundle, target: Path, options: Options, progress: Progress,
     checkpoint: Checkpoint | None = None, force: bool = False,
 ) -> tuple[Bundle, Made]:  # fmt: skip
-    """Write a bundle to `target` whose convolutions take and give int8, each tensor with one
-    symmetric scale, which all functions of a shard share. Weights stay as they are.
+    """Write a bundle to `target` whose convolutions take and give int8. Weights stay unchanged.
 
-    `checkpoint` is the bundle's own, needed to `smooth` only. Raises CetaneError where `target`
-    exists, unless it is a bundle and `force`; for a bundle with states, flexible shapes or routed
-    experts, for one whose activations are quantized already, and when the disk is full.
+    Each tensor has one symmetric scale, which all functions of a shard share. `checkpoint` is the
+    bundle's own, needed only to `smooth`. Raises CetaneError if `target` exists, unless it is a
+    bundle and `force`. Raises it too for states, flexible shapes and routed experts, for
+    activations that are already quantized, and for a full disk.
     """
     check(bundle.plan, bundle.path)
     if target.exists() and not (force and (target / MANIFEST).is_file()):
-        raise CetaneError(f"{target} exists", "name another place; --force replaces a bundle")
+        raise CetaneError(f"{target} exists", "choose another folder; --force replaces a bundle")
+    check_outside(target, bundle.path)
     source, shards = bundle.manifest, bundle.plan.shards
-    with disk_errors(target), temporary_folder() as folder, replacing(target) as partial:
+    with (
+        claimed(target, f"quantizing {bundle.path}"), disk_errors(target),
+        temporary_folder() as folder, replacing(target) as partial,
+    ):  # fmt: skip
         texts = conversations(bundle) if options.samples == "real" or options.smooth else []
         if options.smooth:
             if checkpoint is None:
@@ -96,7 +108,7 @@ def quantize_activations(
 
 
 def check(plan: Plan, path: Path) -> None:
-    """CetaneError for a bundle whose programs coremltools cannot calibrate."""
+    """Raise CetaneError for a bundle whose programs coremltools cannot calibrate."""
     recipe = plan.recipe
     if recipe.name.endswith(SUFFIX):
         raise CetaneError(f"{path}: its activations are quantized already")
@@ -114,7 +126,7 @@ def check(plan: Plan, path: Path) -> None:
 
 
 def manifest(source: Manifest, folder: Path) -> Manifest:
-    """Of the files in `folder`, for a bundle with the plan of another and a name of its own."""
+    """The manifest of the files in `folder`, with the plan of `source` and a new recipe name."""
     recipe = source.plan.recipe
     text = f"{recipe.description} Activations of 8 bits.".strip()
     renamed = recipe.model_copy(update={"name": recipe.name + SUFFIX, "description": text})

@@ -1,4 +1,4 @@
-"""What calibration sees: the engine's own calls of real text, or random numbers."""
+"""Samples for calibration: inputs of the engine's own calls on real text, or random numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,21 +22,21 @@ from cetane.schema.recipe import Mode
 from cetane.speculate.bench import suite
 
 CALIBRATING = ("chat", "code", "qa", "summarise")
-"""Categories of prompts that calibrate, 34 of them; the others are held out."""
+"""The categories of the 34 prompts that calibrate; the others are held out."""
 ANSWER = 16
-"""Tokens that the model answers to each of them."""
+"""The number of tokens that the model answers to each prompt."""
 TAIL = 6
-"""Tokens of a text after the calls of the widest function, where there are any."""
+"""The number of tokens left for narrower calls after calls of the widest function."""
 NAIVE, SPREAD = 5, 0.1
-"""Random samples, and their standard deviation, of every input, masks and caches too: what
-CoreML-LLM's `conversion/build_w8a8.py` calibrated with (experiment 3.9)."""
+"""The number of random samples, and the standard deviation of every input, masks and caches too.
+CoreML-LLM's `conversion/build_w8a8.py` calibrated with these (experiment 3.9)."""
 
 Samples = dict[str, list[Arrays]]
 """Inputs of a shard's calls, by function."""
 
 
 def prompts(tokenizer: Tokenizer, calibrating: bool) -> list[list[int]]:
-    """The prompts that calibrate, or those that are held out, as the model is asked them."""
+    """The prompts that calibrate, or the held-out ones, in the model's chat form."""
     return [
         asked(tokenizer, prompt)
         for category, group in suite().items()
@@ -46,14 +46,13 @@ def prompts(tokenizer: Tokenizer, calibrating: bool) -> list[list[int]]:
 
 
 def held_out(bundle: Bundle, tokens: int) -> list[list[int]]:
-    """Prompts that do not calibrate, one after the other, at most so many tokens of them, in
-    windows of the whole context."""
+    """The first `tokens` tokens of the held-out prompts, in windows of the whole context."""
     joined = [token for prompt in prompts(bundle.tokenizer, False) for token in prompt]
     return windows(joined[:tokens], bundle.plan.recipe.cache.context)
 
 
 def windows(tokens: Sequence[int], length: int) -> list[list[int]]:
-    """A text cut into pieces of `length` tokens; a last one of a single token is left out."""
+    """A text cut into windows of `length` tokens. A last window of a single token is left out."""
     pieces = [list(tokens[start : start + length]) for start in range(0, len(tokens), length)]
     return [piece for piece in pieces if len(piece) > 1]
 
@@ -87,7 +86,7 @@ def random_samples(shard: ShardPlan) -> Samples:
 
 
 class CallRecorder:
-    """A backend that keeps the inputs of the calls of the programs it opens."""
+    """A backend that keeps the inputs of all calls of its programs."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend, self.name, self.dtype = backend, backend.name, backend.dtype
@@ -97,7 +96,7 @@ class CallRecorder:
         return Recorded(self.backend.open(shard), self)
 
     def keep(self, function: str, inputs: Arrays) -> None:
-        """Copies, since the caches among the inputs are written to; as the program types them."""
+        """Keep a copy of inputs in the program's types; later calls write into the caches."""
         kept = {n: v.astype(np.float16 if v.dtype.kind == "f" else v.dtype)
                 for n, v in inputs.items()}  # fmt: skip
         self.samples.setdefault(function, []).append(kept)
@@ -119,9 +118,9 @@ class Recorded:
 
 
 class Traces:
-    """Texts on their way through the shards of a bundle, one shard after the other.
+    """The calls of some texts, run through the shards of a bundle, one shard after the other.
 
-    Calls are filled: a padded column sees nothing, and what it makes is no activation of the model.
+    All calls are full. A padded column sees nothing, so its values are no activations of the model.
     """
 
     def __init__(self, bundle: Bundle, texts: Sequence[Sequence[int]]) -> None:
@@ -130,7 +129,7 @@ class Traces:
         self.work = [filled(self.engine.session(), text) for text in texts]
 
     def shard(self, name: str) -> Samples:
-        """Inputs of a shard's calls; to be asked of every shard once, in the plan's order."""
+        """The inputs of a shard's calls. Call it once for each shard, in the plan's order."""
         self.recorder.samples = {}
         self.engine.run(self.work, [name])
         for session, _ in self.work:  # nobody reads this shard's caches any more
@@ -142,8 +141,7 @@ class Traces:
 
 
 def filled(session: Session, text: Sequence[int]) -> tuple[Session, list[Running]]:
-    """The calls of the beginning of a text: the widest as long as they are filled, then narrower
-    ones."""
+    """The full calls of a text's beginning: first the widest, then narrower ones."""
     calls: list[Running] = []
     widest = max(session.widths)
     if len(text) > widest:

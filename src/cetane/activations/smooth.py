@@ -1,9 +1,9 @@
-"""SmoothQuant: what channels have too much of goes from activations into weights, exactly.
+"""SmoothQuant: moves the outliers of channels from activations into weights, exactly.
 
-An int8 tensor with one scale loses all channels to its largest. Where a projection reads channel j,
-and something linear in that channel writes it, the writer is divided and the reader multiplied by
-s_j = max|X_j|^alpha / max|W_j|^(1 - alpha) (Xiao et al., arXiv 2211.10438, eq. 4). A family tells
-these places by `Block.exchanges`.
+In an int8 tensor with one scale, the largest channel takes the precision of all others. If a
+projection reads channel j, and a linear op writes it, the writer can be divided and the reader
+multiplied by s_j = max|X_j|^alpha / max|W_j|^(1 - alpha) (Xiao et al., arXiv 2211.10438, eq. 4). A
+family names these places in `Block.exchanges`.
 """
 
 import hashlib
@@ -23,16 +23,16 @@ from cetane.families import Block, Exchange, Weights
 from cetane.planner import Planner
 
 ALPHA = 0.5
-"""The paper's, for most models."""
+"""The paper's value for most models."""
 SMALLEST = 1e-5
-"""Of a maximum: a channel that is never used gets no infinite factor."""
+"""The least maximum of a channel: an unused channel gets no infinite factor."""
 
 Factors = dict[str, tuple[int, Tensor]]
-"""By the name of a checkpoint's tensor: the axis whose entries are multiplied, and by what."""
+"""The axis to multiply along and its factors, by the name of a checkpoint's tensor."""
 
 
 class Smoothed(Checkpoint):
-    """A checkpoint whose tensors are multiplied by factors, in fp32: the same model."""
+    """A checkpoint whose tensors are multiplied by factors, in fp32. The model stays the same."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint.source, checkpoint.config, {})
@@ -85,7 +85,7 @@ def smooth(
     blocks = planner.model.layers
     if not all(block.exchanges() for block in blocks):
         raise CetaneError(
-            f"{checkpoint.source}: smoothing knows layers of the Llama family only",
+            f"{checkpoint.source}: smoothing works only for the Llama family",
             "quantize without it",
         )
     largest = observed(checkpoint, planner, texts)
@@ -100,8 +100,7 @@ def smooth(
 def observed(
     checkpoint: Checkpoint, planner: Planner, texts: Sequence[Sequence[int]]
 ) -> dict[str, Tensor]:
-    """The largest magnitude of every channel that the readers of an exchange are given, by the path
-    of the first of them."""
+    """The largest magnitude of every channel that an exchange reads, by its first reader's path."""
     engine = Engine(
         planner.plan(), AuthoredBackend(planner, checkpoint), host_tables(planner, checkpoint)
     )
@@ -116,7 +115,7 @@ def observed(
 
 @contextmanager
 def watched(block: Block, path: str, largest: dict[str, Tensor]) -> Iterator[None]:
-    """Note the largest magnitude of every input channel of a projection, `(1, C, 1, T)`."""
+    """A context that notes the largest magnitude of each input channel of a projection."""
 
     def note(_: object, inputs: tuple[Tensor, ...]) -> None:
         seen = inputs[0].abs().flatten(2).amax(2)[0]
@@ -131,8 +130,7 @@ def watched(block: Block, path: str, largest: dict[str, Tensor]) -> Iterator[Non
 
 
 def moved(weights: Weights, prefix: str, place: Exchange, largest: Tensor, alpha: float) -> Factors:
-    """What the tensors of an exchange are multiplied by; `largest` of every channel that is
-    read."""
+    """The factors of an exchange's tensors. `largest` is the magnitude of each channel."""
     names = [f"{prefix}{reader}.weight" for reader in place.readers]
     columns = torch.stack([weights.read(n).float().abs().amax(0) for n in names]).amax(0)
     activation, weight = (

@@ -1,6 +1,6 @@
-"""What coremltools leaves behind, in a folder that goes.
+"""A temporary folder for the packages that coremltools leaves behind.
 
-coremltools writes a package for every model it opens and removes it when Python ends, if it ends
+coremltools writes a package for every model that it opens. It removes them only when Python ends
 well: a calibration of Gemma 4 left 38 GB (CoreML-LLM, experiment 3.10).
 """
 
@@ -14,8 +14,10 @@ PREFIX = "cetane-activations-"
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder that takes all temporary files of this process while the block runs, and is removed
-    with them after it, however it ends. Not for several threads: the place is the process's."""
+    """A context whose folder takes all temporary files of this process, and is always removed.
+
+    Do not use it in several threads: the setting belongs to the process.
+    """
     before = tempfile.tempdir
     with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
         tempfile.tempdir = folder

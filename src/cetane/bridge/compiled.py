@@ -1,5 +1,5 @@
-"""Compiled models. Core ML's `.mlmodelc` is private to it; ours is the package in a folder of that
-name, which `load` opens as any package."""
+"""Compiled models. Only Core ML can read its own `.mlmodelc`. Here it is a folder of that name with
+a copy of the package, which `load` opens as any package."""
 
 import shutil
 import tempfile
@@ -11,17 +11,17 @@ from cetane.mil.reader import load_pipeline
 
 
 def compiled_copy(path: Path) -> Path:
-    """A copy in a new temporary folder. CetaneError unless `path` holds ML programs."""
+    """A copy in a new temporary folder. Raises CetaneError if `path` holds no ML programs."""
     if path.is_file():
-        raise CetaneError(f"{path} is no package: only ML programs run here")
-    load_pipeline(path)  # refuses what is none
+        raise CetaneError(f"{path} is not a package: only ML programs run here")
+    load_pipeline(path)  # raises if it is not an ML program
     folder = Path(tempfile.mkdtemp(prefix=f"{path.stem}-", suffix=".mlmodelc"))
     shutil.copytree(path, folder, dirs_exist_ok=True)
     return folder
 
 
 def package_in_memory(spec_data: bytes, blobs: dict[str, bytes], folder: Path) -> Path:
-    """A package in `folder` of a serialized specification and weight files by name."""
+    """A package in `folder`, made of a serialized specification and weight files by name."""
     from coremltools.models.utils import _create_mlpackage
     from coremltools.proto import Model_pb2
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]

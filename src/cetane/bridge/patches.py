@@ -1,8 +1,8 @@
-"""Where coremltools looks for Core ML, and putting our proxy there.
+"""The patches that put cetane's proxy in the place of Core ML's binding.
 
-coremltools imports `_MLModelProxy` from a library that its wheel has on macOS only, and elsewhere
-keeps None. Its classes also ask for the version of macOS before they use states, compiled models
-or hints. Those names, in the modules that use them, are all that is replaced.
+coremltools imports `_MLModelProxy` from a library that only its macOS wheel has; elsewhere it keeps
+None. Its classes also ask for the version of macOS before they use states, compiled models or
+hints. Only these names are replaced, in the modules that use them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cetane.errors import CetaneError
 from cetane.hardware.quiet import import_coremltools
 from cetane.mil.program import Precision
 
-MACOS = (15, 0)  # the version that knows everything iOS 18 has
+MACOS = (15, 0)  # the version with all features of iOS 18
 
 _LIBRARY = "coremltools.libcoremlpython"
 _ABSENT = object()
@@ -32,20 +32,20 @@ def installed() -> bool:
 
 
 def install(precision: str = "fp32", fast: bool = True) -> bool:
-    """Let coremltools predict here. True if it does so by the bridge.
+    """Let coremltools predict here. Returns True if it now predicts through the bridge.
 
-    On a Mac, coremltools has Core ML itself: nothing happens, and the answer is False. "fp32"
-    computes in float32; "fp16" rounds every result that the program types as fp16, as a machine
-    with fp16 storage does. `fast` runs what it can on onnxruntime (fp32 only), and the rest, or
-    everything without it, on the reference executor. Installing again only changes the options,
-    for models that are loaded from then on. Raises CetaneError if the precision is not known.
+    On a Mac, coremltools has Core ML itself: nothing happens, and the result is False. "fp32"
+    computes in float32. "fp16" rounds every result that the program types as fp16, as a machine
+    with fp16 storage does. `fast` runs functions on onnxruntime where it can (fp32 only), and else
+    on the reference executor. A second call only changes the options of models that are loaded
+    later. Raises CetaneError for an unknown precision.
     """
     if precision not in ("fp32", "fp16"):
         raise CetaneError(f'precision {precision!r} is not known: it is "fp32" or "fp16"')
     logger = logging.getLogger("coremltools")
     level = logger.level
     import_coremltools()
-    logger.setLevel(level)  # its later warnings are for the script that uses it
+    logger.setLevel(level)  # the script sees later warnings
     if not installed():
         if importlib.import_module("coremltools.models.model")._MLModelProxy is not None:
             return False
@@ -67,7 +67,7 @@ def install(precision: str = "fp32", fast: bool = True) -> bool:
 
 
 def uninstall() -> None:
-    """Put back what `install` replaced. Models that are loaded already go on working."""
+    """Restore the names that `install` replaced. Models that are already loaded keep working."""
     while _saved:
         where, name, value = _saved.pop()
         if isinstance(where, ModuleType):

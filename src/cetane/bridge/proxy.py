@@ -1,7 +1,7 @@
-"""Our side of coremltools' binding to Core ML: the classes it calls, by the names it calls.
+"""The proxy: the classes that coremltools calls in place of its binding to Core ML.
 
-coremltools expects a RuntimeError when a model cannot be loaded or a prediction fails, as its own
-binding raises for an NSError.
+coremltools expects a RuntimeError if a model cannot be loaded or a prediction fails: its own
+binding raises one for an NSError.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _as_runtime_errors(what: str = "") -> Iterator[None]:
 
 
 class AssetProxy:
-    """A compiled model that `MLModelAsset` holds: the folder, and what removes it."""
+    """A compiled model that `MLModelAsset` holds: its folder, removed in the end if temporary."""
 
     def __init__(self, path: Path, temporary: bool = False) -> None:
         self.path = path
@@ -48,19 +48,19 @@ class AssetProxy:
 
 
 class StateProxy:
-    """What `MLState` holds: the states of one model between predictions."""
+    """The content of an `MLState`: the states of one model between predictions."""
 
     def __init__(self, function: MilFunction, state: RunState) -> None:
         self._function = function
         self.state = state
 
     def read_state(self, name: str) -> Array:
-        """A copy of the state; float16 is read as float32."""
+        """A copy of the state; float16 becomes float32."""
         self._check(name)
         return self.state.read(name)
 
     def write_state(self, name: str, value: Any) -> None:
-        """Replace the state. RuntimeError unless the name and the shape are the function's."""
+        """Replace the state. Raises RuntimeError for another name or shape than the function's."""
         self._check(name)
         array, type_ = np.asarray(value), self._function.states[name]
         if array.ndim == 1 and array.size == 1 and not type_.shape:
@@ -76,8 +76,7 @@ class StateProxy:
 
 
 class ModelProxy:
-    """A loaded ML program, or a pipeline of them. Compute units and hints are accepted and mean
-    nothing here."""
+    """A loaded ML program, or a pipeline of them. Compute units and hints have no effect here."""
 
     precision: Precision = "fp32"
     fast = True
@@ -95,7 +94,7 @@ class ModelProxy:
         self._asset = asset  # keeps its folder
         with _as_runtime_errors():
             if self._path.is_file():
-                raise CetaneError(f"{path} is no package: only ML programs run here")
+                raise CetaneError(f"{path} is not a package: only ML programs run here")
             pipeline = load_pipeline(self._path)
             self._stages = [
                 PipelineStage(program, function_name, self.precision, self.fast)
@@ -106,9 +105,9 @@ class ModelProxy:
         self._predict_time: int | None = None
 
     def predict(self, data: Mapping[str, Any], state: StateProxy | None = None) -> dict[str, Any]:
-        """Arrays, numbers and images by name in, the same out."""
+        """Predict: arrays, numbers and images in, and out, by name."""
         start = time.perf_counter_ns()
-        # The words that Core ML uses, because some match on them.
+        # Core ML's own words: some scripts match them.
         with _as_runtime_errors("Unable to compute the prediction using ML Program: "):
             values = dict(data)
             results: dict[str, Any] = {}
@@ -133,7 +132,7 @@ class ModelProxy:
             return StateProxy(stage.function, stage.runner.make_state())
 
     def get_compiled_model_path(self) -> str:
-        """A compiled copy that lives as long as this object."""
+        """The path of a compiled copy, which lives as long as this object."""
         return str(self._compiled.path)
 
     @cached_property
@@ -141,11 +140,11 @@ class ModelProxy:
         return AssetProxy(compiled_copy(self._path), temporary=True)
 
     def get_load_duration_in_nano_seconds(self) -> int:
-        """How long reading the package took."""
+        """The time that reading the package took."""
         return self._load_time
 
     def get_last_predict_duration_in_nano_seconds(self) -> int | None:
-        """How long the last prediction took; None before the first."""
+        """The time that the last prediction took; None before the first."""
         return self._predict_time
 
     @staticmethod
@@ -155,7 +154,7 @@ class ModelProxy:
 
     @staticmethod
     def compileModel(path: str) -> str:
-        """A folder that a `CompiledMLModel` opens. It is for the caller to remove."""
+        """The path of a folder for `CompiledMLModel`. The caller must remove it."""
         with _as_runtime_errors():
             return str(compiled_copy(Path(path)))
 
@@ -177,7 +176,7 @@ class ModelProxy:
 
     @staticmethod
     def auto_set_specification_version(spec: Any) -> NoReturn:
-        """Not here: Core ML's own library knows the rules. coremltools warns and goes on."""
+        """Not supported: only Core ML's library knows the rules. coremltools warns and goes on."""
         raise NotImplementedError(f"choosing the oldest specification version {_NEEDS_MAC}")
 
     @staticmethod
@@ -202,5 +201,5 @@ class ModelProxy:
 
 
 def make_proxy(precision: Precision, fast: bool) -> type[ModelProxy]:
-    """The proxy class with its options."""
+    """A proxy class with these options."""
     return type("_MLModelProxy", (ModelProxy,), {"precision": precision, "fast": fast})

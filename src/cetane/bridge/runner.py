@@ -1,4 +1,4 @@
-"""One way to call both executors: the fast one where it can, else the reference."""
+"""Runners: one way to call both executors, the fast one if it has all ops, else the reference."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ class Runner:
 
 
 def check(function: MilFunction) -> None:
-    """CetaneError that lists the ops that no executor has."""
+    """Raise CetaneError, with a list, if the function has ops that no executor has."""
     require_ops(function)
 
 
 def prepare(program: Program, function: MilFunction, precision: Precision, fast: bool) -> Runner:
-    """Compile for the fast executor if it may be used and has every op; else for the reference."""
+    """Compile for the fast executor if allowed and if it has every op; else for the reference."""
     plain = not function.dictionaries and all(
         type_.dtype in NUMPY and type_.dtype != "string" for type_ in function.outputs.values()
     )
     if fast and precision == "fp32" and plain and not unsupported(function):
         try:
             return Runner(FastProgram(program).function(function.name))
-        except CetaneError:  # a form of an op that it lacks
+        except CetaneError:  # it lacks a form of an op
             pass
     return Runner(compile(function, precision))

@@ -1,4 +1,4 @@
-"""One ML program as coremltools' binding sees it: features in, features out."""
+"""A stage: one ML program for coremltools' binding, with features in and features out."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from cetane.bridge.runner import Runner, RunState, check, prepare
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
-from cetane.mil.features import absent, given, taken
+from cetane.mil.features import as_array, default_array, from_array
 from cetane.mil.program import Features, Precision, Program, SizeRange, TensorType, listed
 
 
 class PipelineStage:
     """A function of a program: a model, or one of a pipeline.
 
-    Weights are decoded by the first prediction, not while loading: most models that coremltools
-    converts are never asked for one. Raises CetaneError if there is no such function, or if it uses
-    an op that cannot run.
+    The first prediction decodes the weights, not the loading: most models that coremltools converts
+    never predict. Raises CetaneError if there is no such function, or if it uses an op that cannot
+    run.
     """
 
     def __init__(self, program: Program, name: str, precision: Precision, fast: bool) -> None:
@@ -39,26 +39,27 @@ class PipelineStage:
         return self._prepare()
 
     def __call__(self, data: Mapping[str, Any], state: RunState | None) -> dict[str, Any]:
-        """Predict from the values that are inputs of the function; others are left alone."""
+        """Predict from the function's inputs in `data`; other values are ignored."""
         results = self.runner(self._inputs(data), state)
         features = self._interface.outputs
-        return {name: taken(features[name], results[name]) for name in features}
+        return {name: from_array(features[name], results[name]) for name in features}
 
     def _inputs(self, data: Mapping[str, Any]) -> dict[str, Array]:
         inputs = {}
         for name, type_ in self.function.inputs.items():
             feature = self._interface.inputs[name]
             if name in data:
-                inputs[name] = given(name, feature, type_, data[name])
+                inputs[name] = as_array(name, feature, type_, data[name])
                 _check_flexible(name, type_, inputs[name].shape)
             elif feature.optional:
-                inputs[name] = absent(feature, type_)
+                inputs[name] = default_array(feature, type_)
         self.function.check_inputs(inputs)
         return inputs
 
 
 def _check_flexible(name: str, type_: TensorType, shape: tuple[int, ...]) -> None:
-    """CetaneError in the words of Core ML if a flexible input has a shape that is not allowed."""
+    """Raise CetaneError, in Core ML's words, if a flexible input has a shape that is not
+    allowed."""
     if type_.enumerated and shape not in type_.enumerated:
         sizes = " x ".join(map(str, shape))
         raise CetaneError(

@@ -1,4 +1,4 @@
-"""The folder that ships, on disk."""
+"""The bundle on disk: the folder that ships, its tables and its draft heads."""
 
 from cetane.bundle.folder import Bundle
 

@@ -1,4 +1,4 @@
-"""Arrays on disk: `.npy` files whose header says exactly what the manifest says."""
+"""Arrays on disk: `.npy` files whose header fits the manifest exactly."""
 
 import math
 import re
@@ -15,8 +15,8 @@ HEADER = re.compile(
     rb"\{'descr': '([<|][fi][1248])', 'fortran_order': False, "
     rb"'shape': \(((?:[0-9]{1,12}, ){0,3}[0-9]{1,12},?)\), \} *\n"
 )
-"""What numpy writes for arrays of numbers in C order; its own reader evaluates a header as Python,
-and would read a pickle."""
+"""The header that numpy writes for arrays of numbers in C order. numpy's own reader evaluates a
+header as Python, and would read a pickle."""
 
 
 def open_array(
@@ -24,7 +24,7 @@ def open_array(
 ) -> np.memmap[Any, np.dtype[Any]]:
     """A memory-mapped array of this dtype and shape; None stands for any length of an axis.
 
-    CetaneError for any other file: nothing is allocated or mapped before it fits.
+    Raises CetaneError for any other file, before anything is allocated or mapped.
     """
     try:
         with open_regular(path, follow=False) as file:
@@ -32,7 +32,9 @@ def open_array(
             length = int.from_bytes(start[8:], "little")
             header = HEADER.fullmatch(file.read(length))
             if start[:8] != MAGIC or header is None:
-                raise CetaneError(f"{path}: not an array of numbers in numpy's form, version 1.0")
+                raise CetaneError(
+                    f"{path}: not an array of numbers in the .npy format, version 1.0"
+                )
             stored = tuple(int(n) for n in header[2].decode().split(",") if n.strip())
             wanted = len(stored) == len(shape) and all(
                 a is None or a == b for a, b in zip(shape, stored, strict=True)
@@ -42,7 +44,7 @@ def open_array(
                 raise CetaneError(f"{path}: {kind} of shape {stored}, not {dtype} of {shape}")
             nbytes = path.stat().st_size - 10 - length
             if nbytes != math.prod(stored) * kind.itemsize:
-                raise CetaneError(f"{path}: {nbytes} bytes are not {kind} of shape {stored}")
+                raise CetaneError(f"{path}: {nbytes} bytes do not fit {kind} of shape {stored}")
             return np.memmap(file, kind, "r", 10 + length, stored)
     except (OSError, ValueError) as error:
         raise CetaneError(f"cannot read {path}: {error}") from error

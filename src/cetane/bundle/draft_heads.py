@@ -1,15 +1,15 @@
-"""Draft heads of a bundle: shards that were trained after it, for it.
+"""Draft heads of a bundle: shards that were trained for it, after it was built.
 
-`heads/KIND/` has a manifest of its own, `head.json`, which lists every other file there and names
-the digest of the bundle whose hidden states the draft head reads: another bundle refuses it. The
-bundle's manifest does not name its draft heads, so adding one leaves the bundle's digest as it is.
+`heads/KIND/` has a manifest of its own, `head.json`, which lists every other file there. It names
+the digest of the bundle whose hidden states the draft head reads; another bundle refuses it. The
+bundle's manifest does not name its draft heads, so a new draft head keeps the bundle's digest.
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from cetane.bundle.listed import ListedFolder
 from cetane.errors import CetaneError
@@ -28,6 +28,9 @@ from cetane.schema.draft_head import (
 from cetane.schema.function import Function
 from cetane.schema.plan import Plan
 
+if TYPE_CHECKING:  # a bundle is opened without numpy
+    import numpy as np
+
 TRAIN_AGAIN = "cetane train-head makes one for it"
 
 
@@ -37,20 +40,20 @@ class DraftHead(ListedFolder[DraftHeadManifest]):
     manifest_name, schema, hint = MANIFEST, SCHEMA, "train the draft head again"
 
     def __init__(self, path: Path, bundle: str, plan: Plan) -> None:
-        """Of the bundle with this digest and plan."""
+        """Open the draft head at `path`, of the bundle with this digest and plan."""
         super().__init__(path, DraftHeadManifest)
         self.plan = plan
         if self.manifest.bundle != bundle:
             raise CetaneError(f"{path}: the draft head was trained for another bundle", TRAIN_AGAIN)
         if path.name != self.manifest.kind:
-            raise CetaneError(f"{path}: holds a draft head of the kind {self.manifest.kind}")
+            raise CetaneError(f"{path} holds a draft head of another kind: {self.manifest.kind}")
 
     @property
     def name(self) -> DraftHeadKind:
         return self.manifest.kind
 
     def shard(self, name: str) -> Path:
-        """The package of its one shard, which is called by its kind."""
+        """The package of its one shard, which has the name of its kind."""
         return self.file(f"{name}.mlpackage")
 
     def functions(self, name: str) -> tuple[Function, ...]:
@@ -60,8 +63,8 @@ class DraftHead(ListedFolder[DraftHeadManifest]):
     def vocabulary(self) -> np.ndarray[Any, Any]:
         """The tokens that it can propose, int32 `(R,)`, ascending."""
         tokens = self.array(VOCABULARY, "<i4", (self.manifest.rows,))
-        if tokens[0] < 0 or tokens[-1] >= self.plan.vocab or (np.diff(tokens) <= 0).any():
-            raise CetaneError(f"{self.path}: {VOCABULARY} does not hold tokens in ascending order")
+        if tokens[0] < 0 or tokens[-1] >= self.plan.vocab or (tokens[1:] <= tokens[:-1]).any():
+            raise CetaneError(f"{self.path}: {VOCABULARY} does not hold ascending tokens")
         return tokens
 
     def rotary(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -72,10 +75,10 @@ class DraftHead(ListedFolder[DraftHeadManifest]):
         return {"default": self.array(ROTARY, "<f4", shape)}
 
     def held_out(self) -> np.ndarray[Any, Any]:
-        """Windows of text `(W, n)` that it was not trained on, int32."""
+        """Windows of text that had no part in its training, int32 `(W, n)`."""
         windows = self.array(HELD_OUT, "<i4", (None, None))
         if not len(windows) or windows.shape[1] < 2 * self.manifest.steps:
-            raise CetaneError(f"{self.path}: {HELD_OUT} has shape {windows.shape}")
+            raise CetaneError(f"{self.path}: {HELD_OUT} has the wrong shape {windows.shape}")
         return windows
 
 
@@ -86,7 +89,7 @@ def open_draft_heads(root: Path, digest: str, plan: Plan) -> dict[DraftHeadKind,
 
 
 def listed_files(draft_heads: Sequence[DraftHead]) -> set[str]:
-    """Paths, from the bundle's folder, of all that belongs to some draft heads."""
+    """The paths, from the bundle's folder, of all files of these draft heads."""
     return {
         f"{FOLDER}/{draft_head.name}/{name}"
         for draft_head in draft_heads

@@ -1,9 +1,9 @@
-"""The folder that ships: manifest, shards, embedding, rotary tables, tokenizer, gate results.
+"""The bundle's folder: manifest, shards, embedding, rotary tables, tokenizer, gate results.
 
-A bundle is written under `NAME.partial` and renamed when its manifest is complete.
+A bundle is written under `NAME.partial`, and renamed when its manifest is complete.
 
-Draft heads (`draft_heads.py`) come and go after that: each is a folder with a manifest of its own,
-bound to the digest of the manifest here, which does not name them.
+Draft heads (`draft_heads.py`) come and go later. Each is a folder with a manifest of its own, bound
+to the digest of the bundle's manifest, which does not name them.
 """
 
 import errno
@@ -48,8 +48,8 @@ class Bundle(ListedFolder[Manifest]):
         if not path.is_dir():
             raise CetaneError(f"{path}: no such bundle", "cetane port MODEL makes one")
         if not (path / MANIFEST).is_file():
-            hint = "run the same cetane port again, it goes on where it stopped"
-            raise CetaneError(f"{path}: no {MANIFEST}, not a complete bundle", hint)
+            hint = "run the same cetane port again: it continues where it stopped"
+            raise CetaneError(f"{path}: no {MANIFEST}, so not a complete bundle", hint)
         regular_files(path)
         super().__init__(path, Manifest)
 
@@ -58,7 +58,7 @@ class Bundle(ListedFolder[Manifest]):
         return self.manifest.plan
 
     def verify(self) -> None:
-        """CetaneError if a file is missing, changed, or present but not listed."""
+        """Raise CetaneError if a file is missing, changed, or present but not listed."""
         super().verify()
         draft_heads = list(self.draft_heads().values())
         for draft_head in draft_heads:
@@ -77,11 +77,12 @@ class Bundle(ListedFolder[Manifest]):
         return self.plan.by_name[name].functions
 
     def draft_heads(self) -> dict[DraftHeadKind, DraftHead]:
-        """Its draft heads by kind; CetaneError for one that was trained for another bundle."""
+        """Its draft heads, by kind. Raises CetaneError for a draft head of another bundle."""
         return open_draft_heads(self.path, self.digest, self.plan)
 
     def tables(self) -> Tables:
-        """The host's tables, memory-mapped; CetaneError if one has not the shape of the plan."""
+        """The host's tables, memory-mapped. Raises CetaneError for another shape than the
+        plan's."""
         plan = self.plan
         rows = {name: self._rows(name, table) for name, table in plan.tables.items()}
         shape = (2, plan.recipe.cache.context, None)
@@ -102,8 +103,8 @@ class Bundle(ListedFolder[Manifest]):
         return Tokenizer.load(self.file(TOKENIZER))
 
     def write_gate(self, name: str, result: dict[str, Any]) -> bool:
-        """Store a gate's result, tied to this bundle by its digest; False where the bundle may not
-        be written, which hinders no gate."""
+        """Store a gate's result, with the bundle's digest. False if the bundle is read-only: a gate
+        works without."""
         folder = self.file(GATES)
         try:
             with disk_errors(folder):
@@ -116,8 +117,11 @@ class Bundle(ListedFolder[Manifest]):
         return True
 
     def gates(self) -> dict[str, dict[str, Any]]:
-        """Stored gate results by gate name. Those of another build are left out. So are those of a
-        draft head that was trained again: results name them as `heads`, digests by kind."""
+        """Stored gate results, by gate name.
+
+        Results of another build are left out, and so are results of a draft head that was trained
+        again. A result names its draft heads in `heads`: digests by kind.
+        """
         results = {}
         digests = {kind: draft.digest for kind, draft in self.draft_heads().items()}
         for path in sorted(self.file(GATES).glob("*.json")):
@@ -131,7 +135,7 @@ class Bundle(ListedFolder[Manifest]):
 
 
 def relative_files(root: Path) -> Iterator[str]:
-    """Files of a bundle that its manifest lists: all but itself and the gates' results."""
+    """The files that a bundle's manifest lists: all but the manifest and the gates' results."""
     for name in regular_files(root):
         if not name.startswith(f"{GATES}/") and name != MANIFEST:
             yield name

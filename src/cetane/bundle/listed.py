@@ -1,20 +1,22 @@
-"""A folder whose manifest lists all its other files: what a bundle and its draft heads share.
+"""A folder whose manifest lists all its other files: the base of bundles and draft heads.
 
-Reading one trusts nothing: every file is inside the folder, listed, and has the size and the hash
-that the manifest says.
+The reader trusts nothing. Every file must be inside the folder, listed, and have the size and the
+hash in the manifest.
 """
+
+from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-import numpy as np
-
-from cetane.bundle.arrays import open_array
 from cetane.files import check_files, inside, read_json, sha256
 from cetane.schema.draft_head import DraftHeadManifest
 from cetane.schema.manifest import Manifest, check_schema
 from cetane.validation import validated
+
+if TYPE_CHECKING:  # a bundle is opened without numpy
+    import numpy as np
 
 M = TypeVar("M", Manifest, DraftHeadManifest)
 
@@ -26,10 +28,10 @@ class ListedFolder(Generic[M]):
     schema: ClassVar[int]
     """The version of the manifest that this cetane reads."""
     hint: ClassVar[str]
-    """How to get a folder that is whole."""
+    """The advice in errors: how to get a whole folder."""
 
     def __init__(self, path: Path, kind: type[M]) -> None:
-        """CetaneError for a manifest that is damaged or hostile."""
+        """Raises CetaneError for a damaged or hostile manifest."""
         self.path = path
         self.manifest: M = self._read_manifest(self.file(self.manifest_name), kind)
         for name in self.manifest.files:
@@ -46,14 +48,18 @@ class ListedFolder(Generic[M]):
         return sha256(self.path / self.manifest_name)
 
     def file(self, name: str) -> Path:
-        """A path inside the folder; CetaneError for any that is not."""
+        """A path inside the folder. Raises CetaneError for a path outside."""
         return inside(self.path, name)
 
     def verify(self) -> None:
-        """CetaneError if a listed file is missing or changed."""
+        """Raise CetaneError if a listed file is missing or changed."""
         check_files(self.path, self.manifest.files, self.hint)
 
     def array(self, name: str, dtype: str, shape: tuple[int | None, ...]) -> np.ndarray[Any, Any]:
-        """A numpy file, memory-mapped; CetaneError unless it has this dtype and shape, where None
-        stands for any length."""
+        """A memory-mapped numpy file. None in `shape` stands for any length.
+
+        Raises CetaneError for another dtype or shape.
+        """
+        from cetane.bundle.arrays import open_array
+
         return open_array(self.file(name), dtype, shape)

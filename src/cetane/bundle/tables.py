@@ -1,15 +1,18 @@
-"""Tables of the host: rows by token, and rotary cosines and sines by position."""
+"""The host's tables: rows by token, and rotary cosines and sines by position."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cetane.errors import CetaneError
 
+if TYPE_CHECKING:  # a bundle is opened without numpy
+    import numpy as np
+
 
 class TokenRows(Protocol):
-    """A table of rows by token, in memory or not."""
+    """A table with a row for each token, in memory or on disk."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -18,8 +21,11 @@ class TokenRows(Protocol):
 
 @dataclass(frozen=True)
 class Tables:
-    """Host tables: `tokens (V, C)`, the embedding, unless a shard holds it; `rotary[name] (2,
-    context, D)` fp32, and further tables of rows by token; memory-mapped."""
+    """The host's tables, memory-mapped.
+
+    `tokens (V, C)` is the embedding, None if a shard holds it. `rotary[name] (2, context, D)` is
+    fp32. `others` are further tables with a row for each token.
+    """
 
     tokens: TokenRows | None
     rotary: dict[str, np.ndarray[Any, Any]]
@@ -52,6 +58,8 @@ class QuantizedRows:
 
     def __getitem__(self, tokens: Any) -> np.ndarray[Any, Any]:
         """fp32 rows of some tokens."""
+        import numpy as np
+
         scales = np.asarray(self.scales[tokens], np.float32) / 127
         rows: np.ndarray[Any, Any] = self.values[tokens] * scales[..., None]
         return rows
@@ -60,7 +68,9 @@ class QuantizedRows:
 def quantize_rows(
     rows: np.ndarray[Any, Any],
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """int8 values and fp16 scales, the largest magnitude of each row: CoreML-LLM's own form."""
+    """int8 values, and an fp16 scale for each row: its largest magnitude, as in CoreML-LLM."""
+    import numpy as np
+
     scales = np.abs(rows).max(axis=-1).astype(np.float16)
     steps = np.where(scales == 0, 1, scales).astype(np.float32)[:, None] / 127
     return np.clip(np.rint(rows / steps), -127, 127).astype(np.int8), scales

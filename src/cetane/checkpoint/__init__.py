@@ -1,4 +1,4 @@
-"""A model's config, tokenizer and lazily read tensors, under canonical (Hugging Face) names."""
+"""Checkpoints: a model's config, tokenizer and lazily read tensors, under Hugging Face's names."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ _MODULES = {"Checkpoint": "checkpoint", "Tokenizer": "tokenizer", "open_checkpoi
 
 
 def __getattr__(name: str) -> Any:
-    """Names are imported when they are used: a bundle's manifest is read without a tokenizer."""
+    """Import a name on first use: a bundle's manifest is read without a tokenizer."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

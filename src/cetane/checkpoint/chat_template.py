@@ -1,8 +1,8 @@
 """Chat templates, rendered as transformers renders them, within limits.
 
-A template is a program that comes with a checkpoint. The sandbox keeps it from Python's insides;
-what it may not do either is run for long or make very long texts, so everything that repeats or
-joins is counted here.
+A template is a program that comes with a checkpoint. jinja2's sandbox keeps it from Python's
+internals, but not from long runs and very long texts. So this module counts all that repeats or
+joins.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from jinja2.visitor import NodeTransformer
 from cetane.errors import CetaneError
 
 LARGEST_TEMPLATE = 1 << 18
-"""Characters; the longest of a released model has 30,000."""
+"""Characters. The longest template of a released model has 30,000."""
 SECONDS = 5.0
 LARGEST = 1 << 22
-"""Characters or items of any text or list that a template makes."""
+"""The most characters or items of a text or list that a template makes."""
 MOST_BITS = 4096
-"""Of a whole number that a template computes."""
+"""The most bits of a whole number that a template computes."""
 _ITEM = 32
-"""What an item of a list counts, in characters."""
+"""The size of a list item, in characters."""
 PADDING = {"center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map"}
-"""Methods that make a text of any length out of a number."""
+"""Methods that make a text of any length from a number."""
 UNBOUNDED = ("batch", "center", "filesizeformat", "format", "slice", "wordwrap", "xmlattr")
-"""Filters that do, or that no chat template needs."""
+"""Filters that make such a text, or that no chat template needs."""
 
 _deadline: ContextVar[float] = ContextVar("deadline", default=float("inf"))
 
@@ -47,10 +47,15 @@ def render(
     add_generation_prompt: bool,
     special_tokens: dict[str, str],
 ) -> str:
-    """The prompt for `messages`; CetaneError when the template is broken, refuses them, or takes
-    more time or memory than any template needs."""
+    """The prompt for `messages`.
+
+    Raises CetaneError if the template is broken, refuses the messages, or takes more time or memory
+    than any template needs.
+    """
     if len(template) > LARGEST_TEMPLATE:
-        raise CetaneError(f"the chat template has {len(template):,} characters")
+        raise CetaneError(
+            f"the chat template has {len(template):,} characters, more than {LARGEST_TEMPLATE:,}"
+        )
     before = _deadline.set(time.monotonic() + SECONDS)
     try:
         pieces = _compile(template).generate(
@@ -61,7 +66,7 @@ def render(
             **special_tokens,
         )
         return _join(pieces)
-    except Exception as error:  # a template is foreign code: it can fail in any way
+    except Exception as error:  # a template is foreign code, which can fail in any way
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CetaneError(f"the chat template does not accept these messages: {reason}") from error
     finally:
@@ -69,7 +74,7 @@ def render(
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the assistant wrote, for training; here it adds nothing."""
+    """`{% generation %}` marks the assistant's text for training; here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own convention)
 
@@ -79,7 +84,7 @@ class _Generation(Extension):
 
 
 class _Limits(NodeTransformer):
-    """Puts a filter around whatever repeats, joins texts, or makes a list."""
+    """Puts a filter around every node that repeats, joins texts, or makes a list."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -108,7 +113,7 @@ def _filtered(node: Any, name: str) -> nodes.Filter:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """A sandbox with limits: loops and calls look at the clock, results at their length."""
+    """A sandbox with limits: loops and calls check the time, results check their length."""
 
     intercepted_binops = frozenset({"*", "**", "+", "%"})
 
@@ -117,7 +122,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         return tree
 
     def wrap_str_format(self, value: Any) -> Any:
-        """Jinja's sandbox lets texts format others: a width of a billion is a billion spaces."""
+        """Refuse `str.format`: Jinja's sandbox allows it, and a width of a billion makes a billion
+        spaces."""
         if getattr(value, "__name__", "") in PADDING and isinstance(value.__self__, str):
             raise TemplateError(f"a template may not call {value.__name__}()")
 
@@ -128,13 +134,13 @@ class _Environment(ImmutableSandboxedEnvironment):
         elif operator == "%" and isinstance(left, str):
             raise TemplateError("a template may not format with %")
         elif operator == "**" and _bits(left) * abs(right) > MOST_BITS:
-            raise TemplateError("a power that is too large")
+            raise TemplateError("it computes a power that is too large")
         elif operator == "*":
             for value, times in ((left, right), (right, left)):
                 if isinstance(times, int):
                     _check(_size(value) * max(times, 0))
             if _bits(left) + _bits(right) > MOST_BITS:
-                raise TemplateError("a product that is too large")
+                raise TemplateError("it computes a product that is too large")
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -151,7 +157,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _bits(value: Any) -> int:
-    """Of a whole number; 1 of anything else."""
+    """The bits of a whole number; 1 for anything else."""
     return value.bit_length() if isinstance(value, int) else 1
 
 
@@ -166,8 +172,7 @@ def _check(size: int) -> None:
 
 
 def _size(value: Any) -> int:
-    """Characters and items of a text or list, in which a shared list counts as often as it is
-    there."""
+    """The size of a text or list, in characters. A shared list counts each time it occurs."""
     size, waiting = 0, [value]
     while waiting:
         item = waiting.pop()
@@ -189,7 +194,7 @@ def _sized(value: Any) -> Any:
 
 
 def _counted(values: Iterable[Any]) -> Iterator[Any]:
-    """The items of a loop, as long as there is time."""
+    """The items of a loop. Raises TemplateError when the time is up."""
     for number, value in enumerate(values):
         _tick()
         _check(number)
@@ -215,7 +220,7 @@ def _join_filter(values: Iterable[Any], d: str = "", attribute: str | None = Non
 
 
 def _replace(text: Any, old: str, new: str, count: int | None = None) -> str:
-    """Jinja's `replace`, and that of texts."""
+    """Jinja's `replace` filter, and the method of texts."""
     text, new = str(text), str(new)
     _check(len(text) + text.count(str(old)) * len(new))
     return text.replace(str(old), new, -1 if count is None else count)
@@ -232,7 +237,7 @@ def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = 
 
 @lru_cache
 def _compile(template: str) -> Template:
-    # Templates come with the checkpoint and are not trusted: hence the sandbox.
+    # Templates come with the checkpoint and are not trusted, so they run in the sandbox.
     environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )

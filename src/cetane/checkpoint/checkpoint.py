@@ -1,4 +1,4 @@
-"""What every checkpoint offers, whatever its files look like."""
+"""The checkpoint: config, tokenizer and stored tensors, whatever the form of its files."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor's bytes are. The range has been checked against the size of the file."""
+    """The place of a tensor's bytes in a file. The range was checked against the file's size."""
 
     file: Path
     offset: int  # bytes from the start of the file
     nbytes: int
     shape: tuple[int, ...]
-    dtype: str  # as the file names it: F32, F16, BF16, Q4_1 ...
+    dtype: str  # the file's own name: F32, F16, BF16, Q4_1 ...
 
     @property
     def stored_as(self) -> str:
-        """The number format, for people."""
+        """The number format, for messages and tables."""
         return self.dtype
 
     def read(self) -> bytearray:
         return read_exactly(self.file, self.offset, self.nbytes)
 
     def rows(self, start: int, stop: int) -> StoredTensor:
-        """Rows `start` to `stop` along axis 0, which the caller has checked against the shape.
+        """Rows `start` to `stop` along axis 0. The caller must check them against the shape.
 
-        Only for formats that give every row the same number of bytes: not for GGUF's vectors.
+        This works only for formats whose rows all have the same number of bytes, so not for GGUF's
+        vectors.
         """
         row = self.nbytes // max(1, self.shape[0])
         shape = (stop - start, *self.shape[1:])
@@ -49,16 +50,16 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class StackedTensor(StoredTensor):
-    """Stored tensors of one shape and dtype as one, along a new axis 0.
+    """Stored tensors of one shape and dtype, joined along a new axis 0.
 
-    `file` and `offset` are those of the first part; the others may be anywhere.
+    `file` and `offset` are those of the first part; the others may lie anywhere.
     """
 
     parts: tuple[StoredTensor, ...]
 
     @classmethod
     def stack(cls, parts: tuple[StoredTensor, ...]) -> StackedTensor:
-        """`parts` is not empty, and the caller has checked that they agree."""
+        """Stack `parts`: at least one, of equal shape and dtype, which the caller must check."""
         first = parts[0]
         nbytes = len(parts) * first.nbytes
         shape = (len(parts), *first.shape)
@@ -79,12 +80,12 @@ class StackedTensor(StoredTensor):
 class Checkpoint(ABC):
     """A model's config, tokenizer and tensors. Only headers are read until a tensor is asked for.
 
-    `source` is what was opened; `config` is the content of Hugging Face's config.json, without
-    what it says of quantisation: tensors are read as what they stand for.
+    `source` is the path or name that was opened. `config` is the content of Hugging Face's
+    config.json, without its quantisation: tensors are read as plain weights.
     """
 
     quantization: str | None = None
-    """How weights are stored, for people, where a checkpoint came quantised."""
+    """The quantisation of the stored weights, for messages; None for plain weights."""
 
     def __init__(
         self, source: str, config: dict[str, Any], tensors: Mapping[str, StoredTensor]
@@ -101,26 +102,26 @@ class Checkpoint(ABC):
         return sorted(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape `read` returns; CetaneError when there is no such tensor."""
+        """The shape that `read` returns. Raises CetaneError if there is no such tensor."""
         return self._stored(name).shape
 
     def dtype(self, name: str) -> str:
-        """The number format as the file names it: F32, F16, BF16, or a GGUF type such as Q4_1; of
-        a quantised weight what it is stored as, such as int4 (awq)."""
+        """The file's name of the number format: F32, F16, BF16, or a GGUF type such as Q4_1. For a
+        quantised weight its storage, such as int4 (awq)."""
         return self._stored(name).stored_as
 
     @abstractmethod
     def read(self, name: str) -> torch.Tensor:
-        """The tensor, in memory of its own; CetaneError when it is missing or cannot be read.
+        """The tensor, in memory of its own. Raises CetaneError if it is missing or unreadable.
 
-        Safetensors give the stored dtype; GGUF tensors are dequantised to float32.
+        Safetensors give the stored dtype. GGUF tensors are dequantised to float32.
         """
 
     def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         """`read(name)[start:stop]`, in memory of its own.
 
-        From safetensors nothing else is read: of experts that are stored one by one, only those
-        asked for. CetaneError as `read`, and unless 0 <= start <= stop <= rows.
+        From safetensors nothing else is read; if experts are stored one by one, only the experts of
+        these rows. Raises CetaneError as `read`, and unless 0 <= start <= stop <= rows.
         """
         shape = self.shape(name)
         if not shape or not 0 <= start <= stop <= shape[0]:
@@ -134,12 +135,12 @@ class Checkpoint(ABC):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """CetaneError, on access only, when the checkpoint has none that can be used."""
+        """The tokenizer. Raises CetaneError, only on access, if there is no usable one."""
         return self._load_tokenizer()
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) over headers, file sizes and modification times: a key for caches."""
+        """SHA-256 (hex) of headers, file sizes and modification times: a key for caches."""
         return self._fingerprint()
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Checkpoints in one GGUF file, read as if they were Hugging Face's."""
+"""Checkpoints in one GGUF file, with Hugging Face's names and shapes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 _CHUNK = 1 << 22  # weights dequantised at a time; bounds the scratch memory
-_NOT_WEIGHTS = {"rope_freqs.weight"}  # part of the config
+_NOT_WEIGHTS = {"rope_freqs.weight"}  # a part of the config
 
 
 class GGUFCheckpoint(Checkpoint):
@@ -39,7 +39,7 @@ class GGUFCheckpoint(Checkpoint):
 
     @classmethod
     def open(cls, path: Path) -> GGUFCheckpoint:
-        """Read the header of `path`. CetaneError when it is broken or cannot be read faithfully."""
+        """Read the header of `path`. CetaneError if it is broken or not supported."""
         file = read_gguf(path)
         name = file.metadata.get("general.architecture")
         if not isinstance(name, str) or name not in ARCHITECTURES:
@@ -92,7 +92,7 @@ class GGUFCheckpoint(Checkpoint):
 def _rename(
     file: GGUFFile, architecture: Architecture, config: dict[str, int]
 ) -> dict[str, StoredTensor]:
-    """The tensors by Hugging Face name; CetaneError unless they are exactly the model's."""
+    """The tensors, by Hugging Face name. Raises CetaneError unless they are exactly the model's."""
     names = architecture.tensor_names(config["num_hidden_layers"])
     for name in file.tensors:
         if name not in names and name not in _NOT_WEIGHTS:
@@ -107,7 +107,9 @@ def _rename(
     }
     for name, tensor in tensors.items():
         if not _can_dequantize(tensor.dtype):
-            raise CetaneError(f"{file.path}: tensor {name!r} is {tensor.dtype}, which is not read")
+            raise CetaneError(
+                f"{file.path}: tensor {name!r} has the type {tensor.dtype}, which is not supported"
+            )
         if ".q_proj." in name or ".k_proj." in name:
             heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
             if tensor.shape[0] != heads * config["head_dim"]:
@@ -129,7 +131,7 @@ def _can_dequantize(dtype: str) -> bool:
 
 
 def _dequantize(stored: StoredTensor) -> np.ndarray:
-    """The tensor as float32, at the cost of its stored bytes, the result and a little scratch."""
+    """The tensor as float32. Memory holds its stored bytes, the result and a little scratch."""
     kind = GGMLQuantizationType[stored.dtype]
     data = np.frombuffer(stored.read(), np.uint8)
     if stored.dtype == "F32":
@@ -146,8 +148,8 @@ def _dequantize(stored: StoredTensor) -> np.ndarray:
 def _split_halves(rows: np.ndarray, heads: int) -> np.ndarray:
     """Undo llama.cpp's order of q and k rows.
 
-    It rotates neighbours (0, 1), (2, 3) ... of each head where Hugging Face rotates the first half
-    against the second.
+    llama.cpp rotates neighbours (0, 1), (2, 3) ... of each head. Hugging Face rotates the first
+    half against the second.
     """
     pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)

@@ -1,4 +1,4 @@
-"""How llama.cpp's converter renames and rearranges each architecture, as data.
+"""The names and orders that llama.cpp's converter gives each architecture, as data.
 
 Source: llama.cpp's convert_hf_to_gguf.py and gguf-py's tensor_mapping.
 """
@@ -45,7 +45,7 @@ class Architecture:
     norms_plus_one: bool = False  # norms are stored as 1 + weight
 
     def tensor_names(self, layers: int) -> dict[str, str]:
-        """GGUF's name of every weight and bias a model of `layers` layers may have -> ours."""
+        """Hugging Face's name of every weight and bias of such a model, by GGUF's name."""
         modules = dict(_TOP)
         for i in range(layers):
             modules |= {

@@ -1,4 +1,4 @@
-"""The Hugging Face config that a GGUF file's metadata amounts to."""
+"""The Hugging Face config of a GGUF file, built from its metadata."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cetane.checkpoint.gguf_architectures import Architecture
 from cetane.checkpoint.gguf_file import GGUFFile
 from cetane.errors import CetaneError
 
-# Gemma 3: one layer in six sees everything; the others rotate with a base of their own.
+# Gemma 3: one layer in six sees all tokens; the others have a rotary base of their own.
 _GEMMA_PERIOD = 6
 _GEMMA_LOCAL_THETA = 10_000.0
 _GEMMA_27B_LAYERS = 62
 
-# What every Llama 3 release shares. A GGUF file holds only the factors that follow from it.
+# The scaling that all Llama 3 releases share. A GGUF file holds only the resulting factors.
 _LLAMA3_SCALING = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -24,9 +24,9 @@ _LLAMA3_SCALING = {
 
 
 def build_config(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
-    """What `transformers.AutoConfig.for_model` takes for this model.
+    """The arguments of `transformers.AutoConfig.for_model` for this model.
 
-    CetaneError when the metadata lacks a field, or holds one that has no Hugging Face equivalent.
+    Raises CetaneError for a missing field, and for a field without a Hugging Face equivalent.
     """
     keys = Keys(file)
     hidden = keys.integer("embedding_length")
@@ -36,7 +36,9 @@ def build_config(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
     heads = keys.integer("attention.head_count")
     head_dim = keys.integer("attention.key_length", hidden // heads)
     if head_dim % 2:
-        raise CetaneError(f"{file.path} has heads of odd width {head_dim}, which cannot rotate")
+        raise CetaneError(
+            f"{file.path} has attention heads of odd width {head_dim}, which cannot rotate"
+        )
     if keys.integer("attention.value_length", head_dim) != head_dim:
         raise CetaneError(f"{file.path} has keys and values of different widths")
     if keys.integer("rope.dimension_count", head_dim) != head_dim:
@@ -53,7 +55,7 @@ def build_config(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
         "head_dim": head_dim,
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": keys.integer("context_length"),
-        # The table's own height: the file may pad it past the tokenizer's vocabulary.
+        # The table's own rows: the file may pad it beyond the tokenizer's vocabulary.
         "vocab_size": _embedding_rows(file, hidden),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "rope_parameters": _rope(file, keys, head_dim),
@@ -135,10 +137,11 @@ def _rope(file: GGUFFile, keys: Keys, head_dim: int) -> dict[str, Any]:
 
 
 def _llama3_scaling(file: GGUFFile, theta: float, head_dim: int) -> dict[str, Any]:
-    """Llama 3's scaling, told from the factors it gives each frequency.
+    """Llama 3's scaling, recovered from the factors of each frequency.
 
-    The parameters cannot be read back from the factors in general. Those that Meta has released
-    differ in `factor` alone, so we take the largest factor, and refuse when the others disagree.
+    In general, the factors do not determine the parameters. Meta's releases differ only in
+    `factor`, so this takes the largest factor. Raises CetaneError if the other factors disagree
+    with it.
     """
     stored = file.tensors["rope_freqs.weight"]
     if stored.dtype != "F32" or stored.shape != (head_dim // 2,):
@@ -168,7 +171,7 @@ def _gemma3(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
         "layer_types": [
             "sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)
         ],
-        # Not in the file. llama.cpp, too, tells the 27B model, the one exception, by its depth.
+        # Not in the file. As llama.cpp does, recognise the only exception, 27B, by its depth.
         "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"]
         if layers == _GEMMA_27B_LAYERS
         else config["head_dim"],

@@ -1,4 +1,4 @@
-"""The GGUF container: metadata and tensor positions, read without trusting a single length.
+"""The GGUF container: metadata and tensor positions. The reader trusts no length in the file.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -51,7 +51,7 @@ class GGUFFile:
 def read_gguf(path: Path) -> GGUFFile:
     """Parse the header of a little-endian GGUF file, version 2 or 3.
 
-    CetaneError when it is cut short, malformed, or of a version or tensor type not known here.
+    Raises CetaneError if it is cut short or malformed, or has an unknown version or tensor type.
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -119,7 +119,8 @@ class _Parser:
         return int.from_bytes(self.take(8), "little")
 
     def count(self, minimum_bytes: int) -> int:
-        """A number of items that take at least `minimum_bytes` each of what is left."""
+        """A number of items, each of at least `minimum_bytes`; they must fit the remaining
+        bytes."""
         count = self.uint64()
         if count > min(_MAX_ITEMS, (self.size - self.position) // minimum_bytes):
             raise self.bad(f"it announces {count} items, more than it can hold")
@@ -129,7 +130,7 @@ class _Parser:
         return self.strings(1)[0]
 
     def strings(self, count: int) -> list[str]:
-        # The one hot loop: vocabularies and merges come to several hundred thousand strings.
+        # The only hot loop: vocabularies and merges have several hundred thousand strings.
         data, size, position = self.data, self.size, self.position
         length_at = struct.Struct("<Q").unpack_from
         result = []
@@ -167,7 +168,7 @@ class _Parser:
         return np.frombuffer(self.take(count * dtype.itemsize), dtype)
 
     def tensor_info(self) -> tuple[str, StoredTensor]:
-        """A tensor's name and extent, with the offset still relative to the data section."""
+        """A tensor's name and place; the offset still counts from the data section."""
         name = self.string()
         rank = self.uint32()
         if not 1 <= rank <= _MAX_DIMS:

@@ -1,4 +1,4 @@
-"""A tokenizer from GGUF metadata, built directly; the slow part is kept in the cache."""
+"""A tokenizer built from GGUF metadata. This is slow, so the cache folder keeps the result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LONG_TOKEN, _MOST_WORK = 64, 1 << 28
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type
 
-# Ends of a turn that files often leave out of their metadata, as llama.cpp lists them.
+# Tokens that end a turn, from llama.cpp's list: files often leave them out of their metadata.
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -39,11 +39,11 @@ _TEKKEN = (
 
 @dataclass(frozen=True)
 class _PreTokenizer:
-    """What one value of `tokenizer.ggml.pre` stands for (llama.cpp's llama-vocab.cpp)."""
+    """The meaning of one value of `tokenizer.ggml.pre` (llama.cpp's llama-vocab.cpp)."""
 
     splits: tuple[str, ...]  # applied one after the other; each match becomes a piece
     nfc: bool = False
-    ignore_merges: bool = False  # a piece that is a token is not taken apart
+    ignore_merges: bool = False  # a piece that is itself a token stays whole
     add_bos: bool = False
 
 
@@ -63,7 +63,8 @@ _PRE_TOKENIZERS = (
 
 
 def load_gguf_tokenizer(file: GGUFFile) -> Tokenizer:
-    """The tokenizer that `file` describes; CetaneError when there is none, or an unknown one."""
+    """The tokenizer that `file` describes. Raises CetaneError if it has none, or an unknown
+    kind."""
     vocabulary = _Vocabulary(file)
     architecture = file.metadata["general.architecture"]
     entry = f"{architecture}-{_CONVERTER_VERSION}-{file.tokenizer_digest}"
@@ -100,7 +101,7 @@ class _Vocabulary:
         return CetaneError(f"{self.file.path} has no usable tokenizer: {why}")
 
     def get(self, key: str, kind: type) -> Any:
-        """The value of `key`, or None when the file has none."""
+        """The value of `key`; None if the file has none."""
         value = self.file.metadata.get(key)
         if value is not None and type(value) is not kind:
             raise self.bad(f"{key} is a {type(value).__name__}, not a {kind.__name__}")
@@ -192,8 +193,8 @@ class _Vocabulary:
         tokens = self.tokens
         gemma = self.file.metadata["general.architecture"].startswith("gemma")
         if gemma:
-            # The converter wrote runs of "▁" as spaces, and Gemma's scores do not give the order
-            # of its merges; the order of its tokens does.
+            # The converter wrote runs of "▁" as spaces. Gemma's merges follow the order of its
+            # tokens, not their scores.
             tokens = ["▁" * len(t) if t.isspace() and set(t) == {" "} else t for t in tokens]
             ranks: list[float] = [-i for i in range(len(tokens))]
         else:
@@ -223,7 +224,7 @@ class _Vocabulary:
         return backend
 
     def _add_special(self, backend: tokenizers.Tokenizer) -> None:
-        """Make control and user-defined tokens match as a whole, before anything is split."""
+        """Match control and user-defined tokens as a whole, before the text is split."""
         by_role = set(self.special_tokens().values())
         special, plain = [], []
         for token, kind in zip(self.tokens, self.types, strict=True):
@@ -252,13 +253,13 @@ class _Vocabulary:
 
 
 def _merges(ids: dict[str, int], ranks: list[float], types: list[int]) -> list[tuple[str, str]]:
-    """Every way to make a token of two others, best rank first.
+    """Every pair of tokens that makes another token, best rank first.
 
-    SentencePiece merges whichever pair makes the best-scored token; a BPE model wants that as a
-    list of pairs. Ties go to the longer left part, as in transformers' converters.
+    SentencePiece merges the pair that makes the token of the best score; a BPE model needs a list
+    of pairs. In a tie the longer left part comes first, as in transformers' converters.
     """
     if sum(len(token) ** 2 for token in ids if len(token) > _LONG_TOKEN) > _MOST_WORK:
-        raise CetaneError("the tokenizer's tokens are too long to find how they are merged")
+        raise CetaneError("the tokenizer's tokens are too long to derive their merges")
     merges = []
     for token, i in ids.items():
         if types[i] not in (_NORMAL, _USER_DEFINED):

@@ -1,4 +1,4 @@
-"""Stored tensors as torch tensors, and small integers out of the words that hold several."""
+"""Stored tensors as torch tensors, and small integers unpacked from words."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def to_torch(stored: StoredTensor) -> torch.Tensor:
 
 
 def from_words(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """int32 `(R, C * 32 / bits)` of words `(R, C)`, each from its lowest bits up."""
+    """int32 `(R, C * 32 / bits)`, unpacked from words `(R, C)`, each from its lowest bits up."""
     import torch
 
     shifts = torch.arange(0, 32, bits, dtype=torch.int64)
@@ -47,7 +47,7 @@ def from_words(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def from_fours(data: torch.Tensor) -> torch.Tensor:
-    """int64 indices of bytes that hold two each, the high half first."""
+    """int64 indices, unpacked from bytes that hold two each, the high half first."""
     import torch
 
     flat = data.reshape(-1).to(torch.int64)

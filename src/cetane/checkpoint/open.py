@@ -1,4 +1,4 @@
-"""Open whatever names a checkpoint: a folder, a file, or a model on the Hugging Face hub."""
+"""The way to open a checkpoint: a folder, a file, or a model on the Hugging Face hub."""
 
 import re
 from contextlib import suppress
@@ -17,12 +17,12 @@ _WEIGHT_FILE = re.compile(r".*\.(gguf|safetensors|bin|pth?|ckpt|pkl)", re.IGNORE
 def open_checkpoint(source: str | Path) -> Checkpoint:
     """Open a folder, a .safetensors or .gguf file, or a hub id such as "org/name".
 
-    An existing path wins over a hub id. Reads headers only: neither torch nor any weight is loaded.
-    CetaneError when there is nothing there, or it is broken, unsupported or unsafe.
+    An existing path wins over a hub id. Reads only headers, and loads neither torch nor a weight.
+    Raises CetaneError if nothing is there, or if it is broken, unsupported or unsafe.
     """
     try:
         path = Path(source).expanduser()
-    except RuntimeError:  # `~name` of nobody: a file may be called that
+    except RuntimeError:  # `~name` of an unknown user may still be a file
         path = Path(source)
     if path.is_dir():
         return SafetensorsCheckpoint.open(path)
@@ -56,7 +56,7 @@ def _starts_with(path: Path, magic: bytes) -> bool:
 
 
 def _download(repo_id: str) -> Path:
-    """The local folder of a hub model. A download that was cut off is taken up where it stopped."""
+    """The local folder of a hub model. A download that was cut off continues where it stopped."""
     # Imported here: a local checkpoint should not pay for the hub's client.
     from huggingface_hub import snapshot_download
 
@@ -66,7 +66,7 @@ def _download(repo_id: str) -> Path:
             allow_patterns=["*.json", "*.safetensors", "*.jinja"],
             ignore_patterns=["*/*", "consolidated*"],  # other exports of the same weights
         )
-    except Exception as error:  # whatever the network, the hub or its HTTP client may raise
+    except Exception as error:  # the network, the hub and its HTTP client raise many kinds
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CetaneError(
             f"cannot get {repo_id} from the Hugging Face hub, and no such path exists: {reason}",
@@ -78,7 +78,7 @@ def _download(repo_id: str) -> Path:
 
 
 def _names_in(repo_id: str) -> list[str]:
-    """The files of a hub model, as far as the hub tells: only to say better what is wrong."""
+    """The files of a hub model, if the hub answers. They only make an error message better."""
     from huggingface_hub import list_repo_files
 
     with suppress(Exception):

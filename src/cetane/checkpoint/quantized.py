@@ -1,9 +1,9 @@
-"""Checkpoints whose weights are quantised already: what each format makes of its integers.
+"""Rules that read quantised checkpoints as plain float32 weights, one rule for each format.
 
 A quantised weight is stored in several tensors: the integers, their scales, often zero points. A
-rule here joins them to one float32 tensor under the weight's own name, and takes every companion
-away. Whatever no rule knows is refused by name: integers that are read as plain weights give a
-model that runs and talks noise.
+rule joins them to one float32 tensor under the weight's own name, and removes its companions. A
+format without a rule is refused by name: integers that are read as plain weights give a model that
+runs and writes noise.
 
 The rules follow the published layouts: compressed-tensors (vllm-project/compressed-tensors), fp8
 (transformers' finegrained_fp8), AWQ (casper-hansen/AutoAWQ, "gemm"), GPTQ (ModelCloud/GPTQModel),
@@ -30,8 +30,8 @@ Tensors = dict[str, StoredTensor]
 Decode = Callable[[dict[str, "torch.Tensor"]], "torch.Tensor"]
 
 HINT = (
-    "get the model as it was before it was quantised, as a GGUF file, or call `dequantize()` on it "
-    "with transformers and save it"
+    "use the model's original weights or a GGUF file, or call `dequantize()` on it with "
+    "transformers and save it"
 )
 FLOATS = {"F64", "F32", "F16", "BF16"}
 COMPANIONS = (
@@ -39,26 +39,26 @@ COMPANIONS = (
     "_zero_point", "_packed", "_blocks", ".biases", ".SCB", ".absmax", ".nested_absmax",
     ".quant_map", ".nested_quant_map", "_global_scale", ".weight_format", ".weight_shape",
 )  # fmt: skip
-"""Ends of names that only quantised weights have beside them."""
+"""Endings of tensors that only quantised weights have beside them."""
 ACTIVATIONS = (".input_scale", ".output_scale", ".activation_scale", ".k_scale", ".v_scale")
-"""What inputs, outputs and caches are divided by; the weights do not depend on it."""
+"""Endings of scales of inputs, outputs and caches, on which the weights do not depend."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedTensor(StoredTensor):
-    """A weight that is stored in several tensors; it is read as float32 of `shape`."""
+    """A weight that is stored in several tensors, and read as float32 of `shape`."""
 
     parts: dict[str, StoredTensor]
     decode: Decode
     label: str
-    """What it is stored as, for people: `int4 (awq)`."""
+    """Its storage, for messages and tables: `int4 (awq)`."""
 
     @property
     def stored_as(self) -> str:
         return self.label
 
     def values(self) -> torch.Tensor:
-        """float32 of `shape`; CetaneError where parts contradict each other."""
+        """The weight, float32 of `shape`. Raises CetaneError if its parts do not fit each other."""
         parts = {role: to_torch(part) for role, part in self.parts.items()}
         try:
             return self.decode(parts).float().reshape(self.shape)
@@ -84,10 +84,10 @@ class QuantizedTensor(StoredTensor):
 def dequantized(
     tensors: Tensors, config: dict[str, Any], path: Path
 ) -> tuple[Tensors, dict[str, Any], str | None]:
-    """Tensors with every quantised weight as one, the config without what it says of them, and
-    the format's name; None for a checkpoint that is not quantised.
+    """The tensors with every quantised weight as one, the config without its quantisation, and the
+    format's name, which is None if the checkpoint is not quantised.
 
-    CetaneError for a format that no rule reads, and for companions that are left over.
+    Raises CetaneError for a format without a rule, and for companions that are left over.
     """
     keys = ("quantization_config", "quantization", "compression_config")
     said = next((config[key] for key in keys if config.get(key)), None)
@@ -108,7 +108,7 @@ def dequantized(
 
 
 def refuse_leftovers(tensors: Tensors, path: Path) -> None:
-    """CetaneError for a tensor that only a quantised weight has, or integers under its name."""
+    """Raise CetaneError for a leftover companion, or for integers under a weight's name."""
     for name, tensor in tensors.items():
         base = next((name.removesuffix(end) for end in COMPANIONS if name.endswith(end)), None)
         beside = {f"{base}.weight", f"{base}.qweight", f"{base}_blocks", base}
@@ -120,11 +120,11 @@ def refuse_leftovers(tensors: Tensors, path: Path) -> None:
 
 
 def refusal(path: Path, method: str, why: str) -> CetaneError:
-    return CetaneError(f"{path.parent}: weights are quantised ({method}): {why}", HINT)
+    return CetaneError(f"{path.parent}: its weights are quantised ({method}): {why}", HINT)
 
 
 class QuantizedTensors:
-    """The tensors of a quantised checkpoint, and what its config says of them."""
+    """The tensors of a quantised checkpoint, and the quantisation in its config."""
 
     def __init__(self, method: str, path: Path, said: dict[str, Any], tensors: Tensors) -> None:
         self.method, self.path, self.said = method, path, said
@@ -144,7 +144,7 @@ class QuantizedTensors:
         return value
 
     def modules(self, end: str, dtypes: tuple[str, ...] = ()) -> list[str]:
-        """Modules that have a tensor of this name, `.weight`, of some dtypes."""
+        """The modules that have a tensor with this ending, such as `.weight`, of these dtypes."""
         return [
             name.removesuffix(end)
             for name, tensor in self.tensors.items()
@@ -160,8 +160,8 @@ class QuantizedTensors:
     def join(
         self, module: str, shape: tuple[int, ...], label: str, decode: Decode, **names: str
     ) -> None:
-        """Put one weight in the place of its parts, which are named by role; a role that ends in
-        `_` may be missing."""
+        """Replace the parts of a weight, named by role, by one tensor. A role that ends in `_` may
+        be missing."""
         parts = {}
         for role, name in names.items():
             part = self.take(f"{module}{name}", optional=role.endswith("_"))
@@ -193,7 +193,7 @@ class QuantizedTensors:
 
 
 def fp8(layout: QuantizedTensors) -> Tensors:
-    """float8_e4m3 with a scale for each block of 128 by 128, or for the tensor; DeepSeek, Qwen."""
+    """float8_e4m3 with a scale for each block of 128 by 128, or for the tensor: DeepSeek, Qwen."""
     block = layout.said.get("weight_block_size") or [128, 128]
     layout.check(is_pair(block), "weight_block_size")
     for module in layout.modules(".weight", ("F8_E4M3", "F8_E5M2")):
@@ -211,14 +211,15 @@ def fp8(layout: QuantizedTensors) -> Tensors:
 
 
 def is_pair(block: Any) -> bool:
-    """Rows and columns of a block."""
+    """Whether `block` is a pair: the rows and columns of a block."""
     return (
         isinstance(block, list) and len(block) == 2 and all(type(b) is int and b > 0 for b in block)
     )
 
 
 def scaled(block: tuple[int, ...] | None = None) -> Decode:
-    """(weight - zero) * scale; scales are one, one a row, one a group of columns, or a block."""
+    """(weight - zero) * scale, with a scale for all, each row, each group of columns, or each
+    block."""
 
     def decode(parts: dict[str, torch.Tensor]) -> torch.Tensor:
         weight, scale = parts["weight"].float(), parts["scale"].float()
@@ -241,7 +242,7 @@ def scaled(block: tuple[int, ...] | None = None) -> Decode:
 
 
 def compressed_tensors(layout: QuantizedTensors) -> Tensors:
-    """int8 and fp8 as they are, int4 packed into int32; one scale a tensor, row or group."""
+    """int8 and fp8 stored plainly, int4 packed into int32; a scale for a tensor, row or group."""
     known = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized")
     form = layout.said.get("format")
     if form not in known:
@@ -288,7 +289,8 @@ def check_scales(
 
 
 def unpack_words(layout: QuantizedTensors, module: str, bits: int) -> None:
-    """compressed-tensors' int32 words: columns from the lowest bits up, plus half the range."""
+    """Unpack compressed-tensors' int32 words: columns from the lowest bits up, plus half the
+    range."""
     stored = layout.take(f"{module}.weight_shape")
     assert stored is not None
     layout.check(stored.dtype in ("I64", "I32") and stored.shape == (2,), f"{module}.weight_shape")
@@ -315,11 +317,11 @@ def unpack_words(layout: QuantizedTensors, module: str, bits: int) -> None:
 
 
 def awq(layout: QuantizedTensors) -> Tensors:
-    """4 bits: words along the outputs, their nibbles in the order 0 2 4 6 1 3 5 7."""
+    """4 bits. Words lie along the outputs, with nibbles in the order 0 2 4 6 1 3 5 7."""
     version = str(layout.said.get("version", "gemm")).lower()
     if layout.integer("bits", 4) != 4 or version != "gemm":
         raise layout.bad(
-            f"{layout.said.get('bits')} bits, version {version!r}; 4 bits gemm is read"
+            f"{layout.said.get('bits')} bits, version {version!r}; only 4 bits, gemm, is supported"
         )
 
     def unpack(words: torch.Tensor) -> torch.Tensor:
@@ -345,13 +347,13 @@ def awq(layout: QuantizedTensors) -> Tensors:
 
 
 def gptq(layout: QuantizedTensors) -> Tensors:
-    """Words along the inputs, zero points less one (not in v2), and the group of every input."""
+    """Words along the inputs, zero points less one (not in v2), and a group for every input."""
     bits = layout.integer("bits")
     if bits not in (2, 4, 8):
-        raise layout.bad(f"{bits} bits; 2, 4 and 8 are read")
+        raise layout.bad(f"{bits} bits; only 2, 4 and 8 are supported")
     form = layout.said.get("checkpoint_format", "gptq")
     if form not in ("gptq", "gptq_v2"):
-        raise layout.bad(f"checkpoint_format {form!r}; gptq and gptq_v2 are read")
+        raise layout.bad(f"checkpoint_format {form!r}; only gptq and gptq_v2 are supported")
     less = 1 if form == "gptq" else 0
 
     def decode(parts: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -385,7 +387,7 @@ def gptq(layout: QuantizedTensors) -> Tensors:
 
 
 def bitsandbytes(layout: QuantizedTensors) -> Tensors:
-    """int8 rows with their largest magnitude, or 4-bit indices of blocks with theirs."""
+    """int8 rows, or blocks of 4-bit indices, each with its largest magnitude."""
 
     def rows(parts: dict[str, torch.Tensor]) -> torch.Tensor:
         return parts["weight"].float() * (parts["largest"].float() / 127)[:, None]
@@ -404,7 +406,7 @@ def bitsandbytes(layout: QuantizedTensors) -> Tensors:
 
 
 def fours(layout: QuantizedTensors, module: str, kind: str, end: str) -> None:
-    """A weight of bitsandbytes' 4 bits: its state is JSON in a tensor."""
+    """Join a 4-bit weight of bitsandbytes, whose state is JSON in a tensor."""
     stored = layout.take(f"{module}{end}")
     assert stored is not None
     layout.check(stored.nbytes <= 4096, f"{module}{end}")
@@ -443,15 +445,15 @@ def fours(layout: QuantizedTensors, module: str, kind: str, end: str) -> None:
 
 
 def mlx(layout: QuantizedTensors) -> Tensors:
-    """Groups of columns: integers * scale + bias, columns from the lowest bits of a word up."""
+    """integers * scale + bias for each group of columns; columns from a word's lowest bits up."""
     if layout.said.get("mode", "affine") != "affine":
-        raise layout.bad(f"mode {layout.said['mode']!r}; affine is read")
+        raise layout.bad(f"mode {layout.said['mode']!r}; only affine is supported")
     for module in layout.modules(".scales"):
         own = layout.said.get(module)
         said = {**layout.said, **own} if isinstance(own, dict) else layout.said
         bits = said.get("bits")
         if bits not in (2, 4, 8) or said.get("mode", "affine") != "affine":
-            raise layout.bad(f"{module}: {bits!r} bits; 2, 4 and 8 are read")
+            raise layout.bad(f"{module}: {bits!r} bits; only 2, 4 and 8 are supported")
         rows, words = layout.matrix(f"{module}.weight")
         columns = words * 32 // bits
         grouping = layout.matrix(f"{module}.scales")

@@ -28,8 +28,10 @@ _INDEX = "model.safetensors.index.json"
 
 
 class SafetensorsCheckpoint(Checkpoint):
-    """A folder as `save_pretrained` writes it, or as Zyphra wrote ZAYA's before that; of a model
-    that sees and hears too, the text part."""
+    """A folder in the form of `save_pretrained`, or in Zyphra's own form of ZAYA.
+
+    Of a multimodal model it has only the text part.
+    """
 
     def __init__(self, source: str, folder: Path, tensors: dict[str, StoredTensor]) -> None:
         path = folder / "config.json"
@@ -83,7 +85,7 @@ def read_tensor(stored: StoredTensor) -> torch.Tensor:
 
 
 def refuse_pickle(paths: Iterable[Path]) -> None:
-    """CetaneError when any of `paths` is a format that runs code when it is loaded."""
+    """Raise CetaneError if one of `paths` has a format that runs code when it is loaded."""
     for path in paths:
         if path.suffix.lower() in _PICKLE_SUFFIXES:
             raise CetaneError(
@@ -93,7 +95,7 @@ def refuse_pickle(paths: Iterable[Path]) -> None:
 
 
 def _read_shards(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the folder's one file or of the shards its index names."""
+    """Every tensor of the folder's one file, or of the shards in its index."""
     # The order of preference is transformers'.
     if (folder / "model.safetensors").is_file():
         return read_header(folder / "model.safetensors")
@@ -132,11 +134,11 @@ def _read_index(index: Path) -> dict[str, StoredTensor]:
 
 
 def _shard_path(index: Path, file: str) -> Path:
-    # An index is foreign data: it must not name anything outside its own folder.
+    # An index is foreign data. It must not name a file outside its own folder.
     if Path(file).name != file or "\\" in file:
         raise CetaneError(f"{index} names a shard outside its folder: {file!r}")
     if not file.endswith(".safetensors"):
-        raise CetaneError(f"{index} names a shard that is no safetensors file: {file!r}")
+        raise CetaneError(f"{index} names a shard that is not a safetensors file: {file!r}")
     shard = index.parent / file
     if not shard.is_file():
         raise CetaneError(f"{index} names {file}, which is missing", "download the rest")
@@ -144,10 +146,11 @@ def _shard_path(index: Path, file: str) -> Path:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one safetensors file; CetaneError unless its header describes it exactly.
+    """The tensors of one safetensors file. Raises CetaneError unless its header fits it exactly.
 
-    The safetensors package (0.8) is not used: it takes the last of two tensors of one name without
-    a word, and does not tell where a tensor lies, which rows and stacked experts are read by.
+    The safetensors package (0.8) would not do. Of two tensors of one name it silently takes the
+    last, and it does not give the offset of a tensor, which reading of rows and of stacked experts
+    needs.
     """
 
     def bad(why: str) -> CetaneError:

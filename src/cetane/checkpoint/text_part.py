@@ -1,4 +1,4 @@
-"""The text part of checkpoints that see and hear too: their config's and tensors' own names for it.
+"""The text part of multimodal checkpoints: its place in their configs, and its tensors' names.
 
 Sources: the released Gemma 3 (4B and up) and Gemma 4 checkpoints, and what transformers 5 writes.
 """
@@ -21,7 +21,7 @@ _PREFIXES = {
 
 
 def has_text_part(config: dict[str, Any]) -> bool:
-    """Whether a config.json is of a model of which only a part is for text."""
+    """Whether this is the config.json of a multimodal model with a text part."""
     return str(config.get("model_type")) in _TEXT_TYPES and "text_config" in config
 
 
@@ -34,7 +34,7 @@ def text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def text_tensors(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The text part's tensors, by the names that a text model has."""
+    """The text part's tensors, by the names of a text model."""
     return {
         ours + name.removeprefix(theirs): tensor
         for name, tensor in tensors.items()

@@ -1,4 +1,4 @@
-"""The text side of a checkpoint: ids, special tokens, stop tokens, chat template."""
+"""The tokenizer of a checkpoint: ids, special tokens, stop tokens, chat template."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 @contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """Turn whatever the tokenizers library raises into a CetaneError; a panic of its Rust code is
-    no `Exception`."""
+    """A context that turns all errors of the tokenizers library into CetaneErrors.
+
+    A panic of its Rust code is not an `Exception`.
+    """
     try:
         yield
     except CetaneError:
@@ -46,7 +48,7 @@ def library_errors(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A `tokenizers.Tokenizer` with what its model's files say about using it."""
+    """A `tokenizers.Tokenizer`, with the special tokens and template of its model's files."""
 
     backend: tokenizers.Tokenizer
     special_tokens: dict[str, str]  # text by role: bos_token, eos_token, unk_token, pad_token
@@ -55,9 +57,9 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
-        """Read tokenizer.json and, where present, the files beside it.
+        """Read tokenizer.json, and the optional files beside it.
 
-        CetaneError when there is no tokenizer.json, or a file is malformed.
+        Raises CetaneError if there is no tokenizer.json, or if a file is malformed.
         """
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -74,7 +76,7 @@ class Tokenizer:
         config = read_json_if_present(folder / "special_tokens_map.json")
         config |= read_json_if_present(folder / "tokenizer_config.json")
         special = {role: text for role in _ROLES if (text := _text_of(config.get(role)))}
-        # As transformers does: what the config calls special is special.
+        # As in transformers, the config decides which tokens are special.
         known = {token.content for token in backend.get_added_tokens_decoder().values()}
         backend.add_special_tokens([text for text in special.values() if text not in known])
         return cls(
@@ -85,7 +87,8 @@ class Tokenizer:
         )
 
     def save(self, folder: Path) -> None:
-        """Write files for `load` and transformers' AutoTokenizer; the same bytes each time."""
+        """Write files for `load` and for transformers' AutoTokenizer, with the same bytes
+        always."""
         folder.mkdir(parents=True, exist_ok=True)
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -99,23 +102,24 @@ class Tokenizer:
             (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, with the special tokens (such as BOS) that the model expects around it."""
+        """The ids of `text`, with the special tokens around it that the model expects, such as
+        BOS."""
         return self._encode(text, add_special_tokens=True)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of `ids`; bytes that are no valid UTF-8 become U+FFFD."""
+        """The text of `ids`. Bytes that are not valid UTF-8 become U+FFFD."""
         with library_errors("the tokenizer cannot decode these tokens"):
             return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def chat(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> list[int]:
-        """Ids of a conversation. A message has a "role" and a "content".
+        """The ids of a conversation. A message has a "role" and a "content".
 
-        CetaneError when the model has no chat template or its template refuses the messages.
+        Raises CetaneError if the model has no chat template, or if it refuses the messages.
         """
         if self.chat_template is None:
             raise CetaneError("this model has no chat template", "encode plain text instead")
         prompt = render(self.chat_template, messages, add_generation_prompt, self.special_tokens)
-        # The template has written the special tokens itself.
+        # The template writes the special tokens itself.
         return self._encode(prompt, add_special_tokens=False)
 
     @property
@@ -129,18 +133,20 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens with an id, added ones included; the model's embedding may be taller."""
+        """The number of tokens, added ones included. The model's embedding may have more rows."""
         return self.backend.get_vocab_size()
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of its tokens by id: tokenizers with equal ones have the same ids."""
+        """sha256 of its tokens by id. Tokenizers with the same digest have the same ids."""
         tokens = sorted((i, text) for text, i in self.backend.get_vocab().items())
         return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
 
     def necessary(self) -> set[int]:
-        """Tokens that any text can be written and ended with: special ones and those that were
-        added, stop tokens, bytes, single characters."""
+        """The tokens that can write and end any text.
+
+        These are special and added tokens, stop tokens, bytes and single characters.
+        """
         needed = {*self.backend.get_added_tokens_decoder(), *self.eos_ids}
         for text, token in self.backend.get_vocab().items():
             written = self.decode([token])
@@ -150,7 +156,7 @@ class Tokenizer:
         return needed
 
     def stream(self) -> TextStream:
-        """A decoder for tokens that come one by one."""
+        """A decoder of tokens that arrive one by one."""
         return TextStream(self)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -165,9 +171,9 @@ class Tokenizer:
 
 @dataclass
 class TextStream:
-    """Decodes a generation as it grows, special tokens left out.
+    """Decodes a growing generation, without special tokens.
 
-    The library's own DecodeStream raises on bytes that are no valid UTF-8, which a model may emit.
+    The library's own DecodeStream raises on invalid UTF-8, which a model may write.
     """
 
     tokenizer: Tokenizer
@@ -186,7 +192,7 @@ class TextStream:
         return text
 
     def finish(self) -> str:
-        """What `push` still holds back, decoded as it is: the end of a generation."""
+        """The text that `push` still holds back, decoded without waiting: for the end of a text."""
         text = self._waiting()
         self._emitted = len(self._ids)
         return text
@@ -197,13 +203,13 @@ class TextStream:
 
 
 def _text_of(token: Any) -> str | None:
-    """A special token is given as its text or as a serialised AddedToken."""
+    """The text of a special token, which files give as text or as a serialised AddedToken."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
 
 def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, eos: str | None) -> tuple[int, ...]:
-    """The stop tokens: generation_config.json's, else config.json's; and the tokenizer's own."""
+    """The stop tokens of generation_config.json, else of config.json; and the tokenizer's own."""
     config = read_json_if_present(folder / "config.json")
     for candidate in (
         read_json_if_present(folder / "generation_config.json"),
@@ -220,7 +226,7 @@ def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, eos: str | None) -> tu
 
 
 def _chat_template(folder: Path, configured: Any) -> str | None:
-    """chat_template.jinja, else the config's template (the one named "default" of several)."""
+    """chat_template.jinja, else the config's template: of several, the one named "default"."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return read_text(path, LARGEST_TEMPLATE)

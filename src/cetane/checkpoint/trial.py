@@ -1,7 +1,7 @@
-"""A stranger's tokenizer is tried in a process of its own, once, before ours loads it.
+"""The trial of a foreign tokenizer: a child process loads it once, before this process does.
 
-The `tokenizers` library trusts its files: a damaged one can panic, abort the process, match a
-regular expression for ever, or let a normalizer write gigabytes. None of these can be caught.
+The `tokenizers` library trusts its files. A damaged file can make it panic, abort the process,
+match a regular expression for ever, or write gigabytes. None of these can be caught.
 """
 
 import json
@@ -14,9 +14,9 @@ from cetane.errors import CetaneError
 from cetane.files import cache_dir, read_json, sha256, write_cache
 
 SECONDS, MEMORY = 20, 4 << 30
-"""CPU seconds and bytes of address space; Gemma's tokenizer of 33 MB takes 2 s and 1.2 GB."""
+"""CPU seconds and bytes of address space. Gemma's tokenizer of 33 MB takes 2 s and 1.2 GB."""
 VERSION = 1
-"""Of the trial: part of the cache's key."""
+"""The version of the trial, a part of the cache's key."""
 CHILD = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_CPU, ({SECONDS}, {SECONDS}))
@@ -44,9 +44,9 @@ tokenizer.get_vocab_size()
 
 
 def check_tokenizer(path: Path) -> None:
-    """CetaneError for a tokenizer.json that does not load and encode within the limits.
+    """Raise CetaneError for a tokenizer.json that cannot load and encode within the limits.
 
-    The verdict is kept in the cache by the file's hash, so that a file is tried once.
+    The cache keeps the verdict under the file's hash, so each file is tried once.
     """
     kept = cache_dir() / "tokenizers" / f"trial-{VERSION}-{sha256(path)}.json"
     try:
@@ -59,7 +59,7 @@ def check_tokenizer(path: Path) -> None:
 
 
 def tried(path: Path) -> str | None:
-    """What went wrong when a child loaded the tokenizer and encoded some texts."""
+    """The error of a child that loaded the tokenizer and encoded some texts; None if it passed."""
     environment = {"PATH": os.environ.get("PATH", ""), "TOKENIZERS_PARALLELISM": "false"}
     try:
         done = subprocess.run(

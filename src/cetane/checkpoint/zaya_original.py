@@ -1,8 +1,8 @@
-"""ZAYA as Zyphra wrote it, read as if transformers had: two blocks there are one layer here.
+"""Zyphra's own form of ZAYA, mapped to transformers' form: two blocks become one layer.
 
-The keys, names and meanings are those of Zyphra's forks of transformers and vLLM; the map is that
+The keys, names and meanings are those of Zyphra's forks of transformers and vLLM. The map is that
 of transformers' own converter, which it does not ship (huggingface/transformers#45862). Tensors
-keep their values: they are only renamed, and the experts stacked.
+keep their values; they are only renamed, and experts are stacked.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 from cetane.checkpoint.checkpoint import StackedTensor, StoredTensor
 from cetane.errors import CetaneError
 
-# Any of these tells the original from transformers' form, which has none of them.
+# Any of these keys marks the original form; transformers' form has none of them.
 _MARKS = ("cca", "zaya_layers", "zaya_mlp_expansion", "ffn_hidden_size", "ffn_hidden_size_list")
 
-# transformers computes this and nothing else. A key that is absent or null has this value.
+# transformers supports only these values. A key that is absent or null has this value.
 _ONLY = {
     "activation_func": "swiglu",
     "add_bias_linear": False,
@@ -37,7 +37,7 @@ _ONLY = {
     "zaya_use_mod": True,
 }
 
-_MOST_BLOCKS = 10_000  # bounds what a hostile config can make us allocate
+_MOST_BLOCKS = 10_000  # a hostile config must not make us allocate more
 _ATTENTION, _EXPERTS = 0, 1  # blocks alternate, attention first
 
 _MODULES = (
@@ -82,10 +82,10 @@ def is_original(config: dict[str, Any]) -> bool:
 
 
 def hf_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """What `transformers.AutoConfig.for_model` takes for the same model.
+    """The arguments of `transformers.AutoConfig.for_model` for the same model.
 
-    `path` is where `config` was read. CetaneError names the key that is missing, contradicts
-    another, or asks for what transformers' model does not do.
+    `path` is the file of `config`. Raises CetaneError with the key that is missing, contradicts
+    another, or asks for something that transformers does not support.
     """
     keys = _Keys(config, path)
     for key, only in _ONLY.items():
@@ -93,14 +93,14 @@ def hf_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
             raise keys.bad(key, f"is {config[key]!r}, and only {only!r} is supported")
     ffn = keys.integer("ffn_hidden_size_list", "ffn_hidden_size", block=_EXPERTS)
     if ffn % 2:
-        raise keys.bad("ffn_hidden_size", f"is {ffn}, which gate and up cannot share")
+        raise keys.bad("ffn_hidden_size", f"is {ffn}, which is odd, so gate and up cannot share it")
     heads_key = "num_attention_heads" if keys.absent("cca_num_q_heads") else "cca_num_q_heads"
     heads = keys.integer(heads_key, block=_ATTENTION)
     kv_heads = keys.integer(
         "num_query_groups_list", "num_query_groups", "num_key_value_heads", block=_ATTENTION
     )
     if heads % kv_heads:
-        raise keys.bad(heads_key, f"is {heads}, no multiple of {kv_heads} key/value heads")
+        raise keys.bad(heads_key, f"is {heads}, not a multiple of {kv_heads} key/value heads")
     return {
         "model_type": "zaya",
         "architectures": ["ZayaForCausalLM"],
@@ -131,18 +131,18 @@ def hf_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
 def hf_tensors(
     tensors: dict[str, StoredTensor], config: dict[str, Any], path: Path
 ) -> dict[str, StoredTensor]:
-    """The tensors by transformers' names; those it has no place for are left out.
+    """The tensors by transformers' names, without those that it has no place for.
 
-    `config` is `hf_config`'s, `path` its file. A stack that lacks an expert is left out, as if it
-    was missing itself: one shard can be opened alone. CetaneError when the config has no room for
-    a block or an expert, or the experts of a stack differ.
+    `config` comes from `hf_config`, `path` is its file. A stack without one of its experts is left
+    out, so that one shard can be opened alone. Raises CetaneError for a block or an expert beyond
+    the config's numbers, and for experts of a stack that differ.
     """
     renamed: dict[str, StoredTensor] = {}
     stacks: dict[str, dict[int, str]] = defaultdict(dict)
     blocks = 2 * config["num_hidden_layers"]
     for name, tensor in tensors.items():
         target = _OUTSIDE.get(name)
-        if name.startswith("model.res_scale."):  # the end of the model begins as a block does
+        if name.startswith("model.res_scale."):  # as before a block, after the last one
             target = _scale(blocks, "res_scale", name.removeprefix("model.res_scale."))
         elif match := _IN_BLOCK.fullmatch(name):
             block, module, parameter = int(match[1]), match[2], match[3]
@@ -181,10 +181,10 @@ def _check_stack(
 
 
 def _scale(block: int, module: str, parameter: str) -> str | None:
-    """Where the residual scaling is that `block` begins with: at the end of what is before it."""
+    """The name of the residual scaling at the start of `block`: the end of the layer before."""
     if module != "res_scale" or parameter not in _SCALES:
         return None
-    if block == 0:  # only the embeddings are before it, and no residual
+    if block == 0:  # no residual comes before it
         return f"model.input_{parameter}" if parameter.startswith("hidden_states_") else None
     place = "post_attention" if block % 2 else "post_mlp"
     return f"model.layers.{(block - 1) // 2}.{place}_residual_scale.{parameter}"
@@ -200,7 +200,7 @@ def _parameter(block: int, module: str, parameter: str) -> str | None:
 def _head_dim(keys: _Keys) -> int:
     if not (keys.absent("head_dim") and keys.absent("kv_channels")):
         return keys.integer("head_dim", "kv_channels")
-    # Zyphra's class computes it, from the heads that there would be without CCA's compression.
+    # Zyphra's class computes it from the number of heads without CCA's compression.
     if keys.absent("cca_num_q_heads"):
         raise keys.bad("head_dim", "is missing")
     hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
@@ -210,7 +210,7 @@ def _head_dim(keys: _Keys) -> int:
 
 
 def _layers(keys: _Keys) -> dict[str, Any]:
-    """What each layer sees, and how it rotates."""
+    """The config entries of each layer's window and rotary embedding."""
     windows = keys.windows()
     sizes = {window for window in windows if window}
     if len(sizes) > 1:
@@ -234,12 +234,12 @@ def _layers(keys: _Keys) -> dict[str, Any]:
 
 
 class _Keys:
-    """Typed access to the original config, in which many a value is a list with one per block."""
+    """Typed access to the original config, whose values may be lists with an entry per block."""
 
     def __init__(self, config: dict[str, Any], path: Path) -> None:
         self._config = config
         self._path = path
-        # Where both are, num_hidden_layers may be a default that nothing reads.
+        # If both are there, num_hidden_layers may be an unused default.
         key = "num_hidden_layers" if self.absent("zaya_layers") else "zaya_layers"
         pattern = config.get("zaya_layers")
         if pattern is None:
@@ -249,15 +249,17 @@ class _Keys:
         else:
             self.blocks = len(pattern)
         if self.blocks % 2 or not 0 < self.blocks <= _MOST_BLOCKS:
-            raise self.bad(key, f"announces {self.blocks} blocks, not pairs of a sensible number")
+            raise self.bad(
+                key, f"announces {self.blocks} blocks, not an even number up to {_MOST_BLOCKS}"
+            )
 
     def absent(self, key: str) -> bool:
         return self._config.get(key) is None
 
     def integer(self, *keys: str, block: int | None = None, default: int | None = None) -> int:
-        """The one positive integer that those of `keys` hold that are present.
+        """The positive integer on which all present `keys` agree.
 
-        With `block`, a list is read at the blocks of that kind; those of the other do not matter.
+        With `block`, only the entries of that kind of block are read from a list.
         """
         value: int = self._one(keys, block, default, (int,), "integer")
         return value
@@ -272,7 +274,7 @@ class _Keys:
         return value
 
     def windows(self) -> list[int]:
-        """The tokens that each layer sees before the current one; 0 for all."""
+        """The number of earlier tokens that each layer sees; 0 for all."""
         if self.absent("swa_layers"):
             return [0] * (self.blocks // 2)
         values = [value or 0 for value in self._values("swa_layers", _ATTENTION)]

@@ -17,9 +17,9 @@ def main() -> None:
         sys.exit(app(prog_name="cetane", standalone_mode=False))
     except CetaneError as error:
         fail(error.message, error.hint)
-    except typer.TyperException as error:  # an option that is not there, or a value out of range
+    except typer.TyperException as error:  # an unknown option, or a value out of range
         fail(getattr(error, "format_message", error.__str__)(), usage(error))
-    except OSError as error:  # a path that no file system takes, a disk that breaks
+    except OSError as error:  # an impossible path, or a disk that fails
         fail(str(error))
     except MemoryError:
         fail("there is not enough memory for this", "close other programs, or use a smaller model")
@@ -31,13 +31,13 @@ def main() -> None:
 
 
 def usage(error: typer.TyperException) -> str | None:
-    """Where to read how a command is used."""
+    """The advice to read the command's help; None without a command."""
     context = getattr(error, "ctx", None)
-    return f"{context.command_path} --help says more" if context else None
+    return f"see {context.command_path} --help" if context else None
 
 
 def fail(message: str, hint: str | None = None) -> NoReturn:
-    """Say what is wrong, as JSON where JSON was asked for, and end with exit code 2."""
+    """Print an error, as JSON with --json, and end with exit code 2."""
     if "--json" in sys.argv:
         print_json({"error": printable(message), "hint": None if hint is None else printable(hint)})
     lines = [f"[bold red]error[/]: {escape(printable(message))}"]

@@ -1,5 +1,8 @@
-"""The commands, by name. A command's module is imported when it is called or listed: none of them
-imports torch, transformers or coremltools at its top."""
+"""The application: all commands by name, and their panels in `cetane --help`.
+
+A command's module is imported when it is called or listed. None of them imports torch, transformers
+or coremltools at its top.
+"""
 
 import importlib
 import math
@@ -10,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 
 class Listed(NamedTuple):
-    """A command's place in `cetane --help`, and how it is called."""
+    """A command's panel in `cetane --help`, and an example of its use."""
 
     panel: str
     example: str
@@ -42,12 +45,12 @@ COMMANDS = {
     "gc": Listed("Upkeep", "cetane gc --remove"),
     "recompile": Listed("Upkeep", "cetane recompile smollm2"),
 }
-"""Each is a function of that name in a module of that name, with underscores, or a module with
-`commands` of its own."""
+"""Each name is a module (with underscores) that has a function of that name, or `commands` of its
+own."""
 
 
 class Command(TyperCommand):
-    """A command whose numbers are finite."""
+    """A command that refuses numbers that are not finite."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
@@ -87,7 +90,7 @@ class Commands(TyperGroup):
 
 
 def paragraphs(text: str) -> str:
-    """A docstring with a line for every paragraph: the terminal's width breaks it."""
+    """A docstring with one line for each paragraph, so that the terminal's width breaks it."""
     return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 

@@ -12,14 +12,17 @@ from cetane.errors import CetaneError
 ORDER = ("fatal", "silent", "risk", "perf", "info")
 
 
-PathOption = Annotated[Path | None, typer.Argument(metavar="PACKAGE|BUNDLE", help="What to audit.")]
+PathOption = Annotated[
+    Path | None, typer.Argument(metavar="PACKAGE|BUNDLE", help="The package or bundle to audit.")
+]
 MeasuredOption = Annotated[
-    Path | None, typer.Option(help="What --measure wrote on a Mac; it wins over predictions.")
+    Path | None,
+    typer.Option(help="The file that --measure wrote on a Mac; it wins over predictions."),
 ]
 MeasuringOption = Annotated[
-    bool, typer.Option("--measure", help="Ask this Mac's Core ML, and keep what it says.")
+    bool, typer.Option("--measure", help="Ask this Mac's Core ML, and keep the answer.")
 ]
-ExplainOption = Annotated[str | None, typer.Option(help="Say what a rule means, and its sources.")]
+ExplainOption = Annotated[str | None, typer.Option(help="Explain a rule, with its sources.")]
 
 
 def audit(
@@ -34,7 +37,7 @@ def audit(
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Show where every op runs, on the ANE or elsewhere, and why; no Mac needed.
+    """Show where every op runs, on the ANE or elsewhere, and why. Needs no Mac.
 
     Exit code 1 when a program does not run, leaves the ANE, or gives wrong numbers.
     """
@@ -47,7 +50,9 @@ def audit(
         tell(explain, page, json)
         return
     if path is None:
-        raise CetaneError("cetane audit: name a package or a bundle", "or --rules, --explain RULE")
+        raise CetaneError(
+            "cetane audit needs a package or a bundle", "or use --rules or --explain RULE"
+        )
     with progress("audit") as update:
         result = examine(
             path, chip=chip or DEFAULT_CHIP, os=os or DEFAULT_OS, measured=measured,
@@ -57,7 +62,7 @@ def audit(
 
 
 def tell(explain: str | None, page: bool, json: bool) -> None:
-    """Print what is known: one rule, or all of them."""
+    """Print one rule, or all rules."""
     from cetane.gates.residency.docs import explained, markdown
     from cetane.gates.residency.rule import find, load_rules
 
@@ -75,4 +80,4 @@ def tell(explain: str | None, page: bool, json: bool) -> None:
         known_rules = sorted(load_rules().values(), key=lambda r: ORDER.index(r.severity))
         rows = [[r.severity, r.id, r.placement or "", r.confidence, r.title] for r in known_rules]
         table("rules", ["severity", "rule", "placement", "confidence", "what"], rows)
-        say("cetane audit --explain RULE has the sources")
+        say("sources: cetane audit --explain RULE")

@@ -1,4 +1,4 @@
-"""An audit for people: how many ops run where, what was found, and the verdict."""
+"""Tables of an audit: the number of ops by place, the findings and the verdict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLACES = ("ANE", "CPU", "unknown", "fails", "wrong")
 
 
 def show(result: ResidencyResult, verbose: bool) -> None:
-    """Print where ops run, what measurements say otherwise, findings, and the verdict."""
+    """Print the places of ops, differing measurements, the findings and the verdict."""
     audit = result.audit
     show_places(audit, verbose)
     if result.measured is not None:
@@ -31,7 +31,7 @@ def show(result: ResidencyResult, verbose: bool) -> None:
 
 
 def show_places(audit: Audit, verbose: bool) -> None:
-    """A row for every function at every shape; those with equal numbers share one."""
+    """Print a row for every function at every shape. Functions with equal numbers share a row."""
     alike: dict[tuple[Any, ...], list[str]] = {}
     for function in audit.functions:
         counts = function.table()
@@ -54,12 +54,12 @@ def show_places(audit: Audit, verbose: bool) -> None:
 
 
 def named(functions: Sequence[str], shape: str) -> str:
-    """The first of some functions, and how many are like it."""
+    """The name of the first function, and the number of functions like it."""
     return functions[0] + shape + (f" and {len(functions) - 1} alike" if functions[1:] else "")
 
 
 def show_measured(functions: Sequence[FunctionAudit], measured: Measured) -> None:
-    """Print where prediction and measurement differ."""
+    """Print the ops whose prediction and measurement differ."""
     pairs = Counter(
         (op.kind, op.placement, op.measured, op.rule)
         for function in functions for op in function.ops if op.measured is not None

@@ -1,4 +1,4 @@
-"""cetane bench: what drafting gains on a bundle, measured on this machine."""
+"""cetane bench: the gain of drafting on a bundle, measured on this machine."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ if TYPE_CHECKING:
 def bench(
     bundle: BundlePath,
     drafters: Annotated[
-        str, typer.Option(help="As for run --speculative, separated by commas.")
+        str, typer.Option(help="Drafters of run --speculative, separated by commas.")
     ] = "ngram,suffix,union",
     categories: Annotated[
         str, typer.Option(help="Categories of prompts, separated by commas.", show_default="all")
     ] = "",
-    prompts: Annotated[int | None, typer.Option(min=1, help="Most prompts of a category.")] = None,
+    prompts: Annotated[
+        int | None, typer.Option(min=1, help="The most prompts of a category.")
+    ] = None,
     max_new: MaxNew = 64,
-    rounds: Annotated[int, typer.Option(min=1, help="How often all is done.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of the whole benchmark.")] = 1,
     draft_tokens: DraftTokens = None,
     backend: Backend = "auto",
     json: Json = False,
 ) -> None:
-    """Compare generation with drafts and without, prompt by prompt in one process.
+    """Compare generation with and without drafts, prompt by prompt, in one process.
 
     Exit code 1 if any token differs.
     """
@@ -46,11 +48,11 @@ def bench(
 
 
 def show(result: DraftingBenchmark) -> None:
-    """Print speeds by category, then what became of the drafts."""
+    """Print speeds by category, then the fate of the drafts."""
     calls = ", ".join(f"T={width} {s * 1e3:.1f} ms" for width, s in result.seconds.items())
     say(f"calls: {calls}; drafts of at most {result.longest} tokens")
     table(
-        "tokens per second with drafts and without",
+        "tokens per second, with and without drafts",
         ["category", "drafter", "plain", "drafted", "ratio", "by calls", "slowest", "same"],
         [
             [s.category, s.drafter, *map(two, (s.plain, s.speculative, s.ratio, s.by_calls)),
@@ -59,7 +61,7 @@ def show(result: DraftingBenchmark) -> None:
         ],
     )  # fmt: skip
     table(
-        "what became of the drafts",
+        "drafts: calls and accepted tokens",
         ["category", "drafter", "accepted", "tokens/call", "drafted calls", "plain calls"],
         [drafts(speed) for speed in result.speeds],
     )

@@ -31,13 +31,13 @@ def build(
     settings: Settings = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Make only the shards of this name or pattern, and no bundle yet."),
+        typer.Option(help="Make only shards of this name or pattern, and no bundle yet."),
     ] = None,
     rebuild: Rebuild = False,
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Build a bundle, without gates. Run again after an interruption: it resumes."""
+    """Build a bundle, without gates. After an interruption, run it again: it resumes."""
     from cetane.pipeline.build import build as build_bundle
     from cetane.pipeline.request import make_request, read_changes
 
@@ -60,7 +60,7 @@ def build(
 def build_some(
     request: "Request", target: Path, only: list[str], rebuild: bool, json: bool
 ) -> None:
-    """Build some shards, and print what they take."""
+    """Build these shards, and print their sizes."""
     from cetane.pipeline.build import build_only
 
     with progress("build") as update:

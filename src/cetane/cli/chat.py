@@ -1,4 +1,4 @@
-"""A conversation on the terminal."""
+"""The chat: a conversation on the terminal."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 HELP = """\
 /reset         forget the conversation
-/system TEXT   tell the model how to answer; starts anew
+/system TEXT   tell the model how to answer; this starts a new conversation
 /help          this list
 Ctrl-C stops an answer. An empty line or Ctrl-D ends the conversation."""
 BIDIRECTIONAL = {*map(chr, range(0x202A, 0x202F)), *map(chr, range(0x2066, 0x206A))}
-"""Characters that change the order of others on the screen."""
+"""Characters that change the order of other characters on the screen."""
 LINES = 1000
-"""Questions that the history keeps."""
+"""The number of questions that the history keeps."""
 
 
 class Chat:
-    """Questions from the terminal, answers of a model."""
+    """A conversation: questions from the terminal, answers from a model."""
 
     def __init__(self, model: LanguageModel, max_new: int, sampling: Sampling) -> None:
         self.model, self.max_new, self.sampling = model, max_new, sampling
@@ -41,7 +41,7 @@ class Chat:
     def run(self) -> None:
         """Talk until an empty line."""
         if not self.model.chats:
-            warn("a base model without a chat template: it goes on with your text, and may ramble")
+            warn("a base model without a chat template: it continues your text, and may ramble")
         warn("an empty line ends the conversation; /help lists commands")
         with suppress(EOFError), Lines():
             while question := ask():
@@ -67,7 +67,7 @@ class Chat:
                 warn(f"no command {command}; /help lists them")
 
     def answer(self, question: str) -> None:
-        """Ask the model, print what it says, and keep both."""
+        """Ask the model, print its answer, and keep both."""
         asked = {"role": "user", "content": question}
         try:
             if self.turns and self.too_long([*self.turns, asked]):
@@ -81,7 +81,7 @@ class Chat:
                 return
             prompt = [*self.system, *self.turns, asked]
             stream = self.model.stream(prompt, max_new_tokens=self.max_new, **self.sampling)
-        except CetaneError as error:  # a template that refuses a system text, for one
+        except CetaneError as error:  # such as a template that refuses a system text
             warn(str(error))
             return
         completion = show(stream)
@@ -109,7 +109,7 @@ def show(stream: CompletionStream) -> Completion:
 
 
 def ending(completion: Completion, context: int) -> str:
-    """How many tokens, how fast, and why no more came."""
+    """The number of tokens, their speed, and the reason for the end."""
     reasons = {
         "stop": "the model ended",
         "length": "stopped at --max-new",
@@ -123,7 +123,7 @@ def ending(completion: Completion, context: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that cannot steer a terminal: control characters are written out, as \\x1b."""
+    """Text that cannot steer a terminal: control characters are escaped, such as \\x1b."""
     return "".join(
         f"\\x{ord(c):02x}" if (unicodedata.category(c) == "Cc" and c not in "\n\t") else
         f"\\u{ord(c):04x}" if c in BIDIRECTIONAL else c
@@ -132,7 +132,7 @@ def printable(text: str) -> str:
 
 
 def ask() -> str:
-    """A line from the terminal, without surrounding blanks; Ctrl-C starts the line anew."""
+    """A line from the terminal, without surrounding blanks. Ctrl-C starts the line again."""
     while True:
         try:
             return input("> ").strip()
@@ -144,7 +144,7 @@ def ask() -> str:
 
 
 class Lines:
-    """Arrow keys and a history of questions that lasts, where the system has readline."""
+    """A context with arrow keys and a lasting history of questions, if the system has readline."""
 
     def __enter__(self) -> None:
         self.file = cache_dir() / "chat-history"

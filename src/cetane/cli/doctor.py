@@ -1,4 +1,4 @@
-"""cetane doctor: whether this machine can port and run."""
+"""cetane doctor: checks whether this machine can port and run."""
 
 from dataclasses import asdict
 
@@ -9,7 +9,10 @@ from cetane.cli.output import print_json, table
 
 
 def doctor(json: Json = False) -> None:
-    """Check versions, native libraries, disk, and what upgrades left. Exit code 1 on a failure."""
+    """Check versions, native libraries, disk space and leftovers of upgrades.
+
+    Exit code 1 on a failure.
+    """
     from cetane.doctor import diagnose
 
     checks = diagnose()

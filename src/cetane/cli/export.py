@@ -1,4 +1,4 @@
-"""cetane export: programs, or a bundle, in the form of another runtime."""
+"""cetane export: writes programs or a bundle for another runtime."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,13 +16,13 @@ def export(
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")],
     to: Annotated[
         Literal["onnx", "coreml-llm"],
-        typer.Option("--to", help="Every function as ONNX, or the folder of CoreML-LLM's runtime."),
+        typer.Option("--to", help="onnx: every function; coreml-llm: that runtime's folder."),
     ],
     json: Json = False,
 ) -> None:
     """Write Core ML programs as ONNX files, or a bundle for another runtime.
 
-    Exit code 1 when the other runtime's contract does not hold.
+    Exit code 1 when the folder breaks the other runtime's contract.
     """
     if to == "onnx":
         as_onnx(source, output, json)
@@ -43,7 +43,7 @@ def as_onnx(source: Path, output: Path, json: bool) -> None:
 
 
 def as_coreml_llm(source: Path, output: Path, json: bool) -> None:
-    """Write a folder of CoreML-LLM's runtime, and say how its packages are compiled."""
+    """Write a folder for CoreML-LLM's runtime, and print how to compile its packages."""
     from cetane.pipeline.export import export_coreml_llm
 
     with progress("export") as update:

@@ -1,4 +1,4 @@
-"""Predicted speed for people: every number here is predicted, none is measured."""
+"""Tables of predicted speeds. Every number here is predicted, none is measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cetane.pipeline.plan import Forecast, Ranking
 
 SHOWN = 15
-"""Combinations that are printed."""
+"""The number of combinations that are printed."""
 TERMS = tuple(dict.fromkeys(TERM_OF.values()))
 
 
@@ -25,13 +25,13 @@ def known_chips() -> str:
 
 
 def headline(forecast: Forecast) -> str:
-    """The speed of plain decoding in one line, with its interval, or what it is borrowed from."""
+    """The speed of plain decoding in one line, with its interval or its borrowed source."""
     decode, chip = forecast.decode, forecast.chip
     if decode is None:
         return nothing_known(chip)
     speed = f"{decode.tok_s:.0f} tokens/s on {chip.name} at {forecast.context} tokens"
     if decode.low is None or decode.high is None:
-        return f"{speed}, by rates of other chips: none of {chip.name} was measured"
+        return f"{speed}, from rates of other chips: {chip.name} was never measured"
     low, high = 1000 * decode.tokens / decode.high, 1000 * decode.tokens / decode.low
     return f"{speed} ({low:.0f} to {high:.0f})"
 
@@ -42,8 +42,10 @@ def nothing_known(chip: Chip) -> str:
 
 
 def show(forecast: Forecast, explain: bool) -> None:
-    """Milliseconds of every mode, what binds them, and whether a verifier pays; with `explain`,
-    the sources."""
+    """Print milliseconds of every mode, the binding term, and whether a verifier pays.
+
+    With `explain`, print the sources.
+    """
     predictions, chip = forecast.predictions, forecast.chip
     if forecast.predictor is None:
         say(f"speed on {chip.name}, {nothing_known(chip)}")
@@ -52,7 +54,7 @@ def show(forecast: Forecast, explain: bool) -> None:
         [p.mode, p.tokens, p.context, f"{p.ms:.1f}", interval(p), f"{p.tok_s:.1f}", p.binds]
         for p in predictions
     ]
-    borrowed = "" if chip.devices else f", by rates of other chips: none of {chip.name} was fitted"
+    borrowed = "" if chip.devices else ", from rates of other chips, since it was never measured"
     columns = ["mode", "T", "context", "ms", "interval", "tok/s", "binds"]
     table(f"predicted on {chip.name}{borrowed}", columns, rows)
     for p in predictions:
@@ -61,7 +63,7 @@ def show(forecast: Forecast, explain: bool) -> None:
             say(f"predicted {p.mode} at {p.context}: {parts} ms")
     say(footing(forecast.predictor))
     if len({p.mode for p in predictions}) > 1:
-        say("tok/s of a verifying call: if every draft is accepted")
+        say("tok/s of a verifying call assumes that every draft is accepted")
     spec = forecast.speculation
     if spec is not None:
         say(
@@ -73,36 +75,36 @@ def show(forecast: Forecast, explain: bool) -> None:
 
 
 def break_even(spec: DraftingTimes) -> str:
-    """From which acceptance on a verifier pays."""
+    """The acceptance from which a verifier pays, in words."""
     share = spec.break_even_share()
     if share is None:
-        return "so that no acceptance pays"
-    return f"so that it pays from {share:.0%} of drafts accepted, drafting not counted"
+        return "so no acceptance pays"
+    return f"so it pays if {share:.0%} of drafted tokens are accepted, without the time of drafting"
 
 
 def interval(prediction: Prediction) -> str:
-    """The interval, or that there is none."""
+    """The interval in words, or a remark that there is none."""
     if prediction.low is None:
         return "unknown"
     return f"{prediction.low:.1f} to {prediction.high:.1f}"
 
 
 def footing(predictor: Predictor) -> str:
-    """What the predictions rest on, in one line."""
+    """The basis of the predictions, in one line."""
     misses = predictor.fit.errors
     if not predictor.chip.devices:
         return (
-            f"predicted, without an interval: nothing of {predictor.chip.name} was ever fitted; "
-            "--explain tells what is borrowed"
+            f"predicted, without an interval: {predictor.chip.name} was never measured; "
+            "--explain lists the borrowed rates"
         )
     return (
-        f"predicted; {misses.share:.0%} of {misses.rows} steps of left-out models were within "
-        f"the interval, half of them within {misses.median:.0%}; --explain gives the sources"
+        f"predicted; of {misses.rows} steps of left-out models, {misses.share:.0%} were within the "
+        f"interval, and half within {misses.median:.0%}; --explain gives the sources"
     )
 
 
 def explain_rates(predictor: Predictor) -> None:
-    """The rates behind the predictions, with their sources."""
+    """Print the rates behind the predictions, with their sources."""
     rows = [
         [name, TERM_OF[name], f"{r.value:.4g} {r.unit}", f"{r.low:.4g} to {r.high:.4g}", r.kind,
          r.source]
@@ -127,7 +129,7 @@ def describe(one: Combination) -> str:
 
 
 def show_ranking(ranking: Ranking) -> None:
-    """The fastest combinations, the fastest at the recipe's context, and what no chip holds."""
+    """Print the fastest combinations, the fastest at the recipe's context, and those too large."""
     held = ranking.held
     shown = list({(c.layout, c.contract, c.format, c.context): c for c in reversed(held)}.values())
     rows = [

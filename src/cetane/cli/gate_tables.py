@@ -1,4 +1,4 @@
-"""What gates say, for people: a line for each, and tables."""
+"""Lines and tables of the gates' results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class CheckedGate(Protocol):
-    """A gate that compared values with limits."""
+    """A gate's result with its checks."""
 
     @property
     def passed(self) -> bool: ...
@@ -24,7 +24,7 @@ class CheckedGate(Protocol):
 
 
 def summary(result: CheckedGate) -> str:
-    """A verdict and how many checks it rests on, as rich markup; of a red gate what failed."""
+    """A verdict and its number of checks, or the failed checks, as rich markup."""
     failed = [check for check in result.checks if not check.passed]
     if not failed:
         return f"{verdict(result.passed)}, {len(result.checks)} checks against the model"
@@ -34,12 +34,12 @@ def summary(result: CheckedGate) -> str:
 
 
 def show_golden(result: GoldenResult, tables: bool) -> None:
-    """Print the golden gate; every check of a red one, and all figures with `tables`."""
+    """Print the golden gate: every check if it failed, and all figures with `tables`."""
     if tables or not result.passed:
         show_checks("golden gate", result.checks)
     if tables:
         table(
-            "what shards hand on",
+            "hidden states after each shard",
             ["shard", "tensor", "mode", "cosine", "worst token", "PSNR dB"],
             [[s.shard, s.tensor, s.mode, s.cosine, s.cosine_min, s.psnr] for s in result.shards],
         )
@@ -55,7 +55,7 @@ def show_golden(result: GoldenResult, tables: bool) -> None:
 
 
 def show_why(explanation: Explanation | None) -> None:
-    """Say why a port was refused, and the change that mends it."""
+    """Print why a port was refused, and the change that mends it."""
     if explanation is None:
         return
     warn(f"{explanation.cause}: {explanation.sentence}")
@@ -70,7 +70,7 @@ def show_head(kind: str, result: DraftHeadResult) -> None:
 
 
 def show_checks(title: str, checks: Sequence[Check]) -> None:
-    """Print values against their limits."""
+    """Print values beside their limits."""
     table(
         title,
         ["check", "value", "limit", "verdict"],

@@ -1,4 +1,4 @@
-"""cetane gc: what can be removed."""
+"""cetane gc: lists and removes leftovers."""
 
 from typing import Annotated
 
@@ -9,12 +9,12 @@ from cetane.cli.output import megabytes, print_json, say, table
 
 
 def gc(
-    remove: Annotated[bool, typer.Option("--remove", help="Remove it; else it is a dry run.")] = (
+    remove: Annotated[bool, typer.Option("--remove", help="Remove them; else only list.")] = (
         False
     ),
     json: Json = False,
 ) -> None:
-    """List what upgrades and killed conversions left, and remove it with --remove."""
+    """List leftovers of upgrades and killed conversions; remove them with --remove."""
     from cetane.doctor import clean, leftovers
 
     items = leftovers()

@@ -1,4 +1,4 @@
-"""cetane info: what a bundle is, and what its gates said."""
+"""cetane info: a bundle's plan, origin and gate results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def info(bundle: BundlePath, verbose: Verbose = False, json: Json = False) -> None:
-    """Show a bundle's plan, origin and gate results; every file's hash is checked."""
+    """Show a bundle's plan, origin and gate results. Checks every file's hash."""
     from cetane.bundle import Bundle
 
     opened = Bundle(bundle)
@@ -31,7 +31,7 @@ def info(bundle: BundlePath, verbose: Verbose = False, json: Json = False) -> No
 
 
 def show(bundle: Bundle, verbose: bool) -> None:
-    """Print what a bundle is, how it is called, and what was found of it."""
+    """Print a bundle's plan, its functions, its draft heads and its gate results."""
     from cetane.cli.plan_tables import show as show_plan
 
     show_plan(bundle.plan, tables=verbose)
@@ -50,12 +50,12 @@ def show(bundle: Bundle, verbose: bool) -> None:
         title=str(bundle.path),
     )
     if heads := bundle.draft_heads():
-        columns = ["head", "functions", "proposes from", "weights", "right, held out"]
+        columns = ["draft head", "functions", "proposes from", "weights", "right, held out"]
         table("draft heads", columns, [head_row(head) for head in heads.values()])
 
 
 def head_row(head: DraftHead) -> list[str]:
-    """A draft head for people."""
+    """A row of the table of draft heads."""
     about = head.manifest
     return [
         head.name,
@@ -67,7 +67,7 @@ def head_row(head: DraftHead) -> list[str]:
 
 
 def outcome(result: dict[str, object]) -> str:
-    """A gate's verdict, or its figures where it has none."""
+    """A gate's verdict, or its figures if it has none."""
     if "passed" in result:
         return "pass" if result["passed"] else "FAIL"
     shown = {key: value for key, value in result.items() if isinstance(value, int | float)}

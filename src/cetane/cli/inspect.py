@@ -1,11 +1,11 @@
-"""cetane inspect: what a checkpoint holds."""
+"""cetane inspect: the content of a checkpoint."""
 
 from cetane.cli.options import Json, Model
 from cetane.cli.output import facts, print_json, say, table, warn
 
 
 def inspect(model: Model, json: Json = False) -> None:
-    """Show what a checkpoint holds, without reading weights."""
+    """Show the content of a checkpoint, without reading weights."""
     from cetane.pipeline.inspect import inspect as look
 
     content = look(model)

@@ -30,7 +30,7 @@ Name = Annotated[str, typer.Argument(help="An experiment's id.")]
 
 
 def command(example: str, name: str | None = None) -> Any:
-    """A command of the lab, with an example in its help."""
+    """A decorator: enter a command of the lab, with an example in its help."""
 
     def register(function: Any) -> Any:
         epilog = f"Example: [bold]cetane lab {example}[/]"
@@ -41,7 +41,7 @@ def command(example: str, name: str | None = None) -> Any:
 
 
 def open_lab(folder: Path) -> "Lab":
-    """A lab; a last line of its journal that a power loss cut off is set aside."""
+    """A lab. A last line of its journal that a power loss cut off is set aside."""
     from cetane.lab.library import Lab
 
     lab = Lab(folder)
@@ -57,10 +57,10 @@ def open_lab(folder: Path) -> "Lab":
 @command("list --status shelved", "list")
 def list_experiments(
     lab: FolderOption = HERE,
-    status: Annotated[str | None, typer.Option(help="Only those of this status.")] = None,
+    status: Annotated[str | None, typer.Option(help="Only experiments of this status.")] = None,
     json: Json = False,
 ) -> None:
-    """List all experiments, their status, and how their last runs ended."""
+    """List all experiments, with their status and the end of their last run."""
     wanted = None if status is None else as_status(status)
     chosen = {
         name: entry
@@ -98,7 +98,7 @@ def as_status(text: str) -> "Status":
 
 @command("show int8-weights")
 def show(name: Name, lab: FolderOption = HERE, json: Json = False) -> None:
-    """Show an experiment, what it measured last, and what was decided."""
+    """Show an experiment, its last figures and its verdict."""
     from cetane.cli.lab_tables import show_entry
     from cetane.lab.journal import as_dict
 
@@ -140,12 +140,15 @@ def new(name: Name, lab: FolderOption = HERE, json: Json = False) -> None:
 
 
 EveryOption = Annotated[
-    bool, typer.Option("--all", help="All of yours, or of cetane's, that have not run so.")
+    bool,
+    typer.Option("--all", help="All your experiments (cetane's, if you have none) not yet run."),
 ]
-AgainOption = Annotated[bool, typer.Option("--again", help="Those too whose last run still holds.")]
+AgainOption = Annotated[
+    bool, typer.Option("--again", help="Also those whose last run is still valid.")
+]
 ModelsOption = Annotated[
     list[str] | None,
-    typer.Option("--where", metavar="NAME=PATH", help="Where a workload's model is."),
+    typer.Option("--where", metavar="NAME=PATH", help="The path of a workload's model."),
 ]
 
 
@@ -156,12 +159,14 @@ def run(
     again: AgainOption = False,
     lab: FolderOption = HERE,
     models: ModelsOption = None,
-    work: Annotated[Path, typer.Option(help="Where bundles are kept.")] = Path("build/lab"),
+    work: Annotated[Path, typer.Option(help="The folder of the built bundles.")] = Path(
+        "build/lab"
+    ),
     json: Json = False,
 ) -> None:
-    """Run experiments: build both arms, gate and measure them, log it all.
+    """Run experiments: build both arms, gate and measure them, and log everything.
 
-    A run that was stopped goes on. Exit code 1 when a gate is red or a run failed.
+    A stopped run continues. Exit code 1 when a gate fails or a run fails.
     """
     from cetane.cli.lab_tables import show_outcome, show_runs
     from cetane.lab.journal import as_dict
@@ -169,7 +174,7 @@ def run(
     from cetane.mil.fast import share_threads
 
     if bool(names) == every:
-        raise CetaneError("name some experiments, or --all", "cetane lab list has their ids")
+        raise CetaneError("give ids of experiments, or only --all", "cetane lab list has the ids")
     opened, setting = open_lab(lab), Setting(work, places(models or []))
     chosen = [opened.find(name) for name in names or ()]
     chosen = chosen or [one for one in opened.own().values() if one.runnable]
@@ -196,7 +201,7 @@ def run_one(experiment: "Experiment", setting: Any, lab: "Lab", update: Any) -> 
 
 
 def settled_outcome(lab: "Lab", experiment: "Experiment") -> "Outcome | None":
-    """The outcome of the last run, if it tells what another one would."""
+    """The outcome of the last run, if another run would give the same; else None."""
     from cetane.lab.run import settled
 
     held = settled(experiment, lab.journal.runs().get(experiment.id, []))
@@ -242,12 +247,14 @@ def log(
 def verdict(
     name: Name,
     status: Annotated[str, typer.Argument(help=f"One of {STATUSES}.")],
-    reason: Annotated[str, typer.Option(help="Why, with a number.")],
-    obituary: Annotated[str, typer.Option(help="For what is shelved or rejected.")] = "",
+    reason: Annotated[str, typer.Option(help="The reason, with a number.")],
+    obituary: Annotated[
+        str, typer.Option(help="Why not to try again; for shelved and rejected.")
+    ] = "",
     lab: FolderOption = HERE,
     json: Json = False,
 ) -> None:
-    """Decide what becomes of an experiment."""
+    """Record a decision about an experiment."""
     from cetane.lab.journal import as_dict
     from cetane.lab.verdict import decide
 

@@ -1,4 +1,4 @@
-"""Experiments and their runs for people."""
+"""Tables of experiments and their runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cetane.lab.journal import Intent, Outcome, Verdict
 
 
 def show_entry(entry: Entry) -> None:
-    """Print an experiment: the idea, what was measured, what was decided."""
+    """Print an experiment: its idea, its figures and its verdict."""
     one = entry.experiment
     facts(
         {
@@ -28,7 +28,7 @@ def show_entry(entry: Entry) -> None:
     if entry.outcome is not None:
         show_outcome(one, entry.outcome)
     if one.reported:
-        columns = ["the original says", "baseline", "candidate", "source"]
+        columns = ["original figure", "baseline", "candidate", "source"]
         rows = [[r.what, r.baseline, r.candidate, r.source] for r in one.reported]
         table("reported", columns, rows)
     decided = entry.verdict
@@ -46,7 +46,7 @@ def show_entry(entry: Entry) -> None:
 
 
 def recipe_of(experiment: Experiment, name: str) -> str:
-    """An arm's recipe, and how many of its values are changed."""
+    """An arm's recipe, with its changed values and its drafter."""
     arm = experiment.arm("baseline" if name == "baseline" else "candidate")
     changes = [
         f"{table}.{key} = {value}" if isinstance(fields, dict) else f"{table} = {fields}"
@@ -58,7 +58,7 @@ def recipe_of(experiment: Experiment, name: str) -> str:
 
 
 def show_outcome(experiment: Experiment, outcome: Outcome) -> None:
-    """Print the figures of a run, its gates, and what they teach."""
+    """Print the figures of a run, its gates and its lesson."""
     if outcome.error:
         warn(f"{experiment.id}: error: {outcome.error}")
         return
@@ -85,7 +85,7 @@ def show_outcome(experiment: Experiment, outcome: Outcome) -> None:
 
 
 def show_runs(outcomes: Sequence[Outcome]) -> None:
-    """Print how several runs ended."""
+    """Print the ends of several runs."""
     rows = [[o.experiment, o.status, f"{o.seconds:.0f}", o.error or o.surprise] for o in outcomes]
     table("runs", ["id", "ended", "s", "error or surprise"], rows)
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, so that one thing has one name everywhere."""
+"""Options that several commands share, so that each has one name everywhere."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +11,7 @@ Model = Annotated[str, typer.Argument(help="A Hugging Face folder, a GGUF file, 
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle.")]
 Checkpoint = Annotated[
     str | None,
-    typer.Option("--model", help="The checkpoint, if it is not where the build found it."),
+    typer.Option("--model", help="The checkpoint, if it has moved since the build."),
 ]
 RecipeName = Annotated[
     str,
@@ -23,7 +23,7 @@ Context = Annotated[
         "--context",
         metavar="TOKENS",
         min=32,
-        help="Most tokens of prompt and answer, in place of the recipe's.",
+        help="The most tokens of prompt and answer together, in place of the recipe's.",
     ),
 ]
 Bits = Annotated[
@@ -36,7 +36,9 @@ Bits = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any value of the recipe, as tokens.verify=8."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Any value of the recipe, such as tokens.verify=8."
+    ),
 ]
 Output = Annotated[
     Path | None,
@@ -44,19 +46,20 @@ Output = Annotated[
         "--output",
         "-o",
         metavar="PATH",
-        help="Where the bundle goes.",
+        help="The folder of the bundle.",
         show_default="MODEL-RECIPE",
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace another bundle at that place.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace another bundle in that folder.")]
 Rebuild = Annotated[
     bool,
     typer.Option(
-        "--rebuild/--skip-existing", help="Make anew what an interrupted build left, or keep it."
+        "--rebuild/--skip-existing", help="Remake the parts of an interrupted build, or keep them."
     ),
 ]
 ChipName = Annotated[
-    str | None, typer.Option("--chip", help="A chip, as m4-max or a19-pro.", show_default="m4-max")
+    str | None,
+    typer.Option("--chip", help="A chip, such as m4-max or a19-pro.", show_default="m4-max"),
 ]
 OsNumber = Annotated[float | None, typer.Option(min=1, help="The system's number, as iOS counts.")]
 Quality = Annotated[
@@ -68,7 +71,7 @@ Quality = Annotated[
     ),
 ]
 Backend = Annotated[str, typer.Option(help="auto, portable (any machine) or coreml (a Mac).")]
-MaxNew = Annotated[int, typer.Option("--max-new", min=1, help="Most tokens of an answer.")]
+MaxNew = Annotated[int, typer.Option("--max-new", min=1, help="The most tokens of an answer.")]
 DraftTokens = Annotated[
-    int | None, typer.Option(help="Most tokens of a draft.", show_default="verify - 1")
+    int | None, typer.Option(help="The most tokens of a draft.", show_default="verify - 1")
 ]

@@ -1,4 +1,4 @@
-"""What commands print: text, tables and progress for people, one JSON document with `--json`."""
+"""The output of commands: text, tables and progress, or one JSON document with `--json`."""
 
 import json
 import math
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 EVERY = 5.0
-"""Seconds between two lines of progress where there is no terminal."""
+"""Seconds between two lines of progress, without a terminal."""
 
 
 class HasVerdict(Protocol):
-    """What a function of the API returns: data with a verdict."""
+    """A result of the API that has a verdict."""
 
     @property
     def passed(self) -> bool: ...
@@ -36,7 +36,7 @@ Result = TypeVar("Result", bound=HasVerdict)
 
 
 def conclude(result: Result, json: bool, show: Callable[[Result], None]) -> NoReturn:
-    """Print a result, as JSON or by `show`, and end: exit code 1 unless it passed."""
+    """Print a result, as JSON or by `show`, and end, with exit code 1 unless it passed."""
     if json:
         print_json(result.as_json())
     else:
@@ -45,7 +45,7 @@ def conclude(result: Result, json: bool, show: Callable[[Result], None]) -> NoRe
 
 
 def print_json(content: Any) -> None:
-    """One JSON document on one line; what JSON has no number for (a NaN) is null."""
+    """Print one JSON document on one line. NaN and infinity become null."""
     print(json.dumps(finite(content), allow_nan=False))
 
 
@@ -59,20 +59,20 @@ def finite(content: Any) -> Any:
 
 
 def say(text: str) -> None:
-    """A line on standard output, its own line breaks only: paths in it can be copied."""
+    """Print a line on standard output, without added line breaks, so that paths can be copied."""
     console.print(text, markup=False, soft_wrap=True)
 
 
 def warn(text: str) -> None:
-    """A line on the error stream."""
+    """Print a line on the error stream."""
     errors.print(text, markup=False, soft_wrap=True)
 
 
 @contextmanager
 def progress(title: str) -> Iterator["Progress"]:
-    """A bar on the error stream while the block runs, and nothing of it afterwards.
+    """A context with a progress bar on the error stream, which disappears afterwards.
 
-    Without a terminal it is a line now and then.
+    Without a terminal, it prints a line every few seconds.
     """
     update, close = on_terminal(title) if errors.is_terminal else in_log(title)
     try:
@@ -124,9 +124,9 @@ def cell(value: Any) -> str:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A table as wide as the terminal at most; numbers are right-aligned.
+    """Print a table that is at most as wide as the terminal; numbers are right-aligned.
 
-    Words are never broken: where the columns do not fit, every row becomes a list of its cells.
+    Words are never broken. If the columns do not fit, every row becomes a list of its cells.
     """
     cells = [[cell(value) for value in row] for row in rows]
     widest = [max(longest(t) for t in texts) for texts in zip(columns, *cells, strict=True)]
@@ -150,7 +150,7 @@ def longest(text: str) -> int:
 
 
 def listed(title: str, columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    """Rows below each other, the first cell as a heading."""
+    """Print rows as lists of cells; the first cell is the heading."""
     console.print(Text(title, "bold"), soft_wrap=True)
     for row in cells:
         say(f"  {row[0]}")
@@ -159,8 +159,10 @@ def listed(title: str, columns: Sequence[str], cells: Sequence[Sequence[str]]) -
 
 
 def facts(values: Mapping[str, Any], title: str = "", indent: int = 2) -> None:
-    """Names and values below each other; values that are empty are left out. Lines end between
-    words: a path or a digest is never broken."""
+    """Print names and values below each other, without empty values.
+
+    Lines end between words, so a path or a digest is never broken.
+    """
     shown = {name: text for name, value in values.items() if (text := cell(value))}
     if title:
         console.print(Text(title, "bold"), soft_wrap=True)
@@ -178,5 +180,5 @@ def verdict(passed: bool) -> str:
 
 
 def megabytes(count: float) -> str:
-    """A number of bytes for people."""
+    """A number of bytes in megabytes, with its unit."""
     return f"{count / 1e6:.1f} MB"

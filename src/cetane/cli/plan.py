@@ -1,4 +1,4 @@
-"""cetane plan: what a build would make."""
+"""cetane plan: the shards, functions and bytes of a future build."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +16,7 @@ SweepOption = Annotated[
     bool, typer.Option("--sweep", help="Rank all layouts, contracts, formats, T and contexts.")
 ]
 ExplainOption = Annotated[
-    bool, typer.Option("--explain", help="Where every predicted number comes from.")
+    bool, typer.Option("--explain", help="Show the source of every predicted number.")
 ]
 
 
@@ -32,9 +32,9 @@ def plan(
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Show what a port would make, without reading weights: shards, functions, bytes.
+    """Show the shards, functions and bytes of a port, without reading weights.
 
-    Refuses what port would refuse. With --chip, predicts how fast that chip runs it.
+    Refuses whatever port would refuse. With --chip, predicts the speed on that chip.
     """
     from cetane.cli import forecast as shown
     from cetane.cli import plan_tables
@@ -59,7 +59,7 @@ def plan(
         if predicted:
             shown.show(predicted, explain)
         else:
-            say("--chip m4-max predicts its speed there")
+            say("to predict the speed on a chip, add --chip m4-max")
 
 
 def rank_all(request: "Request", chip: str, json: bool) -> None:

@@ -1,4 +1,4 @@
-"""A plan for people: three lines, then tables."""
+"""Lines and tables of a plan."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 
 def show(plan: Plan, chip: str | None = None, tables: bool = True) -> None:
-    """Print a plan; shards with equal functions share a table of inputs and outputs."""
+    """Print a plan. Shards with equal functions share a table of inputs and outputs."""
     show_summary(plan)
     most = find_chip(chip or DEFAULT_CHIP).figure("programs").value
     if len(plan.functions) > most:
         warn(
-            f"warning: a process is reported to hold about {most:.0f} loaded programs; "
-            "fewer modes, or larger shards, need fewer"
+            f"warning: reports say that a process holds about {most:.0f} loaded programs; "
+            "use fewer modes or larger shards"
         )
     if tables:
         show_tables(plan)
 
 
 def show_summary(plan: Plan) -> None:
-    """Three lines: the model and its cache, what is built, and how it is called."""
+    """Print three lines: the model and its context, packages and calls, and bytes."""
     recipe = plan.recipe
     caches = ", ".join(
         f"{name} {slots.contract} {slots.count}" for name, slots in plan.caches.items()
@@ -51,12 +51,12 @@ def show_summary(plan: Plan) -> None:
 
 
 def widths(plan: Plan) -> str:
-    """Tokens of every mode's call."""
+    """The tokens of every mode's call, in words."""
     return ", ".join(f"{mode.tokens} ({name})" for name, mode in plan.modes.items())
 
 
 def show_tables(plan: Plan) -> None:
-    """Shards, the interface of the first shard of every kind, and the cache by context."""
+    """Print shards, the interface of the first shard of every kind, and the cache by context."""
     rows = [
         [s.name, s.kind, len(s.blocks), megabytes(s.weight_bytes), functions(s)]
         for s in plan.shards
@@ -80,7 +80,7 @@ def show_tables(plan: Plan) -> None:
 
 
 def functions(shard: ShardPlan) -> str:
-    """Names and widths; those of experts in short."""
+    """The names and widths of functions; those of experts only as a number."""
     routed = [f for f in shard.functions if f.name.startswith("expert-")]
     named = [f"{f.name}:{f.tokens}" for f in shard.functions if f not in routed]
     return " ".join([*named, *([f"+ {len(routed)} of experts"] if routed else [])])

@@ -63,9 +63,9 @@ def port(
 ) -> None:
     """Port a model: plan it, build it, and prove that the result is right.
 
-    What the recipe leaves to cetane is chosen first. The first shard of every kind is judged before
-    the others are made. Run again after an interruption: it resumes. Exit code 1 when a gate is
-    red.
+    The values that the recipe leaves to cetane are chosen first. The first shard of every kind is
+    judged before the others are made. After an interruption, run it again: it resumes. Exit code 1
+    when a gate fails.
     """
     from cetane.cli.plan_tables import show as show_plan
     from cetane.gates.residency.target import DEFAULT_OS
@@ -90,7 +90,7 @@ def port(
 
 
 def show(result: PortResult, verbose: bool) -> None:
-    """Print what was chosen, every gate in a line, the predicted speed, and what to do next."""
+    """Print the choices, a line for every gate, the predicted speed, and the next command."""
     from cetane.cli.forecast import headline
     from cetane.cli.gate_tables import show_checks, show_golden, show_why, summary
     from cetane.schema.recipe import value_of
@@ -108,8 +108,8 @@ def show(result: PortResult, verbose: bool) -> None:
     if result.bundle is None:
         show_why(result.explanation)
         warn(
-            "the first shards are refused, so the others were not built; "
-            "once the cause is mended, --rebuild makes them anew"
+            "the first shards failed, so the others were not built; "
+            "after mending the cause, run again with --rebuild"
         )
         return
     assert result.golden is not None
@@ -125,8 +125,7 @@ def show(result: PortResult, verbose: bool) -> None:
 
 
 def show_residency(result: PortResult) -> None:
-    """Say what keeps the shards off the ANE of a chip; of a chip that nobody named, that it decides
-    nothing."""
+    """Print what keeps the first shards off the ANE. Without a named chip it is only a warning."""
     audit = result.residency
     if audit is None:
         return
@@ -141,3 +140,4 @@ def show_residency(result: PortResult) -> None:
         warn(f"{named}: {reason}")
     if not result.residency_required:
         say("residency is not judged, since no chip is required: --chip a19-pro does")
+    warn("  for details: cetane audit BUNDLE")

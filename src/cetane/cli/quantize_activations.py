@@ -1,4 +1,4 @@
-"""cetane quantize-activations: W8A8 and W4A8, and what they cost."""
+"""cetane quantize-activations: W8A8 and W4A8, and their loss of quality."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SamplesOption = Annotated[
 ]
 RangesOption = Annotated[
     Literal["all", "last"],
-    typer.Option(help="Of all samples, or of the last one, as coremltools itself keeps."),
+    typer.Option(help="all: ranges of all samples; last: of the last one, as in coremltools."),
 ]
 AdditionsOption = Annotated[
-    bool, typer.Option("--additions", help="Quantize additions too, as coremltools does.")
+    bool, typer.Option("--additions", help="Quantize additions too, as in coremltools.")
 ]
 SmoothOption = Annotated[
-    bool, typer.Option("--smooth", help="SmoothQuant first (models of the Llama family).")
+    bool, typer.Option("--smooth", help="Apply SmoothQuant first (only the Llama family).")
 ]
 TextOption = Annotated[
     Path | None, typer.Option(help="Judge on this text.", show_default="held-out prompts")
@@ -35,20 +35,20 @@ TextOption = Annotated[
 
 def quantize_activations(
     bundle: BundlePath,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where the new bundle goes.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the new bundle.")],
     samples: SamplesOption = "real",
     ranges: RangesOption = "all",
     additions: AdditionsOption = False,
     smooth: SmoothOption = False,
     model: Checkpoint = None,
     text: TextOption = None,
-    tokens: Annotated[int, typer.Option(min=2, help="Most tokens of the text.")] = 1024,
+    tokens: Annotated[int, typer.Option(min=2, help="The most tokens of the text.")] = 1024,
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Give a bundle activations of 8 bits, calibrated, and compare it with the model.
+    """Calibrate and quantize a bundle's activations to 8 bits, and compare it with the model.
 
-    Weights stay as they are. Exit code 1 when a hidden state's mean cosine is below 0.95.
+    Weights stay unchanged. Exit code 1 when a hidden state's mean cosine is below 0.95.
     """
     from cetane.activations import Options, judge_activations
 
@@ -69,7 +69,7 @@ def show(outcome: ActivationOutcome) -> None:
     """Print cosines by shard, the quality before and after, and the verdict."""
     before, after = outcome.before, outcome.after
     table(
-        "what shards hand on, against the model: mean cosine, and of the worst token",
+        "hidden states after each shard against the model: mean cosine, and the worst token's",
         ["shard", "before", "worst", "after", "worst"],
         [
             [two.shard, one.cosine, one.cosine_min, two.cosine, two.cosine_min]

@@ -1,4 +1,4 @@
-"""cetane recipes: what can be built by name."""
+"""cetane recipes: the recipes that come with cetane."""
 
 from cetane.cli.options import Json
 from cetane.cli.output import console, facts, print_json, say

@@ -1,11 +1,11 @@
-"""cetane recompile: a bundle's programs for this build of macOS."""
+"""cetane recompile: compiles a bundle's programs for this build of macOS."""
 
 from cetane.cli.options import BundlePath, Json
 from cetane.cli.output import print_json, progress, table
 
 
 def recompile(bundle: BundlePath, json: Json = False) -> None:
-    """Compile every shard anew and load it, as after an upgrade of the system (macOS)."""
+    """Compile and load every shard again, as needed after an upgrade of macOS."""
     from cetane.pipeline.recompile import recompile as compile_anew
 
     with progress("recompile") as update:

@@ -1,4 +1,4 @@
-"""cetane report: a page to look at."""
+"""cetane report: one HTML page about a bundle or an experiment."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cetane.report.content import BundleReport
 
 ID = re.compile(r"[a-z0-9][a-z0-9-]*")
-"""An experiment's; a path that is not there looks otherwise, or nearly."""
+"""An experiment's id. The path of a missing bundle rarely looks like one."""
 
 
 def report(
@@ -24,10 +24,11 @@ def report(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")],
     sweep: Annotated[
-        Path | None, typer.Option(help="What cetane sweep wrote, for quality against bits.")
+        Path | None,
+        typer.Option(help="The folder or sweep.jsonl of cetane sweep, for quality against bits."),
     ] = None,
     bench: Annotated[
-        Path | None, typer.Option(help="What cetane bench --json printed, for drafts.")
+        Path | None, typer.Option(help="The output of cetane bench --json, for drafts.")
     ] = None,
     lab: Annotated[Path, typer.Option("--lab", help="The folder of your experiments.")] = Path(
         "experiments"
@@ -44,7 +45,9 @@ def report(
     from cetane.report.page import page
 
     if output.suffix != ".html":
-        raise CetaneError(f"{output}: a page ends in .html", "its JSON lies beside it")
+        raise CetaneError(
+            f"{output}: a page's name must end in .html", "its JSON is written beside it"
+        )
     with disk_errors(output):
         output.parent.mkdir(parents=True, exist_ok=True)
     with progress("report"):
@@ -90,6 +93,7 @@ def about_bundle(
     from cetane.report.given import read_benchmark, read_sweep
 
     bundle = Bundle(path)
+    bundle.verify()
     return bundle_report(
         bundle,
         find_chip(chip or DEFAULT_CHIP),

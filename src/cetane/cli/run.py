@@ -1,4 +1,4 @@
-"""cetane run: text from a bundle."""
+"""cetane run: generates text with a bundle."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 PromptIdsOption = Annotated[
-    str | None, typer.Option(help="Token ids, separated by commas, in place of a text.")
+    str | None, typer.Option(help="Token ids, separated by commas, in place of a prompt.")
 ]
 SpeculativeOption = Annotated[
     str | None,
     typer.Option(
-        help="Draft tokens, verify several at once: ngram, suffix, union, medusa, eagle3, or "
-        "the path of a smaller bundle."
+        help="The drafter, for verifying several tokens at once: ngram, suffix, union, medusa, "
+        "eagle3, or the path of a smaller bundle."
     ),
 ]
 
 
 def run(
     bundle: BundlePath,
-    prompt: Annotated[str | None, typer.Argument(help="What to ask.")] = None,
+    prompt: Annotated[str | None, typer.Argument(help="The prompt.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Hold a conversation.")] = False,
     prompt_ids: PromptIdsOption = None,
     max_new: MaxNew = 512,
@@ -39,10 +39,10 @@ def run(
     seed: Annotated[int | None, typer.Option(min=0, help="Makes sampling repeatable.")] = None,
     backend: Backend = "auto",
     speculative: SpeculativeOption = None,
-    ngram_min: Annotated[int, typer.Option(help="Shortest match of a text with itself.")] = 1,
-    ngram_max: Annotated[int, typer.Option(help="Longest match.")] = 8,
+    ngram_min: Annotated[int, typer.Option(help="The shortest match, in tokens.")] = 1,
+    ngram_max: Annotated[int, typer.Option(help="The longest match, in tokens.")] = 8,
     draft_tokens: DraftTokens = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Print where time went.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Print the time by shard.")] = False,
     json: Json = False,
 ) -> None:
     """Generate text from a bundle's Core ML packages, on any machine."""
@@ -68,11 +68,11 @@ def run(
 
 
 def check(chat: bool, json: bool, prompt: str | None, prompt_ids: str | None) -> None:
-    """CetaneError unless there is one thing to do."""
+    """Raise CetaneError unless there is exactly one of prompt, ids and chat."""
     if sum([chat, prompt is not None, prompt_ids is not None]) != 1:
         raise CetaneError("give one of: a prompt, --prompt-ids, or --chat")
     if chat and json:
-        raise CetaneError("--json is for one answer, not for --chat")
+        raise CetaneError("--json is only for one answer, so not for --chat")
 
 
 def answer(
@@ -83,7 +83,7 @@ def answer(
     profile: bool,
     json: bool,
 ) -> None:
-    """Print one answer as it comes, or as JSON with what it took."""
+    """Print one answer as it comes, or as JSON with its counters."""
     from cetane.cli.chat import ending, show
 
     if not json:
@@ -95,7 +95,7 @@ def answer(
 
 
 def counted(model: LanguageModel, profile: bool) -> dict[str, Any]:
-    """What the drafter and the engine counted."""
+    """The counters of the drafter and of the engine."""
     speculation = model.speculation()
     return ({"profile": dict(model.engine.seconds)} if profile else {}) | (
         {} if speculation is None else {"speculation": speculation}
@@ -103,7 +103,7 @@ def counted(model: LanguageModel, profile: bool) -> dict[str, Any]:
 
 
 def show_profile(model: LanguageModel) -> None:
-    """Print seconds by what they went to, and the drafter's counters."""
+    """Print the seconds by shard, and the drafter's counters."""
     for title, values in counted(model, profile=True).items():
         facts({name: "-" if v is None else v for name, v in values.items()}, title)
 

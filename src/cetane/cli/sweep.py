@@ -1,4 +1,4 @@
-"""cetane sweep: how small a model can be made, and what that costs."""
+"""cetane sweep: judges many compressions of a model, by size and quality."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ if TYPE_CHECKING:
 
 TextOption = Annotated[
     Path | None,
-    typer.Option(
-        help="Judge on this text: first sensitivities, then points.", show_default="our own"
-    ),
+    typer.Option(help="The text to measure and judge on.", show_default="a text of cetane"),
 ]
 BudgetOption = Annotated[
     str | None,
     typer.Option(
-        help="The size to choose a point for: 4.25 bits a weight, or 60MB.",
+        help="The size of the chosen point: 4.25 bits a weight, or 60MB.",
         show_default="that of palette4-kmeans-group32",
     ),
 ]
 FormatsOption = Annotated[
     list[str] | None,
-    typer.Option(help="Only formats of this name or pattern, of all that there are; '*' is all."),
+    typer.Option(help="Only formats of this name or pattern; '*' for all formats."),
 ]
 OutputOption = Annotated[
     Path | None, typer.Option("--output", "-o", help="The folder.", show_default="NAME-sweep")
@@ -48,10 +46,10 @@ def sweep(
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Judge many compressions of a model on a text, without building one, and choose.
+    """Judge many compressions of a model on a text, without building any, and choose one.
 
-    Run again after an interruption: what is known is kept. Writes the points, a plot, and the
-    chosen point as a recipe.
+    Writes the points, a plot, and the chosen point as a recipe. After an interruption, run it
+    again: it keeps its results.
     """
     from cetane.hardware.chips import DEFAULT_CHIP
     from cetane.sweeps.choose import sweep as choose
@@ -70,7 +68,7 @@ def sweep(
 
 
 def show(result: SweepResult, verbose: bool) -> None:
-    """Print the points of the front, or all, the chosen one, and what was written."""
+    """Print the points of the front, or all, the chosen point, and the files."""
     front = {point.key for point in result.front}
     chosen = None if result.chosen is None else result.chosen.key
     known = sorted(result.points, key=lambda p: (-p.weight_bytes, p.kl))
@@ -83,7 +81,7 @@ def show(result: SweepResult, verbose: bool) -> None:
         [row(point, chosen) for point in shown],
     )
     if len(shown) < len(known):
-        say(f"{len(known) - len(shown)} more are larger and worse than one of these: -v lists all")
+        say(f"{len(known) - len(shown)} more are larger and worse than these; -v lists all")
     for name, reason in result.refused.items():
         warn(f"left out: {name}: {reason}")
     for point in shown:
@@ -109,7 +107,7 @@ def show(result: SweepResult, verbose: bool) -> None:
 
 
 def row(point: Point, chosen: str | None) -> list[str]:
-    """A point under the columns of the table."""
+    """A point as a row of the table."""
     right = sum(answer.expected for answer in point.smoke if answer.expected is not None)
     asked = sum(answer.expected is not None for answer in point.smoke)
     return [

@@ -1,4 +1,4 @@
-"""cetane train-head: a draft head for a bundle."""
+"""cetane train-head: trains a draft head for a bundle."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 def train_head(
     bundle: BundlePath,
     kind: Annotated[Literal["medusa", "eagle3"], typer.Argument(help="medusa or eagle3.")],
-    text: Annotated[list[Path], typer.Option(help="A text to learn from; may be repeated.")],
+    text: Annotated[list[Path], typer.Option(help="A text to learn from; repeat for more.")],
     model: Checkpoint = None,
     features: Annotated[
-        Path | None, typer.Option(help="Keep hidden states here, for another run or head.")
+        Path | None,
+        typer.Option(help="A folder that keeps hidden states for other runs."),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=2, help="Most tokens of every text.")] = 200_000,
-    window: Annotated[int, typer.Option(min=16, help="Tokens that are seen together.")] = 256,
-    vocabulary: Annotated[int, typer.Option(min=1, help="Tokens it may propose.")] = 8192,
+    tokens: Annotated[int, typer.Option(min=2, help="The most tokens of each text.")] = 200_000,
+    window: Annotated[int, typer.Option(min=16, help="Tokens of a training window.")] = 256,
+    vocabulary: Annotated[int, typer.Option(min=1, help="Number of tokens to propose.")] = 8192,
     steps: Annotated[int, typer.Option(min=1, max=16, help="Tokens of a draft.")] = 3,
-    epochs: Annotated[int, typer.Option(min=1, help="Times that all of the text is seen.")] = 10,
-    minutes: Annotated[float, typer.Option(min=0, help="Most minutes of all this.")] = 30.0,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the whole text.")] = 10,
+    minutes: Annotated[float, typer.Option(min=0, help="The most minutes of training.")] = 30.0,
     batch: Annotated[int, typer.Option(min=1, help="Windows of a step, on each device.")] = 4,
     json: Json = False,
 ) -> None:
-    """Train a head that drafts for a bundle, and make it a shard of the bundle.
+    """Train a draft head for a bundle, and add it to the bundle as a shard.
 
-    It learns from hidden states of the calls that decode, and replaces an earlier head of its
-    kind. Started by `torchrun`, it trains on several devices. Exit code 1 when its golden gate is
-    red.
+    It learns from hidden states of decoding calls, and replaces an earlier draft head of its kind.
+    With `torchrun`, it trains on several devices. Exit code 1 when its golden gate fails.
     """
     from cetane.pipeline.draft_head import DraftHeadSettings
     from cetane.pipeline.draft_head import train_draft_head as train
@@ -51,7 +51,7 @@ def train_head(
 
 
 def show(result: TrainedDraftHead) -> None:
-    """Print how many drafted tokens are right, the gate, and what was written."""
+    """Print the shares of right drafted tokens, the gate and the files."""
     from cetane.cli.gate_tables import show_head
 
     before, after = result.untrained, result.trained

@@ -1,4 +1,4 @@
-"""cetane validate: the gates of a finished bundle."""
+"""cetane validate: runs the gates of a finished bundle."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,35 +6,72 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cetane.cli.options import Checkpoint, Json, Verbose
-from cetane.cli.output import conclude, console, facts, print_json, progress, verdict, warn
+from cetane.cli.output import (
+    conclude,
+    console,
+    facts,
+    print_json,
+    progress,
+    say,
+    verdict,
+    warn,
+)
+from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
+    from cetane.gates.layers import LayersResult
     from cetane.pipeline.validate import Validation
 
 
 def validate(
     bundle: Annotated[
         Path,
-        typer.Argument(metavar="BUNDLE", help="A bundle, or a folder of CoreML-LLM's runtime."),
+        typer.Argument(metavar="BUNDLE", help="A bundle, or a folder for CoreML-LLM's runtime."),
     ],
     model: Checkpoint = None,
     text: Annotated[
         Path | None,
         typer.Option("--perplexity", help="Measure perplexity on a text file instead."),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=2, help="Most tokens of the text.")] = 20_000,
+    tokens: Annotated[int, typer.Option(min=2, help="The most tokens of the text.")] = 20_000,
+    layer: Annotated[
+        int | None,
+        typer.Option("--layer", metavar="N", help="Only the shard that holds block N, alone."),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Only every shard, each alone.")] = False,
+    prompt_ids: Annotated[
+        str | None,
+        typer.Option("--prompt-ids", metavar="IDS", help="Of --layer and --full: as 1,1000,5000."),
+    ] = None,
+    n_probes: Annotated[
+        int, typer.Option("--n-probes", min=1, help="The same: random sequences of tokens.")
+    ] = 1,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Compare a bundle with the Hugging Face model, and its draft heads with what was trained.
+    """Compare a bundle with the Hugging Face model, and its draft heads with the trained ones.
 
-    First, its packages and tables are compared with its manifest and with each other. Exit code 1
-    when a gate is red.
+    --layer and --full are the validator of the published ports: shards alone, each on the model's
+    own tensors. They take seconds, and prove less.
+
+    Before that, its packages and tables are compared with its manifest and with each other. Exit
+    code 1 when a gate fails.
     """
     from cetane.pipeline import validate as gates
 
-    if (bundle / "model_config.json").is_file():  # which no bundle has
+    if (bundle / "model_config.json").is_file():  # no bundle has this file
         validate_folder(bundle, json)
+    if layer is not None and full:
+        raise CetaneError("--layer and --full exclude each other")
+    if layer is not None or full:
+        with progress("validate") as update:
+            judged = gates.validate_layers(
+                bundle, block=layer, prompt_ids=parse_ids(prompt_ids), probes=n_probes,
+                model=model, progress=update,
+            )  # fmt: skip
+        conclude(judged, json, show_layers)
+    if prompt_ids is not None:
+        raise CetaneError("--prompt-ids is for --layer and --full")
     if text is not None:
         measure(bundle, text, tokens, model, json)
     with progress("validate") as update:
@@ -42,8 +79,27 @@ def validate(
     conclude(result, json, lambda outcome: show(outcome, verbose))
 
 
+def parse_ids(text: str | None) -> tuple[int, ...]:
+    """Token ids with commas between them."""
+    try:
+        return tuple(int(part) for part in (text or "").split(",") if part.strip())
+    except ValueError as error:
+        raise CetaneError(f"--prompt-ids {text}: not numbers", "write 1,1000,5000") from error
+
+
+def show_layers(result: "LayersResult") -> None:
+    """Print every shard, then the line that the published validator ends with."""
+    for one in result.screened:
+        warn(f"token {one.token} is left out: {one.reason}")
+    for score in result.shards:
+        console.print(
+            f"{score.shard}: {verdict(score.passed)}, mean {score.mean:.6f}, min {score.min:.6f}"
+        )
+    say(result.line)
+
+
 def validate_folder(folder: Path, json: bool) -> None:
-    """Check the contract of a folder of CoreML-LLM's runtime."""
+    """Check a folder against the contract of CoreML-LLM's runtime."""
     from cetane.export import coreml_llm
 
     problems = coreml_llm.check(folder)

@@ -1,4 +1,4 @@
-"""cetane vocabulary: the tokens that a smaller head needs."""
+"""cetane vocabulary: chooses the tokens of a smaller head."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ if TYPE_CHECKING:
 
 HeldOutOption = Annotated[
     list[Path] | None,
-    typer.Option(help="A text to judge by.", show_default="every tenth part of the others"),
+    typer.Option(help="A text to judge on.", show_default="a tenth of the other texts"),
 ]
 CoverageOption = Annotated[
-    float, typer.Option(min=0.5, max=1.0, help="Of the text, and of the model's choices.")
+    float,
+    typer.Option(min=0.5, max=1.0, help="The share of text and of choices to cover."),
 ]
 ChoicesOption = Annotated[
-    int, typer.Option(min=0, help="Tokens after which the model is asked for its choice.")
+    int, typer.Option(min=0, help="The number of the model's own choices to collect.")
 ]
 
 
 def vocabulary(
     model: Model,
-    text: Annotated[list[Path], typer.Option(help="A text like those to write; may be repeated.")],
+    text: Annotated[
+        list[Path], typer.Option(help="A text like the future output; repeat for more.")
+    ],
     held_out: HeldOutOption = None,
     coverage: CoverageOption = 0.999,
     choices: ChoicesOption = 4096,
@@ -39,10 +42,10 @@ def vocabulary(
     ),
     json: Json = False,
 ) -> None:
-    """Choose the tokens that a head must have. Tokenizer and embeddings stay whole.
+    """Choose the tokens of a smaller head. Tokenizer and embeddings stay whole.
 
-    Chosen from texts and from the model's own greedy choices after them; special tokens, bytes and
-    single characters always stay, so any text can still be written.
+    They come from texts and from the model's own greedy choices in them. Special tokens, bytes and
+    single characters always stay, so that any text can be written.
     """
     from cetane.pipeline.request import make_request
     from cetane.pipeline.vocabulary import choose_vocabulary
@@ -59,14 +62,14 @@ def vocabulary(
     show(result, recipe)
     if result.reached is not None and result.reached < coverage:
         warn(
-            f"warning: {result.reached:.2%} of the held-out text, not {coverage:.2%}, as of the "
-            "texts that the tokens were chosen from: more of them, or others, would tell more"
+            f"warning: the tokens cover {result.reached:.2%} of the held-out text, but "
+            f"{coverage:.2%} of the texts that chose them; give more texts, or other ones"
         )
     say(f'wrote {output}; [head] subset = "{output.name}" in a recipe beside it')
 
 
 def show(result: VocabularyResult, recipe: str) -> None:
-    """Print what a head of every size covers."""
+    """Print the coverage of heads of several sizes."""
     whole = result.sizes[-1].head_bytes
     table(
         f"coverage by size; {result.necessary} tokens always stay; bytes by the recipe {recipe}",

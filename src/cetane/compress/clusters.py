@@ -1,7 +1,7 @@
 """k-means in one dimension on a histogram of fp16 weights, compiled by numba.
 
-Weights come as their bit patterns, in uint16, because numba has no fp16 on CPUs. Import this only
-to encode: see `kernels`. Nothing here calls `kernels`: numba's cache would not notice it change.
+Weights are bit patterns in uint16, because numba has no fp16 on CPUs. Import this module only to
+encode, as `kernels` says. Nothing here calls `kernels`: numba's cache would not see it change.
 """
 
 import math
@@ -10,11 +10,11 @@ import numpy as np
 from numba import njit, types
 
 _PATTERNS = 0x10000
-_POINTS = 1024  # at least
-_REACH = 8  # how many points a cut may move each way at first
-_CUBE_ROOT = 0x2A9F789300000000  # 2/3 of float64's bias, less what evens out the error
+_POINTS = 1024  # the least number of points
+_REACH = 8  # points that a cut may first move each way
+_CUBE_ROOT = 0x2A9F789300000000  # 2/3 of float64's bias, less a term that evens out the error
 
-# Declared, so that a read-only or unaligned array does not compile everything anew.
+# Declared types: else numba would compile everything again for a read-only or unaligned array.
 _Weights = types.Array(types.uint16, 2, "C", readonly=True, aligned=False)
 _Palettes = types.Array(types.float32, 2, "C", readonly=True)
 _Costs = types.Array(types.float32, 2, "C", readonly=True)
@@ -22,7 +22,9 @@ _Costs = types.Array(types.float32, 2, "C", readonly=True)
 
 @njit
 def _compact(histogram, present, values, counts):  # type: ignore[no-untyped-def]
-    """Distinct finite values in ascending order, their counts, and how many; empties `histogram`.
+    """Fill the distinct finite values, ascending, and their counts; returns how many there are.
+
+    Empties `histogram`.
 
     -0.0 is counted as 0.0.
     """
@@ -31,9 +33,9 @@ def _compact(histogram, present, values, counts):  # type: ignore[no-untyped-def
     distinct = 0
     for order in range(-0x7BFF, 0x7C00):
         pattern = order if order >= 0 else 0x8000 - order
-        # Stored always and kept if counted: a branch would be mispredicted too often.
+        # Always stored, and kept if its count is not zero: a branch is often mispredicted.
         present[distinct] = pattern
-        # The exponent and the mantissa of fp16, in their places in float64; then the bias.
+        # fp16's exponent and mantissa move to their places in float64; then the bias is mended.
         magnitude = np.int64(abs(order) << 42).view(np.float64) * 2.0**1008
         values[distinct] = math.copysign(magnitude, order)
         counts[distinct] = histogram[pattern]
@@ -44,9 +46,9 @@ def _compact(histogram, present, values, counts):  # type: ignore[no-untyped-def
 
 @njit
 def _prefix_sums(values, counts, sums):  # type: ignore[no-untyped-def]
-    """Sums of counts, counts · values and counts · values² before each value.
+    """Fill the sums of counts, counts · values and counts · values² before each value.
 
-    They start from zero, not from the least value: an outlier must not swallow the small ones.
+    The sums start at the value zero, not at the least: an outlier would swallow small values.
     """
     middle = np.searchsorted(values, 0.0)
     sums[:, middle] = 0
@@ -62,19 +64,22 @@ def _prefix_sums(values, counts, sums):  # type: ignore[no-untyped-def]
 
 @njit
 def _points(values, counts, most):  # type: ignore[no-untyped-def]
-    """Where each of at most `most` runs of neighbouring values starts, and the end of the last."""
+    """Cut the values into at most `most` runs of neighbours, called points.
+
+    Returns the start of each run, and the end of the last.
+    """
     distinct = len(values)
     if distinct <= most:
         return np.arange(distinct + 1)
-    # Point density ∝ (weight density)^(1/3) is best for squared error and isolates outliers.
+    # A point density ∝ (weight density)^(1/3) is best for squared error, and isolates outliers.
     density = np.empty(distinct)
     for i in range(distinct):
         left, right = max(i - 1, 0), min(i + 1, distinct - 1)
         gap = (values[right] - values[left]) / (right - left)
-        # A third of the bits is the cube root within 4 %, in a tenth of the time.
+        # A third of the bits gives the cube root within 4 %, in a tenth of the time.
         cube = np.float64(counts[i] * gap * gap)
         density[i] = np.int64(cube.view(np.int64) // 3 + _CUBE_ROOT).view(np.float64)
-    # A value needs no more than one point: without the cap, outliers would take them all.
+    # A value needs at most one point. Without this cap, outliers would take all points.
     point = density.sum() / most
     while density.max() > 2 * point:
         density = np.minimum(density, point)
@@ -100,11 +105,11 @@ def _error(sums, start, end):  # type: ignore[no-untyped-def]
 
 @njit
 def _cut(sums, low, high, cuts):  # type: ignore[no-untyped-def]
-    """Fill `cuts`: cluster j is `cuts[j]:cuts[j + 1]`, the least squared error for which every cut
-    is from `low` to `high`, both ascending strictly.
+    """Fill `cuts` with the clusters of least squared error; cluster j is `cuts[j]:cuts[j + 1]`.
 
-    A dynamic programme over clusters. The best start of the last cluster ascends with its end and
-    with the number of clusters, so that ends solved before bound the search for those between.
+    Every cut lies between `low` and `high`, which both ascend strictly. This is a dynamic programme
+    over clusters. The best start of the last cluster ascends with its end and with the number of
+    clusters. So ends that are already solved bound the search for the ends between them.
     """
     size = len(cuts) - 1
     width = (high - low).max() + 1
@@ -144,19 +149,19 @@ def _cut(sums, low, high, cuts):  # type: ignore[no-untyped-def]
 
 @njit
 def _nearest_half(x):  # type: ignore[no-untyped-def]
-    """A float64 within fp16's range rounded to fp16, ties to even."""
+    """A float64 inside fp16's range, rounded to fp16, ties to even."""
     step = math.ldexp(1.0, max(math.frexp(x)[1], -13) - 11)
     return np.rint(x / step) * step
 
 
 @njit
 def _centroids(values, counts, entries):  # type: ignore[no-untyped-def]
-    """Fill `entries` with the means, rounded to fp16, of the best clusters of ascending values.
+    """Fill `entries` with the means of the best clusters of ascending values, rounded to fp16.
 
-    Exact k-means on all ~13,000 distinct values of a group takes 40 ms at 4 bits. So it is done on
-    points, at least 8 a cluster, and then on all values with each cut kept within a few points of
-    its place, or within more where a cut would go farther. Measured at 4 bits, that was no worse
-    than coremltools' exact k-means in any of 116 groups of 65,536.
+    Exact k-means on all ~13,000 distinct values of a group takes 40 ms at 4 bits. So a first pass
+    clusters points, at least 8 a cluster. A second pass clusters all values, and keeps each cut
+    within a few points of its place; a cut that wants to go farther gets more. Measured at 4 bits,
+    this was no worse than coremltools' exact k-means in any of 116 groups of 65,536.
     """
     size, distinct = len(entries), len(values)
     sums = np.empty((3, distinct + 1))
@@ -193,7 +198,7 @@ def _centroids(values, counts, entries):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _is_past(value, entries, entry):  # type: ignore[no-untyped-def]
-    """Whether the next entry is nearer to a value than this one, on the way up."""
+    """Whether a value is nearer to the next entry than to this one; entries ascend."""
     return entry + 1 < len(entries) and (
         2 * value > np.float64(entries[entry]) + np.float64(entries[entry + 1])
     )
@@ -212,10 +217,11 @@ def _squared_error(values, counts, entries):  # type: ignore[no-untyped-def]
 @njit(types.void(_Weights, _Costs, _Palettes, types.float32[:, ::1], types.uint8[:, ::1]),
       nogil=True, cache=True)  # fmt: skip
 def kmeans(weights, costs, evenly, lut, indices):  # type: ignore[no-untyped-def]
-    """The palette of least squared error for each row: `lut`, ascending fp16 values, and indices.
+    """Fill the palette of least squared error for each row: `lut`, ascending fp16 values,
+    `indices`.
 
-    `costs` are what a squared error of each weight counts, above zero; of no columns, if all count
-    the same. `evenly` is a palette that is taken where it is better.
+    `costs` multiply the squared error of each weight; they are above zero, and have no columns if
+    all are equal. `evenly` holds evenly spaced palettes, which a row takes where they are better.
     """
     size = lut.shape[1]
     histogram = np.zeros(_PATTERNS)
@@ -238,7 +244,7 @@ def kmeans(weights, costs, evenly, lut, indices):  # type: ignore[no-untyped-def
         else:
             v, c = values[:distinct], counts[:distinct]
             _centroids(v, c, entries)
-            # Rounding to fp16 costs a little: evenly spaced values are better served so.
+            # Means lose a little when they are rounded to fp16: even spacing can then be better.
             if _squared_error(v, c, evenly[row]) < _squared_error(v, c, entries):
                 entries[:] = evenly[row]
         entry = 0

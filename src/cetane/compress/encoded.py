@@ -1,4 +1,4 @@
-"""What `encode` returns: the constants that ship, and the weights Core ML makes of them."""
+"""Encoded weights: the constants that ship, and the weights that Core ML decodes from them."""
 
 from dataclasses import dataclass
 
@@ -23,9 +23,9 @@ class Dense:
 class Affine:
     """The inputs of `constexpr_blockwise_shift_scale`, without offset.
 
-    `data` is int8 with the weight's shape (O, I, ...) and values of 8 or 4 `bits`, not packed;
-    `scale` is fp16 of the same rank, with shape (O, 1, ...) for one scale an output channel,
-    (1, 1, ...) for one in all, or (O, blocks, 1, ...), where blocks divides I.
+    `data` is int8 with the weight's shape (O, I, ...) and values of 8 or 4 `bits`, not packed.
+    `scale` is fp16 of the same rank. Its shape is (O, 1, ...) for one scale an output channel,
+    (1, 1, ...) for one scale in all, or (O, blocks, 1, ...), where blocks divides I.
     """
 
     data: npt.NDArray[np.int8]
@@ -40,7 +40,7 @@ class Affine:
         return product.reshape(self.data.shape).astype(np.float16)
 
     def packed(self) -> npt.NDArray[np.uint8]:
-        """The data as weight.bin holds them, two's complements: uint8 (⌈elements · bits / 8⌉,)."""
+        """The data as two's complements in weight.bin: uint8 (⌈elements · bits / 8⌉,)."""
         if self.bits == 8:
             return self.data.reshape(-1).view(np.uint8)
         return packed(self.data.view(np.uint8) & np.uint8(2**self.bits - 1), self.bits)
@@ -59,16 +59,16 @@ class Palettized:
     bits: int
 
     def decode(self) -> Half:
-        """The entry each index points to, fp16 of shape (O, I, ...); exact."""
+        """The entry at each index, fp16 of shape (O, I, ...); exact."""
         groups = self.lut.shape[0]
         lut = self.lut.reshape(groups, -1)
         weight = np.take_along_axis(lut, self.indices.reshape(groups, -1), axis=1)
         return weight.reshape(self.indices.shape)
 
     def packed(self) -> npt.NDArray[np.uint8]:
-        """The indices as weight.bin holds them, one after the other, from the lowest bit up.
+        """The indices in weight.bin, one after the other, from the lowest bit up.
 
-        uint8 of shape (⌈indices · bits / 8⌉,); bits that are left of the last byte are zero.
+        uint8 of shape (⌈indices · bits / 8⌉,). Unused bits of the last byte are zero.
         """
         return packed(self.indices, self.bits)
 
@@ -77,7 +77,7 @@ Encoded = Dense | Affine | Palettized
 
 
 def packed(values: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
-    """Values of some bits one after the other, from the lowest bit up; the rest is zero."""
+    """Values of `bits` bits, one after the other, from the lowest bit up. Unused bits are zero."""
     from cetane.compress import kernels  # here because numba takes a while to load
 
     flat = values.reshape(-1)

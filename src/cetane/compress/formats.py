@@ -1,4 +1,4 @@
-"""Compression formats: a name that says what is done, and the encoding it stands for.
+"""Compression formats: each has a name that a recipe uses, and an encoding.
 
 | name | constants |
 | --- | --- |
@@ -7,64 +7,64 @@
 | `int4-per-tensor` | int4, one fp16 scale |
 | `int4-per-block32` | int4, one fp16 scale per 32 input channels of every output channel |
 | `palette4-kmeans-group32` | 4-bit indices, one palette of 16 fp16 values per 32 output channels |
-| `palette4-weighted-group32` | the same, placed where errors count most |
+| `palette4-weighted-group32` | the same, placed for the least error of the layer's output |
 | `palette6-uniform-per-tensor` | 6-bit indices, one evenly spaced palette |
 
 A linear weight has 8 or 4 bits, a palette 1, 2, 3, 4, 6 or 8. Output channels are axis 0 of a
 weight, input channels axis 1.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
-import numpy as np
-import numpy.typing as npt
-
-from cetane.compress import palettes
-from cetane.compress.encoded import Affine, Dense, Encoded, Half, Palettized
 from cetane.errors import CetaneError
 
-Weight = npt.NDArray[np.float16] | npt.NDArray[np.float32]
-Sensitivity = npt.NDArray[np.float32]
+if TYPE_CHECKING:  # a recipe is read without numpy
+    from cetane.compress.encoded import Affine, Dense, Encoded, Palettized
+    from cetane.compress.encoders import Sensitivity, Weight
+
 Shape = tuple[int, ...]
 PaletteMode = Literal["uniform", "kmeans", "weighted"]
 
 
 class Format(ABC):
-    """One way to store a weight. Formats are values: equal when their names are.
+    """One way to store a weight. Two formats of one name are equal.
 
-    `bits` is the number of bits per weight, scales and palettes not counted.
+    `bits` is the number of bits per weight, without scales and palettes.
     """
 
     bits: int
     weighted = False
-    """Whether `encode` needs to know what errors count."""
+    """Whether `encode` needs sensitivities."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """The name `parse_format` reads."""
+        """The name that `parse_format` reads."""
 
     @abstractmethod
     def nbytes(self, shape: Shape) -> int:
-        """Bytes of the constants for a weight of this shape, indices packed to bits."""
+        """Bytes of the constants for a weight of this shape, with indices packed to bits."""
 
     @abstractmethod
     def encode(self, weight: Weight, sensitivity: Sensitivity | None = None) -> Encoded:
         """The constants for a weight, fp16 or fp32 of shape (O, I, ...).
 
-        The weight is rounded to fp16 first, the type it is computed with. What `Fp16` returns may
-        be the weight itself, not a copy. `sensitivity`, fp32 of a shape that broadcasts to the
-        weight's, is what a squared error of each element counts; only `weighted` formats ask.
+        The weight is rounded to fp16 first, since programs compute in fp16. `Fp16` may return the
+        weight itself, not a copy. `sensitivity` multiplies the squared error of each element; it is
+        fp32 of a shape that broadcasts to the weight's. Only `weighted` formats use it.
         Raises CetaneError for a value that fp16 cannot hold, for a shape that `check` refuses, and
         for a sensitivity that is missing or does not fit.
         """
 
     def check(self, shape: Shape, name: str) -> None:  # noqa: B027, most formats take any shape
-        """Raises CetaneError if the weight called `name`, of this shape, cannot be encoded."""
+        """Raise CetaneError if a weight of this shape cannot be encoded; `name` is for the
+        message."""
 
 
 @dataclass(frozen=True)
@@ -76,16 +76,18 @@ class Fp16(Format):
         return 2 * math.prod(shape)
 
     def encode(self, weight: Weight, sensitivity: Sensitivity | None = None) -> Dense:
-        return Dense(_to_half(weight))
+        from cetane.compress import encoders
+
+        return encoders.dense(weight)
 
 
 @dataclass(frozen=True)
 class Linear(Format):
-    """Linear and symmetric: integers from −limit to limit, 127 or 7, scale = max|w| / limit, no
-    offset. One scale an output channel, in all, or for each block of so many input channels.
+    """Linear and symmetric: integers from −limit to limit, scale = max|w| / limit, no offset.
 
-    Bit for bit coremltools' `linear_symmetric`, except where the scale rounds to zero: the values
-    are then zero as well, where coremltools casts a division by zero.
+    The limit is 127 or 7. There is one scale for each output channel, for the whole weight, or for
+    each block of `per` input channels. Bit for bit equal to coremltools' `linear_symmetric`, but
+    for a scale that rounds to zero: the values are then zero, where coremltools divides by zero.
     """
 
     bits: int
@@ -108,25 +110,13 @@ class Linear(Format):
             )
 
     def encode(self, weight: Weight, sensitivity: Sensitivity | None = None) -> Affine:
-        from cetane.compress import kernels  # here because numba takes a while to load
+        from cetane.compress import encoders
 
         self.check(weight.shape, "the weight")
-        half = _to_half(weight)
-        shape, limit = self.scales(half.shape), np.float32(2 ** (self.bits - 1) - 1)
-        blocks = shape[1] if half.ndim > 1 else 1
-        rows = half.reshape(len(half) * blocks, -1).view(np.uint16)
-        largest = np.empty(len(rows), dtype=np.uint16)
-        kernels.over_rows(kernels.largest, rows, largest)
-        if self.per == "tensor":
-            largest = largest.max(keepdims=True)
-        scale = largest.view(np.float16) / np.float16(limit)
-        data = np.empty(rows.shape, dtype=np.int8)
-        scales = np.broadcast_to(scale, len(rows)).astype(np.float32)
-        kernels.over_rows(lambda *parts: kernels.linear(*parts, limit), rows, scales, data)
-        return Affine(data.reshape(half.shape), scale.reshape(shape), self.bits)
+        return encoders.linear(weight, self.bits, self.scales(weight.shape), self.per == "tensor")
 
     def scales(self, shape: Shape) -> Shape:
-        """The shape of the scales of a weight."""
+        """The shape of a weight's scales."""
         outputs = 1 if self.per == "tensor" else shape[0]
         inner = [1] * (len(shape) - 1)
         if isinstance(self.per, int):
@@ -138,9 +128,10 @@ class Linear(Format):
 class Palette(Format):
     """Indices into 2**bits fp16 values, one palette for each `group` output channels or for all.
 
-    `uniform` spaces the values evenly from the least to the greatest weight, bit for bit as
-    coremltools does; `kmeans` places them for the least squared error; `weighted` for the least sum
-    of squared errors times what each counts (SqueezeLLM, arXiv 2306.07629).
+    - `uniform` spaces the values evenly from the least to the greatest weight, bit for bit as
+      coremltools does.
+    - `kmeans` places them for the least squared error.
+    - `weighted` multiplies each squared error by its sensitivity (SqueezeLLM, arXiv 2306.07629).
     """
 
     bits: int
@@ -157,7 +148,7 @@ class Palette(Format):
         return f"palette{self.bits}-{self.mode}-{per}"
 
     def nbytes(self, shape: Shape) -> int:
-        entries = self._groups(shape) << self.bits
+        entries = self.groups(shape) << self.bits
         return (math.prod(shape) * self.bits + 7) // 8 + 2 * entries
 
     def check(self, shape: Shape, name: str) -> None:
@@ -169,21 +160,13 @@ class Palette(Format):
             )
 
     def encode(self, weight: Weight, sensitivity: Sensitivity | None = None) -> Palettized:
-        self.check(weight.shape, "the weight")
-        half = _to_half(weight)
-        groups = half.reshape(self._groups(half.shape), -1)
-        match self.mode:
-            case "uniform":
-                lut, indices = palettes.uniform(groups, self.bits)
-            case "kmeans":
-                lut, indices = palettes.kmeans(groups, self.bits)
-            case "weighted":
-                costs = _costs(sensitivity, half.shape, self.name).reshape(groups.shape)
-                lut, indices = palettes.kmeans(groups, self.bits, costs)
-        lut_shape = (len(groups), *[1] * (half.ndim - 1), 2**self.bits, 1)
-        return Palettized(indices.reshape(half.shape), lut.reshape(lut_shape), self.bits)
+        from cetane.compress import encoders
 
-    def _groups(self, shape: Shape) -> int:
+        self.check(weight.shape, "the weight")
+        return encoders.palettized(weight, self, sensitivity)
+
+    def groups(self, shape: Shape) -> int:
+        """How many palettes a weight has."""
         return 1 if self.group is None else shape[0] // self.group
 
 
@@ -194,7 +177,7 @@ _PALETTE = re.compile(
 
 
 def parse_format(name: str) -> Format:
-    """The format a name stands for; CetaneError with the grammar if there is none."""
+    """The format of this name. Raises CetaneError with the grammar for an unknown name."""
     if name == "fp16":
         return Fp16()
     if match := _LINEAR.fullmatch(name):
@@ -214,32 +197,3 @@ def parse_format(name: str) -> Format:
         "palette{1,2,3,4,6,8}-{uniform,kmeans,weighted}-per-tensor; "
         "for example palette4-kmeans-group32",
     )
-
-
-def _costs(sensitivity: Sensitivity | None, shape: Shape, name: str) -> Sensitivity:
-    """What errors of every element count, checked."""
-    if sensitivity is None:
-        raise CetaneError(
-            f"{name} needs to know what errors count",
-            "name the file of sensitivities that `cetane sweep` writes: compression.sensitivity",
-        )
-    try:
-        costs = np.broadcast_to(sensitivity, shape)
-    except ValueError as error:
-        raise CetaneError(
-            f"sensitivities of shape {sensitivity.shape} do not fit a weight of shape {shape}"
-        ) from error
-    if not (sensitivity >= 0).all() or not np.isfinite(sensitivity).all():
-        raise CetaneError("a sensitivity is negative or not finite")
-    return np.ascontiguousarray(costs, dtype=np.float32)
-
-
-def _to_half(weight: Weight) -> Half:
-    """The weight in fp16 and C order: itself, if it is so already."""
-    with np.errstate(over="ignore"):
-        half = np.asarray(weight, dtype=np.float16, order="C")
-    # The patterns from these on are infinite or no number; numpy's isfinite is 25 times slower.
-    positive, negative = half.view(np.int16).max(initial=0), half.view(np.uint16).max(initial=0)
-    if positive >= 0x7C00 or negative >= 0xFC00:
-        raise CetaneError(f"a weight of {np.abs(weight).max():g} is not finite in fp16")
-    return half

@@ -1,8 +1,8 @@
 """The loops over weights, compiled by numba, and the threads that run them.
 
-Import this only to encode: numba takes a while to load, and the first import on a machine compiles
-for some seconds and caches the result. fp16 is handled as its bit patterns, in uint16, because
-numba has no fp16 arithmetic on CPUs; it is that of numpy: in float32, each result rounded to fp16.
+Import this module only to encode: numba takes a while to load. The first import on a machine
+compiles for some seconds and caches the result. fp16 numbers are bit patterns in uint16, because
+numba has no fp16 arithmetic on CPUs. As in numpy, float32 computes, and each result is rounded.
 """
 
 import os
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit, types
 
-# Declared, so that a read-only or unaligned array does not compile everything anew.
+# Declared types: else numba would compile everything again for a read-only or unaligned array.
 _Weights = types.Array(types.uint16, 2, "C", readonly=True, aligned=False)
 _Eights = types.Array(types.uint64, 1, "C", readonly=True, aligned=False)
 _Floats = types.Array(types.float32, 1, "C", readonly=True)
@@ -23,8 +23,8 @@ _Floats = types.Array(types.float32, 1, "C", readonly=True)
 def over_rows(kernel: Callable[..., None], *arrays: npt.NDArray[Any]) -> None:
     """Run `kernel(*arrays)` on slices of the arrays' first axis, on every core.
 
-    The kernels release the GIL and treat rows alone, so results do not depend on the slices.
-    (numba's own threads would do, but they abort when two Python threads use them at once.)
+    The kernels release the GIL and compute each row by itself, so slices do not change results.
+    numba's own threads would abort if two Python threads used them at once.
     """
     rows, cores = len(arrays[0]), os.cpu_count() or 1
     step = max(1, -(-rows // (4 * cores)))
@@ -35,7 +35,7 @@ def over_rows(kernel: Callable[..., None], *arrays: npt.NDArray[Any]) -> None:
 
 @njit(inline="always")
 def _single(pattern):  # type: ignore[no-untyped-def]
-    """The fp16 number of this bit pattern, finite, as float32."""
+    """The finite fp16 number with this bit pattern, as float32."""
     sign = np.uint32(np.uint32(pattern & np.uint16(0x8000)) << np.uint32(16))
     magnitude = np.uint32(np.uint32(pattern & np.uint16(0x7FFF)) << np.uint32(13))
     return np.uint32(sign | magnitude).view(np.float32) * np.float32(2.0**112)
@@ -43,7 +43,7 @@ def _single(pattern):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _rounded(x):  # type: ignore[no-untyped-def]
-    """A float32 rounded as fp16 would, ties to even; not for results that are subnormal in fp16."""
+    """A float32 rounded to fp16, ties to even. Wrong for results that are subnormal in fp16."""
     bits = np.float32(x).view(np.uint32)
     odd = np.uint32(np.uint32(bits >> np.uint32(13)) & np.uint32(1))
     return np.uint32((bits + np.uint32(0xFFF) + odd) & np.uint32(0xFFFFE000)).view(np.float32)
@@ -51,7 +51,7 @@ def _rounded(x):  # type: ignore[no-untyped-def]
 
 @njit(types.void(_Weights, types.uint16[::1]), nogil=True, cache=True)
 def largest(weights, magnitudes):  # type: ignore[no-untyped-def]
-    """The fp16 pattern of each row's largest magnitude."""
+    """Fill the fp16 pattern of each row's largest magnitude."""
     for row in range(len(weights)):
         most = np.uint16(0)
         for pattern in weights[row]:
@@ -61,13 +61,13 @@ def largest(weights, magnitudes):  # type: ignore[no-untyped-def]
 
 @njit(types.void(_Weights, types.uint16[::1], types.uint16[::1]), nogil=True, cache=True)
 def extremes(weights, lowest, highest):  # type: ignore[no-untyped-def]
-    """The fp16 patterns of each row's least and greatest value."""
+    """Fill the fp16 patterns of each row's least and greatest value."""
     flip = np.int16(0x7FFF)
     for row in range(len(weights)):
         low, high = np.int16(0x7FFF), np.int16(-0x8000)
         for pattern in weights[row]:
             signed = np.int16(pattern)
-            # Negative patterns ascend with the magnitude: turned over, all are in order of value.
+            # Negative patterns ascend with the magnitude. Flipped, all patterns ascend in value.
             key = np.int16(signed ^ np.int16(np.int16(signed >> np.int16(15)) & flip))
             low, high = min(low, key), max(high, key)
         lowest[row] = np.uint16(low ^ np.int16(np.int16(low >> np.int16(15)) & flip))
@@ -76,9 +76,9 @@ def extremes(weights, lowest, highest):  # type: ignore[no-untyped-def]
 
 @njit(types.void(_Weights, _Floats, types.int8[:, ::1], types.float32), nogil=True, cache=True)
 def linear(weights, scales, data, limit):  # type: ignore[no-untyped-def]
-    """`clip(round(weight / scale), -limit, limit)`; zeros where a row's scale is zero.
+    """Fill `clip(round(weight / scale), -limit, limit)`; zeros where a row's scale is zero.
 
-    A quotient below fp16's normal numbers rounds to zero, however it was rounded before.
+    A quotient below fp16's normal numbers becomes zero, so `_rounded` may be wrong for it.
     """
     for row in range(len(weights)):
         scale = scales[row]
@@ -93,9 +93,10 @@ def linear(weights, scales, data, limit):  # type: ignore[no-untyped-def]
 @njit(types.void(_Weights, _Floats, _Floats, types.uint8[:, ::1], types.float32),
       nogil=True, cache=True)  # fmt: skip
 def uniform(weights, lows, spans, indices, last):  # type: ignore[no-untyped-def]
-    """`round((weight - low) / span · last)`; zeros where a row's span is zero.
+    """Fill `round((weight - low) / span · last)`; zeros where a row's span is zero.
 
-    A difference below fp16's normal numbers is exact; such a quotient rounds to zero in the end.
+    `_rounded` may be wrong below fp16's normal numbers. There a difference is exact already, and a
+    quotient becomes index zero.
     """
     for row in range(len(weights)):
         low, span = lows[row], spans[row]
@@ -109,7 +110,7 @@ def uniform(weights, lows, spans, indices, last):  # type: ignore[no-untyped-def
 
 @njit(types.void(_Eights, types.uint8[:, ::1]), nogil=True, cache=True)
 def pack(eights, packed):  # type: ignore[no-untyped-def]
-    """Eight indices, one a byte, into a row of as many bytes as an index has bits.
+    """Pack eight indices, one a byte, into a row of `bits` bytes.
 
     The first index takes the lowest bits.
     """
@@ -117,7 +118,7 @@ def pack(eights, packed):  # type: ignore[no-untyped-def]
     spare = np.uint64(8 - bits)
     for row in range(len(eights)):
         word = eights[row]
-        # Each step closes the gap between neighbours: of bytes, then of pairs, then of fours.
+        # Each step closes the gaps: between bytes, then between pairs, then between fours.
         word = (word & np.uint64(0x00FF00FF00FF00FF)) | (
             (word & np.uint64(0xFF00FF00FF00FF00)) >> spare
         )

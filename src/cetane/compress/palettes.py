@@ -1,4 +1,4 @@
-"""Choosing a palette: the 2**bits fp16 values that stand for a group of weights."""
+"""Palettes: the 2**bits fp16 values that replace a group of weights, and how they are chosen."""
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +9,7 @@ from cetane.errors import CetaneError
 Indices = npt.NDArray[np.uint8]
 Costs = npt.NDArray[np.float32]
 LEAST = 1e-4
-"""The least cost of a weight, in relation to the mean of a matrix."""
+"""The least cost of a weight, as a fraction of the mean cost in its matrix."""
 
 
 def uniform_lut(low: Half, high: Half, bits: int) -> Half:
@@ -29,8 +29,8 @@ def uniform(groups: Half, bits: int) -> tuple[Half, Indices]:
     """Evenly spaced palettes for the rows of `groups` (fp16, one group a row).
 
     Returns the look-up tables, fp16 (groups, 2**bits), and uint8 indices shaped like `groups`.
-    Bit for bit coremltools' mode "uniform", whose arithmetic is all fp16. Raises CetaneError for a
-    group that spans more than fp16 can hold.
+    Bit for bit equal to coremltools' mode "uniform", which computes in fp16. Raises CetaneError for
+    a group that spans more than fp16 can hold.
     """
     from cetane.compress import kernels  # here because numba takes a while to load
 
@@ -38,8 +38,8 @@ def uniform(groups: Half, bits: int) -> tuple[Half, Indices]:
     lut = uniform_lut(low, high, bits)
     if not np.isfinite(lut).all():
         raise CetaneError(
-            f"weights from {low.min():g} to {high.max():g} span more than fp16 can hold, "
-            "so a uniform palette cannot be spaced",
+            f"weights from {low.min():g} to {high.max():g}: their span exceeds fp16, "
+            "so a uniform palette has no spacing",
             "use a kmeans palette",
         )
     indices = np.empty(groups.shape, dtype=np.uint8)
@@ -57,11 +57,11 @@ def uniform(groups: Half, bits: int) -> tuple[Half, Indices]:
 def kmeans(groups: Half, bits: int, costs: Costs | None = None) -> tuple[Half, Indices]:
     """The palettes of least squared error for the rows of `groups` (fp16, one group a row).
 
-    `costs`, shaped like `groups`, are what a squared error of each weight counts; equal, when they
-    are not given. Returns the look-up tables, fp16 (groups, 2**bits) and ascending, and uint8
-    indices shaped like `groups`. Deterministic; exact, up to fp16's rounding, for 1024 distinct
-    values or fewer, and measured within 0.1 % of the least error for more; never worse than the
-    uniform palette.
+    `costs`, shaped like `groups`, multiply the squared error of each weight; by default all are
+    equal. Returns the look-up tables, fp16 (groups, 2**bits) and ascending, and uint8 indices
+    shaped like `groups`. Deterministic, and never worse than the uniform palette. For 1024 distinct
+    values or fewer it is exact, up to fp16's rounding. For more it was measured within 0.1 % of the
+    least error.
     """
     from cetane.compress import clusters, kernels
 
@@ -74,7 +74,7 @@ def kmeans(groups: Half, bits: int, costs: Costs | None = None) -> tuple[Half, I
 
 
 def _above_zero(costs: Costs) -> Costs:
-    """Costs in relation to their mean, and none so small that sums of all would swallow it."""
+    """Costs divided by their mean, and at least `LEAST`: a sum would lose smaller ones."""
     mean = costs.mean(dtype=np.float64)
     if not mean:
         return np.ones(costs.shape, dtype=np.float32)

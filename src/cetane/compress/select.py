@@ -1,4 +1,4 @@
-"""Which weight gets which compression format."""
+"""The selection: rules of a recipe that give each weight its compression format."""
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -16,7 +16,7 @@ def _known_format(name: str) -> str:
     try:
         return parse_format(name).name
     except CetaneError as error:
-        raise ValueError(str(error)) from error  # pydantic adds where in the recipe it stands
+        raise ValueError(str(error)) from error  # pydantic adds its place in the recipe
 
 
 def _known_default(name: str) -> str:
@@ -32,10 +32,11 @@ smallest format that a port tries."""
 class Selection(Data):
     """A recipe's `[compression]` table: from general to particular, and the last match wins.
 
-    `default` applies to every weight (`auto` is left to a port), `types` to the weights of one kind
-    ("attention", "head"), and `names` to the weights whose canonical name matches a case-sensitive
-    glob pattern ("model.layers.0.*"), in the order of the file. `sensitivity` is what errors count,
-    for the formats that ask.
+    - `default` applies to every weight. `auto` leaves it to a port.
+    - `types` applies to the weights of one kind ("attention", "head").
+    - `names` applies to weights by a case-sensitive glob pattern of their canonical name
+      ("model.layers.0.*"), in the order of the file.
+    - `sensitivity` names the file of sensitivities, for formats that need them.
     """
 
     default: Annotated[str, AfterValidator(_known_default)] = "fp16"
@@ -67,7 +68,7 @@ class Selection(Data):
         return parse_format(chosen)
 
     def check(self, kinds: Mapping[str, str]) -> None:
-        """Raises CetaneError for a type or name pattern that no weight of the model has.
+        """Raise CetaneError for a type or a name pattern that fits no weight of the model.
 
         `kinds` maps the canonical name of each of the model's weights to its kind.
         """

@@ -1,4 +1,4 @@
-"""Runs a plan on the authored torch modules in fp32: the port before it is lowered."""
+"""A backend on the families' torch modules in fp32: it runs the port before it is lowered."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ class AuthoredProgram:
 
 
 class AuthoredBackend:
-    """Authored modules with weights loaded, one module per function."""
+    """The families' modules with their weights, one module per function."""
 
     name = "authored"
     dtype: type[np.floating[Any]] = np.float32
@@ -53,7 +53,7 @@ def authored_engine(planner: Planner, weights: Weights) -> Engine:
 
 
 class StoredRows:
-    """A table whose rows are read from the checkpoint when they are asked for."""
+    """A table whose rows are read from the checkpoint on each access."""
 
     def __init__(self, table: TokenTable, weights: Weights) -> None:
         self.table, self.weights = table, weights
@@ -83,7 +83,7 @@ IN_MEMORY = 1 << 28
 
 
 def host_tables(planner: Planner, weights: Weights) -> Tables:
-    """The host's tables without their files: a small embedding in memory, others row by row."""
+    """The host's tables without files: a small embedding in memory, others read row by row."""
     model = planner.model
     context = planner.recipe.cache.context
     small = 4 * model.vocab * model.hidden <= IN_MEMORY

@@ -1,4 +1,4 @@
-"""What the engine asks of a backend: open a shard, call its functions."""
+"""The interface of backends: open a shard, and call its functions."""
 
 from typing import Any, Protocol
 
@@ -10,13 +10,13 @@ Arrays = dict[str, Array]
 
 
 class OpenShard(Protocol):
-    """One shard that a backend has loaded."""
+    """A shard that a backend has loaded."""
 
     def make_state(self, function: str) -> Any:
-        """Fresh MLStates: one function makes them, and all functions of the shard share them."""
+        """New MLStates. One function makes them, and all functions of the shard share them."""
 
     def call(self, function: str, inputs: Arrays, state: Any) -> Arrays:
-        """Run a function. Floating arrays are of the backend's `dtype`, in both directions."""
+        """Run a function. Float inputs and outputs have the backend's `dtype`."""
 
 
 class Backend(Protocol):
@@ -24,7 +24,7 @@ class Backend(Protocol):
 
     name: str
     dtype: type[np.floating[Any]]
-    """Of floating inputs, and of the caches that the host keeps."""
+    """The dtype of float inputs, and of the caches that the host keeps."""
 
     def open(self, shard: str) -> OpenShard:
         """Load a shard of the bundle or plan that this backend was made for."""

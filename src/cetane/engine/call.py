@@ -1,4 +1,4 @@
-"""One call of some tokens: where its columns go, and what its shards have computed so far."""
+"""A call of the model: its tokens, the slots of its columns, and its tensors so far."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,29 +13,29 @@ from cetane.schema.interface import Order, ToCache, ToHistory, hidden_shape
 
 @dataclass(frozen=True)
 class CallSlots:
-    """The slots of one cache group as a call sees them, and as it leaves them.
+    """The slots of one cache group before and after a call.
 
-    A slot is given by the position that it holds, EMPTY where it holds none.
+    A slot is given by the position that it holds; EMPTY if it holds none.
     """
 
     after: Array
-    """All slots once the call has run, `(S,)`."""
+    """All slots after the call, `(S,)`."""
     keys: Array
-    """What the call looks at: the slots, and in a `readonly` call its own columns after them."""
+    """The positions that the call sees: the slots, and in a `readonly` call its own columns too."""
     targets: Array
-    """The slot that each token is written to; meaningless where a cache shifts."""
+    """The slot into which each token is written; meaningless if the cache shifts."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """`tokens` at `positions`, in a function that is `width` tokens wide; the rest is padding."""
+    """`tokens` at `positions`, in a function of `width` tokens; the rest is padding."""
 
     tokens: Array
     positions: Array
     width: int
     order: Order
     groups: Mapping[str, CallSlots]
-    """By cache group."""
+    """Slots, by cache group."""
 
 
 @dataclass
@@ -44,24 +44,24 @@ class Running:
 
     call: Call
     steps: Mapping[str, Sequence[Step | Route]]
-    """What each shard does for it, by the shard's name."""
+    """The steps of each shard, by its name."""
     logits: Logits | None = None
-    """Collects its logits; None where they are not wanted."""
+    """Collects the logits; None for a silent call."""
     held: bool = False
-    """Keep what it writes in `writes`, until the session knows how many tokens are accepted."""
+    """Whether its columns wait in `writes` until the session knows the accepted tokens."""
     tensors: Arrays = field(default_factory=dict)
-    """What a shard has handed on to later ones, by name."""
+    """The tensors for later shards, by name."""
     hosted: Arrays = field(default_factory=dict)
-    """Inputs that the host has made; several shards read the same."""
+    """The inputs that the host has made; several shards may read one."""
     writes: list[tuple[ToCache | ToHistory, Array]] = field(default_factory=list)
 
 
 def columns(value: Array) -> Array:
-    """A hidden tensor, in either order of axes, as `(C, T)`."""
+    """A hidden tensor as `(C, T)`, from either order of axes."""
     return value.reshape(value.shape[1], -1)
 
 
 def hidden(values: Array, width: int, order: Order) -> Array:
-    """`(C, n)` as the hidden tensor of a call; columns from `n` to `width` are zeros."""
+    """The hidden tensor of a call from `(C, n)`; columns from `n` to `width` are zeros."""
     padded = np.pad(values, ((0, 0), (0, width - values.shape[1])))
     return padded.reshape(hidden_shape(order, *padded.shape))

@@ -1,4 +1,4 @@
-"""Runs a bundle with Core ML itself, on macOS, through coremltools' public API."""
+"""A backend on Core ML itself, on macOS, through coremltools' public API."""
 
 import shutil
 from pathlib import Path
@@ -15,7 +15,7 @@ from cetane.schema.function import Function
 
 
 class Compilable(Protocol):
-    """What this backend needs of a bundle, or of a draft head."""
+    """The parts of a bundle, or of a draft head, that this backend reads."""
 
     @property
     def digest(self) -> str: ...
@@ -27,7 +27,7 @@ class Compilable(Protocol):
 
 
 class CoreMLProgram:
-    """A compiled shard; every function is a model of its own and shares the shard's state."""
+    """A compiled shard. Each function is a model of its own; all share the shard's state."""
 
     def __init__(self, path: Path, functions: list[str], stateful: bool) -> None:
         ct = import_coremltools()
@@ -50,8 +50,8 @@ class CoreMLProgram:
 
 
 class CoreMLBackend:
-    """Compiles each shard once, then keeps the result in the cache under the digest of what it is
-    from and the build of the system."""
+    """Compiles each shard once. The cache keeps the result under the digest of its source and the
+    system's build."""
 
     name = "coreml"
     dtype: type[np.floating[Any]] = np.float16
@@ -60,7 +60,8 @@ class CoreMLBackend:
         ct = import_coremltools()
         if ct.utils._macos_version() < (15, 0):
             raise CetaneError(
-                "the coreml backend needs macOS 15 or later", "--backend portable runs anywhere"
+                "the coreml backend needs macOS 15 or later",
+                "elsewhere, cetane run --backend portable runs the bundle",
             )
         self.shards = shards
 
@@ -81,10 +82,11 @@ class CoreMLBackend:
         return target
 
     def forget(self, shard: str) -> None:
-        """Have a shard compiled anew."""
+        """Remove a compiled shard, so that it is compiled again."""
         remove(self._target(shard))
 
     def _target(self, shard: str) -> Path:
-        """Where a shard's program is kept: by the system's build, since others do not load it."""
+        """The path of a compiled shard. It names the system's build, since others cannot load
+        it."""
         name = f"{self.shards.digest[:16]}-{shard}-{os_build()}.mlmodelc"
         return cache_dir() / "compiled" / name

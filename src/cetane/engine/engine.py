@@ -1,4 +1,4 @@
-"""Runs a plan. It knows names and contracts, and never a family."""
+"""The engine: opens a plan's shards and runs sessions on them. It knows no family."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -18,7 +18,7 @@ from cetane.schema.recipe import Mode
 class Engine:
     """A plan, a backend that runs its shards, and the host's tables.
 
-    OpenShards open on first use; where they are not `resident`, one at a time is in memory.
+    Shards open on first use. If they are not `resident`, only one is in memory at a time.
     """
 
     def __init__(self, plan: Plan, backend: Backend, tables: Tables, resident: bool = True) -> None:
@@ -41,9 +41,10 @@ class Engine:
     ) -> Session:
         """A new sequence with empty caches, whose first token has the position `start`.
 
-        `modes`: use only these. `watch`: called with every output of a shard, for gates and draft
-        heads. `whole`: run all layers for every token. Without it, calls that need no logits leave
-        out layers that no later token depends on; draft heads read the outputs of all.
+        - `modes`: the only modes that it may use.
+        - `watch`: called with every output of a shard, for gates and draft heads.
+        - `whole`: run all layers for every token, as draft heads need. By default, silent calls
+          leave out layers that no later token depends on.
         """
         plan = self.plan
         functions, order = plan.functions, plan.recipe.tensor_layout
@@ -56,14 +57,14 @@ class Engine:
         work: Sequence[tuple[Session, Sequence[Running]]],
         shards: Collection[str] | None = None,
     ) -> None:
-        """Take calls that sessions have prepared through all shards, or some, each opened once."""
+        """Run prepared calls of sessions through all shards, or `only` some. Each opens once."""
         run([(session.execution, calls) for session, calls in work], self.shards, shards)
 
     def open(self, shard: str) -> OpenShard:
-        """A shard, loaded if it is not yet."""
+        """A shard, loaded on first use."""
         return self.shards.open(shard)
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """Time spent by shard, in opening shards (`load`), and by the host (`host`)."""
+        """Seconds spent in each shard, in opening shards (`load`), and by the host (`host`)."""
         return self.shards.seconds

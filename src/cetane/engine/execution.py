@@ -1,4 +1,4 @@
-"""Runs the steps of calls: inputs in, functions called, outputs to where they belong."""
+"""The execution of calls: it gathers inputs, calls functions, and stores outputs in their sinks."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -25,8 +25,8 @@ from cetane.schema.interface import (
 )
 
 Watch = Callable[[Step | Route, str, Array, int], None]
-"""Called with the step, the name and the value of every output, and how many of its tokens are
-not padding."""
+"""Called with the step, the name and value of every output, and its number of tokens without
+padding."""
 
 
 class Execution:
@@ -40,14 +40,14 @@ class Execution:
         memory: Memory,
         watch: Sequence[Watch] = (),
     ) -> None:
-        """`functions` by shard and name."""
+        """`functions` are the plan's, by shard and name."""
         self.functions, self.shards, self.tables = functions, shards, tables
         self.memory, self.watch = memory, tuple(watch)
         self.states: dict[str, Any] = {}
-        """MLStates by the functions' owner."""
+        """MLStates, by the owner of their functions."""
 
     def step(self, step: Step | Route, running: Running) -> None:
-        """One step of a call."""
+        """Run one step of a call."""
         if isinstance(step, Route):
             outputs = self._route(step, running)
             function = self.functions[step.shard, step.experts[0][0]]
@@ -64,7 +64,7 @@ class Execution:
     def _route(self, route: Route, running: Running) -> Arrays:
         """Run the chosen experts, each on the columns of its tokens."""
         scores = columns(running.tensors[route.scores])[:, : len(running.call.tokens)]
-        choices = scores.argmax(axis=0)  # the first, of equals
+        choices = scores.argmax(axis=0)  # of equals, the first
         results: Arrays = {}
         for expert in np.unique(choices):
             functions = [self.functions[route.shard, name] for name in route.experts[expert]]
@@ -86,11 +86,12 @@ class Execution:
         return {name: v.reshape(hidden_shape(order, *v.shape)) for name, v in results.items()}
 
     def _some(self, value: Array, taken: Array, width: int) -> Array:
-        """Some columns of a hidden tensor as one of its own, padded with zeros to `width`."""
+        """The `taken` columns of a hidden tensor as a tensor of their own, zero-padded to
+        `width`."""
         return hidden(columns(value)[:, taken], width, self.memory.order)
 
     def _input(self, item: Input, running: Running) -> Array:
-        """The array for an input, wherever it comes from."""
+        """The array for an input, from its source."""
         source = item.source
         if isinstance(source, FromTensor):
             return running.tensors[source.name]
@@ -104,13 +105,13 @@ class Execution:
         return running.hosted[item.name]
 
     def _call(self, shard: str, function: Function, inputs: Arrays) -> Arrays:
-        """Call a function of a shard, with the MLStates of this sequence."""
+        """Call a shard's function, with the MLStates of this sequence."""
         if function.owner not in self.states:
             self.states[function.owner] = self.shards.make_state(shard, function)
         return self.shards.call(shard, function, inputs, self.states[function.owner])
 
     def _keep(self, sink: Sink, value: Array, running: Running) -> None:
-        """Put an output where it belongs; of padding nothing is remembered."""
+        """Store an output in its sink, without padding."""
         if isinstance(sink, ToTensor):
             running.tensors[sink.name] = value
         elif isinstance(sink, ToCache | ToHistory):
@@ -127,10 +128,10 @@ def run(
     shards: OpenShards,
     only: Collection[str] | None = None,
 ) -> None:
-    """Take the calls of some sequences through all shards, or `only` some; each opens once.
+    """Run the calls of several sequences through all shards, or `only` some. Each opens once.
 
-    All tokens are known. So a call does not wait until the one before it has left the last shard:
-    it needs the caches of the shard that it is in, and nothing else.
+    All tokens are known, so a call need not wait for the last shard of the call before: it needs
+    only the caches of its current shard.
     """
     with shards.host_clock():
         for name in shards.names:

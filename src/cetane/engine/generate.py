@@ -1,4 +1,4 @@
-"""From a prompt to tokens."""
+"""Generation: from a prompt to tokens, on an engine for a bundle."""
 
 import sys
 import time
@@ -17,7 +17,7 @@ from cetane.errors import CetaneError
 
 BACKENDS = ("auto", "portable", "coreml")
 Ending = Literal["stop", "length", "context"]
-"""Why a generation ended: a stop token, as many tokens as wanted, or a full context."""
+"""The reason why a generation ended: a stop token, `max_new` tokens, or a full context."""
 
 
 def open_engine(bundle: Bundle, backend: str = "auto") -> Engine:
@@ -26,8 +26,8 @@ def open_engine(bundle: Bundle, backend: str = "auto") -> Engine:
 
 
 def open_backend(shards: Compilable, backend: str = "auto") -> Backend:
-    """A backend by name; `auto` is Core ML on a Mac and our own executor elsewhere, in the fastest
-    arithmetic it has."""
+    """A backend by name. `auto` is Core ML on a Mac; elsewhere it is cetane's executor, in its
+    fastest arithmetic."""
     if backend not in BACKENDS:
         raise CetaneError(f"unknown backend {backend!r}; known: {', '.join(BACKENDS)}")
     native = backend == "coreml" or (backend == "auto" and sys.platform == "darwin")
@@ -35,19 +35,19 @@ def open_backend(shards: Compilable, backend: str = "auto") -> Backend:
 
 
 class DraftSource(Protocol):
-    """Proposes drafts for one sequence."""
+    """A source of drafts for one sequence."""
 
     def begin(self, session: Session, tokens: Sequence[int]) -> None:
-        """The session is about to be fed these tokens, and then to generate."""
+        """Called before the session is fed these tokens and generates."""
 
     def draft(self, new: Sequence[int], most: int) -> Draft:
-        """A draft of at most `most` tokens after `new`, whose last one has not been fed."""
+        """A draft of at most `most` tokens after `new`; the last of `new` was not yet fed."""
 
     def settle(self, draft: Draft, new: Sequence[int], seconds: float) -> None:
-        """The step with this draft gave the tokens `new`."""
+        """Called after the step with this draft, which gave the tokens `new`."""
 
     def end(self, new: Sequence[int]) -> None:
-        """Nothing comes after `new`."""
+        """Called at the end of a generation; no tokens follow `new`."""
 
 
 def generate(
@@ -58,11 +58,10 @@ def generate(
     stop: Sequence[int] = (),
     drafts: DraftSource | None = None,
 ) -> Generator[int, None, Ending]:
-    """Feed the prompt, then yield up to `max_new` tokens; a stop token ends it, unyielded.
+    """Feed the prompt, then yield up to `max_new` tokens. A stop token ends it, and is not yielded.
 
-    Also ends when the context is full; returns why it ended. Every token that was yielded is in
-    the session, except the last: feed it first when the conversation goes on. `drafts`
-    change the speed only.
+    A full context ends it too. Returns why it ended. The session holds every yielded token but the
+    last: feed that first when the conversation goes on. `drafts` change only the speed.
     """
     if drafts is not None:
         drafts.begin(session, prompt)

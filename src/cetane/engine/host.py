@@ -1,4 +1,4 @@
-"""What the host supplies to a call: embedding rows, rotary rows, masks, write masks, positions."""
+"""The host's inputs of a call: embedding rows, rotary rows, masks, write masks, positions."""
 
 import numpy as np
 
@@ -19,8 +19,10 @@ from cetane.schema.interface import (
 
 
 def host_input(item: Input, call: Call, tables: Tables, dtype: type) -> Array:
-    """The array for an input that the host supplies, in the shape that the graph wants; columns of
-    padding are zeros, and masked."""
+    """The array for an input that the host supplies, in the graph's shape.
+
+    Columns of padding are zeros, and masked.
+    """
     source = item.source
     valid = len(call.tokens)
     if isinstance(source, Embedding):
@@ -47,7 +49,7 @@ def host_input(item: Input, call: Call, tables: Tables, dtype: type) -> Array:
 
 
 def mask(source: Mask, call: Call, dtype: type) -> Array:
-    """0 where a token sees a key, else MASKED: `(1, 1, width, keys)`."""
+    """The mask `(1, 1, width, keys)`: 0 where a token sees a key, else MASKED."""
     keys = call.groups[source.group].keys
     queries = np.full((call.width, 1), EMPTY)
     queries[: len(call.tokens), 0] = call.positions

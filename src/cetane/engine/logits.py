@@ -1,4 +1,4 @@
-"""From the outputs of a head, whole or in slices, to logits over the whole vocabulary."""
+"""Logits over the whole vocabulary, collected from the slices of a head."""
 
 import numpy as np
 
@@ -11,35 +11,34 @@ PORT_AGAIN = "port the model again"
 
 
 class HeadRows:
-    """Which tokens the rows of a plan's head are about, and the softcap of its logits."""
+    """The token of each row of a plan's head, and the softcap of its logits."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.unseen = np.full(plan.vocab, -np.inf, np.float32)
-        """Logits `(V,)` before the head gives any. A token that the head lacks keeps minus
-        infinity: nothing ever chooses it. One that the head has, but does not choose, gets a
-        value so low that it has no chance."""
+        """The initial logits `(V,)`. A token without a row keeps minus infinity, so it is never
+        chosen. A head that only chooses leaves its other tokens at a finite, very low value."""
         self.unseen[plan.choosable] = MASKED
 
     def capped(self, logits: Array) -> Array:
-        """Logits in fp32, as the model's softcap leaves them."""
+        """Logits in fp32, with the model's softcap."""
         plain: Array = logits.astype(np.float32)
         cap = self.plan.softcap
         return plain if cap is None else cap * np.tanh(plain / cap)
 
 
 class Logits:
-    """The logits of one call of `count` tokens, as outputs of the head come in."""
+    """The logits of one call of `count` tokens, collected from outputs of the head."""
 
     def __init__(self, head: HeadRows, count: int) -> None:
         self.head, self.count = head, count
         self.rows: Array | None = None
-        """fp32 `(count, V)`; None until a head has run."""
+        """The logits, fp32 `(count, V)`; None until a head has run."""
         self.chosen: Array | None = None
-        """The tokens that the last slice of the head has chosen, one for each of the call."""
+        """The token that the last slice of the head chose for each token of the call."""
 
     def add(self, sink: ToLogits | ToChoice, value: Array) -> None:
-        """Take an output of the head; CetaneError for a choice outside its rows."""
+        """Add an output of the head. Raises CetaneError for a choice outside its rows."""
         head, count = self.head, self.count
         if self.rows is None:
             self.rows = np.tile(head.unseen, (count, 1))

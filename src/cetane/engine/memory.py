@@ -1,4 +1,4 @@
-"""What a sequence remembers: the position that every slot holds, caches, histories, and marks."""
+"""The memory of a sequence: the positions in its slots, its caches, histories and marks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from cetane.schema.interface import FromCache, FromHistory, Order, ToCache, ToHi
 from cetane.schema.slots import Slots
 
 EMPTY = -1
-"""The position of a slot that holds nothing."""
+"""The position in a slot that holds no token."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What a sequence remembered at some position."""
+    """The memory of a sequence at an earlier position."""
 
     position: int
     slots: dict[str, Array]
@@ -27,10 +27,10 @@ class Mark:
 
 
 class Memory:
-    """The memory of one sequence; its arrays are of the backend's `dtype`.
+    """The memory of one sequence. Its arrays have the backend's `dtype`.
 
-    The position that every slot holds is the one source of masks, so one rule serves every
-    contract, padding and windows.
+    All masks follow from the positions in the slots. So one rule serves every contract, padding and
+    windows.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class Memory:
         """An empty memory for the cache groups and the inputs of some functions."""
         self.groups, self.order = groups, order
         self.position = start
-        """Of the next token."""
+        """The position of the next token."""
         self.slots = {name: np.full(group.count, EMPTY) for name, group in groups.items()}
-        """By cache group, the position that every slot holds."""
+        """The positions that the slots hold, by cache group."""
         inputs = [item for function in functions for item in function.inputs]
         self.caches: Arrays = {
             item.source.name: np.zeros(item.shape, dtype)
@@ -60,7 +60,7 @@ class Memory:
         }
 
     def place(self, tokens: Array, width: int) -> Call:
-        """A call of the next tokens, in a function `width` tokens wide."""
+        """A call of the next tokens, in a function of `width` tokens."""
         positions = self.position + np.arange(len(tokens))
         groups = {
             name: place(group, self.slots[name], positions, width)
@@ -69,7 +69,7 @@ class Memory:
         return Call(tokens, positions, width, self.order, groups)
 
     def advance(self, call: Call) -> None:
-        """Count the tokens of a call as run. Its columns follow through `write`."""
+        """Count the tokens of a call as run. `write` stores its columns."""
         self.slots = {name: group.after for name, group in call.groups.items()}
         self.position += len(call.tokens)
 
@@ -87,7 +87,7 @@ class Memory:
         self.position += count
 
     def write(self, sink: ToCache | ToHistory, value: Array, call: Call, count: int) -> None:
-        """Remember what a call wrote for its first `count` tokens."""
+        """Store the columns that a call wrote for its first `count` tokens."""
         if isinstance(sink, ToHistory):
             axis, past = time_axis(self.order), self.histories[sink.name]
             joined = np.concatenate([past, np.take(value, range(count), axis)], axis)
@@ -110,27 +110,29 @@ class Memory:
             self.caches[sink.name] = value
 
     def mark(self) -> Mark:
-        """What is remembered now, to come back to.
+        """A mark of the current memory, to which `rewind` returns.
 
-        A cache of the whole context needs no copy: a call replaces it, so the mark keeps the old
-        one, or writes columns after the mark, which no mask shows until they are written again.
-        The slots of a window are used again, so the mark copies that cache.
+        A cache of the whole context needs no copy. Either a call replaces it, so the mark keeps the
+        old array. Or a call writes columns after the mark, which no mask shows before they are
+        written again. The slots of a window are used again, so the mark copies that cache.
         """
         limited = [group.contract for group in self.groups.values() if group.limited]
         if "stateful" in limited:
-            raise CetaneError("a state of a window forgets what a mark would come back to")
+            raise CetaneError("a state of a window keeps no earlier tokens, so it takes no marks")
         caches = {name: a.copy() if limited else a for name, a in self.caches.items()}
         return Mark(self.position, self.slots, caches, dict(self.histories))
 
     def rewind(self, mark: Mark) -> None:
-        """Forget what came after a mark; later marks are void."""
+        """Return to a mark. Later marks become void."""
         self.position, self.slots = mark.position, mark.slots
         self.caches, self.histories = dict(mark.caches), dict(mark.histories)
 
 
 def place(group: Slots, held: Array, positions: Array, width: int) -> CallSlots:
-    """Where a call of `width` columns goes among slots that hold the positions `held`. Its columns
-    after those of `positions` are padding."""
+    """The slots of a call of `width` columns, in a group whose slots hold the positions `held`.
+
+    Columns after those of `positions` are padding.
+    """
     reads, count = group.form(width) == "readonly", len(positions)
     padded = np.concatenate([positions, np.full(width - count, EMPTY)])
     targets = np.array([group.of(position) for position in positions])
@@ -147,7 +149,7 @@ def accepted(group: Slots, held: Array, positions: Array, width: int, count: int
     if group.contract == "shift":
         return np.concatenate([held, positions[:count]])[count:]
     after, targets = held.copy(), np.array([group.of(position) for position in positions])
-    if group.contract == "stateful":  # the graph has written all columns of the call
+    if group.contract == "stateful":  # the graph wrote all columns of the call
         after[targets[0] : targets[0] + width] = EMPTY
-    after[targets[:count]] = positions[:count]  # where two positions share a slot, the last stays
+    after[targets[:count]] = positions[:count]  # if two positions share a slot, the last stays
     return after

@@ -1,4 +1,4 @@
-"""Runs the finished `.mlpackage` files on any machine, through our own MIL executors."""
+"""A backend for any machine: runs the finished `.mlpackage` files on cetane's own executors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # torch and onnx take seconds to import, and a prepared progr
 
 
 class ReferenceProgram:
-    """Every op by the exact reference; functions compile on first use."""
+    """A program on the exact reference executor. Functions compile on first use."""
 
     def __init__(self, program: Program, precision: Precision) -> None:
         self.program, self.precision = program, precision
@@ -39,13 +39,13 @@ class ReferenceProgram:
 
 
 class FastFunctions(Protocol):
-    """Gives compiled functions by name."""
+    """A source of compiled functions, by name."""
 
     def function(self, name: str) -> FastFunction: ...
 
 
 class FastGraph:
-    """Whole functions as compiled graphs."""
+    """A program on the fast executor: whole functions as compiled graphs."""
 
     def __init__(self, program: FastFunctions) -> None:
         self.program = program
@@ -64,7 +64,7 @@ class FastGraph:
 
 
 class ShardPaths(Protocol):
-    """Where the package of a shard is; a bundle knows."""
+    """A source of the packages of shards, such as a bundle."""
 
     def shard(self, name: str) -> Path: ...
 
@@ -73,12 +73,14 @@ Arithmetic = Precision | Literal["int8"]
 
 
 class PortableBackend:
-    """fp32 runs compiled graphs, and the reference where a program has an op they lack. fp16 runs
-    the reference, which rounds every result as an fp16 machine would.
+    """A backend on any machine, in one of three arithmetics.
 
-    int8 is fp32, except that linear weights of 8 or 4 bits stay packed in products of few tokens.
-    There, activations are rounded to 8 bits, one scale for 32 channels, as llama.cpp does. It is
-    the arithmetic of `cetane run`, so its graphs are kept between runs."""
+    - fp32 runs compiled graphs, or the reference for a program with an op that they lack.
+    - fp16 runs the reference, which rounds every result as an fp16 machine would.
+    - int8 is fp32, but linear weights of 8 or 4 bits stay packed in products of few tokens. There,
+      activations are rounded to 8 bits, one scale for 32 channels, as llama.cpp does. `cetane run`
+      uses it, so its graphs are kept between runs.
+    """
 
     name = "portable"
 
@@ -87,7 +89,7 @@ class PortableBackend:
         self.dtype: type[np.floating[Any]] = np.float16 if precision == "fp16" else np.float32
 
     def open(self, shard: str) -> ReferenceProgram | FastGraph:
-        """Open the package of a shard. CetaneError if it is not what it should be."""
+        """Open the package of a shard. Raises CetaneError for an invalid package."""
         path = self.packages.shard(shard)
         if self.precision == "fp16":
             return ReferenceProgram(load(path), "fp16")

@@ -1,4 +1,4 @@
-"""Prepared models of packages, kept in the cache folder between runs."""
+"""Prepared programs: models of packages, kept in the cache folder between runs."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from cetane.mil.fast.program import FastProgram, SharedModel
 
 LARGEST = 8 << 30
-"""Bytes of all prepared models. The one that was used longest ago is removed first."""
+"""Bytes of all prepared models. The least recently used model is removed first."""
 
 
 class PreparedProgram:
-    """A package whose functions are prepared when they are first asked for, and kept.
+    """A package whose functions are prepared on first use, and kept.
 
-    Prepared models lie under the hash of what they depend on: the package, the code that
-    translates it, onnxruntime, the processor, and whether weights stay packed. A model is written
-    under a temporary name, then renamed. One that is damaged is prepared again. Where nothing can
-    be written, the function runs from memory.
+    A prepared model lies under the hash of everything that it depends on: the package, the code
+    that translates it, onnxruntime, the processor, and whether weights stay packed. It is written
+    under a temporary name, then renamed. A damaged model is prepared again. If nothing can be
+    written, the function runs from memory.
     """
 
     def __init__(self, package: Path, pack: bool) -> None:
@@ -45,12 +45,12 @@ class PreparedProgram:
 
     @property
     def known(self) -> bool:
-        """Whether a function of the package has been prepared before."""
+        """Whether a function of the package is already prepared."""
         return any(self._folder.glob("*/index.json"))
 
     @property
     def fast(self) -> FastProgram:
-        """The package, read, for what is not prepared yet."""
+        """The program that reads the package, for functions that are not prepared yet."""
         if self._fast is None:
             from cetane.mil.fast.program import FastProgram  # onnx takes a while to import
 
@@ -58,7 +58,7 @@ class PreparedProgram:
         return self._fast
 
     def function(self, name: str) -> FastFunction:
-        """The function `name`. Errors: `FastProgram.function`."""
+        """The function `name`. Raises as `FastProgram.function`."""
         for model in self._models:
             if name in model.feedings:
                 return model.function(name)
@@ -84,7 +84,7 @@ class PreparedProgram:
         return None
 
     def _write(self, name: str, shared: SharedModel) -> bool:
-        """Write the model of a function; False where the cache folder cannot be written."""
+        """Write the model of a function. False if the cache folder is read-only."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             temporary = Path(tempfile.mkdtemp(dir=self._folder, prefix="."))
@@ -106,7 +106,7 @@ class PreparedProgram:
 
 
 def trim(folder: Path, keep: Path | None = None, largest: int = LARGEST) -> None:
-    """Remove the models that were used longest ago, until what is left is not too large."""
+    """Remove the least recently used models until the rest has at most `largest` bytes."""
     models = sorted(
         (path for path in folder.glob("*/*") if path.is_dir()),
         key=lambda path: path.stat().st_mtime,
@@ -149,7 +149,7 @@ def _code() -> str:
 
 @cache
 def _cpu() -> str:
-    """What the processor can do, where the system tells: packed weights depend on it."""
+    """The processor's features, if the system tells: packed weights depend on them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Choosing the next token from logits."""
+"""Sampling: the choice of the next token from logits."""
 
 from dataclasses import dataclass, field
 
@@ -10,9 +10,9 @@ from cetane.errors import CetaneError
 
 @dataclass
 class Sampler:
-    """Greedy at temperature 0, else sampling from the truncated distribution.
+    """Chooses greedily at temperature 0, else samples from the truncated distribution.
 
-    Filters apply in the order of transformers: temperature, top-k, top-p, min-p.
+    Filters apply in transformers' order: temperature, top-k, top-p, min-p.
     """
 
     temperature: float = 0.0
@@ -43,7 +43,7 @@ class Sampler:
         return int(self.random.choice(len(probabilities), p=probabilities))
 
     def probabilities(self, logits: Array) -> Array:
-        """The distribution that a token is drawn from, float64 `(V,)`."""
+        """The distribution from which a token is drawn, float64 `(V,)`."""
         check(logits)
         scores = logits.astype(np.float64)
         with np.errstate(over="ignore"):  # at a tiny temperature: minus infinity is right
@@ -61,7 +61,7 @@ class Sampler:
 
 
 def check(logits: Array) -> None:
-    """CetaneError for logits from which nothing can be chosen."""
+    """Raise CetaneError for logits with NaN or infinity, from which nothing can be chosen."""
     highest = logits.max()  # NaN if any is
     if not np.isfinite(highest):
         raise CetaneError(f"the logits hold {'NaN' if np.isnan(highest) else 'infinity'}")

@@ -1,4 +1,4 @@
-"""Which calls take some tokens: how wide they are, and which steps they run."""
+"""The schedule: cuts tokens into calls, each with a mode, a width and steps."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,14 +13,14 @@ from cetane.schema.recipe import Mode
 from cetane.schema.slots import Slots
 
 Wanted = Literal["none", "last", "all"]
-"""Which tokens of a feed the caller wants logits of."""
+"""The tokens of a feed for which the caller needs logits."""
 Steps = Mapping[str, Sequence[Step | Route]]
 """Steps by shard."""
 
 
 @dataclass(frozen=True)
 class ScheduledCall:
-    """A call that is to be made: of a mode, for the next `count` tokens."""
+    """A planned call, in a mode, for the next `count` tokens."""
 
     mode: Mode
     count: int
@@ -29,7 +29,7 @@ class ScheduledCall:
 
 
 class Schedule:
-    """Cuts tokens into calls. It knows widths and contracts, and nothing of a sequence but its
+    """Cuts tokens into calls. It knows widths and contracts; of a sequence it knows only the
     position."""
 
     def __init__(self, plan: Plan, modes: Collection[Mode] | None = None, whole: bool = False):
@@ -45,14 +45,14 @@ class Schedule:
             for logits, steps in ((True, chosen.steps), (False, chosen.silent))
         }
         self._skipping = {mode for mode, chosen in self.modes.items() if skips(plan, chosen)}
-        """Modes whose silent calls skip layers, and not the head alone."""
+        """Modes whose silent calls skip layers beside the head."""
 
     def steps(self, mode: Mode, logits: bool) -> Steps:
-        """What every shard does in a call."""
+        """The steps of every shard in a call."""
         return self._steps[mode, logits]
 
     def cut(self, position: int, tokens: int, wanted: Wanted) -> list[ScheduledCall]:
-        """The calls for the next `tokens` tokens; CetaneError where they do not fit."""
+        """The calls for the next `tokens` tokens. Raises CetaneError if they do not fit."""
         return list(self._cut(position, tokens, wanted))
 
     def _cut(self, position: int, tokens: int, wanted: Wanted) -> Iterator[ScheduledCall]:
@@ -65,10 +65,9 @@ class Schedule:
             yield ScheduledCall(mode, count, wanted == "all" or last or whole)
 
     def _next(self, position: int, tokens: int, wanted: Wanted) -> tuple[Mode, int]:
-        """The mode of the next call, and how many tokens it takes.
+        """The mode of the next call, and its number of tokens.
 
-        Where a silent call skips layers, the last token is left for a call of its own, which gives
-        its logits.
+        If silent calls skip layers, the last token gets a call of its own, which gives its logits.
         """
         mode = self.choose(position, tokens)
         skips = mode in self._skipping and not self.whole
@@ -81,8 +80,8 @@ class Schedule:
         """The mode of the narrowest function that takes all tokens, else of the widest that they
         fill.
 
-        A call may be padded where its contract keeps padded columns out of the cache. So may one
-        that is `held`: the host writes what is accepted of it.
+        A call may be padded if its contract keeps padding out of the cache. A `held` call may
+        always be padded: the host writes only its accepted columns.
         """
         room, free = self.room(position), self.context - position
         widths = sorted(
@@ -100,7 +99,7 @@ class Schedule:
         return filled[-1]
 
     def check_room(self, position: int, tokens: int) -> None:
-        """CetaneError if the context has no room for `tokens` tokens at a position."""
+        """Raise CetaneError if the context has no room for `tokens` tokens at a position."""
         if position + tokens > self.context:
             raise CetaneError(
                 f"{tokens} tokens after {position} do not fit a context of {self.context}",
@@ -108,22 +107,22 @@ class Schedule:
             )
 
     def widths(self, position: int) -> list[int]:
-        """Tokens per call of the functions that fit what is left of the context, ascending."""
+        """Tokens per call of the functions that fit the rest of the context, ascending."""
         free = min(self.room(position), self.context - position)
         return sorted({mode.tokens for mode in self.modes.values() if mode.tokens <= free})
 
     def room(self, position: int) -> int:
-        """The most columns that one call can write at a position."""
+        """The largest number of columns that one call can write at a position."""
         rooms = [room(group, position) for group in self.groups]
         return min((r for r in rooms if r is not None), default=self.context)
 
     def _pads(self, width: int) -> bool:
-        """Whether a call of a width may hold fewer tokens."""
+        """Whether a call of this width may hold fewer tokens."""
         return all(group.pads(width) for group in self.groups)
 
 
 def by_shard(steps: Sequence[Step | Route]) -> Steps:
-    """Steps, in their order, by shard."""
+    """The steps of each shard, in their order."""
     shards: defaultdict[str, list[Step | Route]] = defaultdict(list)
     for step in steps:
         shards[step.shard].append(step)
@@ -136,7 +135,7 @@ def skips(plan: Plan, mode: ModePlan) -> bool:
 
 
 def is_head(plan: Plan, step: Step | Route) -> bool:
-    """Whether a step computes logits and nothing else."""
+    """Whether a step computes only logits."""
     if isinstance(step, Route):
         return False
     function = plan.functions[step.shard, step.function]
@@ -145,9 +144,9 @@ def is_head(plan: Plan, step: Step | Route) -> bool:
 
 
 def room(group: Slots, position: int) -> int | None:
-    """How many columns a call can write at a position; None if any number.
+    """The number of columns that a call can write at a position; None if there is no limit.
 
-    A state of a window is written in a row, so a call ends before its last slot does.
+    A call writes consecutive slots of a window's state, so it must end before the last slot.
     """
     if group.contract != "stateful" or not group.limited:
         return None

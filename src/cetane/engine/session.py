@@ -1,4 +1,4 @@
-"""A sequence of tokens on its way through a plan: a schedule, a memory, and their execution."""
+"""The session: one sequence of tokens, with its schedule, its memory and their execution."""
 
 from collections.abc import Collection, Sequence
 
@@ -15,10 +15,10 @@ from cetane.schema.recipe import Mode
 
 
 class Session:
-    """One sequence of an engine, which makes it: `Engine.session`.
+    """One sequence on an engine. `Engine.session` makes it.
 
-    `feed` runs tokens and remembers them. `evaluate` runs some in one call, and `accept` says how
-    many of these are remembered. `mark` and `rewind` go back to an earlier position.
+    `feed` runs tokens and remembers them. `evaluate` runs tokens in one call, and `accept`
+    remembers the first of them. `mark` and `rewind` return to an earlier position.
     """
 
     def __init__(
@@ -28,31 +28,31 @@ class Session:
         self.plan = head.plan
         self._failed = False
         self._evaluated: Running | None = None
-        """The last call of `evaluate`, until some of its tokens are accepted."""
+        """The last call of `evaluate`, until `accept` ends it."""
 
     @property
     def position(self) -> int:
-        """Of the next token: how many tokens have been run, if the sequence began at 0."""
+        """The position of the next token: the number of tokens so far, if the first was at 0."""
         return self.memory.position
 
     @property
     def context(self) -> int:
-        """How many tokens a sequence may have."""
+        """The largest number of tokens of a sequence."""
         return self.schedule.context
 
     @property
     def widths(self) -> list[int]:
-        """How many tokens a call can take now, ascending: one number for each width there is."""
+        """The widths that a call can have now, in tokens, ascending."""
         return self.schedule.widths(self.position)
 
     def feed(self, tokens: Sequence[int], wanted: Wanted = "last") -> Array | None:
         """Run tokens through the model and remember them.
 
         Returns logits fp32: `(V,)` of the last token, `(len(tokens), V)` of all, or None.
-        Raises CetaneError when the context is full or a token is not in the vocabulary.
+        Raises CetaneError if the context is full, or if a token is not in the vocabulary.
         """
         calls = self.prepare(tokens, wanted)
-        self._failed = True  # until all went well: a call that stops halfway leaves caches behind
+        self._failed = True  # until the end: a call that stops halfway leaves wrong caches
         run([(self.execution, calls)], self.execution.shards)
         self._failed = False
         return gather(calls, wanted)
@@ -60,8 +60,11 @@ class Session:
     def prepare(
         self, tokens: Sequence[int], wanted: Wanted, modes: Collection[Mode] | None = None
     ) -> list[Running]:
-        """The calls that `feed` would make, for `Engine.run` to take through some of the shards.
-        The session counts their tokens as run. `modes`: use only these, for gates."""
+        """The calls that `feed` would make, for `Engine.run`. The session counts their tokens as
+        run.
+
+        `modes` are the only modes to use, for gates.
+        """
         ids = self._checked(tokens)
         schedule = (
             self.schedule if modes is None else Schedule(self.plan, modes, self.schedule.whole)
@@ -76,10 +79,10 @@ class Session:
         return calls
 
     def evaluate(self, tokens: Sequence[int]) -> Array:
-        """Run tokens in one call, and remember nothing until `accept` says how many of them count.
+        """Run tokens in one call, and remember none before `accept`.
 
-        Returns logits fp32 `(len(tokens), V)`. What an earlier call left unaccepted is forgotten.
-        Raises CetaneError where `feed` does, and when no function is as wide as the tokens.
+        Returns logits fp32 `(len(tokens), V)`. Unaccepted tokens of an earlier call are dropped.
+        Raises CetaneError as `feed`, and if no function is wide enough.
         """
         ids = self._checked(tokens)
         self.schedule.check_room(self.position, len(ids))
@@ -96,7 +99,7 @@ class Session:
         return running.logits.rows
 
     def accept(self, count: int) -> None:
-        """Remember the first `count` tokens of the call that was evaluated last, and no others."""
+        """Remember only the first `count` tokens of the last evaluated call."""
         evaluated = self._evaluated
         most = 0 if evaluated is None else len(evaluated.call.tokens)
         if evaluated is None or not 0 <= count <= most:
@@ -105,11 +108,11 @@ class Session:
         self.memory.accept(evaluated.call, evaluated.writes, count)
 
     def mark(self) -> Mark:
-        """What the session remembers now, to come back to."""
+        """A mark of the session's memory, to which `rewind` returns."""
         return self.memory.mark()
 
     def rewind(self, mark: Mark) -> None:
-        """Forget what came after a mark; later marks are void."""
+        """Return to a mark. Later marks become void."""
         self._evaluated = None
         self.memory.rewind(mark)
 
@@ -121,7 +124,7 @@ class Session:
         )
 
     def _checked(self, tokens: Sequence[int]) -> Array:
-        """The tokens as an array; CetaneError for what no call can take."""
+        """The tokens as an array. Raises CetaneError for tokens that no call can take."""
         if self._failed:
             raise CetaneError("a call of this session failed", "start a new session")
         if not len(tokens):
@@ -134,7 +137,7 @@ class Session:
 
 
 def gather(calls: Sequence[Running], wanted: Wanted) -> Array | None:
-    """The logits of some calls: `(V,)` of the last token, `(n, V)` of all, or None."""
+    """The logits of these calls: `(V,)` of the last token, `(n, V)` of all, or None."""
     if wanted == "none":
         return None
     rows = [c.logits.rows for c in calls if c.logits is not None and c.logits.rows is not None]

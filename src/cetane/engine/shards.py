@@ -1,4 +1,4 @@
-"""The shards of a plan on a backend: opened on first use, called on the clock."""
+"""The open shards of a plan: opened on first use, with the time of all calls."""
 
 import time
 from collections import defaultdict
@@ -13,10 +13,10 @@ from cetane.schema.function import Function
 
 
 class OpenShards:
-    """OpenShards by name, in the order of their calls.
+    """The shards of a plan on a backend, by name, in the order of their calls.
 
-    A shard stays open once it is; where shards are not `resident`, `leave` closes it, so that one
-    at a time is in memory.
+    A shard stays open. If shards are not `resident`, `leave` closes it, so that only one is in
+    memory at a time.
     """
 
     def __init__(
@@ -27,38 +27,38 @@ class OpenShards:
         resident: bool = True,
         flexible: bool = False,
     ) -> None:
-        """`hint`: what mends a package that is not its plan. `flexible`: outputs may have other
-        widths than the plan says, as functions of flexible shapes do."""
+        """`hint` is the advice for a package that differs from its plan. `flexible`: outputs may
+        have other widths than in the plan, as with flexible shapes."""
         self.backend, self.names, self.hint = backend, tuple(names), hint
         self.resident, self.flexible = resident, flexible
         self.seconds: dict[str, float] = defaultdict(float)
-        """Time spent in each shard, in opening shards (`load`), and by the host (`host`)."""
+        """Seconds spent in each shard, in opening shards (`load`), and by the host (`host`)."""
         self._open: dict[str, OpenShard] = {}
 
     def open(self, name: str) -> OpenShard:
-        """A shard, loaded if it is not yet."""
+        """A shard, loaded on first use."""
         if name not in self._open:
             with self._clock("load"):
                 self._open[name] = self.backend.open(name)
         return self._open[name]
 
     def leave(self, name: str) -> None:
-        """No call of this run needs the shard any more."""
+        """Called when no more calls of a run need the shard; closes it if not `resident`."""
         if not self.resident:
             self._open.pop(name, None)
 
     def make_state(self, name: str, function: Function) -> Any:
-        """Fresh MLStates for the functions of one owner."""
+        """New MLStates for the functions of one owner."""
         shard = self.open(name)
         with self._clock("load"):
             return shard.make_state(function.name)
 
     def call(self, name: str, function: Function, inputs: Arrays, state: Any) -> Arrays:
-        """Run a function of a shard; CetaneError unless it gives what its plan says."""
+        """Run a function of a shard. Raises CetaneError if its outputs do not fit the plan."""
         shard = self.open(name)
         with self._clock(name):
             outputs = shard.call(function.name, inputs, state)
-        for item in function.outputs:  # neither a plan nor a package is to be trusted
+        for item in function.outputs:  # plans and packages are not trusted
             value = outputs.get(item.name)
             if value is None or not (self.flexible or value.size == prod(item.shape)):
                 raise CetaneError(
@@ -67,14 +67,14 @@ class OpenShards:
         return outputs
 
     def restart_clocks(self) -> None:
-        """Forget the time of all calls so far; what loading has taken still counts."""
+        """Set the time of all calls to zero; the time of loading stays."""
         loading = self.seconds["load"]
         self.seconds.clear()
         self.seconds["load"] = loading
 
     @contextmanager
     def host_clock(self) -> Iterator[None]:
-        """Count the time that a block spends outside of shards as the host's."""
+        """A context: time in it outside of shards counts as the host's."""
         before = self._in_shards()
         started = time.perf_counter()
         yield

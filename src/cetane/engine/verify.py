@@ -1,4 +1,4 @@
-"""Drafts, and which of their tokens are accepted: the result has the target's own distribution."""
+"""Drafts, and the choice of their accepted tokens, which keeps the target's own distribution."""
 
 from dataclasses import dataclass
 
@@ -10,13 +10,13 @@ from cetane.engine.sampling import Sampler
 
 @dataclass(frozen=True)
 class Draft:
-    """Tokens that may come next."""
+    """Proposed next tokens."""
 
     tokens: tuple[int, ...] = ()
     kind: str = ""
-    """The drafter, and how long its match was; acceptance is counted by kind."""
+    """The drafter and the length of its match; acceptance is counted by kind."""
     distributions: Array | None = None
-    """The distribution that each token was drawn from, `(len(tokens), V)`; None for a draft that
+    """The distributions from which the tokens were drawn, `(len(tokens), V)`; None for a draft that
     was not drawn at random."""
 
     def first(self, count: int) -> "Draft":
@@ -29,9 +29,9 @@ NO_DRAFT = Draft()
 
 
 def verify(rows: Array, draft: Draft, sampler: Sampler) -> list[int]:
-    """The accepted tokens of a draft, then one more that the target chooses itself.
+    """The accepted tokens of a draft, then one token that the target chooses itself.
 
-    `rows` are the target's logits `(1 + len(draft.tokens), V)` after the token before the draft,
+    `rows` are the target's logits `(1 + len(draft.tokens), V)`, after the token before the draft
     and after each of its tokens. Without a draft this is a plain step.
     """
     new: list[int] = []
@@ -44,12 +44,12 @@ def verify(rows: Array, draft: Draft, sampler: Sampler) -> list[int]:
 
 
 def choose(logits: Array, token: int, drawn_from: Array | None, sampler: Sampler) -> int:
-    """The drafted token if it is accepted, else another one. Either way the target's distribution p
-    decides.
+    """The drafted token if it is accepted, else another. The result has the target's distribution
+    p.
 
-    For a token that was not drawn at random, draw from p: the draft is accepted if the token is the
+    If the draft was not drawn at random, draw a token from p: the draft is accepted if both are the
     same. So a seed gives the same text with such drafts and without. A token drawn from q is
-    accepted with probability min(1, p/q); else one is drawn from the rest of p, max(0, p - q)
+    accepted with probability min(1, p/q). Otherwise one is drawn from the rest of p, max(0, p - q)
     (arXiv 2211.17192, 2302.01318).
     """
     if drawn_from is None or sampler.temperature == 0:

@@ -1,1 +1,1 @@
-"""Bundles in the form of other runtimes."""
+"""Exports: bundles in the form of other runtimes."""

@@ -1,4 +1,4 @@
-"""Architectures re-authored for the ANE, one file each.
+"""Families: architectures written anew for the ANE, one file each.
 
 A family is a module with `MODEL_TYPES`, a class `Options` for its choices (a recipe's `[family]`
 table), and `author(config, options)`, which makes a `Model` without weights. Other rooms use the
@@ -41,13 +41,15 @@ from cetane.families.caches import (
     ReadOnly,
     cache_form,
 )
-from cetane.families.layers import Heads, Held, Leaf, Projection, RMSNorm, attend, rotate
+from cetane.families.layers import AttentionHeads, Held, Leaf, Projection, RMSNorm, attend, rotate
 from cetane.families.rotary import RotaryTable
 from cetane.families.shard import Shard
+from cetane.hardware.quiet import quiet_transformers
 from cetane.schema.interface import Order
 from cetane.validation import validated
 
 __all__ = [
+    "AttentionHeads",
     "Axes",
     "Bits",
     "Blend",
@@ -59,7 +61,6 @@ __all__ = [
     "Exchange",
     "Flow",
     "Head",
-    "Heads",
     "Held",
     "History",
     "HistorySpec",
@@ -96,25 +97,26 @@ SIZES = (
 )  # fmt: skip
 
 LARGEST = 2**31
-"""No size of any model is larger."""
+"""The limit of every size in a config; no model reaches it."""
 LARGEST_NUMBERS = {
     "rope_theta": 1e12, "rope_local_base_freq": 1e12, "factor": 1e6, "rms_norm_eps": 1.0,
     "final_logit_softcapping": 1e6, "attn_logit_softcapping": 1e6,
 }  # fmt: skip
-"""Above zero, and no larger in any model: beyond these tables overflow and logits change sign."""
+"""The limits of numbers in a config, which must also be above zero. Beyond them, tables overflow
+and logits change sign."""
 MOST_EXPERTS = 4096
-"""Each is a module, made before the checkpoint's tensors are compared with the config."""
+"""The limit of experts: each becomes a module before the config is compared with the tensors."""
 MALFORMED = (TypeError, ValueError, KeyError, AttributeError, ArithmeticError)
-"""What transformers raises for configs that are not of the kind they say."""
+"""The errors that transformers raises for malformed configs."""
 
 Departure = Callable[[Model, Weights], Model]
-"""Makes a model differ from its architecture on purpose; may change its blocks in place."""
+"""A function that makes a model differ from its architecture on purpose. It may change blocks."""
 DEPARTURES = "cetane.lab.departures"
-"""The module that has them. The lab is above this room: the name is resolved when a recipe asks."""
+"""The module with the departures. The lab imports this room, so it is imported only on demand."""
 
 
 def families() -> dict[str, ModuleType]:
-    """Family modules by model type."""
+    """The family modules, by model type."""
     modules = (
         importlib.import_module(f"{__name__}.{module.name}")
         for module in pkgutil.iter_modules(__path__)
@@ -129,12 +131,12 @@ def author(
     weights: Weights,
     bits: Bits | None = None,
 ) -> Model:
-    """Re-author the architecture that a Hugging Face `config.json` describes, without weights.
+    """The model that a Hugging Face `config.json` describes, in ANE form and without weights.
 
-    `order` is the layout of hidden tensors, `options` the recipe's `[family]` table; `weights` are
-    read by a departure that depends on them, and by nothing else. With `bits`,
-    projections on the notch (`cetane.hardware.notch`) are split in two. Nobody changes a block
-    afterwards, so plans can share them. Raises CetaneError for a config or options that are wrong.
+    `order` is the layout of hidden tensors, `options` the recipe's `[family]` table. Only
+    departures read `weights`. With `bits`, projections on the notch (`cetane.hardware.notch`) are
+    split in two. Blocks are not changed afterwards, so plans can share them. Raises CetaneError for
+    a wrong config or wrong options.
     """
     parsed = parse_config(config)
     kind = parsed.model_type
@@ -143,7 +145,7 @@ def author(
     with tensor_layout(order):
         try:
             model: Model = families()[kind].author(parsed, chosen)
-        except RuntimeError as error:  # from torch, or of a config whose layers differ
+        except RuntimeError as error:  # from torch, or from a config whose layers differ
             reason = str(error).splitlines()[0]
             raise CetaneError(f"config.json of a {kind} model is not valid: {reason}") from error
         with torch.device("meta"):
@@ -161,7 +163,7 @@ def chosen_departures(kind: str, options: Mapping[str, Any]) -> list[Departure]:
         return []
     names = options["departures"]
     if not isinstance(names, list | tuple):
-        raise CetaneError(f"family.departures: {names!r} is no list of names")
+        raise CetaneError(f"family.departures: {names!r} is not a list of names")
     for index, name in enumerate(names):
         if name not in known:
             raise CetaneError(
@@ -171,14 +173,14 @@ def chosen_departures(kind: str, options: Mapping[str, Any]) -> list[Departure]:
 
 
 def known_departures(kind: str) -> Mapping[str, Departure]:
-    """The departures of an architecture by name."""
+    """The departures of an architecture, by name."""
     departures: Mapping[str, Mapping[str, Departure]]
     departures = importlib.import_module(DEPARTURES).DEPARTURES
     return departures.get(kind, {})
 
 
 def options_of(kind: str, options: Mapping[str, Any]) -> Any:
-    """A recipe's `[family]` table, departures aside, as the family's own `Options`."""
+    """A recipe's `[family]` table, without departures, as the family's own `Options`."""
     own = families()[kind].Options
     departs = "departures" in options and bool(known_departures(kind))
     content = {k: v for k, v in options.items() if not (departs and k == "departures")}
@@ -186,20 +188,21 @@ def options_of(kind: str, options: Mapping[str, Any]) -> Any:
 
 
 def parse_config(config: dict[str, Any]) -> Any:
-    """The transformers config of a `config.json`; CetaneError when it is unknown or not valid."""
+    """The transformers config of a `config.json`. CetaneError if it is unknown or not valid."""
     known = families()
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in known:
         raise CetaneError(
             f"unknown architecture {kind!r}; known: {', '.join(sorted(known))}",
-            "CONTRIBUTING.md tells how to add a family in one file",
+            "docs/how-to/add-a-family.md tells how to add a family",
         )
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     settings = {key: value for key, value in config.items() if key != "model_type"}
     try:
-        parsed = AutoConfig.for_model(kind, **settings)
+        with quiet_transformers():
+            parsed = AutoConfig.for_model(kind, **settings)
     except (*MALFORMED, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
         raise CetaneError(f"config.json of a {kind} model is not valid: {reason}") from error
@@ -208,7 +211,7 @@ def parse_config(config: dict[str, Any]) -> Any:
 
 
 def numbers(settings: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """Numbers of a config by name, those of its tables too."""
+    """The numbers of a config and of its tables, with their names."""
     for name, value in settings.items():
         if isinstance(value, dict):
             yield from numbers(value)
@@ -217,16 +220,16 @@ def numbers(settings: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 class SizedConfig(Protocol):
-    """What every transformers config has."""
+    """The field that every transformers config has."""
 
     model_type: str
 
 
 def check_sizes(config: SizedConfig) -> None:
-    """CetaneError for sizes that no model has; transformers lets them pass."""
+    """Raise CetaneError for sizes that no model has. transformers lets them pass."""
     where = f"config.json of a {config.model_type} model is not valid"
     for name in SIZES:
-        size = vars(config).get(name)  # of a config with layers that differ, the others'
+        size = vars(config).get(name)  # if layers differ, the value of the others
         most = MOST_EXPERTS if name == "num_experts" else LARGEST
         if size is not None and not 1 <= size <= most:
             raise CetaneError(f"{where}: {name} = {size}")
@@ -236,25 +239,26 @@ def check_sizes(config: SizedConfig) -> None:
     query, kv = (vars(config)[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
     if query % kv:
         raise CetaneError(
-            f"{where}: num_attention_heads = {query} is no multiple of num_key_value_heads = {kv}"
+            f"{where}: num_attention_heads = {query} is not a multiple of "
+            f"num_key_value_heads = {kv}"
         )
 
 
 BUFFERS = (".rotary_emb.inv_freq", ".attention.bias", ".masked_bias")
-"""What old checkpoints store beside weights: it follows from the config."""
+"""Endings of tensors that old checkpoints store beside weights; they follow from the config."""
 
 
 def unread(names: Iterable[str], model: Model) -> list[str]:
-    """Tensors of a checkpoint that the model reads nothing from.
+    """The tensors of a checkpoint that the model does not read.
 
-    Some are harmless, such as heads for training. Many are how a misread checkpoint shows.
+    A few are harmless, such as heads for training. Many are a sign of a misread checkpoint.
     """
     known = model.tensors()
     return [name for name in names if name not in known and not name.endswith(BUFFERS)]
 
 
 def warn_unread(names: Iterable[str], model: Model) -> str | None:
-    """A warning about tensors that nobody reads, None where there are none."""
+    """A warning about tensors that the model does not read; None if it reads all."""
     idle = unread(names, model)
     if not idle:
         return None

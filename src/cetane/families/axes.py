@@ -1,8 +1,8 @@
-"""Where a hidden tensor has its tokens: the one place that knows a recipe's `tensor_layout`.
+"""The axes of hidden tensors. Only this module knows a recipe's `tensor_layout`.
 
-Hidden tensors are `(1, C, 1, T)`, `c1t`, channels second as the Neural Engine stores them. The
-published ports have `(1, C, T, 1)`, `ct1`, which is kept to reproduce them. Both have the same
-memory order, so views that end in T serve both; the modules below ask for what differs.
+`c1t` is `(1, C, 1, T)`, as the Neural Engine stores tensors. `ct1` is `(1, C, T, 1)`; it is kept to
+reproduce the published ports. Both have the same order in memory, so views that end in T fit both.
+Other modules ask `Axes` for the rest.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _order: ContextVar[Order] = ContextVar("order", default="c1t")
 
 @contextmanager
 def tensor_layout(order: Order) -> Iterator[None]:
-    """Modules that are made inside have hidden tensors of this layout."""
+    """A context: modules made inside it have hidden tensors of this layout."""
     token = _order.set(order)
     try:
         yield
@@ -27,7 +27,7 @@ def tensor_layout(order: Order) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Axes:
-    """The layout of hidden tensors, that of the surrounding `tensor_layout`."""
+    """The axes of hidden tensors, in the layout of the surrounding `tensor_layout`."""
 
     order: Order = field(default_factory=_order.get)
 
@@ -37,9 +37,9 @@ class Axes:
         return time_axis(self.order)
 
     def shape(self, channels: int, tokens: int) -> tuple[int, int, int, int]:
-        """Of a hidden tensor."""
+        """The shape of a hidden tensor."""
         return hidden_shape(self.order, channels, tokens)
 
     def kernel(self, taps: int) -> tuple[int, int]:
-        """Of a convolution over time."""
+        """The kernel shape of a convolution over time."""
         return (1, taps) if self.order == "c1t" else (taps, 1)

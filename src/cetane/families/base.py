@@ -1,11 +1,13 @@
-"""What a family is made of: blocks, the tensors that flow between them, and their weights."""
+"""The base of every family: blocks, the tensors between them, and their weights."""
+
+from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +18,19 @@ from cetane.families.layers import Held, Leaf, Projection, RMSNorm
 from cetane.families.rotary import RotaryTable
 from cetane.hardware.notch import cut, on_notch
 from cetane.schema.interface import Source, TokenIds
-from cetane.schema.subset import Ids
+
+if TYPE_CHECKING:
+    from cetane.schema.subset import Ids
 
 Flow = dict[str, Tensor]
 Memory = dict[str, Callable[..., Any]]
-"""What a block's layer remembers, by name: `extend(k, v)` of a cache, `extend(x)` of a history."""
+"""The memory of a block's layer, by name: `extend(k, v)` of a cache, `extend(x)` of a history."""
 Truth = tuple[str, int]
-"""Path of a Hugging Face module, and which of its outputs."""
+"""The path of a Hugging Face module, and the index of its output."""
 
 
 class Weights(Protocol):
-    """Where blocks take their weights from: tensors by canonical name (a checkpoint is one)."""
+    """A source of weights: tensors by canonical name, such as a checkpoint."""
 
     def read(self, name: str) -> Tensor: ...
     def read_rows(self, name: str, start: int, stop: int) -> Tensor: ...
@@ -34,46 +38,46 @@ class Weights(Protocol):
 
 @dataclass(frozen=True)
 class Exchange:
-    """Projections that read some channels, and the tensors that write them.
+    """Projections that read some channels, and the parameters that write these channels.
 
-    What multiplies the channels of the writers, and divides those of the readers, changes nothing.
+    A factor that multiplies the writers and divides the readers leaves the model the same.
     """
 
     readers: tuple[str, ...]
     """Paths of projections in a block."""
     writers: tuple[str, ...]
-    """Paths of parameters, along their first axis."""
+    """Paths of parameters whose first axis is these channels."""
     channels: tuple[int, int, int] = (1, 1, -1)
-    """The channels that are read, as an array whose middle axis is written once: the query heads of
-    a key/value head."""
+    """The shape of the channels that are read. The middle axis is written only once, for all query
+    heads of a key/value head."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One parameter of a block, and where a checkpoint keeps it."""
+    """One parameter of a block, and its place in a checkpoint."""
 
     name: str
     """Canonical name of the checkpoint's tensor."""
     shape: tuple[int, ...]
-    """Of the parameter."""
+    """Shape of the parameter."""
     stored: tuple[int, ...]
     """Shape of the checkpoint's tensor."""
     kind: str | None
     """`attention`, `mlp`, `experts`, `head` ...; None for gains and biases, which stay in fp16."""
     rows: tuple[int, int] | None = None
-    """The part of the tensor, along its first axis, that the parameter is; None for all of it."""
+    """The range of the tensor's first axis that the parameter holds; None for all."""
     pick: Callable[[Tensor], Tensor] | None = None
-    """What the parameter takes of the tensor, where it is neither all of it nor rows."""
+    """A function that makes the parameter from the tensor; None if it only copies."""
     columns: tuple[int, int] | None = None
-    """The part of the tensor, along its last axis, that the parameter is; None for all of it."""
+    """The range of the tensor's last axis that the parameter holds; None for all."""
 
     @property
     def elements(self) -> int:
         return prod(self.shape)
 
     def read(self, source: Weights) -> Tensor:
-        """The parameter, in the checkpoint's dtype unless `pick` says another; refuses NaN and
-        infinity."""
+        """The parameter, in the checkpoint's dtype unless `pick` changes it. CetaneError for NaN or
+        infinity, or another shape."""
         tensor = source.read_rows(self.name, *self.rows) if self.rows else source.read(self.name)
         wanted = (self.rows[1] - self.rows[0], *self.stored[1:]) if self.rows else self.stored
         if tuple(tensor.shape) != wanted:
@@ -88,14 +92,14 @@ class Weight:
 
 
 Bits = Callable[[Weight], int]
-"""The bits of one element of a weight, as a recipe stores it."""
+"""A function that gives the bits of one element of a weight under a recipe."""
 
 
 class Block(nn.Module):
     """The smallest piece that a shard can hold.
 
-    `forward(flow, memory)` reads the tensors named in `reads` from `flow` and sets those named in
-    `writes`; `memory` holds what its layer remembers, by the names in `keeps`.
+    `forward(flow, memory)` reads the tensors named in `reads` from `flow`, and sets those named in
+    `writes`. `memory` holds the caches and histories named in `keeps`.
     """
 
     reads: tuple[str, ...] = ()
@@ -108,21 +112,22 @@ class Block(nn.Module):
         self.name, self.layer, self.prefix = name, layer, prefix
 
     def truths(self) -> dict[str, Truth]:
-        """Where the Hugging Face model has the tensors that this block writes."""
+        """The truths of the tensors that this block writes: their places in the Hugging Face
+        model."""
         return {"hidden": (self.prefix.removesuffix("."), 0)}
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        """Places where a factor on channels can move from what writes them to what reads them;
-        none where the family offers none."""
+        """The places where a factor on channels can move from writers to readers; none by
+        default."""
         return ()
 
     @property
-    def root(self) -> "Block":
-        """The block whose parameters these are; itself, unless it is a part."""
+    def root(self) -> Block:
+        """The block that owns the parameters: itself, or of a part, the whole block."""
         return self
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
-        """Paths of the root's parameters that are used, with what stands behind them."""
+        """The paths of the root's parameters that this block uses, with their weights."""
         for path, module in self.named_modules():
             if isinstance(module, Leaf):
                 for name, held in module.held.items():
@@ -134,12 +139,12 @@ class Block(nn.Module):
                     yield full, replace(self.weight(stored, shape, held), columns=held.columns)
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
-        """What stands behind a parameter."""
+        """The weight of a parameter."""
         return Weight(self.prefix + path, shape, held.stored, held.kind, pick=held.pick)
 
     def split_contracting(self, bits: Bits) -> None:
-        """Cut the projections whose weights are on the notch. Only the maker of a block calls this,
-        before plans share it."""
+        """Cut the projections whose weights are on the notch. Only the maker of a block may call
+        this, before plans share it."""
         for path, weight in list(self.weights()):
             parent, _, name = path.rpartition(".")
             module = self.get_submodule(parent)
@@ -151,7 +156,7 @@ class Block(nn.Module):
                     module.split(at)
 
     def load(self, source: Weights) -> None:
-        """Materialise the parameters in fp32."""
+        """Read the parameters, in fp32."""
         self.to_empty(device="cpu")
         for path, weight in self.weights():
             self.get_parameter(path).data.copy_(weight.read(source))
@@ -161,23 +166,23 @@ class Block(nn.Module):
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
-    """CetaneError for weights that no port can be right with."""
+    """Raise CetaneError for weights that are not real numbers, not finite, or beyond fp16."""
     if not tensor.is_floating_point() or tensor.itemsize == 1:
-        raise CetaneError(f"{name}: holds {str(tensor.dtype).removeprefix('torch.')}, not weights")
+        raise CetaneError(f"{name} holds {str(tensor.dtype).removeprefix('torch.')}, not weights")
     if not tensor.numel():
         return
     low, high = torch.aminmax(tensor)  # NaN if any is
     largest = float(torch.maximum(low.abs(), high.abs()))
     if largest != largest or largest == float("inf"):
         raise CetaneError(
-            f"{name}: holds NaN or infinity", "the checkpoint is damaged: get it again"
+            f"{name} holds NaN or infinity", "the checkpoint is damaged: download it again"
         )
     if largest > 65504:
-        raise CetaneError(f"{name}: largest value {largest:.3g} is beyond fp16 (65504)")
+        raise CetaneError(f"{name}: its largest value, {largest:.3g}, is beyond fp16 (65504)")
 
 
 class Part(Block):
-    """A piece of a block that can be a function of its own; its parameters are the block's."""
+    """A piece of a block that can be a function of its own. It uses the block's parameters."""
 
     def __init__(
         self,
@@ -188,7 +193,7 @@ class Part(Block):
         writes: tuple[str, ...],
         run: Callable[[Flow], None],
     ) -> None:
-        """`modules` are the paths of the block's submodules that `run` uses."""
+        """`modules` are the paths of the submodules that `run` uses."""
         super().__init__(name, whole.layer, whole.prefix)
         self._whole = (whole,)  # in a tuple, so that torch does not count it as a submodule
         self.modules_used, self.reads, self.writes, self.run = modules, reads, writes, run
@@ -211,9 +216,9 @@ class Part(Block):
 class RoutedBlock(Block):
     """A block that sends each token to one of its experts.
 
-    As a block it computes all of them and masks; its parts let an engine run only the chosen one:
-    `router()` writes `scores (1, experts, 1, T)`, whose largest channel chooses, and every one of
-    `experts()` writes what the block writes, for the tokens that chose it.
+    As a block it computes all experts and masks their outputs. Its parts let an engine run only the
+    chosen expert. `router()` writes `scores (1, experts, 1, T)`; the largest channel chooses. Each
+    part of `experts()` writes the block's outputs, for the tokens that chose it.
     """
 
     scores: ClassVar[str] = "scores"
@@ -228,16 +233,16 @@ class RoutedBlock(Block):
 
 
 class Head(Block):
-    """Final norm and some rows of the output projection, one for each of `tokens`.
+    """A slice of the head: the final norm, and a row of the output projection for each of `tokens`.
 
-    Its logits are rows `start` to `stop` of all of the head's rows.
+    Its logits are rows `start` to `stop` of the whole head.
     """
 
     writes = ("logits",)
     reads = ("hidden",)
 
     def __init__(
-        self, index: int, model: "Model", start: int, stop: int, tokens: "range | Ids"
+        self, index: int, model: Model, start: int, stop: int, tokens: range | Ids
     ) -> None:
         super().__init__(f"head-{index}", len(model.layers), "")
         self.start, self.stop, self.model, self.tokens = start, stop, (model,), tokens
@@ -267,7 +272,7 @@ class Lookup(Block):
 
     reads = ("token_ids",)
 
-    def __init__(self, model: "Model") -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__("embedding", 0, "")
         self.axes, self.name_of, self.factor = (
             model.axes, model.embedding.weight, model.embedding.factor,
@@ -287,7 +292,7 @@ class Lookup(Block):
 
 
 class LookupRows(Leaf):
-    """A table of rows by token."""
+    """A table with a row for each token."""
 
     weight: Tensor
 
@@ -300,8 +305,8 @@ class LookupRows(Leaf):
 class CacheGroup:
     """Layers whose caches have equal shape: query heads, key/value heads and their width.
 
-    Where all of them see only the last `window` tokens, and the first `sinks` of the sequence, no
-    more need be kept.
+    With a `window`, all these layers see only the last `window` tokens and the first `sinks` of the
+    sequence, so no more must be kept.
     """
 
     query: int
@@ -321,7 +326,7 @@ class History:
 
 @dataclass(frozen=True)
 class StoredTable:
-    """A table of the host: `(weight + bias) * scale * factor`, by canonical names."""
+    """A table that the host keeps: `(weight + bias) * scale * factor`, by canonical names."""
 
     weight: str
     bias: str | None = None
@@ -329,7 +334,7 @@ class StoredTable:
     factor: float = 1.0
 
     def read(self, source: Weights, start: int = 0, stop: int | None = None) -> Tensor:
-        """fp32 `(V, C)`, or some rows; refuses NaN, infinity and what fp16 cannot hold."""
+        """fp32 `(V, C)`, or some rows. CetaneError for NaN, infinity and values beyond fp16."""
         stored = (
             source.read(self.weight) if stop is None else source.read_rows(self.weight, start, stop)
         )
@@ -346,7 +351,7 @@ class StoredTable:
 
 @dataclass(frozen=True)
 class TokenTable:
-    """A table of the host with a row of `channels` for each of `rows` tokens."""
+    """A table that the host keeps, with a row of `channels` for each of `rows` tokens."""
 
     rows: int
     channels: int
@@ -355,42 +360,40 @@ class TokenTable:
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint's architecture in ANE form; blocks live on torch's meta device until loaded."""
+    """A checkpoint's architecture in ANE form. Blocks are on torch's meta device until loaded."""
 
     hidden: int
     vocab: int
     eps: float
     layers: tuple[Block, ...]
-    """Blocks in order; blocks of one layer have its number."""
+    """Blocks in order. The blocks of one layer all have its number."""
     embedding: StoredTable
     norm: str
     """Canonical name of the final norm."""
     output: str
-    """Canonical name of the output projection; the embedding's when they are tied."""
+    """Canonical name of the output projection: the embedding's if they are tied."""
     host: dict[str, Source]
-    """What the host supplies, by the name that blocks read it under."""
+    """The tensors that the host supplies, by the names that blocks read."""
     memory: dict[str, CacheGroup | History]
     rotary: dict[str, RotaryTable]
     max_context: int
     channels: dict[str, int]
-    """Channels of the tensors that blocks hand on, by name; `hidden` is one."""
+    """Channels of the tensors that blocks hand on, by name, `hidden` among them."""
     shared: dict[str, str] = field(default_factory=dict)
-    """Keys and values that one layer makes and others read: name of the tensor -> cache group."""
+    """The cache groups of keys and values that one layer makes and others read, by tensor name."""
     tables: dict[str, TokenTable] = field(default_factory=dict)
-    """Tables beside the embedding's, by the name that `Embedding` sources give them."""
+    """Tables beside the embedding's, by their names in `Embedding` sources."""
     unit_offset: bool = False
-    """The final norm's gains are stored less one."""
+    """Whether the checkpoint stores the final norm's gains less one."""
     softcap: float | None = None
-    """Logits are c * tanh(x / c): the host's work, since it leaves the greedy choice as it is."""
+    """The bound c of logits, c * tanh(x / c). The host applies it: it keeps the greedy choice."""
     residual_scale: float | None = None
-    """The hidden tensors are the Hugging Face model's times this; None where a family has no such
-    option."""
+    """The factor from the Hugging Face model's hidden tensors to these; None if the family has no
+    such option."""
     axes: Axes = field(default_factory=Axes)
     """The layout of hidden tensors."""
-    tags: dict[str, str] = field(default_factory=dict)
-    """What a bundle says of its architecture beside the name: which attention, which CCA."""
     bits: Bits | None = None
-    """Where projections on the notch are split: by the bits of their weights."""
+    """The bits of weights, by which projections on the notch are split; None to split none."""
 
     def tensors(self) -> set[str]:
         """Canonical names of all tensors that the model reads."""
@@ -399,7 +402,7 @@ class Model:
         blocks = (weight.name for block in self.layers for _, weight in block.weights())
         return {*names, *blocks, self.norm, self.output}
 
-    def with_lookup(self) -> "Model":
+    def with_lookup(self) -> Model:
         """The model with its embedding as the first block."""
         if self.embedding.bias is not None or self.embedding.scale is not None:
             raise CetaneError("embedding.inside: this model's embedding is more than a table")
@@ -407,15 +410,17 @@ class Model:
             layers = (Lookup(self), *self.layers)
         return replace(self, layers=layers, host=self.host | {"token_ids": TokenIds()})
 
-    def split_contracting(self, bits: Bits) -> "Model":
-        """The model with its projections on the notch split; changes the blocks in place."""
+    def split_contracting(self, bits: Bits) -> Model:
+        """The model with its projections on the notch split. Changes the blocks in place."""
         for block in self.layers:
             block.split_contracting(bits)
         return replace(self, bits=bits)
 
     def heads(self, slices: int, subset: Ids | None = None) -> list[Head]:
-        """The output projection for all tokens, or some, in `slices` parts, cut at multiples of 32
-        rows (so that palettes' groups fit) where it is large enough."""
+        """The head in `slices` slices, for all tokens or those of a subset.
+
+        A large head is cut at multiples of 32 rows, so that groups of a palette fit.
+        """
         tokens = range(self.vocab) if subset is None else subset
         rows = len(tokens)
         if slices > rows:

@@ -1,9 +1,10 @@
-"""What layers remember between calls: key/value caches under a contract, and short histories.
+"""Key/value caches under each contract, and short histories: the memory of layers between calls.
 
-A shard stacks the keys of its layers into one tensor `(L, KV, D, S)`, and the values likewise:
-few inputs, slots last (aligned rows for the ANE, a multiple of 32 for states). A layer calls
-`extend(k, v)` with its new columns `(1, KV, D, T)` and gets what it may attend to. A history holds
-the last few columns of a small tensor, `(L, C, 1, n)`; its layers call `extend(x)`.
+A shard stacks the keys of its layers into one tensor `(L, KV, D, S)`, and the values likewise. So
+it has few inputs. Slots are the last axis, since the ANE aligns rows; states need a multiple of 32.
+A layer calls `extend(k, v)` with its new columns `(1, KV, D, T)`; it gets the keys and values that
+it may attend to. A history holds the last few columns of a small tensor, `(L, C, 1, n)`; its layers
+call `extend(x)`.
 """
 
 from abc import ABC, abstractmethod
@@ -41,22 +42,22 @@ class CacheSpec:
     slots: int
     form: "type[CacheForm]"
     state: State | None = None
-    """The state that it shares with other groups, where its rows are among wider ones."""
+    """The state that it shares with other groups, whose rows may be wider; None for its own."""
     first: int = 0
-    """Its first row there."""
+    """Its first row in that state."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         return (self.layers, self.heads, self.dim, self.slots)
 
     def names(self) -> Iterator[tuple[str, str]]:
-        """Graph name and manifest name of keys and of values."""
+        """The names of keys and of values: each in the graph, and in the manifest."""
         for part in ("k", "v"):
             yield f"{self.group}_{part}", f"{self.owner}.{self.group}_{part}"
 
 
 class CacheForm(ABC):
-    """One cache group while one function of one shard is traced or run."""
+    """A cache group while one function of a shard is traced or run."""
 
     contract: ClassVar[ContractName]
 
@@ -89,7 +90,7 @@ class CacheForm(ABC):
         return []
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store a layer's new columns; return all keys and values the layer may attend to."""
+        """Store a layer's new columns; return all keys and values that it may attend to."""
         layer = len(self.written)
         k, v = self.write(layer, self.k, k), self.write(layer, self.v, v)
         self.written.append((k, v))
@@ -97,7 +98,7 @@ class CacheForm(ABC):
 
     @abstractmethod
     def write(self, layer: int, cache: Tensor, new: Tensor) -> Tensor:
-        """The layer's slots with `new` among them."""
+        """The layer's slots, with the new columns in their places."""
 
     def results(self) -> dict[str, Tensor]:
         """The graph outputs that carry the cache back to its owner."""
@@ -108,8 +109,9 @@ class CacheForm(ABC):
 class ReadOnly(CacheForm):
     """The graph reads the past, concatenates the new columns and returns only those.
 
-    The host writes them, so a refused draft leaves nothing to roll back. Apple's own rule for
-    the ANE (coreai-models, neural_engine_rules.md); FluidInference/mobius #78 measured it clean.
+    The host writes them, so a refused draft leaves nothing to roll back. This is Apple's own rule
+    for the ANE (coreai-models, neural_engine_rules.md). FluidInference/mobius #78
+    measured that it runs there without errors.
     """
 
     contract = "readonly"
@@ -158,7 +160,7 @@ class Blend(CacheForm):
 
 
 class Shift(CacheForm):
-    """Drops the oldest columns and appends the new ones on the right: a sliding window."""
+    """A sliding window: drops the oldest columns, and appends the new ones on the right."""
 
     contract = "shift"
 
@@ -167,13 +169,14 @@ class Shift(CacheForm):
 
 
 class Stateful(CacheForm):
-    """`slice_update` on one MLState a group, a layer's keys and then its values.
+    """`slice_update` on one MLState a group, which holds each layer's keys, then its values.
 
-    More than two states in a package, or other ways to write one, fail on the ANE, and a function
-    of several tokens may have only one (coremltools #2553, #2631; CoreML-LLM MLSTATE_PATTERN).
+    On the ANE, more than two states in a package fail, and so do other ways to write one. A
+    function of several tokens may have only one (coremltools #2553, #2631; CoreML-LLM
+    MLSTATE_PATTERN).
 
-    Where all groups share one state, a layer uses the first heads, channels and slots of its rows;
-    the others are never written or read.
+    If all groups share one state, a layer uses the first heads, channels and slots of its rows, and
+    never touches the rest.
     """
 
     contract = "stateful"
@@ -221,13 +224,13 @@ CACHES: dict[ContractName, type[CacheForm]] = {
 
 
 def cache_form(slots: Slots, tokens: int) -> type[CacheForm]:
-    """How a call of `tokens` tokens reads and writes the caches of a group."""
+    """The class that reads and writes the caches of a group in a call of `tokens` tokens."""
     return CACHES[slots.form(tokens)]
 
 
 @dataclass(frozen=True)
 class HistorySpec:
-    """A history of some layers inside one segment of a shard."""
+    """A history of layers inside one segment of a shard."""
 
     owner: str
     name: str
@@ -249,9 +252,9 @@ class HistorySpec:
 
 
 class PastColumns:
-    """A history while one function of one shard is traced or run.
+    """A history while one function of a shard is traced or run.
 
-    The graph returns its own columns and writes nothing, so a refused draft leaves nothing behind.
+    The graph returns its new columns and writes nothing, so a refused draft leaves nothing behind.
     """
 
     def __init__(self, spec: HistorySpec, tensors: dict[str, Tensor]) -> None:

@@ -1,5 +1,8 @@
-"""What Gemma 3 and Gemma 4 have in common: layers of two kinds, sliding and full, each with a
-rotary base, caches and masks of its own; norms before and after attention and MLP."""
+"""The common part of Gemma 3 and Gemma 4: sliding and full layers.
+
+Each of the two kinds has its own rotary base, caches and masks. Norms stand before and after
+attention and MLP.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -9,7 +12,7 @@ from torch import Tensor, nn
 
 from cetane.errors import CetaneError
 from cetane.families.base import Block, CacheGroup, Flow, Memory
-from cetane.families.layers import MLP, Heads, Projection, RMSNorm, attend, rotate
+from cetane.families.layers import MLP, AttentionHeads, Projection, RMSNorm, attend, rotate
 from cetane.families.options import ResidualOptions, residual_eps
 from cetane.families.rotary import RotaryConfig, RotaryTable, rotary_table
 from cetane.schema.interface import Mask, Rotary, Source
@@ -18,7 +21,7 @@ KINDS = {"sliding_attention": "sliding", "full_attention": "full"}
 
 
 class GemmaConfig(RotaryConfig, Protocol):
-    """What is read of the config of any Gemma."""
+    """The keys that are read from the config of every Gemma."""
 
     vocab_size: int
     hidden_size: int
@@ -38,41 +41,41 @@ class GemmaConfig(RotaryConfig, Protocol):
 
 
 class GemmaOptions(ResidualOptions):
-    """The `[family]` table of a recipe: how layers with full attention attend."""
+    """The `[family]` table of a recipe: limits on the layers with full attention."""
 
     full_window: int | None = Field(default=None, ge=1)
-    """Tokens that they see, the last ones; their caches stay as short ("WFA" in the published
-    ports)."""
+    """The number of last tokens that full layers see; their caches are as short ("WFA" in the
+    published ports). None for all tokens."""
     sinks: int = Field(default=0, ge=0)
-    """First tokens of the sequence that they see too (arXiv 2309.17453)."""
+    """The number of first tokens that they see beside the window (arXiv 2309.17453)."""
     full_block: int | None = Field(default=None, ge=1)
-    """Keys that they take at a time ("flash decoding")."""
+    """The number of keys that they take at a time ("flash decoding"). None for all keys."""
 
     @model_validator(mode="after")
     def consistent(self) -> Self:
         if self.sinks and self.full_window is None:
-            raise ValueError("sinks are for layers with a full_window; without, all is seen")
+            raise ValueError("sinks needs full_window: without it, layers see all tokens")
         return self
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What the layers of one kind share."""
+class LayerKind:
+    """The attention heads, window, mask and rotary table of one kind of layers."""
 
     name: str
-    """Of their cache group."""
-    heads: Heads
+    """The name of their cache group."""
+    heads: AttentionHeads
     window: int | None
     sinks: int
     rotary: RotaryTable
 
     @property
     def reads(self) -> tuple[str, str, str]:
-        """Cosines, sines and mask."""
+        """The names of their cosines, sines and mask."""
         return f"cos_{self.name}", f"sin_{self.name}", f"mask_{self.name}"
 
     def host(self) -> dict[str, Source]:
-        """What the host supplies to them."""
+        """The tensors that the host supplies to them."""
         cos, sin, mask = self.reads
         return {
             cos: Rotary(table=self.name, part="cos"),
@@ -85,7 +88,7 @@ class Kind:
 
 
 def layer_kinds(config: GemmaConfig) -> list[str]:
-    """The kind of every layer; CetaneError for one that is unknown."""
+    """The kind of every layer. Raises CetaneError for an unknown kind."""
     where = f"config.json of a {config.model_type} model is not valid"
     for name in config.layer_types:
         if name not in KINDS:
@@ -98,16 +101,20 @@ def layer_kinds(config: GemmaConfig) -> list[str]:
 
 
 def make_kind(
-    config: GemmaConfig, of: RotaryConfig, layer_type: str, heads: Heads, options: GemmaOptions
-) -> Kind:
-    """The layers of a type; `of` is the config of one of them."""
+    config: GemmaConfig,
+    of: RotaryConfig,
+    layer_type: str,
+    heads: AttentionHeads,
+    options: GemmaOptions,
+) -> LayerKind:
+    """A kind of layers; `of` is the config of one such layer."""
     parameters = (config.rope_parameters or {}).get(layer_type)
     if isinstance(parameters, dict) and parameters.get("rope_type", "default") == "default":
         part = parameters.get("partial_rotary_factor", 1.0)
-        if part != 1:  # transformers takes no notice of it
+        if part != 1:  # transformers ignores it
             raise CetaneError(f"rope_parameters: partial_rotary_factor = {part} of {layer_type}")
     full = layer_type == "full_attention"
-    return Kind(
+    return LayerKind(
         name=KINDS[layer_type],
         heads=heads,
         window=options.full_window if full else config.sliding_window,
@@ -117,9 +124,11 @@ def make_kind(
 
 
 class GemmaAttention(nn.Module):
-    """Queries and keys are normed; `norm` is how (width, axis)."""
+    """Attention with normed queries and keys; `norm(width, axis)` makes such a norm."""
 
-    def __init__(self, hidden: int, heads: Heads, bias: bool, eps: float, unit: bool) -> None:
+    def __init__(
+        self, hidden: int, heads: AttentionHeads, bias: bool, eps: float, unit: bool
+    ) -> None:
         super().__init__()
         self.heads = heads
         self.q_proj = Projection(hidden, heads.query * heads.dim, "attention", bias)
@@ -130,7 +139,7 @@ class GemmaAttention(nn.Module):
         self.k_norm = RMSNorm(heads.dim, eps, axis=2, unit_offset=unit)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, kept: Any) -> Tensor:
-        """`kept` is what the layer attends to: its memory, by `keys_values`."""
+        """`kept` is the layer's memory, which `keys_values` reads and extends."""
         heads = self.heads
         q = self.q_norm(heads.split(self.q_proj(x), heads.query))
         keys, values = self.keys_values(x, cos, sin, kept)
@@ -152,15 +161,15 @@ class GemmaAttention(nn.Module):
 class GemmaLayer(Block):
     """Attention and MLP, each normed before and after.
 
-    The residual stream may be `scale` times the model's: the norms before do not see it, and those
-    after have gains that are smaller by as much.
+    The residual stream may be `scale` times the model's. The norms before undo the factor, and the
+    gains of the norms after include it.
     """
 
     def __init__(
         self,
         config: GemmaConfig,
         index: int,
-        kind: Kind,
+        kind: LayerKind,
         attention: GemmaAttention,
         inner: int,
         unit: bool,
@@ -179,7 +188,7 @@ class GemmaLayer(Block):
         self.post_feedforward_layernorm = RMSNorm(size, eps, unit_offset=unit, factor=scale)
 
     def kept(self, flow: Flow, memory: Memory) -> Any:
-        """What attention gets its keys and values from."""
+        """The memory that gives attention its keys and values."""
         return memory[self.kind.name]
 
     def forward(self, flow: Flow, memory: Memory) -> None:

@@ -1,7 +1,7 @@
-"""Gemma 3, the text part: five sliding layers to a full one, normed queries and keys.
+"""Gemma 3, the text part: five sliding layers for each full one, normed queries and keys.
 
-Truth is transformers' `modeling_gemma3.py`. Gains are stored less one, and become gains when they
-are read. `attn_logit_softcapping` has no effect there, and none here.
+The truth is transformers' `modeling_gemma3.py`. Checkpoints store gains less one; one is added when
+they are read. `attn_logit_softcapping` has no effect in transformers, and none here.
 """
 
 import torch
@@ -16,7 +16,7 @@ from cetane.families.gemma import (
     layer_kinds,
     make_kind,
 )
-from cetane.families.layers import Heads
+from cetane.families.layers import AttentionHeads
 from cetane.families.options import residual_eps
 from cetane.schema.interface import Embedding
 
@@ -27,7 +27,7 @@ __all__ = ["MODEL_TYPES", "Options", "author"]
 
 
 class Gemma3Config(GemmaConfig):
-    """What is read of a Gemma3TextConfig."""
+    """The keys that are read from a Gemma3TextConfig."""
 
     query_pre_attn_scalar: float
 
@@ -38,7 +38,7 @@ def author(config: Gemma3Config, options: GemmaOptions) -> Model:
     names = layer_kinds(config)
     kinds = {}
     for layer_type in dict.fromkeys(config.layer_types):
-        heads = Heads(
+        heads = AttentionHeads(
             config.num_attention_heads,
             config.num_key_value_heads,
             config.head_dim,

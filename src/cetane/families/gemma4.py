@@ -1,10 +1,14 @@
-"""Gemma 4, dense text models (E2B, E4B): sliding and full layers with heads of their own width,
-per-layer embeddings, and last layers that read the caches of earlier ones.
+"""Gemma 4, dense text models (E2B, E4B).
 
-Truth is transformers' `modeling_gemma4.py`. Scores are not scaled; full layers turn a quarter of
-their pairs ("proportional" rotary embedding); values are normed without gains; every layer's output
-is multiplied by a scalar. Layers that share project no keys and values: the last layer of their
-kind that does hands its own on, as tensors, to whatever shard needs them.
+Sliding and full layers have attention heads of different widths. Every layer has an embedding of
+its own, and the last layers read the caches of earlier ones. The truth is transformers'
+`modeling_gemma4.py`:
+
+- Scores are not scaled, and values are normed without gains.
+- Full layers turn a quarter of their pairs ("proportional" rotary embedding).
+- A scalar multiplies every layer's output.
+- The last layers project no keys and values. The last layer of their kind that does hands its keys
+  and values on, as tensors, to every shard that needs them.
 """
 
 from typing import Any, Literal, Protocol
@@ -30,12 +34,12 @@ from cetane.families.gemma import (
     GemmaConfig,
     GemmaLayer,
     GemmaOptions,
-    Kind,
+    LayerKind,
     layer_kinds,
     make_kind,
 )
 from cetane.families.layers import (
-    Heads,
+    AttentionHeads,
     Held,
     Leaf,
     Projection,
@@ -50,22 +54,22 @@ from cetane.schema.interface import Embedding, Source
 Options = GemmaOptions
 MODEL_TYPES = ("gemma4_text",)
 Sharing = Literal["store", "reuse"]
-"""Whether a layer hands its keys and values on, or reads another's."""
+"""`store`: a layer hands its keys and values on. `reuse`: it reads those of another layer."""
 LARGEST_HEAD = 1 << 16
-"""No head of any model is wider."""
+"""The limit of an attention head's width, in channels; no model reaches it."""
 
 __all__ = ["MODEL_TYPES", "Options", "author"]
 
 
 class LayerConfig(RotaryConfig, Protocol):
-    """What a Gemma4TextConfig says of one type of layer."""
+    """The keys that a Gemma4TextConfig has for each type of layer."""
 
     num_key_value_heads: int
     head_dim: int
 
 
 class Gemma4Config(GemmaConfig, Protocol):
-    """What is read of a Gemma4TextConfig."""
+    """The keys that are read from a Gemma4TextConfig."""
 
     num_hidden_layers: int
     enable_moe_block: bool
@@ -78,9 +82,14 @@ class Gemma4Config(GemmaConfig, Protocol):
 
 
 class OwnAttention(GemmaAttention):
-    """Values are normed too; where `same`, they are the keys before their norm."""
+    """Attention of a layer with its own keys and values. Values are normed too.
 
-    def __init__(self, hidden: int, heads: Heads, bias: bool, eps: float, same: bool) -> None:
+    If `same`, values are the keys before their norm.
+    """
+
+    def __init__(
+        self, hidden: int, heads: AttentionHeads, bias: bool, eps: float, same: bool
+    ) -> None:
         super().__init__(hidden, heads, bias, eps, unit=False)
         self.eps = eps
         if same:
@@ -91,9 +100,10 @@ class OwnAttention(GemmaAttention):
 
 
 class SharedAttention(GemmaAttention):
-    """Projects queries only."""
+    """Attention of a layer that projects only queries, and reads another layer's keys and
+    values."""
 
-    def __init__(self, hidden: int, heads: Heads, bias: bool, eps: float) -> None:
+    def __init__(self, hidden: int, heads: AttentionHeads, bias: bool, eps: float) -> None:
         super().__init__(hidden, heads, bias, eps, unit=False)
         del self.k_proj, self.v_proj, self.k_norm
 
@@ -103,7 +113,7 @@ class SharedAttention(GemmaAttention):
 
 
 class Scalar(Leaf):
-    """One number."""
+    """A factor that a layer learned: one number."""
 
     value: Tensor
 
@@ -113,14 +123,16 @@ class Scalar(Leaf):
 
 
 class Gemma4Layer(GemmaLayer):
-    """A layer that may hand its keys and values on, or read another's, and that may have an input
-    of its own, `width` channels of the tensor `per_layer`."""
+    """A layer of Gemma 4. It may hand its keys and values on, or read another layer's.
+
+    It may also have an input of its own: `width` channels of the tensor `per_layer`.
+    """
 
     def __init__(
         self,
         config: Gemma4Config,
         index: int,
-        kind: Kind,
+        kind: LayerKind,
         mode: Sharing | None,
         same: bool,
         scale: float,
@@ -145,7 +157,7 @@ class Gemma4Layer(GemmaLayer):
         self.width = config.hidden_size_per_layer_input or 0
         if self.width:
             self.reads = (*self.reads, "per_layer")
-            # The one reader of the residual stream that has no norm before it.
+            # Only this module reads the residual stream without a norm before it.
             self.per_layer_input_gate = Projection(size, self.width, "per_layer", factor=1 / scale)
             self.per_layer_projection = Projection(self.width, size, "per_layer")
             self.post_per_layer_input_norm = RMSNorm(size, eps, factor=scale)
@@ -180,13 +192,15 @@ class Gemma4Layer(GemmaLayer):
 
 
 def shared_names(kind: str) -> tuple[str, str]:
-    """The tensors that carry the keys and values of a kind of layers."""
+    """The names of the tensors that carry the keys and values of a kind of layers."""
     return f"shared_{kind}_k", f"shared_{kind}_v"
 
 
 class PerLayerInputs(Block):
-    """What every layer gets of the token itself: its row of a second embedding, and a projection
-    of the first; `width` channels for each of `layers`."""
+    """The block that makes the input of every layer: `width` channels for each layer.
+
+    It adds the token's row of a second embedding and a projection of the first embedding.
+    """
 
     reads = ("hidden", "per_layer_tokens")
     writes = ("per_layer",)
@@ -260,12 +274,15 @@ def author(config: Gemma4Config, options: GemmaOptions) -> Model:
 
 
 def check(config: Gemma4Config) -> None:
-    """CetaneError for configs that are not supported, or not consistent."""
+    """Raise CetaneError for a config that is not supported or not consistent."""
     invalid = f"config.json of a {config.model_type} model is not valid"
     if config.enable_moe_block:
         raise CetaneError("enable_moe_block: Gemma 4's mixtures of experts are not supported")
     if len(config.layer_types) != config.num_hidden_layers:
-        raise CetaneError(f"{invalid}: layer_types of {len(config.layer_types)} layers")
+        raise CetaneError(
+            f"{invalid}: layer_types has {len(config.layer_types)} entries, "
+            f"num_hidden_layers = {config.num_hidden_layers}"
+        )
     rows = config.vocab_size_per_layer_input
     if config.hidden_size_per_layer_input and rows < config.vocab_size:
         raise CetaneError(f"{invalid}: vocab_size_per_layer_input = {rows}")
@@ -273,8 +290,8 @@ def check(config: Gemma4Config) -> None:
 
 def layer_modes(
     config: Gemma4Config, options: GemmaOptions
-) -> tuple[list[Sharing | None], dict[str, Kind]]:
-    """How every layer shares keys and values, and the kinds of layers by name."""
+) -> tuple[list[Sharing | None], dict[str, LayerKind]]:
+    """The sharing of keys and values by every layer, and the kinds of layers by name."""
     invalid = f"config.json of a {config.model_type} model is not valid"
     try:
         modes = config.kv_sharing_modes
@@ -285,8 +302,10 @@ def layer_modes(
     for layer_type, of in own.items():
         query, kv, dim = config.num_attention_heads, of.num_key_value_heads, of.head_dim
         if not (0 < dim <= LARGEST_HEAD and 0 < kv <= query and query % kv == 0):
-            raise CetaneError(f"{invalid}: {query} heads of {dim} channels for {kv} keys")
+            raise CetaneError(
+                f"{invalid}: {query} query heads of {dim} channels for {kv} key/value heads"
+            )
         block = options.full_block if layer_type == "full_attention" else None
-        heads = Heads(query, kv, dim, 1.0, block)
+        heads = AttentionHeads(query, kv, dim, 1.0, block)
         kinds[KINDS[layer_type]] = make_kind(config, of, layer_type, heads, options)
     return modes, kinds

@@ -1,4 +1,4 @@
-"""What the families share: the few primitives that a transformer needs in ANE form.
+"""The modules that all families use: a transformer's few primitives in ANE form.
 
 Hidden tensors are `(1, C, 1, T)` here; `axes.py` has the other layout.
 """
@@ -16,9 +16,9 @@ from cetane.families.axes import Axes
 
 @torch.library.custom_op("cetane::layer_norm", mutates_args=())
 def layer_norm(x: Tensor, axis: int, eps: float) -> Tensor:
-    """Normalise `x` over one axis, any axis: Core ML's `layer_norm` can, torch's cannot.
+    """Normalise `x` over any one axis. Core ML's `layer_norm` takes any axis, torch's does not.
 
-    A custom op so that tracing keeps it whole and lowering emits the one fused Core ML op.
+    It is a custom op: tracing keeps it whole, and lowering emits one fused Core ML op.
     """
     mean = x.mean(axis, keepdim=True)
     variance = (x - mean).square().mean(axis, keepdim=True)
@@ -32,22 +32,22 @@ def _(x: Tensor, axis: int, eps: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Held:
-    """A parameter of a `Leaf`: its shape in a checkpoint, and what compression calls it."""
+    """A parameter of a `Leaf`: its shape in a checkpoint, and its kind for compression rules."""
 
     stored: tuple[int, ...]
     kind: str | None
     """`attention`, `mlp`, `head` ...; None for gains and biases, which stay in fp16."""
     pick: Callable[[Tensor], Tensor] | None = None
-    """What the parameter takes of the stored tensor, if not all of it."""
+    """A function that makes the parameter from the stored tensor; None if it only copies."""
     columns: tuple[int, int] | None = None
-    """The part of a checkpoint's `weight`, along its last axis, that the parameter is."""
+    """The range of the checkpoint's `weight`, along its last axis; None for all."""
 
 
 class Leaf(nn.Module):
     """A module with parameters of its own, each in the shape that the graph uses.
 
-    Nothing is folded into a parameter on the way to Core ML, so that the constant of a program is
-    the parameter, bit for bit, and can be exchanged for another layer's.
+    Nothing is folded into a parameter on the way to Core ML. So a program's constant is the
+    parameter, bit for bit, and can be exchanged for another layer's.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Leaf(nn.Module):
         kind: str | None = None,
         pick: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Register a parameter; `stored` is its shape in a checkpoint if it differs."""
+        """Register a parameter; `stored` is its shape in a checkpoint, by default the same."""
         self.register_parameter(name, nn.Parameter(torch.empty(shape), requires_grad=False))
         self.held[name] = Held(stored or shape, kind, pick)
 
@@ -80,8 +80,8 @@ class Leaf(nn.Module):
 class Projection(Leaf):
     """A linear layer as a 1x1 convolution, the form that every ANE compiler keeps on the ANE.
 
-    `kind` is what compression rules call this weight (`attention`, `mlp`, `head`); one without
-    stays in fp16.
+    `kind` is the weight's kind in compression rules (`attention`, `mlp`, `head`). Without a kind
+    the weight stays in fp16.
     """
 
     weight: Tensor
@@ -100,7 +100,7 @@ class Projection(Leaf):
         """Weight and bias are `factor` times the checkpoint's."""
         super().__init__()
         self.at = 0
-        """Where the contracted axis is cut; 0 if it is not."""
+        """The channel at which the contracted axis is cut; 0 if it is not cut."""
         pick = None if factor == 1 else partial(scaled, pick=None, factor=factor)
         self.hold("weight", (outputs, inputs, 1, 1), (outputs, inputs), kind, pick)
         if bias:
@@ -109,8 +109,10 @@ class Projection(Leaf):
             self.bias = None
 
     def split(self, at: int) -> None:
-        """Contract the first `at` channels and the others apart, and add: for weights that an ANE
-        streams slowly as they are (`cetane.hardware.notch`)."""
+        """Contract the first `at` channels and the rest apart, and add both products.
+
+        This is for weights that an ANE streams slowly in one piece (`cetane.hardware.notch`).
+        """
         whole, (outputs, inputs) = self.held.pop("weight"), self.weight.shape[:2]
         device = self.weight.device
         del self.weight
@@ -124,7 +126,7 @@ class Projection(Leaf):
         return self.contract(x, self.bias)
 
     def contract(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The product with the weight, and with no bias but the one that is given."""
+        """The product with the weight, plus the given bias instead of the layer's own."""
         if not self.at:
             return nn.functional.conv2d(x, self.weight, bias)
         first = nn.functional.conv2d(x[:, : self.at], self.first, bias)
@@ -132,8 +134,10 @@ class Projection(Leaf):
 
 
 class CausalConvolution(Leaf):
-    """A convolution over time with bias, `(1, C, 1, n + T)` -> `(1, C, 1, T)` for a kernel of
-    `n + 1` taps; the caller puts the past in front."""
+    """A convolution over time with bias, `(1, C, 1, n + T)` -> `(1, C, 1, T)`.
+
+    The kernel has `n + 1` taps. The caller puts the past columns in front.
+    """
 
     weight: Tensor
     bias: Tensor
@@ -180,15 +184,15 @@ def one_tap(kernel: Tensor, tap: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Heads:
-    """Query heads, key/value heads, their width, and the factor on their scores."""
+class AttentionHeads:
+    """The numbers of query and key/value heads, their width, and the factor on their scores."""
 
     query: int
     kv: int
     dim: int
     scale: float
     block: int | None = None
-    """Keys that attention takes at a time; None for all of them."""
+    """The number of keys that attention takes at a time; None for all."""
     axes: Axes = field(default_factory=Axes)
 
     def split(self, x: Tensor, heads: int) -> Tensor:
@@ -201,25 +205,31 @@ class Heads:
 
 
 def normalize(x: Tensor, size: int, eps: float, axis: int) -> Tensor:
-    """x / rms(x) over an axis of `size`, as LayerNorm of [x, -x]: its mean is zero, so its variance
-    is the mean square, and the square never leaves the fused op, where fp16 would overflow."""
+    """x / rms(x) over an axis of `size`, as the LayerNorm of [x, -x].
+
+    The mean of [x, -x] is zero, so its variance is the mean square. The square stays inside the
+    fused op; outside, fp16 would overflow.
+    """
     normed = layer_norm(torch.cat([x, -x], axis), axis, eps)
     return normed[(slice(None),) * axis + (slice(0, size),)]
 
 
 def plus_one(stored: Tensor) -> Tensor:
-    """Gains from gains less one, in fp32: bfloat16 would lose them."""
+    """The gains of a checkpoint that stores them less one. In fp32: bfloat16 would lose bits."""
     return stored.float() + 1
 
 
 def scaled(stored: Tensor, pick: Callable[[Tensor], Tensor] | None, factor: float) -> Tensor:
-    """What is picked, times a factor, in fp32."""
+    """The stored tensor, picked, times a factor, in fp32."""
     return (pick(stored) if pick else stored).float() * factor
 
 
 class RMSNorm(Leaf):
-    """x / rms(x) * weight over `axis`. With `unit_offset` a checkpoint has the weight less one; the
-    weight is `factor` times what it has."""
+    """x / rms(x) * weight over `axis`.
+
+    With `unit_offset` the checkpoint stores the weight less one. The weight is `factor` times the
+    checkpoint's.
+    """
 
     weight: Tensor
 
@@ -243,7 +253,7 @@ class RMSNorm(Leaf):
 
 
 class MLP(nn.Module):
-    """A gated MLP: `down(act(gate(x)) * up(x))`; `factor` is on what it gives."""
+    """A gated MLP: `down(act(gate(x)) * up(x))`, times `factor`."""
 
     def __init__(
         self, hidden: int, inner: int, act: str, bias: bool = False, factor: float = 1.0
@@ -267,14 +277,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The function that a config calls `hidden_act`."""
+    """The function with this name in a config's `hidden_act`."""
     if name not in ACTIVATIONS:
         raise CetaneError(f"unknown hidden_act {name!r}; known: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, dim: int) -> Tensor:
-    """Rotary embedding of the first `dim` channels of each head, half-split pairs.
+    """The rotary embedding of the first `dim` channels of each attention head, in half-split pairs.
 
     `x (1, heads, D, T)`, `cos`, `sin (1, 1, dim, T)`.
     """
@@ -284,8 +294,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, dim: int) -> Tensor:
     return torch.cat([turned, rest], dim=2) if x.shape[2] > dim else turned
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: Heads) -> Tensor:
-    """Grouped-query attention; the query heads of one KV head are rows of one matrix product.
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: AttentionHeads) -> Tensor:
+    """Grouped-query attention. The query heads of one KV head are rows of one matrix product.
 
     `q (1, H, D, T)`, `k`, `v (1, KV, D, S)`, additive `mask (1, 1, G*T, S)` -> `(1, H, D, T)`.
     """
@@ -301,11 +311,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: Heads) -> Tenso
 
 
 def attend_in_blocks(rows: Tensor, k: Tensor, v: Tensor, mask: Tensor, block: int) -> Tensor:
-    """Attention over `block` keys at a time, the softmax rescaled as its maximum grows.
+    """Attention over `block` keys at a time; the softmax is rescaled when its maximum grows.
 
-    The published ports call it "flash decoding" (arXiv 2307.08691). Masks are finite, so a block
-    whose keys are all hidden has a maximum too. Its weights vanish as soon as a visible key comes,
-    and 0 / 0 never arises.
+    The published ports call it "flash decoding" (arXiv 2307.08691). Masks are finite, so a block of
+    hidden keys has a maximum too. Its weights vanish when a visible key comes, so 0 / 0 never
+    arises.
     """
     before: tuple[Tensor, Tensor, Tensor] | None = None
     for start in range(0, k.shape[3], block):

@@ -1,6 +1,6 @@
 """Llama and its relatives: SmolLM2, Mistral, Qwen2 (q/k/v biases), Qwen3 (q/k norms).
 
-The differences are read from the config; truth is transformers' `modeling_{model_type}.py`.
+The config gives their differences. The truth is transformers' `modeling_{model_type}.py`.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from cetane.families.base import (
     Model,
     StoredTable,
 )
-from cetane.families.layers import MLP, Heads, Projection, RMSNorm, attend, rotate
+from cetane.families.layers import MLP, AttentionHeads, Projection, RMSNorm, attend, rotate
 from cetane.families.options import ResidualOptions, residual_eps
 from cetane.families.rotary import rotary_table
 from cetane.schema.interface import Embedding, Mask, Rotary, Source
@@ -30,7 +30,7 @@ __all__ = ["MODEL_TYPES", "Options", "author"]
 
 
 class LlamaConfig(Protocol):
-    """What is read of a transformers config of one of `MODEL_TYPES`."""
+    """The keys that are read from a config of one of `MODEL_TYPES`."""
 
     model_type: str
     vocab_size: int
@@ -45,18 +45,18 @@ class LlamaConfig(Protocol):
     tie_word_embeddings: bool
     rope_parameters: dict[str, Any]
     attention_bias: bool
-    """Of Llama and Qwen3."""
+    """Only Llama and Qwen3 have it."""
     mlp_bias: bool
-    """Of Llama."""
+    """Only Llama has it."""
     sliding_window: int | None
-    """Of Mistral and Qwen."""
+    """Only Mistral and Qwen have it."""
     layer_types: list[str]
-    """Of Qwen."""
+    """Only Qwen has it."""
 
 
 class LlamaAttention(nn.Module):
-    def __init__(self, config: LlamaConfig, heads: Heads, factor: float) -> None:
-        """`factor` is on what it gives."""
+    def __init__(self, config: LlamaConfig, heads: AttentionHeads, factor: float) -> None:
+        """`factor` multiplies its output."""
         super().__init__()
         self.heads = heads
         hidden, inner = config.hidden_size, heads.query * heads.dim
@@ -83,12 +83,12 @@ class LlamaAttention(nn.Module):
 
 
 class LlamaLayer(Block):
-    """Attention and MLP, each normed before; the residual stream is `scale` times the model's."""
+    """Attention and MLP, each normed before. The residual stream is `scale` times the model's."""
 
     keeps = ("kv",)
 
     def __init__(
-        self, config: LlamaConfig, heads: Heads, index: int, mask: str, scale: float
+        self, config: LlamaConfig, heads: AttentionHeads, index: int, mask: str, scale: float
     ) -> None:
         super().__init__(f"layer-{index:02}", index, f"model.layers.{index}.")
         self.reads = ("hidden", "rope_cos", "rope_sin", mask)
@@ -121,9 +121,9 @@ class LlamaLayer(Block):
 
 
 def author(config: LlamaConfig, options: ResidualOptions) -> Model:
-    """The model of a transformers config of one of `MODEL_TYPES`."""
+    """The model for a config of one of `MODEL_TYPES`."""
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = Heads(config.num_attention_heads, config.num_key_value_heads, dim, dim**-0.5)
+    heads = AttentionHeads(config.num_attention_heads, config.num_key_value_heads, dim, dim**-0.5)
     windows, scale = layer_windows(config), options.scale
     masks = {window: "mask" if window is None else "mask_window" for window in windows}
     with torch.device("meta"):
@@ -156,7 +156,7 @@ def author(config: LlamaConfig, options: ResidualOptions) -> Model:
 
 
 def layer_windows(config: LlamaConfig) -> list[int | None]:
-    """The attention window of every layer in tokens, None for full attention."""
+    """The attention window of every layer, in tokens; None for full attention."""
     if config.model_type in ("llama", "mistral"):
         window = config.sliding_window if config.model_type == "mistral" else None
         return [window] * config.num_hidden_layers

@@ -8,16 +8,16 @@ from cetane.validation import Data
 
 
 class ResidualOptions(Data):
-    """Of a family whose residual stream may be smaller than the model's.
+    """Options of a family whose residual stream can be scaled down.
 
-    Released models have streams that leave fp16. All that reads the stream is normed first, so the
-    whole of it can be smaller by a constant: what writes it is multiplied, and the epsilons of the
-    norms are multiplied by the square.
+    The streams of some released models exceed fp16. Every reader of the stream norms it first, so a
+    constant factor on the stream changes nothing. The factor multiplies all that is written into
+    the stream, and its square multiplies the epsilons of the norms.
     """
 
     residual_scale: Literal["auto"] | Annotated[float, Field(gt=0, le=1)] = "auto"
-    """The residual stream is the model's times this; a power of two is exact. A build replaces
-    `auto` by the power that `cetane.pipeline.calibrate` finds; a plan alone takes 1."""
+    """The factor from the model's residual stream to the port's; a power of two is exact. A build
+    replaces `auto` by the power that `cetane.pipeline.calibrate` measures; a plan alone takes 1."""
 
     @property
     def scale(self) -> float:
@@ -25,5 +25,5 @@ class ResidualOptions(Data):
 
 
 def residual_eps(eps: float, scale: float) -> float:
-    """The epsilon of a norm whose input is `scale` times the model's: what it gives is the same."""
+    """The epsilon of a norm whose input is `scale` times the model's: its output stays the same."""
     return eps * scale**2

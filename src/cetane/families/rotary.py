@@ -1,4 +1,4 @@
-"""Rotary tables: inverse frequencies from transformers' own rules, one table per name."""
+"""Rotary tables: cosines and sines by position, with inverse frequencies from transformers."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -9,27 +9,27 @@ from torch import Tensor
 from cetane.errors import CetaneError
 
 STATIC = ("default", "linear", "llama3", "yarn", "proportional")
-"""Kinds whose frequencies do not depend on the length of the text."""
+"""The rope types whose frequencies do not depend on the length of the text."""
 
 
 class RotaryConfig(Protocol):
-    """What is read of a transformers config."""
+    """The keys that are read from a transformers config."""
 
     model_type: str
     rope_parameters: dict[str, Any]
-    """Of all layers, or of each type of layer."""
+    """The parameters of all layers, or a table of them for each type of layer."""
 
 
 @dataclass(frozen=True)
 class RotaryTable:
-    """Inverse frequencies `(D / 2,)` fp32 and the factor on cosines and sines."""
+    """Inverse frequencies, fp32 `(D / 2,)`, and the factor on cosines and sines."""
 
     inverse_frequencies: Tensor
     scale: float = 1.0
 
     @property
     def width(self) -> int:
-        """Channels of a head that are rotated."""
+        """The number of rotated channels of an attention head."""
         return 2 * self.inverse_frequencies.numel()
 
     def cos_sin(self, positions: int) -> Tensor:
@@ -40,8 +40,10 @@ class RotaryTable:
 
 
 def rotary_table(config: RotaryConfig, dim: int, layer_type: str | None = None) -> RotaryTable:
-    """The table of a transformers config for heads of width `dim`, of one kind of layer where the
-    config has parameters for each."""
+    """The table for attention heads of width `dim`.
+
+    `layer_type` chooses the parameters, if the config has some for each type of layer.
+    """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     parameters: Any = config.rope_parameters
@@ -57,13 +59,13 @@ def rotary_table(config: RotaryConfig, dim: int, layer_type: str | None = None) 
     theta = parameters.get("rope_theta")
     if not isinstance(theta, int | float) or not 0 < theta < torch.finfo(torch.float).max:
         raise CetaneError(f"{invalid}: rope_theta = {theta!r}, not a positive number")
-    # Without kinds of layers, transformers rotates whole heads, whatever the factor says.
+    # Without layer types, transformers rotates whole heads and ignores the factor.
     part = 1.0 if layer_type is None else parameters.get("partial_rotary_factor", 1.0)
     width = int(dim * part) if isinstance(part, int | float) and 0 < part <= 1 else 0
-    if kind == "proportional" and width:  # the other pairs are turned by nothing
+    if kind == "proportional" and width:  # the other pairs are not turned
         width = dim
     if width % 2 or not width:
-        raise CetaneError(f"{invalid}: {part!r} of {dim} channels of a head to rotate")
+        raise CetaneError(f"{invalid}: partial_rotary_factor = {part!r}, of {dim} channels")
     if kind == "default":
         exponents = torch.arange(0, width, 2, dtype=torch.float) / width
         frequencies, scale = 1.0 / theta**exponents, 1.0

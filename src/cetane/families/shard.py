@@ -1,4 +1,4 @@
-"""The module that is traced: some blocks, in order, behind named inputs and outputs."""
+"""The module that is traced: blocks in order, with named inputs and outputs."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,8 @@ from cetane.schema.interface import Input, Mask, Output, ToChoice, ToLogits, ToT
 class Shard(nn.Module):
     """One function of a shard: `forward(*inputs)` in the order of `inputs`, a tuple of outputs.
 
-    States are buffers named as Core ML will name them. The blocks are not submodules: several
-    functions share them.
+    States are buffers with the names that Core ML will give them. Blocks are not submodules, since
+    several functions share them.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Shard(nn.Module):
 
 
 def rows_per_token(model: Model, item: Input) -> int:
-    """How many rows of a mask stand for one token: the query heads of a key/value head."""
+    """The rows of a mask for each token: the number of query heads of a key/value head."""
     if not isinstance(item.source, Mask):
         return 1
     group = model.memory[item.source.group]

@@ -1,7 +1,7 @@
 """ZAYA1: Compressed Convolutional Attention (arXiv 2510.04476) and top-1 mixtures of experts.
 
-Truth is transformers' `modeling_zaya.py`. A layer is two blocks, attention and experts, as in
-Zyphra's own 80-block checkpoint.
+The truth is transformers' `modeling_zaya.py`. A layer is two blocks, attention and experts, as in
+Zyphra's own checkpoint of 80 blocks.
 """
 
 import re
@@ -26,9 +26,9 @@ from cetane.families.base import (
     Weight,
 )
 from cetane.families.layers import (
+    AttentionHeads,
     CausalConvolution,
     CausalTaps,
-    Heads,
     Held,
     Leaf,
     Projection,
@@ -44,22 +44,22 @@ from cetane.validation import Data
 
 MODEL_TYPES = ("zaya",)
 EPSILON = 1e-12
-"""Under the root of the q/k norm, which has none: a zero stays zero."""
+"""Added under the root of the q/k norm, so that zeros stay zero. The original adds nothing."""
 
 
 class ZayaOptions(Data):
     """The `[family]` table of a recipe."""
 
     skip_expert: Literal["zero", "identity"] = "zero"
-    """What a token gets that chooses no expert: nothing (transformers), or its own normed hidden
-    state times the router's probability (vLLM, SGLang, MLX)."""
+    """The output for a token that chooses to skip all experts. `zero` is transformers' choice.
+    `identity` is vLLM's, SGLang's and MLX's: its normed hidden state times the probability."""
 
 
 Options = ZayaOptions
 
 
 class ZayaConfig(RotaryConfig, Protocol):
-    """What is read of a transformers ZayaConfig."""
+    """The keys that are read from a transformers ZayaConfig."""
 
     vocab_size: int
     hidden_size: int
@@ -84,9 +84,9 @@ class ZayaConfig(RotaryConfig, Protocol):
 
 
 class Values(nn.Module):
-    """Half of the value channels from this token, half from the one before."""
+    """Values: half of the channels come from this token, half from the token before."""
 
-    def __init__(self, config: ZayaConfig, heads: Heads) -> None:
+    def __init__(self, config: ZayaConfig, heads: AttentionHeads) -> None:
         super().__init__()
         half = heads.kv * heads.dim // 2
         self.heads = heads
@@ -99,7 +99,7 @@ class Values(nn.Module):
         self.past = (slice(None),) * heads.axes.time + (slice(None, -1),)
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
-        # The bias comes after the delay: the value before the first token is the bias.
+        # The bias is added after the delay, so the value before the first token is the bias.
         projected = self.v_proj_delayed.contract(x)
         delayed = memory["delayed"](projected)[self.past]
         if self.v_proj_delayed.bias is not None:
@@ -110,7 +110,7 @@ class Values(nn.Module):
 class Convolutions(nn.Module):
     """Two causal convolutions over the stream of queries and keys: per channel, then per head."""
 
-    def __init__(self, config: ZayaConfig, heads: Heads) -> None:
+    def __init__(self, config: ZayaConfig, heads: AttentionHeads) -> None:
         super().__init__()
         count = heads.query + heads.kv
         channels = count * heads.dim
@@ -124,15 +124,15 @@ class Convolutions(nn.Module):
 
 
 def past_columns(config: ZayaConfig) -> int:
-    """How many earlier tokens the convolutions see."""
+    """The number of earlier tokens that the convolutions see."""
     columns: int = config.cca_time0 + config.cca_time1 - 2
     return columns
 
 
 class Means(nn.Module):
-    """The residual path of queries and keys: each query with its key, each key with its queries."""
+    """The residual path of queries and keys: means of each query with its key, and the reverse."""
 
-    def __init__(self, heads: Heads) -> None:
+    def __init__(self, heads: AttentionHeads) -> None:
         super().__init__()
         self.heads = heads
 
@@ -146,11 +146,11 @@ class Means(nn.Module):
 
 
 class QKNorm(Leaf):
-    """Queries and keys to length sqrt(D); keys times the temperature of their head."""
+    """Scales queries and keys to length sqrt(D), and keys by the temperature of their head."""
 
     temp: Tensor
 
-    def __init__(self, heads: Heads) -> None:
+    def __init__(self, heads: AttentionHeads) -> None:
         super().__init__()
         self.dim = heads.dim
         self.hold_channels("temp", heads.kv)
@@ -163,7 +163,7 @@ class QKNorm(Leaf):
 class ZayaAttention(nn.Module):
     """Compressed Convolutional Attention."""
 
-    def __init__(self, config: ZayaConfig, heads: Heads, rotary: int) -> None:
+    def __init__(self, config: ZayaConfig, heads: AttentionHeads, rotary: int) -> None:
         super().__init__()
         self.heads, self.rotary = heads, rotary
         hidden, bias = config.hidden_size, config.attention_bias
@@ -190,7 +190,7 @@ class ZayaAttention(nn.Module):
 
 
 class ResidualScaling(Leaf):
-    """Merges a block's output into the residual stream, both through an affine of their own."""
+    """Adds a block's output to the residual stream, each through an affine map of its own."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class RouterMLP(nn.Module):
         self.norm = RMSNorm(size, eps)
         self.fc1 = Projection(size, size, "router", bias=True)
         self.fc2 = Projection(size, size, "router", bias=True)
-        self.out_proj = Projection(size, classes, None)  # so few rows are not worth compressing
+        self.out_proj = Projection(size, classes, None)  # too few rows to be worth compressing
         self.act = activation("gelu")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -219,8 +219,11 @@ class RouterMLP(nn.Module):
 
 
 class Router(Leaf):
-    """Probabilities of the experts and of skipping them, from this layer's hidden state and the
-    router state of the layer before (Exponential Depth Averaging)."""
+    """The probabilities of the experts, and of skipping them.
+
+    It reads this layer's hidden state and the router state of the layer before (Exponential Depth
+    Averaging).
+    """
 
     router_states_scale: Tensor
     balancing_biases: Tensor
@@ -235,7 +238,8 @@ class Router(Leaf):
         self.hold_channels("balancing_biases", classes)
 
     def forward(self, x: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """State `(1, R, 1, T)`; probabilities and, to choose by, scores `(1, E + 1, 1, T)`."""
+        """The state `(1, R, 1, T)`; probabilities, and the scores that choose, `(1, E + 1, 1,
+        T)`."""
         state = self.down_proj(x)
         if before is not None:
             state = state + before * self.router_states_scale
@@ -260,7 +264,7 @@ class Expert(nn.Module):
 
 
 class Experts(nn.Module):
-    """All experts, each on the tokens that chose it: the others are zero to it."""
+    """All experts, each on the tokens that chose it. Other tokens are zero in its input."""
 
     def __init__(self, config: ZayaConfig, skip: str) -> None:
         super().__init__()
@@ -277,15 +281,15 @@ class Experts(nn.Module):
         return mixed + x * weights[:, self.count :] if self.skip == "identity" else mixed
 
     def one(self, index: int, x: Tensor, probabilities: Tensor) -> Tensor:
-        """What a token gets that chose `index`; the last one is the skip."""
+        """The output for tokens that chose `index`; the last index is the skip."""
         mixed = self.experts[index](x) if index < self.count else x
         return mixed * probabilities[:, index : index + 1]
 
 
 def first_largest(scores: Tensor, classes: int, axes: Axes) -> Tensor:
-    """1 in the first of the largest of `classes` channels, 0 in the others.
+    """1 in the largest of `classes` channels, or the first of them in a tie; 0 in the others.
 
-    Without argmax and one-hot, which may leave the ANE; ties are real in fp16.
+    It uses neither argmax nor one-hot, which may leave the ANE. Ties do occur in fp16.
     """
     largest = (scores >= scores.amax(1, keepdim=True)).to(scores.dtype)
     rows = largest.reshape(1, 1, classes, -1)
@@ -296,7 +300,13 @@ def first_largest(scores: Tensor, classes: int, axes: Axes) -> Tensor:
 
 class AttentionBlock(Block):
     def __init__(
-        self, config: ZayaConfig, heads: Heads, rotary: int, index: int, mask: str, kind: str
+        self,
+        config: ZayaConfig,
+        heads: AttentionHeads,
+        rotary: int,
+        index: int,
+        mask: str,
+        kind: str,
     ):
         super().__init__(f"attn-{index:02}", index, f"model.layers.{index}.")
         self.mask, self.cos, self.sin = mask, f"cos_{kind}", f"sin_{kind}"
@@ -372,7 +382,7 @@ class ExpertsBlock(RoutedBlock):
         flow["hidden"] = self.residual(mixed, h)
 
     def is_nothing(self, index: int) -> bool:
-        """Whether `index` is the skip that leaves nothing."""
+        """Whether `index` is the skip, and the skip gives zero."""
         return index == self.mlp.count and self.mlp.skip == "zero"
 
     def router(self) -> Part:
@@ -409,9 +419,9 @@ MASKS = {"hybrid": "mask", "hybrid_sliding": "mask_window"}
 
 
 def author(config: ZayaConfig, options: ZayaOptions) -> Model:
-    """The model of a ZayaConfig."""
+    """The model for a ZayaConfig."""
     check(config)
-    heads = Heads(
+    heads = AttentionHeads(
         config.num_attention_heads, config.num_key_value_heads, config.head_dim,
         config.head_dim**-0.5,
     )  # fmt: skip
@@ -451,7 +461,6 @@ def author(config: ZayaConfig, options: ZayaOptions) -> Model:
             **histories,
         },
         rotary=rotary,
-        tags={"attention": "compressed convolutional", "cca": "as the model's"},
         max_context=config.max_position_embeddings,
         channels={
             "hidden": config.hidden_size,
@@ -463,13 +472,13 @@ def author(config: ZayaConfig, options: ZayaOptions) -> Model:
 
 
 def check(config: ZayaConfig) -> None:
-    """CetaneError for configs that are not supported, or not consistent."""
+    """Raise CetaneError for a config that is not supported or not consistent."""
     if config.lm_head_bias:
         raise CetaneError("lm_head_bias is not supported: no released ZAYA has one")
     if config.num_key_value_heads * config.head_dim % 2:
         raise CetaneError(
-            f"config.json of a zaya model is not valid: head_dim = {config.head_dim}, and half of "
-            "the value is the token's before"
+            f"config.json of a zaya model is not valid: head_dim = {config.head_dim} gives an "
+            "odd number of value channels, but half of them come from the token before"
         )
     for kind in config.layer_types:
         if kind not in MASKS:

@@ -2,25 +2,22 @@
 
 from collections.abc import Iterator, Sequence
 from math import ceil, log2
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import tomli_w
 from pydantic import Field, computed_field
 
-from cetane.bundle import Bundle
-from cetane.checkpoint import Checkpoint
+from cetane.checkpoint import Checkpoint, Tokenizer
 from cetane.compress import parse_format
-from cetane.engine.authored import AuthoredBackend, host_tables
-from cetane.engine.engine import Engine
+from cetane.gates.authored import Authored
 from cetane.gates.golden import GoldenResult
 from cetane.gates.ladder import LadderResult
 from cetane.gates.limits import limits
-from cetane.gates.observe import Task, observe
-from cetane.gates.probes import parts, structure_probes
+from cetane.gates.readings import Misread, misread
 from cetane.gates.reference import Reference
 from cetane.gates.residency.audit import Audit
 from cetane.gates.residency.rule import load_rules
-from cetane.gates.structure import Deviation, Truths, deviations, excess
+from cetane.gates.structure import Deviation, excess
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Quality, Recipe, key_path, value_of
@@ -39,6 +36,15 @@ BETTER = {
     8: "fp16",
 }
 """The next format for bits that are too few."""
+
+
+class Judged(Protocol):
+    """What was refused: a bundle, or a port that is none yet."""
+
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
 
 
 class Explanation(Data):
@@ -70,7 +76,7 @@ class Explanation(Data):
         return bool(self.changes) and "quality" not in self.changes
 
 
-def explain(bundle: Bundle, checkpoint: Checkpoint, verdict: GoldenResult) -> Explanation | None:
+def explain(bundle: Judged, checkpoint: Checkpoint, verdict: GoldenResult) -> Explanation | None:
     """The first cause, in the order in which one hides the next; None for a port that passed.
 
     Runs the authored modules where the graph is wrong, to tell authoring from conversion.
@@ -82,8 +88,7 @@ def explain(bundle: Bundle, checkpoint: Checkpoint, verdict: GoldenResult) -> Ex
     if verdict.wrong_weights or verdict.unused:
         return wrong_weights(verdict, bundle.plan)
     if any(name.startswith("structure") for name in red):
-        authored = authored_deviations(bundle, checkpoint)
-        return wrong_graph(verdict, authored, recipe)
+        return wrong_graph(bundle, checkpoint, verdict)
     if any(name.startswith("fp16") for name in red):
         return beyond_fp16(verdict, recipe, Planner(checkpoint, recipe))
     return too_compressed(verdict, recipe)
@@ -108,39 +113,34 @@ def wrong_weights(verdict: GoldenResult, plan: Plan) -> Explanation:
     )
 
 
-def wrong_graph(verdict: GoldenResult, authored: list[Deviation], recipe: Recipe) -> Explanation:
-    """The first tensor that is off; if the authored modules are right, the programs are not."""
-    if verdict.epsilons:
-        return Explanation(
-            cause="authoring",
-            where=verdict.epsilons[0].partition(":")[0],
-            sentence=f"A norm is not the model's: {verdict.epsilons[0]}.",
-        )
+def wrong_graph(bundle: Judged, checkpoint: Checkpoint, verdict: GoldenResult) -> Explanation:
+    """The first thing that is off; if the authored modules are right, the programs are not."""
+    recipe = bundle.plan.recipe
+    authored = Authored(Planner(checkpoint, recipe), checkpoint, Reference(checkpoint))
+    if verdict.misread:
+        return wrong_reading(verdict.misread[0], authored)
     first = first_off(verdict.structure)
     assert first is not None
-    before = first_off(authored)
-    modes = {one.mode for one in verdict.structure if one.shard == first.shard}
-    off = {one.mode for one in verdict.structure if off_limit(one)}
-    where = f"{first.shard}, after {first.truth}"
     what = (
         f"On the checkpoint's own weights, {first.tensor} of {first.shard} errs by "
         f"{first.relative:.2g} after {first.truth} ({first.mode}, {first.probe}, position "
         f"{first.position})"
     )
-    if before is None:
+    where = f"{first.shard}, after {first.truth}"
+    if first_off(authored.deviations(bundle.tokenizer)) is None:
         return Explanation(
             cause="conversion",
             where=where,
             sentence=f"{what}; the authored modules are right, so conversion "
             "changed the program. Run cetane diff BUNDLE --model CHECKPOINT.",
         )
-    if off < modes:
+    off = sorted({one.mode for one in verdict.structure if off_limit(one)})
+    if len(off) < len(bundle.plan.modes) or mended(bundle, checkpoint, authored):
         return Explanation(
             cause="contract",
             where=where,
-            sentence=f"{what}; only {', '.join(sorted(off))} is wrong, so a cache "
-            "or a mask of that mode is.",
-            changes={"cache.contract": "readonly"},
+            sentence=f"{what}; a cache or a mask of {', '.join(off)} is wrong.",
+            changes=written_by_host(recipe),
         )
     return Explanation(
         cause="authoring",
@@ -148,6 +148,30 @@ def wrong_graph(verdict: GoldenResult, authored: list[Deviation], recipe: Recipe
         sentence=f"{what}; the authored module is not the model.",
         changes=undone(recipe),
     )
+
+
+def wrong_reading(read: Misread, authored: "Authored") -> Explanation:
+    """Something that was read of the programs: the authored modules have it, or conversion put it
+    there."""
+    same = any(own.kind == read.kind for own in misread(authored, authored.reference))
+    cause: Cause = "authoring" if same else "conversion"
+    tail = "the authored modules have it too" if same else "conversion put it there"
+    return Explanation(
+        cause=cause,
+        where=read.shard,
+        sentence=f"{read.shard} is not the model's: {read.problem}; {tail}.",
+    )
+
+
+def mended(bundle: Judged, checkpoint: Checkpoint, authored: "Authored") -> bool:
+    """Whether the authored modules are right with caches that the host writes."""
+    recipe = bundle.plan.recipe
+    plain = recipe.cache.model_copy(update={"contract": "readonly", "sliding": None})
+    if plain == recipe.cache:
+        return False
+    planner = Planner(checkpoint, recipe.model_copy(update={"cache": plain}))
+    other = Authored(planner, checkpoint, authored.reference)
+    return first_off(other.deviations(bundle.tokenizer)) is None
 
 
 def off_limit(one: Deviation) -> bool:
@@ -163,24 +187,9 @@ def undone(recipe: Recipe) -> dict[str, Any]:
     """What takes back a recipe's request that is not the model's."""
     if recipe.family.get("departures"):
         return {"family.departures": []}
-    return {"family.full_window": 0} if recipe.family.get("full_window") else {}
-
-
-def authored_deviations(bundle: Bundle, checkpoint: Checkpoint) -> list[Deviation]:
-    """The authored modules, before any conversion, against the model."""
-    planner, plan = Planner(checkpoint, bundle.plan.recipe), bundle.plan
-    tables = host_tables(planner, checkpoint)
-    engine = Engine(plan, AuthoredBackend(planner, checkpoint), tables, resident=False)
-    probes = structure_probes(tables.embedding, bundle.tokenizer, plan)
-    tasks = [
-        Task(mode, probe, parts(plan, mode, len(probe.tokens)))
-        for mode in plan.modes
-        for probe in probes
-    ]
-    seen = observe(engine, planner, tasks)
-    scale = planner.model.residual_scale or 1.0
-    truths = Truths.ask(Reference(checkpoint), tasks, seen, scale=scale)
-    return list(deviations(plan, planner, tasks, seen, truths))
+    if recipe.family.get("full_window"):
+        return {"family.full_window": recipe.cache.context}
+    return {}
 
 
 def beyond_fp16(verdict: GoldenResult, recipe: Recipe, planner: Planner) -> Explanation:
@@ -296,11 +305,11 @@ def explain_residency(audited: Audit, recipe: Recipe) -> Explanation:
         cause="residency",
         where=where,
         sentence=f"{said}; in {where}, {first.rule}: {first.message}. To mend: {first.fix}.",
-        changes=mended(first.rule, recipe),
+        changes=change_of(first.rule, recipe),
     )
 
 
-def mended(rule: str, recipe: Recipe) -> dict[str, Any]:
+def change_of(rule: str, recipe: Recipe) -> dict[str, Any]:
     """The change of a recipe that a rule of residency asks for, where there is one."""
     known = load_rules().get(rule)
     changes = {} if known is None else dict(known.changes)
@@ -309,8 +318,15 @@ def mended(rule: str, recipe: Recipe) -> dict[str, Any]:
         if layout.kind not in ("chunks", "single") or layout.cuts:
             return {}
         changes |= {"layout.kind": "chunks", "layout.chunks": 2 * (layout.chunks or CHUNKS)}
-    if "cache.contract" in changes:
-        changes |= {"cache.padded": False, "cache.state_heads": 1}
-        if recipe.cache.sliding is not None:
-            changes["cache.sliding"] = changes["cache.contract"]
-    return {k: v for k, v in changes.items() if value_of(recipe, k) != v}
+    if changes.get("cache.contract") == "readonly":
+        return written_by_host(recipe)
+    return {key: value for key, value in changes.items() if value_of(recipe, key) != value}
+
+
+def written_by_host(recipe: Recipe) -> dict[str, Any]:
+    """What makes all caches of a recipe the simplest there are: those that the host writes."""
+    changes: dict[str, Any] = {"cache.contract": "readonly", "cache.padded": False}
+    changes["cache.state_heads"] = 1
+    if recipe.cache.sliding is not None:
+        changes["cache.sliding"] = "readonly"
+    return {key: value for key, value in changes.items() if value_of(recipe, key) != value}

@@ -25,7 +25,6 @@ from cetane.gates.limits import limits
 from cetane.gates.observe import Seen, Task, observe
 from cetane.gates.port import Port, packaged
 from cetane.gates.probes import (
-    FAINT_PROBE,
     OWN,
     Probe,
     ProbePart,
@@ -36,9 +35,11 @@ from cetane.gates.probes import (
     widest_mode,
 )
 from cetane.gates.quality import Agreement, greedy_check
+from cetane.gates.readings import Misread, misread
+from cetane.gates.readings import judge as judge_readings
 from cetane.gates.reference import RESIDENT, Observed, Reference, choices
 from cetane.gates.scores import LogitScore, ShardScore, logit_score, shard_scores
-from cetane.gates.structure import SMALLEST, Deviation, Truths, deviations, made_by, wrong_epsilons
+from cetane.gates.structure import Deviation, Truths, deviations, made_by
 from cetane.gates.structure import judge as judge_structure
 from cetane.gates.verdict import Check, at_least, at_most
 from cetane.gates.weights import WrongWeight, unused_parameters, wrong_weights
@@ -98,8 +99,8 @@ class GoldenResult(Data):
     wrong_weights: tuple[WrongWeight, ...] = ()
     unused: tuple[str, ...] = ()
     """Parameters of which the port does not use all."""
-    epsilons: tuple[str, ...] = ()
-    """Norms whose epsilon is none of the model's."""
+    misread: tuple[Misread, ...] = ()
+    """Epsilons, activations and rotary tables that are none of the model's."""
     structure: tuple[Deviation, ...] = ()
     rounding: tuple[Rounding, ...] = ()
     twin_kl: float = 0.0
@@ -137,23 +138,20 @@ class Proof:
         self.scale = self.planner.model.residual_scale or 1.0
         self.mode = widest_mode(self.plan)
         rows = embedding_rows(self.planner, weights)
-        self.probes = [
-            probe
-            for probe in structure_probes(rows, port.tokenizer, self.plan)
-            if probe.name != FAINT_PROBE or self.holds_epsilons
-        ]
+        self.probes = structure_probes(rows, port.tokenizer, self.plan)
 
     def run(self, prompts: int, greedy_tokens: int) -> GoldenResult:
         """All questions, in order."""
         wrong, unused = self.wrong_weights()
         deviated, text = self.structure()
-        epsilons = list(wrong_epsilons(self.port, self.reference))
+        misreadings = list(misread(self.port, self.reference))
         compression, exact = self.compression(text)
         rounding = self.rounding(exact)
         greedy = self.greedy(prompts, greedy_tokens)
         checks = [
             *judge_weights(wrong, unused),
-            *judge_structure(deviated, epsilons),
+            *judge_readings(misreadings),
+            *judge_structure(deviated),
             *judge_rounding(rounding),
             *compression.agreement.judge(self.plan.recipe),
             *([greedy_check(greedy, self.plan.recipe)] if greedy else []),
@@ -174,21 +172,13 @@ class Proof:
             greedy_tokens=greedy_tokens,
             wrong_weights=tuple(wrong[:LISTED]),
             unused=tuple(unused[:LISTED]),
-            epsilons=tuple(epsilons[:LISTED]),
+            misread=tuple(misreadings[:LISTED]),
             structure=tuple(deviated),
             rounding=tuple(rounding),
             twin_kl=compression.twin_kl,
             positions=len(compression.agreement.all("kl")),
             loader=self.reference.loader,
         )
-
-    @property
-    def holds_epsilons(self) -> bool:
-        """Whether fp16 holds the norms' epsilons, which are scaled as the residual stream is,
-        squared. Where it does not, no program can be right on faint embeddings, and epsilons are
-        only read (`wrong_epsilons`)."""
-        least = min((e for e in self.reference.epsilons if e > 0), default=1.0)
-        return least * self.scale**2 >= SMALLEST
 
     def wrong_weights(self) -> tuple[list[WrongWeight], list[str]]:
         """Constants that are not the checkpoint's, and parameters that are not used."""

@@ -25,7 +25,6 @@ class StructureLimits(Data):
     """Programs on the checkpoint's own values, in fp32."""
 
     relative: float = Field(gt=0)
-    faint: float = Field(gt=0)
     routed: RoutedLimits
 
 
@@ -63,6 +62,12 @@ class DraftHeadLimits(Data):
     top1: Share
 
 
+class PublishedLimits(Data):
+    """The validator of the published ports."""
+
+    cosine: float
+
+
 class ActivationLimits(Data):
     """A bundle with activations of 8 bits."""
 
@@ -84,6 +89,7 @@ class Limits(Data):
     evidence: EvidenceLimits
     quality: dict[Quality, QualityLimits]
     draft_head: dict[Arithmetic, DraftHeadLimits]
+    published: PublishedLimits
     activations: ActivationLimits
     residency: ResidencyLimits
 

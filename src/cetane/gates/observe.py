@@ -66,6 +66,7 @@ class Watched:
             for mode in dict.fromkeys(used)
             for step, truths in planner.truths(mode).items()
         }
+        """None of the steps that only fill caches: later tokens show what these get wrong."""
         self.seen: dict[Truth, list[Array]] = {}
         ids, at = task.probe.tokens, 0
         self.calls: list[Running] = []
@@ -92,7 +93,7 @@ class Watched:
                 running.hosted[name] = (rows * scale).astype(dtype)
 
     def keep(self, step: Step | Route, name: str, value: Array, tokens: int) -> None:
-        truth = self.truths[step].get(name)
+        truth = self.truths.get(step, {}).get(name)
         if truth is not None:
             rows = columns(value)[:, :tokens].T.astype(np.float32)
             self.seen.setdefault(truth, []).append(rows)
@@ -116,7 +117,7 @@ class Watched:
             running
             for running in self.calls
             if any(
-                truth in self.truths[step].values()
+                truth in self.truths.get(step, {}).values()
                 for steps in running.steps.values()
                 for step in steps
             )

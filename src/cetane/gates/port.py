@@ -1,15 +1,14 @@
 """A port as the gates see it: as it ships, and as its twin on the checkpoint's own values.
 
-The twin is the finished package in which every constant that stands for a parameter of the model,
-compressed or not, is that parameter itself, in fp32. So what the twin gets wrong is wrong in the
-graph, and what compression costs is the difference between the two.
+What the twin gets wrong is wrong in the graph, and what compression costs is the difference between
+the two.
 """
 
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, Protocol
 
-import numpy as np
+import torch
 
 from cetane.bundle import Bundle
 from cetane.bundle.tables import Tables
@@ -17,29 +16,29 @@ from cetane.checkpoint import Tokenizer
 from cetane.engine.authored import host_tables
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
-from cetane.engine.portable import FastGraph, PortableBackend, ReferenceProgram, ShardPaths
-from cetane.errors import CetaneError
+from cetane.engine.portable import PortableBackend, ShardPaths
 from cetane.families import Weights
-from cetane.lower.template import used_by
+from cetane.gates.readings import Activation, Readable
+from cetane.gates.twin import TwinBackend, result_names
 from cetane.lower.tracing import Constant, constants
 from cetane.mil import MilFunction, Op, load
 from cetane.mil.constants import Constants
-from cetane.mil.fast.program import FastProgram
-from cetane.mil.fast.translate import unsupported
 from cetane.mil.index import FunctionIndex
-from cetane.mil.substitute import Substitute, substitute
+from cetane.mil.ops import OPS
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
 
+ACTIVATIONS = ("gelu", "relu", "silu")
+"""Kinds of ops that lowering makes of the families' activations."""
 
-class Port(Protocol):
+
+class Port(Readable, Protocol):
     """What the gates ask of a port."""
-
-    planner: Planner
-    tokenizer: Tokenizer
 
     @property
     def plan(self) -> Plan: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
     @property
     def shipped(self) -> Engine:
         """As it is, in fp32; one shard in memory at a time."""
@@ -55,9 +54,6 @@ class Port(Protocol):
     @property
     def resident(self) -> Engine:
         """As a user runs it, in fp32."""
-
-    def epsilons(self, shard: str) -> dict[str, float]:
-        """The epsilons of a shard's norms, by the names of their ops."""
 
     def constants(self, shard: str) -> Iterator["Stored"]:
         """The constants of a shard that stand for parameters, those that functions share once."""
@@ -128,6 +124,15 @@ class Packaged:
             if op.kind == "layer_norm" and "epsilon" in op.inputs
         }
 
+    def activations(self, shard: str) -> dict[str, Activation]:
+        program = load(self.packages.shard(shard))
+        return {
+            f"{name}/{op.name}": ActivationOp(op, Constants(FunctionIndex(function)))
+            for name, function in program.functions.items()
+            for op in function.ops
+            if op.kind in ACTIVATIONS
+        }
+
     def constants(self, shard: str) -> Iterator[Stored]:
         program = load(self.packages.shard(shard))
         graphs = {graph.function.name: graph for graph in self.planner.graphs(shard)}
@@ -139,50 +144,23 @@ class Packaged:
             yield from stored_in(shard, function, wanted, seen)
 
 
-class TwinBackend:
-    """Runs packages on the checkpoint's own values, in fp32."""
+class ActivationOp:
+    """An op of `ACTIVATIONS`, as the reference executor computes it in fp32."""
 
-    name = "twin"
-    dtype: type[np.floating[Any]] = np.float32
+    def __init__(self, op: Op, literals: Constants) -> None:
+        self.op, self.literals = op, literals
 
-    def __init__(self, packages: ShardPaths, planner: Planner, weights: Weights) -> None:
-        self.packages, self.planner, self.weights = packages, planner, weights
-
-    def open(self, shard: str) -> ReferenceProgram | FastGraph:
-        used = result_names(used_by(self.planner, shard))
-        values = {
-            name: Substitute(f"{shard}/{name}", Value(constant, self.weights))
-            for name, constant in used.items()
-        }
-        program = substitute(load(self.packages.shard(shard)), values)
-        if any(unsupported(function) for function in program.functions.values()):
-            return ReferenceProgram(program, "fp32")
-        return FastGraph(FastProgram(program))
-
-
-class Value:
-    """A parameter of the checkpoint, fp32, in the shape that the graph uses."""
-
-    def __init__(self, constant: Constant, weights: Weights) -> None:
-        self.constant, self.weights = constant, weights
-
-    def __call__(self) -> Array:
-        values: Array = self.constant.weight.read(self.weights).float().numpy()
-        return values
+    def __call__(self, x: Array) -> Array:
+        mode = self.op.inputs.get("mode")
+        options = {"mode": self.literals.plain(mode[0])} if mode else {}
+        result: Array = OPS[self.op.kind].call(torch.from_numpy(x), **options).numpy()
+        return result
 
 
 def used_in(planner: Planner, shard: str, function: str) -> dict[str, Constant]:
     """The parameters that a function of a shard uses, by label."""
     graph = next(g for g in planner.graphs(shard) if g.function.name == function)
     return {item.label: item for item in constants(planner, shard, graph)}
-
-
-def result_names(used: dict[str, Constant]) -> dict[str, Constant]:
-    """The same by what lowering names their values."""
-    names = {label.replace(".", "_"): constant for label, constant in used.items()}
-    if len(names) != len(used):
-        raise CetaneError("two parameters of a shard have one name in its programs")
-    return names
 
 
 def stored_in(

@@ -14,6 +14,7 @@ import numpy as np
 
 from cetane.bundle.tables import TokenRows
 from cetane.checkpoint import Tokenizer
+from cetane.engine.backend import Array
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 
@@ -102,16 +103,21 @@ def random_tokens(
     embedding: TokenRows, length: int, seed: int, excluded: set[int]
 ) -> tuple[int, ...]:
     """Ordinary tokens drawn evenly; `embedding (V, C)`."""
-    norms = np.concatenate(
+    norms = row_norms(embedding)
+    usable = np.flatnonzero(norms >= np.percentile(norms, SMALL))
+    usable = usable[~np.isin(usable, sorted(excluded))]
+    drawn = np.random.default_rng(seed).choice(usable, length)
+    return tuple(int(token) for token in drawn)
+
+
+def row_norms(embedding: TokenRows) -> Array:
+    """Norms `(V,)` of the rows of an embedding."""
+    return np.concatenate(
         [
             np.linalg.norm(np.asarray(embedding[start : start + ROWS], dtype=np.float32), axis=1)
             for start in range(0, embedding.shape[0], ROWS)
         ]
     )
-    usable = np.flatnonzero(norms >= np.percentile(norms, SMALL))
-    usable = usable[~np.isin(usable, sorted(excluded))]
-    drawn = np.random.default_rng(seed).choice(usable, length)
-    return tuple(int(token) for token in drawn)
 
 
 @cache

@@ -14,7 +14,7 @@ from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
 from cetane.errors import CetaneError
-from cetane.files import Progress
+from cetane.files import LARGEST_TEXT, Progress, read_text
 from cetane.gates import metrics
 from cetane.gates.limits import limits
 from cetane.gates.probes import widest_mode, windows
@@ -152,11 +152,7 @@ class Agreement:
 
 def read_tokens(tokenizer: Tokenizer, path: Path, limit: int) -> list[int]:
     """The first `limit` tokens of a text file; CetaneError when it has fewer than two."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CetaneError(f"cannot read {path}: {error}") from error
-    tokens = tokenizer.encode(text)[:limit]
+    tokens = tokenizer.encode(read_text(path, LARGEST_TEXT))[:limit]
     if len(tokens) < 2:
         raise CetaneError(f"{path}: a text of at least two tokens is needed")
     return tokens

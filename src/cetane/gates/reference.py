@@ -1,9 +1,8 @@
 """The truth: the Hugging Face model of a checkpoint, in fp32."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from cetane.checkpoint import Checkpoint
 from cetane.engine.backend import Array
 from cetane.errors import CetaneError
 from cetane.families import Truth, parse_config
+from cetane.hardware.quiet import quiet_transformers
 
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 """The plainest arithmetic that transformers has."""
@@ -79,19 +79,6 @@ class Reference:
         self.model.requires_grad_(False)
         if loaded is None:
             self._lend(checkpoint, size <= RESIDENT)
-
-    @property
-    def epsilons(self) -> set[float]:
-        """Of the model's norms; its other norms have none."""
-        modules = list(self.model.modules())
-        own = {
-            float(value)
-            for module in modules
-            for name in ("variance_epsilon", "eps")
-            if isinstance(value := getattr(module, name, None), float)
-        }
-        bare = any("qk_norm" in type(module).__name__.lower() for module in modules)
-        return own | ({0.0} if bare or self.model.config.model_type == "zaya" else set())
 
     def _lend(self, checkpoint: Checkpoint, resident: bool) -> None:
         """Have modules take their weights from the checkpoint."""
@@ -284,23 +271,6 @@ def fill_buffers(
         for name, buffer in model.get_submodule(path).named_buffers(recurse=False):
             if name in stored:
                 buffer.data = checkpoint.read(stored[name]).float()
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """No progress bars and no warnings: the gate reports progress itself."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with redirect_stderr(StringIO()):  # its reader of GGUF has a bar of its own
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def scaled_input(factors: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

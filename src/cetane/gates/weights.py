@@ -13,7 +13,8 @@ from math import prod
 import numpy as np
 
 from cetane.bundle.tables import QuantizedRows, Tables, TokenRows, quantize_rows
-from cetane.compress import Affine, Dense, Encoded, Sensitivities, SensitivityFile, palettes
+from cetane.compress import Sensitivities, SensitivityFile, palettes
+from cetane.compress.encoded import Affine, Dense, Encoded
 from cetane.engine.authored import host_tables
 from cetane.engine.backend import Array
 from cetane.errors import CetaneError

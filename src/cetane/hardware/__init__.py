@@ -1,1 +1,1 @@
-"""What is known of chips and machines."""
+"""Hardware: profiles of chips, facts about this machine, and a quiet import of coremltools."""

@@ -13,28 +13,28 @@ Quantity = Literal[
     "stream", "compute", "dispatch", "program_bytes", "programs", "states", "axis", "notch"
 ]
 DEFAULT_CHIP = "m4-max"
-"""Where most of the evidence was measured."""
+"""The chip on which most of the evidence was measured."""
 
 
 class ChipFigure(Data):
-    """One value, as published or measured by somebody; the unit is its quantity's."""
+    """One published or measured value, in the unit of its quantity."""
 
     value: float = Field(gt=0, allow_inf_nan=False)
     source: str = Field(min_length=1)
     date: str = Field(min_length=4)
-    """When it was measured or published; when it was read, where that is not known."""
+    """The date of the measurement or publication; if unknown, the date of reading."""
     of: str = ""
-    """The chip it belongs to, where another one borrows it."""
+    """The chip that it belongs to, if another chip borrows it."""
 
 
 class Chip(Data):
-    """A chip; figures that it lacks are those of `fallback`."""
+    """A chip. Figures that it lacks come from `fallback`."""
 
     id: str
     name: str
     fallback: str | None = None
     devices: tuple[str, ...] = ()
-    """Its names in the evidence; without any, nothing of it was ever fitted."""
+    """Its names in the evidence. Without a name, no rate was fitted to it."""
     stream: tuple[ChipFigure, ...] = ()
     compute: tuple[ChipFigure, ...] = ()
     dispatch: tuple[ChipFigure, ...] = ()
@@ -45,25 +45,25 @@ class Chip(Data):
     notch: tuple[ChipFigure, ...] = ()
 
     def figure(self, quantity: Quantity) -> ChipFigure:
-        """The figure to use: the chip's own first one, else the fallback's, which then says so."""
+        """The figure to use: the chip's own first one, else the fallback's, marked in `of`."""
         own: tuple[ChipFigure, ...] = getattr(self, quantity)
         if own:
             return own[0]
         if self.fallback is None:
-            raise CetaneError(f"chips.toml: no {quantity} of {self.id}, nor a fallback")
+            raise CetaneError(f"chips.toml: {self.id} has neither a {quantity} nor a fallback")
         borrowed = load_chips()[self.fallback].figure(quantity)
         return borrowed.model_copy(update={"of": borrowed.of or self.fallback})
 
 
 @cache
 def load_chips() -> dict[str, Chip]:
-    """All chips by id."""
+    """All chips, by id."""
     text = (resources.files("cetane") / "data" / "chips.toml").read_text(encoding="utf-8")
     return parse_chips(text, "chips.toml")
 
 
 def parse_chips(text: str, where: str) -> dict[str, Chip]:
-    """Chips of a TOML text; a CetaneError names what is wrong in it."""
+    """The chips of a TOML text. A CetaneError names the error in it."""
     content = parse_toml(text, where)
     chips = {}
     for name, body in content.items():
@@ -73,13 +73,13 @@ def parse_chips(text: str, where: str) -> dict[str, Chip]:
         seen = [name]
         while (following := chips[seen[-1]].fallback) is not None:
             if following not in chips or following in seen:
-                raise CetaneError(f"{where}: {name}: fallback {following!r} is no other chip")
+                raise CetaneError(f"{where}: {name}: fallback {following!r} is not another chip")
             seen.append(following)
     return chips
 
 
 def find_chip(name: str) -> Chip:
-    """A chip by its id; CetaneError with those that there are."""
+    """A chip by its id. Raises CetaneError with the known ids."""
     chips = load_chips()
     if name not in chips:
         raise CetaneError(f"no chip {name!r}; {guess(name, chips)}known: {', '.join(chips)}")
@@ -87,5 +87,5 @@ def find_chip(name: str) -> Chip:
 
 
 def chip_of(device: str) -> Chip | None:
-    """The chip of a device of the evidence, None where it is not known."""
+    """The chip of a device in the evidence; None if it is unknown."""
     return next((chip for chip in load_chips().values() if device in chip.devices), None)

@@ -1,4 +1,4 @@
-"""What a Mac says about itself; nothing, on other machines."""
+"""Facts about this Mac; empty on other machines."""
 
 import platform
 import subprocess
@@ -11,12 +11,15 @@ def is_mac() -> bool:
 
 
 def sysctl(name: str) -> str:
-    """What the kernel says."""
+    """A value of the kernel, by its name."""
     asked = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=False)
     return asked.stdout.strip()
 
 
 def os_build() -> str | None:
-    """The build of macOS, as "25B78": programs that are compiled for one do not load on another
-    (error -14, ane-book, research on chained shards). None on other systems."""
+    """The build of macOS, such as "25B78"; None on other systems.
+
+    Programs compiled for one build do not load on another (error -14, ane-book, research on chained
+    shards).
+    """
     return (sysctl(BUILD) or None) if is_mac() else None

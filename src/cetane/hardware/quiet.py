@@ -1,15 +1,18 @@
-"""Import coremltools without the messages that tell a user nothing they can act on."""
+"""coremltools and transformers without warnings that a user cannot act on."""
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
 from types import ModuleType
 
 
 def import_coremltools() -> ModuleType:
-    """coremltools, with its loggers at ERROR, unless somebody imported it before us.
+    """coremltools, with its loggers at ERROR, unless it was imported before.
 
-    It warns on import that libraries which exist on macOS only are missing and that this torch
-    version is newer than the ones it was tested with; both hold on every supported machine.
+    On import it warns of missing libraries, which exist only on macOS. It also warns that this
+    torch version is newer than the tested ones. Both are true on every supported machine.
     """
     if "coremltools" not in sys.modules:
         logging.getLogger("coremltools").setLevel(logging.ERROR)
@@ -17,3 +20,20 @@ def import_coremltools() -> ModuleType:
 
     module: ModuleType = coremltools
     return module
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars and no warnings, which quote what a stranger wrote into a config."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with redirect_stderr(StringIO()):  # its reader of GGUF has a bar of its own
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,1 +1,1 @@
-"""Experiments as data: run, gated, judged, and logged."""
+"""The lab: experiments as data, which are run, gated, judged and logged."""

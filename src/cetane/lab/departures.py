@@ -1,10 +1,9 @@
-"""What the published ANE port of ZAYA1-8B (ane-book, experiments 29 to 35) does differently.
+"""Departures of the published ANE port of ZAYA1-8B from the model (ane-book, experiments 29 to 35).
 
-Each departure changes one thing in the blocks of `families/zaya.py`, so that its cost can be
-measured alone and together with the others; docs/explanation/zaya.md has the table. A recipe asks
-for some with `family.departures`. Two more follow from these: without their history the
-convolutions also start differently, and with its neighbour's gates the last merge before the final
-norm is left out.
+Each departure changes one thing in the blocks of `families/zaya.py`. So its cost can be measured
+alone, and together with others; docs/explanation/zaya.md has the table. A recipe lists departures
+in `family.departures`. Two more follow from these. Convolutions without their history also start
+differently. And with the neighbour's gates, the last merge before the final norm is left out.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,14 +17,16 @@ from torch import Tensor, nn
 from cetane.families import Departure, Leaf, Model, StoredTable, Weights
 
 Change = Callable[[Any, Any], None]
-"""Changes one block; called with it and with the checkpoint's weights, which one of them reads."""
+"""A function that changes a block; it also gets the checkpoint's weights."""
 
 LARGE_BIAS = 5.0
-"""Depthwise convolutions with a larger bias: those of L00, L76 and L78 of the 80 blocks."""
+"""The largest usual bias of a depthwise convolution. Only L00, L76 and L78 of 80 blocks exceed
+it."""
 
 
 def of(part: str) -> Callable[[Change], Change]:
-    """A change of the blocks that have a module of this path; another may have removed it."""
+    """A decorator: apply a change only to blocks with a module of this path, which another change
+    may have removed."""
 
     def only(change: Change) -> Change:
         return lambda block, weights: (
@@ -36,7 +37,7 @@ def of(part: str) -> Callable[[Change], Change]:
 
 
 def forget(block: Any, *names: str) -> None:
-    """The block keeps nothing of that name between calls."""
+    """Let a block keep no memory of these names between calls."""
     block.keeps = tuple(name for name in block.keeps if name not in names)
 
 
@@ -49,7 +50,7 @@ def drop(leaf: Leaf, *names: str) -> None:
 
 @of("self_attn")
 def query_to_output(block: Any, _: Any) -> None:
-    """Experiment 29's probe: no keys, no values, no positions."""
+    """Experiment 29's probe: attention without keys, values and positions."""
     attn = block.self_attn
     for name in ("k_proj", "values", "convolutions", "means", "qk_norm"):
         delattr(attn, name)
@@ -64,7 +65,7 @@ def query_to_output(block: Any, _: Any) -> None:
 
 @of("self_attn.convolutions.conv_qk_grouped")
 def no_convolution(block: Any, _: Any) -> None:
-    """Experiment 30: queries and keys as they are projected."""
+    """Experiment 30: queries and keys are used as projected, without convolutions."""
     convolutions = block.self_attn.convolutions
     del convolutions.conv_qk_depthwise, convolutions.conv_qk_grouped
     convolutions.forward = lambda qk, memory: torch.zeros_like(qk)
@@ -72,7 +73,7 @@ def no_convolution(block: Any, _: Any) -> None:
 
 
 class LastTap(Leaf):
-    """A causal convolution per head with its newest tap alone."""
+    """A causal convolution per head with only its newest tap."""
 
     weight: Tensor
     bias: Tensor
@@ -107,7 +108,8 @@ def current_tap(block: Any, _: Any) -> None:
 
 @of("self_attn.convolutions.conv_qk_grouped")
 def skip_large_bias(block: Any, weights: Any) -> None:
-    """Experiment 31: no convolution where it looked unstable; the missing q/k norm was why."""
+    """Experiment 31: no convolution where it looked unstable. The cause was the missing q/k
+    norm."""
     held = dict(block.weights())["self_attn.convolutions.conv_qk_depthwise.bias"]
     bias = held.read(weights)
     if float(bias.abs().max()) > LARGE_BIAS:
@@ -122,21 +124,21 @@ def no_means(block: Any, _: Any) -> None:
 
 @of("self_attn.qk_norm")
 def no_qk_norm(block: Any, _: Any) -> None:
-    """Only the temperature is left."""
+    """No q/k norm: only the temperature remains."""
     norm = block.self_attn.qk_norm
     norm.forward = lambda q, k: (q, k * norm.temp)
 
 
 @of("self_attn.qk_norm")
 def first_temperature(block: Any, _: Any) -> None:
-    """The first head's temperature for all."""
+    """The first head's temperature is used for all heads."""
     norm = block.self_attn.qk_norm
     norm.hold("temp", (1, 1, 1), norm.held["temp"].stored, pick=lambda temperature: temperature[:1])
 
 
 @of("self_attn.values")
 def undelayed_value(block: Any, _: Any) -> None:
-    """All of the value from this token."""
+    """The whole value comes from this token."""
     values = block.self_attn.values
 
     def forward(x: Tensor, memory: Any) -> Tensor:
@@ -150,7 +152,7 @@ def undelayed_value(block: Any, _: Any) -> None:
 
 @of("gate")
 def silu_router(block: Any, _: Any) -> None:
-    """SiLU for GELU, and one more before the norm."""
+    """SiLU in place of GELU, and one more SiLU before the norm."""
     mlp = block.gate.router_mlp
     mlp.act = nn.functional.silu
     normed = mlp.norm.forward
@@ -159,7 +161,7 @@ def silu_router(block: Any, _: Any) -> None:
 
 @of("gate")
 def no_router_state(block: Any, _: Any) -> None:
-    """The router sees its own layer only."""
+    """The router sees only its own layer."""
     if "router" in block.reads:
         drop(block.gate, "router_states_scale")
         block.reads = ("hidden",)
@@ -179,9 +181,9 @@ def bias_on_logits(block: Any, _: Any) -> None:
 
 @of("mlp")
 def soft_routing(block: Any, _: Any) -> None:
-    """Every expert, weighted by its probability; the skip's is dropped."""
+    """Every expert is weighted by its probability; the skip's probability is dropped."""
     mixture, gate = block.mlp, block.gate
-    if "judge" not in vars(gate):  # the biases move the choice alone, and there is none
+    if "judge" not in vars(gate):  # biases only change the choice, and here is no choice
         drop(gate, "balancing_biases")
 
         def judge(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,7 +203,7 @@ def soft_routing(block: Any, _: Any) -> None:
 
 
 def raw_embedding(model: Model, _: Weights) -> Model:
-    """No affine after the embedding."""
+    """No affine map after the embedding."""
     return replace(model, embedding=StoredTable(model.embedding.weight))
 
 
@@ -214,19 +216,19 @@ def residual_order(block: Any, _: Any) -> None:
 
 
 def neighbours_gates(block: Any, _: Any) -> None:
-    """The gates of the merge before, which the original checkpoint stores with this block."""
+    """The gates of the previous merge, which the original checkpoint stores with this block."""
     if not hasattr(block, "self_attn"):
         block.gates = f"{block.prefix}post_attention_residual_scale."
     elif block.layer:
         block.gates = f"model.layers.{block.layer - 1}.post_mlp_residual_scale."
     else:
-        block.gates = "model.input_"  # hidden_states_scale and _bias; there is no residual's pair
+        block.gates = "model.input_"  # hidden_states_scale and _bias; the residual has no pair
         drop_residual_side(block.residual)
 
 
 @of("self_attn")
 def unscaled_residual(block: Any, _: Any) -> None:
-    """The residual side of the merge after attention has no affine."""
+    """The residual side of the merge after attention has no affine map."""
     if "residual_scale" in block.residual.held:
         drop_residual_side(block.residual)
 
@@ -244,18 +246,10 @@ def in_blocks(change: Change, model: Model, weights: Weights) -> Model:
     return model
 
 
-def tagged(change: Change, model: Model, weights: Weights, **tags: str) -> Model:
-    """The model with every block changed, and a bundle that says so."""
-    changed = in_blocks(change, model, weights)
-    return replace(changed, tags=changed.tags | tags)
-
-
 ZAYA: Mapping[str, Departure] = {
-    "query-to-output": partial(
-        tagged, query_to_output, attention="a probe from queries to outputs", cca="none"
-    ),
-    "no-convolution": partial(tagged, no_convolution, cca="no convolutions"),
-    "current-tap": partial(tagged, current_tap, cca="the current tap alone"),
+    "query-to-output": partial(in_blocks, query_to_output),
+    "no-convolution": partial(in_blocks, no_convolution),
+    "current-tap": partial(in_blocks, current_tap),
     "skip-large-bias": partial(in_blocks, skip_large_bias),
     "no-means": partial(in_blocks, no_means),
     "no-qk-norm": partial(in_blocks, no_qk_norm),
@@ -270,6 +264,6 @@ ZAYA: Mapping[str, Departure] = {
     "neighbours-gates": partial(in_blocks, neighbours_gates),
     "unscaled-residual": partial(in_blocks, unscaled_residual),
 }
-"""In the order in which they are applied."""
+"""ZAYA's departures, in the order in which they are applied."""
 DEPARTURES: Mapping[str, Mapping[str, Departure]] = {"zaya": ZAYA}
-"""By the architecture's `model_type`."""
+"""All departures, by the architecture's `model_type`."""

@@ -1,38 +1,32 @@
-"""The decision log, docs/reference/decision-log.md, from the experiments and the journal alone.
+"""The decision log, docs/reference/decision-log.md, made only from experiments and the journal.
 
-The words are in `templates/`; here is how figures are formatted.
+The words are in `templates/`; this module formats the figures.
 """
 
 from collections.abc import Iterable, Iterator
 from functools import cache
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 
+from cetane import templates
 from cetane.lab.entry import ArmTexts, entries
 from cetane.lab.experiment import WHOSE, ArmName, Experiment
 from cetane.lab.journal import Figure, GateOutcome, Journal
 
 ANSWERS = 3
-"""Of an arm, that are shown; the journal has all."""
+"""The number of an arm's answers that the page shows; the journal has all."""
 
 
 def markdown(experiments: dict[str, Experiment], journal: Journal) -> str:
-    """The page; the same for the same files."""
+    """The page. The same files always give the same page."""
     reports = [entry.report() for entry in entries(experiments.values(), journal)]
     return environment().get_template("log.md.j2").render(reports=reports)
 
 
 @cache
 def environment() -> Environment:
-    """The templates, with the filters that they format with."""
-    made = Environment(
-        loader=PackageLoader("cetane.lab", "templates"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    made.filters |= {
+    """The templates, with their filters."""
+    filters = {
         "bounds": bounds,
         "cell": cell,
         "changed": changed,
@@ -41,7 +35,7 @@ def environment() -> Environment:
         "short": short,
         "texts": texts,
     }
-    return made
+    return templates.environment("cetane.lab", filters)
 
 
 def line(text: str) -> str:
@@ -50,31 +44,31 @@ def line(text: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """An answer between backticks, in a table or outside of one."""
+    """An answer for a place between backticks, in a table or outside."""
     return text.replace("\n", "⏎").replace("`", "'").replace("|", "¦")[:300]
 
 
 def short(value: float | None) -> str:
-    """A number with four significant digits; a dash for none."""
+    """A number with four significant digits; a dash for None."""
     return "-" if value is None else f"{value:.4g}"
 
 
 def texts(reported: Iterable[ArmTexts], arm: ArmName) -> list[tuple[str, str]]:
-    """What an arm wrote, by name; of many answers the first."""
+    """An arm's texts, by name; of many answers only the first."""
     mine = [(text.name, text.lines[arm]) for text in reported if arm in text.lines]
     answers = [name for name, _ in mine if name.startswith("smoke ")]
     return [(name, text) for name, text in mine if name not in answers[ANSWERS:]]
 
 
 def bounds(gate: GateOutcome) -> str:
-    """What a gate is about, and between which numbers it holds."""
+    """A gate's metric and its limits, in words."""
     limits = (("at least", gate.least), ("at most", gate.most))
     words = [f"{word} {bound:g}" for word, bound in limits if bound is not None]
     return f"{gate.metric}{WHOSE.get(gate.arm, '')} {' and '.join(words)}"
 
 
 def changed(tables: dict[str, object]) -> Iterator[str]:
-    """Changes of a recipe, one by one, nearly as TOML has them."""
+    """The changes of a recipe, one by one, nearly in TOML's form."""
     for key, value in tables.items():
         if isinstance(value, dict):
             yield from (f"{key}.{name} = {shown(field)}" for name, field in value.items())
@@ -83,7 +77,7 @@ def changed(tables: dict[str, object]) -> Iterator[str]:
 
 
 def shown(value: object) -> str:
-    """A value nearly as TOML has it."""
+    """A value, nearly in TOML's form."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value).replace("'", '"')
@@ -103,7 +97,7 @@ def cell(figure: Figure | None) -> str:
 
 
 def number(value: float, unit: str) -> tuple[str, str]:
-    """For people: bytes in megabytes, shares without a unit."""
+    """A value and its unit for readers: bytes in megabytes, shares without a unit."""
     if unit == "B":
         return f"{value / 1e6:.4g}", "MB"
     return f"{value:.5g}", "" if unit == "share" else unit

@@ -1,6 +1,6 @@
-"""What is known of an experiment, as data: its file, its runs, and its verdict.
+"""An experiment with its runs and its verdict, as data for reports.
 
-The Markdown log (`document.py`) and the HTML page (`cetane.report`) format this, no more.
+The Markdown log (`document.py`) and the HTML page (`cetane.report`) only format this data.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,32 +27,32 @@ class Compared(Data):
     metric: str
     about: str
     better: Literal["lower", "higher"]
-    """Which direction is good."""
+    """The good direction."""
     unit: str
     baseline: Figure | None
     candidate: Figure | None
     ratio: float | None
-    """Candidate to baseline."""
+    """The candidate's value divided by the baseline's."""
     longest: float
-    """The end of the axis of both."""
+    """The end of the axis that both bars share."""
 
     @property
     def shown(self) -> Figure:
-        """The figure that says how the metric was taken: the candidate's, if it has one."""
+        """The figure that tells how the metric was taken: the candidate's, if it has one."""
         figure = self.candidate or self.baseline
         assert figure is not None
         return figure
 
 
 class ArmCurve(Data):
-    """Points `(x, y)` by arm."""
+    """The points `(x, y)` of a curve, by arm."""
 
     name: str
     lines: dict[ArmName, tuple[tuple[float, float], ...]]
 
 
 class ArmTexts(Data):
-    """What the arms wrote; an arm that wrote nothing has no text."""
+    """The arms' texts. An arm that wrote nothing has none."""
 
     name: str
     lines: dict[ArmName, str]
@@ -63,14 +63,14 @@ class RunRow(Data):
 
     run: str
     at: str
-    """When it started, UTC."""
+    """The start, in UTC."""
     status: str
     seconds: float | None
     error: str
 
 
 class LastRun(Data):
-    """The run that the figures are from."""
+    """The run that gave the figures."""
 
     intent: Intent
     seconds: float
@@ -87,23 +87,23 @@ class ExperimentReport(Data):
     title: str
     group: str
     date: str
-    """Of the original."""
+    """The original's date."""
     original: Status
-    """What the original came to."""
+    """The original's status."""
     status: Status
-    """The last verdict's, or the original's where there is none."""
+    """The last verdict's status; without a verdict, the original's."""
     state: str
-    """How the last run ended."""
+    """The end of the last run, in a word."""
     runnable: bool
     sha256: str
-    """Of what decides a run's outcome."""
+    """sha256 of the fields that decide a run's outcome."""
     hypothesis: str
     expects: tuple[str, ...]
     design: str
     arms: dict[ArmName, Arm]
     workload: Workload | None
     predicts: bool
-    """Whether it predicts the speed of the model that the workload stands for."""
+    """Whether it predicts the speed of the model that the workload represents."""
     figures: tuple[Compared, ...]
     gates: tuple[GateOutcome, ...]
     texts: tuple[ArmTexts, ...]
@@ -116,12 +116,12 @@ class ExperimentReport(Data):
     next: str
     verdict: Verdict | None
     decided: str
-    """The verdict's day, UTC; empty without one."""
+    """The verdict's day, in UTC; empty without a verdict."""
     obituary: str
     references: tuple[str, ...]
     last: LastRun | None
     runs: tuple[RunRow, ...]
-    """The latest first."""
+    """All runs, the latest first."""
 
 
 class Entry:
@@ -142,13 +142,13 @@ class Entry:
         return self.last.outcome if self.last else None
 
     def state(self) -> str:
-        """How its last run ended."""
+        """The end of its last run, in a word."""
         if not self.experiment.runnable:
             return "not built"
         return "not run" if self.latest is None else self.latest.status
 
     def report(self) -> ExperimentReport:
-        """Everything that is known of it."""
+        """Everything that is known about it."""
         one, outcome = self.experiment, self.outcome
         return ExperimentReport(
             id=one.id,
@@ -186,24 +186,24 @@ class Entry:
 
 
 def entries(experiments: Iterable[Experiment], journal: Journal) -> list[Entry]:
-    """The experiments with what a journal says of them."""
+    """The experiments, each with its runs and verdict in the journal."""
     runs, verdicts = journal.runs(), journal.verdicts()
     return [Entry(one, runs.get(one.id, []), verdicts.get(one.id)) for one in experiments]
 
 
 def experiment_report(experiment: Experiment, journal: Journal) -> ExperimentReport:
-    """Everything that is known of one experiment."""
+    """Everything that is known about one experiment."""
     (entry,) = entries([experiment], journal)
     return entry.report()
 
 
 def both(outcome: Outcome) -> list[ArmOutcome]:
-    """Baseline and candidate; an arm that failed has nothing."""
+    """Baseline and candidate; a failed arm is empty."""
     return [outcome.arms.get(name, ArmOutcome()) for name in ARMS]
 
 
 def compared(outcome: Outcome) -> Iterator[Compared]:
-    """Every metric of either arm."""
+    """Every metric that either arm has."""
     first, second = both(outcome)
     for name in dict.fromkeys((*first.metrics, *second.metrics)):
         a, b = first.metrics.get(name), second.metrics.get(name)
@@ -223,7 +223,7 @@ def compared(outcome: Outcome) -> Iterator[Compared]:
 
 
 def texts(outcome: Outcome) -> Iterator[ArmTexts]:
-    """Texts by name, in the candidate's order; those of both arms together."""
+    """Texts by name, in the candidate's order, each with both arms."""
     arms = dict(zip(ARMS, both(outcome), strict=True))
     for name in dict.fromkeys(name for arm in reversed(arms.values()) for name in arm.texts):
         lines = {word: arm.texts[name] for word, arm in arms.items() if name in arm.texts}
@@ -231,7 +231,7 @@ def texts(outcome: Outcome) -> Iterator[ArmTexts]:
 
 
 def curves(outcome: Outcome) -> Iterator[ArmCurve]:
-    """Curves by name; those of both arms in one picture."""
+    """Curves by name, with both arms in one picture."""
     arms = dict(zip(ARMS, both(outcome), strict=True))
     for name in dict.fromkeys(name for arm in arms.values() for name in arm.curves):
         lines = {word: arm.curves[name] for word, arm in arms.items() if name in arm.curves}

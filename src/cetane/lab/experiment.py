@@ -1,4 +1,4 @@
-"""Experiments: a hypothesis, the two recipes it compares, and what is measured, as data."""
+"""Experiments as data: a hypothesis, the two recipes that it compares, and its metrics."""
 
 import datetime
 import hashlib
@@ -23,21 +23,21 @@ STATUS_WORDS: tuple[Status, ...] = get_args(Status)
 ArmName = Literal["baseline", "candidate"]
 ARMS: tuple[ArmName, ...] = ("baseline", "candidate")
 BURIED: tuple[Status, ...] = ("Shelved", "Rejected")
-"""What needs an obituary, lest somebody builds it again."""
+"""The statuses that need an obituary, so that the idea is not built again."""
 WHOSE = {"ratio": " to the baseline's", "baseline": " of the baseline"}
-"""What a limit is about, in words; nothing is said of the candidate's."""
+"""The words after a limited metric, by arm; the candidate's has none."""
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def known_metric(name: str) -> str:
-    """The name, if there is such a metric; ValueError with the nearest ones."""
+    """The name, if it is a metric. Raises ValueError with the nearest names."""
     if name not in METRICS:
         raise ValueError(f"no metric {name!r}; {guess(name, METRICS)}known: {', '.join(METRICS)}")
     return name
 
 
 class Limit(Data):
-    """A metric of the candidate, or its ratio to the baseline's, between two numbers."""
+    """Bounds on a metric: of the candidate, of the baseline, or of their ratio."""
 
     metric: str
     of: Literal["candidate", "baseline", "ratio"] = "candidate"
@@ -52,13 +52,13 @@ class Limit(Data):
     @model_validator(mode="after")
     def bounded(self) -> "Limit":
         if self.least is None and self.most is None:
-            raise ValueError(f"{self.metric}: neither 'least' nor 'most'")
+            raise ValueError(f"{self.metric}: needs 'least' or 'most'")
         if self.least is not None and self.most is not None and self.least > self.most:
             raise ValueError(f"{self.metric}: least {self.least:g} is more than most {self.most:g}")
         return self
 
     def holds(self, value: float) -> bool:
-        """Whether a value lies within; what is no number does not."""
+        """Whether a value lies within the bounds. NaN and infinity do not."""
         low = -math.inf if self.least is None else self.least
         high = math.inf if self.most is None else self.most
         return low <= value <= high
@@ -73,32 +73,32 @@ class Limit(Data):
 
 
 class Arm(Data):
-    """One side: a recipe, and the fields of it that are different."""
+    """One side: a recipe, and the fields that differ from it."""
 
     recipe: str
     changes: dict[str, Any] = Field(default_factory=dict)
-    """By table of the recipe; a field that is given replaces the recipe's."""
+    """Fields that replace the recipe's, by table."""
     scaled: dict[str, Any] = Field(default_factory=dict)
-    """Further changes that fit the recipe to the small model that runs here; speed is predicted
-    without them, for the model that the workload stands for."""
+    """Further changes that fit the recipe to the small model that runs here. Speed is predicted
+    without them, for the model that the workload represents."""
     drafter: str = ""
-    """Who proposes tokens, as for `cetane run --speculative`; nobody, if it is empty."""
+    """The drafter, as in `cetane run --speculative`; empty for none."""
     subset: int | None = Field(default=None, ge=1)
-    """Tokens that the head has rows for: what the model says most."""
+    """The number of tokens with rows in the head: those that the model uses most. None for all."""
     activations: Literal["", "naive", "real", "real-smooth"] = ""
-    """How 8-bit activations are calibrated, if they are quantised."""
+    """The calibration of 8-bit activations; empty to leave activations unquantised."""
 
     def recipe_here(self) -> Recipe:
-        """What is built."""
+        """The recipe of the bundle that is built."""
         return changed(self.recipe, self.changes, self.scaled)
 
     def recipe_there(self) -> Recipe:
-        """What is predicted."""
+        """The recipe of the model whose speed is predicted."""
         return changed(self.recipe, self.changes)
 
 
 def changed(name: str, *changes: dict[str, Any]) -> Recipe:
-    """A recipe with some fields replaced; CetaneError names one that it has not."""
+    """A recipe with some fields replaced. A CetaneError names an unknown field."""
     recipe = load_recipe(name)
     for tables in changes:
         recipe = override(recipe, dict(fields(tables)))
@@ -106,7 +106,7 @@ def changed(name: str, *changes: dict[str, Any]) -> Recipe:
 
 
 def fields(tables: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Changes by dotted key: those of a table's fields, and plain values."""
+    """Changes by dotted key, one for each field of a table."""
     for key, value in tables.items():
         if isinstance(value, dict):
             yield from ((f"{key}.{json.dumps(name)}", field) for name, field in value.items())
@@ -115,28 +115,28 @@ def fields(tables: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 class Workload(Data):
-    """What both arms are given."""
+    """The model, text and prompts of both arms."""
 
     model: Literal["zaya-tiny", "smollm2", "gemma4-synthetic", "gemma3"]
     text: str = "stdlib"
-    """Documentation of Python's standard library, or a file."""
+    """`stdlib`, the documentation of Python's standard library, or the path of a file."""
     tokens: int = Field(default=512, ge=2)
-    """Of the text."""
+    """Tokens of the text."""
     prompts: str = "smoke"
     """A list of `data/prompts`, or a category of the speculative suite."""
     new_tokens: int = Field(default=32, ge=2)
-    """Of an answer."""
+    """Tokens of an answer."""
     rounds: int = Field(default=5, ge=2)
-    """Of a timing."""
+    """Rounds of a timing."""
     context: int | None = Field(default=None, ge=32)
-    """Of both arms here, in place of their recipes'."""
+    """The context of both arms here; None for the recipes' own."""
     stands_for: Literal["zaya1-8b", "gemma4-e2b"] | None = None
-    """The model that speed is predicted for; itself, when it is not said."""
+    """The model that it represents, whose speed is predicted; None for `model` itself."""
     chip: str = "m4-max"
 
 
 class Report(Data):
-    """A figure as the original gives it."""
+    """A figure of the original."""
 
     what: str
     baseline: str = ""
@@ -145,7 +145,7 @@ class Report(Data):
 
 
 class Experiment(Data):
-    """One file of `experiments/`."""
+    """The content of a file in `experiments/`."""
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     title: str = Field(min_length=1)
@@ -155,7 +155,7 @@ class Experiment(Data):
     """Of the original."""
     hypothesis: str = Field(min_length=1)
     expects: tuple[Limit, ...] = ()
-    """The hypothesis in numbers; what does not hold is a surprise."""
+    """The hypothesis in numbers. A bound that does not hold is a surprise."""
     workload: Workload | None = None
     baseline: Arm | None = None
     candidate: Arm | None = None
@@ -163,14 +163,14 @@ class Experiment(Data):
     gates: tuple[Limit, ...] = ()
     reported: tuple[Report, ...] = ()
     differs: str = ""
-    """Why our figures are not the original's."""
+    """The reason why cetane's figures differ from the original's."""
     unjudged: str = ""
-    """What needs an ANE, and which predicted figure stands for it."""
+    """The results that need an ANE, and the predicted figures in their place."""
     lesson: str = ""
     next: str = ""
     obituary: str = ""
     design: str = ""
-    """How a Planned one would be built."""
+    """The design of a Planned experiment."""
     references: tuple[str, ...] = ()
 
     @field_validator("metrics")
@@ -206,7 +206,7 @@ class Experiment(Data):
 
     @property
     def sha256(self) -> str:
-        """Of what decides a run's outcome; prose does not."""
+        """sha256 of the fields that decide a run's outcome, so without prose."""
         decisive = {"workload", "baseline", "candidate", "metrics", "gates", "expects"}
         return sha256_of(self.model_dump(mode="json", include=decisive))
 
@@ -223,14 +223,16 @@ def shipped() -> Path:
 
 
 def load_experiments(folder: Path) -> dict[str, Experiment]:
-    """All experiments of a folder by id; CetaneError for one that is wrong, or a missing folder."""
+    """All experiments of a folder, by id. Raises CetaneError for a wrong file or a missing
+    folder."""
     if not folder.is_dir():
         raise CetaneError(f"{folder}: no such folder", "--lab FOLDER names one with experiments")
-    return {path.stem: load_experiment(path) for path in sorted(folder.glob("*.toml"))}
+    files = sorted(folder.glob("*.toml"), key=lambda path: path.stem)
+    return {path.stem: load_experiment(path) for path in files}
 
 
 def find_experiment(folder: Path, name: str) -> Experiment:
-    """One of a folder by id, with recipes that there are; CetaneError with the alternatives."""
+    """An experiment of a folder, by id, whose recipes exist. CetaneError with the alternatives."""
     path = folder / f"{name}.toml"
     known = sorted(path.stem for path in folder.glob("*.toml"))
     if name not in known:
@@ -248,14 +250,14 @@ def find_experiment(folder: Path, name: str) -> Experiment:
 
 
 def load_experiment(path: Path) -> Experiment:
-    """An experiment from its file; its recipes are not looked up."""
+    """An experiment from its file. Does not look up its recipes."""
     content = read_toml(path)
     experiment = parse_experiment({"id": path.stem} | content, str(path))
     if experiment.id != path.stem:
-        raise CetaneError(f"{path}: id {experiment.id!r} is not the file's name")
+        raise CetaneError(f"{path}: id {experiment.id!r} differs from the file's name")
     return experiment
 
 
 def parse_experiment(content: dict[str, Any], where: str) -> Experiment:
-    """Validate; a CetaneError names the key and, for an unknown one, the alternatives."""
+    """Validate an experiment. A CetaneError names the key and, if unknown, the alternatives."""
     return validated(Experiment, content, where)

@@ -1,7 +1,7 @@
-"""The journal: one JSON object a line, appended and synced; what was tried, and what came of it.
+"""The journal: every run's intent and outcome, and every verdict, one JSON object a line.
 
-A run's intent is on disk before the run starts, its outcome after it ends, however it ends.
-`cetane.files.Ledger` says what a power loss can do to it.
+Lines are appended and synced. A run's intent is on disk before the run starts, and its outcome
+after any end. `cetane.files.Ledger` tells how it survives a power loss.
 """
 
 import datetime
@@ -23,8 +23,8 @@ Ended = Literal["passed", "failed", "error", "interrupted"]
 
 
 class Figure(Data):
-    """A metric of an arm. `low` and `high` are quartiles of what was measured `n` times, or the
-    interval of a prediction."""
+    """A metric of an arm. `low` and `high` are quartiles of `n` measurements, or the interval of a
+    prediction."""
 
     value: float | None
     low: float | None = None
@@ -36,7 +36,7 @@ class Figure(Data):
 
 
 class ArmOutcome(Data):
-    """What one side came to."""
+    """The outcome of one arm."""
 
     artefact: str | None = None
     """Digest of the bundle."""
@@ -48,7 +48,7 @@ class ArmOutcome(Data):
 
 
 class GateOutcome(Data):
-    """A gate, and the value that it saw; None if there was none, which fails."""
+    """A gate and its value. Without a value (None) it fails."""
 
     metric: str
     arm: Literal["candidate", "baseline", "ratio"]
@@ -59,7 +59,7 @@ class GateOutcome(Data):
 
 
 class Intent(Data):
-    """A run is about to start."""
+    """The event before a run starts."""
 
     event: Literal["intent"] = "intent"
     run: str
@@ -73,7 +73,7 @@ class Intent(Data):
 
 
 class Outcome(Data):
-    """A run has ended."""
+    """The event after a run has ended."""
 
     event: Literal["outcome"] = "outcome"
     run: str
@@ -90,7 +90,7 @@ class Outcome(Data):
 
 
 class Verdict(Data):
-    """Somebody has decided."""
+    """The event of a decision about an experiment."""
 
     event: Literal["verdict"] = "verdict"
     experiment: str
@@ -106,7 +106,7 @@ EVENT: TypeAdapter[Intent | Outcome | Verdict] = TypeAdapter(Event)
 
 @dataclass(frozen=True)
 class Run:
-    """An intent, and its outcome: None while it runs, and for ever if it was killed."""
+    """An intent and its outcome. The outcome is None while it runs, and stays None after a kill."""
 
     intent: Intent
     outcome: Outcome | None
@@ -117,29 +117,29 @@ class Run:
 
 
 class Journal:
-    """A journal file, which need not exist yet, on top of one that is only read."""
+    """A journal file, which need not exist yet, on top of a base that is only read."""
 
     def __init__(self, path: Path, base: Path | None = None) -> None:
-        hint = "restore that line from a copy; only a last line is repaired by itself"
+        hint = "restore that line from a copy; only a broken last line is repaired automatically"
         self._ledger = Ledger(path, EVENT, hint)
         self._base = None if base is None else Ledger(base, EVENT, hint)
         self.path, self.broken = path, self._ledger.broken
 
     def events(self) -> list[Intent | Outcome | Verdict]:
-        """All events in order, those of the base first; CetaneError for a broken line that is not
-        the last."""
+        """All events in order, those of the base first. Raises CetaneError for a broken line,
+        unless it is the last."""
         return [*(self._base.read() if self._base else []), *self.own()]
 
     def own(self) -> list[Intent | Outcome | Verdict]:
-        """The events of this file alone."""
+        """The events of this file, without the base."""
         return self._ledger.read()
 
     def append(self, event: Intent | Outcome | Verdict) -> None:
-        """Add one line, and return when it is on the disk."""
+        """Add one line. Returns when it is on the disk."""
         self._ledger.append(event)
 
     def repair(self) -> int:
-        """Set a broken last line aside; returns its bytes, 0 if nothing is broken."""
+        """Set a broken last line aside. Returns its bytes; 0 if no line is broken."""
         return self._ledger.repair()
 
     def runs(self) -> dict[str, list[Run]]:
@@ -154,17 +154,17 @@ class Journal:
         return runs
 
     def verdicts(self) -> dict[str, Verdict]:
-        """The last verdict on every experiment that has one."""
+        """The last verdict on each experiment, if there is one."""
         return {event.experiment: event for event in self.events() if isinstance(event, Verdict)}
 
 
 def now() -> str:
-    """The time as the journal writes it."""
+    """The current time in the journal's form."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
 def machine() -> dict[str, str | int]:
-    """What a measurement was taken on."""
+    """The machine of a measurement."""
     return {
         "system": platform.platform(),
         "machine": platform.machine(),
@@ -175,7 +175,7 @@ def machine() -> dict[str, str | int]:
 
 
 def processor() -> str:
-    """The processor's name; Linux keeps it in a file."""
+    """The processor's name, on Linux from a file."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -183,12 +183,12 @@ def processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what can change a figure."""
+    """The versions of packages that can change a figure."""
     return {"python": platform.python_version()} | {name: installed(name) for name in PACKAGES}
 
 
 def installed(package: str) -> str:
-    """The version of a package, "" if there is none."""
+    """The version of a package; "" if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -196,5 +196,5 @@ def installed(package: str) -> str:
 
 
 def as_dict(event: Intent | Outcome | Verdict) -> dict[str, Any]:
-    """An event as JSON has it."""
+    """An event as a JSON object."""
     return event.model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""The experiments that a user sees: those that come with cetane, and the user's own."""
+"""The lab of a user: the experiments that come with cetane, and the user's own."""
 
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ JOURNAL = "journal.jsonl"
 class Lab:
     """A folder of own experiments and their journal, on top of those that come with cetane.
 
-    What comes with cetane is read only; an own experiment of the same id replaces it here.
+    cetane's own experiments are only read. A user's experiment of the same id replaces one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -26,24 +26,24 @@ class Lab:
 
     @cached_property
     def journal(self) -> Journal:
-        """Runs and verdicts: new ones go to the own folder."""
+        """Runs and verdicts. New ones go to the user's folder."""
         base = self.folders[0] / JOURNAL if len(self.folders) > 1 else None
         return Journal(self.folder / JOURNAL, base)
 
     def experiments(self) -> dict[str, Experiment]:
-        """All experiments by id."""
+        """All experiments, by id."""
         known: dict[str, Experiment] = {}
         for folder in self.folders:
             known |= load_experiments(folder) if folder.is_dir() else {}
         return dict(sorted(known.items()))
 
     def own(self) -> dict[str, Experiment]:
-        """The own experiments; cetane's, where there are none."""
+        """The user's experiments; cetane's, if the user has none."""
         own = load_experiments(self.folder) if self.folder.is_dir() else {}
         return own or self.experiments()
 
     def find(self, name: str) -> Experiment:
-        """An experiment by id, with recipes that there are; CetaneError with the alternatives."""
+        """An experiment by id, whose recipes exist. Raises CetaneError with the alternatives."""
         for folder in reversed(self.folders):
             if (folder / f"{name}.toml").is_file():
                 return find_experiment(folder, name)

@@ -1,7 +1,7 @@
-"""The names of what an experiment can measure, their units, and which measure gives them.
+"""Metrics: the names, units and measures of an experiment's figures.
 
-Needs nothing that takes long to import: experiments are listed and checked without torch. The
-functions are in `measures/`.
+The functions are in `measures/`. This module imports nothing slow: experiments are listed and
+checked without torch.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class Metric:
     """One figure of an arm."""
 
     measure: str
-    """The function that gives it, with others of its kind, at once."""
+    """The measure that gives it, together with related metrics."""
     unit: str
     about: str
 
@@ -73,9 +73,9 @@ HIGHER = frozenset(
         "recall_far", "activation_cosine",
     ]
 )  # fmt: skip
-"""Metrics of what is right: more of it is better. All others are costs or errors."""
+"""The metrics for which more is better. All others are costs or errors."""
 
 
 def better(metric: str) -> Literal["lower", "higher"]:
-    """Which direction of a metric is good."""
+    """The good direction of a metric."""
     return "higher" if metric in HIGHER else "lower"

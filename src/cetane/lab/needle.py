@@ -1,7 +1,7 @@
-"""Recall of a needle by distance, for every way that full layers may attend.
+"""Recall of a needle by its distance, for every form of attention in full layers.
 
-The model is made by hand: one full layer of Gemma 4 that, at the question, looks for a needle by
-content, in channels that no rotation touches, and says what it found.
+The model is made by hand: one full layer of Gemma 4. At the question, it searches for a needle by
+content, in channels that no rotation touches, and answers with the needle.
 """
 
 from typing import Any
@@ -15,12 +15,12 @@ from cetane.planner import Planner
 from cetane.schema.recipe import parse_recipe
 
 FILLER, NEEDLE, QUESTION = 0, 20, 40
-"""The first token of each kind; there is one question."""
+"""The first token of each kind. There is only one question."""
 NEEDLES = 12
 CONTEXT, WINDOW, LENGTH = 160, 64, 150
-"""Slots; tokens that a windowed arm is told to see; tokens of a text."""
+"""The number of slots, the window of a windowed arm, and the tokens of a text."""
 DISTANCES = (1, 8, 31, 62, 63, 64, 65, 90, 130, 149)
-"""From the question back to the needle; a window of 64 holds the question and 63 before it."""
+"""Tokens from the question back to the needle. A window of 64 holds the question and 63 before."""
 CONFIG: dict[str, Any] = {
     "model_type": "gemma4_text", "vocab_size": 48, "vocab_size_per_layer_input": 48,
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
@@ -32,8 +32,11 @@ CONFIG: dict[str, Any] = {
 
 
 class Seeker:
-    """The model as a checkpoint. Tokens are channels: filler 0, any needle 1 and one of 16 and up,
-    the question 2; heads have 32 channels, of which 4 pairs turn, and 8 to 11 do not."""
+    """The model as a checkpoint.
+
+    Tokens are channels: filler 0, any needle 1 and one from 16 up, the question 2. Attention heads
+    have 32 channels; 4 pairs turn, and 8 to 11 do not.
+    """
 
     source = "a model made by hand"
 
@@ -67,7 +70,7 @@ class Seeker:
 
 
 def fill(model: Any) -> None:
-    """Zeros, but for what finds the needle."""
+    """Fill the weights with zeros, but for those that find the needle."""
     layer, table = model.model.layers[0], model.model.embed_tokens.weight
     for parameter in model.parameters():
         parameter.zero_()
@@ -88,7 +91,7 @@ def fill(model: Any) -> None:
 
 
 def text(distance: int, needle: int) -> list[int]:
-    """`LENGTH` tokens, the last of them the question."""
+    """A text of `LENGTH` tokens that ends with the question."""
     last = LENGTH - 1
     tokens = np.random.default_rng(distance).integers(FILLER, NEEDLE, last).tolist()
     tokens[last - distance] = NEEDLE + needle
@@ -96,7 +99,7 @@ def text(distance: int, needle: int) -> list[int]:
 
 
 def recall(family: dict[str, Any], contract: str) -> dict[int, float]:
-    """Share of needles found, by distance, with the options of a recipe's `[family]` table."""
+    """The share of needles found, by distance; `family` are options of a recipe's `[family]`."""
     seeker = Seeker()
     recipe = parse_recipe(
         {

@@ -1,4 +1,4 @@
-"""The start of an experiment: a file that is valid as it is, with what to fill in."""
+"""The template of a new experiment: a valid file whose parts are to be replaced."""
 
 import datetime
 
@@ -36,7 +36,7 @@ most = 1.05
 
 
 def template(name: str, where: str) -> str:
-    """The file of a new experiment; CetaneError for a name that no file should have."""
+    """The file of a new experiment. Raises CetaneError for an invalid name."""
     text = TEMPLATE.format(name=name, date=datetime.date.today().isoformat())
     parse_experiment({"id": name} | parse_toml(text, where), where)
     return text

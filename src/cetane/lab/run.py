@@ -1,4 +1,4 @@
-"""Runs an experiment: intent, both sides built, gated, measured, outcome; whatever happens."""
+"""The run of an experiment: intent, build, gates and measures of both sides, and the outcome."""
 
 import gc
 import secrets
@@ -27,8 +27,11 @@ from cetane.lab.workload import Setting
 
 
 def run(experiment: Experiment, setting: Setting, journal: Journal, progress: Progress) -> Outcome:
-    """Run one experiment and log it. An exception becomes an outcome, a Ctrl-C one as well, which
-    then goes on; a kill leaves an intent without an outcome."""
+    """Run one experiment and log it.
+
+    An exception becomes an outcome. So does Ctrl-C, which is then raised again. A kill leaves an
+    intent without an outcome.
+    """
     if not experiment.runnable:
         raise CetaneError(
             f"{experiment.id} is Planned: there is nothing to run", "cetane lab show has its design"
@@ -48,7 +51,7 @@ def run(experiment: Experiment, setting: Setting, journal: Journal, progress: Pr
         status = "error"
         known = isinstance(failure, CetaneError)
         error = str(failure) if known else f"{type(failure).__name__}: {failure}"
-    finally:  # a Ctrl-C comes here too, and goes on
+    finally:  # after a Ctrl-C too, which is then raised again
         outcome = Outcome(
             run=intent.run,
             experiment=experiment.id,
@@ -63,12 +66,12 @@ def run(experiment: Experiment, setting: Setting, journal: Journal, progress: Pr
             error=error,
         )
         journal.append(outcome)
-        gc.collect()  # two bundles and a reference, before the next experiment comes
+        gc.collect()  # frees two bundles and a reference before the next experiment
     return outcome
 
 
 def declare(experiment: Experiment) -> Intent:
-    """What is about to be run, and where."""
+    """The intent of a run, with its recipes, machine and versions."""
     return Intent(
         run=secrets.token_hex(8),
         experiment=experiment.id,
@@ -82,7 +85,7 @@ def declare(experiment: Experiment) -> Intent:
 
 
 def recipes(experiment: Experiment) -> dict[ArmName, str]:
-    """Hashes of what both arms build; none if a recipe cannot be resolved, which the run says."""
+    """The hashes of both arms' recipes; empty if a recipe is unknown, which the run reports."""
     try:
         return {name: recipe_sha256(experiment.arm(name).recipe_here()) for name in ARMS}
     except CetaneError:
@@ -92,8 +95,8 @@ def recipes(experiment: Experiment) -> dict[ArmName, str]:
 def observe(
     experiment: Experiment, setting: Setting, progress: Progress
 ) -> dict[ArmName, ArmOutcome]:
-    """Build both sides and take all measures, each once; what was asked for is kept."""
-    import cetane.lab.measures  # noqa: F401  they register themselves; torch takes long to import
+    """Build both sides and take each measure once. Keeps only the experiment's metrics."""
+    import cetane.lab.measures  # noqa: F401  registers them; here, since torch imports slowly
 
     names = dict.fromkeys(METRICS[metric].measure for metric in experiment.metrics)
     bench = Sides(experiment, setting, progress)
@@ -101,7 +104,7 @@ def observe(
     for done, name in enumerate(names):
         progress(name, done, len(names))
         if name not in MEASURES:
-            raise CetaneError(f"no function measures {name!r} yet")
+            raise CetaneError(f"no function measures {name!r}")
         for arm, findings in MEASURES[name](bench).items():
             gathered[arm].update(findings)
     progress("done", len(names), len(names))
@@ -121,12 +124,12 @@ def observe(
         if not any(metric in outcome.metrics for outcome in outcomes.values())
     ]
     if missing:
-        raise CetaneError(f"nothing was found for {', '.join(missing)}")
+        raise CetaneError(f"no measure gave a value for {', '.join(missing)}")
     return outcomes
 
 
 def value_of(limit: Limit, arms: Mapping[ArmName, ArmOutcome]) -> float | None:
-    """The value that a limit is about; None if it was not found."""
+    """The value that a limit bounds; None if it is missing."""
     values = {}
     for name in ARMS:
         figure: Figure | None = arms[name].metrics.get(limit.metric)
@@ -138,7 +141,7 @@ def value_of(limit: Limit, arms: Mapping[ArmName, ArmOutcome]) -> float | None:
 
 
 def judge(limit: Limit, arms: Mapping[ArmName, ArmOutcome]) -> GateOutcome:
-    """A gate without a value fails."""
+    """The outcome of a gate. Without a value it fails."""
     value = value_of(limit, arms)
     return GateOutcome(
         metric=limit.metric,
@@ -163,8 +166,10 @@ def surprises(experiment: Experiment, arms: Mapping[ArmName, ArmOutcome]) -> lis
 
 
 def settled(experiment: Experiment, runs: list[Run]) -> Run | None:
-    """The last run, if it tells what another one would: it ended, of the same experiment, the same
-    recipes and the same cetane."""
+    """The last run, if another would give the same result; else None.
+
+    It must have ended, with the same experiment, the same recipes and the same cetane.
+    """
     last = runs[-1] if runs else None
     if last is None or last.status not in ("passed", "failed"):
         return None

@@ -1,4 +1,4 @@
-"""The two sides of an experiment at work, and what a measure finds of them."""
+"""The two sides of a running experiment, and the findings of a measure."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from cetane.schema.recipe import Recipe, parse_recipe
 
 @dataclass
 class Findings:
-    """What a measure found of one side."""
+    """A measure's figures, texts and curves of one side."""
 
     figures: dict[str, Figure] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
@@ -51,13 +51,13 @@ def figure(
 
 
 def spread(name: str, values: list[float], note: str = "") -> Figure:
-    """The median and the quartiles of what was measured several times."""
+    """The median and the quartiles of several measurements."""
     low, middle, high = quantiles(values, n=4, method="inclusive")
     return figure(name, middle, low=low, high=high, n=len(values), note=note)
 
 
 class Side:
-    """One arm: its recipe, its bundle (made when something needs it), its engine."""
+    """One arm: its recipe, its bundle (made on first use) and its engine."""
 
     def __init__(self, name: ArmName, arm: Arm, given: Given, progress: Progress) -> None:
         self.name, self.arm, self.given, self.progress = name, arm, given, progress
@@ -71,7 +71,7 @@ class Side:
 
     @property
     def bundle(self) -> Bundle:
-        """Under a name that says its content, so that another run finds it; verified."""
+        """The verified bundle. Its name is a hash of its content, so that another run finds it."""
         if self.made is None:
             folder = self.given.setting.folder / "bundles"
             folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ class Side:
 
     @cached_property
     def engine(self) -> Engine:
-        """As a user runs it on this machine."""
+        """The engine that a user of this machine gets."""
         return open_engine(self.bundle, "portable")
 
     @cached_property
@@ -90,15 +90,17 @@ class Side:
 
     @cached_property
     def real(self) -> Planner:
-        """The plan of the model that the workload stands for; a part of the vocabulary is of the
-        model that runs here."""
+        """The plan of the model that the workload represents.
+
+        A subset of the vocabulary comes from the model that runs here.
+        """
         recipe = self.arm.recipe_there()
         if self.given.workload.stands_for is None:
             recipe = self.narrowed(recipe)
         return Planner(self.given.real, recipe)
 
     def narrowed(self, recipe: Recipe) -> Recipe:
-        """The recipe with a head for a part of the vocabulary, if the arm has one."""
+        """The recipe with a subset of the vocabulary in its head, if the arm has one."""
         if self.arm.subset is None:
             return recipe
         from cetane.pipeline.vocabulary import make_subset, ranked, read_text
@@ -144,11 +146,11 @@ class Sides:
 
 Measure = Callable[[Sides], Mapping[ArmName, Findings]]
 MEASURES: dict[str, Measure] = {}
-"""By name, as `METRICS` refers to them."""
+"""All measures, by the name in `METRICS`."""
 
 
 def measure(name: str) -> Callable[[Measure], Measure]:
-    """A function of both sides."""
+    """A decorator: enter a measure of both sides."""
 
     def register(function: Measure) -> Measure:
         MEASURES[name] = function
@@ -158,7 +160,7 @@ def measure(name: str) -> Callable[[Measure], Measure]:
 
 
 def each(name: str) -> Callable[[Callable[[Side], Findings]], Callable[[Side], Findings]]:
-    """A function of one side, called for both."""
+    """A decorator: enter a measure of one side, which is called for both."""
 
     def register(function: Callable[[Side], Findings]) -> Callable[[Side], Findings]:
         MEASURES[name] = lambda bench: {arm: function(bench.sides[arm]) for arm in ARMS}

@@ -1,4 +1,4 @@
-"""Models of known shapes: a small random Gemma 4 on disk, and large ones without any weight."""
+"""Synthetic models: a small random Gemma 4 on disk, and large models as shapes without weights."""
 
 import shutil
 from collections.abc import Mapping
@@ -22,27 +22,29 @@ GEMMA4_E2B: dict[str, Any] = {
     "sliding_window": 512, "final_logit_softcapping": 30.0, "tie_word_embeddings": True,
     "max_position_embeddings": 131072, "layer_types": KINDS,
 }  # fmt: skip
-"""google/gemma-4-E2B-it, its config.json (text part)."""
+"""The text part of google/gemma-4-E2B-it's config.json."""
 SMALL: dict[str, Any] = GEMMA4_E2B | {
     "vocab_size": 2048, "vocab_size_per_layer_input": 2048, "hidden_size": 64,
     "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16, "global_head_dim": 32,
     "hidden_size_per_layer_input": 8, "sliding_window": 64, "max_position_embeddings": 4096,
     "pad_token_id": None, "bos_token_id": None, "eos_token_id": 0,
 }  # fmt: skip
-"""Every layer of E2B, of its own kind, owner or reader, but narrow: the same graphs."""
+"""E2B with narrow layers: each keeps its kind and its caches' owner, so the graphs are the same."""
 SHAPES: dict[str, dict[str, Any]] = {"gemma4-e2b": GEMMA4_E2B, "zaya1-8b": {"model_type": "zaya"}}
 SEED = 4
 ADDED = 0.15
-"""Root mean square of what each part of a layer adds to the residual stream, by its last norm."""
+"""The root mean square that each part of a layer adds to the residual stream; its last norm sets
+it."""
 
 
 def write_gemma4(folder: Path, tokenizer: Path) -> Path:
-    """A checkpoint of `SMALL` with random weights, the same on every machine; kept if it is there.
+    """A checkpoint of `SMALL` with random weights, the same on every machine. An existing one is
+    kept.
 
-    Layers' scalars are random too, and queries short enough that scores, which nothing scales, do
-    not make a choice of every softmax. What a layer adds is small beside what it gets, as in a
-    trained model: otherwise 35 random layers turn fp16's rounding into another answer.
-    `tokenizer` is a folder to copy one of 2048 tokens from.
+    Layers' scalars are random too. Queries are short, since scores are not scaled: long ones would
+    make every softmax a hard choice. A layer adds little to its input, as in a trained model. With
+    more, 35 random layers turn fp16's rounding into another answer. `tokenizer` is the folder of a
+    tokenizer with 2048 tokens, which is copied.
     """
     if (folder / "config.json").is_file():
         return folder
@@ -77,7 +79,7 @@ def write_gemma4(folder: Path, tokenizer: Path) -> Path:
 
 
 class Shapes:
-    """A model as transformers knows it, in shapes alone: what plans and predictions need."""
+    """A model of transformers as shapes without values: enough for plans and predictions."""
 
     def __init__(self, name: str) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -101,7 +103,7 @@ class Shapes:
         return tuple(self.tensors[name].shape)
 
     def read(self, name: str) -> Tensor:
-        """Zeros; CetaneError for more of them than any option of a family looks at."""
+        """Zeros. Raises CetaneError for a larger tensor than any family option reads."""
         tensor = self.tensors[name]
         if tensor.ndim > 1:
             raise CetaneError(f"{self.source} is shapes alone: {name} has no values")

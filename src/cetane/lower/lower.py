@@ -1,4 +1,4 @@
-"""Shards to packages: one conversion for every structure, then weights alone."""
+"""Lowering: writes the packages of shards, with one conversion for each structure."""
 
 import filecmp
 import shutil
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from cetane.compress import Encoded, Sensitivities
+from cetane.compress import Sensitivities
+from cetane.compress.encoded import Encoded
 from cetane.errors import CetaneError
 from cetane.families import Weights
 from cetane.lower.convert import Constants, convert_shard
@@ -20,7 +21,7 @@ from cetane.planner import Programs
 
 
 class Lowering:
-    """Writes the packages of a plan's shards; keeps what shards of one structure have in common."""
+    """Writes the packages of a plan's shards, and keeps the template of each structure."""
 
     def __init__(self, planner: Programs, weights: Weights) -> None:
         self.planner, self.weights = planner, weights
@@ -30,7 +31,7 @@ class Lowering:
         self._templates: dict[str, Template] = {}
 
     def structure(self, shard: str) -> str:
-        """A hash of all that the shard's programs depend on, the values of its weights aside."""
+        """A hash of everything that the shard's programs depend on, but the values of weights."""
         if shard not in self._structures:
             self._structures[shard] = structure(self.planner, shard)
         return self._structures[shard]
@@ -45,25 +46,26 @@ class Lowering:
     def lower(self, shard: str, target: Path) -> None:
         """Write the package of a shard to `target`, which must not exist.
 
-        The first shard of a structure is converted; the others take seconds. Raises CetaneError
-        for a weight that is damaged, or that its format cannot hold.
+        Only the first shard of a structure is converted; the others take seconds. Raises
+        CetaneError for a damaged weight, or one that its format cannot hold.
         """
         with scratch(target) as folder:
             self._template(shard, folder).stamp(self.constants(shard), folder / "stamped")
             (folder / "stamped").rename(target)
 
     def verify(self, shard: str, package: Path) -> None:
-        """CetaneError unless `package` is, byte by byte, the shard converted on its own."""
+        """Raise CetaneError unless `package` equals, byte by byte, the shard converted alone."""
         with scratch(package) as folder:
             slow = folder / "slow.mlpackage"
             convert_shard(self.planner, shard, self.constants(shard), slow)
             for path in files(slow) | files(package):
                 pair = slow / path, package / path
                 if not all(p.is_file() for p in pair) or not filecmp.cmp(*pair, shallow=False):
-                    raise CetaneError(f"{package / path} is not what converting {shard} makes")
+                    raise CetaneError(f"{package / path} differs from a new conversion of {shard}")
 
     def constants(self, shard: str) -> Constants:
-        """The constant of every label of a shard, read and encoded at every call."""
+        """A function that gives the constant of each label; it reads and encodes it on each
+        call."""
         used = used_by(self.planner, shard)
         return lambda label: encode(used[label], self.weights, self.sensitivities)
 
@@ -76,7 +78,7 @@ class Lowering:
 
 
 def encode(item: Constant, weights: Weights, sensitivities: Sensitivities | None = None) -> Encoded:
-    """A weight as its format stores it, made from its fp16 values."""
+    """A weight in its format, encoded from its fp16 values."""
     weight = item.weight
     values = weight.read(weights).to(torch.float16).numpy()
     counts = None
@@ -89,12 +91,12 @@ def encode(item: Constant, weights: Weights, sensitivities: Sensitivities | None
 
 
 def files(package: Path) -> set[Path]:
-    """Paths of a package's files, from its folder."""
+    """The paths of a package's files, relative to its folder."""
     return {path.relative_to(package) for path in package.rglob("*") if path.is_file()}
 
 
 @contextmanager
 def scratch(target: Path) -> Iterator[Path]:
-    """A folder beside `target`, on the same disk, that is gone afterwards."""
+    """A context with a folder beside `target`, on the same disk, which is removed afterwards."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".lower-") as folder:
         yield Path(folder)

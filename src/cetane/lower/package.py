@@ -1,4 +1,4 @@
-"""The `.mlpackage` on disk: made byte-identical for equal programs."""
+"""The `.mlpackage` on disk, normalised so that equal programs have equal bytes."""
 
 import json
 import uuid
@@ -16,8 +16,8 @@ NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "com.apple.CoreML")
 def normalize(package: Path) -> None:
     """Rewrite a package in place so that equal programs give equal bytes.
 
-    coremltools names the items of a package by random ids and serialises protobuf maps in any
-    order; both are fixed here, so that hashes can tell whether two builds are the same.
+    coremltools names the items of a package by random ids, and serialises protobuf maps in any
+    order. Both are fixed here, so that hashes can compare two builds.
     """
     ct = import_coremltools()
     spec = ct.utils.load_spec(str(package))
@@ -31,15 +31,15 @@ def normalize(package: Path) -> None:
     entries = {renamed[old]: item for old, item in content["itemInfoEntries"].items()}
     content["itemInfoEntries"] = entries
     content["rootModelIdentifier"] = renamed[content["rootModelIdentifier"]]
-    # The form that coremltools itself writes: it rewrites the manifest of every package it opens.
+    # coremltools' own form: it rewrites the manifest of every package that it opens.
     manifest.write_text(json.dumps(content, indent=4, sort_keys=True) + "\n")
 
 
 def single_function(package: Path, function: str) -> Any:
     """A coremltools model of one function of a package, as `main`.
 
-    coremltools' optimizers and debuggers look only at models that have no list of functions, even
-    of one. ValueError if there is no such function.
+    coremltools' optimizers and debuggers only take models without a list of functions. Raises
+    ValueError if there is no such function.
     """
     ct = import_coremltools()
     spec = ct.utils.load_spec(str(package))

@@ -1,18 +1,20 @@
-"""Constants of the right kind and shape that are no weights: what a template is made with."""
+"""Placeholders: constants of a weight's format and shape, with which a template is converted."""
 
 import numpy as np
 
-from cetane.compress import Affine, Dense, Encoded, Format, Palettized
-from cetane.compress.encoded import Half
+from cetane.compress import Format
+from cetane.compress.encoded import Affine, Dense, Encoded, Half, Palettized
 from cetane.compress.formats import Fp16, Linear, Palette
 
 ONE, INFINITY = 0x3C00, 0x7C00
-"""As fp16 patterns."""
+"""The range of fp16 patterns."""
 
 
 def placeholder(number: int, shape: tuple[int, ...], format: Format) -> Encoded:
-    """Pseudo-random content of what `format` makes of a weight of `shape`, the same on every run
-    and another for every number."""
+    """Pseudo-random content in the form of `format` for a weight of `shape`.
+
+    It is the same in every run, and different for every number.
+    """
     random = np.random.default_rng(number)
     if isinstance(format, Fp16):
         return Dense(halves(random, shape))

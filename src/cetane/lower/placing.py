@@ -1,4 +1,4 @@
-"""Weights get their values when a program is done: nothing can change them after that."""
+"""The placing of weights into a finished program, so that no later pass can change them."""
 
 import hashlib
 from collections.abc import Callable
@@ -9,19 +9,19 @@ from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 from coremltools.converters.mil.mil.passes.helper import block_context_manager
 
-from cetane.compress import Affine, Dense, Encoded
+from cetane.compress.encoded import Affine, Dense, Encoded
 from cetane.errors import CetaneError
 from cetane.lower.frontend import constexpr_cetane_weight
 
 Parts = dict[str, np.ndarray[Any, Any]]
-"""A constant as arrays, by the names of a MIL op's inputs; `weight` for a dense one."""
+"""A constant as arrays, by the input names of its MIL op; a dense one has only `weight`."""
 
 
 @block_context_manager
 def place(function: Any, parts: Callable[[str], Parts]) -> dict[str, str]:
-    """Put constants in place of the nameless weights of a MIL function.
+    """Put constants in place of the weights without values in a MIL function.
 
-    Returns the label of every op that holds one, by the op's name.
+    Returns the label of every constant, by the name of its op.
     """
     placed = {}
     for op in list(function.operations):
@@ -32,7 +32,7 @@ def place(function: Any, parts: Callable[[str], Parts]) -> dict[str, str]:
         placed[new.op.name] = label
         for cast in list(op.outputs[0].child_ops):
             if cast.op_type != "cast" or cast.dtype.val != "fp16":
-                raise CetaneError(f"lowering computes with {label} in fp32")
+                raise CetaneError(f"lowering left the weight {label} in fp32")
             function.replace_uses_of_var_after_op(
                 anchor_op=cast, old_var=cast.outputs[0], new_var=new, force_replace=True
             )
@@ -43,7 +43,7 @@ def place(function: Any, parts: Callable[[str], Parts]) -> dict[str, str]:
 
 
 def emit(label: str, name: str, parts: Parts, before: Any) -> Any:
-    """The iOS 18 op that Core ML makes a weight with when it loads a program."""
+    """The iOS 18 op that makes a weight when Core ML loads a program."""
     made = {}
     for part, value in parts.items():
         full = name if part == "weight" else f"{name}_{part}"
@@ -56,12 +56,12 @@ def emit(label: str, name: str, parts: Parts, before: Any) -> Any:
     else:
         result = mb.constexpr_blockwise_shift_scale(**made, before_op=before, name=name)
     for var in (result, *made.values()):
-        var.op.scopes = before.scopes  # where in the torch model: no op may lack it
+        var.op.scopes = before.scopes  # the place in the torch model, which every op needs
     return result
 
 
 def share(function: Any) -> None:
-    """Let functions share constants that are no weights: those with one id are stored once."""
+    """Let functions share constants that are not weights: constants with one id are stored once."""
     for op in function.operations:
         if op.op_type == "const" and op.weight_id is None and isinstance(op.val.val, np.ndarray):
             value = np.ascontiguousarray(op.val.val)
@@ -70,7 +70,7 @@ def share(function: Any) -> None:
 
 
 def parts_of(encoded: Encoded) -> Parts:
-    """A constant as arrays of coremltools' types; narrow integers one a byte."""
+    """A constant as arrays of coremltools' types; narrow integers take a byte each."""
     if isinstance(encoded, Dense):
         return {"weight": encoded.weight}
     if isinstance(encoded, Affine):
@@ -79,5 +79,5 @@ def parts_of(encoded: Encoded) -> Parts:
 
 
 def narrow(kind: str, bits: int) -> Any:
-    """coremltools' numpy type for integers of some bits."""
+    """coremltools' numpy type for integers of `bits` bits."""
     return types.nptype_from_builtin(types.string_to_builtin(f"{kind}{bits}"))

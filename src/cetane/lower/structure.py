@@ -1,5 +1,5 @@
-"""What the programs of a shard depend on, weights' values aside: shards of one structure differ in
-nothing else."""
+"""The structure of a shard: a hash of everything that its programs depend on, but the values of
+weights. Shards of one structure share a conversion."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from cetane.errors import CetaneError
 from cetane.hardware.quiet import import_coremltools
@@ -20,7 +20,7 @@ from cetane.schema.interface import Input, Output, State
 
 
 def structure(planner: Programs, shard: str) -> str:
-    """A hash that is equal for shards whose programs differ in the values of weights alone."""
+    """A hash that is equal for shards whose programs differ only in the values of weights."""
     target = planner.recipe.target.deployment
     versions = [torch.__version__, import_coremltools().__version__]
     digest = hashlib.sha256(json.dumps([target, *versions]).encode())
@@ -31,14 +31,14 @@ def structure(planner: Programs, shard: str) -> str:
 
 
 def widest(planner: Programs, shard: str) -> list[Function]:
-    """Every function of a shard at its most tokens."""
+    """Every function of a shard, at its largest number of tokens."""
     flexible = planner.recipe.tokens.shapes == "range"
     graphs = planner.widest(shard) if flexible else planner.graphs(shard)
     return [graph.function for graph in graphs]
 
 
 def describe(planner: Programs, shard: str, graph: FunctionGraph, wide: Function) -> Iterator[str]:
-    """A function's interface, its constants and its operations, as lines of text."""
+    """A function's interface, constants and operations, as lines of text."""
     function = graph.function
     yield json.dumps([function.name, planner.recipe.cache.contract])
     ports: list[Input | Output | State] = [*function.inputs, *function.outputs, *function.states]
@@ -50,8 +50,22 @@ def describe(planner: Programs, shard: str, graph: FunctionGraph, wide: Function
     yield from operations(planner, graph, used)
 
 
-def operations(planner: Programs, graph: FunctionGraph, used: list[Constant]) -> Iterator[str]:
-    """What a function's module calls, one torch op a line, found out on shapes alone."""
+def scalars(planner: Programs, shard: str) -> set[float]:
+    """The numbers that a shard's modules compute with: epsilons, factors. Programs round them."""
+    return {
+        number
+        for graph in planner.graphs(shard)
+        for number in recorded(planner, graph, constants(planner, shard, graph)).scalars
+    }
+
+
+def operations(planner: Programs, graph: FunctionGraph, used: list[Constant]) -> list[str]:
+    """What a function's module calls, one torch op a line; the last line is what it returns."""
+    return recorded(planner, graph, used).lines
+
+
+def recorded(planner: Programs, graph: FunctionGraph, used: list[Constant]) -> "Recorder":
+    """A run of a function's module, on shapes alone."""
     recorder = Recorder()
     inputs = [example(item, "meta") for item in graph.function.inputs]
     module = planner.module(graph).eval().to("meta")
@@ -67,29 +81,30 @@ def operations(planner: Programs, graph: FunctionGraph, used: list[Constant]) ->
         replace(shaped)
         with recorder:
             results = module(*inputs)
-    yield from recorder.lines
-    yield str(recorder.names(results))
+    recorder.lines.append(str(recorder.names(results)))
+    return recorder
 
 
 class Recorder(TorchDispatchMode):
-    """Writes down every operation, tensors by name."""
+    """Records every operation, with tensors by name."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
+        self.scalars: set[float] = set()
         self._names: dict[int, str] = {}
         self._alive: list[Tensor] = []
-        """Every tensor that was named, so that none takes the place in memory of another."""
+        """Every named tensor, kept alive so that no other takes its address."""
 
     def name(self, tensor: Tensor, name: str) -> Tensor:
-        """Name a tensor, unless it has one; returns it."""
+        """Give a tensor a name, unless it has one. Returns the tensor."""
         if id(tensor) not in self._names:
             self._names[id(tensor)] = name
             self._alive.append(tensor)
         return tensor
 
     def names(self, values: Any) -> Any:
-        """The values, tensors replaced by their names; those from outside by their content."""
+        """The values with tensors replaced by their names, or by their content if unknown."""
         return tree_map(lambda v: self._name_of(v) if isinstance(v, Tensor) else v, values)
 
     def _name_of(self, tensor: Tensor) -> str:
@@ -104,6 +119,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        self.scalars.update(v for v in tree_leaves([args, kwargs]) if isinstance(v, float))
         called = f"{func}{self.names(args)}{self.names(kwargs or {})}"
         result = func(*args, **(kwargs or {}))
         tree_map(

@@ -1,7 +1,7 @@
-"""A finished package without its weights, into which those of any shard of its structure go.
+"""Templates: finished packages into which the weights of any shard of a structure are stamped.
 
-Converting takes most of a build, and depends on the structure of a shard alone. So it is done once
-for every structure, with placeholders; where they lie in the package, weights go.
+Conversion takes most of a build, and depends only on the structure of a shard. So each structure is
+converted once, with placeholders. Weights then replace the placeholders in the package.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cetane.compress import Affine, Dense, Encoded
+from cetane.compress.encoded import Affine, Dense, Encoded
 from cetane.errors import CetaneError
 from cetane.lower.convert import Constants, Placed, convert_shard
 from cetane.lower.package import MANIFEST, MODEL, WEIGHTS
@@ -26,8 +26,8 @@ Bytes = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a part of a constant lies: in the weight file at `offset`, else in the values of the
-    specification."""
+    """The place of a part of a constant: in the weight file at `offset`, or if that is None, in
+    the values of the specification."""
 
     nbytes: int
     offset: int | None
@@ -35,16 +35,17 @@ class Slot:
 
 
 def used_by(planner: Programs, shard: str) -> dict[str, Constant]:
-    """The weights of a shard, by label."""
+    """The weights that a shard uses, by label."""
     graphs = planner.graphs(shard)
     return {item.label: item for graph in graphs for item in constants(planner, shard, graph)}
 
 
 class Template:
-    """The package of a structure; made from one shard, good for all of that structure."""
+    """The package of a structure, made from one shard, and valid for all shards of the
+    structure."""
 
     def __init__(self, planner: Programs, shard: str, scratch: Path) -> None:
-        """Converts the shard to `scratch`, an `.mlpackage` that does not exist; it is not needed
+        """Convert the shard to `scratch`, an `.mlpackage` that must not exist. It can be removed
         afterwards."""
         used = used_by(planner, shard)
         made = {
@@ -65,9 +66,9 @@ class Template:
         self.rest = [(start, blobs.bytes(start, stop).tobytes()) for start, stop in self._gaps()]
 
     def stamp(self, constant: Constants, target: Path) -> None:
-        """Write a package whose weights are what `constant` gives for their labels, one at a time.
+        """Write a package with the weights that `constant` gives for their labels, one at a time.
 
-        `target` must not exist. The same bytes as `convert_shard` writes with these constants.
+        `target` must not exist. The bytes are equal to those of `convert_shard` with these weights.
         """
         for path in (MODEL, WEIGHTS):
             (target / path).parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +93,7 @@ class Template:
         (target / MODEL).write_bytes(self.spec.SerializeToString(deterministic=True))
 
     def _gaps(self) -> Iterator[tuple[int, int]]:
-        """The stretches of the weight file between the slots."""
+        """The ranges of the weight file between the slots."""
         slots = [slot for parts in self.slots.values() for slot in parts.values()]
         taken = sorted((s.offset, s.offset + s.nbytes) for s in slots if s.offset is not None)
         at = 0
@@ -105,7 +106,7 @@ class Template:
 
 
 def values_of(spec: Any, placed: Placed) -> dict[str, dict[str, list[Any]]]:
-    """The values in a specification that weights are made of, by label and part."""
+    """The values in a specification that hold weights, by label and part."""
     by_label: dict[str, dict[str, list[Any]]] = {}
     for name, labels in placed.items():
         function = spec.mlProgram.functions[name]
@@ -122,9 +123,9 @@ def values_of(spec: Any, placed: Placed) -> dict[str, dict[str, list[Any]]]:
 
 
 def locate(label: str, content: Bytes, values: list[Any], blobs: BlobFile) -> Slot:
-    """Where a part with this content lies, which each of `values` stands for or points to.
+    """The slot of a part with this content; each of `values` holds it or points to it.
 
-    CetaneError unless it is in one place of the weight file, or in the values themselves.
+    Raises CetaneError unless it lies in one place of the weight file, or in the values themselves.
     """
     kinds = {value.WhichOneof("value") for value in values}
     if kinds == {"immediateValue"}:
@@ -141,7 +142,7 @@ def locate(label: str, content: Bytes, values: list[Any], blobs: BlobFile) -> Sl
 
 
 def stored(encoded: Encoded) -> Iterator[tuple[str, Bytes]]:
-    """The parts of a constant as a file holds them: flat arrays of bytes."""
+    """The parts of a constant in the form of the file: flat arrays of bytes."""
     if isinstance(encoded, Dense):
         yield "weight", as_bytes(encoded.weight)
     elif isinstance(encoded, Affine):

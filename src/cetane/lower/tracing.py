@@ -1,7 +1,7 @@
-"""A function's module as a graph in which every weight is a name without a value.
+"""The tracing of a function's module into a graph whose weights are names without values.
 
 While a graph is traced, the parameters of its blocks are results of the torch op
-`cetane::constant`, so that neither torch nor coremltools ever sees a weight.
+`cetane::constant`. So neither torch nor coremltools ever sees a weight.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,23 +17,23 @@ from cetane.planner import FunctionGraph, Programs
 from cetane.schema.interface import Input, Position
 
 TORCH = {"fp16": torch.float32, "int32": torch.int32}
-"""What a module computes in, by the dtype of an input; lowering makes fp16 of fp32."""
+"""The torch type of an input, by its dtype in the plan; lowering makes fp16 of fp32."""
 PLAIN = parse_format("fp16")
-"""How gains and biases are stored."""
+"""The format of gains and biases."""
 
 
 @torch.library.custom_op("cetane::constant", mutates_args=())
 def constant(label: str, shape: str) -> Tensor:
-    """Stands for the weight called `label`: zeros of a shape as "8x4x1x1", in the memory of one.
+    """A stand-in for the weight `label`: zeros of a shape such as "8x4x1x1", in the memory of one.
 
-    The shape is a string because jit's tracer fails on an op that is given a list.
+    The shape is a string because jit's tracer fails on an op with a list.
     """
     return torch.zeros(()).expand([int(size) for size in shape.split("x")])
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A weight of a shard, under a label that the shard's functions share."""
+    """A weight of a shard, with a label that the shard's functions share."""
 
     label: str
     block: Block
@@ -45,8 +45,8 @@ class Constant:
 def constants(planner: Programs, shard: str, graph: FunctionGraph) -> list[Constant]:
     """The weights that a graph uses.
 
-    A label tells the place in the shard, not the checkpoint's name, so that shards of the same
-    structure have the same labels.
+    A label names the place in the shard, not the checkpoint's tensor. So shards of one structure
+    have the same labels.
     """
     index = {block: number for number, block in enumerate(planner.members[shard])}
     rules = planner.recipe.compression
@@ -64,9 +64,9 @@ def constants(planner: Programs, shard: str, graph: FunctionGraph) -> list[Const
 
 
 def trace(planner: Programs, shard: str, graph: FunctionGraph) -> torch.jit.ScriptModule:
-    """The TorchScript module of a graph, its weights results of `cetane::constant`.
+    """The TorchScript module of a graph, whose weights are results of `cetane::constant`.
 
-    Traced on the CPU, since torch's kernels for the meta device cannot be traced.
+    It is traced on the CPU, since torch's kernels for the meta device cannot be traced.
     """
     module = planner.module(graph).eval()
 
@@ -84,7 +84,7 @@ def trace(planner: Programs, shard: str, graph: FunctionGraph) -> torch.jit.Scri
 
 @contextmanager
 def replaced(used: list[Constant]) -> Iterator[Callable[[Callable[[Constant], Tensor]], None]]:
-    """Gives a function that replaces the parameters of some weights; they are put back afterwards.
+    """A context that gives a function to replace these parameters, and restores them afterwards.
 
     torch's own `functional_call` refuses to run while jit traces.
     """
@@ -106,6 +106,6 @@ def replaced(used: list[Constant]) -> Iterator[Callable[[Callable[[Constant], Te
 
 
 def example(item: Input, device: str) -> Tensor:
-    """Zeros for an input; positions stay on the CPU, since slices read them."""
+    """Zeros for an input. Positions stay on the CPU, since slices read them."""
     device = "cpu" if isinstance(item.source, Position) else device
     return torch.zeros(item.shape, dtype=TORCH[item.dtype], device=device)

@@ -4,8 +4,9 @@
     run = compile(program.functions["main"], precision="fp16")
     outputs = run({"x": x}, run.make_state())
 
-`program` holds what a package says (functions, ops, constants, interface), `executor` runs it with
-one small function per MIL op (`ops`). It is the reference: exact and readable before fast.
+`program` holds the content of a package: functions, ops, constants, interface. `executor` runs it
+with one small function per MIL op (`ops`). It is the reference: exact and readable rather than
+fast.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The executor needs torch, which takes seconds to import; reading a program does not."""
+    """Import the executor on demand: it needs torch, which takes seconds; reading does not."""
     if name not in ("Executable", "TensorState", "compile"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from cetane.mil import executor

@@ -1,4 +1,4 @@
-"""Turn ops into closures: constants are computed once, values freed after their last use."""
+"""Bound ops: closures with constants computed once, and values freed after their last use."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,22 +18,22 @@ from cetane.mil.storage import from_numpy, to_dtype
 Environment = dict[str, Any]  # tensors and state cells by name
 Known = dict[str, Any]  # tensors and strings that are the same in every run
 Watch = Callable[[str, Tensor], Tensor | None]
-"""Called with the name and value of every result; a tensor that it returns takes its place."""
+"""Called with the name and value of every result. A tensor that it returns replaces the value."""
 
 
 BUDGET = ":bodies"
-"""Where an environment keeps its `Budget`: no value has this name."""
+"""The key of an environment's `Budget`: no value has this name."""
 MOST_BODIES = 100_000
 
 
 @dataclass
 class Budget:
-    """How many more nested bodies a run may enter, so that every loop ends."""
+    """The number of nested bodies that a run may still enter, so that every loop ends."""
 
     left: int = MOST_BODIES
 
     def spend(self) -> None:
-        """One more. CetaneError when the program has had its share."""
+        """Count one body. Raises CetaneError when the budget is spent."""
         self.left -= 1
         if self.left < 0:
             raise CetaneError(f"loops take more than {MOST_BODIES} steps")
@@ -41,7 +41,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class BoundOp:
-    """One op, bound: it computes its outputs from an environment, then frees what nobody needs."""
+    """One bound op: computes its outputs from an environment, then frees values without readers."""
 
     compute: Callable[[Environment, Watch | None], tuple[Any, ...]]
     outputs: tuple[str, ...]
@@ -57,7 +57,7 @@ class BoundBody:
     known: Known  # outputs that do not depend on any input
 
     def run(self, environment: Environment, watch: Watch | None) -> list[Any]:
-        """Values of the body's outputs. The environment is used up."""
+        """The values of the body's outputs. The environment cannot be used again."""
         for step in self.steps:
             for name, value in zip(step.outputs, step.compute(environment, watch), strict=True):
                 given = watch(name, value) if watch and isinstance(value, Tensor) else None
@@ -75,7 +75,7 @@ def bind(function: MilFunction, rounds: bool) -> BoundBody:
 
 
 def require_ops(function: MilFunction) -> None:
-    """CetaneError if the table lacks ops that the function uses, listing each kind."""
+    """Raise CetaneError, with every missing kind, if the table lacks ops of the function."""
     missing: dict[str, str] = {}
     for op in flatten(function.body):
         if op.kind != "const" and op.kind not in OPS:
@@ -91,7 +91,7 @@ class _Binder:
         self._rounds = rounds
 
     def body(self, body: Body, outer: Known) -> BoundBody:
-        """`outer` are the known values around the body, which its ops may use too."""
+        """`outer` are the known values around the body, which its ops may also use."""
         known = dict(outer)
         steps = []
         for op, frees in zip(body.ops, _last_uses(body), strict=True):
@@ -119,7 +119,7 @@ class _Binder:
     def _bind(self, op: Op, known: Known) -> Callable[..., tuple[Any, ...]]:
         """A closure that computes the op's outputs, rounded to their declared types."""
         implementation = OPS[op.kind]
-        # A device keeps decoded weights in the type that the program gives them.
+        # A device keeps decoded weights in the program's type.
         rounds = self._rounds or op.kind.startswith("constexpr_")
         where = f"function {self._function}, {op.kind} {op.name}"
         with failures_at(where):
@@ -154,7 +154,7 @@ class _Binder:
     def _arguments(
         self, op: Op, implementation: Implementation, known: Known
     ) -> tuple[dict[str, Any], dict[str, Callable[[Environment], Any]]]:
-        """Arguments known now, and functions that fetch the others from an environment."""
+        """The arguments known now, and functions that fetch the others from an environment."""
         fixed: dict[str, Any] = {}
         dynamic: dict[str, Callable[[Environment], Any]] = {}
         for parameter, form, given in implementation.arguments(op):
@@ -173,8 +173,10 @@ class _Binder:
     def _size_check(
         self, op: Op, implementation: Implementation, known: Known
     ) -> Callable[[Environment], None] | None:
-        """What bounds the results of an op before a run computes them: None where the check of the
-        program has done that, since shapes and parameters are known."""
+        """A function that bounds the results of an op before a run computes them.
+
+        None if all shapes and parameters are known: then the check of the program has done it.
+        """
         plain = [n for n, form in implementation.forms.items() if form == "plain"]
         late = (a for n in plain for a in op.inputs.get(n, ()) if isinstance(a, str))
         static = all(v.type is not None and v.type.static_shape is not None for v in op.outputs)
@@ -209,8 +211,10 @@ class _Binder:
 
     @staticmethod
     def _settle(value: Any, output: NamedValue, where: str, rounds: bool) -> Any:
-        """A tensor as the program declares it: its dtype, rounded, and a shape that fits. Lists,
-        classes and their probabilities stay as they are."""
+        """A tensor in its declared dtype, rounded. CetaneError for a shape that does not fit.
+
+        Lists, classes and their probabilities stay as they are.
+        """
         if not isinstance(value, Tensor):
             return value
         if output.type is None:
@@ -239,7 +243,7 @@ def _fetcher(form: str, items: list[Any]) -> Callable[[Environment], Any]:
 
 
 def _shaped(form: str, items: list[Any]) -> Any:
-    """An argument in the form that the op's function takes it."""
+    """An argument in the form that the op's function takes."""
     if form == "tensors":
         return items
     (item,) = items
@@ -257,7 +261,7 @@ def _callable(
 
 
 def _last_uses(body: Body) -> list[tuple[str, ...]]:
-    """For each op, the names defined in the body that nothing needs after it."""
+    """For each op, the names of the body's values that no later op reads."""
     needed = set(body.outputs)
     defined = {value.name for value in body.inputs}
     defined.update(value.name for op in body.ops for value in op.outputs)

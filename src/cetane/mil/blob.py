@@ -1,7 +1,7 @@
 """Weight files: a 64-byte header, then per tensor a 64-byte record and its data.
 
 The layout is that of MILBlob, the storage library inside coremltools. The file is memory-mapped, so
-that loading a package reads no weights.
+opening a package reads no weights.
 """
 
 import struct
@@ -33,20 +33,22 @@ _DTYPES = {
 
 
 class BlobFile:
-    """One weight file. `read` gives the tensor whose record is at a byte offset."""
+    """One weight file. A tensor is named by the byte offset of its record."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._bytes = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, "u1")
 
     def read(self, offset: int, dtype: str, shape: tuple[int, ...]) -> Array:
-        """The tensor at `offset`. CetaneError: `check`."""
+        """The tensor at `offset`. Raises CetaneError as `check` does."""
         start, size = self.check(offset, dtype, shape)
         return from_bytes(self._bytes[start : start + size], dtype, shape)
 
     def check(self, offset: int, dtype: str, shape: tuple[int, ...]) -> tuple[int, int]:
-        """First byte and number of bytes of the tensor at `offset`; CetaneError unless the file
-        holds just that type and size."""
+        """First byte and number of bytes of the tensor at `offset`.
+
+        Raises CetaneError if the file holds another type or size there.
+        """
         code, start, size = self._record(offset)
         if _DTYPES.get(code) != dtype or size != byte_count(dtype, shape):
             stored = _DTYPES.get(code, f"type {code}")

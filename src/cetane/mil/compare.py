@@ -1,8 +1,9 @@
-"""Two programs on the same inputs, op by op: where they part, and which op is to blame.
+"""The comparison of two programs on the same inputs, op by op: the first op that errs, and why.
 
-The second program runs twice. Once on its own, which shows how its error grows (`total`); and once
-with every result replaced, as soon as it is compared, by the first program's: then each op, or each
-group of ops that only the second has, gets exact inputs, and its error is its `own`.
+The second program runs twice. The first run is undisturbed, and shows how the error grows: the
+`total`. In the second run, the first program's results replace all results as soon as they are
+compared. So each op, or each group of ops that only the second program has, gets exact inputs. Its
+error is then its `own`.
 """
 
 from collections import Counter
@@ -24,18 +25,18 @@ from cetane.mil.lineage import Lineage
 from cetane.mil.match import Match, match
 
 ROUNDS = 8
-"""Rounds of a loop that are compared; later ones are not."""
+"""The rounds of a loop that are compared, counted from the first."""
 TOLERANCE = 1e-3
-"""Relative error of one op that is no sign of a fault. Rounding its weights or its results to fp16
-makes less: 2^-11 at most."""
+"""The largest relative error of one op that is no sign of a fault. Rounding weights or results to
+fp16 gives less: at most 2^-11."""
 DRIFT = 50
-"""Tolerances that the errors of right ops may add up to. Seven layers of SmolLM2-135M in fp16 reach
-22, on random inputs."""
+"""The largest sum of right ops' errors, in tolerances. Seven layers of SmolLM2-135M in fp16 reach
+22 on random inputs."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor that an op takes, with the range of its finite values in the first program."""
+    """An input tensor of an op, with the range of its finite values in the first program."""
 
     parameter: str
     name: str
@@ -46,12 +47,12 @@ class Operand:
 
 @dataclass(frozen=True)
 class Difference:
-    """A constant of an op that is not its counterpart's."""
+    """A constant of an op that differs from its counterpart's."""
 
     parameter: str
     name: str
     relative: float
-    """As in Gap."""
+    """`Gap.relative`."""
     weight: bool
     text: str
     """The two values, if they are short."""
@@ -69,17 +70,17 @@ class OpGap:
     own: Gap
     total: Gap
     rewired: bool
-    """Whether its inputs are made in another way than its counterpart's."""
+    """Whether its inputs come from other ops than its counterpart's."""
     constants: tuple[Difference, ...]
     inputs: tuple[Operand, ...]
     largest: float
     """Largest finite magnitude in the first program."""
     half: bool
-    """Whether it is rounded to fp16, while the first program's is not."""
+    """Whether only the second program rounds it to fp16."""
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """What can have made its own error."""
+        """The possible causes of its own error."""
         if self.own.relative == 0:
             return ()
         causes = [
@@ -100,7 +101,7 @@ class OpGap:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Every compared result in the second program's order, and what could not be compared."""
+    """Every compared result, in the second program's order, and the results left uncompared."""
 
     ops: tuple[OpGap, ...]
     outputs: dict[str, Gap]
@@ -108,28 +109,28 @@ class Comparison:
     """Ops without a counterpart, "name (kind)"."""
     only_second: tuple[str, ...]
     missing: tuple[str, ...]
-    """Outputs of the first program that nothing could be compared with."""
+    """Outputs of the first program without a counterpart."""
 
     def first_own(self, tolerance: float) -> OpGap | None:
-        """The first op that errs by itself: where an error is born."""
+        """The first op whose own error exceeds the tolerance: the origin of an error."""
         return next((op for op in self.ops if op.own.relative > tolerance), None)
 
     def first_total(self, tolerance: float) -> OpGap | None:
-        """The first op whose result is off, whoever is to blame."""
+        """The first op whose total error exceeds the tolerance, from whatever origin."""
         return next((op for op in self.ops if op.total.relative > DRIFT * tolerance), None)
 
     def parted(self, tolerance: float) -> bool:
-        """Whether an op errs by itself, errors have added up, or an output was not compared."""
+        """Whether an op errs by itself, errors add up to `DRIFT`, or an output was not compared."""
         ops = self.first_own(tolerance) or self.first_total(tolerance)
         outputs = any(gap.relative > DRIFT * tolerance for gap in self.outputs.values())
         return ops is not None or outputs or bool(self.missing)
 
 
 class Comparer:
-    """Two compiled functions, matched once, to compare on any number of inputs."""
+    """Two compiled functions, matched once, for comparisons on any number of inputs."""
 
     def __init__(self, first: Executable, second: Executable) -> None:
-        """CetaneError unless both can be given the same inputs."""
+        """Raises CetaneError if the two cannot take the same inputs."""
         self.first, self.second = first, second
         self.matching = match(first.function, second.function)
         self._names = {b: a for m in self.matching.matches for a, b in m.values}
@@ -143,9 +144,9 @@ class Comparer:
         }
 
     def __call__(self, inputs: Mapping[str, Array], state: TensorState | None = None) -> Comparison:
-        """Compare on some inputs and states (zeros, if none are given), which stay as they are.
+        """Compare on some inputs and states, by default zeros. Neither is changed.
 
-        Holds every matched result of the first program at once.
+        All matched results of the first program are in memory at once.
         """
         inputs = {name: self._fitted(name, array) for name, array in inputs.items()}
         truth = {name: [_held(array)] for name, array in inputs.items()}
@@ -183,7 +184,7 @@ class Comparer:
     def _outputs(
         self, expected: Mapping[str, Any], results: Mapping[str, Any], totals: dict[str, Gap]
     ) -> Iterator[tuple[str, Gap]]:
-        """The first program's outputs, against those of the same name, else of the same op."""
+        """The gaps of the first program's outputs, matched by name, else by op."""
         counterparts = {a: b for b, a in self._names.items()}
         for name in self.first.function.outputs:
             same = results.get(name)
@@ -197,7 +198,8 @@ class Comparer:
     def _against(
         self, truth: dict[str, list[Tensor]], gaps: dict[str, Gap], replacing: bool
     ) -> Watch:
-        """Compares each result of the second program, of a loop the worst of its rounds."""
+        """A watch that compares each result of the second program. Of a loop it keeps the worst
+        round."""
         seen: Counter[str] = Counter()
 
         def watch(name: str, value: Tensor) -> Tensor | None:
@@ -242,7 +244,7 @@ class Comparer:
         )
 
     def _differences(self, m: Match) -> Iterator[Difference]:
-        """Decodes one pair of constants at a time."""
+        """The constants that differ. Decodes one pair at a time."""
         if m.first is None or self.first.function is self.second.function:
             return
         for parameter in sorted(m.first.inputs.keys() & m.second.inputs.keys()):
@@ -262,7 +264,7 @@ class Comparer:
                                      short)  # fmt: skip
 
     def _fitted(self, name: str, array: Array) -> Array:
-        """An input that both programs take as it is."""
+        """An input, converted so that both programs take it unchanged."""
         functions = self.first.function, self.second.function
         half = any(f.inputs[name].dtype == "fp16" for f in functions if name in f.inputs)
         array = np.asarray(array)
@@ -270,7 +272,7 @@ class Comparer:
 
 
 def worst(comparisons: Iterable[Comparison]) -> Comparison:
-    """Comparisons of the same functions on several inputs as one: of every result the worst."""
+    """One comparison from several on different inputs: it has the worst gap of every result."""
     first, *others = comparisons
     ops = {op.name + op.counterpart: op for op in first.ops}
     outputs = dict(first.outputs)
@@ -289,14 +291,14 @@ def worst(comparisons: Iterable[Comparison]) -> Comparison:
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """Random ops draw the same numbers in every run."""
+    """A context in which random ops draw the same numbers in every run."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         yield
 
 
 def _held(array: Array) -> Tensor:
-    """An input as a program holds it."""
+    """An input in the form that a program holds."""
     return torch.from_numpy(np.array(array, np.float32 if array.dtype.kind == "f" else None))
 
 

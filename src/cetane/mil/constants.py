@@ -1,4 +1,4 @@
-"""The values of a function that are the same in every call: literals, and what is made of them."""
+"""The constant values of a function: literals, and results that depend only on literals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Constants:
         return type_
 
     def array(self, argument: Argument) -> Array:
-        """The value; floats are float32."""
+        """The value as an array; floats are float32."""
         literal = self._literal(argument)
         if literal is not None:
             array = literal.numpy()
@@ -75,8 +75,10 @@ class Constants:
         return self.array(argument).tolist()
 
     def key(self, argument: Argument) -> Hashable:
-        """Equal for two values only if they are equal, and made without reading a weight: a
-        literal of the weight file is known by its place there."""
+        """A key that is equal for two values only if the values are equal. Reads no weight.
+
+        A literal in the weight file is known by its place there.
+        """
         literal = self._literal(argument)
         if literal is not None:
             read = literal.numpy
@@ -117,8 +119,10 @@ class Constants:
 
 
 def stored(array: Array, type_: TensorType) -> Array:
-    """A decoded weight as a device keeps it: in the type of the program. What moves elements
-    changes no value, so that a twin's fp32 weights stay as they are."""
+    """A decoded weight in the program's type, as a device keeps it.
+
+    Ops that move elements change no value, so a twin's fp32 weights stay as they are.
+    """
     if type_.dtype != "fp16":
         return array.astype(np.float32 if type_.dtype == "fp32" else NUMPY[type_.dtype])
     with np.errstate(over="ignore"):

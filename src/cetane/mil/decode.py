@@ -24,7 +24,7 @@ def _form(annotation: object) -> str:
 DECODERS = Implementations(_form)
 """The `constexpr_*` ops."""
 MOVES = Implementations(_form)
-"""Ops that move elements: what rewrites do to weights."""
+"""The ops that move elements, which rewrites apply to weights."""
 
 
 @DECODERS.enters("constexpr_cast", ignores=("output_dtype",))
@@ -44,7 +44,7 @@ def constexpr_affine_dequantize(
 def constexpr_blockwise_shift_scale(
     data: Array, scale: Array, offset: Array | None = None
 ) -> Array:
-    """One scale, and offset, per block; a block is data.shape / scale.shape elements."""
+    """One scale and offset for each block of data.shape / scale.shape elements."""
     steps = data.astype(np.float32)
     if offset is not None:
         steps -= _per_element(offset, data.shape)
@@ -118,7 +118,7 @@ def _look_up(indices: Array, lut: Array, vector_axis: int | None) -> Array:
         for table, row, out in zip(tables, rows, dense, strict=True):
             out[:] = table[row]
         return dense.reshape(indices.shape)
-    # The number of each element's group; an axis with a single group is left to broadcasting.
+    # The group number of each element; an axis with a single group broadcasts.
     group = np.zeros([1] * indices.ndim, np.int64)
     for axis, (size, count) in enumerate(zip(indices.shape, groups, strict=True)):
         if count > 1:
@@ -133,8 +133,8 @@ def _look_up(indices: Array, lut: Array, vector_axis: int | None) -> Array:
 
 
 def _along(vector: Array, x: Array, axis: int) -> Array:
-    """A vector shaped to broadcast along one axis of `x`, as float32 where it is a factor; a scalar
-    stays as it is."""
+    """A vector shaped to broadcast along one axis of `x`. A factor becomes float32; a scalar stays
+    as it is."""
     if vector.ndim == 0:
         return vector
     shape = [1] * x.ndim

@@ -1,4 +1,4 @@
-"""MIL's data types: their names here, their width, and the numpy type that holds one element."""
+"""MIL's data types: their names, their widths, and the numpy types that hold their elements."""
 
 import math
 from typing import Any
@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-# Integers narrower than a byte are held one per byte.
+# Integers narrower than a byte take one byte each.
 NUMPY: dict[str, type[np.generic]] = {
     "bool": np.bool_,
     "string": np.str_,
@@ -30,7 +30,7 @@ NUMPY: dict[str, type[np.generic]] = {
     "uint64": np.uint64,
 }
 
-# Bits per element of the types that are stored packed.
+# Bits per element of the types that files store packed.
 PACKED_BITS = {"int4": 4, "uint1": 1, "uint2": 2, "uint3": 3, "uint4": 4, "uint6": 6}
 
 
@@ -68,12 +68,12 @@ _KINDS = {"f": "float", "i": "int", "u": "int", "b": "bool"}
 
 
 def kind(dtype: np.dtype[Any]) -> str:
-    """What a numpy type holds, whatever its width: "float", "int", "bool", else its own name."""
+    """The kind of a numpy type, without its width: "float", "int", "bool", else its own name."""
     return _KINDS.get(dtype.kind) or str(dtype)  # the name of a dtype takes numpy a while
 
 
 def byte_count(dtype: str, shape: tuple[int, ...]) -> int:
-    """How many bytes a tensor takes as Core ML stores it."""
+    """The number of bytes that Core ML stores for a tensor."""
     count = math.prod(shape)
     if dtype in PACKED_BITS:
         return -(-count * PACKED_BITS[dtype] // 8)

@@ -1,23 +1,23 @@
-"""Run a function on torch, op by op.
+"""The reference executor: runs a function on torch, op by op.
 
-"fp32" precision computes in float32 and rounds nothing. In "fp16" precision, what a program types
-as fp16 holds float16 values: every op computes in float32 or wider from start to end, sums
-included, and its result is rounded once, to nearest, ties to even, overflow to infinity. So, of
-fp16 inputs,
+"fp32" precision computes in float32 and rounds nothing. In "fp16" precision, every value that the
+program types as fp16 holds float16 numbers. Each op computes in float32 or wider from start to end,
+sums included. Its result is rounded once: to nearest, ties to even, overflow to infinity. For fp16
+inputs, these results are
 
-- exact, what numpy gives for float16 and real arithmetic rounds to: moves, comparisons, `select`,
+- exact, equal to numpy's in float16 and to rounded real arithmetic: moves, comparisons, `select`,
   `add`, `sub`, `mul`, `real_div`, `floor_div`, `mod`, `maximum`, `minimum`, `clip`, `relu`, `abs`,
   `sign`, `floor`, `ceil`, `round`, `square`, `sqrt`, `rsqrt`, `inverse`, `reduce_max`,
-  `reduce_min`, and `cast`. Which of the two zeros comes out is left open for `floor_div`, `mod`,
-  `relu`, and the largest and smallest of zeros;
+  `reduce_min`, and `cast`. The sign of a zero is left open for `floor_div`, `mod`, `relu`, and the
+  largest and smallest of zeros;
 - at most 1 ulp off, for every float16: `exp`, `log`, `erf`, trigonometric and hyperbolic functions,
   `sigmoid`, `silu`, `gelu`, `softplus`, `softsign`, `elu`;
-- a sum of n terms (`reduce_sum`, `matmul`, `conv`, `softmax`, `layer_norm`, ...) may be off by
-  n * 2**-24 * sum(|terms|), as any float32 sum, before it is rounded: 1 ulp where nothing cancels.
-  The order of its terms is torch's.
+- off by at most n * 2**-24 * sum(|terms|) before rounding, as any float32 sum, for a sum of n terms
+  (`reduce_sum`, `matmul`, `conv`, `softmax`, `layer_norm`, ...). Without cancellation this is 1
+  ulp. torch decides the order of the terms.
 
-How an ANE computes inside an op is not published; that it stores fp16 between ops is what this
-reproduces. `tests/mil/test_precision.py` holds all of this to numpy.
+Apple does not publish how an ANE computes inside an op. It stores fp16 between ops, and "fp16"
+reproduces that. `tests/mil/test_precision.py` compares all of this with numpy.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ from cetane.mil.program import MilFunction, Precision, TensorType
 from cetane.mil.storage import STORAGE, from_numpy, halves
 
 SHARED = 2**20
-"""A function with a result of this many elements uses all of torch's threads; others use one.
+"""Elements. A function with a result of this size uses all of torch's threads; others use one.
 
-Two threads gain nothing for smaller ones on an idle machine: a step of 35 narrow layers takes 62 ms
-either way. Beside two busy processes they wait for each other: 575 ms, against 95 ms with one."""
+For smaller results, two threads gain nothing on an idle machine: a step of 35 narrow layers takes
+62 ms either way. Beside two busy processes they wait for each other: 575 ms, against 95 ms with
+one."""
 
 
 @dataclass
@@ -85,13 +86,13 @@ class Executable:
         state: TensorState | None = None,
         watch: Watch | None = None,
     ) -> dict[str, Any]:
-        """Run once: arrays by input name in, arrays by output name out; `state` is updated.
+        """Run once: arrays by input name in, arrays by output name out; updates `state`.
 
-        Float inputs may be of any float type and are rounded to the declared one; float outputs
-        are float32, or in "fp16" precision float16 where the program says so; a classifier's class
-        is a str or an int, its probabilities are a dict. `watch` is called
-        with the name and value of every intermediate result, and may return another to go on with.
-        Raises CetaneError that names the input that does not fit, or the op that fails.
+        Float inputs may have any float type, and are rounded to the declared one. Float outputs are
+        float32; in "fp16" precision, float16 where the program declares it. A classifier's class is
+        a str or an int, its probabilities are a dict. `watch` gets the name and value of every
+        result, and may return another value in its place. Raises CetaneError that names the input
+        that does not fit, or the op that fails.
         """
         with torch.no_grad(), threads(torch.get_num_threads() if self._shared else 1):
             environment: Environment = {BUDGET: Budget(), **self._states(state)}
@@ -132,15 +133,15 @@ class Executable:
 def compile(function: MilFunction, precision: Precision = "fp32") -> Executable:
     """Decode the constants and bind the ops, ready to run.
 
-    "fp32" rounds nothing. "fp16" rounds the result of every op that the program types as fp16,
-    after computing it in float32: a machine with fp16 storage and fp32 accumulation.
-    Raises CetaneError that lists every kind of op that has no implementation.
+    "fp32" rounds nothing. "fp16" computes in float32, and rounds each result that the program types
+    as fp16: a machine with fp16 storage and fp32 accumulation.
+    Raises CetaneError that lists every kind of op without an implementation.
     """
     return Executable(function, precision)
 
 
 def largest_result(function: MilFunction) -> int:
-    """Elements of the largest tensor that a call computes; of a flexible one, as if of size 1."""
+    """The elements of the largest tensor that a call computes; flexible axes count as 1."""
     shapes = [
         value.type.shape
         for op in function.ops
@@ -153,7 +154,7 @@ def largest_result(function: MilFunction) -> int:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Let torch's ops use `count` threads inside the block."""
+    """A context in which torch's ops use `count` threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,7 +1,7 @@
-"""What a model's description says about its inputs and outputs, beyond their tensors.
+"""Features: the images, classes and optional values in a model's description.
 
-Core ML hands images over as images and classes as strings or numbers. A `Feature` says how; the
-functions here turn what a caller has into the array that the function takes, and back.
+Core ML takes and gives images as images, and classes as strings or numbers. A `Feature` describes
+one of them. The functions here turn a caller's values into arrays for the function, and back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ARRAYS = {65568: "fp32", 65600: "fp64", 65552: "fp16", 131104: "int32", 131080:
 _COLORS = {10: "L", 20: "RGB", 30: "BGR", 40: "F"}
 _MODES = {"L": "L", "RGB": "RGB", "BGR": "RGB", "F": "F"}  # of PIL images
 
-# What a caller gets. coremltools hands float16 over as float32.
+# The dtypes that a caller gets. coremltools hands float16 over as float32.
 _RESULTS = {"fp64": np.float64, "int32": np.int32, "int8": np.int8}
 
 
@@ -48,11 +48,11 @@ def _feature(message: Any) -> Feature:
     return Feature("other", str(kind), message.isOptional)
 
 
-def given(name: str, feature: Feature, type_: TensorType, value: Any) -> Array:
+def as_array(name: str, feature: Feature, type_: TensorType, value: Any) -> Array:
     """A caller's value as the array that the function takes.
 
-    Raises CetaneError if the value is no image or no array of numbers. Shapes are for the
-    function to check, but one number may stand for a tensor without axes.
+    Raises CetaneError if the value is not an image or an array of numbers. The function checks
+    shapes, but a single number may stand for a tensor without axes.
     """
     array = _pixels(name, feature, value) if feature.kind == "image" else np.asarray(value)
     if array.dtype.kind not in "fiub":
@@ -62,7 +62,7 @@ def given(name: str, feature: Feature, type_: TensorType, value: Any) -> Array:
     return array.astype(NUMPY[type_.dtype], copy=False)
 
 
-def absent(feature: Feature, type_: TensorType) -> Array:
+def default_array(feature: Feature, type_: TensorType) -> Array:
     """The value of an optional input that the caller left out."""
     shape = type_.default or type_.static_shape
     if shape is None:
@@ -70,8 +70,8 @@ def absent(feature: Feature, type_: TensorType) -> Array:
     return np.full(shape, feature.default, NUMPY[type_.dtype])
 
 
-def taken(feature: Feature, value: Any) -> Any:
-    """A result of the function as the caller gets it. Core ML has no arrays without axes."""
+def from_array(feature: Feature, value: Any) -> Any:
+    """A result of the function for the caller. Core ML has no arrays without axes."""
     if not isinstance(value, np.ndarray):
         return value
     if feature.kind == "image":

@@ -1,4 +1,4 @@
-"""How far a tensor is from the one it should be."""
+"""The gap between a tensor and its truth: relative error, worst element, overflow."""
 
 from dataclasses import dataclass
 from math import inf, nan
@@ -10,24 +10,24 @@ from cetane.mil.dtypes import Array
 
 @dataclass(frozen=True)
 class Gap:
-    """One tensor against the truth."""
+    """The difference of one tensor from the truth."""
 
     relative: float
-    """Norm of the difference over the norm of the truth; of integers and booleans, the share that
-    differs. Infinite if an element is infinite or NaN in one of the two only, if the truth is all
-    zeros, or if the shapes differ."""
+    """Norm of the difference over the norm of the truth; for integers and booleans, the share that
+    differs. Infinite if the shapes differ, if the truth is all zeros, or if an element is infinite
+    or NaN in only one of the two."""
     largest: float
     """Largest absolute difference."""
     cosine: float
-    """NaN where it has no meaning."""
+    """Cosine of the two; NaN if it has no meaning."""
     worst: tuple[int, ...]
     """Index of the element that differs most."""
     values: tuple[float, float]
-    """That element: what it should be, and what it is."""
+    """The true value of that element, and its value."""
     overflowed: int = 0
-    """Elements that are infinite or NaN, and should not be."""
+    """Elements that are infinite or NaN although the truth is finite."""
     vanished: float = 0.0
-    """Share of the elements other than zero that have become zero."""
+    """Share of the truth's nonzero elements that have become zero."""
 
 
 def gap(truth: Array, result: Array) -> Gap:

@@ -1,4 +1,4 @@
-"""One place that turns whatever a damaged program makes a library raise into a CetaneError."""
+"""The guard: turns any exception that a damaged program causes in a library into a CetaneError."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +10,12 @@ _FAILURES = (
     RuntimeError, TypeError, ValueError,
 )  # fmt: skip
 LONGEST = 300
-"""Characters of a reason that a message quotes."""
+"""The most characters of a reason that a message quotes."""
 
 
 @contextmanager
 def failures_at(where: str) -> Iterator[None]:
-    """Say where a program failed. The kind of an exception depends on what is wrong with it."""
+    """A context whose failures become CetaneErrors that name `where`."""
     try:
         yield
     except CetaneError as error:

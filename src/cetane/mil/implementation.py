@@ -1,7 +1,7 @@
-"""A table of implementations of MIL ops, and how the inputs of an op become their arguments.
+"""A table of implementations of MIL ops, and the binding of an op's inputs to their arguments.
 
-An implementation is a function whose parameters are named like the inputs of the op. The annotation
-of a parameter says in which form the argument comes; a parameter with a default is optional.
+An implementation is a function with the op's inputs as parameters. The annotation of a parameter
+gives the form of its argument. A parameter with a default is optional.
 """
 
 import inspect
@@ -17,8 +17,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Implementation:
-    """A function for one kind of op, and the form of each of its parameters. `ignored` are inputs
-    of the op that change nothing here."""
+    """A function for one kind of op, and the form of each of its parameters.
+
+    `ignored` are inputs of the op that change nothing here.
+    """
 
     call: Callable[..., Any]
     forms: dict[str, str]
@@ -26,9 +28,9 @@ class Implementation:
     ignored: frozenset[str]
 
     def arguments(self, op: Op) -> Iterator[tuple[str, str, tuple[Argument, ...]]]:
-        """Parameter, form and arguments of every input that counts.
+        """Parameter, form and arguments of every input that is not ignored.
 
-        CetaneError if the function does not take an input, or lacks one that it needs.
+        Raises CetaneError for an input that the function does not take, and for a missing one.
         """
         for parameter, given in op.inputs.items():
             if parameter in self.ignored:
@@ -45,16 +47,22 @@ class Implementation:
 
 
 class Implementations(dict[str, Implementation]):
-    """Implementations by kind of op. `form_of` gives the form of an annotation; `supplied` are
-    parameters that are no inputs of the op: the caller supplies them."""
+    """Implementations by kind of op.
+
+    `form_of` gives the form of an annotation. `supplied` are parameters that the caller supplies,
+    not the op.
+    """
 
     def __init__(self, form_of: Callable[[object], str], supplied: tuple[str, ...] = ()) -> None:
         super().__init__()
         self._form_of, self._supplied = form_of, supplied
 
     def enters(self, kind: str, ignores: tuple[str, ...] = ()) -> Callable[[F], F]:
-        """Enter a function as the implementation of the MIL op `kind`. `ignores` names inputs that
-        change nothing here: validation flags, and dtypes that the declared result repeats."""
+        """Enter a function as the implementation of the MIL op `kind`.
+
+        `ignores` names inputs that change nothing here: validation flags, and dtypes that the
+        declared result repeats.
+        """
 
         def enter(function: F) -> F:
             signature = inspect.signature(function).parameters

@@ -1,7 +1,7 @@
-"""The index of a function: who makes a value, who reads it, what type it has, and what is constant.
+"""The index of a function: the maker, the readers and the type of each value, and its constants.
 
 It covers the ops of nested bodies too. In a program that was read, names are unique and a value is
-made before it is read; see `validate`.
+made before it is read (`validate`).
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ AT_RUN_TIME = frozenset(
     ("read_state", "write_state", "cond", "while_loop", "random_bernoulli", "random_categorical",
      "random_normal", "random_uniform")
 )  # fmt: skip
-"""Ops that every run must do at their place, whatever their inputs are."""
+"""The ops that every run must compute anew, even on constant inputs."""
 
 
 class FunctionIndex:
-    """One function's ops and values by name. Each table is made when it is first asked for."""
+    """A function's ops and values, by name. Each table is made on first use."""
 
     def __init__(self, function: MilFunction) -> None:
         self.function = function
 
     @cached_property
     def ops(self) -> tuple[Op, ...]:
-        """All ops in execution order; those of a nested body follow the op that has it."""
+        """All ops in execution order. The ops of a nested body follow the op that has it."""
         return tuple(flatten(self.function.body))
 
     @cached_property
     def producers(self) -> dict[str, Op]:
-        """The op that makes a value; inputs and states have none."""
+        """The op that makes each value. Inputs and states have none."""
         return {value.name: op for op in self.ops for value in op.outputs}
 
     @cached_property
     def readers(self) -> dict[str, list[Op]]:
-        """The ops that take a value as an argument, each once."""
+        """The ops that take each value as an argument, each op once."""
         readers: dict[str, list[Op]] = {}
         for op in self.ops:
             for name in dict.fromkeys(names_of(op)):
@@ -54,7 +54,7 @@ class FunctionIndex:
 
     @cached_property
     def fixed(self) -> frozenset[str]:
-        """Names of constants, and of what is computed from constants alone."""
+        """The names of constants, and of values computed from constants alone."""
         fixed: set[str] = set()
         for op in self.ops:
             if op.kind == "const" or (foldable(op) and fixed.issuperset(op.references())):
@@ -67,7 +67,7 @@ class FunctionIndex:
         return op if op is not None and kind in ("", op.kind) else None
 
     def type(self, argument: Argument | None) -> TensorType | None:
-        """The type of an argument; None if it is no tensor."""
+        """The type of an argument; None if it is not a tensor."""
         if isinstance(argument, StoredConstant):
             return argument.type
         return self.types.get(argument) if argument is not None else None
@@ -86,12 +86,14 @@ def flatten(body: Body) -> Iterator[Op]:
 
 
 def names_of(op: Op) -> Iterator[str]:
-    """The names among an op's arguments, those of nested bodies left out."""
+    """The names among an op's arguments, without those in nested bodies."""
     for arguments in op.inputs.values():
         yield from (argument for argument in arguments if isinstance(argument, str))
 
 
 def foldable(op: Op) -> bool:
-    """Whether an op on constants makes a constant. Ops that a rewrite makes have a colon in their
-    kind, and are never folded."""
+    """Whether an op on constants makes a constant.
+
+    Ops of a rewrite have a colon in their kind; they are never folded.
+    """
     return op.kind not in AT_RUN_TIME and ":" not in op.kind

@@ -1,4 +1,4 @@
-"""Inputs for a function: random ones, or those of a file."""
+"""Inputs for a function: random, or read from a file."""
 
 import zipfile
 import zlib
@@ -13,8 +13,10 @@ from cetane.mil.program import MilFunction, TensorType, listed
 
 
 def random_inputs(function: MilFunction, seed: int = 0) -> dict[str, Array]:
-    """Standard normal floats; integers and booleans are 0 or 1, which most ops accept as an index.
-    A flexible shape is the one that the package was made for, else the smallest."""
+    """Standard normal floats; integers and booleans of 0 or 1, which most ops accept as an index.
+
+    A flexible input gets the package's default shape, else the smallest.
+    """
     random = np.random.default_rng(seed)
     return {name: _random(type_, random) for name, type_ in function.inputs.items()}
 
@@ -29,10 +31,10 @@ def _random(type_: TensorType, random: np.random.Generator) -> Array:
 
 
 def read_inputs(path: Path, function: MilFunction) -> dict[str, Array]:
-    """The inputs of a function from an .npz, one array by the name of each.
+    """The inputs of a function from an .npz, which has an array for each input name.
 
-    CetaneError if it is not one, or names, shapes or dtypes are not those of the function. No array
-    is read before its header fits.
+    Raises CetaneError for another file, and for names, shapes or dtypes that do not fit the
+    function. An array is read only after its header fits.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -54,14 +56,14 @@ def read_inputs(path: Path, function: MilFunction) -> dict[str, Array]:
 
 
 def _check(path: Path, name: str, file: IO[bytes], type_: TensorType) -> None:
-    """CetaneError unless an array's header says what the function takes."""
+    """Raise CetaneError if an array's header does not fit the function's input."""
     version = np.lib.format.read_magic(file)
     readers: dict[tuple[int, int], Any] = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
     }
     if version not in readers:
-        raise ValueError(f"{name} has the format version {version}")
+        raise ValueError(f"{name} has the unknown format version {version}")
     shape, _, dtype = readers[version](file)
     if not type_.accepts(shape) or kind(dtype) != kind(np.dtype(NUMPY[type_.dtype])):
         raise CetaneError(f"{path}: {name} is {dtype} {shape}, the function takes {type_}")

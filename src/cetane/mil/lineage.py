@@ -1,4 +1,4 @@
-"""Where the values of a function come from: its ops, without constants and casts."""
+"""The lineage of a function's values: the ops and weights that they come from."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from cetane.mil.program import Argument, Body, MilFunction, Op
 
 SUFFIXES = ("_to_fp16", "_cast_fp16", "_to_fp32", "_cast_fp32", "_promoted", "_palettized",
             "_quantized", "_sparsified")  # fmt: skip
-"""What coremltools appends to a name when it changes how a value is stored."""
+"""The endings that coremltools adds to a name when it changes the storage of a value."""
 FLOATS = ("fp16", "fp32")
 
 
 class Lineage:
-    """What the values of a function are made of, and the weights that had a part in them."""
+    """The ops behind the values of a function, without constants and casts, and their weights."""
 
     def __init__(self, function: MilFunction) -> None:
         self.index = FunctionIndex(function)
         self._constants = Constants(self.index)
         self.scopes: dict[str, str] = {}
-        """Where in the torch model a value is made, as far as a package tells. coremltools drops
-        its scopes on saving, but names weights by their modules. So the scope of a value is the
-        weight of its op; without one, it is `after` the last weight that its inputs depend on."""
+        """The place in the torch model where each value is made, as far as a package tells.
+
+        coremltools drops its scopes on saving, but names weights by their modules. So the scope of
+        a value is the weight of its op. Without a weight, it is `after` the last weight that its
+        inputs depend on."""
         self.before: dict[str, str] = {}
-        """What a cast between float types was given, by the name of its result."""
+        """The input of each cast between float types, by the name of its result."""
         self._order: dict[str, int] = {}
         for op in self.index.ops:
             self._trace(op)
@@ -57,14 +59,14 @@ class Lineage:
         ]
 
     def inputs(self, op: Op) -> Iterator[tuple[str, str]]:
-        """Parameter and name of everything that an op takes and that is no constant."""
+        """Parameter and name of every argument of an op that is not a constant."""
         for parameter, items in sorted(op.inputs.items()):
             for position, item in enumerate(items):
                 if isinstance(item, str) and item not in self.index.fixed:
                     yield parameter if len(items) == 1 else f"{parameter}[{position}]", item
 
     def weight(self, op: Op) -> str:
-        """The name of the first weight that an op takes, or "" if it has none."""
+        """The name of the first weight that an op takes; "" if it takes none."""
         for parameter in ("weight", "gamma", "x", "y"):
             for item in op.inputs.get(parameter, ()):
                 if isinstance(item, str) and item in self.index.fixed and self._is_weight(item):
@@ -76,26 +78,26 @@ class Lineage:
         return type_ is not None and type_.dtype in FLOATS and bool(type_.shape)
 
     def casts(self, op: Op) -> bool:
-        """Whether an op changes the float type of a value, and nothing else."""
+        """Whether an op only changes the float type of a value."""
         if op.kind not in ("cast", "identity") or len(op.outputs) != 1 or not any(self.inputs(op)):
             return False
         types = self.index.types[op.outputs[0].name], self.index.types[next(self.inputs(op))[1]]
         return op.kind == "identity" or all(t is not None and t.dtype in FLOATS for t in types)
 
     def source(self, name: str) -> str:
-        """The value of another float type that `name` was cast from; else `name` itself."""
+        """The value of another float type from which `name` was cast; else `name` itself."""
         while name in self.before:
             name = self.before[name]
         return name
 
     def constant(self, argument: Argument) -> Array | None:
-        """The value of an op's argument, decoded; None if it is no constant tensor."""
+        """The decoded value of an op's argument; None if it is not a constant tensor."""
         known = argument in self._constants and self.index.type(argument) is not None
         return self._constants.array(argument) if known else None
 
 
 def plain(name: str) -> str:
-    """A name without what the converter appended to it."""
+    """A name without the endings that the converter added."""
     for suffix in SUFFIXES:
         if name.endswith(suffix):
             return plain(name.removesuffix(suffix))

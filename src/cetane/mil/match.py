@@ -1,9 +1,9 @@
-"""Which values of two programs are the same value.
+"""The matching of two functions: pairs of ops that compute the same value.
 
-Data flow decides: an op of the same kind with the same inputs is the same op. Several ops can fit:
-the query, key and value projections of one tensor. Then the names of their weights and results
-decide, then their order. Where the functions differ, as in a fused norm, names and the order of the
-ops lead to the next op that both have. Casts between float types do not count.
+Data flow decides first: ops of the same kind with the same inputs are a pair. If several ops fit,
+such as the query, key and value projections of one tensor, the names of weights and results decide,
+then their order. If the functions differ, as in a fused norm, names and order lead to the next op
+that both have. Casts between float types are ignored.
 """
 
 from __future__ import annotations
@@ -26,19 +26,22 @@ Inputs = list[tuple[str, str | None]]
 
 @dataclass(frozen=True)
 class Match:
-    """An op of the second program, and the op of the first that it is (None for a cast that only
-    the second has). `values` are the names of their results, first program first."""
+    """An op of the second program and its counterpart in the first.
+
+    `first` is None for a cast that only the second program has. `values` pairs the names of their
+    results, first program first.
+    """
 
     first: Op | None
     second: Op
     values: tuple[tuple[str, str], ...]
     rewired: bool
-    """Whether the second op's inputs are not those of the first."""
+    """Whether the two ops have different inputs."""
 
 
 @dataclass(frozen=True)
 class Matching:
-    """Matches in the second program's order, and the ops of each that have no counterpart."""
+    """The matches, in the second program's order, and the ops of each without a counterpart."""
 
     matches: tuple[Match, ...]
     only_first: tuple[Op, ...]
@@ -46,7 +49,7 @@ class Matching:
 
 
 def match(first: MilFunction, second: MilFunction) -> Matching:
-    """Pair the ops of two functions. CetaneError unless a caller can give both the same inputs."""
+    """Pair the ops of two functions. Raises CetaneError if they cannot take the same inputs."""
     _check_interfaces(first, second)
     matcher = _Matcher(Lineage(first), Lineage(second))
     matcher.same.update((name, name) for name in (*first.inputs, *first.states))
@@ -59,16 +62,16 @@ class _Matcher:
     first: Lineage
     second: Lineage
     same: dict[str, str] = field(default_factory=dict)
-    """Names of the second program's values to the first's."""
+    """Names in the first program, by names in the second."""
     pairs: dict[int, tuple[Op, Op]] = field(default_factory=dict)
-    """By the identity of the second program's op."""
+    """The pairs, by the identity of the second program's op."""
     taken: set[int] = field(default_factory=set)
-    """Identities of the first program's ops in pairs."""
+    """Identities of the first program's ops that have a pair."""
     ops: tuple[list[Op], list[Op]] = field(default_factory=lambda: ([], []))
-    """All that run, of each program."""
+    """All ops that run, of each program."""
 
     def block(self, first: Body, second: Body) -> None:
-        """Match two blocks, and the blocks inside what is matched."""
+        """Match two bodies, and the bodies inside matched ops."""
         self.same.update(
             (b.name, a.name) for a, b in zip(first.inputs, second.inputs, strict=False)
         )
@@ -83,7 +86,7 @@ class _Matcher:
                 self.block(*inner)
 
     def _follow(self, ours: list[Op], theirs: list[Op]) -> None:
-        """Match forward from what is matched."""
+        """Match forward from the ops that are matched already."""
         alike: dict[tuple[Form, tuple[str, ...]], list[Op]] = defaultdict(list)
         named: dict[str, Op] = {}
         for op in ours:
@@ -105,7 +108,7 @@ class _Matcher:
                     self._pair(other, op)
 
     def _align(self, ours: list[Op], theirs: list[Op]) -> bool:
-        """Match what is left by kind, shape and its order between what is matched."""
+        """Match the remaining ops by kind, shape and their order between matched ops."""
         marks = {id(op): key for key, pair in self.pairs.items() for op in pair}
         a_tokens: list[Hashable] = [marks.get(id(op), _form(op)) for op in ours]
         b_tokens: list[Hashable] = [marks.get(id(op), _form(op)) for op in theirs]
@@ -123,22 +126,23 @@ class _Matcher:
         self.same.update((v.name, u.name) for u, v in zip(a.outputs, b.outputs, strict=True))
 
     def _may_be(self, a: Op, b: Op) -> bool:
-        """Whether nothing that is known of two ops' inputs says that they are not one."""
+        """Whether two ops can be a pair, as far as their inputs are matched."""
         if _form(a) != _form(b) or id(a) in self.taken:
             return False
         images = dict(self._images(b))
         return all(images.get(p) in (None, source) for p, source in self._sources(a))
 
     def _likeness(self, a: Op, b: Op) -> tuple[bool, bool]:
-        """How much the names of two ops with the same inputs say that they are one."""
+        """A rank by names of two ops with the same inputs; the highest rank is the likeliest
+        pair."""
         return self.first.weight(a) == self.second.weight(b), _name(a) == _name(b)
 
     def _sources(self, op: Op) -> Inputs:
-        """What an op of the first program takes."""
+        """The inputs of an op of the first program."""
         return [(p, self.first.source(name)) for p, name in self.first.inputs(op)]
 
     def _images(self, op: Op) -> Inputs:
-        """What an op of the second takes, as values of the first: None for what that lacks."""
+        """The inputs of an op of the second program, as values of the first; None if unmatched."""
         return [(p, self._image(name)) for p, name in self.second.inputs(op)]
 
     def _image(self, name: str) -> str | None:
@@ -167,14 +171,14 @@ class _Matcher:
 
 
 def _wiring(op: Op, inputs: Inputs) -> tuple[str, ...]:
-    """What an op takes, equal for any order of a sum's terms."""
+    """The inputs of an op as a key, which is equal for any order of a sum's terms."""
     if op.kind in COMMUTATIVE:
         return tuple(sorted(str(name) for _, name in inputs))
     return tuple(f"{parameter}={name}" for parameter, name in inputs)
 
 
 def _form(op: Op) -> Form:
-    """Kind of an op, and shapes of its results."""
+    """The kind of an op and the shapes of its results."""
     return op.kind, tuple(map(_shape, op.outputs))
 
 
@@ -198,8 +202,8 @@ def _check_interfaces(first: MilFunction, second: MilFunction) -> None:
             if a is None or b is None:
                 where = "second" if a is None else "first"
                 raise CetaneError(
-                    f"only the {where} program has the {what} {name}: "
-                    "they cannot be given the same inputs"
+                    f"only the {where} program has the {what} {name}, "
+                    "so the two cannot take the same inputs"
                 )
             floats = a.dtype in FLOATS and b.dtype in FLOATS
             shapes = (a.shape, a.enumerated) == (b.shape, b.enumerated)

@@ -1,21 +1,21 @@
-"""The `.mlpackage` folder: where its specification and its weights are."""
+"""The `.mlpackage` folder: its specification and its weight files."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from cetane.errors import CetaneError
+from cetane.files import read_bytes
 from cetane.mil.program import plain_name
 from cetane.mil.proto import model_message
+from cetane.validation import parse_json
 
 LARGEST_MANIFEST = 1 << 20
 LARGEST_SPECIFICATION = 1 << 29
-"""Bytes. Weights are in files of their own: a specification of 1,000 ops has half a megabyte."""
+"""Bytes. Weights have their own files, so the specification of 1,000 ops has half a megabyte."""
 
 
 class Package:
-    """An `.mlpackage`. `spec` is the parsed Model message in the file `spec_path`, `file` finds a
-    weight file."""
+    """An `.mlpackage`. `spec` is the Model message parsed from `spec_path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -23,7 +23,7 @@ class Package:
         self.spec = _parse(self.spec_path)
 
     def file(self, name: str) -> Path:
-        """The file that `name` ("@model_path/weights/weight.bin") means. It must be inside."""
+        """The path of the file `name` ("@model_path/weights/weight.bin"), inside the package."""
         parts = name.removeprefix("@model_path/").split("/")
         file = self.spec_path.parent
         for part in parts:
@@ -42,24 +42,21 @@ def _root_model(path: Path) -> Path:
             hint="an .mlpackage is a folder" if path.is_file() else None,
         )
     try:
-        content = json.loads(_read(manifest, LARGEST_MANIFEST))
+        content = parse_json(
+            read_bytes(manifest, LARGEST_MANIFEST), f"{manifest} is not a package manifest: it"
+        )
         entry = content["itemInfoEntries"][content["rootModelIdentifier"]]["path"]
         return _inside(path, path / "Data" / entry, "model specification")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CetaneError(f"{manifest} is not a package manifest: {error!r}") from None
 
 
-def _read(file: Path, most: int) -> bytes:
-    """The bytes of a file; CetaneError if it is larger than it can be."""
-    with file.open("rb") as opened:
-        content = opened.read(most + 1)
-    if len(content) > most:
-        raise CetaneError(f"{file} is larger than {most >> 20} MiB")
-    return content
-
-
 def _inside(package: Path, file: Path, what: str) -> Path:
-    if not file.resolve().is_relative_to(package.resolve()):
+    try:
+        inside = file.resolve().is_relative_to(package.resolve())
+    except (OSError, RuntimeError):  # a link to itself
+        inside = False
+    if not inside:
         raise CetaneError(f"{package}: the {what} {file} is outside the package")
     if not file.is_file():
         raise CetaneError(f"{package}: the {what} {file.relative_to(package)} is missing")
@@ -71,7 +68,7 @@ def _parse(file: Path) -> Any:
 
     spec = model_message()()
     try:
-        spec.ParseFromString(_read(file, LARGEST_SPECIFICATION))
+        spec.ParseFromString(read_bytes(file, LARGEST_SPECIFICATION))
     except (DecodeError, RecursionError):
         raise CetaneError(f"{file} is not a Core ML specification: it cannot be parsed") from None
     return spec

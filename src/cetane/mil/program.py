@@ -1,8 +1,8 @@
-"""A loaded program: what a package says, and nothing that is computed from it.
+"""A loaded program: the content of a package as data, with nothing computed from it.
 
-A `MilFunction` is a list of ops in execution order. An op takes constants, and values that earlier
-ops made. Constants stay on disk until they are asked for, and stay compressed: to decode a palette
-is an op (`constexpr_*`) like any other.
+A `MilFunction` is a list of ops in execution order. An op takes constants and values of earlier
+ops. Constants stay on disk until they are read, and stay compressed: an op like any other
+(`constexpr_*`) decodes a palette.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from typing import Literal
 
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
+from cetane.validation import PLAIN_NAME
 
 Precision = Literal["fp32", "fp16"]
 LARGEST_FP16 = 65504.0
-PLAIN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,254}$"
-"""One component of a path: no slash, and no dot or dash first."""
 
 
 @dataclass(frozen=True)
 class SizeRange:
-    """The sizes a flexible dimension may take; no `upper` means unbounded."""
+    """The sizes that a flexible dimension may take. Without `upper` there is no limit."""
 
     lower: int = 0
     upper: int | None = None
@@ -40,10 +39,9 @@ class SizeRange:
 class TensorType:
     """Shape and dtype ("fp16", "fp32", "int32", "bool", "uint4", ...) of a value.
 
-    A dimension that is known only at run time is a `SizeRange`; of some values not even the rank is
-    known before (`any_shape`). For the flexible inputs of a function,
-    `default` is the shape the package was made for, and `enumerated` lists the allowed shapes if
-    only some are.
+    A dimension that is known only at run time is a `SizeRange`. If not even the rank is known
+    before, `any_shape` is true. Flexible inputs of a function have the package's `default` shape;
+    `enumerated` lists the allowed shapes if only some are allowed.
     """
 
     shape: tuple[int | SizeRange, ...]
@@ -81,20 +79,22 @@ class TensorType:
 
 @dataclass(frozen=True)
 class StoredConstant:
-    """A literal of the program. `numpy()` reads it: memory-mapped where the file allows, one
-    element per byte for narrower integers, a 0-d array of str for a string."""
+    """A literal of the program. `numpy()` reads it, memory-mapped where the file allows.
+
+    Integers narrower than a byte take a byte each. A string is a 0-d array of str.
+    """
 
     type: TensorType
     numpy: Callable[[], Array] = field(repr=False)
 
 
 Argument = str | StoredConstant
-"""What an op is given: the name of a value, or a constant."""
+"""An argument of an op: the name of a value, or a constant."""
 
 
 @dataclass(frozen=True)
 class NamedValue:
-    """A named result; `type` is None for a list or a dictionary."""
+    """A named result. `type` is None for a list or a dictionary."""
 
     name: str
     type: TensorType | None
@@ -102,8 +102,8 @@ class NamedValue:
 
 @dataclass(frozen=True)
 class Op:
-    """One operation. Each input holds one argument, or several for a variadic one (`values` of
-    `concat`); an argument is the name of a value or a constant. A `const` op has one input, `val`.
+    """One operation. An input holds one argument, or several if it is variadic (`values` of
+    `concat`). A `const` op has one input, `val`.
     """
 
     kind: str
@@ -113,7 +113,7 @@ class Op:
     bodies: tuple[Body, ...] = ()
 
     def references(self) -> Iterator[str]:
-        """Names of the values that the op, or a body inside it, reads from outside."""
+        """The names of values that the op, or a body inside it, reads from outside."""
         for arguments in self.inputs.values():
             yield from (a for a in arguments if isinstance(a, str))
         for body in self.bodies:
@@ -126,8 +126,7 @@ class Op:
 
 @dataclass(frozen=True)
 class Body:
-    """Ops in execution order, with named inputs and outputs: what a function, a branch or a loop
-    does."""
+    """Ops in execution order, with named inputs and outputs: of a function, a branch or a loop."""
 
     inputs: tuple[NamedValue, ...]
     ops: tuple[Op, ...]
@@ -136,18 +135,18 @@ class Body:
 
 @dataclass(frozen=True)
 class Feature:
-    """One input or output. `form` is the dtype of an array ("fp32", "fp64", "fp16", "int32") or
-    the colours of an image ("L", "RGB", "BGR", or "F" for float grey)."""
+    """One input or output in the description. `form` is the dtype of an array ("fp32", "fp64",
+    "fp16", "int32") or the colours of an image ("L", "RGB", "BGR", or "F" for float grey)."""
 
     kind: Literal["array", "image", "other"]
     form: str = "fp32"
     optional: bool = False
-    default: float = 0.0  # the value of every element, if the caller leaves the input out
+    default: float = 0.0  # the value of every element if the caller leaves the input out
 
 
 @dataclass(frozen=True)
 class Features:
-    """The features of a function by name, in the order of the description."""
+    """The features of a function, by name, in the order of the description."""
 
     inputs: dict[str, Feature] = field(default_factory=dict)
     outputs: dict[str, Feature] = field(default_factory=dict)
@@ -155,8 +154,7 @@ class Features:
 
 @dataclass(frozen=True)
 class Signature:
-    """What a caller of a function must know: its name, and the names and types of its inputs,
-    outputs and states."""
+    """A function's name, and the names and types of its inputs, outputs and states."""
 
     name: str
     inputs: dict[str, TensorType]
@@ -164,14 +162,14 @@ class Signature:
     states: dict[str, TensorType]
 
     def check_inputs(self, names: Iterable[str]) -> None:
-        """CetaneError unless these are the names of the inputs."""
+        """Raise CetaneError if these are not the names of the inputs."""
         if set(names) != self.inputs.keys():
             raise CetaneError(
                 f"function {self.name} has the inputs {listed(self.inputs)}, got {listed(names)}"
             )
 
     def check_states(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """CetaneError unless these are the names and shapes of the states."""
+        """Raise CetaneError if these are not the names and shapes of the states."""
         if shapes.keys() != self.states.keys():
             raise CetaneError(
                 f"function {self.name} has the states {listed(self.states)}, got {listed(shapes)}",
@@ -182,7 +180,7 @@ class Signature:
                 raise CetaneError(f"state {name}: expected {type_}, got shape {shapes[name]}")
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every state. CetaneError for a state of flexible shape."""
+        """The shape of every state. Raises CetaneError for a state of flexible shape."""
         shapes = {name: type_.static_shape for name, type_ in self.states.items()}
         for name, shape in shapes.items():
             if shape is None:
@@ -194,8 +192,8 @@ class Signature:
 class MilFunction(Signature):
     """One function of a program: its signature, and the ops that compute the outputs.
 
-    `dictionaries` are outputs that are no tensors: the probabilities of a classifier. `interface`
-    says which features are images, classes or optional."""
+    `dictionaries` are outputs that are not tensors: the probabilities of a classifier. `interface`
+    tells which features are images, classes or optional."""
 
     body: Body = field(repr=False)
     dictionaries: tuple[str, ...] = ()
@@ -208,7 +206,7 @@ class MilFunction(Signature):
 
 @dataclass(frozen=True)
 class Program:
-    """The functions of one package. `default` is the one that a caller gets who names none."""
+    """The functions of one package. `default` is the function for a caller who names none."""
 
     path: Path
     functions: dict[str, MilFunction]
@@ -217,23 +215,28 @@ class Program:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Programs that run in turn; each takes what it needs of the inputs and of the results before.
-    `outputs` are the names of the results that a caller gets."""
+    """Programs that run in turn; each takes inputs of the pipeline and results of those before it.
+
+    `outputs` are the names of the results that a caller gets.
+    """
 
     programs: tuple[Program, ...]
     outputs: tuple[str, ...]
 
 
 def plain_name(name: str, what: str) -> str:
-    """`name`, which is one component of a path: letters, digits and `_ . @ -`, and no dot or dash
-    first. CetaneError for any other, which says of what it is the name."""
+    """`name`, if it is one component of a path: letters, digits and `_ . @ -`, no dot or dash
+    first.
+
+    Raises CetaneError for any other name; `what` tells what it names.
+    """
     if not re.match(PLAIN_NAME, name) or name.endswith("\n"):
         raise CetaneError(
-            f"{name[:60]!r} is no name of a {what}: letters, digits and _ . @ - are, up to 255"
+            f"{name[:60]!r} is not a name of a {what}: use up to 255 letters, digits and _ . @ -"
         )
     return name
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names as a message gives them."""
+    """Names, joined for a message."""
     return ", ".join(sorted(names)) or "none"

@@ -1,7 +1,7 @@
 """Core ML's protobuf messages, without importing the rest of coremltools.
 
-`import coremltools` takes seconds (it imports torch and transformers), the messages take none. They
-are the same classes either way: protobuf keeps one of each message by name.
+`import coremltools` takes seconds, since it imports torch and transformers; the messages take no
+time. Both ways give the same classes: protobuf keeps one class for each message name.
 """
 
 import importlib

@@ -1,7 +1,7 @@
-"""Build a `Program` from a package's protobuf.
+"""The reader: builds a `Program` from a package's protobuf.
 
-The messages are read directly, not through coremltools' own importer: that one unpacks every weight
-while it loads, and what it returns is its own rewriting of the ops, not the ops in the file.
+It reads the messages directly. coremltools' own importer would unpack every weight, and would
+return rewritten ops, not the ops in the file.
 """
 
 import math
@@ -56,17 +56,16 @@ _DTYPES = {
 
 
 def load(path: str | Path) -> Program:
-    """Read an `.mlpackage` that holds an ML program. No weight is read until it is needed.
+    """Read an `.mlpackage` that holds an ML program. A weight is read only on use.
 
-    Raises CetaneError if the package, its specification or its weight files are not what they
-    should be.
+    Raises CetaneError if the package, its specification or a weight file is damaged or wrong.
     """
     package = Package(Path(path))
     return _program(package, package.spec)
 
 
 def load_pipeline(path: str | Path) -> Pipeline:
-    """Read a package that holds a pipeline of ML programs, or one ML program. Errors: `load`."""
+    """Read a package that holds a pipeline of ML programs, or one program. Raises as `load`."""
     package = Package(Path(path))
     outputs = tuple(feature.name for feature in package.spec.description.output)
     return Pipeline(tuple(_programs(package, package.spec)), outputs)
@@ -106,11 +105,13 @@ def _program(package: Package, spec: Any) -> Program:
 
 
 class _Reader:
-    """Translates messages; opens each weight file of the package once."""
+    """Translates messages, and opens each weight file of the package once."""
 
     def __init__(self, package: Package) -> None:
         self._package = package
         self._blobs: dict[str, BlobFile] = {}
+        self._types: dict[bytes, TensorType] = {}
+        """By their messages: a program of a thousand ops has a few dozen types."""
 
     def function(self, name: str, message: Any, description: Any) -> MilFunction:
         if message.opset not in message.block_specializations:
@@ -159,7 +160,7 @@ class _Reader:
         name = message.outputs[0].name if message.outputs else ""
         for parameter, value in message.attributes.items():
             if parameter == "name":
-                name = str(self._constant(value).numpy())
+                name = self._text(value)
                 if len(name) > LONGEST or not name.isprintable():
                     raise self._error("an op has a name that cannot be printed")
             else:  # `val` of a const, and the parameters of iOS 16's constexpr ops
@@ -171,6 +172,13 @@ class _Reader:
             tuple(self._value(named) for named in message.outputs),
             tuple(self.body(block) for block in message.blocks),
         )
+
+    def _text(self, message: Any) -> str:
+        """The one string of an attribute."""
+        strings = message.immediateValue.tensor.strings.values
+        if len(strings) != 1:
+            raise self._error("an op has a name that is no text")
+        return str(strings[0])
 
     def _value(self, message: Any) -> NamedValue:
         is_tensor = message.type.WhichOneof("type") == "tensorType"
@@ -208,6 +216,12 @@ class _Reader:
         return self._blobs[name]
 
     def _tensor_type(self, message: Any) -> TensorType:
+        key = message.SerializeToString()
+        if key not in self._types:
+            self._types[key] = self._new_type(message)
+        return self._types[key]
+
+    def _new_type(self, message: Any) -> TensorType:
         if message.WhichOneof("type") != "tensorType":
             raise self._error(f"{message.WhichOneof('type')} is not supported here, only tensors")
         tensor = message.tensorType
@@ -231,7 +245,7 @@ class _Reader:
 
 
 def _check_immediate(tensor: Any, type_: TensorType) -> None:
-    """ValueError unless a literal holds as many elements as its type says."""
+    """Raise ValueError if a literal has another number of elements than its type."""
     field, shape = tensor.WhichOneof("value"), type_.static_shape or ()
     held = len(getattr(tensor, field).values) if field else 0
     wanted = byte_count(type_.dtype, shape) if field == "bytes" else math.prod(shape)
@@ -249,7 +263,7 @@ def _immediate(tensor: Any, dtype: str, shape: tuple[int, ...]) -> Array:
 
 
 def _flexible(type_: TensorType, feature: Any) -> TensorType:
-    """Add what the interface description says about the shapes of an input."""
+    """An input's type, with the flexible shapes of the interface description."""
     if feature is not None and feature.type.WhichOneof("Type") == "imageType":
         return _flexible_image(type_, feature.type.imageType)
     if feature is None or feature.type.WhichOneof("Type") != "multiArrayType":
@@ -270,7 +284,7 @@ def _flexible(type_: TensorType, feature: Any) -> TensorType:
 
 
 def _flexible_image(type_: TensorType, image: Any) -> TensorType:
-    """The same for images, whose height and width are the last two axes."""
+    """`_flexible` for images, whose height and width are the last two axes."""
     first = type_.shape[:-2]
     ahead = tuple(size for size in first if isinstance(size, int))
     default = (*ahead, image.height, image.width)

@@ -1,7 +1,7 @@
-"""What shapes an op's results have, from the shapes and parameters it is given.
+"""Shape rules: the shapes of an op's results, from the shapes and parameters of its inputs.
 
-Both the check of a program that was read and the reference executor ask before anything is
-allocated: a result, or what an op needs on the way to it, may not have more than `MOST_ELEMENTS`.
+The check of a program and the reference executor ask these rules before they allocate anything. No
+result, and no tensor on the way to it, may have more than `MOST_ELEMENTS`.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from typing import Any
 from cetane.mil.program import Argument, Op
 
 MOST_ELEMENTS = 2**28
-"""Elements of one value: 1 GiB in fp32. The logits of 1,024 tokens of a vocabulary of 262,144."""
+"""Elements of one value: 1 GiB in fp32, the logits of 1,024 tokens for a vocabulary of 262,144."""
 
 Shape = tuple[int, ...]
 Shapes = list[Shape] | None
-"""One shape a result; None if the rule only bounds the op's memory."""
+"""A shape for each result; None if the rule only bounds the op's memory."""
 
 
 class Unknown(Exception):
-    """A shape or a value is known only at run time, or not given."""
+    """A shape or value that is missing, or known only at run time."""
 
 
 class KnownOp:
-    """The shapes and parameters of one op. `shape_of` and `value_of` answer None for what they do
-    not know."""
+    """The shapes and parameters of one op. `shape_of` and `value_of` give None for unknown ones."""
 
     def __init__(
         self,
@@ -48,7 +47,7 @@ class KnownOp:
         return self.shapes(name)[0]
 
     def value(self, name: str, default: Any = None) -> Any:
-        """A parameter as a plain value; `default` if it is not given."""
+        """A parameter as a plain value; `default` if it is missing."""
         if name not in self.op.inputs:
             return default
         value = self._value_of(self.op.inputs[name][0])
@@ -57,7 +56,7 @@ class KnownOp:
         return value
 
     def values(self, name: str) -> list[int]:
-        """A parameter that is a list of integers, and must be given."""
+        """A required parameter that is a list of integers."""
         value = self.value(name)
         if value is None:
             raise Unknown
@@ -69,7 +68,7 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*kinds: str) -> Callable[[Rule], Rule]:
-    """Enter a function as the rule of some kinds of op."""
+    """Enter a function as the rule of these kinds of op."""
 
     def enter(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(kinds, function))
@@ -79,9 +78,9 @@ def rule(*kinds: str) -> Callable[[Rule], Rule]:
 
 
 def result_shapes(given: KnownOp) -> Shapes:
-    """The shapes of an op's results; None where they cannot be told.
+    """The shapes of an op's results; None if they are unknown.
 
-    Raises ValueError if the op's inputs do not go together, or what it makes is too large.
+    Raises ValueError if the op's inputs do not fit each other, or if a result is too large.
     """
     known = RULES.get(given.op.kind)
     if known is None:
@@ -90,14 +89,14 @@ def result_shapes(given: KnownOp) -> Shapes:
         shapes = known(given)
     except Unknown:
         return None
-    if not given.op.kind.startswith("constexpr_"):  # those are as large as what the file holds
+    if not given.op.kind.startswith("constexpr_"):  # the file's own size bounds these
         for shape in shapes or ():
             bounded(shape)
     return shapes
 
 
 def bounded(shape: Sequence[int]) -> None:
-    """ValueError if a tensor of this shape cannot be, or has too many elements."""
+    """Raise ValueError for a negative size, or for too many elements."""
     if any(size < 0 for size in shape):
         raise ValueError(f"the shape {tuple(shape)} has a negative size")
     # Empty tensors too: a library may multiply the other sizes.
@@ -106,20 +105,20 @@ def bounded(shape: Sequence[int]) -> None:
 
 
 def axis_of(axis: Any, rank: int) -> int:
-    """A position among `rank` axes, counted from the start."""
+    """An axis of `rank` axes, counted from the start. Raises ValueError if there is none."""
     if not isinstance(axis, int) or not -rank <= axis < rank:
         raise ValueError(f"there is no axis {axis} among {rank}")
     return axis % rank
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The shape that some shapes broadcast to."""
+    """The shape to which these shapes broadcast."""
     rank = max(map(len, shapes))
     sizes = []
     for column in zip(*((1,) * (rank - len(shape)) + shape for shape in shapes), strict=True):
         wide = {size for size in column if size != 1}
         if len(wide) > 1:
-            raise ValueError(f"the shapes {' and '.join(map(str, shapes))} do not go together")
+            raise ValueError(f"the shapes {' and '.join(map(str, shapes))} do not broadcast")
         sizes.append(wide.pop() if wide else 1)
     return tuple(sizes)
 
@@ -421,7 +420,7 @@ def _einsum(given: KnownOp) -> Shapes:
 
 
 def _windows(given: KnownOp, x: Shape, kernel: Shape) -> list[int]:
-    """Sizes of the axes that windows move over; the padded tensor on the way is bounded."""
+    """The sizes of the axes along which windows move. Bounds the padded tensor on the way."""
     rank = len(x) - 2
     if not 1 <= rank <= 3 or len(kernel) != rank or any(taps < 1 for taps in kernel):
         raise ValueError(f"windows of {kernel} do not fit {x}")
@@ -577,7 +576,7 @@ def _sparse_to_dense(given: KnownOp) -> Shapes:
 
 
 def _fits_packed(given: KnownOp, name: str, sizes: Shape, bits: int) -> None:
-    """ValueError unless packed bytes hold as many elements of some bits as a shape has."""
+    """Raise ValueError if packed bytes do not hold the elements of a shape."""
     if any(size < 0 for size in sizes):
         raise ValueError(f"the shape {sizes} has a negative size")
     needed, there = -(-math.prod(sizes) * bits // 8), math.prod(given.shape(name))

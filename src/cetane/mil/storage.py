@@ -1,7 +1,7 @@
-"""How a running program holds its values: the torch type of each MIL dtype, and the way in and out.
+"""The storage of a running program's values: the torch type of each MIL dtype, and conversions.
 
-Floats are float32 whatever their MIL dtype; "fp16" precision keeps them to values that float16 can
-represent. torch has few kernels for unsigned integers, so those take the next wider signed type.
+All floats are float32; "fp16" precision rounds them to values of float16. torch has few kernels for
+unsigned integers, so those take the next wider signed type.
 """
 
 import numpy as np
@@ -53,8 +53,11 @@ def halves(array: Array) -> Array:
 
 
 def to_dtype(x: Tensor, dtype: str, rounds: bool) -> Tensor:
-    """`x` in the storage type of a MIL dtype; fp16 values rounded if `rounds` (nearest, ties to
-    even, overflow to infinity), and once: torch takes doubles through float32, numpy does not."""
+    """`x` in the storage type of a MIL dtype.
+
+    With `rounds`, fp16 values are rounded: nearest, ties to even, overflow to infinity. numpy
+    rounds them only once; torch would take doubles through float32.
+    """
     if rounds and dtype == "fp16":
         if x.dtype == torch.float64:
             return from_numpy(halves(x.numpy()), dtype)

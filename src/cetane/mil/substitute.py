@@ -1,4 +1,5 @@
-"""A program with other values for some of its constants: the same graph on other weights."""
+"""Substitutes: a program with other values for its constants, so the same graph on other
+weights."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from cetane.mil.program import MilFunction, Op, Program, StoredConstant
 
 @dataclass(frozen=True)
 class Substitute:
-    """A value that takes a constant's place; `read` gives it, fp32, each time it is needed."""
+    """A value in place of a constant. `read` gives it, in fp32, on each use."""
 
     path: str
     """Its name: two substitutes of one name are equal."""
@@ -20,23 +21,28 @@ class Substitute:
         return self.values()
 
 
-def substitute(program: Program, substitutes: Mapping[str, Substitute]) -> Program:
-    """The program with substitutes, by result name, in place of constants and their decoders.
+Substitutes = Mapping[str, Substitute]
+"""By the names of the results that they replace."""
 
-    Nothing is read before a function is compiled.
+
+def substitute(program: Program, choose: Callable[[MilFunction], Substitutes]) -> Program:
+    """The program with what is chosen for each function in place of constants and their decoders.
+
+    Values are read only when a function is compiled.
     """
     functions = {
-        name: _substituted(function, substitutes) for name, function in program.functions.items()
+        name: _substituted(function, choose(function))
+        for name, function in program.functions.items()
     }
     return replace(program, functions=functions)
 
 
-def _substituted(function: MilFunction, substitutes: Mapping[str, Substitute]) -> MilFunction:
+def _substituted(function: MilFunction, substitutes: Substitutes) -> MilFunction:
     ops = tuple(_op(op, substitutes) for op in function.ops)
     return replace(function, body=replace(function.body, ops=ops))
 
 
-def _op(op: Op, substitutes: Mapping[str, Substitute]) -> Op:
+def _op(op: Op, substitutes: Substitutes) -> Op:
     if len(op.outputs) != 1 or op.outputs[0].name not in substitutes:
         return op
     (value,) = op.outputs

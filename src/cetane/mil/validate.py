@@ -1,8 +1,8 @@
-"""What a program must be before anything runs, audits or exports it.
+"""Checks of a program before anything runs, audits or exports it.
 
-`reader.load` calls `check_program`, so every `Program` that was read from a file is valid: names
-are plain, references resolve to earlier values, no name is made twice, nothing is nested too deep,
-no value is too large, and declared types agree with what ops compute, as far as that is known.
+`reader.load` calls `check_program`, so every `Program` from a file is valid. Names are plain and
+unique, and references resolve to earlier values. Bodies are not nested too deep, and no value is
+too large. Declared types agree with the types that ops compute, as far as those are known.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ from cetane.mil.program import (
 from cetane.mil.shapes import MOST_ELEMENTS, KnownOp, Shape, bounded, result_shapes
 
 DEEPEST = 16
-"""Levels of nested bodies."""
+"""The most levels of nested bodies."""
 MOST_OPS = 500_000
-"""Ops of a function. Those that are ported have some 2,000."""
+"""The most ops of a function. Functions of ports have some 2,000."""
 HIGHEST_RANK = 12
-"""Axes of a value. Core ML takes 5, and more on the way."""
+"""The most axes of a value. Core ML takes 5 in inputs and outputs, and more between them."""
 SMALL = 4096
-"""Elements of the largest constant that the check looks into: a parameter."""
+"""The most elements of a constant whose value the check reads: parameters are small."""
 _KIND = re.compile(r"[A-Za-z0-9_]{1,64}")
 _STATE_OPS = ("read_state", "write_state")
 _MOVES = frozenset(
     ("reshape", "transpose", "expand_dims", "squeeze", "slice_by_index", "slice_by_size", "tile",
      "identity", "reverse", "gather")
 )  # fmt: skip
-"""Ops whose result has the type of elements of `x`."""
+"""The ops whose result has the element type of `x`."""
 _ALIKE = frozenset(
     ("add", "sub", "mul", "real_div", "floor_div", "mod", "pow", "maximum", "minimum", "equal",
      "not_equal", "greater", "greater_equal", "less", "less_equal")
 )  # fmt: skip
-"""Ops whose inputs have one type of elements."""
+"""The ops whose inputs must have one element type."""
 
 
 def check_program(program: Program) -> None:
-    """CetaneError that names the function and the op which is not what it should be."""
+    """Raise CetaneError for an invalid program; it names the function and the op."""
     for name, function in program.functions.items():
         with failures_at(f"{program.path}: function {plain_name(name, 'function')}"):
             check_function(function)
 
 
 def check_function(function: MilFunction) -> None:
-    """The same for one function; raises ValueError or CetaneError."""
+    """`check_program` for one function. Raises ValueError or CetaneError."""
     _Checker(function).check()
 
 
@@ -87,7 +87,7 @@ class _Checker:
                 raise CetaneError(f"the output {name} is a state")
 
     def _body(self, body: Body, visible: set[str], depth: int) -> None:
-        """`visible` are the names that ops of the body may read."""
+        """Check a body; `visible` are the names that its ops may read."""
         if depth > DEEPEST:
             raise CetaneError(f"bodies are nested deeper than {DEEPEST} levels")
         for value in body.inputs if depth else ():
@@ -106,7 +106,7 @@ class _Checker:
         if self._ops > MOST_OPS:
             raise CetaneError(f"it has more than {MOST_OPS} ops")
         if not _KIND.fullmatch(op.kind):
-            raise CetaneError("its kind is no name")
+            raise CetaneError("its kind is not a name")
         for parameter, arguments in op.inputs.items():
             for argument in arguments:
                 if isinstance(argument, str):
@@ -140,7 +140,7 @@ class _Checker:
         self._types[value.name] = value.type
 
     def _body_input(self, value: NamedValue, visible: set[str]) -> None:
-        """The two bodies of a loop may give their inputs the same names."""
+        """Enter a body's input. The two bodies of a loop may use the same names."""
         again = value.name in self._body_inputs and value.name not in visible
         if not again or self._types[value.name] != value.type:
             self._define(value, "input")
@@ -165,7 +165,7 @@ class _Checker:
             return
         (state,) = op.inputs.get("input", (None,))
         if not isinstance(state, str) or state not in self._function.states:
-            raise CetaneError("its input is no state")
+            raise CetaneError("its input is not a state")
         type_ = self._function.states[state]
         if op.kind == "read_state":
             if len(op.outputs) != 1 or op.outputs[0].type != type_:
@@ -180,7 +180,7 @@ class _Checker:
             raise CetaneError(f"its data have the shape {shape}, the state is {type_}")
 
     def _agreement(self, op: Op) -> None:
-        """Whether declared types are those that the op computes, as far as these are known."""
+        """Raise CetaneError if a declared type differs from the type that the op computes."""
         first, second = self._dtype(op, "x"), self._dtype(op, "y")
         if op.kind in _ALIKE and first and second and first != second:
             raise CetaneError(f"x is {first}, y is {second}")
@@ -224,7 +224,7 @@ def _small(constant: StoredConstant) -> Any:
 
 
 def _check_sizes(name: str, type_: TensorType) -> None:
-    """CetaneError unless a value may have this type."""
+    """Raise CetaneError for an unknown type, or for too many axes or elements."""
     if type_.dtype not in NUMPY:
         raise CetaneError(f"{name} has the unknown type {type_.dtype}")
     if len(type_.shape) > HIGHEST_RANK:

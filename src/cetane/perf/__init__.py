@@ -1,1 +1,1 @@
-"""Predicted speed: chips as data, a physical model, and its fit to public measurements."""
+"""Predicted speed: a physical cost model, its fit to public measurements, and predictions."""

@@ -1,7 +1,7 @@
-"""When speculation pays: drafted tokens, acceptance, and what a verifying call takes.
+"""The break-even of speculation, from drafted tokens, acceptance and the time of calls.
 
-A verifier of K columns checks the last token and K - 1 drafted ones in one call, and its own next
-token comes for free. Speculation pays where tokens a call / time of a call exceeds 1 / t1.
+A verifier of K columns checks the last token and K - 1 drafted ones in one call; its own next token
+comes free. Speculation pays if the tokens of a call, divided by its time, exceed 1 / t1.
 """
 
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from cetane.errors import CetaneError
 
 @dataclass(frozen=True)
 class DraftingTimes:
-    """What steps with and without drafts take, in milliseconds, predicted or measured."""
+    """The times of steps with and without drafts, in milliseconds, predicted or measured."""
 
     t1: float
     """A plain decode step."""
     tk: float
-    """A verifying call, with all of its heads."""
+    """A verifying call, with the whole head."""
     width: int
-    """K: columns of the verifying call, of which K - 1 are drafted."""
+    """K: columns of the verifying call; K - 1 of them are drafted."""
     draft: float = 0
-    """Drafting K - 1 tokens, and what else the host does for a call."""
+    """Drafting of K - 1 tokens, and the host's other work for a call."""
 
     def __post_init__(self) -> None:
         if self.width < 2 or not (self.t1 > 0 and self.tk > 0 and self.draft >= 0):
@@ -31,12 +31,12 @@ class DraftingTimes:
 
     @property
     def slowdown(self) -> float:
-        """A call with its drafting, in decode steps: the tokens a call that pay for it."""
+        """The time of a call with its drafting, in decode steps: the tokens that pay for it."""
         return (self.tk + self.draft) / self.t1
 
     @property
     def feasible(self) -> bool:
-        """Whether any acceptance pays: K tokens is the most that a call gives."""
+        """Whether any acceptance pays: a call gives at most K tokens."""
         return self.slowdown < self.width
 
     @property
@@ -45,13 +45,18 @@ class DraftingTimes:
         return self.width / self.slowdown
 
     def break_even_share(self) -> float | None:
-        """Accepted / drafted tokens at which speculation starts to pay, (tK/t1 - 1) / (K - 1);
-        None if none does."""
+        """The share of accepted tokens at which speculation starts to pay, (tK/t1 - 1) / (K - 1).
+
+        None if no share pays.
+        """
         return max(0.0, (self.slowdown - 1) / (self.width - 1)) if self.feasible else None
 
     def break_even_chance(self) -> float | None:
-        """The chance that a drafted token is right, given that those before it are, at which
-        speculation starts to pay; None if none does."""
+        """The chance of a right drafted token, after right ones, at which speculation starts to
+        pay.
+
+        None if no chance pays.
+        """
         if not self.feasible:
             return None
         low, high = 0.0, 1.0
@@ -64,22 +69,21 @@ class DraftingTimes:
         return high if self.slowdown > 1 else 0.0
 
     def speedup(self, chance: float) -> float:
-        """Against plain decoding, if every drafted token is right with this chance."""
+        """The speed-up over plain decoding, if every drafted token is right with this chance."""
         return tokens_per_call(chance, self.width) / self.slowdown
 
 
 def tokens_per_call(chance: float, width: int) -> float:
     """Expected tokens of a call: 1 + a + a^2 + ... + a^(K-1), since the first refusal ends it."""
     if not 0 <= chance <= 1:
-        raise CetaneError(f"an acceptance of {chance}: it lies between 0 and 1")
+        raise CetaneError(f"an acceptance of {chance}: must lie between 0 and 1")
     return sum(chance**accepted for accepted in range(width))
 
 
 def per_slot_formula(t1: float, tk: float, width: int) -> float:
-    """What ane-book's experiments 34 and 35 call break-even: 1 - t1 / (tK / K).
+    """The figure that ane-book's experiments 34 and 35 call break-even: 1 - t1 / (tK / K).
 
-    It compares a plain step with a K-th of the call and says nothing of acceptance: it is 0 where
-    the call costs K steps, where in truth every single draft must be accepted, and small where a
-    verifier is hopeless.
+    It compares a plain step with a K-th of the call, and ignores acceptance. It is 0 if the call
+    costs K steps; in truth every draft must then be accepted. It is small for a hopeless verifier.
     """
     return 1 - t1 / (tk / width)

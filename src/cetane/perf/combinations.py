@@ -1,6 +1,6 @@
-"""All combinations of layout, cache contract, format, T and context that a plan can have on a chip.
+"""Combinations of layout, cache contract, format, T and context, with their predicted speeds.
 
-Combinations differ in fields of one recipe; the model's blocks are made once and shared.
+Combinations differ in fields of one recipe. The model's blocks are made once and shared.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ CONTEXTS = (512, 2048, 8192)
 
 @dataclass(frozen=True)
 class Combination:
-    """One choice of each, its predictions, and why it cannot be, if it cannot."""
+    """One combination, its predictions, and the reason if the chip would refuse it."""
 
     layout: str
     contract: str
@@ -38,12 +38,12 @@ class Combination:
 
     @property
     def slowdown(self) -> float:
-        """What a verifying call takes, in decode steps."""
+        """The time of a verifying call, in decode steps."""
         return self.verifying.ms / self.decode.ms
 
 
 class Combinations:
-    """The combinations around a recipe, whose other fields stay as they are."""
+    """The combinations around a recipe, whose other fields stay unchanged."""
 
     def __init__(self, checkpoint: ModelSource, recipe: Recipe, chip: Chip) -> None:
         self.checkpoint, self.recipe = checkpoint, recipe
@@ -53,7 +53,7 @@ class Combinations:
         self._planners: dict[str, Planner] = {}
 
     def layouts(self) -> dict[str, dict[str, Any]]:
-        """Layouts by name; with experts of their own as well, where the model has any."""
+        """Layouts by name, also with routed experts if the model has experts."""
         layers = len({block.layer for block in self.base.model.layers})
         layouts: dict[str, dict[str, Any]] = {"per-block": {"kind": "per-block"}}
         if len(self.base.model.layers) == layers:  # a block is a layer
@@ -70,12 +70,12 @@ class Combinations:
         return layouts
 
     def contexts(self) -> list[int]:
-        """The recipe's context, and some that the model knows."""
+        """The recipe's context, and others within the model's own."""
         known = {c for c in CONTEXTS if c <= self.base.model.max_context}
         return sorted({self.recipe.cache.context} | known)
 
     def __len__(self) -> int:
-        """How many combinations are tried; some are no plan."""
+        """The number of combinations that are tried. Some have no plan."""
         layouts = len(self.layouts()) * len(CONTRACTS) * len(FORMATS)
         return layouts * len(self.contexts()) * len(VERIFY)
 
@@ -99,9 +99,9 @@ class Combinations:
     def planner(
         self, layout: dict[str, Any], contract: str, form: str, verify: int, context: int
     ) -> Planner | None:
-        """The plan with some fields of the recipe replaced; None where there is no such plan.
+        """The plan with some fields of the recipe replaced; None if it is not possible.
 
-        It shares what it can with one of the same compression.
+        It shares blocks with a plan of the same compression.
         """
         content = self.recipe.model_dump()
         content["layout"] = layout
@@ -121,7 +121,7 @@ class Combinations:
         return made
 
     def refusal(self, planner: Planner) -> str | None:
-        """Why a chip would not hold the plan, None if it would."""
+        """The reason why the chip cannot hold the plan; None if it can."""
         for shard, blocks in planner.members.items():
             weights = self.predictor.weights(planner, blocks)
             size = sum(bits / 8 * count for bits, count in weights.items())

@@ -1,17 +1,16 @@
-"""What a call costs: a few physical rates, shared by all models, and the work that they are for.
+"""The cost model: the work of a call, and the physical rates that turn it into milliseconds.
 
-The time of a program is the sum of
+All models share the rates. The time of a program is the sum of
 
 - *dispatch*: one call of Core ML;
-- *weights*: the slowest of streaming their bytes, multiplying each with one column (the rate of
-  8-bit and smaller weights, whatever their width: fewer bits do not help it), and the arithmetic of
-  T columns. The first is named `bytes`, the other two `MACs`;
-- *KV*: keys and values as attention reads them, one copy for each query head, and copies of the
-  cache inside the program; and tensors that cross the program's border, which is slow;
+- *weights*: the slowest of three times. One streams their bytes (`bytes`). One multiplies each with
+  one column, at one rate for 8 bits and fewer; one is the arithmetic of T columns (both `MACs`);
+- *KV*: reads of keys and values, one copy for each query head; copies of the cache inside the
+  program; and tensors that cross the program's border, which is slow;
 - *host*: embedding rows, masks and sampling.
 
-Which rate is measured and which fitted is in `data/rates.toml`; `docs/explanation/cost-model.md`
-says how.
+`data/rates.toml` tells which rates are measured and which fitted; `docs/explanation/cost-model.md`
+explains how.
 """
 
 from collections.abc import Iterable, Mapping
@@ -55,15 +54,15 @@ TERM_OF: dict[RateName, Term] = {
 
 @dataclass(frozen=True)
 class Work:
-    """What one program does in one call, or the host between calls (`calls = 0`)."""
+    """The work of one program in one call, or of the host between calls (`calls = 0`)."""
 
     calls: float = 1
     any_unit: float = 0
-    """Calls of a program with states that was loaded for all compute units, not CPU and ANE."""
+    """Calls of a program with states that was loaded for all compute units, not for CPU and ANE."""
     tokens: int = 1
     """Columns of a call, T."""
     weights: Mapping[float, float] = field(default_factory=dict)
-    """How many weights, by their bits."""
+    """The number of weights, by their bits."""
     attention_macs: float = 0
     """Multiply-accumulates of attention, which has no weights."""
     memory: float = 0
@@ -71,12 +70,12 @@ class Work:
     border: float = 0
     """Bytes of inputs and outputs."""
     sorted: float = 0
-    """Logits that the host sorts to sample from; greedy decoding sorts none."""
+    """Logits that the host sorts for sampling. Greedy decoding sorts none."""
     host: float = 0
     """Tokens for which the host looks up an embedding and makes masks."""
 
     def times(self, count: float) -> "Work":
-        """The same program called, with all it does, `count` times."""
+        """The work of `count` calls of the same program."""
         return replace(
             self,
             calls=self.calls * count,
@@ -91,20 +90,19 @@ class Work:
 
 
 class Rate(Data):
-    """A rate of the model; `unit` says of what. Times are `quantity / value`, or for `ms` and `ns`
-    `quantity * value`."""
+    """A rate of the model. Times are `quantity / value`; for `ms` and `ns`, `quantity * value`."""
 
     value: float = Field(gt=0, allow_inf_nan=False)
     unit: Literal["GB/s", "G/s", "T/s", "ms", "ns"]
     kind: Literal["fitted", "measured", "published"]
     low: float
     high: float
-    """For a fitted rate, its values with one group of measurements left out."""
+    """`low` and `high`: the range of a fitted rate when one group of measurements is left out."""
     source: str
 
     @property
     def ms(self) -> float:
-        """Milliseconds of one byte, weight, multiply-accumulate, call, or entry."""
+        """Milliseconds for one byte, weight, multiply-accumulate, call or entry."""
         match self.unit:
             case "GB/s" | "G/s":
                 return 1e-6 / self.value
@@ -118,7 +116,7 @@ class Rate(Data):
 
 Rates = Mapping[RateName, Rate]
 Costs = Mapping[RateName, float]
-"""Milliseconds of one of what each rate is for."""
+"""Milliseconds for one unit of work, by rate."""
 
 
 def costs_of(rates: Rates) -> dict[RateName, float]:
@@ -126,7 +124,7 @@ def costs_of(rates: Rates) -> dict[RateName, float]:
 
 
 class Errors(Data):
-    """How far left-out measurements were from predictions: quantiles of measured / predicted."""
+    """The errors of predictions for left-out measurements: quantiles of measured / predicted."""
 
     low: float = Field(gt=0)
     high: float = Field(gt=0)
@@ -134,11 +132,11 @@ class Errors(Data):
     """Median absolute relative error, predicted against measured."""
     rows: int
     share: float
-    """How much of them lies between `low` and `high`."""
+    """The share of rows between `low` and `high`."""
 
 
 class Fit(Data):
-    """`data/rates.toml`: the rates of the chip that was fitted, and their errors."""
+    """The content of `data/rates.toml`: the rates of the fitted chip, and their errors."""
 
     chip: str
     command: str
@@ -154,7 +152,7 @@ def load_fit() -> Fit:
 
 
 def parse_fit(text: str, where: str) -> Fit:
-    """A fit from TOML; a CetaneError names what is wrong in it."""
+    """A fit from TOML. A CetaneError names the error in it."""
     fit = validated(Fit, parse_toml(text, where), where)
     missing = set(TERM_OF) - set(fit.rates) - {"stream"}
     if missing:
@@ -163,8 +161,11 @@ def parse_fit(text: str, where: str) -> Fit:
 
 
 def on_chip(rates: Rates, chip: Chip, fitted_on: Chip) -> dict[RateName, Rate]:
-    """The rates of a chip: its own stream; compute in proportion to the published peaks; the others
-    as fitted, since the chips that were measured do not differ in them."""
+    """The rates of a chip.
+
+    It streams at its own rate, and computes in proportion to the published peaks. Other rates are
+    as fitted, since the measured chips do not differ in them.
+    """
     own, peak, base = chip.figure("stream"), chip.figure("compute"), fitted_on.figure("compute")
     compute = rates["compute"]
     scaled = (
@@ -185,14 +186,14 @@ def on_chip(rates: Rates, chip: Chip, fitted_on: Chip) -> dict[RateName, Rate]:
 
 
 def cite(figure: ChipFigure) -> str:
-    """A figure's source, and whose it is if it is borrowed."""
+    """A figure's source, with the chip that it was borrowed from."""
     borrowed = f"borrowed from {figure.of}: " if figure.of else ""
     return f"{borrowed}{figure.source} ({figure.date})"
 
 
 def usage(work: Work, costs: Costs) -> dict[RateName, float]:
-    """How much of every rate a program uses; linear but for the choice of what its weights are
-    bound by."""
+    """The amount of every rate that a program uses. It is linear, but for the choice of the term
+    that bounds its weights."""
     used: dict[RateName, float] = {}
     streaming = 0.0
     for bits, count in work.weights.items():
@@ -216,7 +217,7 @@ def usage(work: Work, costs: Costs) -> dict[RateName, float]:
 
 
 def terms(works: Iterable[Work], costs: Costs) -> dict[Term, float]:
-    """Milliseconds of some programs, called one after another, by term."""
+    """Milliseconds of programs that are called one after another, by term."""
     amounts: dict[Term, float] = dict.fromkeys(TERM_OF.values(), 0.0)
     for work in works:
         for name, amount in usage(work, costs).items():

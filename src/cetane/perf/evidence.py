@@ -1,8 +1,8 @@
-"""Public measurements of decoding on the ANE, as what was called and how long it took.
+"""The evidence: public measurements of decoding on the ANE, as work and milliseconds.
 
-The files are `data/evidence/*.csv`, as they were compiled, each row with its source; README.md
-there tells of the columns. A row becomes one measurement of a step, and one of every part of it
-that was timed. What cannot be predicted for is left out, with the reason.
+The files are `data/evidence/*.csv`; each row has its source, and README.md there explains the
+columns. A row becomes a measurement of a step, and of every part of it that was timed. Rows that
+the model cannot predict are left out, with the reason.
 """
 
 import csv
@@ -23,7 +23,7 @@ from cetane.perf.shapes import COPIES, HALF, Bits, Contract, Decoder, load_decod
 Row = dict[str, str]
 Kind = Literal["step", "part", "prefill", "verify"]
 COLUMNS = {"book": ("topology", "ms_per_tok"), "chunks": ("layout", "ms_per_step")}
-"""What tells the two kinds of files apart."""
+"""The columns that tell the two kinds of files apart."""
 UNUSABLE = {
     "prewarm": "a first step",
     "host loaded": "the machine was busy",
@@ -32,12 +32,12 @@ UNUSABLE = {
     "GPU in practice": "not on the ANE",
     "poorly ANE routed": "not on the ANE",
 }
-"""Remarks of rows that say why a measurement is of something else."""
+"""Remarks in rows that make a measurement unusable, with the reasons."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Milliseconds of some programs, called one after another."""
+    """The measured milliseconds of programs, called one after another."""
 
     file: str
     id: str
@@ -51,13 +51,13 @@ class Measurement:
 
     @property
     def group(self) -> str:
-        """What is left out together: a model of a source on a device."""
+        """The group that is left out together: a model on a device."""
         return f"{self.model} / {self.chip.id}"
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A row of a decode step that is not used, and why."""
+    """A row of a decode step that is not used, and the reason."""
 
     file: str
     id: str
@@ -67,7 +67,7 @@ class Skipped:
 
 
 class Unusable(Exception):
-    """Why a row cannot be used."""
+    """The reason why a row cannot be used."""
 
 
 def shipped() -> list[Path]:
@@ -78,12 +78,12 @@ def shipped() -> list[Path]:
 
 @cache
 def load_evidence() -> tuple[tuple[Measurement, ...], tuple[Skipped, ...]]:
-    """All that ships."""
+    """The measurements that ship, and the skipped rows."""
     return read(shipped())
 
 
 def read(paths: Iterable[Path]) -> tuple[tuple[Measurement, ...], tuple[Skipped, ...]]:
-    """Measurements of some CSV files, and the rows of decode steps that give none."""
+    """The measurements in CSV files, and the rows of decode steps that give none."""
     used: list[Measurement] = []
     skipped: list[Skipped] = []
     for path in paths:
@@ -100,7 +100,7 @@ Parse = Callable[[str, Row], Iterator[Measurement]]
 
 
 def rows(path: Path) -> Iterator[tuple[Row, Parse]]:
-    """The rows of a file, with what reads them; CetaneError for a file of another kind."""
+    """The rows of a file, with their parser. Raises CetaneError for a file of another kind."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -118,12 +118,12 @@ def rows(path: Path) -> Iterator[tuple[Row, Parse]]:
         )
     for row in reader:
         if None in row or None in row.values():
-            raise CetaneError(f"{path}: line {reader.line_num} has not {len(columns)} fields")
+            raise CetaneError(f"{path}: line {reader.line_num} does not have {len(columns)} fields")
         yield row, parse
 
 
 def number(row: Row, column: str) -> float | None:
-    """A number of a row; None where there is none or not just one."""
+    """A number of a row; None if it holds no number or several."""
     try:
         return float(row.get(column) or "")
     except ValueError:
@@ -152,7 +152,7 @@ def check_remarks(row: Row) -> None:
 
 
 def sizes(layout: str) -> list[int]:
-    """Layers of every shard: `16+8+6+2`, `10x3+2` (ten of three, one of two)."""
+    """The layers of every shard, from `16+8+6+2` or `10x3+2` (ten of three, one of two)."""
     counts: list[int] = []
     for part in layout.split(" ")[0].split("+"):
         match = re.fullmatch(r"(?:(\d+)x)?(\d+)", part)
@@ -168,7 +168,7 @@ EIGHT: Bits = {"attention": 8, "mlp": 8, "head": 8}
 
 
 def book(file: str, row: Row) -> Iterator[Measurement]:
-    """A row of the book: a step, and its layers and its head where they were timed."""
+    """The measurements of a book's row: a step, and its layers and its head if they were timed."""
     if row["model"].startswith("synthetic") or row["T"] not in ("1", "1 decode / 4 prefill", ""):
         return
     check_remarks(row)
@@ -214,12 +214,12 @@ def book(file: str, row: Row) -> Iterator[Measurement]:
 
 
 def samples(row: Row) -> bool:
-    """Whether the host sorts all logits: those runtimes sample at temperature 1 unless told."""
+    """Whether the host sorts all logits: those runtimes sample at temperature 1 by default."""
     return "ZAYA" in row["model"] or "temperature=1" in row["mode"]
 
 
 def zaya(model: Decoder, layout: str, quant: str, slots: int) -> list[Work]:
-    """The published port: an attention program and one of all experts, a layer."""
+    """The published port: for each layer, a program of attention and one of all experts."""
     query = model.query_heads * model.head_dim
     keys = model.kv_heads * model.head_dim
     projections = 2 * model.hidden * query
@@ -262,7 +262,7 @@ def chunks(file: str, row: Row) -> Iterator[Measurement]:
 
 @dataclass(frozen=True)
 class ChunkedPort:
-    """A row of the chunked ports, read."""
+    """A parsed row of the chunked ports."""
 
     file: str
     row: Row
@@ -270,15 +270,15 @@ class ChunkedPort:
     chip: Chip
     bits: Bits
     tokens: int
-    """Of a call."""
+    """Tokens of a call."""
     slots: int
-    """Of a cache."""
+    """Slots of a cache."""
     ms: float | None
-    """Of a step."""
+    """Milliseconds of a step."""
 
     @classmethod
     def of(cls, file: str, row: Row) -> "ChunkedPort":
-        """Raises Unusable for a row that does not say what it measured."""
+        """Parse a row. Raises Unusable if it does not tell what it measured."""
         model, where, slots = decoder(row), chip(row["device"]), number(row, "ctx")
         if slots is None:
             raise Unusable("its context is not stated")
@@ -298,12 +298,12 @@ class ChunkedPort:
     def chunked(
         self, cuts: str, slots: int, contract: Contract, tokens: int = 1, full: int | None = None
     ) -> list[Work]:
-        """The work of every chunk, cut as a layout says."""
+        """The work of every chunk; `cuts` is the layout."""
         where = cuts_of(self.model, cuts)
         return self.model.chunked(where, slots, self.bits, contract, tokens, full)
 
     def plain_decoding(self) -> Iterator[Measurement]:
-        """Of a speculative row: its remark has what plain decoding took, in the four chunks."""
+        """The plain decoding of a speculative row: its remark has the times of the four chunks."""
         base = re.search(r"\bbase (\d+(?:\.\d+)?)", self.row["note"])
         if base:
             works = [*self.chunked("4-chunk", self.slots, "io"), Work(calls=0, host=1)]
@@ -311,13 +311,13 @@ class ChunkedPort:
             yield self.measured(what, "step", works, 1000 / float(base[1]))
 
     def first_chunk(self) -> Iterator[Measurement]:
-        """Of a row that timed one chunk; only what the first one holds is known."""
+        """A row that timed one chunk. Only the content of the first chunk is known."""
         layout = self.row["layout"]
         if "chunk_1" not in layout and "chunk1" not in layout:
             raise Unusable("what it holds is not known")
         if "real_len" in layout or "realLen" in layout or self.ms is None:
             return
-        if self.row["kind"] == "prefill chunk":  # a graph without a cache, of its own tokens
+        if self.row["kind"] == "prefill chunk":  # a graph without a cache, over its own tokens
             works = self.chunked("4-chunk", self.tokens, "none", self.tokens)[:1]
             yield self.measured(layout, "prefill", works, self.ms)
         else:
@@ -325,7 +325,7 @@ class ChunkedPort:
             yield self.measured(layout, "part", works, self.ms)
 
     def step(self) -> Iterator[Measurement]:
-        """A whole step, and its chunks where they were timed."""
+        """A whole step, and its chunks if they were timed."""
         row, model, layout = self.row, self.model, self.row["layout"]
         contract = contract_of(layout)
         if model.chunks:
@@ -349,7 +349,7 @@ class ChunkedPort:
 
 
 def cuts_of(model: Decoder, layout: str) -> tuple[int, ...]:
-    """Where a layout cuts the layers: as it says, or as its number of chunks is known to."""
+    """The layers at which a layout cuts: its own numbers, or those known for its chunk count."""
     if "Topology I " in f"{layout} ":
         return (15, 25)
     spans = re.findall(r"L(\d+)-(\d+)", layout)
@@ -362,12 +362,12 @@ def cuts_of(model: Decoder, layout: str) -> tuple[int, ...]:
 
 
 def contract_of(layout: str) -> Contract:
-    """How the port keeps its cache."""
+    """The port's cache contract."""
     return "stateful" if re.search(r"MLState|stateful\b", layout) else "io"
 
 
 def formats(quant: str) -> Bits:
-    """Bits of every kind of weight."""
+    """The bits of every kind of weight."""
     if mixed := re.fullmatch(r"INT(\d) MLP \+ INT(\d) attn", quant):
         return {"mlp": float(mixed[1]), "attention": float(mixed[2]), "head": float(mixed[1])}
     match = re.search(r"INT(\d)|fp(16)", quant)

@@ -1,10 +1,10 @@
-"""Fits the rates to the evidence, and measures their errors on groups that were left out.
+"""The fit: fits the rates to the evidence, and measures their errors on left-out groups.
 
-`python -m cetane.perf.fit` prints the errors, `--write` renews `data/rates.toml`.
+`python -m cetane.perf.fit` prints the errors; `--write` renews `data/rates.toml`.
 
-The loss is the sum of absolute relative errors, smoothed near zero, so that a few rows may be far
-off. A group is a model on a device; it counts as the root of its number of rows, so that no model
-with many rows rules. Rates are not negative. Errors are of steps in a group that was left out.
+The loss is the sum of absolute relative errors, smoothed near zero, so a few rows may be far off. A
+group is a model on a device. Its weight is the root of its number of rows, so that no model with
+many rows dominates. Rates are not negative. Errors are those of steps in left-out groups.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -39,17 +39,17 @@ FITTED: dict[RateName, str] = {
     "border": "GB/s",
     "sort": "ns",
 }
-"""What is fitted to the decode steps and their parts, with units; `compute` to prefill."""
+"""The fitted rates and their units: `compute` is fitted to prefill, others to decode steps."""
 START: dict[RateName, float] = {
     "dispatch": 0.3, "any_unit": 1e-6, "matvec": 119, "half": 60, "memory": 50, "border": 10,
     "sort": 50, "compute": 4, "host": 0.6,
 }  # fmt: skip
-"""Where the fit starts; `host` stays."""
+"""The start values of the fit; `host` keeps its value."""
 HOST = "CoreML-LLM rows 5, 8, 21: embedding rows 0.4 ms, masks 0.2 to 0.4"
 SMOOTH = 0.02
 """Relative errors below this are squared, not absolute."""
 ROUNDS = 4
-"""Of choosing whether weights are bound by reading or by multiplying; two are enough."""
+"""Rounds of choosing whether reading or multiplying bounds weights; two are enough."""
 
 Matrix = npt.NDArray[np.float64]
 
@@ -61,7 +61,7 @@ def starting_rates() -> dict[RateName, Rate]:
 
 def rate(name: RateName, value: float, unit: str, source: str, low: float | None = None,
          high: float | None = None) -> Rate:  # fmt: skip
-    """A rate of the fit; the host's is measured."""
+    """A fitted rate; the host's is measured."""
     kind = "measured" if name == "host" else "fitted"
     low, high = (value if low is None else low), (value if high is None else high)
     return Rate.model_validate(
@@ -70,7 +70,7 @@ def rate(name: RateName, value: float, unit: str, source: str, low: float | None
 
 
 def fit_rates(measurements: Sequence[Measurement], chip: str = "m4-max") -> dict[RateName, Rate]:
-    """The rates that fit some measurements best; of what no measurement tells, the start's."""
+    """The rates that fit these measurements best. A rate without measurements keeps its start."""
     base = find_chip(chip)
     rates = starting_rates()
     prefill = [m for m in measurements if m.kind == "prefill"]
@@ -96,9 +96,9 @@ def fit_rates(measurements: Sequence[Measurement], chip: str = "m4-max") -> dict
 
 
 def solve(decode: Sequence[Measurement], rates: Rates, chip: str) -> dict[RateName, float]:
-    """One round: the values of the fitted rates, what weights are bound by being as it is.
+    """One round: the values of the fitted rates, with the current bounds of weights.
 
-    A rate that no measurement tells, or whose cost comes out as zero, is not among them.
+    It leaves out rates without measurements, and rates whose cost becomes zero.
     """
     if not decode:
         return {}
@@ -147,7 +147,7 @@ def robust(columns: Matrix, wanted: Matrix, weights: Matrix, rounds: int = 300) 
 
 
 def nonnegative(columns: Matrix, wanted: Matrix) -> Matrix:
-    """Least squares with `x >= 0`, by coordinates: the few columns here need no more."""
+    """Least squares with `x >= 0`, coordinate by coordinate, which suffices for a few columns."""
     gram, target = columns.T @ columns, columns.T @ wanted
     solution = np.zeros(len(target))
     for _ in range(20_000):
@@ -162,21 +162,21 @@ def nonnegative(columns: Matrix, wanted: Matrix) -> Matrix:
 
 @dataclass(frozen=True)
 class Checked:
-    """A measurement with what was predicted of it."""
+    """A measurement with its prediction."""
 
     measurement: Measurement
     predicted: float
 
     @property
     def error(self) -> float:
-        """Relative to the measurement; negative where it took longer."""
+        """The error relative to the measurement; negative if it took longer than predicted."""
         return self.predicted / self.measurement.ms - 1
 
 
 def check(
     measurements: Collection[Measurement], rates: Rates, chip: str = "m4-max"
 ) -> list[Checked]:
-    """Predictions of measurements."""
+    """Measurements with their predictions."""
     base = find_chip(chip)
     return [
         Checked(m, total(terms(m.works, costs_of(on_chip(rates, m.chip, base)))))
@@ -186,7 +186,7 @@ def check(
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The rates without a group, and how they predict it."""
+    """The rates fitted without a group, and their predictions for it."""
 
     group: str
     rates: Mapping[RateName, Rate]
@@ -194,7 +194,7 @@ class LeftOut:
 
 
 def leave_one_group_out(measurements: Sequence[Measurement], chip: str = "m4-max") -> list[LeftOut]:
-    """Every group predicted from all others."""
+    """Every group, predicted from all others."""
     left_out = []
     for group in sorted({m.group for m in measurements if m.kind in ("step", "part")}):
         rates = fit_rates([m for m in measurements if m.group != group], chip)
@@ -221,7 +221,7 @@ COMMAND = "python -m cetane.perf.fit --write"
 
 
 def fit(measurements: Sequence[Measurement], chip: str = "m4-max") -> Fit:
-    """What `data/rates.toml` holds."""
+    """The content of `data/rates.toml`."""
     rates, left_out = fit_rates(measurements, chip), leave_one_group_out(measurements, chip)
     final: dict[RateName, Rate] = {}
     for name, own in rates.items():
@@ -237,7 +237,7 @@ def fit(measurements: Sequence[Measurement], chip: str = "m4-max") -> Fit:
 
 
 def toml(fit: Fit) -> str:
-    """The fit as the text of `data/rates.toml`, figures to five digits."""
+    """The fit as the text of `data/rates.toml`, with figures to five digits."""
     return f"# Made by {fit.command}: do not edit.\n" + tomli_w.dumps(rounded(fit.model_dump()))
 
 

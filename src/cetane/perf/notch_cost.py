@@ -1,7 +1,7 @@
-"""What weights on the 1 MiB notch (`cetane.hardware.notch`) cost.
+"""The cost of weights on the 1 MiB notch (`cetane.hardware.notch`).
 
-No part of the fitted model: of 4- and 8-bit weights of these shapes, the evidence shows no such
-slowness (docs/explanation/cost-model.md).
+It is not a part of the fitted model: the evidence shows no such slowness for 4- and 8-bit weights
+of these shapes (docs/explanation/cost-model.md).
 """
 
 from collections.abc import Iterable
@@ -20,6 +20,6 @@ def hit_bytes(shapes: Iterable[Shape], bits: int) -> float:
 
 
 def cost(shapes: Iterable[Shape], chip: Chip, rates: Rates) -> float:
-    """Milliseconds that fp16 weights of these shapes take longer, if all of them are read."""
+    """The additional milliseconds for fp16 weights of these shapes, if all are read."""
     slow = 1e-6 / chip.figure("notch").value
     return hit_bytes(shapes, 16) * max(0.0, slow - rates["half"].ms)

@@ -1,8 +1,8 @@
-"""A plan's speed on a chip: the work of every call of a mode, its terms, and which of them binds.
+"""Predictions of a plan's speed on a chip: the work of every call of a mode, and its terms.
 
-What the measured ports did and ours do differently is priced by the same rates, and not measured:
-`readonly` takes the cache in and does not give it out, and copies it once to append the new
-columns. Tokens are routed as if every expert were equally likely.
+Some work differs from the measured ports. The same rates price it, without a measurement:
+`readonly` takes the cache in, does not give it out, and copies it once to append the new columns.
+Tokens are routed as if every expert were equally likely.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,22 +19,22 @@ from cetane.schema.recipe import Mode
 from cetane.schema.slots import ContractName
 
 Counts = Mapping[float, float]
-"""How many weights there are, by their bits."""
+"""The number of weights, by their bits."""
 CROSSES: dict[ContractName, int] = {"readonly": 1, "blend": 2, "shift": 2, "stateful": 0}
-"""How often a cache crosses the program's border: in, and out."""
+"""The number of times that a cache crosses the program's border, in or out."""
 COPIED: dict[ContractName, int] = {
     "readonly": COPIES["shift"],
     "blend": COPIES["blend"],
     "shift": COPIES["shift"],
     "stateful": COPIES["copy"],
 }
-"""How often a cache is read or written inside the program, before attention reads it once."""
+"""The number of reads and writes of a cache inside the program, before attention reads it once."""
 GREEDY = Work(calls=0, host=1)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Milliseconds of one step of a mode; predicted, like everything here."""
+    """The predicted milliseconds of one step of a mode."""
 
     mode: Mode
     tokens: int
@@ -43,16 +43,16 @@ class Prediction:
     ms: float
     low: float | None
     high: float | None
-    """Where the share of left-out measurements lay; None for a chip that none is of."""
+    """The range that held most left-out measurements; None for a chip without measurements."""
 
     @property
     def binds(self) -> Term:
-        """The largest term."""
+        """The largest term, which bounds the speed."""
         return max(self.terms, key=lambda term: self.terms[term])
 
     @property
     def tok_s(self) -> float:
-        """Tokens a second, if every token of the call counts."""
+        """Tokens a second, if all tokens of the call are kept."""
         return 1000 * self.tokens / self.ms
 
 
@@ -63,7 +63,7 @@ def rates_of(chip: Chip, fit: Fit | None = None) -> Rates:
 
 
 class Predictor:
-    """Predicts plans of one model; remembers what does not depend on the recipe."""
+    """Predicts plans of one model, and keeps all that does not depend on the recipe."""
 
     def __init__(self, chip: Chip, fit: Fit | None = None) -> None:
         """CetaneError for a chip of which nothing was measured: another chip's speed is not its."""
@@ -80,7 +80,7 @@ class Predictor:
         self._weights: dict[tuple[str, str], Counts] = {}
 
     def predict(self, planner: Planner, mode: Mode, context: int | None = None) -> Prediction:
-        """One step of a mode, with caches of `context` slots (None: the recipe's)."""
+        """One step of a mode, with caches of `context` slots; None for the recipe's context."""
         context = context or planner.recipe.cache.context
         named = terms(self.works(planner, mode, context), self.costs)
         ms, errors = total(named), self.fit.errors
@@ -96,7 +96,7 @@ class Predictor:
         )
 
     def works(self, planner: Planner, mode: Mode, context: int) -> list[Work]:
-        """What every call of a mode does, and the host."""
+        """The work of every call of a mode, and of the host."""
         tokens = planner.recipe.tokens.by_mode()[mode]
         works = [GREEDY]
         for segment, blocks, routed in planner.calls(mode):
@@ -118,7 +118,7 @@ class Predictor:
         tokens: int,
         context: int,
     ) -> Work:
-        """One call of some blocks."""
+        """The work of one call of these blocks."""
         memory = border = macs = 0
         if any(block.keeps for block in blocks):
             for cache in planner.caches(segment, tokens):
@@ -144,7 +144,7 @@ class Predictor:
         )
 
     def weights(self, planner: Planner, blocks: Sequence[Block]) -> Counts:
-        """How many weights of some blocks have how many bits."""
+        """The number of these blocks' weights, by their bits."""
         formats = planner.recipe.compression
         rows = blocks[0].stop - blocks[0].start if isinstance(blocks[0], Head) else 0
         key = (f"{blocks[0].name} {blocks[-1].name} {rows}", formats.model_dump_json())
@@ -160,7 +160,7 @@ class Predictor:
     def _list(self, block: Block) -> list[tuple[str, str | None, int]]:
         """Name, kind and size of a block's weights."""
         root = block.root
-        if isinstance(block, Head):  # another with every number of slices
+        if isinstance(block, Head):  # it differs with the number of slices
             return [(w.name, w.kind, w.elements) for _, w in block.weights()]
         if root.name not in self._listed:
             self._listed[root.name] = [
@@ -171,5 +171,6 @@ class Predictor:
 
 
 def distinct(experts: int, tokens: int) -> float:
-    """How many different experts some tokens choose, if each is as likely as any other."""
+    """The expected number of different experts that `tokens` tokens choose, if all are equally
+    likely."""
     return experts * (1 - (1 - 1 / experts) ** tokens)

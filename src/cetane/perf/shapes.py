@@ -1,14 +1,14 @@
-"""The work of a decoder from its shapes alone: for measurements of models that others ported.
+"""The work of a decoder, from its shapes alone, for measurements of models that others ported.
 
-Bytes that a graph moves are those of its operations, as the ports' converters write them. How they
-treat the cache (`Contract`):
+The bytes that a graph moves are those of its operations in the ports' own graphs. They treat the
+cache in one of three ways (`Contract`):
 
 - `blended`: an MLState, blended with the new columns (`COPIES`);
 - `stateful`: an MLState, written in place and copied out;
-- `io`: the whole cache comes in and goes out as tensors, shifted where there is a window, else
+- `io`: the whole cache comes in and goes out as tensors, shifted if there is a window, else
   blended.
 
-Attention reads keys and values once; where a port repeats them for the query heads, the copies are
+Attention reads keys and values once. If a port repeats them for the query heads, the copies are
 written and read as well.
 """
 
@@ -26,8 +26,8 @@ from cetane.validation import Data
 
 Contract = Literal["blended", "stateful", "io", "none"]
 COPIES = {"blend": 6, "shift": 2, "copy": 2}
-"""Passes over a cache: `cache * (1 - m)` reads and writes it, `new @ m` writes one, their sum reads
-two and writes one; a concatenation, and a copy, read and write."""
+"""Passes over a cache. In a blend, `cache * (1 - m)` reads and writes it, `new @ m` writes one, and
+their sum reads two and writes one. A shift's concatenation reads and writes; so does a copy."""
 Bits = Mapping[str, float]
 """Bits per weight of `attention`, `mlp` and `head`."""
 HALF = 2
@@ -35,7 +35,7 @@ HALF = 2
 
 
 class Layer(Data):
-    """One decoder layer: weights, and per slot the channels of queries, and of its own cache."""
+    """One decoder layer: its weights, and for each slot the channels of queries, keys and cache."""
 
     attention: int
     mlp: int
@@ -94,7 +94,7 @@ class Decoder(Data):
         )
 
     def matrices(self) -> list[tuple[int, int]]:
-        """Shapes `(O, I)` of all weights, per-layer embeddings aside."""
+        """The shapes `(O, I)` of all weights, without per-layer embeddings."""
         shapes = [(self.vocab, self.hidden)]
         for index in range(self.layers):
             layer = self.layer(index)
@@ -106,7 +106,7 @@ class Decoder(Data):
         return shapes
 
     def shared(self, slots: int) -> int:
-        """Bytes of the caches that layers without one of their own read."""
+        """Bytes of the caches that layers without own caches read."""
         if self.own_layers is None:
             return 0
         window = min(self.window or slots, slots)
@@ -123,9 +123,10 @@ class Decoder(Data):
         tokens: int = 1,
         full_slots: int | None = None,
     ) -> Work:
-        """One call of the layers `start` to `stop`, with the output projection or without.
+        """The work of one call of the layers `start` to `stop`, with or without the output
+        projection.
 
-        `full_slots` are those of full attention where a window is put on it, too.
+        `full_slots` are the slots of full attention, if a window limits it too.
         """
         weights: dict[float, float] = {}
         memory = border = macs = 0
@@ -171,7 +172,8 @@ class Decoder(Data):
         tokens: int = 1,
         full_slots: int | None = None,
     ) -> list[Work]:
-        """The programs of a model cut at some layers, the last one with the output projection."""
+        """The programs of a model that is cut at these layers. The last has the output
+        projection."""
         return [
             self.program(a, b, slots, bits, contract, b == self.layers, tokens, full_slots)
             for a, b in pairwise((0, *cuts, self.layers))
@@ -180,6 +182,6 @@ class Decoder(Data):
 
 @cache
 def load_decoders() -> dict[str, Decoder]:
-    """The models of the evidence, by the name that its rows use."""
+    """The models of the evidence, by their names in its rows."""
     text = (resources.files("cetane") / "data" / "evidence" / "models.toml").read_text("utf-8")
     return {name: Decoder.model_validate(body) for name, body in tomllib.loads(text).items()}

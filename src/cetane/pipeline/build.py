@@ -27,7 +27,7 @@ from cetane.files import (
 )
 from cetane.lower.lower import Lowering
 from cetane.pipeline.choose import resolve_recipe
-from cetane.planner import Planner
+from cetane.planner import Planner, tags
 from cetane.schema.manifest import (
     MANIFEST,
     RECIPE,
@@ -165,8 +165,8 @@ class Build:
             producer=producers(),
             source=location(self.checkpoint.source),
             fingerprint=self.checkpoint.fingerprint,
-            tags=self.planner.model.tags,
             plan=self.planner.plan(),
+            tags=tags(self.planner),
             files=self.partial.files(),
         )
         write_json(self.partial.bundle / MANIFEST, manifest.model_dump(mode="json"))

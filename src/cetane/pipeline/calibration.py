@@ -5,6 +5,8 @@ channels of a projection's input count. The result lies in the cache folder, by 
 fingerprint; deleting it only costs another pass.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import math
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -23,12 +25,14 @@ from torch import Tensor, nn
 
 from cetane.checkpoint import Checkpoint
 from cetane.compress import Sensitivities
-from cetane.compress.sensitivity import Vector
 from cetane.families import Truth, options_of
 from cetane.files import Progress, cache_dir, replacing, silent
 from cetane.gates.reference import Reference
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, decided
+
+if TYPE_CHECKING:
+    from cetane.compress.sensitivity import Vector
 
 TEXT_TOKENS, RANDOM_TOKENS = 256, 128
 """A text as the tokenizer begins it, since first tokens have the largest residuals; then tokens

@@ -15,14 +15,14 @@ from cetane.bundle import Bundle
 from cetane.bundle.draft_heads import DraftHead
 from cetane.engine.generate import open_engine
 from cetane.errors import CetaneError
-from cetane.files import Progress, sha256, silent
+from cetane.files import Progress, claimed, sha256, silent
 from cetane.gates.draft_head import DraftHeadResult, audit_draft_head, judge_draft_head
 from cetane.gates.quality import read_tokens
 from cetane.gates.residency.audit import Audit
 from cetane.pipeline.validate import checkpoint_of
 from cetane.schema.draft_head import DraftHeadKind, Training
 from cetane.speculate.draft_heads.acceptance import Acceptance, acceptance
-from cetane.speculate.draft_heads.build import add_draft_head
+from cetane.speculate.draft_heads.build import add_draft_head, staging
 from cetane.speculate.draft_heads.train import devices, new_draft_head, train
 from cetane.speculate.draft_heads.windows import Windows, collect, split
 
@@ -104,31 +104,37 @@ def train_draft_head(
     started, accelerator = time.monotonic(), devices()
     opened = Bundle(Path(bundle))
     opened.verify()
-    checkpoint, engine = checkpoint_of(opened, model), open_engine(opened)
-    window = min(settings.window, opened.plan.recipe.cache.context)
-    if window < 2 * settings.steps:
-        raise CetaneError(f"--window {window}: less than two drafts of {settings.steps} tokens")
-    shown = progress if accelerator.is_main_process else silent
-    ids = whole_windows([read_tokens(opened.tokenizer, p, settings.tokens) for p in texts], window)
-    folder = features and features / opened.digest
-    with accelerator.main_process_first() if folder else nullcontext():  # others read them
-        learned, held = split(collect(engine, ids, window, shown, folder))
-    embedding = embedding_of(opened)
-    head = new_draft_head(kind, opened, checkpoint, learned, settings.vocabulary, settings.steps)
-    before = acceptance(head, held, embedding)
-    left = settings.minutes - (time.monotonic() - started) / 60
-    train(head, learned, embedding, settings.epochs, left, settings.batch, shown, accelerator)
-    if not is_main(accelerator):
-        return None
-    head.round()
-    after = acceptance(head, held, embedding)
-    shown("lower", 0, 1)
-    shard = add_draft_head(opened, head, held.tokens, trained_on(texts, learned, held, after))
-    judged = judge_draft_head(opened, shard, engine, shown)
-    return TrainedDraftHead(
-        shard, before, after, judged, audit_draft_head(opened, shard), len(learned), len(held),
-        minutes=(time.monotonic() - started) / 60, cpu_minutes=time.process_time() / 60,
-    )  # fmt: skip
+    job = f"training a draft head of the kind {kind}"
+    with claimed(staging(opened, kind), job) if accelerator.is_main_process else nullcontext():
+        checkpoint, engine = checkpoint_of(opened, model), open_engine(opened)
+        window = min(settings.window, opened.plan.recipe.cache.context)
+        if window < 2 * settings.steps:
+            raise CetaneError(f"--window {window}: less than two drafts of {settings.steps} tokens")
+        shown = progress if accelerator.is_main_process else silent
+        ids = whole_windows(
+            [read_tokens(opened.tokenizer, p, settings.tokens) for p in texts], window
+        )
+        folder = features and features / opened.digest
+        with accelerator.main_process_first() if folder else nullcontext():  # others read them
+            learned, held = split(collect(engine, ids, window, shown, folder))
+        embedding = embedding_of(opened)
+        head = new_draft_head(
+            kind, opened, checkpoint, learned, settings.vocabulary, settings.steps
+        )
+        before = acceptance(head, held, embedding)
+        left = settings.minutes - (time.monotonic() - started) / 60
+        train(head, learned, embedding, settings.epochs, left, settings.batch, shown, accelerator)
+        if not is_main(accelerator):
+            return None
+        head.round()
+        after = acceptance(head, held, embedding)
+        shown("lower", 0, 1)
+        shard = add_draft_head(opened, head, held.tokens, trained_on(texts, learned, held, after))
+        judged = judge_draft_head(opened, shard, engine, shown)
+        return TrainedDraftHead(
+            shard, before, after, judged, audit_draft_head(opened, shard), len(learned), len(held),
+            minutes=(time.monotonic() - started) / 60, cpu_minutes=time.process_time() / 60,
+        )  # fmt: skip
 
 
 def whole_windows(texts: Sequence[list[int]], window: int) -> list[int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
 from cetane.export import coreml_llm
-from cetane.files import Progress, disk_errors, replacing, silent
+from cetane.files import Progress, check_outside, claimed, disk_errors, replacing, silent
 from cetane.mil import load
 from cetane.pipeline.validate import checkpoint_of
 
@@ -33,7 +33,8 @@ def export_onnx(
     """
     from cetane.mil.fast.onnx_files import export as to_onnx  # onnx takes a while to load
 
-    path, target = Path(source), new_folder(output)
+    path = Path(source)
+    target = new_folder(output, path)
     if path.suffix == ".mlpackage":
         packages = {path.stem: path}
     else:
@@ -41,7 +42,7 @@ def export_onnx(
         bundle.verify()
         packages = {shard.name: bundle.shard(shard.name) for shard in bundle.plan.shards}
     written: dict[str, list[str]] = {}
-    with disk_errors(target), replacing(target) as folder:
+    with claimed(target, f"exporting {path}"), disk_errors(target), replacing(target) as folder:
         folder.mkdir()
         for name, package in packages.items():
             (folder / name).mkdir()
@@ -58,7 +59,7 @@ def export_coreml_llm(
     CetaneError when the folder exists, or the checkpoint is not the bundle's own.
     """
     bundle = Bundle(Path(source))
-    target = new_folder(output)
+    target = new_folder(output, bundle.path)
     bundle.verify()
     checkpoint = checkpoint_of(bundle)
     if checkpoint.fingerprint != bundle.manifest.fingerprint:
@@ -66,13 +67,16 @@ def export_coreml_llm(
             f"{checkpoint.source} is not the checkpoint that {source} was built from",
             "port the model again",
         )
-    coreml_llm.export(bundle, checkpoint, target, progress)
+    with claimed(target, f"exporting {source}"):
+        coreml_llm.export(bundle, checkpoint, target, progress)
     return RuntimeFolder(target, coreml_llm.COMPILE, coreml_llm.check(target))
 
 
-def new_folder(path: str | Path) -> Path:
-    """A place for a folder, its parents made; CetaneError when something is there."""
+def new_folder(path: str | Path, source: Path) -> Path:
+    """A place for a folder, its parents made; CetaneError when something is there, or it is inside
+    the source, which would no longer be what its manifest says."""
     target = Path(path)
+    check_outside(target, source)
     if target.exists():
         raise CetaneError(f"{target} exists", "choose another folder, or remove it")
     with disk_errors(target):

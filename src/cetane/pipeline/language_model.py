@@ -134,7 +134,7 @@ class LanguageModel:
         self._speculator: Speculator | None = None
         if wish is not None:
             self._speculator = open_speculator(wish, bundle, self.engine, self._sampler, backend)
-        self._session = self._new_session()
+        self._session: Session | None = None
         self._held: list[int] = []
 
     @property
@@ -250,15 +250,19 @@ class LanguageModel:
     def _begin(self, ids: Sequence[int], most: int) -> Generator[int, None, Ending]:
         """Generate after `ids`, of which the session may hold the first part already."""
         held, self._held = self._held, []  # unknown until `_end`, should this end early
-        if not held or list(ids[: len(held)]) != held or len(ids) == len(held):
-            self._session, held = self._new_session(), []
+        session = self._session
+        if session is None or not held or list(ids[: len(held)]) != held or len(ids) == len(held):
+            self._session = None  # its memory is free before the next one takes as much
+            session, held = self._new_session(), []
+            self._session = session
         return generate(
-            self._session, ids[len(held) :], self._sampler, most,
+            session, ids[len(held) :], self._sampler, most,
             self.bundle.tokenizer.eos_ids, self._speculator,
         )  # fmt: skip
 
     def _end(self, text: list[int]) -> None:
         """A generation has ended by itself; `text` is its prompt and its answer."""
+        assert self._session is not None
         self._held = text[: self._session.position]
 
 

@@ -198,6 +198,10 @@ def port_request(
             recipe = following
         elif why.mends and (fix or recipe.reasons.keys() >= why.changes.keys()):
             recipe = decided(recipe, why.changes, dict.fromkeys(why.changes, why.sentence))
+            try:
+                _ = Planner(request.checkpoint, recipe, request.planner)
+            except CetaneError:  # the advice does not fit this model
+                return result
         else:
             return result
         changes.append(described(result.plan.recipe, recipe, why))

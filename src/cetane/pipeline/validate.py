@@ -1,6 +1,6 @@
 """The gates of a finished bundle, against the model that it was made from."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from cetane.files import Progress, silent
 from cetane.gates.draft_head import DraftHeadResult, judge_draft_heads
 from cetane.gates.explain import Explanation
 from cetane.gates.golden import GoldenResult
+from cetane.gates.layers import LayersResult, judge_layers
 from cetane.gates.quality import Quality, read_tokens
 from cetane.gates.quality import perplexity as measure_perplexity
 from cetane.gates.static import PackageProblem, static_checks
@@ -96,6 +97,29 @@ def perplexity(
     quality = measure_perplexity(opened, checkpoint, ids, progress)
     opened.write_gate("perplexity", quality.model_dump(mode="json") | {"text": text.name})
     return quality
+
+
+def validate_layers(
+    bundle: str | Path,
+    *,
+    block: int | None = None,
+    prompt_ids: Sequence[int] = (),
+    probes: int = 1,
+    model: str | Path | None = None,
+    progress: Progress = silent,
+) -> LayersResult:
+    """Every shard with layers alone, or the one that holds the model's `block`, as the validator of
+    the published ports does: on `prompt_ids`, else on `probes` random sequences.
+
+    The outcome is kept in the bundle. CetaneError as `validate`, for a block that the model lacks,
+    and for ids of which none is fit to judge on.
+    """
+    opened = Bundle(Path(bundle))
+    opened.verify()
+    checkpoint = checkpoint_of(opened, model)
+    result = judge_layers(opened, checkpoint, block, tuple(prompt_ids), probes, progress)
+    opened.write_gate("layers", result.model_dump(mode="json"))
+    return result
 
 
 def checkpoint_of(bundle: Bundle, model: str | Path | None = None) -> Checkpoint:

@@ -1,21 +1,26 @@
 """Which tokens a head needs: those of texts, those that the model itself chooses after them, and
 those without which some texts could not be written."""
 
-import hashlib
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cetane.checkpoint import Tokenizer
 from cetane.errors import CetaneError
-from cetane.files import Progress, disk_errors, silent, write_json
+from cetane.files import Progress, disk_errors, sha256, silent, write_json
 from cetane.gates.quality import read_tokens
 from cetane.gates.reference import Reference
 from cetane.pipeline.request import Request
 from cetane.planner import Planner
-from cetane.schema.subset import Counted, Ids, Subset, as_ranges
+from cetane.schema.subset import Subset, TextCoverage, as_ranges
+
+if TYPE_CHECKING:
+    from cetane.schema.subset import Ids
 
 WINDOW = 256
 """Tokens that the model sees together."""
@@ -36,9 +41,9 @@ class CoveredText:
     tokens: Ids
     choices: Ids
 
-    def counted(self, tokens: Ids) -> Counted:
+    def covered_by(self, tokens: Ids) -> TextCoverage:
         """How much of it a subset covers."""
-        return Counted(
+        return TextCoverage(
             name=self.name,
             sha256=self.sha256,
             tokens=len(self.tokens),
@@ -51,8 +56,7 @@ class CoveredText:
 def read_text(tokenizer: Tokenizer, path: Path) -> CoveredText:
     """The tokens of a file; CetaneError if it cannot be read or has fewer than two."""
     tokens = np.asarray(read_tokens(tokenizer, path, LONGEST), np.int64)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return CoveredText(path.name, digest, tokens, np.zeros(0, np.int64))
+    return CoveredText(path.name, sha256(path), tokens, np.zeros(0, np.int64))
 
 
 def split(text: CoveredText) -> tuple[CoveredText, CoveredText]:
@@ -128,8 +132,8 @@ def make_subset(
         vocabulary=len(order),
         tokens=as_ranges(tokens),
         tokenizer=tokenizer.digest,
-        texts=tuple(text.counted(tokens) for text in texts),
-        held_out=tuple(text.counted(tokens) for text in held_out),
+        texts=tuple(text.covered_by(tokens) for text in texts),
+        held_out=tuple(text.covered_by(tokens) for text in held_out),
     )
 
 
@@ -241,7 +245,7 @@ class HeadSizes:
         )
 
 
-def share(texts: Sequence[Counted], part: str, whole: str) -> float | None:
+def share(texts: Sequence[TextCoverage], part: str, whole: str) -> float | None:
     """How much of some texts is covered; None where nothing was counted."""
     total = sum(getattr(text, whole) for text in texts)
     return sum(getattr(text, part) for text in texts) / total if total else None

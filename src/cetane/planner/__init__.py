@@ -1,9 +1,10 @@
-"""A recipe resolved against a checkpoint: which blocks go into which function of which shard."""
+"""The planner: it resolves a recipe against a checkpoint into shards, functions and calls."""
 
 from cetane.planner.graphs import FunctionGraph, GraphMaker
 from cetane.planner.layout import Segment, chunk_bounds
 from cetane.planner.memory import CachePlan
 from cetane.planner.planner import Planner, Programs
+from cetane.planner.tags import tags
 from cetane.planner.weights import ModelSource
 
 __all__ = [
@@ -15,4 +16,5 @@ __all__ = [
     "Programs",
     "Segment",
     "chunk_bounds",
+    "tags",
 ]

@@ -1,5 +1,4 @@
-"""The calls of a mode: which function of which shard runs, on which blocks, and where a token goes
-to one expert."""
+"""The calls of a mode: steps, each with its blocks, and routes, which send tokens to one expert."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -16,8 +15,8 @@ Parts = tuple[Part, tuple[Part, ...]]
 class Calls:
     """The steps and routes of every mode.
 
-    Prompts are read without their logits, but for the last token. These *silent* calls leave out
-    the head, and layers that only it depends on: those that read others' caches and keep none.
+    Calls for prompt tokens need no logits, except for the last token. Such *silent* calls leave out
+    the head, and layers that only the head depends on: they read others' caches and keep none.
     """
 
     def __init__(
@@ -27,14 +26,14 @@ class Calls:
         arrangement: Arrangement,
         parts: dict[RoutedBlock, Parts],
     ) -> None:
-        """`parts` keeps the parts of routed blocks, for planners that share blocks."""
+        """`parts` holds the parts of routed blocks, shared by planners that share blocks."""
         self.model, self.recipe, self.arrangement = model, recipe, arrangement
         self._parts = parts
 
     @cached_property
     def widths(self) -> dict[str, int]:
-        """Tokens per call by function name: one function per mode, or one `main` that a flexible
-        shape makes fit all modes."""
+        """Tokens per call by function name: one function per mode, or one flexible `main` for
+        all."""
         if self.recipe.tokens.shapes == "range":
             return {"main": 1}
         return {str(mode): tokens for mode, tokens in self.recipe.tokens.by_mode().items()}
@@ -46,7 +45,7 @@ class Calls:
         return self._parts[block]
 
     def routed(self, segment: Segment, mode: str) -> RoutedBlock | None:
-        """The last block of a segment, if its experts are called one by one in a mode."""
+        """The last block of a segment, if this mode calls its experts one by one; else None."""
         last = segment.blocks[-1]
         return last if isinstance(last, RoutedBlock) and mode in self.recipe.layout.routed else None
 
@@ -75,20 +74,22 @@ class Calls:
         return [(*segment.blocks[:-1], router), experts]
 
     def silent_steps(self, segment: Segment, mode: Mode) -> Iterator[Step | Route]:
-        """The calls of a segment that run where no logits are wanted."""
+        """The silent calls of a segment."""
         if "main" not in self.widths and self.fills(segment, mode):
             yield Step(shard=segment.shard, function=f"fill{segment.suffix}")
         elif self.silent(segment):
             yield from self.steps(segment, mode)
 
     def silent(self, segment: Segment) -> tuple[Block, ...]:
-        """The blocks of a segment that run where no logits are wanted."""
+        """The blocks of a segment that run in silent calls."""
         return tuple(block for block in segment.blocks if block in self.filling)
 
     @cached_property
     def filling(self) -> frozenset[Block]:
-        """The blocks that fill caches and histories, or that such a block depends on: all layers,
-        unless some read others' caches."""
+        """The blocks that fill caches and histories, and the blocks that these depend on.
+
+        These are all layers, unless some layers read others' caches.
+        """
         if not self.model.shared:
             return frozenset(self.arrangement.layers)
         wanted: set[str] = set()
@@ -100,8 +101,10 @@ class Calls:
         return frozenset(live)
 
     def fills(self, segment: Segment, mode: str) -> bool:
-        """Whether a segment has a function of its own for silent calls: in prefill, where only some
-        of its layers run in them."""
+        """Whether a segment has a function of its own for silent calls.
+
+        It has one in prefill, if silent calls run only some of its layers.
+        """
         layers = [block for block in segment.blocks if not isinstance(block, Head)]
         some = 0 < len(self.silent(segment)) < len(layers)
         return mode == "prefill" and bool(self.model.shared) and some

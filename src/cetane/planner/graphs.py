@@ -1,4 +1,4 @@
-"""Functions as graphs: what goes into a call, and what comes out."""
+"""The graphs of functions: their blocks, inputs, outputs, caches and histories."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from cetane.schema.interface import (
 
 @dataclass(frozen=True)
 class FunctionGraph:
-    """One function, and what it is traced from."""
+    """One function, with the blocks, caches and histories that it is traced from."""
 
     function: Function
     blocks: tuple[Block, ...]
@@ -34,10 +34,10 @@ class FunctionGraph:
 
 
 class GraphMaker:
-    """Makes graphs of blocks: what they read comes in, what is asked for goes out."""
+    """Makes graphs of blocks. Inputs are the tensors that they read; the caller names outputs."""
 
     def __init__(self, model: Model, memory: CachePlan, choose: bool = False) -> None:
-        """With `choose`, a head gives its largest logit in place of all of them."""
+        """With `choose`, a head gives only its largest logit."""
         self.model, self.memory, self.choose = model, memory, choose
 
     def make(
@@ -49,10 +49,10 @@ class GraphMaker:
         handed: Collection[str],
         wanted: Collection[str],
     ) -> FunctionGraph:
-        """One function of some blocks of a segment.
+        """The graph of some blocks of a segment.
 
-        The tensors in `handed` come from earlier calls, other inputs from the host. Of the tensors
-        that the blocks write, those in `wanted` go out.
+        The tensors in `handed` come from earlier calls, other inputs from the host. The outputs are
+        those tensors in `wanted` that the blocks write.
         """
         inputs: dict[str, Input] = {}
         inside: set[str] = set()
@@ -110,7 +110,7 @@ class GraphMaker:
         return self.model.axes.shape(self.model.channels[tensor], tokens)
 
     def _input(self, name: str, tokens: int, handed: Collection[str]) -> Input:
-        """A tensor that a block reads: from an earlier call when one made it, else the host."""
+        """A tensor that a block reads: from an earlier call if one made it, else from the host."""
         if name in handed:
             return Input(name=name, shape=self._shape(name, tokens), source=FromTensor(name=name))
         source = self.model.host[name]
@@ -137,13 +137,13 @@ class Graphs(GraphMaker):
         self.arrangement, self.calls = arrangement, calls
 
     def of_segment(self, segment: Segment, name: str, tokens: int) -> Iterator[FunctionGraph]:
-        """The function of a segment, or where its experts are routed to, those of the parts."""
+        """The function of a segment; or if its experts are routed, a function for each part."""
         full, later = f"{name}{segment.suffix}", self.arrangement.after(segment)
         block = self.calls.routed(segment, name)
         if block is None:
             yield self.graph(segment, full, tokens, segment.blocks, later)
             if self.calls.fills(segment, name):
-                # A program must have an output, and use all weights that it is said to have.
+                # A program must have an output, and must use all weights of its shard.
                 yield self.graph(
                     segment,
                     f"fill{segment.suffix}",
@@ -170,10 +170,11 @@ class Graphs(GraphMaker):
         wanted: Collection[str] = (),
         made: Sequence[Block] = (),
     ) -> FunctionGraph:
-        """One function of some blocks of a segment.
+        """The graph of some blocks of a segment.
 
-        What they read and do not make comes in. What the blocks `after` them read goes out, and
-        what is `wanted` beside that. `made` are blocks of the segment that ran before.
+        Inputs are the tensors that they read and do not make. Outputs are the tensors that the
+        blocks `after` them read, and those in `wanted`. `made` are blocks of the segment that ran
+        before.
         """
         handed = {w for block in (*self.arrangement.before(segment), *made) for w in block.writes}
         handed |= {w for b in made if isinstance(b, RoutedBlock) for w in b.router().writes}

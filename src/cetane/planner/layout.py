@@ -1,4 +1,4 @@
-"""Which blocks go into which shard, and which of them run in one call."""
+"""The layout: blocks cut into shards, and shards into segments that run in one call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,17 +12,19 @@ from cetane.schema.recipe import Layout
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive blocks of a shard that run in one call; a shard has several where tokens are
-    routed between them."""
+    """Consecutive blocks of a shard that run in one call.
+
+    A shard has several segments if tokens are routed to experts between them.
+    """
 
     shard: str
     suffix: str
-    """What tells its functions from those of the shard's other segments."""
+    """The ending of its functions' names, which differs between segments of a shard."""
     blocks: tuple[Block, ...]
 
     @property
     def owner(self) -> str:
-        """Whose caches and histories these are."""
+        """The name under which the segment's functions share caches and histories."""
         return self.shard + self.suffix
 
 
@@ -32,22 +34,22 @@ class Arrangement:
     def __init__(
         self, layers: Sequence[Block], heads: Sequence[Head], layout: Layout, source: str
     ) -> None:
-        """`source` names the checkpoint in errors: CetaneError for a layout that these blocks
-        cannot have."""
+        """`source` names the checkpoint in errors. Raises CetaneError for a layout that does not
+        fit these blocks."""
         self.layers, self.heads = tuple(layers), tuple(heads)
         self.members = cut_into_shards(self.layers, self.heads, layout)
-        """Blocks by the name of their shard."""
+        """Blocks of every shard, by its name."""
         if layout.routed:
             check_routing(self.layers, source)
         self.segments = {
             shard: cut_into_segments(shard, blocks, bool(layout.routed))
             for shard, blocks in self.members.items()
         }
-        """Segments by the name of their shard."""
+        """Segments of every shard, by its name."""
 
     @cached_property
     def order(self) -> tuple[Segment, ...]:
-        """All segments."""
+        """All segments, in the order of their calls."""
         return tuple(chain.from_iterable(self.segments.values()))
 
     def before(self, segment: Segment) -> list[Block]:
@@ -59,7 +61,7 @@ class Arrangement:
         return [b for s in self.order[self.order.index(segment) + 1 :] for b in s.blocks]
 
     def shards_before(self, shard: str) -> list[str]:
-        """The shards that run before one."""
+        """The names of the shards that run before this one."""
         names = list(self.members)
         return names[: names.index(shard)]
 
@@ -67,7 +69,7 @@ class Arrangement:
 def cut_into_shards(
     layers: Sequence[Block], heads: Sequence[Head], layout: Layout
 ) -> dict[str, tuple[Block, ...]]:
-    """Blocks of every shard, by shard name, in the order of their calls."""
+    """Blocks of every shard, by its name, in the order of their calls."""
     if layout.kind == "single":
         return {"model": (*layers, *heads)}
     whole = [tuple(group) for _, group in groupby(layers, key=lambda block: block.layer)]
@@ -88,7 +90,7 @@ def cut_into_shards(
 
 
 def chunk_bounds(layout: Layout, layers: int) -> list[int]:
-    """The first layer of every chunk, and the number of layers."""
+    """The first layer of every chunk, then the number of layers."""
     if layout.cuts:
         if layout.cuts[-1] >= layers:
             raise CetaneError(f"layout.cuts: {layout.cuts[-1]}, but the model has {layers} layers")
@@ -100,16 +102,16 @@ def chunk_bounds(layout: Layout, layers: int) -> list[int]:
 
 
 def check_routing(layers: Sequence[Block], source: str) -> None:
-    """CetaneError where tokens cannot be routed to one expert each."""
+    """Raise CetaneError if tokens cannot be routed to one expert each."""
     routed = [block for block in layers if isinstance(block, RoutedBlock)]
     if not routed:
         raise CetaneError(f"layout.routed: {source} has no experts")
     if not all(block.one_expert for block in routed):
-        raise CetaneError("layout.routed: the family's options mix all experts")
+        raise CetaneError("layout.routed: the options in [family] mix the outputs of all experts")
 
 
 def cut_into_segments(shard: str, blocks: tuple[Block, ...], routed: bool) -> tuple[Segment, ...]:
-    """A shard, cut after every block whose experts are functions of their own."""
+    """The segments of a shard. Each block whose experts are functions of their own ends one."""
     if not routed:
         return (Segment(shard, "", blocks),)
     cuts = [0, *(i + 1 for i, b in enumerate(blocks) if isinstance(b, RoutedBlock))]
@@ -120,7 +122,7 @@ def cut_into_segments(shard: str, blocks: tuple[Block, ...], routed: bool) -> tu
 
 
 def needed(blocks: Sequence[Block]) -> set[str]:
-    """The tensors that some of the blocks, in order, read before one of them writes them."""
+    """The tensors that blocks, in this order, read before any of them writes them."""
     wanted: set[str] = set()
     written: set[str] = set()
     for block in blocks:

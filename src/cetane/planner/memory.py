@@ -1,4 +1,4 @@
-"""What a plan's calls remember: slots, cache groups, histories, states, and their bytes."""
+"""The memory of a plan: slots, cache groups, histories and states, and their bytes."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,12 +24,13 @@ from cetane.schema.slots import PADDED, Slots
 class CachePlan:
     """The caches and histories of a model under one recipe.
 
-    A runtime that calls programs in another way than ours subclasses it: `form` says how a call
-    reads and writes a group, `visible` how many keys it sees.
+    A planner for another runtime subclasses it. `form` decides how a call reads and writes a group;
+    `visible` gives the number of keys that it sees.
     """
 
     def __init__(self, model: Model, recipe: Recipe, source: str) -> None:
-        """`source` names the checkpoint in errors: CetaneError for contracts that cannot be."""
+        """`source` names the checkpoint in errors. Raises CetaneError for contracts that do not fit
+        the model."""
         self.model, self.recipe, self.source = model, recipe, source
         self.groups = {
             name: group for name, group in model.memory.items() if isinstance(group, CacheGroup)
@@ -42,7 +43,7 @@ class CachePlan:
         return {name: self._slots(group, context) for name, group in self.groups.items()}
 
     def _slots(self, group: CacheGroup, context: int) -> Slots:
-        """How long the caches of a group are: a multiple of 32, as ANE rows are aligned."""
+        """The slots of a group. Their number is a multiple of 32, to which the ANE aligns rows."""
         cache = self.recipe.cache
         if group.window is None:
             return Slots(contract=cache.contract, count=context)
@@ -50,7 +51,7 @@ class CachePlan:
         if not cache.windowed:
             return Slots(contract=contract, count=context)
         need = group.sinks + group.window
-        if contract == "stateful":  # it is written before the first token of a call has looked
+        if contract == "stateful":  # a call writes all its tokens before the first one reads
             need += max(self.recipe.tokens.by_mode().values()) - 1
         count = min(context, -(-need // 32) * 32)
         limited = count < context
@@ -62,7 +63,7 @@ class CachePlan:
         )
 
     def _check(self) -> None:
-        """CetaneError for what the contracts of limited caches cannot do."""
+        """Raise CetaneError for a contract that cannot work with the model's windows."""
         if self.recipe.cache.sliding is not None and not any(
             group.window for group in self.groups.values()
         ):
@@ -72,14 +73,14 @@ class CachePlan:
                 continue
             if self.recipe.tokens.shapes == "range":
                 raise CetaneError(
-                    f"tokens.shapes = 'range': a {slots.contract} cache of a window has other "
+                    f"tokens.shapes = 'range': a {slots.contract} cache of a window needs other "
                     "inputs for one token than for several",
                     "use static shapes, or a readonly cache",
                 )
             if slots.contract == "shift" and slots.sinks:
                 raise CetaneError(
-                    f"a shift cache forgets the first tokens, which layers of {name} see",
-                    "use another contract for them: cache.sliding",
+                    f"a shift cache forgets the first tokens, which layers of {name} must see",
+                    "set cache.sliding to another contract",
                 )
 
     def form(self, group: str, tokens: int) -> type[CacheForm]:
@@ -87,7 +88,7 @@ class CachePlan:
         return cache_form(self.slots[group], tokens)
 
     def visible(self, group: str, tokens: int) -> int:
-        """How many keys of a group a call of `tokens` tokens sees."""
+        """The number of keys of a group that a call of `tokens` tokens sees."""
         return self.slots[group].visible(tokens)
 
     def caches(self, segment: Segment, tokens: int) -> tuple[CacheSpec, ...]:
@@ -121,14 +122,14 @@ class CachePlan:
         )
 
     def nbytes(self, segments: Sequence[Segment], context: int) -> int:
-        """Keys and values of the whole model in fp16, padding of states included."""
+        """Bytes of the whole model's keys and values in fp16, with the padding of states."""
         slots = self.slots_for(context)
         states = [self._shared_state(segment.blocks, slots) for segment in segments]
         padded = sum(2 * prod(state.shape) for state in states if state is not None)
         return padded or self.own_nbytes(context)
 
     def own_nbytes(self, context: int) -> int:
-        """Keys and values of the whole model in fp16, without padding."""
+        """Bytes of the whole model's keys and values in fp16, without padding."""
         slots = self.slots_for(context)
         return sum(
             2 * 2 * self.groups[name].heads * self.groups[name].dim * slots[name].count * layers
@@ -136,18 +137,19 @@ class CachePlan:
         )
 
     def _kept_groups(self, blocks: Sequence[Block]) -> dict[str, int]:
-        """How many of the blocks keep a cache of each group."""
+        """The number of blocks that keep a cache of each group."""
         return {name: count for name, count in _kept(blocks).items() if name in self.groups}
 
     def _rows(self, blocks: Sequence[Block]) -> Iterator[tuple[str, int]]:
-        """By group, the first row of some blocks' layers in a state that they share."""
+        """The name of each group, and its first row in a state that all groups share."""
         row = 0
         for name, layers in self._kept_groups(blocks).items():
             yield name, row
             row += 2 * layers
 
     def _shared_state(self, blocks: Sequence[Block], slots: Mapping[str, Slots]) -> State | None:
-        """The one state of some blocks, if they share one: rows as large as the largest."""
+        """The state that some blocks share, with rows of the largest size; None if they share
+        none."""
         kept = self._kept_groups(blocks)
         if not self.recipe.cache.padded or not kept:
             return None
@@ -161,5 +163,5 @@ class CachePlan:
 
 
 def _kept(blocks: Sequence[Block]) -> Counter[str]:
-    """How many of the blocks keep a memory of each name."""
+    """The number of blocks that keep each memory, by its name."""
     return Counter(name for block in blocks for name in block.keeps)

@@ -1,6 +1,6 @@
-"""A recipe resolved against a model: shards, functions, inputs, outputs, states and bytes.
+"""The planner: resolves a recipe against a model into a plan, and into graphs to lower.
 
-Reads shapes from modules on torch's meta device, and no weights.
+It reads shapes from modules on torch's meta device, and no weights.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,11 +27,11 @@ from cetane.schema.recipe import Mode, Recipe
 from cetane.schema.slots import Slots
 
 CONTEXTS = (512, 1024, 2048, 4096, 8192)
-"""Context lengths for which a plan states the cache's size, beside the recipe's own."""
+"""Context lengths for which a plan states the cache's size, beside the recipe's context."""
 
 
 class Programs(Protocol):
-    """Shards as functions that can be traced: what lowering needs of a planner."""
+    """Shards as functions that can be traced: the part of a planner that lowering uses."""
 
     @property
     def recipe(self) -> Recipe: ...
@@ -43,23 +43,23 @@ class Programs(Protocol):
         """Every function of a shard."""
 
     def widest(self, shard: str) -> list[FunctionGraph]:
-        """The same functions at the most tokens that a flexible shape may have."""
+        """The same functions, at the largest number of tokens that a flexible shape takes."""
 
     def module(self, graph: FunctionGraph) -> Shard:
         """The torch module of a function."""
 
 
 class Planner:
-    """Resolves one recipe for one checkpoint; keeps the blocks that builds and engines use."""
+    """Resolves one recipe for one checkpoint, and keeps the blocks that builds and engines use."""
 
     cache_plan: type[CachePlan] = CachePlan
-    """How calls read and write caches; another runtime has a class of its own."""
+    """The class that decides how calls read and write caches; another runtime has its own."""
 
     def __init__(
         self, checkpoint: ModelSource, recipe: Recipe, like: "Planner | None" = None
     ) -> None:
-        """`like` plans the same checkpoint: where the recipes agree, its blocks serve both, and
-        what was checked is not checked again. Raises CetaneError for a recipe that does not fit."""
+        """`like` is a planner of the same checkpoint, with which this one shares blocks and checks
+        as far as the recipes agree. Raises CetaneError for a recipe that does not fit."""
         self.checkpoint, self.recipe = checkpoint, recipe
         check_layers(checkpoint)
         shared = like if like is not None and same_blocks(like.recipe, recipe) else None
@@ -137,7 +137,7 @@ class Planner:
         ]
 
     def widest(self, shard: str) -> list[FunctionGraph]:
-        """The same functions at the most tokens that a flexible shape may have."""
+        """The same functions at the largest number of tokens that a flexible shape takes."""
         most = max(self.recipe.tokens.by_mode().values())
         return [
             self.functions.graph(s, f"main{s.suffix}", most, s.blocks, self.arrangement.after(s))
@@ -156,23 +156,25 @@ class Planner:
         )
 
     def calls(self, mode: Mode) -> Iterator[tuple[Segment, tuple[Block, ...], bool]]:
-        """The blocks of every call of a mode, in order; True for a call of some experts."""
+        """The segment and blocks of every call of a mode, in order; True if it is routed to
+        experts."""
         for segment in self.arrangement.order:
             for index, blocks in enumerate(self.calling.step_blocks(segment, mode)):
                 yield segment, blocks, index == 1
 
     def truths(self, mode: Mode) -> dict[Step | Route, dict[str, Truth]]:
-        """For every step of a mode, what its outputs should equal in the Hugging Face model, by
-        output name."""
+        """The truths of every step's outputs in a mode, by output name.
+
+        A truth is the tensor of the Hugging Face model that an output should equal.
+        """
         return step_truths(self.model, self.arrangement, self.calling, mode)
 
     def feeds(self, shard: str) -> dict[str, Truth]:
-        """What the tensors that a shard takes from earlier ones should equal, by tensor name."""
+        """The truths of the tensors that a shard takes from earlier shards, by tensor name."""
         return shard_feeds(self.arrangement, shard)
 
     def makers(self, shard: str) -> list[str]:
-        """Earlier shards that make what a shard takes and no module of the Hugging Face model
-        gives."""
+        """The earlier shards that make this shard's inputs without a truth."""
         return makers(self.arrangement, shard)
 
     def plan(self) -> Plan:
@@ -214,7 +216,7 @@ class Planner:
         )
 
     def _tables(self) -> dict[str, TablePlan]:
-        """The host's tables of rows by token."""
+        """The tables that the host keeps, with a row for each token."""
         tables = {
             name: TablePlan(rows=table.rows, channels=table.channels)
             for name, table in self.model.tables.items()
@@ -237,7 +239,7 @@ class Planner:
 def same_blocks(one: Recipe, other: Recipe) -> bool:
     """Whether two recipes for a checkpoint have the same blocks.
 
-    Where projections are split, the bits of their weights decide which.
+    With `lowering.split_contracting`, the bits of weights decide which projections are split.
     """
     split = one.lowering.split_contracting or other.lowering.split_contracting
     keys = ["tensor_layout", "family", *(["lowering", "compression"] if split else [])]

@@ -1,4 +1,4 @@
-"""What the outputs of a plan's calls should equal in the Hugging Face model."""
+"""Truths: the tensors of the Hugging Face model that the outputs of a plan's calls should equal."""
 
 from cetane.families import Model, Truth
 from cetane.planner.calls import Calls
@@ -10,7 +10,7 @@ from cetane.schema.recipe import Mode
 def step_truths(
     model: Model, arrangement: Arrangement, calls: Calls, mode: Mode
 ) -> dict[Step | Route, dict[str, Truth]]:
-    """For every step of a mode, the truth of its outputs, by output name."""
+    """The truths of every step's outputs in a mode, by output name."""
     return {
         step: {
             f"{name}_out": truth
@@ -26,7 +26,7 @@ def step_truths(
 
 
 def shard_feeds(arrangement: Arrangement, shard: str) -> dict[str, Truth]:
-    """The truth of what a shard takes from earlier ones, by tensor name."""
+    """The truths of the tensors that a shard takes from earlier shards, by tensor name."""
     reads = needed(arrangement.members[shard])
     return {
         name: truth
@@ -38,7 +38,7 @@ def shard_feeds(arrangement: Arrangement, shard: str) -> dict[str, Truth]:
 
 
 def makers(arrangement: Arrangement, shard: str) -> list[str]:
-    """Earlier shards that make what a shard takes and no module of the Hugging Face model gives."""
+    """The earlier shards that make this shard's inputs without a truth."""
     reads = needed(arrangement.members[shard])
     return [
         earlier

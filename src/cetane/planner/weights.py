@@ -1,4 +1,4 @@
-"""A plan's weights: whether a checkpoint has them, in which formats, and their bytes."""
+"""A plan's weights: their formats and bytes, and checks that the checkpoint has them."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ from cetane.schema.interface import Shape
 
 
 class ModelSource(Weights, Protocol):
-    """What a plan needs of a checkpoint: its config, and which tensors it has."""
+    """The part of a checkpoint that a plan reads: its config, and its tensors' names and shapes."""
 
     @property
     def source(self) -> str: ...
@@ -22,12 +22,12 @@ class ModelSource(Weights, Protocol):
 
 
 def format_of(weight: Weight, compression: Selection) -> Format:
-    """How a weight is stored; gains and biases stay in fp16."""
+    """The format of a weight. Gains and biases stay in fp16."""
     return compression.format_for(weight.name, weight.kind) if weight.kind else Fp16()
 
 
 def weight_bytes(blocks: Iterable[Block], compression: Selection) -> int:
-    """Bytes of all weights of some blocks."""
+    """Bytes of all weights of these blocks."""
     return sum(
         format_of(weight, compression).nbytes(weight.shape)
         for block in blocks
@@ -36,14 +36,17 @@ def weight_bytes(blocks: Iterable[Block], compression: Selection) -> int:
 
 
 def mean_bits(blocks: Iterable[Block], compression: Selection) -> float:
-    """Bits per weight, gains and biases aside."""
+    """Mean bits per weight, without gains and biases."""
     held = [w for block in blocks for _, w in block.weights() if w.kind]
     bits = sum(w.elements * format_of(w, compression).bits for w in held)
     return bits / sum(w.elements for w in held)
 
 
 def check_layers(checkpoint: ModelSource) -> None:
-    """CetaneError for more layers than tensors, before a module is made for each."""
+    """Raise CetaneError if the config has more layers than the checkpoint has tensors.
+
+    This runs before a module is made for each layer.
+    """
     layers, tensors = checkpoint.config.get("num_hidden_layers"), len(checkpoint.names())
     if isinstance(layers, int) and layers > tensors:
         raise CetaneError(
@@ -55,8 +58,10 @@ def check_layers(checkpoint: ModelSource) -> None:
 def check_weights(
     checkpoint: ModelSource, model: Model, blocks: Iterable[Block], compression: Selection
 ) -> None:
-    """CetaneError unless every weight is in the checkpoint and fits its format, and every rule of
-    the compression matches something."""
+    """Check that every weight is in the checkpoint and fits its format.
+
+    Raises CetaneError if not, and for a rule of the compression that matches no weight.
+    """
     kinds: dict[str, str] = {}
     for name, wanted in needed_tensors(model):
         check_shape(checkpoint, name, wanted)
@@ -70,7 +75,7 @@ def check_weights(
 
 
 def needed_tensors(model: Model) -> Iterator[tuple[str, Shape]]:
-    """Tensors of the host's tables, and their shapes."""
+    """The tensors of the host's tables, and their shapes."""
     table = model.embedding
     yield table.weight, (model.vocab, model.hidden)
     for name in filter(None, (table.bias, table.scale)):
@@ -80,11 +85,11 @@ def needed_tensors(model: Model) -> Iterator[tuple[str, Shape]]:
 
 
 def check_shape(checkpoint: ModelSource, name: str, wanted: Shape) -> None:
-    """CetaneError unless a checkpoint has a tensor in the shape that the config says."""
+    """Raise CetaneError if a checkpoint lacks a tensor, or has it in another shape."""
     if name not in checkpoint:
         raise CetaneError(f"{checkpoint.source}: no tensor {name}")
     stored = tuple(checkpoint.shape(name))
     if stored != wanted:
         raise CetaneError(
-            f"{checkpoint.source}: {name} has shape {stored}, the config says {wanted}"
+            f"{checkpoint.source}: {name} has shape {stored}, but the config says {wanted}"
         )

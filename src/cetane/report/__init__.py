@@ -1,1 +1,1 @@
-"""A page to look at: what a bundle is and how its gates judged it, or what an experiment found."""
+"""Reports: one page about a bundle and its gates, or about an experiment."""

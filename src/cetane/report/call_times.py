@@ -1,4 +1,4 @@
-"""What a bundle's calls take by the cost model: predicted, never measured."""
+"""Call times of a bundle by the cost model: predicted, never measured."""
 
 import shlex
 from pathlib import Path
@@ -17,7 +17,7 @@ from cetane.report.content import Absent, CallTime, CallTimes
 def call_times(bundle: Bundle, chip: Chip, model: str | None) -> CallTimes | Absent:
     """Milliseconds by the cost model, which needs the checkpoint's shapes.
 
-    A hub id is downloaded only if it is asked for.
+    A hub id is downloaded only if the user gives it.
     """
     source = model or bundle.manifest.source
     if model is None and not Path(source).exists():
@@ -52,11 +52,11 @@ def call_times(bundle: Bundle, chip: Chip, model: str | None) -> CallTimes | Abs
 
 
 def same(checkpoint: Checkpoint, bundle: Bundle) -> Checkpoint:
-    """CetaneError for another checkpoint than the bundle's: it might have other shapes."""
+    """The checkpoint, if it is the bundle's. Raises CetaneError for another: shapes may differ."""
     if checkpoint.fingerprint != bundle.manifest.fingerprint:
         raise CetaneError(
             f"{checkpoint.source} is not the checkpoint that {bundle.path} was made from",
-            "--model names the right one",
+            "give the right one with --model",
         )
     return checkpoint
 

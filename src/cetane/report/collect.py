@@ -1,4 +1,4 @@
-"""The content of a bundle's page: from its manifest, its gates, an audit, and what is given."""
+"""The content of a bundle's page, from its manifest, its gates, an audit and given files."""
 
 import shlex
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ from cetane.report.verdicts import Gates, command, verdicts, written
 from cetane.schema.manifest import MANIFEST
 
 WIDEST = 96
-"""Columns of the picture of positions; more would be narrower than a phone can show."""
+"""The most columns in the picture of positions; more would be too narrow for a phone."""
 
 
 def bundle_report(
@@ -46,7 +46,8 @@ def bundle_report(
     quality: SweepQuality | None,
     speculation: DraftBench | None,
 ) -> BundleReport:
-    """Everything known of a bundle; what is not says which command makes it."""
+    """Everything that is known about a bundle. Missing sections name the command that makes
+    them."""
     plan, manifest = bundle.plan, bundle.manifest
     artifact = InBundle(bundle)
     programs = {name: load(path) for name, path in artifact.packages.items()}
@@ -90,19 +91,22 @@ def bundle_report(
 
 
 def model_name(source: str) -> str:
-    """A checkpoint's name for people: the last part of its path or hub id, without `.gguf`."""
+    """A checkpoint's name for a title: the last part of its path or hub id, without `.gguf`."""
     return source.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
 
 
 def overall(judged: tuple[GateVerdict, ...]) -> Judgement:
-    """Failed if a gate that ran the programs failed; passed if the golden gate did, which judges
-    the whole. What is predicted decides nothing."""
+    """The verdict on the bundle.
+
+    It fails if a gate that ran the programs failed. It passes if the golden gate passed, which
+    judges the whole. Predictions decide nothing.
+    """
     outcomes = {v.gate: v.outcome for v in judged if v.basis != "predicted"}
     return "failed" if "failed" in outcomes.values() else outcomes["golden"]
 
 
 def positions(golden: GoldenResult, bundle: str) -> Positions | Absent:
-    """What shards hand on, by position; old results lack it."""
+    """The agreement of hidden states by position; old results lack it."""
     longest = max((len(score.by_position) for score in golden.shards), default=0)
     if not longest:
         return Absent(why="The golden gate ran before it kept positions.",
@@ -130,7 +134,7 @@ def position_row(score: ShardScore, width: int) -> PositionRow:
 
 
 def ranges(golden: GoldenResult) -> Ranges:
-    """The residual stream of every block."""
+    """The largest magnitude of the residual stream after every block."""
     blocks = tuple(BlockRange(block=r.block, largest=r.largest) for r in golden.ranges)
     largest = max(blocks, key=lambda block: block.largest)
     return Ranges(
@@ -161,7 +165,7 @@ def perplexity(gates: Gates) -> Perplexity | Absent:
 
 
 def provenance(bundle: Bundle, gates: Gates) -> Iterator[Fact]:
-    """Where the bundle is from."""
+    """The bundle's origin: its checkpoint, recipe, producers and gate runs."""
     manifest = bundle.manifest
     yield Fact(name="checkpoint", value=manifest.source)
     yield Fact(name="its fingerprint", value=manifest.fingerprint)

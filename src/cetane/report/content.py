@@ -1,5 +1,8 @@
-"""What a bundle's page says, as data: every figure that the page shows is in here, and nothing is
-computed while it is drawn. The same data is written as JSON beside the page."""
+"""The content of a bundle's page, as data.
+
+It holds every figure of the page: drawing computes nothing. The same data is written as JSON beside
+the page.
+"""
 
 from typing import Literal
 
@@ -18,7 +21,7 @@ class Absent(Data):
 
 
 class CheckRow(Data):
-    """A figure that a gate held against a limit."""
+    """A figure of a gate, with its limit."""
 
     name: str
     value: float
@@ -27,40 +30,40 @@ class CheckRow(Data):
 
 
 class GateVerdict(Data):
-    """What a gate said."""
+    """A gate's verdict on the bundle."""
 
     gate: str
     question: str
     outcome: Judgement
     basis: str
-    """Measured on the programs, or predicted by rules."""
+    """`measured` on the programs, or `predicted` by rules."""
     command: str
-    """Runs it."""
+    """The command that runs it."""
     date: str | None = None
-    """When its result was written, UTC."""
+    """The time of its result, in UTC."""
     notes: tuple[str, ...] = ()
     held: int = 0
-    """How many of the checks passed."""
+    """The number of checks that passed."""
     count: int = 0
     checks: tuple[CheckRow, ...] = ()
 
 
 class Column(Data):
-    """A block of a shard; experts that tokens are sent to have a column for all of them."""
+    """A block of a shard. All experts to which tokens are routed share a column."""
 
     shard: str
     block: str
 
 
 class Cell(Data):
-    """Ops of one kind in one block: how many are placed where, and by which rules."""
+    """Ops of one kind in one block: their number by place, and the rules that placed them."""
 
     placed: dict[Placement, int]
     rules: tuple[str, ...]
 
 
 class KindRow(Data):
-    """One kind of op in every block, None where a block has none."""
+    """One kind of op in every block; None if a block has no such op."""
 
     kind: str
     ops: int
@@ -68,7 +71,7 @@ class KindRow(Data):
 
 
 class PlacementMap(Data):
-    """One mode: kinds of op by blocks."""
+    """The map of one mode: kinds of op by blocks."""
 
     mode: str
     tokens: int
@@ -92,7 +95,7 @@ class Reason(Data):
 
 
 class Residency(Data):
-    """Where ops run, and why."""
+    """The places where ops run, and the reasons."""
 
     target: str
     basis: str
@@ -103,17 +106,17 @@ class Residency(Data):
 
 
 class PositionRow(Data):
-    """A tensor that a shard hands on: its cosine with the reference at every position."""
+    """An output tensor of a shard: its cosine with the reference at every position."""
 
     shard: str
     tensor: str
     mode: str
     cosine: float
-    """Smallest of the probes' means."""
+    """The smallest of the probes' means."""
     worst: float
     worst_at: int | None
     values: tuple[float, ...]
-    """The smallest of `per_column` positions each."""
+    """The smallest cosines of every `per_column` positions."""
 
 
 class Positions(Data):
@@ -133,28 +136,28 @@ class BlockRange(Data):
 
 
 class Ranges(Data):
-    """The residual stream against the end of fp16."""
+    """The residual stream, compared with the largest fp16 number."""
 
     kind: Literal["ranges"] = "ranges"
     end: float
     near: float
-    """Beyond it a block is worth a warning."""
+    """The magnitude from which a block gets a warning."""
     largest: BlockRange
     share: float
-    """Of the largest, of the end."""
+    """The largest magnitude, divided by `end`."""
     blocks: tuple[BlockRange, ...]
 
 
 class ShardSize(Data):
-    """What a file, or the files of a shard, take on disk."""
+    """The size on disk of a file, or of a shard's files."""
 
     name: str
     bytes: int
     share: float
-    """Of the largest."""
+    """Its bytes, divided by those of the largest part."""
     weights: int | None = None
     bits: float | None = None
-    """A stored weight takes on average, scales and palettes counted."""
+    """The mean bits of a stored weight, with scales and palettes."""
 
 
 class DiskUse(Data):
@@ -163,14 +166,14 @@ class DiskUse(Data):
     bytes: int
     weights: int
     mean_bits: float
-    """Scales and palettes not counted."""
+    """The mean bits of a weight, without scales and palettes."""
     parts: tuple[ShardSize, ...]
     caches: dict[int, int]
-    """Bytes of the key/value cache by context length."""
+    """Bytes of the key/value cache, by context length."""
 
 
 class Perplexity(Data):
-    """The bundle beside the reference on a text."""
+    """The perplexities of the bundle and of the reference on a text."""
 
     kind: Literal["perplexity"] = "perplexity"
     text: str
@@ -184,7 +187,7 @@ class Perplexity(Data):
 
 
 class SweepAnswer(Data):
-    """An answer to a smoke prompt; whether an expected word is in it, where one is expected."""
+    """An answer to a smoke prompt. `expected`: whether it has an expected word, if there is one."""
 
     id: str
     text: str
@@ -197,26 +200,26 @@ class SweepPoint(Data):
     name: str
     method: str
     bits: float
-    """Per weight, scales and palettes counted."""
+    """Bits per weight, with scales and palettes."""
     bytes: int
     perplexity: float
     ratio: float
-    """Of the perplexity to that of the fp16 weights."""
+    """The perplexity, divided by that of the fp16 weights."""
     kl: float
     top1: float
     cosine: float | None
-    """The worst shard's."""
+    """The worst shard's cosine."""
     tok_s: float
     """CallTimes."""
     off_ane: float
-    """Share of the weights, predicted."""
+    """The predicted share of weights that are read off the ANE."""
     best: bool
     """Whether no other point is as small and as good."""
     smoke: tuple[SweepAnswer, ...] = ()
 
 
 class SweepQuality(Data):
-    """Quality against bits, of a sweep."""
+    """The quality of a sweep's formats against their bits."""
 
     kind: Literal["quality"] = "quality"
     model: str
@@ -226,13 +229,13 @@ class SweepQuality(Data):
 
 
 class Drafted(Data):
-    """A drafter on the prompts of one category."""
+    """The speed of a drafter on the prompts of one category."""
 
     category: str
     drafter: str
     tokens: int
     plain: float
-    """Tokens a second without drafts."""
+    """Tokens per second without drafts."""
     speculative: float
     ratio: float
     acceptance: float | None
@@ -251,14 +254,14 @@ class DraftBench(Data):
     ticks: tuple[float, ...]
     drafters: tuple[str, ...]
     ours: bool
-    """Whether it names this bundle."""
+    """Whether it measured this bundle."""
     calls: dict[int, float]
-    """Milliseconds of a call by its tokens."""
+    """Milliseconds of a call, by its number of tokens."""
     rows: tuple[Drafted, ...]
 
 
 class CallTime(Data):
-    """One step of a mode."""
+    """The predicted time of one step of a mode."""
 
     mode: str
     tokens: int
@@ -269,25 +272,25 @@ class CallTime(Data):
     tok_s: float
     binds: str
     terms: dict[str, float]
-    """Milliseconds of each term, which overlap nowhere."""
+    """Milliseconds of each term; terms do not overlap."""
 
 
 class CallTimes(Data):
-    """Time by the cost model: predicted, never measured."""
+    """The times of calls by the cost model: predicted, never measured."""
 
     kind: Literal["predicted"] = "predicted"
     chip: str
     longest: float
-    """The end of the axis, ms."""
+    """The end of the axis, in ms."""
     terms: tuple[str, ...]
     modes: tuple[CallTime, ...]
     contexts: tuple[CallTime, ...]
     """The same decode step at other contexts."""
     within: float | None
-    """Share of the steps of left-out models whose measured time was in the interval."""
+    """The share of left-out models' steps whose measured time was in the interval."""
     steps: int
     median: float | None
-    """Half of them erred by less."""
+    """The median error of these steps."""
 
 
 class TensorRow(Data):
@@ -298,7 +301,7 @@ class TensorRow(Data):
     dtype: str
     shape: tuple[int, ...]
     role: str
-    """What the app gives, or does with it."""
+    """The app's part: the input that it gives, or its use of the output."""
 
 
 class CallSignature(Data):
@@ -311,7 +314,7 @@ class CallSignature(Data):
 
 
 class CallOrder(Data):
-    """What an app calls for one step of a mode."""
+    """The calls of an app for one step of a mode."""
 
     mode: str
     tokens: int
@@ -319,7 +322,7 @@ class CallOrder(Data):
 
 
 class FileRow(Data):
-    """A file of the bundle, or a folder that is one thing."""
+    """A file of the bundle, or a folder that belongs together."""
 
     path: str
     bytes: int
@@ -327,7 +330,7 @@ class FileRow(Data):
 
 
 class MemoryRow(Data):
-    """Bytes that an app keeps."""
+    """Memory that an app keeps, in bytes."""
 
     name: str
     bytes: int
@@ -335,12 +338,12 @@ class MemoryRow(Data):
 
 
 class ForDevelopers(Data):
-    """What somebody needs who builds an app on the bundle."""
+    """The facts that the developer of an app needs."""
 
     context: int
-    """Tokens that the caches have room for."""
+    """The number of tokens for which the caches have room."""
     deployment: str
-    """The oldest system that loads it."""
+    """The oldest system that loads the bundle."""
     files: tuple[FileRow, ...]
     calls: tuple[CallOrder, ...]
     interfaces: tuple[CallSignature, ...]
@@ -365,7 +368,7 @@ class KeyFigure(Data):
     basis: Literal["measured", "predicted"]
     better: Literal["lower", "higher"]
     limit: float | None = None
-    """What its gate asks, in the same unit; None where no gate asks anything."""
+    """The limit of its gate, in the same unit; None without a gate."""
     low: float | None = None
     high: float | None = None
     """The interval of a prediction."""
@@ -387,7 +390,7 @@ class BundleReport(Data):
     title: str
     """The model's name."""
     date: str
-    """When the bundle was judged, or written if it was not; a day, UTC."""
+    """The day on which the bundle was judged, else written; in UTC."""
     folder: str
     architecture: str
     recipe: str

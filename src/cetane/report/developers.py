@@ -1,4 +1,4 @@
-"""What an app's developer needs: files, the calls of a step, every function's tensors, memory."""
+"""Facts for an app's developer: files, the calls of a step, every function's tensors, memory."""
 
 from collections.abc import Iterator
 from typing import assert_never
@@ -37,7 +37,7 @@ from cetane.schema.plan import Plan
 
 
 def for_developers(bundle: Bundle, disk: DiskUse) -> ForDevelopers:
-    """The bundle as an app sees it."""
+    """The facts of a bundle that an app needs."""
     plan = bundle.plan
     memory = tuple(memory_rows(plan, disk))
     return ForDevelopers(
@@ -55,23 +55,23 @@ def for_developers(bundle: Bundle, disk: DiskUse) -> ForDevelopers:
 
 
 def file_rows(bundle: Bundle, disk: DiskUse) -> Iterator[FileRow]:
-    """Every file; a package and the tokenizer are one each."""
+    """Every file. A package is one row, and so is the tokenizer."""
     kinds = {shard.name: (shard.kind, len(shard.blocks)) for shard in bundle.plan.shards}
     for part in disk.parts:
         if part.name in kinds:
             kind, blocks = kinds[part.name]
             holds = {"layers": f"{blocks} blocks of the model",
-                     "head": "a slice of the output head",
+                     "head": "a slice of the head",
                      "model": "the whole model"}[kind]  # fmt: skip
             yield FileRow(path=f"shards/{part.name}.mlpackage", bytes=part.bytes, holds=holds)
         else:
             yield FileRow(path=part.name, bytes=part.bytes, holds=host_file(part.name))
     size = (bundle.path / MANIFEST).stat().st_size
-    yield FileRow(path=MANIFEST, bytes=size, holds="all of this section, as JSON")
+    yield FileRow(path=MANIFEST, bytes=size, holds="everything in this section, as JSON")
 
 
 def host_file(name: str) -> str:
-    """What a file outside the packages is for."""
+    """The purpose of a file outside the packages."""
     if name.startswith("embedding"):
         return "a row for each token; the app looks it up"
     if name.startswith("rotary"):
@@ -80,14 +80,14 @@ def host_file(name: str) -> str:
 
 
 def call(step: Step | Route) -> str:
-    """One call of a mode."""
+    """One call of a mode, in words."""
     if isinstance(step, Step):
         return f"{step.shard} · {step.function}"
     return f"{step.shard} · one of {len(step.experts)} experts, chosen by {step.scores}"
 
 
 def interfaces(plan: Plan) -> Iterator[CallSignature]:
-    """Functions of all shards, those with equal tensors together."""
+    """The functions of all shards; functions with equal tensors are grouped."""
     groups: dict[tuple[int, tuple[TensorRow, ...]], list[tuple[str, str]]] = {}
     for (shard, name), function in plan.functions.items():
         tensors = tuple(tensor_rows(function, shard))
@@ -102,7 +102,7 @@ def interfaces(plan: Plan) -> Iterator[CallSignature]:
 
 
 def tensor_rows(function: Function, shard: str) -> Iterator[TensorRow]:
-    """A function's inputs, outputs and states; its shard's own caches lose the shard's name."""
+    """A function's inputs, outputs and states. Names of the shard's own caches lose its name."""
     for tensor in function.inputs:
         yield TensorRow(direction="input", name=tensor.name, dtype=tensor.dtype,
                         shape=tensor.shape, role=given(tensor.source, shard))  # fmt: skip
@@ -115,7 +115,7 @@ def tensor_rows(function: Function, shard: str) -> Iterator[TensorRow]:
 
 
 def given(source: Source, shard: str) -> str:
-    """What an app passes as an input."""
+    """The value that an app passes as an input, in words."""
     match source:
         case Embedding(table=table):
             return f"each token's row of the table {table}"
@@ -131,7 +131,7 @@ def given(source: Source, shard: str) -> str:
         case Position(group=group):
             return f"the first slot of cache {group} to write"
         case FromTensor(name=name):
-            return f"{name}, as an earlier call gave it"
+            return f"{name}, from an earlier call"
         case FromCache(name=name):
             return f"the buffer {own(name, shard)}, which the app keeps"
         case FromHistory(name=name):
@@ -141,7 +141,7 @@ def given(source: Source, shard: str) -> str:
 
 
 def taken(sink: Sink, shard: str) -> str:
-    """What an app does with an output."""
+    """An app's use of an output, in words."""
     match sink:
         case ToTensor(name=name):
             return f"{name}, for a later call"
@@ -160,12 +160,12 @@ def taken(sink: Sink, shard: str) -> str:
 
 
 def own(name: str, shard: str) -> str:
-    """A buffer's name, without the shard if it is its own."""
+    """A buffer's name, without the shard's name if the shard owns it."""
     return name.removeprefix(f"{shard}.")
 
 
 def memory_rows(plan: Plan, disk: DiskUse) -> Iterator[MemoryRow]:
-    """What a running app holds; Core ML's own buffers are not known."""
+    """The memory of a running app. Core ML's own buffers are unknown."""
     names = {shard.name for shard in plan.shards}
     packages = sum(part.bytes for part in disk.parts if part.name in names)
     tables = sum(part.bytes for part in disk.parts if part.name.endswith(".npy"))

@@ -1,4 +1,4 @@
-"""What a report is given beside the bundle: a sweep's points, and a benchmark's JSON."""
+"""The files that a user gives beside the bundle: a sweep's points, and a benchmark's JSON."""
 
 import math
 from pathlib import Path
@@ -13,36 +13,36 @@ from cetane.sweeps.sweep import pareto
 from cetane.validation import Data, parse_json, validated
 
 LARGEST = 1 << 25
-"""Bytes of the largest file that is read: a thousand points have a few megabytes."""
+"""The largest file that is read, in bytes. A thousand points have a few megabytes."""
 WIDEST = 100
-"""The largest ratio that is drawn: no draft makes decoding so much faster."""
+"""The largest ratio that is drawn. No draft makes decoding a hundred times faster."""
 
 
 class Benchmark(Data):
-    """What `cetane bench --json` prints."""
+    """The output of `cetane bench --json`."""
 
     bundle: str
     draft_tokens: int
     seconds: dict[int, float]
-    """Of a call, by its tokens."""
+    """Seconds of a call, by its number of tokens."""
     speeds: tuple[Speed, ...]
 
 
 def read_benchmark(path: Path, bundle: Path) -> DraftBench:
-    """A benchmark's figures; CetaneError if the file holds none."""
+    """A benchmark's figures. Raises CetaneError if the file holds none."""
     hint = "cetane bench BUNDLE --json writes one"
     content = parse_json(read_bytes(path, LARGEST), str(path), hint)
     benchmark = validated(Benchmark, content, f"{path}: not a benchmark", hint)
     if not benchmark.speeds:
-        raise CetaneError(f"{path}: a benchmark of nothing", hint)
+        raise CetaneError(f"{path}: the benchmark has no figures", hint)
     most = max(speed.ratio for speed in benchmark.speeds)
     if not all(0 <= speed.ratio <= WIDEST for speed in benchmark.speeds):
-        raise CetaneError(f"{path}: a ratio that is not between 0 and {WIDEST}", hint)
+        raise CetaneError(f"{path}: a ratio is not between 0 and {WIDEST}", hint)
     longest = max(2.0, math.ceil(most * 2) / 2)
     return DraftBench(
         bundle=benchmark.bundle,
         draft_tokens=benchmark.draft_tokens,
-        ours=Path(benchmark.bundle).resolve() == bundle.resolve(),
+        ours=same_place(benchmark.bundle, bundle),
         calls={tokens: 1000 * seconds for tokens, seconds in benchmark.seconds.items()},
         longest=longest,
         ticks=tuple(i / 2 for i in range(1, math.floor(longest * 2))),
@@ -51,13 +51,24 @@ def read_benchmark(path: Path, bundle: Path) -> DraftBench:
     )
 
 
+def same_place(name: str, folder: Path) -> bool:
+    """Whether a name, which may be no path at all, is that of a folder."""
+    try:
+        return Path(name).resolve() == folder.resolve()
+    except (OSError, ValueError):
+        return False
+
+
 def drafted(speed: Speed) -> Drafted:
     return Drafted(**{name: getattr(speed, name) for name in Drafted.model_fields})
 
 
 def read_sweep(path: Path, fingerprint: str) -> SweepQuality:
-    """The points of a sweep's folder or file; those of this checkpoint if there are any, and of
-    those the last text's: a resumed folder may hold several."""
+    """The points of a sweep's folder or file.
+
+    A folder may hold several models and texts. This takes the points of this checkpoint, if there
+    are any, and of these the points of the last text.
+    """
     file = path / "sweep.jsonl" if path.is_dir() else path
     if file.is_file() and file.stat().st_size > LARGEST:
         raise CetaneError(f"{file}: too large for a sweep")
@@ -67,7 +78,7 @@ def read_sweep(path: Path, fingerprint: str) -> SweepQuality:
     for point in points:
         for name in ("bits_per_weight", "kl", "perplexity_ratio"):
             if not math.isfinite(getattr(point, name)):
-                raise CetaneError(f"{file}: {point.name}: {name} is no number")
+                raise CetaneError(f"{file}: {point.name}: {name} is not a finite number")
     mine = [p for p in points if p.model.fingerprint == fingerprint] or points
     last = mine[-1]
     alike = [p for p in mine if of(p) == of(last)]
@@ -82,7 +93,7 @@ def read_sweep(path: Path, fingerprint: str) -> SweepQuality:
 
 
 def of(point: Point) -> tuple[Any, ...]:
-    """What figures must have in common to be compared."""
+    """The key that points must share to be compared."""
     return point.model.fingerprint, point.text.sha256, point.text.tokens
 
 

@@ -1,4 +1,4 @@
-"""The large figures at the top of a bundle's page, each with its limit and how it was obtained."""
+"""The key figures at the top of a bundle's page, each with its limit and its basis."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ from cetane.schema.plan import Plan
 def key_figures(
     bundle: Bundle, gates: Gates, audit: Audit, disk: DiskUse, times: CallTimes | Absent
 ) -> Iterator[KeyFigure]:
-    """What a reader wants first: is it right, is it on the ANE, is it fast, is it small?"""
+    """The answers to a reader's first questions: is it right, on the ANE, fast and small?"""
     if gates.golden is not None and gates.golden.logits:
         yield from agreement(gates.golden, bundle.plan)
     if gates.perplexity is not None:
@@ -60,7 +60,7 @@ def key_figures(
 
 
 def agreement(golden: GoldenResult, plan: Plan) -> Iterator[KeyFigure]:
-    """How the bundle's predictions agree with the original's, in the worst mode."""
+    """The agreement of the bundle's predictions with the original's, in the worst mode."""
     promised = limits().quality[plan.recipe.quality]
     yield KeyFigure(
         name="same first choice",

@@ -1,7 +1,7 @@
-"""Content as one self-contained page: the template formats what the content holds, no more.
+"""The self-contained page of some content. The template only formats the content.
 
-Every figure is written as `<data value=...>` with the content's own value. Whatever comes from a
-bundle or a journal is escaped by jinja, since names and answers are hostile until shown otherwise.
+Every figure is written as `<data value=...>` with the content's own value. jinja escapes all text
+from bundles and journals, since their names and answers may be hostile.
 """
 
 import math
@@ -11,15 +11,16 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
+from cetane import templates
 from cetane.lab.entry import ExperimentReport
 from cetane.report import plots
 from cetane.report.content import BundleReport, Cell
 
 LEVELS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
-"""Borders of the steps in which 1 - cosine is coloured; fp16 alone errs by some 1e-6."""
+"""The borders of the colour steps for 1 - cosine. fp16 alone errs by some 1e-6."""
 
 
 def page(content: BundleReport | ExperimentReport) -> str:
@@ -30,15 +31,8 @@ def page(content: BundleReport | ExperimentReport) -> str:
 
 @cache
 def environment() -> Environment:
-    """The templates, with the filters that they format with."""
-    made = Environment(
-        loader=PackageLoader("cetane.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters |= {
+    """The templates, with their filters."""
+    filters = {
         "num": number,
         "count": whole,
         "percent": percent,
@@ -51,16 +45,16 @@ def environment() -> Environment:
         "shape": shape,
         "groups": groups,
     }
-    return made
+    return templates.environment("cetane.report", filters, autoescape=True)
 
 
 def data(value: float, text: str) -> Markup:
-    """A figure: what is read, and the content's own value."""
+    """A figure: the text to read, and the content's own value."""
     return Markup('<data value="{}">{}</data>').format(repr(value), text)
 
 
 def plain(value: float, digits: int = 4) -> str:
-    """A number with some significant digits, without the markup of a figure."""
+    """A number with `digits` significant digits, without the markup of a figure."""
     if value == int(value) and abs(value) < 1e7:
         return f"{int(value):,}"
     text = f"{value:.{digits}g}"
@@ -68,7 +62,7 @@ def plain(value: float, digits: int = 4) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> Markup:
-    """A figure with some significant digits; a dash for none, and for what is no number."""
+    """A figure with `digits` significant digits; a dash for None, NaN and infinity."""
     if value is None or not math.isfinite(value):
         return Markup("–")
     return data(value, plain(value, digits))
@@ -85,7 +79,7 @@ def percent(value: float | None, digits: int = 0) -> Markup:
 
 
 def size(value: float | None) -> Markup:
-    """Bytes with a unit that suits them."""
+    """Bytes, in a suitable unit."""
     if value is None:
         return Markup("–")
     for unit, bytes_ in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -95,7 +89,7 @@ def size(value: float | None) -> Markup:
 
 
 def level(cosine: float) -> int:
-    """The step in which a cosine's distance from 1 lies."""
+    """The colour step of a cosine's distance from 1."""
     return sum(1 - cosine >= border for border in LEVELS)
 
 
@@ -111,7 +105,7 @@ def decades(value: float, end: float, start: float = 1.0) -> str:
 
 
 def mixed(cell: Cell) -> str:
-    """The background of a cell whose ops are placed in several ways, by their numbers."""
+    """The background of a cell whose ops run in several places: stripes by their numbers."""
     total, stops, done = sum(cell.placed.values()), [], 0
     for place, count in reversed(cell.placed.items()):
         start, done = done, done + count
@@ -126,5 +120,5 @@ def shape(lengths: Sequence[int]) -> Markup:
 
 
 def groups(rows: Sequence[Any], key: str) -> list[tuple[str, list[Any]]]:
-    """Neighbours with the same attribute; jinja's own filter sorts."""
+    """Groups of neighbours with the same attribute; jinja's own filter would sort them."""
     return [(name, list(group)) for name, group in groupby(rows, attrgetter(key))]

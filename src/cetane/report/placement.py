@@ -1,4 +1,4 @@
-"""The placement map: which kinds of op each block has, and where the audit places them."""
+"""The placement map: the kinds of op in each block, and the places that the audit gives them."""
 
 import re
 from collections import Counter
@@ -15,7 +15,7 @@ from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 
 BLOCK = re.compile(r"blocks_(\d+)_")
-"""How a shard's weights are named in its programs: `lower/` counts the blocks of a function."""
+"""The names of a shard's weights in its programs: `lower/` numbers the blocks of a function."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Ops:
 
 
 def residency(plan: Plan, programs: Mapping[str, Program], audit: Audit) -> Residency:
-    """An audit as a picture: a map for every mode, and what placed the ops."""
+    """An audit as a picture: a map for every mode, and the reasons for the places."""
     graphs = {
         (name, function.name): Graph(function, audit.target, name)
         for name, program in programs.items()
@@ -53,7 +53,7 @@ def columns(
     graphs: Mapping[tuple[str, str], Graph],
     placed: Mapping[tuple[str, str], tuple[Placed, ...]],
 ) -> Iterator[Ops]:
-    """The blocks of a mode in the order of its calls. A shard's calls take its blocks in turn."""
+    """The blocks of a mode, in the order of its calls. A shard's calls take its blocks in turn."""
     left = {shard.name: list(shard.blocks) for shard in plan.shards}
     last = dict.fromkeys(left, "")
     for step in plan.modes[mode].steps:
@@ -78,10 +78,10 @@ def columns(
 
 
 def blocks_of(graph: Graph) -> list[int]:
-    """For every compute op of a function the block that it belongs to, counted in the function.
+    """The block of every compute op of a function, counted within the function.
 
-    An op belongs to the block whose weights it reads, or whose weighted op's result it reads; any
-    other leads up to the next op with weights, as a norm's first ops do.
+    An op belongs to the block whose weights it reads, or whose weighted op's result it reads. Any
+    other op belongs to the next op with weights, as the first ops of a norm do.
     """
     own = [block_read(op) for op in graph.ops]
     weighted = {id(op): block for op, block in zip(graph.ops, own, strict=True)}
@@ -105,7 +105,7 @@ def block_read(op: Op) -> int | None:
 
 
 def placement_map(mode: Mode, tokens: int, mapped: Sequence[Ops]) -> PlacementMap:
-    """Kinds of op, the commonest first, by blocks."""
+    """The map of a mode: kinds of op, the commonest first, by blocks."""
     kinds = Counter(op.kind for column in mapped for op in column.ops)
     placed = Counter(op.final for column in mapped for op in column.ops)
     return PlacementMap(
@@ -137,7 +137,7 @@ def worst_last(placed: Counter[Placement]) -> dict[Placement, int]:
 
 
 def reasons(ops: Sequence[Placed]) -> Iterator[Reason]:
-    """What placed the ops of all functions, the worst first."""
+    """The reasons for the places of all functions' ops, the worst first."""
     by_rule: dict[str, list[Placed]] = {}
     for op in ops:
         by_rule.setdefault("measured" if op.measured else op.rule, []).append(op)
@@ -160,7 +160,7 @@ def reasons(ops: Sequence[Placed]) -> Iterator[Reason]:
 
 
 def explain(rule: str) -> tuple[str, str, str]:
-    """What a rule says, what helps, and where that is from."""
+    """A rule's message, its fix and its source."""
     if rule == UNSEEN:
         return "nobody has reported where this kind of op runs", "cetane audit --measure", ""
     if rule == "measured":

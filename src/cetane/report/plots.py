@@ -1,5 +1,5 @@
-"""Plots as inline SVG: text stays text, and colours are the page's variables, so that a plot turns
-dark with it. The same content gives the same bytes."""
+"""Plots as inline SVG. Text stays text. Colours are the page's variables, so a plot turns dark with
+the page. The same content gives the same bytes."""
 
 import io
 import math
@@ -21,20 +21,20 @@ COLOURS = {
     "#000003": "var(--line)",
     **{f"#00000{4 + i}": f"var(--s{i})" for i in range(6)},
 }
-"""What is drawn with, and what it becomes."""
+"""The page's variables, by the colours that matplotlib draws with."""
 INK, SOFT, LINE, *SERIES = COLOURS
 MARKERS = "osD^vP"
 METHODS = ("fp16", "linear", "uniform", "kmeans", "weighted", "mixed")
 ARMS = {"baseline": SOFT, "candidate": SERIES[0]}
 """Lines in the colours of an experiment's bars."""
 WIDTH, HEIGHT = 5.2, 3.9
-"""Inches of 72 points: text is as large on a phone as in the page around it."""
+"""The size in inches of 72 points: on a phone, text is as large as in the page around it."""
 
 
 def quality(sweep: SweepQuality) -> Markup:
-    """KL of every format against its bits per weight, and the line of those that nothing beats."""
+    """KL of every format against its bits per weight, with the line of unbeaten formats."""
     figure, axes = blank()
-    drawn = [p for p in sweep.points if p.kl > 0]  # on a logarithmic axis fp16 has no place
+    drawn = [p for p in sweep.points if p.kl > 0]  # fp16 has no place on a logarithmic axis
     front = sorted((p for p in drawn if p.best), key=lambda p: p.bits)
     axes.plot([p.bits for p in front], [p.kl for p in front], color=SOFT, lw=1, zorder=1)
     for index, method in enumerate(METHODS):
@@ -62,7 +62,7 @@ def short(point: SweepPoint) -> str:
 
 
 def curves(name: str, lines: dict[str, Sequence[tuple[float, float]]], y: str) -> Markup:
-    """Some lines of `(x, y)`, each labelled at its end."""
+    """Lines of `(x, y)`, each labelled at its end."""
     figure, axes = blank()
     for index, (label, points) in enumerate(lines.items()):
         xs, ys = [x for x, _ in points], [v for _, v in points]
@@ -97,7 +97,7 @@ def blank() -> "tuple[Figure, Axes]":
 
 
 def svg(figure: Any, name: str, label: str) -> Markup:
-    """A figure as an element of the page; `name` keeps the ids of several apart."""
+    """A figure as an element of the page; `name` makes its ids unique."""
     import matplotlib
 
     file = io.StringIO()

@@ -1,4 +1,4 @@
-"""What a bundle takes on disk, and how many bits a stored weight."""
+"""The size of a bundle on disk, and the mean bits of its stored weights."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from cetane.schema.manifest import shard_path
 
 
 def sizes(bundle: Bundle, programs: Mapping[str, Program]) -> DiskUse:
-    """Bytes on disk: shards, and what the host keeps."""
+    """Bytes on disk of shards and of the host's tables."""
     parts: dict[str, int] = {shard_path(shard.name): 0 for shard in bundle.plan.shards}
     for name, record in bundle.manifest.files.items():
         top = "/".join(name.split("/")[: 2 if name.startswith("shards/") else 1])
@@ -48,7 +48,7 @@ def stored(bundle: Bundle, shard: ShardPlan, program: Program) -> tuple[int, int
             names = [step.function] if isinstance(step, Step) else [e[0] for e in step.experts]
             for name in names:
                 graph = Graph(program.functions[name], Target())
-                # Shapes and axes are constants too, but no weights: those become fp16.
+                # Shapes and axes are constants too, but not weights: weights become fp16.
                 weights = [w for w in graph.weights.values() if w.dtype == "fp16"]
                 elements += sum(weight.elements for weight in weights)
                 nbytes += sum(weight.nbytes for weight in weights)
@@ -56,5 +56,5 @@ def stored(bundle: Bundle, shard: ShardPlan, program: Program) -> tuple[int, int
 
 
 def mean(elements: int, nbytes: int) -> float | None:
-    """Bits of an element; None if there are none."""
+    """The mean bits of an element; None if there are none."""
     return 8 * nbytes / elements if elements else None

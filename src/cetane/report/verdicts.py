@@ -1,4 +1,4 @@
-"""What the gates of a bundle said, and the command that runs each that has said nothing."""
+"""The verdicts of a bundle's gates, and the command that runs each gate."""
 
 import shlex
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ class Gates:
         return None if quality is None else (quality, str(kept.get("text", "a text")))
 
     def read(self, gate: str, kind: type[Result], *without: str) -> Result | None:
-        """A gate's result; CetaneError if it is not what that gate writes."""
+        """A gate's result. Raises CetaneError if the file is not a result of this gate."""
         kept = self.results.get(gate)
         if kept is None:
             return None
@@ -63,12 +63,12 @@ class Gates:
         return self.bundle.file(f"{GATES}/{gate}.json")
 
     def date(self, gate: str) -> str | None:
-        """When a gate's result was written."""
+        """The time of a gate's result."""
         return written(self.file(gate)) if gate in self.results else None
 
 
 def command(gate: str, bundle: Path, source: str = "MODEL") -> str:
-    """What runs a gate."""
+    """The command that runs a gate."""
     path, model = shlex.quote(str(bundle)), shlex.quote(source)
     return {
         "golden": f"cetane validate {path}",
@@ -79,7 +79,7 @@ def command(gate: str, bundle: Path, source: str = "MODEL") -> str:
 
 
 def verdicts(gates: Gates, audit: Audit) -> Iterator[GateVerdict]:
-    """The gates that every bundle should pass, then any others with a verdict."""
+    """The gates that every bundle should pass, then other gates with a verdict."""
     for gate in QUESTIONS:
         yield verdict(gates, gate, audit)
     for gate, result in gates.results.items():
@@ -88,7 +88,7 @@ def verdicts(gates: Gates, audit: Audit) -> Iterator[GateVerdict]:
 
 
 def verdict(gates: Gates, gate: str, audit: Audit) -> GateVerdict:
-    """One gate. Residency is asked anew: it takes no time, and rules improve."""
+    """One gate's verdict. Residency is judged again: it takes no time, and rules improve."""
     notes: list[str] = []
     checks: list[CheckRow] = []
     result: dict[str, Any] = gates.results.get(gate, {})
@@ -125,5 +125,5 @@ def said(passed: object) -> Judgement:
 
 
 def written(path: Path) -> str:
-    """When a file was last written, UTC, to the minute."""
+    """The time of a file's last change, in UTC, to the minute."""
     return datetime.fromtimestamp(path.stat().st_mtime, UTC).strftime("%Y-%m-%d %H:%M UTC")

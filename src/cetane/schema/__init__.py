@@ -1,1 +1,1 @@
-"""What a port is, as data, without torch: recipe, plan, manifest."""
+"""Recipe, plan and manifest: the data that rooms hand each other, without torch."""

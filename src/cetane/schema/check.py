@@ -1,4 +1,4 @@
-"""Whether an engine can run a plan: plans are also read from manifests, which may be hostile."""
+"""Checks that an engine can run a plan. Plans also come from manifests, which may be hostile."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -25,7 +25,7 @@ from cetane.schema.slots import PADDED, Slots
 
 
 class PlanCalls(Protocol):
-    """What of a plan its calls depend on."""
+    """The parts of a plan that its calls depend on."""
 
     @property
     def functions(self) -> Mapping[tuple[str, str], Function]: ...
@@ -40,14 +40,14 @@ class PlanCalls(Protocol):
 
 
 class ModeCheck:
-    """Follows the steps of one mode; ValueError where an engine could not."""
+    """Follows the steps of one mode. Raises ValueError at a step that an engine cannot run."""
 
     def __init__(self, plan: PlanCalls, mode: Mode) -> None:
         self.plan, self.mode = plan, mode
         self.channels: dict[str, int] = {}
-        """Of the tensors written so far."""
+        """Channels of each tensor written so far, by its name."""
         self.rows = 0
-        """Of the head, for which there are logits."""
+        """Rows of the head that have logits so far."""
 
     def steps(self, mode: ModePlan) -> None:
         self.follow(mode.silent)
@@ -57,7 +57,7 @@ class ModeCheck:
             raise ValueError(f"{self.mode}: {self.rows} logits for {self.plan.rows} tokens")
 
     def follow(self, steps: Sequence[Step | Route]) -> None:
-        order = list(self.plan.by_name)  # in which an engine opens the shards, each once
+        order = list(self.plan.by_name)  # an engine opens each shard once, in this order
         called = [order.index(step.shard) for step in steps if step.shard in order]
         if called != sorted(called):
             raise ValueError(f"{self.mode}: steps are not in the order of the shards")
@@ -95,16 +95,16 @@ class ModeCheck:
                 self.channels[sink.name] = prod(output.shape) // function.tokens
             elif isinstance(sink, ToChoice) and sink.part == "row":
                 if output.dtype != "int32":
-                    raise ValueError(f"{self.mode}: {output.name} of {shard} is not of integers")
+                    raise ValueError(f"{self.mode}: {output.name} of {shard} is not an int32")
                 rows = sink.start, sink.stop
             elif isinstance(sink, ToLogits | ToChoice):
                 if isinstance(sink, ToChoice) and rows != (sink.start, sink.stop):
-                    raise ValueError(f"{self.mode}: {output.name} of {shard} has no row before it")
+                    raise ValueError(f"{self.mode}: no row precedes {output.name} of {shard}")
                 if sink.start != self.rows or sink.stop <= self.rows:
                     raise ValueError(f"{self.mode}: logits do not cover the vocabulary in order")
                 self.rows = sink.stop
             elif (sink.host, sink.name) not in kept:
-                raise ValueError(f"{self.mode}: {shard} writes a {sink.host} it does not read")
+                raise ValueError(f"{self.mode}: {shard} writes a {sink.host} that it does not read")
 
     def route(self, route: Route) -> None:
         if self.channels.get(route.scores) != len(route.experts):
@@ -115,7 +115,7 @@ class ModeCheck:
             functions = [self.find(route.shard, name) for name in names]
             widths = [function.tokens for function in functions]
             if not widths or widths != sorted(widths):
-                raise ValueError(f"{self.mode}: experts of {route.shard} not in ascending width")
+                raise ValueError(f"{self.mode}: experts of {route.shard} do not ascend in width")
             for function in functions:
                 sources = {item.source.host for item in function.inputs}
                 sinks = {item.sink.host for item in function.outputs}
@@ -135,9 +135,12 @@ class ModeCheck:
 
 
 def check_caches(caches: Mapping[str, Slots], functions: Collection[Function]) -> None:
-    """ValueError unless every mask, cache, write mask and state is of one of the groups and as
-    long as its slots, and a group's heads are the same everywhere: one shard that was made for
-    another context runs, and is wrong."""
+    """Check every mask, cache, write mask and state against the slots of its group.
+
+    Raises ValueError for an unknown group, for a length that differs from the group's slots, and
+    for a group whose key/value heads differ between functions. A shard that was made for another
+    context would run, and give wrong tokens.
+    """
     for slots in caches.values():
         if slots.sinks >= slots.count:
             raise ValueError(f"{slots.sinks} of {slots.count} slots are never used again")

@@ -1,4 +1,4 @@
-"""What a draft head of a bundle says of itself."""
+"""The manifest of a draft head: its functions, its training and its files."""
 
 from typing import Literal, get_args
 
@@ -21,21 +21,21 @@ from cetane.validation import Data
 
 DraftHeadKind = Literal["medusa", "eagle3"]
 KINDS: tuple[DraftHeadKind, ...] = get_args(DraftHeadKind)
-GIVES: dict[DraftHeadKind, dict[str, set[str]]] = {
+REQUIRED_OUTPUTS: dict[DraftHeadKind, dict[str, set[str]]] = {
     "medusa": {"draft": {"logits"}},
     "eagle3": {"draft": {"logits", "hidden"}, "follow": {"logits", "hidden"}},
 }
-"""The functions that a drafter calls, and the tensors that it needs of them."""
+"""The functions that a drafter calls, and the tensors that each must give, by kind."""
 FOLDER, MANIFEST, SCHEMA = "heads", "head.json", 1
 SOURCE, VOCABULARY, ROTARY, HELD_OUT = (
     "source.safetensors", "vocabulary.npy", "rotary-default.npy", "held-out.npy",
 )  # fmt: skip
-"""Files of a draft head: what was trained, in fp16; the tokens that it can propose; its rotary
-table; windows of text that it has not seen."""
+"""Files of a draft head: the trained weights in fp16, the tokens that it can propose, its rotary
+table, and windows of text that were kept out of training."""
 
 
 class Training(Data):
-    """What a draft head learned from, and how it did on windows that were held out."""
+    """The texts that a draft head learned from, and its score on windows that were held out."""
 
     data: dict[str, str]
     """sha256 of every text, by the name of its file."""
@@ -46,13 +46,16 @@ class Training(Data):
     positions: int
     """Drafts that were judged."""
     top1: tuple[float, ...]
-    """Share of right tokens at every place of a draft."""
+    """Share of right tokens at each place of a draft, each place judged by itself."""
     accepted: tuple[float, ...]
-    """Share of drafts that are right up to this place."""
+    """Share of drafts that are right up to and with each place."""
 
 
 class DraftHeadManifest(Data):
-    """Everything a runtime needs to know of a draft head. Paths are relative to its folder."""
+    """Everything that a runtime needs to know about a draft head.
+
+    Paths are relative to its folder.
+    """
 
     schema_version: int = SCHEMA
     producer: dict[str, str]
@@ -60,13 +63,13 @@ class DraftHeadManifest(Data):
     bundle: str
     """Digest of the bundle's manifest."""
     rows: int = Field(ge=1, le=2**20)
-    """How many tokens it can propose; row i of its logits is about entry i of the vocabulary."""
+    """Number of tokens that it can propose. Row i of its logits is token `vocabulary[i]`."""
     steps: int = Field(ge=1, le=16)
     """Tokens that it was trained to draft."""
     taps: tuple[str, ...] = Field(min_length=1, max_length=3)
     """The shards whose hidden states it reads, in the order of its input's channels."""
     caches: dict[str, Slots]
-    """Its own cache groups. The columns of drafted tokens are forgotten with the draft."""
+    """Its own cache groups. The columns of drafted tokens are dropped when the draft ends."""
     weight_bytes: int
     functions: tuple[Function, ...]
     training: Training
@@ -74,32 +77,33 @@ class DraftHeadManifest(Data):
 
     @model_validator(mode="after")
     def consistent(self) -> "DraftHeadManifest":
-        """ValueError for what a drafter cannot run; a manifest may be hostile."""
+        """Raise ValueError if a drafter could not run these functions: a manifest may be
+        hostile."""
         names = [function.name for function in self.functions]
-        if len(names) != len(set(names)) or not GIVES[self.kind].keys() <= set(names):
-            raise ValueError(f"the functions {', '.join(names)} are no {self.kind} draft head")
+        if len(names) != len(set(names)) or not REQUIRED_OUTPUTS[self.kind].keys() <= set(names):
+            raise ValueError(f"functions {', '.join(names)} do not make the draft head {self.kind}")
         check_caches(self.caches, self.functions)
         if any(slots.contract != "readonly" or slots.limited for slots in self.caches.values()):
-            raise ValueError("the caches of a draft head are readonly, for the whole context")
+            raise ValueError("a draft head's caches must be readonly and hold the whole context")
         for function in self.functions:
             self._check_inputs(function)
             self._check_outputs(function)
         return self
 
     def _check_inputs(self, function: Function) -> None:
-        """ValueError for an input that a drafter cannot supply."""
+        """Raise ValueError for an input that a drafter cannot supply."""
         known = Embedding(), *(Rotary(table="default", part=part) for part in ("cos", "sin"))
         for item in function.inputs:
             source = item.source
             tensor = isinstance(source, FromTensor) and source.name in ("features", "hidden")
             if not (tensor or isinstance(source, Mask | FromCache) or source in known):
-                raise ValueError(f"{function.name}: nothing gives {item.name}")
+                raise ValueError(f"{function.name}: a drafter cannot supply {item.name}")
         sources = {type(item.source) for item in function.inputs}
         if FromCache in sources and Mask not in sources:
-            raise ValueError(f"{function.name}: a cache without a mask")
+            raise ValueError(f"{function.name}: it reads a cache without a mask")
 
     def _check_outputs(self, function: Function) -> None:
-        """ValueError for an output that has no place to go, or one that a drafter misses."""
+        """Raise ValueError for an output with an unknown sink, or a missing output."""
         cached = {
             item.source.name
             for other in self.functions
@@ -111,8 +115,8 @@ class DraftHeadManifest(Data):
             tensor = isinstance(sink, ToTensor) and sink.name in ("logits", "hidden")
             append = isinstance(sink, ToCache) and sink.write == "append" and sink.name in cached
             if not (tensor or append):
-                raise ValueError(f"{function.name}: {output.name} has no place to go")
+                raise ValueError(f"{function.name}: a drafter cannot store {output.name}")
         given = {o.sink.name for o in function.outputs if isinstance(o.sink, ToTensor)}
-        missing = GIVES[self.kind].get(function.name, set()) - given
+        missing = REQUIRED_OUTPUTS[self.kind].get(function.name, set()) - given
         if missing:
-            raise ValueError(f"{function.name}: does not give {min(missing)}")
+            raise ValueError(f"{function.name}: the output {min(missing)} is missing")

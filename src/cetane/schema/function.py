@@ -1,19 +1,18 @@
-"""The programs of a bundle, and the calls of them that make up a mode."""
+"""Shards, their functions, and the calls that make up a mode."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from cetane.mil.program import PLAIN_NAME
 from cetane.schema.interface import Input, Output, State
-from cetane.validation import Data
+from cetane.validation import PLAIN_NAME, Data
 
 Name = Annotated[str, StringConstraints(pattern=PLAIN_NAME)]
-"""Of a shard or a function: folders and files are named so."""
+"""Name of a shard or a function. It also names folders and files."""
 
 
 class Function(Data):
-    """One static graph of a shard, or with flexible shapes the one graph, at its default."""
+    """One static graph of a shard. With flexible shapes: its only graph, at the default shape."""
 
     name: Name
     owner: str
@@ -44,8 +43,8 @@ class Step(Data):
 class Route(Data):
     """One expert for each token: the largest channel of the tensor `scores` chooses it.
 
-    `experts` are function names of the shard by expert, each expert's in ascending width. Their
-    inputs and outputs are named tensors, of which they get and make the columns of their tokens.
+    `experts` has the names of each expert's functions, in ascending width. Their inputs and
+    outputs are named tensors: an expert reads and writes only the columns of its own tokens.
     """
 
     shard: str
@@ -54,16 +53,16 @@ class Route(Data):
 
 
 class ModePlan(Data):
-    """How many tokens a mode takes at a time, and its calls in order."""
+    """The tokens per call of a mode, and its calls in order."""
 
     tokens: int = Field(ge=1)
     steps: tuple[Step | Route, ...]
     silent: tuple[Step | Route, ...]
-    """The calls of prompt tokens whose logits are not wanted: they fill caches and histories."""
+    """The calls for prompt tokens whose logits are not needed. They fill caches and histories."""
 
 
 class TablePlan(Data):
-    """A table of the host, with a row for each token."""
+    """A table that the host keeps, with a row for each token."""
 
     rows: int = Field(ge=1)
     channels: int = Field(ge=1)

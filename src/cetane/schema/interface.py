@@ -1,7 +1,8 @@
-"""What travels into and out of a shard, by name: the closed vocabulary of plan and manifest.
+"""Inputs and outputs of a function: where each input comes from, and where each output goes.
 
-A family only names what its blocks read and write. The host can supply embedding rows, rotary
-tables, masks, write masks and positions; everything else comes from another shard or from a cache.
+A family only names the tensors that its blocks read and write. The host can supply embedding rows,
+rotary tables, masks, write masks and positions. Everything else comes from another shard, from a
+cache or from a history. Plans and manifests know no other sources and sinks.
 """
 
 from math import prod
@@ -13,7 +14,7 @@ from cetane.validation import Data
 
 
 def allocatable(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Refuse a shape that no machine should be asked to allocate."""
+    """The shape itself. Raises ValueError if it is too large to allocate on any machine."""
     if prod(shape) > 2**32:
         raise ValueError(f"a tensor of shape {shape} is too large")
     return shape
@@ -24,14 +25,14 @@ Shape = Annotated[tuple[Annotated[int, Field(ge=1)], ...], AfterValidator(alloca
 
 
 class Embedding(Data):
-    """Rows of a table of the host, by token, `(1, C, 1, T)`."""
+    """Rows of a table that the host keeps, one for each token, `(1, C, 1, T)`."""
 
     host: Literal["embedding"] = "embedding"
     table: str = "tokens"
 
 
 class TokenIds(Data):
-    """The tokens themselves, int32 `(1, T)`, for a shard that holds the embedding."""
+    """The token ids, int32 `(1, T)`, for a shard that holds the embedding."""
 
     host: Literal["token_ids"] = "token_ids"
 
@@ -45,8 +46,10 @@ class Rotary(Data):
 
 
 class Mask(Data):
-    """Additive mask `(1, 1, T, keys)` over what a call sees of a cache group: the last `window`
-    tokens, itself included, and the first `sinks` of the sequence."""
+    """Additive mask `(1, 1, T, keys)` over the keys of a cache group.
+
+    A token sees the last `window` tokens, itself included, and the first `sinks` of the sequence.
+    """
 
     host: Literal["mask"] = "mask"
     group: str
@@ -55,28 +58,28 @@ class Mask(Data):
 
 
 class WriteMask(Data):
-    """One-hot rows `(1, 1, T, S)`: the slot of a cache group that each token goes to."""
+    """One-hot rows `(1, 1, T, S)`: the slot of a cache group into which each token is written."""
 
     host: Literal["write_mask"] = "write_mask"
     group: str
 
 
 class Position(Data):
-    """First slot that this call writes in a cache group, int32 `(1,)`."""
+    """The first slot of a cache group that this call writes, int32 `(1,)`."""
 
     host: Literal["position"] = "position"
     group: str
 
 
 class FromTensor(Data):
-    """A named tensor that an earlier shard wrote."""
+    """A named tensor, written by an earlier shard."""
 
     host: Literal["tensor"] = "tensor"
     name: str
 
 
 class FromCache(Data):
-    """A buffer of a cache group that the host owns."""
+    """A buffer of a cache group; the host owns it."""
 
     host: Literal["cache"] = "cache"
     name: str
@@ -84,7 +87,8 @@ class FromCache(Data):
 
 
 class FromHistory(Data):
-    """The last columns of a small tensor, which the host keeps: zeros before the first token."""
+    """The last columns of a small tensor, kept by the host. They are zero before the first
+    token."""
 
     host: Literal["history"] = "history"
     name: str
@@ -112,8 +116,8 @@ class ToTensor(Data):
 
 
 class ToCache(Data):
-    """A buffer of a cache group: `append` writes the call's columns where they belong, `replace`
-    swaps the buffer."""
+    """A buffer of a cache group. `append` writes the call's columns into their slots; `replace`
+    swaps the whole buffer."""
 
     host: Literal["cache"] = "cache"
     name: str
@@ -122,8 +126,10 @@ class ToCache(Data):
 
 
 class ToLogits(Data):
-    """Logits `(1, stop - start, 1, T)` of a slice of the head's rows: of the vocabulary, or of the
-    tokens that the head has."""
+    """Logits `(1, stop - start, 1, T)` of a slice of the head's rows.
+
+    A head has a row for each token of the vocabulary, or of a subset.
+    """
 
     host: Literal["logits"] = "logits"
     start: int
@@ -131,7 +137,7 @@ class ToLogits(Data):
 
 
 class ToChoice(Data):
-    """The largest logit of a slice of the head's rows, `(1, T)`, or which of its rows that is."""
+    """The largest logit of a slice of the head's rows, or the index of its row; both `(1, T)`."""
 
     host: Literal["choice"] = "choice"
     part: Literal["row", "logit"]
@@ -140,7 +146,7 @@ class ToChoice(Data):
 
 
 class ToHistory(Data):
-    """The call's own columns of a history; the host appends those of accepted tokens."""
+    """The new columns of a history. The host appends those of accepted tokens."""
 
     host: Literal["history"] = "history"
     name: str
@@ -150,7 +156,7 @@ Sink = Annotated[ToTensor | ToCache | ToLogits | ToChoice | ToHistory, Field(dis
 
 
 class Input(Data):
-    """One input of a function; with flexible shapes, `shape` is the default one."""
+    """One input of a function. With flexible shapes, `shape` is the default shape."""
 
     name: str
     shape: Shape
@@ -168,7 +174,7 @@ class Output(Data):
 
 
 class State(Data):
-    """An MLState of a shard, kept between calls by Core ML itself."""
+    """An MLState of a shard. Core ML itself keeps it between calls."""
 
     name: str
     shape: Shape
@@ -179,12 +185,12 @@ Order = Literal["c1t", "ct1"]
 
 
 def hidden_shape(order: Order, channels: int, tokens: int) -> tuple[int, int, int, int]:
-    """Shape of a hidden tensor: `(1, C, 1, T)` for `c1t`, `(1, C, T, 1)` for `ct1`."""
+    """The shape of a hidden tensor: `(1, C, 1, T)` for `c1t`, `(1, C, T, 1)` for `ct1`."""
     return (1, channels, 1, tokens) if order == "c1t" else (1, channels, tokens, 1)
 
 
 MASKED = -4e4
-"""Additive mask value: finite and inside fp16 (Apple's rule; -inf is mishandled on the ANE)."""
+"""Additive mask value, finite and inside fp16: the ANE mishandles -inf (Apple's rule)."""
 
 
 def time_axis(order: Order) -> int:

@@ -1,4 +1,4 @@
-"""What a bundle says of itself, and where its files are."""
+"""The manifest of a bundle: its plan, its source, and its files with their hashes."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -21,17 +21,17 @@ PRODUCERS = ("cetane", "coremltools", "torch", "transformers")
 
 
 class Manifest(Data):
-    """Everything a runtime needs to know. Paths are relative to the bundle."""
+    """Everything that a runtime needs to know about a bundle. Paths are relative to it."""
 
     schema_version: int = SCHEMA
     producer: dict[str, str]
     source: str
-    """The checkpoint as it was named; gates compare with it unless told otherwise."""
+    """The checkpoint as the user named it. Gates compare with it unless another is given."""
     fingerprint: str
-    """The checkpoint's content, as far as headers, sizes and dates tell."""
-    tags: dict[str, str] = Field(default_factory=dict, exclude_if=lambda tags: not tags)
-    """Which attention and which CCA the bundle has, where an architecture has several."""
+    """`Checkpoint.fingerprint`: a hash of headers, file sizes and dates."""
     plan: Plan
+    tags: dict[str, str] = Field(default_factory=dict)
+    """What a bundle's attention is, by the keys of the published ports' manifests."""
     files: dict[str, FileRecord]
 
 
@@ -40,7 +40,7 @@ def shard_path(name: str) -> str:
 
 
 def table_path(name: str) -> str:
-    """Rows by token; a quantised table has its scales in a file of its own."""
+    """The file of a table's rows. A quantised table keeps its scales in a second file."""
     return "embedding.npy" if name == "tokens" else f"embedding-{name}.npy"
 
 
@@ -53,14 +53,14 @@ def rotary_path(table: str) -> str:
 
 
 def producers() -> dict[str, str]:
-    """Versions of what makes a bundle."""
+    """Versions of the packages that make a bundle."""
     return {name: version(name) for name in PRODUCERS}
 
 
 def check_schema(content: dict[str, Any], schema: int, file: Path, hint: str) -> None:
-    """CetaneError for a manifest of another version of its schema, or of none."""
+    """Raise CetaneError for a manifest of another schema version, or without one."""
     version = content.get("schema_version")
     if type(version) is not int:
-        raise CetaneError(f"{file}: not a manifest: it has no schema_version", hint)
+        raise CetaneError(f"{file}: not a manifest, since it has no schema_version", hint)
     if version != schema:
-        raise CetaneError(f"{file}: schema {version}, this cetane reads {schema}", hint)
+        raise CetaneError(f"{file}: schema {version}; this cetane reads schema {schema}", hint)

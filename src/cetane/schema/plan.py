@@ -3,21 +3,25 @@
 Pure data, without torch: an engine runs it, a manifest holds it.
 """
 
-from functools import cached_property
+from __future__ import annotations
 
-import numpy as np
+from functools import cached_property
+from typing import TYPE_CHECKING
+
 from pydantic import Field, model_validator
 
 from cetane.schema.check import ModeCheck, check_caches
 from cetane.schema.function import Function, ModePlan, ShardPlan, TablePlan
 from cetane.schema.recipe import Mode, Recipe
 from cetane.schema.slots import Slots
-from cetane.schema.subset import Ids
 from cetane.validation import Data
+
+if TYPE_CHECKING:
+    from cetane.schema.subset import Ids
 
 
 class Plan(Data):
-    """What a build makes and an engine runs. Sizes in bytes."""
+    """Everything that a build makes and an engine runs. Sizes are in bytes."""
 
     architecture: str
     recipe: Recipe
@@ -31,20 +35,20 @@ class Plan(Data):
     kv_bytes: dict[int, int]
     """Key/value cache of the whole model, by context length."""
     kv_padding: int = Field(default=0, ge=0)
-    """Of the recipe's own context, what holds nothing: padding of a state's rows."""
+    """Bytes of that cache, at the recipe's context, that only pad a state's rows."""
     caches: dict[str, Slots]
-    """By cache group."""
+    """Slots of every cache group, by its name."""
     softcap: float | None = Field(default=None, gt=0)
-    """Logits are c * tanh(x / c), which the host applies."""
+    """The bound c of logits: the host computes c * tanh(x / c)."""
     rotary: tuple[str, ...]
     tables: dict[str, TablePlan]
-    """Of rows by token; `tokens` is the embedding, unless a shard holds it."""
+    """Tables with a row for each token. `tokens` is the embedding, unless a shard holds it."""
     shards: tuple[ShardPlan, ...]
     modes: dict[Mode, ModePlan]
 
     @model_validator(mode="after")
-    def consistent(self) -> "Plan":
-        """What an engine relies on; plans are also read from manifests, which may be hostile."""
+    def consistent(self) -> Plan:
+        """Check what an engine relies on: plans also come from manifests, which may be hostile."""
         if self.modes.get("decode", None) is None or self.modes["decode"].tokens != 1:
             raise ValueError("no decode mode of one token")
         if len(self.functions) != sum(len({f.name for f in s.functions}) for s in self.shards):
@@ -53,7 +57,7 @@ class Plan(Data):
             raise ValueError("two functions of a shard have one name")
         subset = self.recipe.head.subset
         if subset is not None and subset.vocabulary != self.vocab:
-            raise ValueError(f"a subset of {subset.vocabulary} tokens, not of {self.vocab}")
+            raise ValueError(f"a subset of {subset.vocabulary} tokens, but a model of {self.vocab}")
         for mode, steps in self.modes.items():
             ModeCheck(self, mode).steps(steps)
         check_caches(self.caches, self.functions.values())
@@ -66,23 +70,25 @@ class Plan(Data):
 
     @property
     def rows(self) -> int:
-        """Of the head: the tokens that it can choose."""
+        """Rows of the head: the number of tokens that it can choose."""
         subset = self.recipe.head.subset
         return self.vocab if subset is None else len(subset.ids)
 
     def tokens(self, start: int, stop: int) -> slice | Ids:
-        """The tokens that some rows of the head are about."""
+        """The tokens of the head's rows from `start` to `stop`."""
         subset = self.recipe.head.subset
         return slice(start, stop) if subset is None else subset.ids[start:stop]
 
     @cached_property
     def choosable(self) -> Ids:
-        """The tokens that it can choose, by row of the head."""
+        """The tokens that the head can choose, one for each of its rows."""
+        import numpy as np
+
         return np.arange(self.vocab)[self.tokens(0, self.rows)]
 
     @cached_property
     def functions(self) -> dict[tuple[str, str], Function]:
-        """Functions by shard and name: as many programs as a process has to load at most."""
+        """Functions by shard and name. A process loads at most this many."""
         return {(s.name, f.name): f for s in self.shards for f in s.functions}
 
     @cached_property

@@ -18,7 +18,7 @@ from cetane.validation import Data, validated
 
 Mode = Literal["decode", "verify", "prefill"]
 Quality = Literal["near-lossless", "good", "usable"]
-PROMISED: Quality = "good"
+DEFAULT_QUALITY: Quality = "good"
 
 
 class Layout(Data):
@@ -28,40 +28,42 @@ class Layout(Data):
     """`auto` is left to a port for a chip, with contract, head slices and a verifier's width; it
     means chunks until then."""
     chunks: int | None = Field(default=None, ge=1)
-    """How many shards the layers are cut into; 4, or one a layer, when it is not said."""
+    """Number of shards that hold the layers. The default is 4, or one a layer if there are
+    fewer."""
     cuts: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    """The first layer of every chunk but the first, where they are not of equal length."""
+    """The first layer of every chunk but the first, for chunks of unequal length."""
     head: Literal["apart", "last"] = "apart"
-    """Whether the head has shards of its own, or is in the last one of the layers."""
+    """Where the head lies: in shards of its own, or in the last shard of the layers."""
     routed: tuple[Mode, ...] = ()
-    """Modes that run only the experts that their tokens choose, each a function of its own; the
-    others compute all experts in one graph."""
+    """Modes that run only the experts that their tokens choose: each expert is a function of its
+    own. The other modes compute all experts in one graph."""
 
     @model_validator(mode="after")
     def consistent(self) -> "Layout":
         if self.chunks is not None and self.kind != "chunks":
-            raise ValueError(f"chunks = {self.chunks} has no meaning for the layout {self.kind!r}")
+            raise ValueError(f"chunks = {self.chunks} is only for the layout 'chunks'")
         if self.cuts and (self.chunks is not None or self.kind != "chunks"):
-            raise ValueError("cuts are for the layout 'chunks', in place of their number")
+            raise ValueError("cuts are only for the layout 'chunks', and replace chunks = N")
         if list(self.cuts) != sorted(set(self.cuts)):
             raise ValueError(f"cuts = {list(self.cuts)} are not in ascending order")
         return self
 
 
 class CacheTable(Data):
-    """The key/value caches: their contracts, and the slots (a multiple of 32) of the longest."""
+    """The key/value caches: their contracts, and the context, in tokens (a multiple of 32)."""
 
     contract: ContractName = "readonly"
     sliding: ContractName | None = None
-    """The contract of layers that see only a window; the same, when it is not said."""
+    """The contract of layers that see only a window; by default `contract`."""
     context: int = Field(default=512, ge=32)
     windowed: bool = True
-    """Whether layers that see only a window keep only that much."""
+    """Whether layers that see only a window keep only the tokens of that window."""
     padded: bool = False
-    """Whether one state of a package holds all layers, each in rows as wide and as long as the
-    largest: a function of several tokens may have only one on a phone."""
+    """Whether one state of a package holds all layers, each padded to the largest layer's rows.
+    On a phone, a function of several tokens may have only one state."""
     state_heads: int = Field(default=1, ge=1, le=256)
-    """Key/value heads that the rows of such a state have at least; 32 in the seeds' experiment."""
+    """The least number of key/value heads in the rows of a padded state. The published Gemma port
+    tried 32."""
 
     @field_validator("context")
     @classmethod
@@ -75,27 +77,27 @@ class CacheTable(Data):
     @model_validator(mode="after")
     def consistent(self) -> "CacheTable":
         if self.padded and {self.contract, self.sliding or self.contract} != {"stateful"}:
-            raise ValueError("padded: only states are; contract = 'stateful'")
+            raise ValueError("padded = true needs contract = 'stateful'")
         if self.state_heads > 1 and not self.padded:
-            raise ValueError("state_heads: only rows of a padded state have room for more")
+            raise ValueError("state_heads above 1 needs padded = true")
         return self
 
 
 Width = Annotated[int | None, BeforeValidator(lambda value: None if value == 0 else value)]
-"""Tokens of a call; 0 leaves the function out, since TOML has no null."""
+"""Tokens of a call. 0 leaves the function out, since TOML has no null."""
 
 
 class Tokens(Data):
-    """Tokens per call: one static function each. Decode is always 1; 0 leaves one out."""
+    """Tokens per call of verify and prefill, each a static function. Decode always takes 1."""
 
     verify: Width = Field(default=4, ge=2, le=64)
     prefill: Width = Field(default=64, ge=2, le=1024)
     shapes: Literal["static", "range"] = "static"
-    """`range` makes one function with a RangeDim; the ANE runs it at its default shape only
+    """`range` makes one function with a RangeDim. The ANE runs it only at its default shape
     (coremltools #2370)."""
 
     def by_mode(self) -> dict[Mode, int]:
-        """Tokens per call of the modes that there are."""
+        """Tokens per call of every mode that the recipe has."""
         modes: dict[Mode, int | None] = {
             "decode": 1,
             "verify": self.verify,
@@ -105,7 +107,7 @@ class Tokens(Data):
 
 
 class EmbeddingTable(Data):
-    """How the host keeps its tables: `int8` rows each have a scale in fp16; `auto` is left to a
+    """How the host keeps its tables. With `int8`, each row has a scale in fp16. `auto` is left to a
     port, and int8 until then."""
 
     format: Literal["fp16", "int8", "auto"] = "fp16"
@@ -123,34 +125,35 @@ class HeadTable(Data):
 
     slices: int = Field(default=1, ge=1)
     choose: bool = False
-    """Whether a slice gives only its largest logit and where it is: enough to decode greedily, and
-    nothing else. ANE compilers leave the argmax to the CPU."""
+    """Whether a slice gives only its largest logit and that logit's row. This is enough for greedy
+    decoding only. ANE compilers leave the argmax to the CPU."""
     subset: Subset | None = None
-    """The tokens that have rows; all, when it is not said. In a file, the path of one that
-    `cetane vocabulary` made, from the recipe's folder."""
+    """The tokens that have rows; by default all. In a recipe file: the path, relative to the
+    recipe's folder, of a subset that `cetane vocabulary` wrote."""
 
 
 class LoweringTable(Data):
     """How blocks become graphs, where there is a choice."""
 
     split_contracting: bool = False
-    """Cut the contracted axis of projections on the 1 MiB notch (`cetane.hardware.notch`) in two.
-    Exact but for the rounding of one sum; it pays on an M4, by public report."""
+    """Whether to cut the contracted axis of projections on the 1 MiB notch in two
+    (`cetane.hardware.notch`). Only the rounding of one sum changes. A public report measured a gain
+    on an M4."""
 
 
 class TargetTable(Data):
-    """What the programs are compiled for. Multifunction packages need iOS 18."""
+    """The oldest system that the programs run on. Multifunction packages need iOS 18."""
 
     deployment: Literal["iOS18", "iOS26"] = "iOS18"
 
 
 class Recipe(Data):
-    """Everything that decides how a checkpoint becomes a bundle."""
+    """Every choice that decides how a checkpoint becomes a bundle."""
 
     name: str
     description: str = ""
     family: dict[str, Any] = Field(default_factory=dict)
-    """Options of the model's family, which knows them."""
+    """Options of the model's family, which checks them."""
     tensor_layout: Order = "c1t"
     layout: Layout = Layout()
     cache: CacheTable = CacheTable()
@@ -160,9 +163,11 @@ class Recipe(Data):
     compression: Selection = Selection()
     lowering: LoweringTable = LoweringTable()
     target: TargetTable = TargetTable()
-    quality: Quality = Field(default=PROMISED, exclude_if=lambda promised: promised == PROMISED)
-    """What the recipe promises: the gate holds the bundle to it at any number of bits. The default
-    is left out of manifests, which keep the bytes that they had before there was a choice."""
+    quality: Quality = Field(
+        default=DEFAULT_QUALITY, exclude_if=lambda promised: promised == DEFAULT_QUALITY
+    )
+    """The quality that the recipe promises. The gate holds the bundle to it at any number of bits.
+    Manifests leave the default out, so that older manifests keep their bytes."""
     reasons: dict[str, str] = Field(default_factory=dict, exclude_if=lambda reasons: not reasons)
     """Why cetane chose a value that the recipe left to it, by dotted key."""
 
@@ -177,7 +182,7 @@ class Recipe(Data):
             raise ValueError("layout.routed needs static shapes: tokens.shapes = 'static'")
         missing = set(self.layout.routed) - set(self.tokens.by_mode())
         if missing:
-            raise ValueError(f"layout.routed: there is no mode {min(missing)}")
+            raise ValueError(f"layout.routed: the recipe has no mode {min(missing)}")
         return self
 
 
@@ -190,7 +195,7 @@ def shipped() -> dict[str, Path]:
 
 
 def load_recipe(source: str) -> Recipe:
-    """A recipe from a TOML file, or one of those that come with cetane, by name."""
+    """A recipe from a TOML file, or a recipe that comes with cetane, by its name."""
     known = shipped()
     path = Path(source) if source.endswith(".toml") else known.get(source)
     if path is None or not path.is_file():
@@ -206,10 +211,10 @@ def load_recipe(source: str) -> Recipe:
 
 
 def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """A recipe with some values replaced, by dotted key as TOML writes it: `{"cache.context": 64}`.
+    """A recipe with some values replaced, by dotted TOML key: `{"cache.context": 64}`.
 
-    CetaneError for a key that no recipe has, with the alternatives, or for a value that does not
-    fit. Without changes, the recipe itself.
+    Raises CetaneError for an unknown key, with the alternatives, and for a value that does not fit.
+    Without changes, returns the recipe itself.
     """
     content = recipe.model_dump()
     for key, value in changes.items():
@@ -255,7 +260,9 @@ def key_path(key: str) -> list[str]:
     try:
         table: Any = tomllib.loads(f"{key} = 0")
     except tomllib.TOMLDecodeError as error:
-        raise CetaneError(f"{key!r}: not a key of a recipe", "as in cache.context") from error
+        raise CetaneError(
+            f"{key!r} is not a key of a recipe", "write a dotted key, such as cache.context"
+        ) from error
     path = []
     while isinstance(table, dict):
         ((name, table),) = table.items()
@@ -264,5 +271,5 @@ def key_path(key: str) -> list[str]:
 
 
 def parse_recipe(content: dict[str, Any], where: str) -> Recipe:
-    """Validate a recipe; a CetaneError names the key and, for an unknown one, the alternatives."""
+    """Validate a recipe. A CetaneError names the key and, if it is unknown, the alternatives."""
     return validated(Recipe, content, where)

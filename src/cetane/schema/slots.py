@@ -1,4 +1,4 @@
-"""The slots of a cache group: how many there are, and who writes them."""
+"""The slots of a cache group: their number, and who writes them."""
 
 from typing import Literal, get_args
 
@@ -11,43 +11,43 @@ CONTRACTS: tuple[ContractName, ...] = get_args(ContractName)
 
 
 class Slots(Data):
-    """What all caches of a group have in common: how many slots, and how they are written.
+    """The number of slots that all caches of a group have, and the contract that writes them.
 
-    With `shift` the newest token is on the right. With the others a token has its slot: the first
-    `sinks` of a sequence for ever, the others in turn.
+    With `shift` the newest token is on the right. With the other contracts a token keeps its slot.
+    The first `sinks` tokens of a sequence keep theirs for ever; the others share the rest in turn.
     """
 
     contract: ContractName
     count: int = Field(ge=1, le=2**24)
     sinks: int = Field(default=0, ge=0)
     limited: bool = False
-    """Fewer than the context: a slot is used again."""
+    """Whether there are fewer slots than the context, so that slots are used again."""
 
     def form(self, tokens: int) -> ContractName:
         """The contract of a call of `tokens` tokens.
 
         Where slots are used again, a call of several tokens is `readonly`: it returns its columns,
-        and the host writes those that count. Written by the graph, the last column would replace
-        what the first token still sees, and a refused draft would have destroyed it. A state is
-        longer instead, by as much as its widest call.
+        and the host writes those of accepted tokens. If the graph wrote them, its last column would
+        replace a key that its first token still sees. A refused draft would then destroy that key.
+        A state has no such form; it is longer instead, by the tokens of its widest call.
         """
         read = self.limited and tokens > 1 and self.contract in ("shift", "blend")
         return "readonly" if read else self.contract
 
     def visible(self, tokens: int) -> int:
-        """The keys that each mask row of a call of `tokens` tokens covers."""
+        """The number of keys in each mask row of a call of `tokens` tokens."""
         return self.count + tokens if self.form(tokens) == "readonly" else self.count
 
     def pads(self, tokens: int) -> bool:
-        """Whether a call of `tokens` columns may carry fewer tokens, the rest being padding."""
+        """Whether a call of `tokens` columns may hold fewer tokens, and padding in the rest."""
         return self.form(tokens) != "shift"
 
     def of(self, position: int) -> int:
-        """The slot of a position, unless columns shift."""
+        """The slot of a position, for every contract but `shift`."""
         if position < self.sinks:
             return position
         return self.sinks + (position - self.sinks) % (self.count - self.sinks)
 
 
 PADDED = "padded_kv"
-"""The one state of a package whose groups share it."""
+"""The name of the state that all groups of a package share, if the recipe pads them."""

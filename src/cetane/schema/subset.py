@@ -1,8 +1,11 @@
-"""A head for a part of the vocabulary: its tokens, and how much of which texts they cover.
+"""A subset of the vocabulary for a smaller head, with its coverage of some texts.
 
-Embeddings and tokenizer stay whole, so any prompt is read as before; only the output projection
-has fewer rows. What a tokenizer needs to write any text at all must be among them.
+Only the output projection has fewer rows. Embeddings and tokenizer stay whole, so the model reads
+any prompt as before. The subset must hold every token without which some text cannot be written,
+such as the single bytes.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -10,37 +13,47 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from cetane.errors import CetaneError
 from cetane.files import read_bytes
 from cetane.validation import Data, parse_json, validated
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a plan is read without numpy
+    import numpy as np
+    import numpy.typing as npt
+
     from cetane.checkpoint import Tokenizer
+
+    Ids = npt.NDArray[np.int64]
+    """Tokens, ascending."""
 
 LARGEST_FILE = 1 << 24
 LARGEST_VOCABULARY = 1 << 22
-"""Four times that of any tokenizer."""
+"""Tokens; four times the largest tokenizer's."""
 
-Ids = npt.NDArray[np.int64]
-"""Tokens, ascending."""
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class Counted(Data):
-    """A text: its tokens, and the model's own greedy choices after some of them; how many of each
-    are in the subset."""
+class TextCoverage(Data):
+    """The tokens of a text, and how many of them a subset has.
+
+    `choices` are the model's own greedy choices after some of the tokens.
+    """
 
     name: str
     sha256: Sha256
-    """Of the file."""
+    """Hash of the file."""
     tokens: int = Field(ge=0)
     covered: int = Field(ge=0)
     choices: int = Field(default=0, ge=0)
     choices_covered: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def consistent(self) -> TextCoverage:
+        if self.covered > self.tokens or self.choices_covered > self.choices:
+            raise ValueError("more is covered than there is")
+        return self
 
 
 class Subset(Data):
@@ -51,14 +64,14 @@ class Subset(Data):
     tokens: str = Field(max_length=LARGEST_FILE)
     """Ids in ascending order, as ranges: `0-258 261 300-302`."""
     tokenizer: Sha256
-    """`Tokenizer.digest` of the tokenizer whose ids these are."""
-    texts: tuple[Counted, ...]
-    """What the tokens were chosen from."""
-    held_out: tuple[Counted, ...]
-    """What had no part in the choice."""
+    """`Tokenizer.digest` of the tokenizer that has these ids."""
+    texts: tuple[TextCoverage, ...]
+    """The texts from which the tokens were chosen."""
+    held_out: tuple[TextCoverage, ...]
+    """Texts that had no part in the choice."""
 
     @model_validator(mode="after")
-    def consistent(self) -> "Subset":
+    def consistent(self) -> Subset:
         last = -1
         for first, end in ranges(self.tokens):
             if not last < first <= end < self.vocabulary:
@@ -70,18 +83,23 @@ class Subset(Data):
 
     @cached_property
     def ids(self) -> Ids:
-        """The tokens, ascending: the head's row i is about the token `ids[i]`."""
+        """The tokens, ascending. Row i of the head is the token `ids[i]`."""
+        import numpy as np
+
         return np.concatenate([np.arange(a, b + 1) for a, b in ranges(self.tokens)])
 
     @property
     def missing(self) -> float:
-        """The share of tokens that a subset like this one is expected to lack: of the text that had
-        no part in the choice, by the rule of succession, so never zero."""
+        """The share of a new text's tokens that the subset is expected to lack.
+
+        Estimated from the held-out texts by the rule of succession, so it is never zero.
+        """
         tokens = sum(text.tokens for text in self.held_out)
         return (tokens - sum(text.covered for text in self.held_out) + 1) / (tokens + 2)
 
-    def check(self, tokenizer: "Tokenizer") -> None:
-        """CetaneError unless the tokens are this tokenizer's, and any text can be written."""
+    def check(self, tokenizer: Tokenizer) -> None:
+        """Raise CetaneError if the ids are another tokenizer's, or if some text cannot be
+        written."""
         hint = "cetane vocabulary makes one"
         if tokenizer.digest != self.tokenizer:
             raise CetaneError("head.subset was chosen for another tokenizer", hint)
@@ -97,7 +115,7 @@ class Subset(Data):
 
 
 def ranges(tokens: str) -> Iterable[tuple[int, int]]:
-    """The first and last id of every range; ValueError for what is no range."""
+    """The first and last id of every range. Raises ValueError for a part that is no range."""
     for part in tokens.split():
         first, dash, last = part.partition("-")
         if not (part.isascii() and first.isdigit() and (last.isdigit() if dash else not last)):
@@ -106,14 +124,16 @@ def ranges(tokens: str) -> Iterable[tuple[int, int]]:
 
 
 def as_ranges(ids: npt.NDArray[Any]) -> str:
-    """Ascending ids as `Subset.tokens`."""
+    """Ascending ids, written as `Subset.tokens`."""
+    import numpy as np
+
     cuts = [0, *(np.flatnonzero(np.diff(ids) != 1) + 1), len(ids)]
     parts = [(ids[a], ids[b - 1]) for a, b in pairwise(cuts)]
     return " ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts)
 
 
 def load_subset(path: Path) -> Subset:
-    """A subset from its file; CetaneError if it is not one."""
+    """Read a subset from its file. Raises CetaneError if the file holds none."""
     hint = "cetane vocabulary makes one"
     try:
         content = read_bytes(path, LARGEST_FILE)

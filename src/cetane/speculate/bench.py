@@ -1,4 +1,4 @@
-"""How much faster a generation is with drafts: by category of prompt and by drafter."""
+"""The benchmark of speculation: the speed with drafts, by category of prompt and by drafter."""
 
 import time
 import tomllib
@@ -23,54 +23,56 @@ Ids = Sequence[int]
 
 
 class Speed(Data):
-    """One drafter on the prompts of one category."""
+    """The speed of one drafter on the prompts of one category."""
 
     category: str
     drafter: str
     prompts: int
     tokens: int
-    """After the first of every answer."""
+    """Tokens after the first of every answer."""
     plain: float
-    """Tokens per second without drafts, greedily: medians of the rounds."""
+    """Tokens per second of greedy decoding without drafts: medians of the rounds."""
     speculative: float
     ratio: float
     slowest: float
-    """The smallest ratio of a prompt."""
+    """The smallest ratio of any prompt."""
     by_calls: float
-    """The ratio as computed from the numbers of calls and the time of one call of each width. Other
+    """The ratio computed from the number of calls and the time of one call of each width. Other
     work on the machine hardly changes it."""
     acceptance: float | None
     tokens_per_call: float | None
     verifier_calls: int
     fallbacks: int
     same: bool
-    """Whether all tokens are those of plain decoding."""
+    """Whether all tokens equal those of plain decoding."""
 
 
 def suite() -> dict[str, list[str]]:
-    """The prompts by category."""
+    """The prompts, by category."""
     path = resources.files("cetane") / "data/prompts/speculative.toml"
     content: dict[str, list[str]] = tomllib.loads(path.read_text(encoding="utf-8"))
     return content
 
 
 @dataclass(frozen=True)
-class Take:
+class Generation:
     """One generation."""
 
     tokens: list[int]
     seconds: float
-    """After the first token."""
+    """Seconds after the first token."""
 
 
-def take(engine: Engine, prompt: Ids, count: int, stop: Ids, speculator: Speculator | None) -> Take:
-    """Generate greedily, on the clock from the first token on."""
+def take(
+    engine: Engine, prompt: Ids, count: int, stop: Ids, speculator: Speculator | None
+) -> Generation:
+    """Generate greedily, and measure the time from the first token on."""
     tokens, marks = [], []
     session = engine.session() if speculator is None else speculator.session(engine)
     for token in generate(session, prompt, Sampler(), count, stop, speculator):
         tokens.append(token)
         marks.append(time.perf_counter())
-    return Take(tokens, time.perf_counter() - marks[0] if marks else 0.0)
+    return Generation(tokens, time.perf_counter() - marks[0] if marks else 0.0)
 
 
 def compare(
@@ -84,16 +86,16 @@ def compare(
     stop: Ids,
     progress: Progress,
 ) -> list[Speed]:
-    """Every prompt in turn, plain and with each drafter, in every round.
+    """Run every prompt, plain and with each drafter, in every round.
 
-    Every round has new drafters and controllers, which learn from prompt to prompt. So a suffix
-    tree knows the answers to other prompts, and never the answer to this one.
+    Each round has new drafters and controllers, which learn from prompt to prompt. So a suffix trie
+    knows the answers to other prompts, but never the answer to this one.
     """
-    plain: dict[tuple[str, int], list[Take]] = {}
-    takes: dict[tuple[str, str, int], list[Take]] = {}
+    plain: dict[tuple[str, int], list[Generation]] = {}
+    takes: dict[tuple[str, str, int], list[Generation]] = {}
     counters: dict[tuple[str, str], Counters] = {}
     work = [(category, i) for category, group in prompts.items() for i in range(len(group))]
-    take(engine, prompts[work[0][0]][0], 8, (), None)  # so that nothing is measured cold
+    take(engine, prompts[work[0][0]][0], 8, (), None)  # warms up before the first measurement
     for turn in range(rounds):
         used = {
             name: Speculator(
@@ -128,12 +130,12 @@ def compare(
 def summary(
     category: str,
     drafter: str,
-    plain: Sequence[Sequence[Take]],
-    drafted: Sequence[Sequence[Take]],
+    plain: Sequence[Sequence[Generation]],
+    drafted: Sequence[Sequence[Generation]],
     counters: Counters,
     costs: Mapping[int, Cost],
 ) -> Speed:
-    """The speed on all prompts together; each has the median time of its rounds."""
+    """The speed on all prompts together, from the median time of each prompt's rounds."""
     tokens = sum(len(rounds[0].tokens) - 1 for rounds in plain)
     seconds = [median(taken.seconds for taken in rounds) for rounds in plain]
     others = [median(taken.seconds for taken in rounds) for rounds in drafted]
@@ -170,17 +172,17 @@ def cost(costs: Mapping[int, Cost], tokens: int) -> float:
 
 @dataclass
 class FirstTokens:
-    """How often a drafter knows the next token of greedy answers; a `DraftSource`.
+    """Counts how often a drafter knows the next token of greedy answers; a `DraftSource`.
 
-    It asks the drafter after every token and drafts nothing, so that all drafters are asked at the
-    same positions.
+    It asks the drafter after every token and drafts nothing, so all drafters are asked at the same
+    positions.
     """
 
     drafter: Drafter
     proposed: list[bool] = field(default_factory=list)
-    """At every position, whether the drafter had a proposal."""
+    """Whether the drafter had a proposal, at every position."""
     right: list[bool] = field(default_factory=list)
-    """At every position, whether its first token is the one that the target chose."""
+    """Whether the proposal's first token was the target's choice, at every position."""
 
     def begin(self, session: Session, tokens: Ids) -> None:
         self.drafter.begin(session, tokens)
@@ -199,9 +201,9 @@ class FirstTokens:
         self.drafter.end()
 
     def share(self, where: Sequence[bool] | None = None) -> float | None:
-        """Share of all positions, or of some, at which its first token would be accepted.
+        """The share of positions at which its first token would be accepted.
 
-        `where` says of every position whether it counts.
+        `where` marks the positions that count; by default all do.
         """
         asked = self.right if where is None else list(compress(self.right, where))
         return sum(asked) / len(asked) if asked else None

@@ -1,8 +1,8 @@
-"""Decides, step by step, whether a draft is worth a verifying call, and how long it may be.
+"""The controller: decides at each step whether to verify a draft, and how long it may be.
 
-A call of width w that gives g tokens wins when g plain steps take longer: g * t1 > t(w). The
-controller measures both times as the text grows. It learns the chance of every further token from
-the drafts that were accepted.
+A call of width w that gives g tokens wins if g plain steps take longer: g * t1 > t(w). The
+controller measures both times as the text grows. From accepted drafts it learns the chance of every
+further token.
 """
 
 import time
@@ -14,20 +14,19 @@ from statistics import median
 from cetane.engine.session import Session
 
 SLOWEST = 0.97
-"""The lowest speed of a generation, relative to plain decoding, if no draft is accepted at all."""
+"""The lowest allowed speed of a generation, relative to plain decoding, if no draft is accepted."""
 PRIOR, PRIOR_WEIGHT = 0.6, 2.0
-"""The chance of a drafted token before anything is known, and how many observations that counts
-for."""
+"""The chance of a drafted token before any observation, and its weight in observations."""
 DECAY = 0.95
-"""The weight of an observation falls by this factor with every later one, since texts change."""
+"""The factor on an observation's weight with every later one, since texts change."""
 LEARNING = 0.01
-"""The share of plain time that drafts may cost which are tried only to learn from them."""
+"""The share of plain time that drafts may cost if they are tried only to learn."""
 RECENT = 15
-"""Measurements that a median is taken of."""
+"""The number of measurements in a median."""
 
 
 class Cost:
-    """Seconds of something: the median of recent measurements, which one outlier does not move."""
+    """A cost in seconds: the median of recent measurements, which one outlier does not move."""
 
     def __init__(self, *seconds: float) -> None:
         self.recent: deque[float] = deque(seconds, maxlen=RECENT)
@@ -42,17 +41,16 @@ class Cost:
 
 @dataclass
 class Record:
-    """How many tokens were accepted of drafts of one kind."""
+    """The accepted tokens of drafts of one kind."""
 
     reached: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     passed: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    """By place in the draft, how often the token there was judged, and how often it was accepted.
-    Older drafts weigh less."""
+    """The judged and the accepted tokens, by their place in the draft. Older drafts weigh less."""
     skips: int = 0
-    """Drafts that were not verified since the last one that was."""
+    """The number of drafts without verification since the last verified one."""
 
     def expected(self, drafted: int) -> float:
-        """How many tokens a call with `drafted` drafted tokens is expected to give."""
+        """The expected number of tokens from a call with `drafted` drafted tokens."""
         total = chance = 1.0
         before, weight = PRIOR, PRIOR_WEIGHT
         for place in range(drafted):
@@ -63,7 +61,7 @@ class Record:
         return total
 
     def observe(self, drafted: int, accepted: int) -> None:
-        for place in self.reached:  # all places: one that was bad may be tried again some day
+        for place in self.reached:  # all places, so that a bad one is tried again in time
             self.reached[place] *= DECAY
             self.passed[place] *= DECAY
         for place in range(min(accepted + 1, drafted)):
@@ -72,37 +70,39 @@ class Record:
 
 
 class Controller:
-    """Keeps costs and records from one generation to the next, and an account of each generation.
+    """Keeps costs and records between generations, and an account of each generation.
 
-    A step without a draft is a plain step. A draft is verified if it is expected to pay. Now and
-    then one is verified to learn whether its kind pays by now. Both happen only if the generation
-    keeps to `SLOWEST` even when the target refuses the whole draft.
+    A step without a draft is a plain step. A draft is verified if it is expected to pay. Sometimes
+    a draft is verified only to learn whether its kind pays by now. In both cases the generation
+    must stay above `SLOWEST` even if the target refuses the whole draft.
     """
 
     def __init__(self, costs: Mapping[int, Sequence[float]]) -> None:
         """`costs`: measured seconds of calls, by width; width 1 is the plain step."""
         self.costs = {width: Cost(*seconds) for width, seconds in costs.items()}
         self.drafting: defaultdict[str, Cost] = defaultdict(Cost)
-        """Of one drafted token, by drafter."""
+        """The cost of one drafted token, by drafter."""
         self.records: defaultdict[str, Record] = defaultdict(Record)
         self.begin()
 
     def begin(self) -> None:
-        """A generation starts."""
+        """Start the account of a generation."""
         self.plain = self.spent = 0.0
-        """Seconds that the tokens of this generation would have taken without drafts, and took."""
+        """Seconds of this generation: those without drafts, and those in fact."""
 
     @property
     def plain_step(self) -> float:
         return self.costs[1].seconds
 
     def width(self, tokens: int) -> int | None:
-        """Width of the narrowest call that takes `tokens` tokens; None if there is none."""
+        """The width of the narrowest call that takes `tokens` tokens; None if there is none."""
         return min((w for w in self.costs if w >= tokens), default=None)
 
     def gain(self, kind: str, drafted: int, proposing: float) -> float:
-        """Expected speed, relative to plain decoding, of a step with `drafted` drafted tokens that
-        a drafter makes in `proposing` seconds."""
+        """The expected speed of a step with `drafted` drafted tokens, relative to plain decoding.
+
+        The drafter takes `proposing` seconds.
+        """
         width = self.width(1 + drafted)
         if width is None:
             return 0.0
@@ -110,7 +110,7 @@ class Controller:
         return self.records[kind].expected(drafted) * self.plain_step / cost
 
     def length(self, kind: str, most: int, proposing: float = 0.0) -> int:
-        """How many tokens to draft: 0 to `most`, where each takes `proposing` seconds to make."""
+        """The number of tokens to draft, 0 to `most`; drafting one takes `proposing` seconds."""
         gains = {
             count: self.gain(kind, count, proposing * count)
             for count in range(1, most + 1)
@@ -124,8 +124,7 @@ class Controller:
         return best if LEARNING * record.skips >= loss else 0
 
     def affordable(self, drafted: int, proposing: float) -> bool:
-        """Whether a draft pays if all of it is accepted, and the generation keeps to `SLOWEST` if
-        nothing is."""
+        """Whether a draft pays if it is fully accepted, and keeps to `SLOWEST` if it is refused."""
         width = self.width(1 + drafted)
         if width is None:
             return False
@@ -134,13 +133,13 @@ class Controller:
         return could and (self.spent + cost) * SLOWEST <= self.plain + self.plain_step
 
     def skip(self, kind: str) -> None:
-        """A draft of this kind was not verified."""
+        """Record that a draft of this kind was not verified."""
         self.records[kind].skips += 1
 
     def settle(
         self, kind: str, drafted: int, accepted: int, seconds: float, proposing: float = 0.0
     ) -> None:
-        """A call took `seconds`, after drafters took `proposing` seconds. The target accepted
+        """Record a call of `seconds`, after `proposing` seconds of drafting. The target accepted
         `accepted` of its `drafted` tokens."""
         width = self.width(1 + drafted)
         assert width is not None
@@ -153,12 +152,14 @@ class Controller:
             record.skips = 0
 
     def proposed(self, drafter: str, drafted: int, seconds: float) -> None:
-        """A drafter took `seconds` to draft `drafted` tokens."""
+        """Record that a drafter took `seconds` to draft `drafted` tokens."""
         self.drafting[drafter].add(seconds / max(1, drafted))
 
     def break_even(self, drafted: int) -> float | None:
-        """The share of k drafted tokens that must be accepted for a draft to pay, from measured
-        times: (t(w) / t1 - 1) / k. Above 1, no draft can pay."""
+        """The share of k drafted tokens that must be accepted for a draft to pay.
+
+        From measured times it is (t(w) / t1 - 1) / k. Above 1, no draft can pay.
+        """
         width = self.width(1 + drafted)
         if width is None or not drafted:
             return None
@@ -168,8 +169,8 @@ class Controller:
 def measure(session: Session, widest: int, rounds: int = 3) -> dict[int, list[float]]:
     """Seconds of `rounds` calls of every width, up to the narrowest that takes `widest` tokens.
 
-    `session` is a new one; its calls are evaluated and never accepted. One more call of each width
-    comes first and is not counted.
+    `session` must be new; its calls are evaluated and never accepted. One uncounted call of each
+    width comes first.
     """
     widths = session.widths
     needed = min((w for w in widths if w >= widest), default=max(widths))

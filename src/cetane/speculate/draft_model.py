@@ -1,4 +1,4 @@
-"""A drafter that is a smaller model with the same tokens."""
+"""A drafter that runs a smaller model with the same tokens."""
 
 import numpy as np
 
@@ -10,9 +10,9 @@ from cetane.speculate.drafter import Drafter
 
 
 class DraftModel(Drafter):
-    """Runs a bundle of its own beside the target's, and goes back when its draft is refused.
+    """Runs a second bundle beside the target's, and rewinds when its draft is refused.
 
-    It shares the target's `sampler`: where the target samples, so does the draft.
+    It shares the target's `sampler`: if the target samples, so does the draft.
     """
 
     name = "model"
@@ -51,15 +51,17 @@ class DraftModel(Drafter):
         return Draft(tuple(drafted), self.name, drawn_from)
 
     def go_back(self) -> None:
-        """Rewind to the last token that its own text and the target's have in common. The last
-        token of the text is left to be fed, since its logits give the next."""
+        """Rewind to the last common token of its own text and the target's.
+
+        The text's last token stays to be fed, since its logits give the next token.
+        """
         pairs = zip(self.fed, self.tokens[:-1], strict=False)
         common = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
         if common is None:
             common = min(len(self.fed), len(self.tokens) - 1)
         if common < len(self.fed):
             mark = self.marks.get(common)
-            if mark is None:  # another text than the one that it drafted for
+            if mark is None:  # a new text
                 self.forget()
                 return
             self.own.rewind(mark)

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last tokens when they occurred before in this sequence."""
+"""Prompt lookup: proposes the tokens that followed the same last tokens earlier in the sequence."""
 
 from collections.abc import Sequence
 
@@ -6,24 +6,29 @@ from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.errors import CetaneError
 from cetane.speculate.drafter import Drafter
 
+LONGEST = 64
+"""Tokens of a match: every length has a dictionary of its own."""
+
 
 class Ngram(Drafter):
-    """The longest suffix of `low` to `high` tokens that occurred before, at its last occurrence.
+    """Copies from the last occurrence of the longest known suffix, of `low` to `high` tokens.
 
-    One dictionary per length makes a proposal a few look-ups, whatever the length of the text.
+    With a dictionary for each length, a proposal takes a few look-ups, however long the text.
     """
 
     name = "ngram"
 
     def __init__(self, low: int = 1, high: int = 8) -> None:
-        if not 1 <= low <= high:
-            raise CetaneError(f"n-grams of {low} to {high} tokens: must be 1 <= least <= most")
+        if not 1 <= low <= high <= LONGEST:
+            raise CetaneError(
+                f"n-grams of {low} to {high} tokens: need 1 <= least <= most <= {LONGEST}"
+            )
         super().__init__()
         self.lengths = range(high, low - 1, -1)
 
     def forget(self) -> None:
         self.after: dict[int, dict[tuple[int, ...], int]] = {n: {} for n in self.lengths}
-        """Where the token after an n-gram stands, by length and n-gram."""
+        """The position of the token after each n-gram, by length and n-gram."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         for token in tokens:
@@ -42,7 +47,7 @@ class Ngram(Drafter):
         return NO_DRAFT
 
     def copy(self, start: int, count: int) -> tuple[int, ...]:
-        """`count` tokens from `start` on; what runs past the end repeats itself."""
+        """`count` tokens from `start` on; beyond the end, they repeat."""
         source = self.tokens[start : start + count]
         period = len(self.tokens) - start
         return tuple(source[i % period] for i in range(count))

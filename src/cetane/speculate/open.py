@@ -1,4 +1,4 @@
-"""From what a user asks for to drafters and their controller."""
+"""The way from a user's options to drafters and their controller."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,29 +20,29 @@ from cetane.speculate.speculator import Speculator
 from cetane.speculate.suffix import Suffix
 
 LOOKUPS = ("ngram", "suffix", "union")
-"""`union` is suffix and ngram: the controller takes the draft that promises more."""
+"""`union` is suffix and ngram together: the controller takes the more promising draft."""
 NAMES = (*LOOKUPS, *KINDS)
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What a user asked for."""
+    """A user's choice of a drafter and its options."""
 
     drafter: str
     """One of `NAMES`, or the path of a bundle with the same tokenizer."""
     ngram_min: int = 1
     ngram_max: int = 8
     draft_tokens: int | None = None
-    """Most tokens of a draft; None for one less than the narrowest verifying call takes."""
+    """The most tokens of a draft; None for one less than the narrowest verifying call takes."""
 
 
 def open_drafters(
     wish: Wish, bundle: Bundle, sampler: Sampler, backend: str, remember: bool = True
 ) -> list[Drafter]:
-    """The drafters of a wish, in order of preference.
+    """The chosen drafters, in order of preference.
 
-    With `remember`, the suffix trie of a tokenizer is kept from run to run. CetaneError for a
-    drafter that is not known or does not fit the bundle.
+    With `remember`, the suffix trie of a tokenizer is kept between runs. Raises CetaneError for an
+    unknown drafter, or one that does not fit the bundle.
     """
     ngram = Ngram(wish.ngram_min, wish.ngram_max)
     owner = tokenizer_hash(bundle)
@@ -66,36 +66,36 @@ def open_drafters(
     path = Path(wish.drafter)
     if not path.exists():
         known = f"known: {', '.join(NAMES)}, or the path of a bundle"
-        raise CetaneError(f"no drafter {wish.drafter!r}: no {path}; {known}")
+        raise CetaneError(f"no drafter {wish.drafter!r}, and no such folder: {path}", known)
     other = Bundle(path)
     other.verify()
     if tokenizer_hash(other) != owner or other.plan.vocab != bundle.plan.vocab:
-        raise CetaneError(f"{wish.drafter}: its tokenizer is not that of {bundle.path}")
+        raise CetaneError(f"{wish.drafter}: its tokenizer differs from that of {bundle.path}")
     return [DraftModel(open_engine(other, backend), sampler)]
 
 
 def tokenizer_hash(bundle: Bundle) -> str:
-    """sha256 of the tokenizer's file: where it is equal, two bundles have the same tokens."""
+    """sha256 of the tokenizer's file. If it is equal, two bundles have the same tokens."""
     record = bundle.manifest.files.get(f"{TOKENIZER}/tokenizer.json")
     if record is None:
-        raise CetaneError(f"{bundle.path}: no tokenizer.json: drafters need to know the tokens")
+        raise CetaneError(f"{bundle.path}: no tokenizer.json, which drafters need")
     return record.sha256
 
 
 def open_controller(engine: Engine, longest: int) -> Controller:
-    """A controller that has measured the engine's calls. The engine's profile starts after that."""
+    """A controller that has measured the engine's calls. The engine's clocks restart after that."""
     costs = measure(engine.session(), 1 + longest)
     engine.shards.restart_clocks()
     return Controller(costs)
 
 
 def longest_draft(wish: Wish, engine: Engine) -> int:
-    """Most tokens of a draft: as many as the wish says, else one less than the narrowest call takes
-    that is wider than one token."""
+    """The most tokens of a draft: the user's number, else one less than the narrowest verifying
+    call takes."""
     wider = [step.tokens for step in engine.plan.modes.values() if step.tokens > 1]
     if not wider:
         raise CetaneError(
-            "the bundle has no call wider than one token", "port with tokens.verify, 4 or 8"
+            "the bundle has no call wider than one token", "port with tokens.verify = 4 or 8"
         )
     if wish.draft_tokens is None:
         return min(wider) - 1
@@ -110,7 +110,7 @@ def longest_draft(wish: Wish, engine: Engine) -> int:
 def open_speculator(
     wish: Wish, bundle: Bundle, engine: Engine, sampler: Sampler, backend: str
 ) -> Speculator:
-    """The drafters of a wish under one speculator, with a controller."""
+    """The chosen drafters under one speculator, with a controller."""
     longest = longest_draft(wish, engine)
     drafters = open_drafters(wish, bundle, sampler, backend)
     return Speculator(drafters, longest, open_controller(engine, longest))

@@ -1,4 +1,4 @@
-"""Drafters and a controller at work on one sequence, with their counters."""
+"""The speculator: drafters and a controller at work on one sequence, with their counters."""
 
 import time
 from collections import Counter
@@ -19,18 +19,18 @@ from cetane.speculate.drafter import Drafter, open_session
 
 @dataclass
 class Counters:
-    """What became of the steps. The names are those of the two published ports' runtimes."""
+    """Counts of steps and tokens. The names are those of the two published ports' runtimes."""
 
     verifier_calls: int = 0
     """Steps with a draft."""
     fallbacks: int = 0
-    """Steps without one: plain."""
+    """Plain steps, without a draft."""
     drafted: int = 0
     accepted: int = 0
     tokens: int = 0
     draft_seconds: float = 0.0
     calls: Counter[int] = field(default_factory=Counter)
-    """Verifying calls by the number of their tokens: the drafted ones, and the one before them."""
+    """Verifying calls by their number of tokens: the drafted ones, and the one before them."""
 
     def summary(self) -> dict[str, Any]:
         """The counters, with acceptance and tokens per verifying call."""
@@ -42,7 +42,7 @@ class Counters:
 
 
 class Speculator:
-    """Asks all drafters, and verifies the draft that promises most; of equals, the first.
+    """Asks all drafters, and verifies the most promising draft; of equals, the first.
 
     Without a controller it verifies the longest draft.
     """
@@ -50,13 +50,13 @@ class Speculator:
     def __init__(
         self, drafters: Sequence[Drafter], longest: int, controller: Controller | None = None
     ) -> None:
-        """`longest`: most tokens of a draft."""
+        """`longest`: the most tokens of a draft."""
         if longest < 1:
-            raise CetaneError(f"drafts of {longest} tokens: must be at least 1")
+            raise CetaneError(f"drafts of {longest} tokens: need at least 1")
         self.drafters, self.longest, self.controller = tuple(drafters), longest, controller
         self.counters = Counters()
         self.possible: npt.NDArray[np.bool_] = np.zeros(0, bool)
-        """Tokens that the target can choose."""
+        """The tokens that the target can choose."""
         self.proposing = 0.0
         """Seconds that the drafters took in this step."""
 
@@ -78,7 +78,7 @@ class Speculator:
         for drafter in self.drafters:
             drafter.extend(new)
             drafts.append(self.ask(drafter, most))
-        if self.controller:  # before it is asked what is affordable
+        if self.controller:  # before the controller is asked what is affordable
             self.controller.spent += time.perf_counter() - started
         best = self.pick(drafts)
         self.proposing = time.perf_counter() - started
@@ -86,7 +86,8 @@ class Speculator:
         return best
 
     def ask(self, drafter: Drafter, most: int) -> Draft:
-        """A drafter's draft, cut where it is too long or the target cannot choose a token."""
+        """A drafter's draft, cut if it is too long, and before a token that the target cannot
+        choose."""
         if self.controller and drafter.costly:
             most = self.controller.length(
                 drafter.name, most, self.controller.drafting[drafter.name].seconds
@@ -104,7 +105,7 @@ class Speculator:
         return draft.first(next((i for i, possible in enumerate(chosen) if not possible), most))
 
     def pick(self, drafts: Sequence[Draft]) -> Draft:
-        """The draft to verify, cut to the length that promises most."""
+        """The draft to verify, cut to its most promising length."""
         controller, best, gain = self.controller, NO_DRAFT, 0.0
         for draft in drafts:
             if controller is None:
@@ -140,11 +141,11 @@ class Speculator:
             drafter.end()
 
     def close(self) -> None:
-        """Nothing more will be generated: let drafters keep what they have learned."""
+        """Close the drafters after the last generation; they save what they have learned."""
         for drafter in self.drafters:
             drafter.close()
 
     def summary(self) -> dict[str, Any]:
-        """Counters, and from measured times the acceptance at which drafts pay."""
+        """The counters, and the acceptance at which drafts pay, from measured times."""
         even = self.controller.break_even(self.longest) if self.controller else None
         return self.counters.summary() | {"break_even_acceptance": even}

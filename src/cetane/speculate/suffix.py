@@ -1,6 +1,6 @@
-"""SuffixDecoding (arXiv 2411.04975): what followed the last tokens in earlier outputs, with counts.
+"""SuffixDecoding (arXiv 2411.04975): proposes the tokens that most often followed in earlier texts.
 
-A trie gets a text when it is complete. What repeats within one text is the n-gram drafter's part.
+A trie gets a text when it is complete. The n-gram drafter covers repetitions within one text.
 """
 
 import threading
@@ -15,12 +15,12 @@ from cetane.speculate.trie import Trie
 
 
 class Suffix(Drafter):
-    """Proposes what came most often after a suffix of the text, up to where the chance of all its
-    tokens falls to `threshold`. Of all suffixes that the trie knows, it takes the one that promises
-    most tokens.
+    """Proposes the most frequent tokens after a suffix of the text.
 
-    A thread inserts complete texts while steps are inside a program, so that no step waits for it.
-    A look-up may meet a trie that is growing: nodes are complete before they are linked.
+    A proposal ends where the chance of all its tokens falls to `threshold`. Of all suffixes in the
+    trie, the one with the most promising tokens wins. A thread inserts complete texts while steps
+    run programs, so no step waits for it. A look-up may read a growing trie: nodes are complete
+    before they are linked.
     """
 
     name = "suffix"
@@ -29,8 +29,8 @@ class Suffix(Drafter):
         self, trie: Trie | None = None, threshold: float = 0.1, path: Path | None = None,
         owner: str = "",
     ) -> None:  # fmt: skip
-        """`path`: where the trie is kept between runs. `owner`: sha256 of the tokenizer whose
-        tokens it holds. CetaneError for a file that is no trie of this owner."""
+        """`path`: the file that keeps the trie between runs. `owner`: sha256 of the tokenizer of
+        its tokens. Raises CetaneError for a file that is not a trie of this owner."""
         super().__init__()
         self.trie, self.threshold = trie or Trie(), threshold
         self.path, self.owner = path, owner

@@ -1,4 +1,4 @@
-"""A trie over token sequences with counts, of bounded size, kept in a file between runs."""
+"""A trie of token sequences with counts, of bounded size, kept in a file between runs."""
 
 import hashlib
 import struct
@@ -9,23 +9,25 @@ from pathlib import Path
 import numpy as np
 
 from cetane.errors import CetaneError
-from cetane.files import disk_errors, replacing
+from cetane.files import disk_errors, open_regular, replacing
 
 MAGIC = b"cetane-trie-1\n"
 HEADER = struct.Struct("<qq32s32s")
-"""Nodes, clock, sha256 of the rest, and whose tokens these are."""
+"""Number of nodes, clock, sha256 of the rest, and sha256 of the tokens' owner."""
+MOST = 1 << 30
+"""The largest count and clock. Their 32 bits hold twice as much."""
 ROOT = 0
 ROW = 4
-"""Integers of a node in a file: parent, token, count, last use."""
+"""The integers of a node in a file: parent, token, count, last use."""
 
 
 class Trie:
     """Counts of every run of up to `depth` tokens; node 0 is the empty run.
 
-    A full trie has a successor: without the half of the nodes that was met least, and longest ago,
-    and with all counts halved, so that what is still met survives. A parent is never met less than
-    its child, nor longer ago, so what is kept is a trie. The full one stays whole, for whoever is
-    looking something up in it.
+    A full trie has a successor. It drops the half of the nodes that was met least, and longest ago,
+    and halves all counts, so that runs still in use survive. A parent is met at least as often as
+    its child, and as late, so the rest is a trie too. The full trie stays unchanged, since a
+    look-up may still read it.
     """
 
     def __init__(self, depth: int = 16, most: int = 100_000) -> None:
@@ -37,13 +39,14 @@ class Trie:
         self.parent, self.token = array("i", [ROOT]), array("i", [0])
         self.count, self.used = array("i", [0]), array("i", [0])
         self.best = array("i", [ROOT])
-        """The child that was met most often, the newest of equals; ROOT if there is none."""
+        """The most frequent child of each node, the newest of equals; ROOT if it has none."""
 
     def __len__(self) -> int:
         return len(self.count)
 
     def insert(self, tokens: Sequence[int]) -> "Trie":
-        """Count every run of a text; the trie to go on with, this one or a successor."""
+        """Count every run of a text. Returns the trie to use from now: this one or its
+        successor."""
         trie = self
         for start in range(len(tokens)):
             run = tokens[start : start + trie.depth]
@@ -57,7 +60,7 @@ class Trie:
         return trie
 
     def step(self, node: int, token: int) -> int:
-        """The child for a token, which was met once more."""
+        """The child for a token, counted once more."""
         key = node << 32 | token
         child = self.children.get(key)
         if child is None:
@@ -76,7 +79,7 @@ class Trie:
         return child
 
     def find(self, tokens: Sequence[int]) -> int | None:
-        """The node of a run; None if it was not met."""
+        """The node of a run; None if the run is unknown."""
         node: int | None = ROOT
         for token in tokens:
             node = self.children.get(node << 32 | token)  # type: ignore[operator]
@@ -85,8 +88,10 @@ class Trie:
         return node
 
     def follow(self, node: int, most: int, threshold: float) -> tuple[list[int], float]:
-        """What came after a run most often, as long as the chance of all of it stays at
-        `threshold`; and how many of these tokens may be expected to be right."""
+        """The most frequent tokens after a run, and the expected number of right ones.
+
+        They end before the chance of all of them falls below `threshold`.
+        """
         tokens: list[int] = []
         chance, expected = 1.0, 0.0
         while len(tokens) < most:
@@ -102,7 +107,7 @@ class Trie:
         return tokens, expected
 
     def successor(self) -> "Trie":
-        """A trie of the better half of the nodes."""
+        """A trie of the more frequent half of the nodes."""
         count, used = np.array(self.count), np.array(self.used)
         order = np.lexsort((-used[1:], -count[1:])) + 1  # stable, and parents come first
         kept = np.sort(np.append(order[: self.most // 2], ROOT))
@@ -116,7 +121,7 @@ class Trie:
         return result
 
     def _fill(self, rows: np.ndarray[tuple[int, int], np.dtype[np.int32]]) -> None:
-        """Take nodes from a matrix of `ROW` rows; a parent stands before its children."""
+        """Take nodes from a matrix of `ROW` rows, in which parents come before children."""
         made = [array("i", row.astype(np.int32).tobytes()) for row in rows]
         parent, token, count, _ = made
         children, best = {}, array("i", bytes(4 * len(parent)))
@@ -129,8 +134,8 @@ class Trie:
         self.children, self.best = children, best
 
     def save(self, path: Path, owner: str) -> None:
-        """Write the trie; `owner` is the sha256 of whose tokens these are. A kill leaves the
-        earlier file as it was."""
+        """Write the trie; `owner` is the sha256 of the tokens' tokenizer. A kill leaves the earlier
+        file unchanged."""
         rows = np.stack([np.array(c) for c in (self.parent, self.token, self.count, self.used)])
         body = rows.astype("<i4").tobytes()
         header = HEADER.pack(
@@ -142,11 +147,12 @@ class Trie:
                 temporary.write_bytes(MAGIC + header + body)
 
     def load(self, path: Path, owner: str) -> None:
-        """Read what `save` wrote; CetaneError if it is damaged, too large or not of `owner`."""
+        """Read a file of `save`. Raises CetaneError if it is damaged, too large, or of another
+        owner."""
         start = len(MAGIC) + HEADER.size
         longest = start + 4 * ROW * self.most
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 content = file.read(longest + 1)
         except OSError as error:
             raise CetaneError(f"cannot read {path}: {error}") from error
@@ -163,9 +169,10 @@ class Trie:
         parent, token, count, used = rows
         valid = (
             nodes > 0
-            and 0 <= clock < 2**31
+            and 0 <= clock < MOST
             and (token >= 0).all()
             and (count[1:] > 0).all()
+            and (count < MOST).all()
             and (used >= 0).all()
             and (parent >= 0).all()
             and (parent[1:] < np.arange(1, nodes)).all()

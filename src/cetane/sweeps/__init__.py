@@ -1,1 +1,1 @@
-"""Compression quality: many formats of one model, judged on a text without building any."""
+"""Sweeps: many compressions of one model, judged on a text without building any."""

@@ -1,9 +1,9 @@
-"""Which format each group of weights gets, so that the sum of their harms is least for a size.
+"""The allocation: a format for each group of weights, with the least sum of harms for a size.
 
-A choice of one option from every group under a budget is the multiple-choice knapsack problem. A
-dynamic programme over sizes solves it exactly, up to a unit of size, where choosing the best gain
-per byte step by step may not: with two or three formats in reach of a budget, the last few steps
-decide. That harms add up is an assumption, which the judged point tests.
+To choose one option from every group under a budget is the multiple-choice knapsack problem. A
+dynamic programme over sizes solves it exactly, up to a unit of size. A greedy choice by gain per
+byte may not: with two or three formats near a budget, the last few steps decide. The programme
+assumes that harms add up; judging the resulting point tests this.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 UNITS = 1 << 16
-"""Sizes are rounded up to this part of the budget."""
+"""Sizes are rounded up to the budget divided by this."""
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class Option:
 def allocate(groups: Sequence[Sequence[Option]], budget: int) -> list[Option] | None:
     """One option of every group, with the least sum of harms for at most `budget` bytes.
 
-    None where even the smallest do not fit.
+    None if even the smallest options do not fit.
     """
     smallest = [min(option.nbytes for option in options) for options in groups]
-    spare = budget - sum(smallest)  # only what exceeds the smallest option is to be paid for
+    spare = budget - sum(smallest)  # an option costs only its excess over the smallest
     if spare < 0:
         return None
     unit = max(1, -(-spare // UNITS))
     room = spare // unit
-    least = np.zeros(room + 1)  # harm of the groups so far, by the units they may take
+    least = np.zeros(room + 1)  # the harm of the groups so far, by the units that they may take
     taken = []
     for options, floor in zip(groups, smallest, strict=True):
         costs = [-(-(option.nbytes - floor) // unit) for option in options]

@@ -1,4 +1,4 @@
-"""A whole sweep: judge many compressions of a model, and choose one."""
+"""A whole sweep: judges many compressions of a model, and chooses one."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cetane.errors import CetaneError
-from cetane.files import Progress, read_text, silent
+from cetane.files import LARGEST_TEXT, Progress, claimed, read_text, silent
 from cetane.hardware.chips import DEFAULT_CHIP, find_chip
 from cetane.pipeline.request import make_request
 from cetane.schema.recipe import Recipe
@@ -22,16 +22,16 @@ TEXT = "english.txt"
 
 @dataclass(frozen=True)
 class SweepResult:
-    """Compressions judged on one text, and the best one of a size."""
+    """Compressions judged on one text, and the best of a size."""
 
     folder: Path
     points: Sequence[Point]
     chosen: Point | None
-    """The nearest to fp16 that the budget holds; None when every point is larger."""
+    """The point nearest to fp16 within the budget; None if every point is larger."""
     budget_bytes: int
-    """Bytes of all weights."""
+    """The budget for all weights, in bytes."""
     refused: Mapping[str, str]
-    """Why formats could not be judged, by name."""
+    """The reasons why formats could not be judged, by name."""
     files: Sequence[Path]
     """The plots, then the chosen point as a recipe."""
 
@@ -42,7 +42,7 @@ class SweepResult:
 
     @property
     def front(self) -> list[Point]:
-        """The points that no other one beats in both size and quality, the largest first."""
+        """The points that no other beats in both size and quality, largest first."""
         return pareto(self.points)
 
     def as_json(self) -> dict[str, Any]:
@@ -70,47 +70,56 @@ def sweep(
 ) -> SweepResult:
     """Judge compressions of a model on a text, without building one.
 
-    `text` is a file of plain text, our own by default. `budget` is the size to choose a point for:
-    bits a weight ("4.25") or megabytes ("60MB"). `formats` are names or patterns. The folder
-    `output` keeps what is known, so that another sweep goes on from there.
+    `text` is a file of plain text; by default a text that ships. `budget` is the size of the chosen
+    point: bits a weight ("4.25") or megabytes ("60MB"). `formats` are names or patterns. The folder
+    `output` keeps all results, so that another sweep continues from there.
     """
     names, profile = chosen(formats), find_chip(chip)
     request = make_request(model, recipe)
     passage = Passage.cut(*text_of(text), request.checkpoint)
     folder = Path(output) if output else Path(f"{Path(model).resolve().stem}-sweep")
-    work = Sweep(request.checkpoint, request.recipe, passage, profile, folder, progress)
-    size = budget_bytes(budget, work)
+    with claimed(folder, "sweeping"):
+        work = Sweep(request.checkpoint, request.recipe, passage, profile, folder, progress)
+        return judged(work, names, budget, mixing=not formats or budget is not None)
+
+
+def judged(work: Sweep, names: Sequence[str], budget: str | None, mixing: bool) -> SweepResult:
+    """The points of some formats, and of mixed ones if they are wanted; plots and a recipe."""
+    size, progress = budget_bytes(budget, work), work.progress
     points = []
     for index, name in enumerate(names):
         progress(name, index, len(names))
         point = work.format(name)
         points += [point] if point is not None else []
-    if not formats or budget:
+    if mixing:
         sizes = [size, *(work.plain_size(name) for name in load_grid().mixed.sizes)]
         points += work.mixes(sizes)
     progress("done", len(names), len(names))
     pick = best(points, size + work.rest)
-    files = plot(points, pick, folder)
+    files = plot(points, pick, work.folder)
     if pick is not None:
         files.append(write_recipe(work, pick))
-    return SweepResult(folder, points, pick, size + work.rest, work.refused, files)
+    return SweepResult(work.folder, points, pick, size + work.rest, work.refused, files)
 
 
 def text_of(path: Path | None) -> tuple[str, str]:
-    """The name and content of the text; CetaneError if it cannot be read."""
+    """The name and content of the text. Raises CetaneError if it cannot be read."""
     if path is not None:
-        return path.name, read_text(path)
+        return path.name, read_text(path, LARGEST_TEXT)
     own = resources.files("cetane") / "data" / "texts" / TEXT
     return TEXT, own.read_text(encoding="utf-8")
 
 
 def budget_bytes(budget: str | None, work: Sweep) -> int:
-    """Bytes of the weights that formats are for; CetaneError for what is no size."""
+    """The budget in bytes of the weights that formats are for. CetaneError for an unreadable
+    size."""
     if budget is None:
         return work.plain_size(load_grid().mixed.sizes[0])
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(MB)?", budget)
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(MB)?", budget)
     if match is None or not float(match[1]):
-        raise CetaneError(f"--budget {budget}: no size", "write bits a weight, 4.25, or 60MB")
+        raise CetaneError(
+            f"--budget {budget}: not a size", "write bits a weight, 4.25, or megabytes, 60MB"
+        )
     if match[2]:
         return int(float(match[1]) * 1e6) - work.rest
     return int(float(match[1]) * sum(w.elements for w in weights(work.planner)) / 8)

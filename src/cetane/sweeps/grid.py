@@ -1,4 +1,4 @@
-"""What a sweep tries: formats by name, as `data/sweep.toml` lists them, for a model's weights."""
+"""The grid of a sweep: the formats in `data/sweep.toml`, for a model's weights."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class GridAxes(Data):
     linear_scales: tuple[str, ...]
 
     def formats(self) -> Iterator[str]:
-        """The names of all formats of the grid, those of 8 bits first."""
+        """The names of all formats of the grid, formats of 8 bits first."""
         for bits, scale in product(self.linear_bits, self.linear_scales):
             yield f"int{bits}-per-{scale}"
         for bits, mode, group in product(
@@ -58,9 +58,10 @@ def load_grid() -> Grid:
 
 
 def chosen(patterns: Sequence[str]) -> list[str]:
-    """The formats that some patterns match, fp16 first; without patterns the usual ones.
+    """The formats that match these patterns, fp16 first; without patterns the usual formats.
 
-    A format outside the grid is chosen by its name. CetaneError for a pattern that matches none.
+    A full name also chooses a format outside the grid. Raises CetaneError for a pattern without a
+    match.
     """
     grid = load_grid()
     known = list(grid.grid.formats())
@@ -80,7 +81,7 @@ def chosen(patterns: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One point that is to be judged."""
+    """A compression to be judged."""
 
     name: str
     method: Method
@@ -89,9 +90,12 @@ class Candidate:
     selection: Selection
 
 
-def candidate(form: Format, planner: Planner, counted: SensitivityFile | None) -> Candidate:
-    """A format for all weights of a plan, but those that its recipe keeps in fp16 and those that
-    the format cannot encode. `counted` is what errors count, for a format that asks."""
+def candidate(form: Format, planner: Planner, sensitivities: SensitivityFile | None) -> Candidate:
+    """One format for all weights of a plan, as a candidate.
+
+    Weights stay in fp16 if the recipe keeps them so, or if the format cannot encode them.
+    `sensitivities` are for a format that needs them.
+    """
     method, group = described(form)
     rules = planner.recipe.compression
     kept: dict[str, dict[str, str]] = {
@@ -107,13 +111,13 @@ def candidate(form: Format, planner: Planner, counted: SensitivityFile | None) -
         default=form.name,
         types=kept["types"],
         names=kept["names"],
-        sensitivity=counted if form.weighted else None,
+        sensitivity=sensitivities if form.weighted else None,
     )
     return Candidate(form.name, method, form.bits, group, selection)
 
 
 def described(form: Format) -> tuple[Method, str | None]:
-    """How a format is found, and what shares a scale or a palette."""
+    """The method of a format, and the group of weights that share a scale or a palette."""
     match form:
         case Linear(per=per):
             return "linear", f"block{per}" if isinstance(per, int) else per

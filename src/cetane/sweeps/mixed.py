@@ -1,7 +1,7 @@
-"""Formats layer by layer: what each layer's weights of a kind can bear, measured, then spent.
+"""Mixed compressions: the harm of each format to each layer is measured, then a mix is chosen.
 
-Only one group's weights are compressed at a time, and the rest left in fp16; the harm is the KL to
-the fp16 weights. Then the formats whose harms sum up least for a size are chosen.
+A measurement compresses one group of weights, and leaves the rest in fp16. The harm is the KL to
+the fp16 weights. The mix has the formats with the least sum of harms for a size.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ from cetane.sweeps.grid import Candidate, fits, load_grid
 
 @dataclass(frozen=True)
 class Group:
-    """One layer's weights of a kind, and patterns that match their names and no others."""
+    """One layer's weights of a kind, and patterns that match only their names."""
 
     layer: int
     kind: str
@@ -26,7 +26,7 @@ class Group:
     patterns: tuple[str, ...]
 
     def formats(self) -> Iterator[Format]:
-        """Those of the grid's for mixing that fit all weights."""
+        """The formats of the grid's `mixed` table that fit all weights."""
         for name in load_grid().mixed.formats:
             form = parse_format(name)
             if all(fits(form, weight) for weight in self.weights):
@@ -37,7 +37,7 @@ class Group:
 
 
 def groups_of(planner: Planner) -> list[Group]:
-    """The groups of a model, those that no format of the grid fits left out."""
+    """The groups of a model that some format of the grid fits."""
     blocks = chain.from_iterable(planner.members.values())
     kinds = sorted(
         ((b.layer, w.kind, w) for b in blocks for _, w in b.weights() if w.kind),
@@ -57,16 +57,16 @@ def groups_of(planner: Planner) -> list[Group]:
 def harms(
     groups: Sequence[Group],
     harm: Callable[[Group, Format, Selection], float],
-    counted: SensitivityFile,
+    sensitivities: SensitivityFile,
     progress: Progress,
 ) -> list[list[Option]]:
-    """Every group's formats with the harm of each, where all else is in fp16."""
+    """Every group's formats, each with its harm while all else is in fp16."""
     wanted = [(group, form) for group in groups for form in group.formats()]
     options: dict[Group, list[Option]] = {group: [] for group in groups}
     for done, (group, form) in enumerate(wanted):
         progress(f"layer {group.layer}, {group.kind}, {form.name}", done, len(wanted))
         names = dict.fromkeys(group.patterns, form.name)
-        cost = harm(group, form, Selection(names=names, sensitivity=counted))
+        cost = harm(group, form, Selection(names=names, sensitivity=sensitivities))
         options[group].append(Option(form.name, group.nbytes(form), cost))
     progress("layers", len(wanted), len(wanted))
     return list(options.values())
@@ -76,7 +76,7 @@ def mix(
     groups: Sequence[Group],
     options: Sequence[Sequence[Option]],
     budget: int,
-    counted: SensitivityFile,
+    sensitivities: SensitivityFile,
 ) -> Candidate | None:
     """The formats of least harm for at most `budget` bytes of the groups; None if none fit."""
     chosen = allocate(options, budget)
@@ -89,5 +89,5 @@ def mix(
     }
     size = 8 * sum(option.nbytes for option in chosen)
     bits = size / sum(weight.elements for group in groups for weight in group.weights)
-    selection = Selection(names=names, sensitivity=counted)
+    selection = Selection(names=names, sensitivity=sensitivities)
     return Candidate(f"mixed-{bits:.2f}", "mixed", None, None, selection)

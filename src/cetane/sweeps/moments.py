@@ -1,4 +1,4 @@
-"""The mean squares of what the projections of a model read, on a text."""
+"""The second moments of a model: mean squares of its projections' inputs, on a text."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,10 +14,10 @@ from cetane.gates.compressions import Judge
 
 
 class Watcher(TorchFunctionMode):
-    """Sees every convolution, by whatever module it is called, and sums up its input's squares."""
+    """Watches every convolution, in any module, and sums the squares of its input."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
-        """`names` of weights, by the id of their parameter."""
+        """`names` are those of the weights, by the id of their parameter."""
         super().__init__()
         self.names = names
         self.sums: dict[str, Tensor] = {}
@@ -37,15 +37,17 @@ class Watcher(TorchFunctionMode):
 
 
 def measure(judge: Judge, tokens: Sequence[int]) -> Sensitivities:
-    """Run a text through the judge's model as it is.
+    """Sensitivities of the judge's model, with its current weights, on a text.
 
-    Of a weight that meets its inputs in another way than in a full convolution, all count the same.
-    CetaneError where the text is shorter than one call: padding would be counted.
+    If a weight is used in another way than in a full convolution, all its inputs get one value.
+    Raises CetaneError for a text that is shorter than one call: padding would be measured.
     """
     width = judge.planner.recipe.tokens.prefill or 1
     whole = tokens[: len(tokens) // width * width]
     if not whole:
-        raise CetaneError(f"{len(tokens)} tokens are too few to measure sensitivities on: {width}")
+        raise CetaneError(
+            f"{len(tokens)} tokens are too few to measure sensitivities; give at least {width}"
+        )
     weights = {
         id(p.block.get_parameter(p.path)): p.weight for p in judge.parameters if p.weight.kind
     }

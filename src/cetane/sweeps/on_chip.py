@@ -1,4 +1,4 @@
-"""What is predicted of a compression: a step's speed, and where its weights would be read."""
+"""Predictions for a compression: the speed of a step, and the residency of its weights."""
 
 from cetane.gates.residency.audit import audit, weights_off_ane
 from cetane.gates.residency.sketch import sketch
@@ -9,7 +9,7 @@ from cetane.sweeps.points import Predicted
 
 
 def predict(planner: Planner, predictor: Predictor, target: Target) -> Predicted:
-    """Speed of decoding on the predictor's chip, residency of weights on a target."""
+    """The speed of decoding on the predictor's chip, and the residency of weights on a target."""
     step = predictor.predict(planner, "decode")
     audited = audit(sketch(planner), target)
     findings = [f for function in audited.functions for f in function.findings]

@@ -1,4 +1,4 @@
-"""Quality against size as a picture: what each way to compress costs, and the front of all."""
+"""The plot of a sweep: perplexity against size for every method, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ STYLES: dict[Method, tuple[str, str, str]] = {
     "linear": ("#8250df", "^", "linear"),
     "mixed": ("#cf222e", "*", "mixed by layer"),
 }
-"""Colour, marker and name; colours that people who are colour-blind tell apart by their marks."""
+"""Colour, marker and name. Markers differ too, for readers who are colour-blind."""
 INK, FAINT = "#24292f", "#d0d7de"
 LINES = ("32", "block32")
-"""What is joined by lines: the bits of one method in groups of 32."""
+"""The groups whose points are joined by lines, for each method: groups of 32."""
 SETTINGS = {
     "font.size": 10, "axes.edgecolor": FAINT, "axes.labelcolor": INK, "text.color": INK,
     "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False,
@@ -49,7 +49,7 @@ def plot(points: Sequence[Point], pick: Point | None, folder: Path) -> list[Path
 
 
 def draw(axes: Axes, points: Sequence[Point], pick: Point | None) -> None:
-    """Perplexity over bits per weight, the better the lower and the further left."""
+    """Draw perplexity over bits per weight. Lower is better, and so is further left."""
     from cetane.sweeps.sweep import pareto
 
     compressed = [point for point in points if point.method != "fp16"]
@@ -115,7 +115,7 @@ def bits_and_perplexity(points: Sequence[Point]) -> tuple[list[float], list[floa
 
 
 def nice(low: float, high: float) -> list[Any]:
-    """Ticks of a log axis: 1, 2 and 5 times powers of ten, more where they are few."""
+    """Ticks of a log axis: 1, 2 and 5 times powers of ten, or more if these are too few."""
     for steps in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), tuple(x / 20 for x in range(20, 200))):
         ticks = [s * 10.0**p for p in range(-1, 10) for s in steps if low <= s * 10.0**p <= high]
         if len(ticks) >= 4:

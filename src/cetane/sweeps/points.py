@@ -1,8 +1,8 @@
-"""What a sweep finds, one JSON object a line: read by reports, and by a sweep that goes on.
+"""The results of a sweep, one JSON object a line. Reports read them, and so does a later sweep.
 
-A line of `sweep.jsonl` is a `Point`; one of `layers.jsonl` is a `LayerScore`.
-A line is appended when it is known, and says in `key` what it depends on. Lines of several models
-and texts may stand in one file. `cetane.files.Ledger` says what a crash can do to it.
+A line of `sweep.jsonl` is a `Point`; a line of `layers.jsonl` is a `LayerScore`. Each is appended
+when it is measured; its `key` is a hash of everything that it depends on. One file may hold lines
+of several models and texts. `cetane.files.Ledger` tells how it survives a crash.
 """
 
 import hashlib
@@ -22,15 +22,17 @@ Method = Literal["fp16", "linear", "uniform", "kmeans", "weighted", "mixed"]
 
 
 class SweptModel(Data):
-    """What was compressed."""
+    """The model that was compressed."""
 
     source: str
     fingerprint: str
 
 
 class JudgedText(Data):
-    """What it was judged on: `tokens` of a text, in windows of the recipe's context, after those
-    that sensitivities were measured on."""
+    """The text that judged it: `tokens` tokens in windows of the recipe's context.
+
+    They come after the tokens that measured the sensitivities.
+    """
 
     name: str
     sha256: str
@@ -43,51 +45,51 @@ class Answer(Data):
     id: str
     text: str
     same: int
-    """Tokens at its start that are those of the fp16 weights."""
+    """The number of first tokens that equal those of the fp16 weights."""
     expected: bool | None
-    """Whether a word that an answer should have is there; None where nothing is expected."""
+    """Whether the answer has an expected word; None if no word is expected."""
 
 
 class Predicted(Data):
-    """What nobody measured: the cost model's step, and the residency rules' word on weights."""
+    """Predictions: a step's time by the cost model, and the weights' residency by the rules."""
 
     chip: str
     decode_ms: float
     tok_s: float
     binds: str
     weights_off_ane: float
-    """The share of weights whose convolution is predicted to run elsewhere than on the ANE."""
+    """The share of weights whose convolution is predicted to run outside the ANE."""
     rules: tuple[str, ...]
     """The residency rules that apply to the weights."""
 
 
 class Point(Data):
-    """One compression of a model, and what is left of it. Distances are to the fp16 weights."""
+    """One compression of a model, with its quality. Distances are to the fp16 weights."""
 
     version: Literal[1] = 1
-    """Of this schema."""
+    """The version of this schema."""
     key: str
     name: str
-    """Of a format, or `mixed-` and its bits per weight."""
+    """The name of a format, or `mixed-` and the bits per weight."""
     method: Method
     bits: int | None
-    """Of an element, scales and palettes not counted; None where formats are mixed."""
+    """Bits of an element, without scales and palettes; None for mixed formats."""
     group: str | None
-    """What shares a scale or a palette: `tensor`, `channel`, output channels (`32`), or input
-    channels (`block32`)."""
+    """The weights that share a scale or a palette: `tensor`, `channel`, a number of output channels
+    (`32`), or of input channels (`block32`)."""
     compression: Selection
     """The `[compression]` table of a recipe."""
     weight_bytes: int
-    """Of all shards, as `cetane plan` says."""
+    """Bytes of all shards' weights, as in `cetane plan`."""
     bits_per_weight: float
-    """Of the weights that formats are for, scales and palettes counted."""
+    """Bits of the weights that formats are for, with scales and palettes."""
     perplexity: float
     perplexity_ratio: float
     kl: float
     """Mean over tokens, in nats."""
     top1: float
     cosines: dict[str, float]
-    """Mean cosine of the hidden tensor that each shard hands on, chained."""
+    """The mean cosine of the hidden tensor after each shard, in a chain of all shards."""
     smoke: tuple[Answer, ...]
     predicted: Predicted
     seconds: float
@@ -110,10 +112,10 @@ Line = TypeVar("Line", Point, LayerScore)
 
 
 class PointLedger(Generic[Line]):
-    """The lines of a file by their keys; grows by appending."""
+    """The lines of a file, by their keys. It only grows."""
 
     def __init__(self, path: Path, kind: type[Line]) -> None:
-        """CetaneError for a line that is whole and no `kind`."""
+        """Raises CetaneError for a whole line that is not a `kind`."""
         self._ledger: Ledger[Line] = ledger(path, kind)
         self._known: dict[str, Line] = {line.key: line for line in self._ledger.read()}
 
@@ -121,7 +123,7 @@ class PointLedger(Generic[Line]):
         return self._known.get(key)
 
     def append(self, line: Line) -> None:
-        """Write a line, whole or, if the machine stops, in a way that the next sweep mends."""
+        """Append a line. If the machine stops halfway, the next sweep mends the file."""
         self._ledger.append(line)
         self._known[line.key] = line
 
@@ -132,9 +134,9 @@ def ledger(path: Path, kind: type[Line]) -> Ledger[Line]:
 
 
 def read_points(path: Path) -> list[Point]:
-    """The points of a `sweep.jsonl`, the last line left out if it was cut off.
+    """The points of a `sweep.jsonl`, without a last line that was cut off.
 
-    CetaneError for what is no such file.
+    Raises CetaneError for another file.
     """
     if not path.is_file():
         raise CetaneError(f"{path}: no such file", "cetane sweep MODEL writes sweep.jsonl")
@@ -142,5 +144,5 @@ def read_points(path: Path) -> list[Point]:
 
 
 def key_of(*parts: str | Sequence[int] | Mapping[str, Any]) -> str:
-    """A hash of what a line depends on."""
+    """A hash of everything that a line depends on."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Three prompts, greedily answered: whether a model still talks sense can be read, not computed."""
+"""The smoke test: three prompts with greedy answers, for a reader to see if they make sense."""
 
 import tomllib
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from cetane.sweeps.points import Answer
 from cetane.validation import Data
 
 LENGTH = 24
-"""Tokens of an answer."""
+"""The number of tokens of an answer."""
 
 
 class Prompt(Data):
-    """One of `data/prompts/smoke.toml`."""
+    """A prompt of `data/prompts/smoke.toml`."""
 
     id: str
     text: str
@@ -54,7 +54,7 @@ def ask(judge: Judge) -> list[list[int]]:
 def compare(
     tokenizer: Tokenizer, answers: Sequence[Sequence[int]], truth: Sequence[Sequence[int]]
 ) -> tuple[Answer, ...]:
-    """Answers beside those of the fp16 weights."""
+    """The answers, compared with those of the fp16 weights."""
     made = []
     for prompt, mine, theirs in zip(load_prompts(), answers, truth, strict=True):
         text = tokenizer.decode(mine)

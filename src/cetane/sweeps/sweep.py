@@ -1,4 +1,4 @@
-"""A sweep: candidates judged one after another, what is known of them kept in a folder."""
+"""A sweep: candidates judged one after another; a folder keeps the results."""
 
 import hashlib
 import time
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cetane.checkpoint import Checkpoint
 from cetane.compress import Format, Fp16, Selection, SensitivityFile, parse_format
-from cetane.compress.sensitivity import written_for
+from cetane.compress.sensitivity import stored_key
 from cetane.errors import CetaneError
 from cetane.files import Progress, disk_errors, replacing, write_toml
 from cetane.gates.compressions import Judge, Window
@@ -35,14 +35,14 @@ from cetane.sweeps.points import (
 )
 
 CALIBRATION, LAYERS, JUDGED = 512, 128, 1024
-"""Tokens of the text: at its beginning those that sensitivities are measured on, of them the first
-for layers; after them those that points are judged on."""
+"""Tokens of the text. The first measure sensitivities, and the very first also the harm to layers.
+The tokens after them judge the points."""
 POINTS, SCORES, SENSITIVITY = "sweep.jsonl", "layers.jsonl", "sensitivity.safetensors"
 
 
 @dataclass(frozen=True)
 class Passage:
-    """The tokens of a text, and what it is called."""
+    """The name and the tokens of a text."""
 
     name: str
     sha256: str
@@ -51,7 +51,7 @@ class Passage:
 
     @classmethod
     def cut(cls, name: str, content: str, checkpoint: Checkpoint) -> "Passage":
-        """CetaneError for a text that is too short to keep what is judged apart."""
+        """Cut a text. Raises CetaneError if it is too short for separate tokens to judge on."""
         tokens = checkpoint.tokenizer.encode(content)
         calibration = min(CALIBRATION, len(tokens) // 3)
         if calibration < LAYERS:
@@ -66,9 +66,9 @@ class Passage:
 
 @dataclass
 class Sweep:
-    """The points of one model, recipe, text and chip; `folder` keeps them from one run to the next.
+    """The points of one model, recipe, text and chip; `folder` keeps them between runs.
 
-    Weights are loaded, and the fp16 ones run, when the first point is not known yet.
+    Weights are loaded only for the first unknown point, and the fp16 weights run first.
     """
 
     checkpoint: Checkpoint
@@ -79,7 +79,7 @@ class Sweep:
     progress: Progress
     planner: Planner = field(init=False)
     refused: dict[str, str] = field(default_factory=dict)
-    """Why a candidate could not be judged, by name."""
+    """The reasons why candidates could not be judged, by name."""
 
     def __post_init__(self) -> None:
         self.planner = Planner(self.checkpoint, self.recipe)
@@ -96,28 +96,28 @@ class Sweep:
 
     @cached_property
     def truth(self) -> list[Window]:
-        """What the fp16 weights make of the text."""
+        """The fp16 weights' results on the text."""
         self.judge.compress(Selection())
         return list(self.judge.read(self.passage.judged))
 
     @cached_property
     def layer_truth(self) -> list[Window]:
-        """What they make of the text that layers are measured on."""
+        """The fp16 weights' results on the text that measures layers."""
         self.judge.compress(Selection())
         return list(self.judge.read(self.passage.calibration[:LAYERS]))
 
     @cached_property
     def answers(self) -> list[list[int]]:
-        """What the fp16 weights answer."""
+        """The fp16 weights' answers to the smoke prompts."""
         self.judge.compress(Selection())
         return smoke.ask(self.judge)
 
     @cached_property
-    def counted(self) -> SensitivityFile:
+    def sensitivities(self) -> SensitivityFile:
         """The file of sensitivities: the folder's, or made now."""
         path = self.folder / SENSITIVITY
         key = key_of(self.checkpoint.fingerprint, self.passage.calibration)
-        if written_for(path) != key:
+        if stored_key(path) != key:
             self.progress("sensitivities", 0, 1)
             self.judge.compress(Selection())
             moments_of_text = moments.measure(self.judge, self.passage.calibration)
@@ -130,13 +130,13 @@ class Sweep:
         return made
 
     def format(self, name: str) -> Point | None:
-        """The point of one format; None where it is refused."""
+        """The point of one format; None if it is refused."""
         form = parse_format(name)
         try:
-            counted = self.counted if form.weighted else None
-            return self.point(candidate(form, self.planner, counted))
+            sensitivities = self.sensitivities if form.weighted else None
+            return self.point(candidate(form, self.planner, sensitivities))
         except CetaneError as error:
-            if isinstance(form, Fp16):  # then it is the model, and no format
+            if isinstance(form, Fp16):  # then the model itself is at fault
                 raise
             self.refused[name] = error.message
             return None
@@ -149,24 +149,24 @@ class Sweep:
         )
 
     def plain_size(self, name: str) -> int:
-        """The same, where all have one format."""
+        """Bytes of these weights if all have one format."""
         return self.size_of(candidate(parse_format(name), self.planner, None).selection)
 
     @cached_property
     def rest(self) -> int:
-        """Bytes of the weights that stay in fp16 whatever the format: gains and biases."""
+        """Bytes of the weights that always stay in fp16: gains and biases."""
         blocks = chain.from_iterable(self.planner.members.values())
         return sum(2 * w.elements for block in blocks for _, w in block.weights() if not w.kind)
 
     def mixes(self, sizes: Sequence[int]) -> list[Point]:
-        """Mixed formats for sizes in bytes of the weights that formats are for."""
+        """Points of mixed formats, for these sizes: bytes of the weights that formats are for."""
         known = []
         groups = mixed.groups_of(self.planner)
         taken = {weight.name for group in groups for weight in group.weights}
         others = sum(2 * w.elements for w in weights(self.planner) if w.name not in taken)
-        options = mixed.harms(groups, self.harm, self.counted, self.progress)
+        options = mixed.harms(groups, self.harm, self.sensitivities, self.progress)
         for size in dict.fromkeys(sizes):
-            mix = mixed.mix(groups, options, size - others, self.counted)
+            mix = mixed.mix(groups, options, size - others, self.sensitivities)
             if mix is None:
                 self.refused[f"mixed, {size / 1e6:.1f} MB"] = "the smallest formats do not fit"
             else:
@@ -174,13 +174,13 @@ class Sweep:
         return known
 
     def harm(self, group: mixed.Group, form: Format, selection: Selection) -> float:
-        """KL of one group in a format, measured now or in an earlier sweep."""
+        """The KL of one group in a format, measured now or in an earlier sweep."""
         tokens = self.passage.calibration[:LAYERS]
         key = self.key(selection, tokens)
         score = self.scores.get(key)
         if score is None:
             truth = self.layer_truth
-            self.judge.sensitivities = self.counted.read()
+            self.judge.sensitivities = self.sensitivities.read()
             self.judge.compress(selection)
             kl = self.judge.compare(truth).kl
             score = LayerScore(key=key, layer=group.layer, kind=group.kind, format=form.name, kl=kl)
@@ -188,7 +188,7 @@ class Sweep:
         return score.kl
 
     def key(self, selection: Selection, tokens: Sequence[int]) -> str:
-        """What a figure depends on."""
+        """A hash of everything that a figure depends on."""
         base = self.recipe.model_dump(mode="json", exclude={"name", "description", "compression"})
         return key_of(
             self.checkpoint.fingerprint,
@@ -199,7 +199,7 @@ class Sweep:
         )
 
     def point(self, wanted: Candidate) -> Point:
-        """A candidate judged, now or in an earlier sweep; predicted for the chip of this one."""
+        """A candidate judged now or in an earlier sweep, with predictions for this sweep's chip."""
         key = self.key(wanted.selection, self.passage.judged)
         known = self.points.get(key)
         if known is not None and known.predicted.chip == self.chip.id:
@@ -250,7 +250,7 @@ class Sweep:
 
     @property
     def target(self) -> Target:
-        """The chip as residency rules know it."""
+        """The chip, as a target of residency rules."""
         return Target(self.chip.id)
 
     def recipe_of(self, selection: Selection) -> Recipe:
@@ -263,7 +263,7 @@ class Sweep:
 
 
 def pareto(points: Sequence[Point]) -> list[Point]:
-    """The points that no other one beats in both size and KL, the largest first."""
+    """The points that no other beats in both size and KL, largest first."""
     front: list[Point] = []
     for point in sorted(points, key=lambda p: (p.weight_bytes, p.kl)):
         if not front or point.kl < front[-1].kl:
@@ -272,7 +272,7 @@ def pareto(points: Sequence[Point]) -> list[Point]:
 
 
 def best(points: Sequence[Point], budget: int) -> Point | None:
-    """The point of least KL that has at most `budget` bytes of weights."""
+    """The point of least KL with at most `budget` bytes of weights."""
     fitting = [point for point in points if point.weight_bytes <= budget]
     return min(fitting, key=lambda p: (p.kl, p.weight_bytes), default=None)
 

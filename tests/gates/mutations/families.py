@@ -17,6 +17,7 @@ from cetane.schema.recipe import Recipe, parse_recipe
 
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: build_model("llama", num_hidden_layers=3),
+    "mistral": lambda: build_model("mistral", num_hidden_layers=3, sliding_window=32),
     "qwen2": lambda: build_model("qwen2", num_hidden_layers=3),
     "qwen3": lambda: build_model("qwen3", num_hidden_layers=3),
     "gemma3": build_gemma3,

@@ -1,26 +1,30 @@
 """Ports of tiny random models that need no conversion: authored modules as twin and as shipped."""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint
 
 from cetane.bundle.tables import Tables
 from cetane.checkpoint import Tokenizer
-from cetane.compress import Encoded
+from cetane.compress.encoded import Encoded
+from cetane.compress.formats import Linear, Palette
 from cetane.engine.authored import AuthoredBackend, AuthoredProgram, host_tables
 from cetane.engine.backend import Arrays
 from cetane.engine.engine import Engine
-from cetane.families.layers import RMSNorm
+from cetane.gates.authored import ModuleReadings
 from cetane.gates.golden import GoldenResult, Proof
 from cetane.gates.port import Stored
+from cetane.gates.readings import judge as judge_readings
+from cetane.gates.readings import misread
 from cetane.gates.reference import Observed, Reference
 from cetane.gates.structure import judge as judge_structure
-from cetane.gates.structure import wrong_epsilons
 from cetane.gates.verdict import Check
 from cetane.gates.weights import arrays
 from cetane.gates.weights import judge as judge_weights
@@ -32,6 +36,28 @@ from cetane.schema.recipe import Recipe
 QUESTIONS = ("weights", "structure", "compression")
 Calls = Callable[[str, str, Arrays], None]
 """Changes the arrays that go into or come out of a function of a shard, in place."""
+
+
+@contextmanager
+def encoded_once() -> Iterator[None]:
+    """A format's constants of the same values are computed once: most mutations change none."""
+    made: dict[tuple[str, tuple[int, ...], bytes], Encoded] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (Linear, Palette):
+            encode = kind.encode
+
+            def remembered(
+                self: Any, weight: Any, counts: Any = None, encode: Any = encode
+            ) -> Encoded:
+                key = self.name, weight.shape, weight.tobytes()
+                if counts is not None:
+                    return encode(self, weight, counts)
+                if key not in made:
+                    made[key] = encode(self, weight)
+                return made[key]
+
+            patch.setattr(kind, "encode", remembered)
+        yield
 
 
 class TinyCheckpoint(InMemoryCheckpoint):
@@ -59,7 +85,7 @@ class RememberedReference(Reference):
 
 
 @dataclass
-class AuthoredPort:
+class AuthoredPort(ModuleReadings):
     """A port made of authored modules; mutations change its parts before it is judged."""
 
     checkpoint: TinyCheckpoint
@@ -108,14 +134,6 @@ class AuthoredPort:
         return Engine(self.plan, backend, self.tables, resident=False)
 
     rounded = resident = shipped
-
-    def epsilons(self, shard: str) -> dict[str, float]:
-        return {
-            f"{block.name}.{path}": module.eps
-            for block in self.planner.members[shard]
-            for path, module in block.named_modules()
-            if isinstance(module, RMSNorm)
-        }
 
     def constants(self, shard: str) -> Iterator[Stored]:
         used = used_by(self.planner, shard)
@@ -181,16 +199,18 @@ def judge(port: AuthoredPort, reference: Reference, structure: Any = None) -> Ju
     recipe compresses. What compression costs is asked only of a port that is right so far."""
     proof = Proof(port, port.checkpoint, reference, port.tables, lambda *_: None)  # type: ignore[arg-type]
     answer = proof.structure() if structure is None else structure
-    epsilons = list(wrong_epsilons(port, reference))
+    weights = proof.wrong_weights()
     checks = [
-        *judge_weights(*proof.wrong_weights()),
-        *judge_structure(answer[0], epsilons),
+        *judge_weights(*weights),
+        *judge_readings(list(misread(port, reference))),
+        *judge_structure(answer[0]),
     ]
     worst = max(check.value for check in checks if check.name.startswith("structure: "))
     red = failed(checks)
     if red:
         return Judged(red, worst, answer, None)
     proof.structure = lambda: answer  # type: ignore[method-assign]
+    proof.wrong_weights = lambda: weights  # type: ignore[method-assign]
     proof.rounding = lambda exact: []  # type: ignore[method-assign]
     result = proof.run(prompts=0, greedy_tokens=0)
     return Judged(failed(result.checks), worst, answer, result)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cetane.compress import Affine, Dense
+from cetane.compress.encoded import Affine, Dense
 from cetane.families.base import Block, RoutedBlock
 from cetane.families.layers import RMSNorm
 from cetane.families.rotary import RotaryTable

@@ -76,7 +76,7 @@ def test_product(build: Build, split: bool, dtype: str, rows: int, form: tuple[i
     x = in_8_bits(columns, tokens)
     near = normal(1, columns, 1, tokens).astype(np.float16)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed, "eight_bits_add_up", lambda: not split)
+        patch.setattr(packed, "has_exact_8_bits", lambda: not split)
         assert "MatMulNBits" in kinds(load(path).functions["main"], pack=True)
         (y,), (rounded,) = fast(path, x=x), fast(path, x=near)
     assert y.shape == (1, rows, 1, tokens)
@@ -91,7 +91,7 @@ def test_product(build: Build, split: bool, dtype: str, rows: int, form: tuple[i
 
 
 def test_the_kernel_of_this_processor() -> None:
-    assert packed.eight_bits_add_up() in (True, False)
+    assert packed.has_exact_8_bits() in (True, False)
 
 
 @pytest.mark.parametrize(

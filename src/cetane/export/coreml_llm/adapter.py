@@ -1,9 +1,9 @@
-"""A shard of ours behind their inputs and outputs.
+"""The adapter: a shard of cetane behind CoreML-LLM's inputs and outputs.
 
-What their runtime gives of masks is right for decoding alone. A prefill has one causal mask for
-both kinds of layers: sliding ones need a window too, which is known, since prefill starts at
-position 0. A verify call's sliding mask does not hide later drafts, but its first row is the mask
-that decoding would have, which tells what is in the cache; the rest is known.
+Their runtime's masks are right only for decoding. A prefill gets one causal mask for both kinds of
+layers. Sliding layers also need a window; it is known, since prefill starts at position 0. A verify
+call's sliding mask does not hide later drafts. But its first row is the mask of a decoding call,
+which tells the content of the cache; the rest is known.
 """
 
 import torch
@@ -16,7 +16,7 @@ from cetane.schema.interface import MASKED, Input, Mask, Output, ToCache
 
 
 class Staged(Blend):
-    """Sees its columns in their slots and returns them alone: the host writes those it accepts."""
+    """Reads its columns in their slots, and returns only these: the host writes accepted ones."""
 
     @classmethod
     def outputs(cls, spec: CacheSpec, tokens: int) -> list[Output]:
@@ -29,7 +29,7 @@ class Staged(Blend):
 
 
 class Fresh(CacheForm):
-    """A sequence begins: there is no past, and every layer returns its own columns."""
+    """The start of a sequence: there is no past, and every layer returns its own columns."""
 
     contract = "readonly"
 
@@ -68,12 +68,12 @@ class Fresh(CacheForm):
 
 
 def fresh_name(group: str, part: str, layer: int) -> str:
-    """Our name for the keys or values of a group's nth layer in a package."""
+    """cetane's name for the keys or values of a group's nth layer in a package."""
     return f"{group}_{part}_{layer}_out"
 
 
 class Adapter(nn.Module):
-    """`forward` takes and gives what the contract's function says."""
+    """A module whose `forward` takes and gives the tensors of the contract's function."""
 
     past: Tensor
     own: Tensor
@@ -88,7 +88,8 @@ class Adapter(nn.Module):
         heads: tuple[Head, ...],
         window: int,
     ) -> None:
-        """`names` of the shard's inputs and outputs, ours -> theirs; `heads` are not in it."""
+        """`names` maps cetane's names of the shard's inputs and outputs to theirs, without
+        `heads`."""
         super().__init__()
         self.shard, self.heads = (shard,), heads
         self.function, self.mode, self.names = function, mode, names
@@ -115,7 +116,7 @@ class Adapter(nn.Module):
         return tuple(results[output.name] for output in self.function.outputs)
 
     def inward(self, item: Input, value: Tensor) -> Tensor:
-        """An input of theirs as one of ours."""
+        """The input of cetane's shard, made from their input."""
         if isinstance(item.source, Mask):
             return self.mask(value) if item.source.group == SLIDING else value
         if len(value.shape) == 3:  # channels last
@@ -124,18 +125,21 @@ class Adapter(nn.Module):
         return value[..., : item.shape[2]].transpose(2, 3)
 
     def mask(self, given: Tensor) -> Tensor:
-        """What a sliding layer sees."""
+        """The mask of a sliding layer."""
         if self.mode == "decode":
             return given
         if self.mode == "prefill":
             return torch.minimum(given, self.window)
-        # With p tokens in the cache, the first row shows p + 1 columns: one more than there are.
+        # With p tokens in the cache, the first row shows p + 1 columns, so one too many.
         filled = nn.functional.pad(given[:, :, :1, :-1], (1, 0), value=MASKED)
         return torch.cat([torch.minimum(filled, self.past), self.own], 3)
 
     def choose(self, hidden: Tensor, last: Tensor | None) -> dict[str, Tensor]:
-        """The largest logit of every token, slice by slice: an argmax over more than 65,536 rows is
-        wrong on the ANE. With `last (1, N, 1)`, of the one token that it marks."""
+        """The row and value of every token's largest logit; with `last (1, N, 1)`, only of the
+        token that it marks.
+
+        It is chosen slice by slice: on the ANE, an argmax over more than 65,536 rows is wrong.
+        """
         if last is not None:
             hidden = (hidden * last.reshape(1, 1, 1, -1)).sum(3, keepdim=True)
         largest, chosen = None, None
@@ -162,7 +166,7 @@ class Adapter(nn.Module):
 
 
 def hidden_unless(seen: Tensor) -> Tensor:
-    """An additive mask `(1, 1, queries, keys)`."""
+    """The additive mask `(1, 1, queries, keys)` that shows only keys in `seen`."""
     return torch.where(seen, 0.0, MASKED)[None, None]
 
 
@@ -173,7 +177,7 @@ def channels_last(value: Tensor) -> Tensor:
 
 
 def outward(name: str, value: Tensor) -> Tensor:
-    """An output of ours as one of theirs."""
+    """Their output, made from cetane's."""
     if name.startswith(("hidden", "per_layer")):
         return channels_last(value)
     value = value.transpose(2, 3)

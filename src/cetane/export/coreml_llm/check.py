@@ -1,4 +1,4 @@
-"""What in a folder their runtime would stumble over, or compute wrongly: static, no weights."""
+"""Static checks of a folder: problems that would stop their runtime or make it compute wrongly."""
 
 import json
 from collections.abc import Generator, Iterator
@@ -28,12 +28,12 @@ COUNTS = (
     "context_length", "vocab_size", "hidden_size", "num_layers", "per_layer_dim", "sliding_window",
     "head_dim", "global_head_dim", "num_key_value_heads",
 )  # fmt: skip
-"""Keys of `model_config.json` that are at least 1."""
+"""Keys of `model_config.json` that must be at least 1."""
 KINDS = {"sliding_attention": SLIDING, "full_attention": FULL}
 
 
 def check(folder: Path) -> list[str]:
-    """Problems of a folder; nothing, if it is right."""
+    """The problems of a folder; an empty list if there are none. Reads no weights."""
     try:
         config = json.loads((folder / "model_config.json").read_text())
         counts = {key: config[key] for key in COUNTS}
@@ -70,7 +70,7 @@ def check(folder: Path) -> list[str]:
 
 
 def check_files(folder: Path, counts: dict[str, int]) -> Iterator[str]:
-    """Embeddings and the model's own files, by their sizes."""
+    """Problems of the embeddings and the model's own files, by their sizes."""
     vocab, hidden = counts["vocab_size"], counts["hidden_size"]
     width = counts["num_layers"] * counts["per_layer_dim"]
     files = {
@@ -92,7 +92,7 @@ def check_files(folder: Path, counts: dict[str, int]) -> Iterator[str]:
 
 
 def check_rotary(path: Path, context: int, dim: int) -> list[str]:
-    """Rows for every position that the runtime may ask for, in fp16, header of version 1."""
+    """Problems of a rotary table: it needs rows for every position, fp16, a version 1 header."""
     try:
         with path.open("rb") as file:
             version = np.lib.format.read_magic(file)
@@ -111,14 +111,14 @@ class Chain:
     sizes: PackageSizes
     mode: Mode
     tokens: int | None = None
-    """Of a call: all packages have the same."""
+    """Tokens of a call, the same for all packages."""
     handed: set[str] = field(default_factory=set)
-    """What the runtime, or an earlier package, has for the next one."""
+    """The tensors that the runtime or an earlier package has for the next package."""
 
     def problems(
         self, where: str, function: MilFunction, owned: dict[str, int], last: bool
     ) -> Iterator[str]:
-        """Of one function; `owned` layers of each kind have caches in it."""
+        """Problems of a function; `owned` layers of each kind have caches in it."""
         shape = function.inputs["hidden_states"].shape if "hidden_states" in function.inputs else ()
         if len(shape) != 3 or not isinstance(shape[1], int):
             yield f"{where}: hidden_states of shape {shape}"
@@ -142,7 +142,7 @@ class Chain:
     def results(
         self, where: str, function: MilFunction, owned: dict[str, int], last: bool
     ) -> Iterator[str]:
-        """What a function must give."""
+        """Problems of a function's outputs."""
         assert self.tokens is not None
         possible = self.sizes.outputs(self.mode, self.tokens, owned)
         yield from self.shapes(where, possible, function.outputs)
@@ -162,7 +162,7 @@ class Chain:
     def shapes(
         self, where: str, wanted: dict[str, tuple[int, ...]], there: dict[str, Any]
     ) -> Iterator[str]:
-        """Ports of another shape or type than the contract's."""
+        """Inputs and outputs with another shape or type than the contract's."""
         for name, type_ in there.items():
             if name not in wanted:
                 continue
@@ -174,8 +174,10 @@ class Chain:
 
 
 def check_packages(folder: Path, sizes: PackageSizes, owners: list[str]) -> Iterator[str]:
-    """Every package is there, takes what the runtime gives, and gives what it takes; `owners` are
-    the kinds of the layers that have caches."""
+    """Problems of the packages: missing ones, and inputs and outputs that the runtime lacks.
+
+    `owners` are the kinds of the layers that have caches.
+    """
     layouts = [names for names in CHUNKS.values() if (folder / f"{names[-1]}.mlpackage").is_dir()]
     if not layouts:
         yield "no chunk4.mlpackage and no chunk3_3way.mlpackage"
@@ -211,7 +213,7 @@ def check_packages(folder: Path, sizes: PackageSizes, owners: list[str]) -> Iter
 def check_prefill(
     folder: Path, sizes: PackageSizes, owners: list[str], first: int
 ) -> Iterator[str]:
-    """The packages that prefill; `first` layers are in the first one."""
+    """Problems of the prefill packages; the first has `first` layers."""
     programs = yield from opened(folder, PREFILL)
     chain = Chain(sizes, "prefill")
     parts: tuple[list[str], ...] = (owners[:first], owners[first:], [], [])
@@ -234,7 +236,8 @@ def check_prefill(
 def columns(
     where: str, function: MilFunction, chain: Chain, kinds: list[str], producing: bool
 ) -> Iterator[str]:
-    """Keys and values of every layer that has caches, numbered but for those handed on."""
+    """Problems with the keys and values of layers that have caches; they are numbered, unless
+    handed on."""
     assert chain.tokens is not None
     producers = {len(kinds) - 1 - kinds[::-1].index(kind) for kind in set(kinds)}
     number = 0
@@ -250,7 +253,7 @@ def columns(
 
 
 def opened(folder: Path, names: tuple[str, ...]) -> Generator[str, None, list[Program]]:
-    """The packages that can be read, as a generator's result; of others, why not."""
+    """Yields why packages cannot be read; the generator's result are the programs of the others."""
     programs: list[Program] = []
     for name in names:
         try:
@@ -261,7 +264,7 @@ def opened(folder: Path, names: tuple[str, ...]) -> Generator[str, None, list[Pr
 
 
 def caches(function: MilFunction) -> dict[str, int]:
-    """How many layers of each kind have caches in a function."""
+    """The number of layers of each kind that have caches in a function."""
     return {
         kind: int(shape[0])
         for kind in (SLIDING, FULL)

@@ -1,4 +1,4 @@
-"""Names and shapes of what their runtime gives to packages, and takes from them."""
+"""The contract: names and shapes of the tensors between their runtime and its packages."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,13 +9,13 @@ CHUNKS = {
     4: ("chunk1", "chunk2", "chunk3", "chunk4"),
     3: ("chunk1", "chunk2_3way", "chunk3_3way"),
 }
-"""Names of the packages that decode and verify, by how many there are."""
+"""Names of the packages that decode and verify, by the number of packages."""
 PREFILL = ("prefill_chunk1", "prefill_chunk2", "prefill_chunk3", "prefill_chunk4")
-"""Packages of their own, four of them whatever the others are."""
+"""Names of the prefill packages: always four."""
 DECODE, VERIFY = "decode_q1", "verify_qK"
-"""Functions of a package that has both; one that only decodes has `main`."""
+"""The functions of a package that decodes and verifies. A package that only decodes has `main`."""
 WIDTH = 512
-"""Of keys and values in caches, whatever the heads' own."""
+"""Channels of keys and values in caches, for attention heads of any width."""
 NAMES = {
     "hidden": "hidden_states",
     "mask_full": "causal_mask_full",
@@ -33,20 +33,20 @@ NAMES = {
     "shared_full_v": "kv14_v",
     **{f"{g}_{p}": f"{p.upper()}_{g}_in" for g in ("sliding", "full") for p in "kv"},
 }
-"""Our name of an input -> theirs, where decoding."""
+"""Their names of inputs in decoding, by cetane's names."""
 OTHERS: dict[Mode, dict[str, str]] = {
     "decode": {},
     "verify": {"full_write": "update_indicator"},
     "prefill": {"mask_full": "causal_mask", "mask_sliding": "causal_mask"},
 }
-"""Where the other modes differ."""
+"""Their names in the other modes, where they differ."""
 SLIDING, FULL = "sliding", "full"
 SHARED = {SLIDING: "kv13", FULL: "kv14"}
 LAST_POSITION = "last_position_mask"
 
 
 def theirs(name: str, mode: Mode) -> str:
-    """Their name of one of our inputs or outputs, prefill's keys and values aside."""
+    """Their name of an input or output, but for prefill's keys and values."""
     if not name.endswith("_out"):
         return OTHERS[mode].get(name, NAMES[name])
     inner = NAMES[name.removesuffix("_out")]
@@ -57,13 +57,13 @@ def theirs(name: str, mode: Mode) -> str:
 
 
 def is_cache(name: str) -> bool:
-    """Whether keys or values are padded to the width of caches."""
+    """Whether a tensor holds keys or values, padded to the width of caches."""
     return name.startswith(("K_", "V_"))
 
 
 @dataclass(frozen=True)
 class PackageSizes:
-    """What `model_config.json` says."""
+    """The sizes in `model_config.json`."""
 
     hidden: int
     context: int
@@ -72,21 +72,24 @@ class PackageSizes:
     """Channels of all layers together."""
     kv_heads: int
     dims: dict[str, int]
-    """Of a head, by kind of layer."""
+    """Channels of an attention head, by kind of layer."""
 
     def length(self, kind: str) -> int:
-        """Keys of a cache."""
+        """The number of keys in a cache."""
         return self.window if kind == SLIDING else self.context
 
     def seen(self, kind: str, mode: Mode, tokens: int) -> int:
-        """Keys of a layer that shares them. A verify call of K tokens sees W + K of a window: W
-        would take from its first query K - 1 keys that it must see."""
+        """The number of keys that a layer with shared keys sees.
+
+        In a window of W, a verify call of K tokens sees W + K keys. With only W, its first query
+        would lose K - 1 keys that it must see.
+        """
         if mode == "prefill":
             return tokens
         return self.length(kind) + (tokens if mode == "verify" and kind == SLIDING else 0)
 
     def inputs(self, mode: Mode, tokens: int, owned: dict[str, int]) -> dict[str, tuple[int, ...]]:
-        """Everything that a function may take; `owned` layers of each kind have caches in it."""
+        """The shapes of all possible inputs; `owned` layers of each kind have caches in it."""
         keys = tokens if mode == "prefill" else 0
         wide = (1, tokens, self.per_layer)
         shapes: dict[str, tuple[int, ...]] = {
@@ -110,7 +113,7 @@ class PackageSizes:
         return shapes
 
     def outputs(self, mode: Mode, tokens: int, owned: dict[str, int]) -> dict[str, tuple[int, ...]]:
-        """Everything that a function may give, but for prefill's keys and values by layer."""
+        """The shapes of all possible outputs, but for prefill's keys and values of each layer."""
         ids = (1, tokens) if mode == "verify" else (1,)
         shapes: dict[str, tuple[int, ...]] = {
             "hidden_states_out": (1, tokens, self.hidden),
@@ -132,10 +135,10 @@ class PackageSizes:
         return shapes
 
     def shared(self, kind: str, mode: Mode, tokens: int) -> tuple[int, ...]:
-        """Keys or values that one layer hands on."""
+        """The shape of keys or values that a layer hands on."""
         return (1, self.kv_heads, self.seen(kind, mode, tokens), self.dims[kind])
 
 
 def positions(context: int) -> int:
-    """How many rows a rotary table has."""
+    """The number of rows of a rotary table."""
     return max(2 * context, 4096)

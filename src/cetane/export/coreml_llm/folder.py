@@ -20,15 +20,17 @@ from cetane.lower.lower import Lowering
 from cetane.planner import Planner
 
 COMPILE = "for p in *.mlpackage; do xcrun coremlcompiler compile $p . && rm -r $p; done"
-"""What a Mac runs in the folder: phones load compiled packages only."""
+"""The command to run in the folder on a Mac: phones only load compiled packages."""
 ROWS = 1 << 12
-"""Of an embedding, in memory at a time."""
+"""The rows of an embedding that are in memory at a time."""
 
 
 def export(bundle: Bundle, checkpoint: Checkpoint, target: Path, progress: Progress) -> None:
-    """Write the folder; `target` must not exist. It has prefill packages and verify functions if
-    the bundle has these modes. Raises CetaneError for a bundle that is not of Gemma 4, or whose
-    layout or contracts their runtime does not know."""
+    """Write the folder; `target` must not exist.
+
+    It has prefill packages and verify functions if the bundle has these modes. Raises CetaneError
+    for a model other than Gemma 4, and for a layout or contracts that their runtime lacks.
+    """
     made = planners(checkpoint, bundle.plan.recipe)
     planner = made[0]
     if target.exists():
@@ -51,7 +53,7 @@ def export(bundle: Bundle, checkpoint: Checkpoint, target: Path, progress: Progr
 
 
 def write_embeddings(planner: Planner, checkpoint: Checkpoint, folder: Path) -> None:
-    """int8 rows and their fp16 scales; the factors are in the config."""
+    """Write int8 rows and their fp16 scales; the config holds the factors."""
     tables = {
         "embed_tokens": planner.model.embedding,
         "embed_tokens_per_layer": planner.model.tables["per_layer"].table,

@@ -1,4 +1,4 @@
-"""Plans the functions of every package as their runtime calls them."""
+"""Planners for the functions of their packages."""
 
 from collections import Counter
 from dataclasses import replace
@@ -28,7 +28,7 @@ from cetane.schema.recipe import Recipe
 
 
 class ContractCaches(CachePlan):
-    """Calls of several tokens see their own columns, and hand them to the host."""
+    """Caches of calls that see their own columns, and hand them to the host."""
 
     def form(self, group: str, tokens: int) -> type[CacheForm]:
         if tokens == 1:
@@ -37,7 +37,7 @@ class ContractCaches(CachePlan):
 
 
 class PrefillCaches(CachePlan):
-    """A sequence begins: a call sees its own columns alone."""
+    """Caches at the start of a sequence: a call sees only its own columns."""
 
     def form(self, group: str, tokens: int) -> type[CacheForm]:
         return Fresh
@@ -47,7 +47,7 @@ class PrefillCaches(CachePlan):
 
 
 class ContractPlanner(Planner):
-    """The packages that decode, and verify where the recipe does."""
+    """Plans the packages that decode, and verify if the recipe does."""
 
     cache_plan: type[CachePlan] = ContractCaches
 
@@ -59,26 +59,26 @@ class ContractPlanner(Planner):
 
     @property
     def modes(self) -> dict[str, Mode]:
-        """Names of a package's functions."""
+        """The modes of a package's functions, by name."""
         return {DECODE: "decode", VERIFY: "verify"} if self.recipe.tokens.verify else {
             "main": "decode"
         }  # fmt: skip
 
     @property
     def names(self) -> dict[str, str]:
-        """Their names of our shards."""
+        """Their names of the shards."""
         return dict(zip(self.members, CHUNKS[len(self.members)], strict=True))
 
     def tokens(self, mode: Mode) -> int:
-        """Of a call."""
+        """Tokens of a call."""
         return self.recipe.tokens.by_mode()[mode]
 
     def group(self, name: str) -> CacheGroup:
-        """Heads of a kind of layer."""
+        """The cache group of a kind of layer."""
         return self.memory.groups[name]
 
     def sizes(self) -> PackageSizes:
-        """Of the model, as their runtime knows it."""
+        """The model's sizes in their contract."""
         return PackageSizes(
             hidden=self.model.hidden,
             context=self.recipe.cache.context,
@@ -89,7 +89,7 @@ class ContractPlanner(Planner):
         )
 
     def inner(self, shard: str, mode: Mode) -> FunctionGraph:
-        """Our own function, up to the hidden state before the heads."""
+        """cetane's function, up to the hidden state before the head."""
         (segment,) = self.segments[shard]
         blocks = tuple(block for block in segment.blocks if not isinstance(block, Head))
         after = self.arrangement.after(segment)
@@ -101,7 +101,7 @@ class ContractPlanner(Planner):
         return tuple(block for block in self.members[shard] if isinstance(block, Head))
 
     def ports(self, shard: str, mode: Mode, inner: Function) -> dict[str, str]:
-        """Inputs and outputs of our function, ours -> theirs."""
+        """Their names of the function's inputs and outputs, by cetane's names."""
         last = bool(self._heads(shard))
         made = [o.name for o in inner.outputs if not (last and o.name == "hidden_out")]
         named = {name: theirs(name, mode) for name in (*(i.name for i in inner.inputs), *made)}
@@ -167,7 +167,7 @@ class ContractPlanner(Planner):
 
 
 class PrefillPlanner(ContractPlanner):
-    """The packages that prefill: always four; the first two own all caches."""
+    """Plans the packages that prefill: always four, and the first two own all caches."""
 
     cache_plan = PrefillCaches
 
@@ -195,7 +195,7 @@ class PrefillPlanner(ContractPlanner):
         return dict(zip(self.members, PREFILL, strict=True))
 
     def ports(self, shard: str, mode: Mode, inner: Function) -> dict[str, str]:
-        """Keys and values are numbered by layer, but for those that are handed on."""
+        """Their names, with keys and values numbered by layer, unless they are handed on."""
         fresh = {}
         seen: Counter[str] = Counter()
         number = 0
@@ -223,21 +223,23 @@ def first_reader(planner: Planner) -> int:
 
 
 def swapped(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Channels last."""
+    """The shape with channels last."""
     *outer, channels, tokens = shape
     return (*outer, tokens, channels)
 
 
 def planners(checkpoint: Checkpoint, recipe: Recipe) -> list[ContractPlanner]:
-    """Of the folder's packages; CetaneError for a layout or contracts that their runtime does not
-    know, or another model."""
+    """The planners of the folder's packages.
+
+    Raises CetaneError for another model, and for a layout or contracts that their runtime lacks.
+    """
     first = ContractPlanner(checkpoint, recipe)
     refuse(first)
     return [first, *([PrefillPlanner(checkpoint, recipe, first)] if recipe.tokens.prefill else [])]
 
 
 def refuse(planner: ContractPlanner) -> None:
-    """CetaneError for what their runtime cannot load."""
+    """Raise CetaneError for a plan that their runtime cannot load."""
     recipe = planner.recipe
     if planner.checkpoint.config["model_type"] != "gemma4_text" or not planner.model.tables:
         raise CetaneError("the layout coreml-llm is for Gemma 4 with per-layer embeddings")
@@ -256,6 +258,9 @@ def refuse(planner: ContractPlanner) -> None:
     if not planner.slots["sliding"].limited or planner.slots["full"].limited:
         raise CetaneError("their sliding layers keep a window, their full layers the context")
     if recipe.head.subset is not None:
-        raise CetaneError("their runtime takes a choice of the head for a token: no head.subset")
+        raise CetaneError("their runtime needs a head with all tokens, so no head.subset")
     if recipe.embedding.inside or any(planner.group(name).dim > WIDTH for name in SHARED):
-        raise CetaneError(f"their runtime looks tokens up itself, and has heads of {WIDTH} at most")
+        raise CetaneError(
+            "their runtime looks tokens up itself, and has attention heads of at most "
+            f"{WIDTH} channels"
+        )

@@ -1,7 +1,5 @@
 """docs/reference/residency.md, every rule and its sources, and one rule as text for a terminal."""
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from cetane.gates.limits import limits
 from cetane.gates.residency.rule import (
     GROUPS,
@@ -11,19 +9,14 @@ from cetane.gates.residency.rule import (
     load_evidence,
     load_rules,
 )
+from cetane.templates import environment
 
 
 def markdown() -> str:
     """The page: the same for the same rules."""
-    templates = Environment(
-        loader=PackageLoader("cetane.gates.residency", "templates"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    templates.filters |= {"bullet": bullet, "summary": summary}
-    return templates.get_template("residency.md.j2").render(
+    filters = {"bullet": bullet, "summary": summary}
+    template = environment("cetane.gates.residency", filters).get_template("residency.md.j2")
+    return template.render(
         limits=limits().residency,
         evidence=load_evidence().values(),
         groups=GROUPS,

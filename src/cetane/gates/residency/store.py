@@ -30,13 +30,16 @@ class Artifact(Protocol):
 
 
 def open_artifact(path: Path) -> Artifact:
-    """A package or a bundle; CetaneError if it is neither."""
+    """A package, or a bundle whose files are those that were built; CetaneError if it is
+    neither."""
     # By the listed names: to a file system that ignores case, the manifests of both are one.
     names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
     if "manifest.json" in names:
         from cetane.bundle import Bundle  # needs torch, which takes seconds to import
 
-        return InBundle(Bundle(path))
+        bundle = Bundle(path)
+        bundle.verify()
+        return InBundle(bundle)
     if "Manifest.json" in names:
         return Single(path)
     raise CetaneError(f"{path}: neither an .mlpackage nor a bundle", "cetane port MODEL makes one")

@@ -1,7 +1,7 @@
-"""What an experiment can measure: thin functions over the other rooms, found by their names.
+"""Measures of an experiment: thin functions over the other rooms, called by name.
 
-`kind` says how a figure came about. Measured means that it was taken here, on this machine; speeds
-are then those of the portable backend. What would need an ANE is predicted.
+`kind` tells how a figure was obtained. *Measured* figures are from this machine, and their speeds
+are those of the portable backend. Figures that need an ANE are *predicted*.
 """
 
 from cetane.lab.measures import accuracy, activations, ane, drafting, speed, structure

@@ -1,4 +1,4 @@
-"""Against the Hugging Face model, and the two sides against each other."""
+"""Measures of accuracy: against the Hugging Face model, and of the two sides with each other."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ from cetane.schema.recipe import Mode
 
 @each("quality")
 def quality(side: Side) -> Findings:
-    """Perplexity, and how predictions agree, on the workload's text."""
+    """Perplexity and agreement with the Hugging Face model, on the workload's text."""
     tokens = side.given.tokens(side.bundle)
     quality = perplexity(side.bundle, side.checkpoint, tokens, side.progress)
     note = f"{side.given.workload.text}; the Hugging Face model: {quality.reference_perplexity:.4g}"
@@ -51,12 +51,12 @@ def gate(side: Side) -> Findings:
 
 
 def engine_of(side: Side) -> Engine:
-    """In fp32: arithmetic that rounds activations is not what is compared."""
+    """The side's engine in fp32, since a comparison should not round activations."""
     return Engine(side.bundle.plan, PortableBackend(side.bundle), side.bundle.tables())
 
 
 def answers(side: Side, engine: Engine, prompts: Mapping[str, list[int]]) -> dict[str, list[int]]:
-    """Greedy answers; a prompt that is too long is cut."""
+    """Greedy answers. A prompt that is too long is cut."""
     room = side.recipe.cache.context - side.given.workload.new_tokens
     modes: list[Mode] = [mode for mode in side.bundle.plan.modes if mode != "verify"]
     count, stop = side.given.workload.new_tokens, side.bundle.tokenizer.eos_ids
@@ -68,7 +68,7 @@ def answers(side: Side, engine: Engine, prompts: Mapping[str, list[int]]) -> dic
 
 @each("smoke")
 def smoke(side: Side) -> Findings:
-    """Answers to read, and how many of their tokens the Hugging Face model would choose too."""
+    """Answers to read, and the share of their tokens that the Hugging Face model also chooses."""
     prompts = side.given.prompts(side.bundle)
     said = answers(side, engine_of(side), prompts)
     told = {name: tokens for name, tokens in said.items() if tokens}
@@ -92,7 +92,8 @@ def smoke(side: Side) -> Findings:
 
 @measure("agreement")
 def agreement(bench: Sides) -> dict[ArmName, Findings]:
-    """Greedy tokens of the candidate, and its logits for the baseline's own answers."""
+    """The agreement of the candidate's greedy tokens, and of its logits for the baseline's
+    answers."""
     baseline, candidate = bench.baseline, bench.candidate
     ours, theirs = engine_of(candidate), engine_of(baseline)
     prompts = bench.given.prompts(baseline.bundle)

@@ -1,11 +1,11 @@
-"""Activations of 8 bits, calibrated as an arm says."""
+"""Measures of 8-bit activations, with an arm's calibration."""
 
 from cetane.lab.sides import Findings, Side, each, figure
 
 
 @each("activations")
 def activations(side: Side) -> Findings:
-    """Cosine and perplexity with quantised activations; nothing of an arm without."""
+    """Cosine and perplexity with quantised activations; empty for an arm without them."""
     if not side.arm.activations:
         return Findings()
     from cetane.activations import NAIVE, Options, measure_activations, windows

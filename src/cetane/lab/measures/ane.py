@@ -1,4 +1,4 @@
-"""What only an ANE could measure: where ops run, and how long steps of the real model take."""
+"""Predictions of figures that need an ANE: residency of ops, and steps of the real model."""
 
 from cetane.gates.residency.audit import audit, weights_off_ane
 from cetane.gates.residency.target import Target
@@ -8,12 +8,12 @@ from cetane.perf.breakeven import DraftingTimes
 from cetane.perf.predict import Predictor
 
 OF_SIZE = ("tiny-program",)
-"""Rules that judge the small model, not the one that it stands for."""
+"""Rules that judge the small model, not the model that it represents."""
 
 
 @each("residency")
 def residency(side: Side) -> Findings:
-    """By the rules of the workload's chip, of the packages that were built."""
+    """The residency of the built packages, by the rules of the workload's chip."""
     without = OF_SIZE if side.given.workload.stands_for else ()
     packages = {shard.name: side.bundle.shard(shard.name) for shard in side.bundle.plan.shards}
     audited = audit(
@@ -46,7 +46,7 @@ def residency(side: Side) -> Findings:
 
 @each("speed")
 def speed(side: Side) -> Findings:
-    """Of the model that the workload stands for, with the recipe as it would ship."""
+    """The predicted speed of the model that the workload represents, with the recipe that ships."""
     planner, predictor = side.real, Predictor(side.chip)
     plan, recipe = planner.plan(), planner.recipe
     work = side.given.workload
@@ -82,6 +82,6 @@ def speed(side: Side) -> Findings:
 
 
 def cache_bytes(side: Side) -> int:
-    """Keys and values of all layers at the recipe's context."""
+    """Bytes of all layers' keys and values at the recipe's context."""
     plan = side.real.plan()
     return plan.kv_bytes[plan.recipe.cache.context]

@@ -1,4 +1,4 @@
-"""Speculative decoding by an arm's drafter, against plain decoding of the same bundle."""
+"""Measures of speculative decoding with an arm's drafter, against plain decoding of its bundle."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,12 +13,12 @@ from cetane.speculate.bench import compare
 from cetane.speculate.open import Wish, longest_draft, open_controller, open_drafters
 
 TRAINING = DraftHeadSettings(tokens=8192, minutes=3)
-"""What a head of an experiment gets: minutes, not days."""
+"""The training of an experiment's draft head: minutes, not days."""
 
 
 @each("drafting")
 def drafting(side: Side) -> Findings:
-    """Acceptance and speed over the workload's prompts; nothing of an arm without a drafter."""
+    """Acceptance and speed over the workload's prompts; empty for an arm without a drafter."""
     if not side.arm.drafter:
         return Findings()
     wish, workload = Wish(side.arm.drafter), side.given.workload
@@ -54,13 +54,13 @@ def drafting(side: Side) -> Findings:
 
 
 def held_out(training: Training) -> Figure:
-    """How a head did where every token was asked for, whether or not a draft would have paid."""
+    """A draft head's accuracy at every held-out token, also where a draft would not have paid."""
     places = ", ".join(f"{share:.3f}" for share in training.top1)
     return figure("head_top1", training.top1[0], n=training.positions, note=f"by place: {places}")
 
 
 def ensure_head(side: Side, make: Callable[[], object]) -> None:
-    """Train the bundle's head if it has none; one whose golden gate is red drafts all the same."""
+    """Train the bundle's draft head if it has none, even if the bundle's golden gate failed."""
     try:
         make()
     except CetaneError:

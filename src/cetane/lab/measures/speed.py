@@ -1,4 +1,4 @@
-"""Bytes, and milliseconds of this machine: both sides in one process, in turns."""
+"""Measures of bytes, and of milliseconds on this machine: both sides in turns, in one process."""
 
 import subprocess
 import sys
@@ -16,12 +16,12 @@ from cetane.speculate.controller import measure as measure_calls
 
 HERE = "portable backend"
 WARM = 4
-"""Steps of a round that are not counted."""
+"""The uncounted first steps of a round."""
 
 
 @each("size")
 def size(side: Side) -> Findings:
-    """Of what was built."""
+    """The sizes of the built bundle."""
     plan = side.bundle.plan
     planner = Planner(side.checkpoint, side.recipe)
     blocks = (*planner.model.layers, *planner.heads)
@@ -40,8 +40,11 @@ def size(side: Side) -> Findings:
 
 @measure("decode")
 def decode(bench: Sides) -> dict[ArmName, Findings]:
-    """Steps after one prompt, side after side in every round, so that a busy machine is busy for
-    both; the first round is not counted."""
+    """The time of a decode step after one prompt.
+
+    Every round runs side after side, so that other load affects both. The first round is not
+    counted.
+    """
     times: dict[ArmName, list[float]] = {name: [] for name in ARMS}
     prompt = next(iter(bench.given.prompts(bench.baseline.bundle).values()))
     for turn in range(1 + bench.workload.rounds):
@@ -55,7 +58,7 @@ def decode(bench: Sides) -> dict[ArmName, Findings]:
 
 
 def step_ms(engine: Engine, prompt: list[int], count: int) -> float:
-    """Milliseconds a step of greedy decoding, after a prompt and some steps that warm up."""
+    """Milliseconds of a step of greedy decoding, after a prompt and some warm-up steps."""
     modes: list[Mode] = [mode for mode in engine.plan.modes if mode != "verify"]
     session = engine.session(modes)
     logits = session.feed(prompt)
@@ -69,7 +72,7 @@ def step_ms(engine: Engine, prompt: list[int], count: int) -> float:
 
 @each("calls")
 def calls(side: Side) -> Findings:
-    """A verifying call beside a plain step, and what that asks of drafts."""
+    """The time of a verifying call and of a plain step, and the break-even of drafts."""
     engine = side.engine
     wider = [step.tokens for step in engine.plan.modes.values() if step.tokens > 1]
     if "verify" not in engine.plan.modes:
@@ -108,15 +111,15 @@ list(generate(engine.session(), [1, 2, 3], Sampler(), 8))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 UNIT = 1 if sys.platform == "darwin" else 1024
-"""Of the largest resident set, in bytes."""
+"""Bytes of one unit of the largest resident set."""
 
 
 @each("memory")
 def memory(side: Side) -> Findings:
-    """Of a process of its own, which opens the bundle and decodes 8 tokens."""
+    """The largest memory of a new process that opens the bundle and decodes 8 tokens."""
     done = subprocess.run(
         [sys.executable, "-c", PEAK, str(side.bundle.path)], capture_output=True, text=True
     )
     if done.returncode:
-        raise CetaneError(f"a process that decodes failed: {done.stderr.strip()[-200:]}")
+        raise CetaneError(f"the process that decodes failed: {done.stderr.strip()[-200:]}")
     return Findings({"peak_bytes": figure("peak_bytes", UNIT * int(done.stdout), note=HERE)})

@@ -1,4 +1,4 @@
-"""What a structure can and cannot see: needles by distance, masks of another context."""
+"""Measures of structure: recall of needles by distance, and masks of another context."""
 
 import shutil
 import tempfile
@@ -13,7 +13,7 @@ from cetane.lab.sides import Findings, Side, Sides, each, figure, measure
 
 @each("needle")
 def needle(side: Side) -> Findings:
-    """Recall by distance with the arm's own attention, of a model that looks by content."""
+    """Recall by distance with the arm's own attention, in a model that searches by content."""
     recalled = recall(side.recipe.family, side.recipe.cache.contract)
     near = [share for distance, share in recalled.items() if distance < WINDOW]
     far = [share for distance, share in recalled.items() if distance >= WINDOW]
@@ -29,8 +29,10 @@ def needle(side: Side) -> Findings:
 
 @measure("masks")
 def masks(bench: Sides) -> dict[ArmName, Findings]:
-    """The baseline as it is, and the candidate with the baseline's last package in place of its
-    own: what the static checks say of each."""
+    """The mismatches that static checks count in the baseline, and in a wrong candidate.
+
+    The candidate has the baseline's last package in place of its own.
+    """
     from cetane.gates.static import static_checks
 
     findings: dict[ArmName, Findings] = {}

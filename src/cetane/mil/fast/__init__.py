@@ -1,12 +1,12 @@
-"""Run a Core ML program fast, on onnxruntime.
+"""The fast executor: runs a Core ML program on onnxruntime.
 
     program = FastProgram(load("model.mlpackage"))
     decode = program.function("decode")
     state = decode.make_state()
     outputs = decode({"hidden": hidden, ...}, state)
 
-Calls mean the same as those of the reference, `mil.compile(function)`, which runs what this
-cannot: `unsupported` lists the ops that a function would need.
+Calls mean the same as those of the reference, `mil.compile(function)`. The reference also runs
+functions with ops that the fast executor lacks; `unsupported` lists these ops.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ __all__ = ["ArrayState", "FastFunction", "FastProgram", "share_threads", "unsupp
 
 
 def __getattr__(name: str) -> Any:
-    """Graphs are made with onnx, which takes a while to import; prepared ones run without it."""
+    """Import onnx only to make a graph: it takes a while, and prepared models run without it."""
     if name == "FastProgram":
         from cetane.mil.fast.program import FastProgram
 

@@ -1,5 +1,4 @@
-"""How the fast executor holds arrays: floats as float32, integers as int32, whatever width the
-program gives them."""
+"""The arrays of the fast executor: float32 and int32 in place of the program's own widths."""
 
 from __future__ import annotations
 
@@ -23,15 +22,17 @@ HELD_AS: dict[str, type[np.generic]] = {
 
 
 def held(array: Array, dtype: str) -> Array:
-    """`array`, of a MIL dtype, in the form a graph takes it; a copy only if it must be. CetaneError
-    for a dtype that no graph takes."""
+    """An array of a MIL dtype in the form that a graph takes, copied only if necessary.
+
+    Raises CetaneError for a dtype that no graph takes.
+    """
     if dtype not in HELD_AS:
         raise CetaneError(f"dtype {dtype} is not supported")
     return np.ascontiguousarray(array, HELD_AS[dtype]).reshape(array.shape)
 
 
 def accepted(name: str, array: Array, type_: TensorType) -> Array:
-    """A caller's input in the form that a session takes; CetaneError if it does not fit."""
+    """A caller's input in the form that a session takes. Raises CetaneError if it does not fit."""
     array = np.asarray(array)
     if kind(array.dtype) != kind(np.dtype(NUMPY[type_.dtype])) or not type_.accepts(array.shape):
         raise CetaneError(f"input {name}: expected {type_}, got {array.dtype} {array.shape}")
@@ -42,6 +43,6 @@ def accepted(name: str, array: Array, type_: TensorType) -> Array:
 
 
 def declared(array: Array, type_: TensorType) -> Array:
-    """A session's result as a caller gets it: floats as float32, others as the program says."""
+    """A session's result for the caller: floats as float32, others in the program's dtype."""
     dtype = np.float32 if array.dtype.kind == "f" else NUMPY[type_.dtype]
     return array.astype(dtype, copy=False)

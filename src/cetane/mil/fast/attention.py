@@ -9,7 +9,7 @@ from cetane.mil.program import Argument, NamedValue, Op, TensorType
 
 
 def rotation(context: Context, op: Op) -> list[Op] | None:
-    """A rotary embedding with one gathered copy of x, and the signs at the sines.
+    """Compute a rotary embedding with one gathered copy of x, and move the signs to the sines.
 
         add(mul(x, cos), mul(concat(mul(second half of x, -1), first half of x), sin))
         ->  add(mul(x, cos), mul(gather(x, halves swapped), mul(sin, signs)))
@@ -34,7 +34,7 @@ def rotation(context: Context, op: Op) -> list[Op] | None:
 
 
 def _turned(context: Context, value: Argument) -> tuple[Argument, int] | None:
-    """x and the axis, if `value` is [-second half, first half] of x."""
+    """x and the axis, if `value` is [-second half, first half] of x; else None."""
     both = context.producer(value, "concat")
     if both is None or len(both.inputs["values"]) != 2 or context.plain(both, "interleave"):
         return None
@@ -83,13 +83,13 @@ def _rotated(
 
 
 def past_apart(context: Context, op: Op) -> list[Op] | None:
-    """The past of a cache is multiplied where it lies, and the new columns on their own.
+    """Multiply the past of a cache where it lies, and the new columns by themselves.
 
         matmul(x, concat(past, new))   ->  concat(matmul(x, past), matmul(x, new))
         matmul(x, concat(past, new)^T) ->  add(matmul(x's first columns, past^T),
                                                matmul(x's last columns, new^T))
 
-    The two are not copied together first.
+    This saves the copy that joins the two.
     """
     if op.kind != "matmul" or context.plain(op, "transpose_x"):
         return None

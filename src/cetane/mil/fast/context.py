@@ -1,4 +1,4 @@
-"""What rewrites ask about the function they work on, and what they make new ops of."""
+"""The context of a rewrite: facts about its function, and constructors of new ops."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cetane.mil.program import (
 
 VIEW, RMS_NORM = "fast:view", "fast:rms_norm"
 ROWS_LINEAR, PACKED_LINEAR = "fast:rows_linear", "fast:packed_linear"
-"""Kinds of op that rewrites make. No op of a program has a colon in its kind."""
+"""The kinds of op that rewrites make. A program's own kinds have no colon."""
 
 
 class Context:
@@ -40,7 +40,7 @@ class Context:
         return self.index.readers.get(argument, []) if isinstance(argument, str) else []
 
     def plain(self, op: Op, parameter: str, default: Any = None) -> Any:
-        """A parameter as Python values; `default` if it is absent or known only at run time."""
+        """A parameter as plain Python values; `default` if it is absent or computed in each run."""
         argument = op.inputs.get(parameter, (None,))[0]
         if argument is None or argument not in self.constants:
             return default
@@ -50,14 +50,14 @@ class Context:
         """The type of an argument, which must be a tensor."""
         type_ = self.index.type(argument)
         if type_ is None:
-            raise CetaneError(f"{argument} is no tensor")
+            raise CetaneError(f"{argument} is not a tensor")
         return type_
 
     def shape(self, argument: Argument) -> tuple[int | SizeRange, ...]:
         return self.type(argument).shape
 
     def part(self, op: Op) -> tuple[int, int, int] | None:
-        """Axis, begin and end of a slice_by_index that cuts one axis, if it does just that."""
+        """Axis, begin and end of a slice_by_index that cuts only one axis; None for others."""
         shape = self.shape(op.inputs["x"][0])
         begin, end = self.plain(op, "begin"), self.plain(op, "end")
         if begin is None or end is None or any(self.plain(op, "squeeze_mask", ())):

@@ -1,4 +1,4 @@
-"""Functions as onnxruntime runs them."""
+"""Functions that onnxruntime runs, their states, and the feeding of a shared session."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 @dataclass
 class ArrayState:
-    """The states of a function between calls, by name: float32 (or int32) arrays.
+    """The states of a function between calls, by name: float32 or int32 arrays.
 
-    A call replaces arrays and never writes into them.
+    A call replaces arrays, and never writes into them.
     """
 
     arrays: dict[str, Array]
 
     def copy(self) -> ArrayState:
-        """The state as it is now, to return to later. Copies no data."""
+        """A copy of the state at this moment, to return to later. Copies no data."""
         return ArrayState(dict(self.arrays))
 
 
 @dataclass(frozen=True)
 class View:
-    """A graph input that is a part of an input of the function: `begin:end` of its first axis."""
+    """A graph input that is a part of a function's input: `begin:end` of its first axis."""
 
     source: str
     begin: int
@@ -43,11 +43,11 @@ class View:
 
 @dataclass(frozen=True)
 class Feeding:
-    """How a call of one function becomes a run of the session that it shares with others."""
+    """The way from a call of one function to a run of the session that it shares with others."""
 
     signature: Signature
     whole: tuple[str, ...]
-    """Inputs that the session takes as they are."""
+    """Inputs that the session takes unchanged."""
     views: dict[str, View]
     constants: dict[str, Array]
     """Inputs of the session that are the same in every call of this function."""
@@ -76,11 +76,11 @@ class FastFunction:
     def __call__(
         self, inputs: Mapping[str, Array], state: ArrayState | None = None
     ) -> dict[str, Array]:
-        """Run once: arrays by input name in, arrays by output name out; `state` is updated.
+        """Run once: arrays by input name in, arrays by output name out; updates `state`.
 
-        Inputs are arrays of the declared shapes and of any float or integer type; contiguous
-        float32 is not copied. Float outputs are float32. Raises CetaneError that names the input
-        that does not fit.
+        Inputs have the declared shapes, and any float or integer type. Contiguous float32 is not
+        copied. Float outputs are float32. Raises CetaneError that names the input that does not
+        fit.
         """
         feeds = self._inputs(inputs)
         held_states = {} if state is None else state.arrays

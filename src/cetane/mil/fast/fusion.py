@@ -1,10 +1,10 @@
-"""Rewrites of a function that make it faster. They change values by float32 rounding only.
+"""Rewrites that make a function faster. They change values only by float32 rounding.
 
-Each rewrite takes one op, and returns the ops in its place, or None. It leaves the ops whose
-results are no longer read: the translation skips them. Each is shown as `before -> after`.
+Each rewrite takes one op, and returns the ops that replace it, or None. Ops whose results are no
+longer read stay; the translation skips them. Each rewrite is shown as `before -> after`.
 
-The gains are those of a decode step of SmolLM2-135M (30 layers, 512 slots) in fp32. It takes 23 ms
-on two processors, some 20 ms of them to read the weights.
+The gains are of a decode step of SmolLM2-135M (30 layers, 512 slots) in fp32. The step takes 23 ms
+on two processors; reading the weights takes some 20 ms of it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from cetane.mil.program import Argument, MilFunction, NamedValue, Op, TensorType
 
 
 def fuse(function: MilFunction, pack: bool = False) -> MilFunction:
-    """`function` with every rewrite applied wherever it fits; `pack` keeps weights packed."""
+    """`function` with every rewrite applied to every op that fits; `pack` keeps weights packed."""
     for rewrite in (rms_norm, scaled_norm, merged_convolution, input_view, rotation, past_apart):
         function = rewritten(function, rewrite)
     function = rows_of_channels(function, pack)
     if any(op.kind == PACKED_LINEAR for op in function.ops):
-        # Functions of other widths read other weights anyway, so graphs need not stay alike.
+        # Packed functions of other widths read other weights, so graphs need not stay alike.
         for rewrite in (order_kept, reshaped_once):
             function = rewritten(function, rewrite)
     return function
@@ -43,7 +43,7 @@ def rewritten(
 
 
 def rms_norm(context: Context, op: Op) -> list[Op] | None:
-    """The norm of [x, -x], whose mean is zero, as a division by the root mean square.
+    """Replace the norm of [x, -x], whose mean is zero, by a division by the root mean square.
 
         slice(layer_norm(concat(x, mul(x, -1))), first half)  ->  rms_norm(x)
 
@@ -70,7 +70,7 @@ def rms_norm(context: Context, op: Op) -> list[Op] | None:
 
 
 def merged_convolution(context: Context, op: Op) -> list[Op] | None:
-    """Convolutions of one input as one: queries, keys and values; gate and up.
+    """Join convolutions of one input: queries, keys and values; gate and up.
 
         conv(x, a), conv(x, b)  ->  split(conv(x, concat(a, b)))
 
@@ -114,11 +114,11 @@ def merged_convolution(context: Context, op: Op) -> list[Op] | None:
 
 
 def input_view(context: Context, op: Op) -> list[Op] | None:
-    """A part of an input along its first axis as an input of its own: a view of the caller's array.
+    """Make a part of an input, along its first axis, an input of its own: a view of the array.
 
         slice(input, begin:end)  ->  input[begin:end]
 
-    The graph copies 24 MB less a step, of a cache: 1 ms.
+    Each step copies 24 MB less of a cache: 1 ms.
     """
     if op.kind != "slice_by_index" or op.inputs["x"][0] not in context.inputs:
         return None
@@ -130,7 +130,7 @@ def input_view(context: Context, op: Op) -> list[Op] | None:
 
 
 def scaled_norm(context: Context, op: Op) -> list[Op] | None:
-    """A norm and the multiplication with its weight as one op.
+    """Join a norm and the multiplication with its weight.
 
     mul(rms_norm(x), gamma)  ->  rms_norm(x, gamma)
     """
@@ -149,7 +149,7 @@ def scaled_norm(context: Context, op: Op) -> list[Op] | None:
 
 
 def order_kept(context: Context, op: Op) -> list[Op] | None:
-    """A transpose that moves only axes of size 1 is a reshape, which copies nothing.
+    """Replace a transpose that moves only axes of size 1 by a reshape, which copies nothing.
 
     transpose(x (1, C, 1, T), 0 2 1 3)  ->  reshape(x, (1, 1, C, T))
     """
@@ -161,7 +161,7 @@ def order_kept(context: Context, op: Op) -> list[Op] | None:
 
 
 def reshaped_once(context: Context, op: Op) -> list[Op] | None:
-    """A reshape of a reshape as one.
+    """Join a reshape of a reshape.
 
     reshape(reshape(x, a), b)  ->  reshape(x, b)
     """
@@ -180,14 +180,14 @@ def _static(op: Op) -> bool:
 
 
 def _reshape(op: Op, x: Argument) -> Op:
-    """What `op` makes of `x`, as a reshape."""
+    """The result of `op` on `x`, as a reshape."""
     type_ = op.outputs[0].type
     assert type_ is not None and type_.static_shape is not None
     return made("reshape", op.outputs[0].name, type_, x=x, shape=literal(type_.static_shape))
 
 
 def _form(context: Context, op: Op) -> object:
-    """What two convolutions must have in common to become one; None if this one cannot."""
+    """A key that two convolutions must share to be joined; None if this one cannot be joined."""
     weight = op.inputs["weight"][0]
     bias = op.inputs.get("bias", (weight,))[0]
     if weight not in context.constants or bias not in context.constants:

@@ -1,7 +1,7 @@
 """ONNX models of graphs. Functions whose graphs are alike share one model.
 
-The functions of a package differ in their sizes (one token, four, sixty-four) and in little else.
-One session for all of them holds the weights once, in whatever form onnxruntime packs them.
+The functions of a package mostly differ only in sizes (one token, four, sixty-four). One session
+for all of them holds the weights once, in the form into which onnxruntime packs them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _OPSET, _IR_VERSION = 21, 10
 
 
 def alike(one: OnnxGraph, other: OnnxGraph) -> bool:
-    """Whether two graphs differ in nothing but sizes of inputs and values of small constants."""
+    """Whether two graphs differ only in sizes of inputs and in values of small constants."""
     return (
         one.nodes == other.nodes
         and one.weights == other.weights
@@ -30,7 +30,7 @@ def alike(one: OnnxGraph, other: OnnxGraph) -> bool:
 
 
 def differing_literals(graphs: Sequence[OnnxGraph]) -> list[str]:
-    """Names of the small constants that are not the same in all of some graphs which are alike."""
+    """The names of small constants that differ between graphs that are alike."""
     first, *others = graphs
     return [
         name
@@ -40,8 +40,11 @@ def differing_literals(graphs: Sequence[OnnxGraph]) -> list[str]:
 
 
 def model(graphs: Sequence[OnnxGraph]) -> ModelProto:
-    """One model for graphs that are alike. Constants which differ are inputs; weights are named
-    but not included: whoever makes the session supplies them."""
+    """One model for graphs that are alike.
+
+    Constants that differ become inputs. Weights are named but not included; the session's maker
+    supplies them.
+    """
     first = graphs[0]
     variable = differing_literals(graphs)
     proto = GraphProto(name="function")
@@ -74,7 +77,7 @@ def model(graphs: Sequence[OnnxGraph]) -> ModelProto:
 
 
 def _input(name: str, forms: Sequence[Tensor]) -> ValueInfoProto:
-    """Sizes that change together from function to function get a common symbol."""
+    """An input of the model. Sizes that change together between functions share a symbol."""
     shape: list[int | str | None] = []
     for sizes in zip(*(form.shape for form in forms), strict=True):
         fixed = [size for size in sizes if isinstance(size, int)]

@@ -15,7 +15,7 @@ from cetane.mil.fast.translate import translate
 from cetane.mil.program import MilFunction, Program
 
 WEIGHTS = "weights.bin"
-_ALIGNMENT = 4096  # of weights that are mapped into memory: ONNX asks for it
+_ALIGNMENT = 4096  # bytes; ONNX requires it of weights that are mapped into memory
 _Place = tuple[int, int, int]
 
 
@@ -24,8 +24,8 @@ def export(
 ) -> dict[str, Path]:
     """Write every function of a program as `NAME.onnx`, with `weights.bin` for all of them.
 
-    The graphs are op for op those of the program, of standard ONNX operators, in float32. Weights
-    that fp16 holds are stored in it, and cast; those of several functions are stored once. A state
+    The graphs follow the program op for op, with standard ONNX operators, in float32. Weights that
+    fit fp16 are stored in fp16 and cast. Functions that share a weight store it once. A state
     becomes an input of its name and an output `NAME_out`. Raises CetaneError that names an op
     without an ONNX form.
     """
@@ -46,7 +46,7 @@ def export(
 
 
 def _standalone(function: MilFunction, graph: OnnxGraph) -> ModelProto:
-    """A model whose outputs have the names and types that the program gives them."""
+    """A model whose outputs have the program's names and types."""
     proto = model([graph])
     del proto.graph.output[:]
     types = {**function.outputs, **function.states}
@@ -64,7 +64,7 @@ def _supplied(proto: ModelProto) -> list[TensorProto]:
 
 
 def _append(data: BinaryIO, weight: OnnxWeight) -> _Place:
-    """Write a weight; its element type in the file, offset and bytes."""
+    """Write a weight. Returns its element type in the file, its offset and its bytes."""
     array, element = weight.array(), weight.element
     if element == TensorProto.FLOAT:
         with np.errstate(over="ignore"):

@@ -49,7 +49,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Node:
-    """An ONNX node: op type, names of its inputs and results, attributes sorted by name."""
+    """An ONNX node: op type, names of inputs and results, and attributes sorted by name."""
 
     kind: str
     inputs: tuple[str, ...]
@@ -59,7 +59,7 @@ class Node:
 
 @dataclass(frozen=True)
 class OnnxWeight:
-    """A large constant, computed when a session needs it. Weights with equal keys are equal."""
+    """A large constant, computed when a session needs it. Weights with the same key are equal."""
 
     key: Hashable
     shape: tuple[int, ...]
@@ -72,8 +72,8 @@ class OnnxWeight:
 class OnnxGraph:
     """Nodes, constants and interface.
 
-    Names inside are numbered in the order of creation, so that functions with the same structure
-    become equal graphs. Calling the graph adds a node:
+    Inner names are numbered in the order of creation, so functions of the same structure become
+    equal graphs. A call of the graph adds a node:
 
         y = graph("Add", x, graph.floats(1e-5))
     """
@@ -111,7 +111,7 @@ class OnnxGraph:
         return self.literal(np.array(value, np.bool_))
 
     def literal(self, array: Array) -> str:
-        """A small constant, which is a part of the graph."""
+        """A small constant, stored in the graph itself."""
         name = self._name("literal")
         self.literals[name] = array
         return name
@@ -122,7 +122,7 @@ class OnnxGraph:
         return name
 
     def indices(self, values: Sequence[int] | Tensor) -> str:
-        """Positions or sizes, known or not, as int64."""
+        """Positions or sizes as int64: a list that is known now, or a value of the graph."""
         if isinstance(values, Tensor):
             return self("Cast", values, to=TensorProto.INT64)
         return self.ints(values)
@@ -135,5 +135,5 @@ class OnnxGraph:
         return self("Cast", x, to=onnx_type(dtype))
 
     def _name(self, stem: str) -> str:
-        # MIL has no colons in names, so none of its inputs can have this one.
+        # Names in MIL have no colons, so this name is free.
         return f"{stem}:{len(self.nodes) + len(self.literals) + len(self.weights)}"

@@ -1,13 +1,13 @@
-"""Weights that stay packed integers: what onnxruntime's MatMulNBits takes.
+"""Packed weights: integers of a few bits, in the form that onnxruntime's MatMulNBits takes.
 
-That kernel multiplies weights of a few bits with activations which it rounds to 8 bits, one scale
-for every 32 of them, as llama.cpp does. Core ML's linear weights fit it without loss:
+That kernel rounds activations to 8 bits, one scale for every 32 of them, as llama.cpp does. Core
+ML's linear weights fit it without loss:
 
     weight = scale * (data - offset), one scale and offset per output channel, or per block of
     inputs
 
-Palettes do not: their values are no multiples of anything, and the evenly spaced ones have an
-offset between two integers.
+Palettes do not fit. Their values are not multiples of one scale, and the offset of evenly spaced
+ones lies between two integers.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _BITS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
 
 
 def bits_of(constants: Constants, weight: str | StoredConstant) -> int | None:
-    """Bits of an element of a weight `(N, K, ...)` that can be packed; None for others. Reads
-    nothing."""
+    """The bits of an element, if this weight `(N, K, ...)` can stay packed; else None. Reads no
+    weight."""
     op = constants.producer(weight)
     if op is not None and op.kind == "concat":
         widths = {bits_of(constants, part) for part in op.inputs["values"]}
@@ -49,8 +49,11 @@ def bits_of(constants: Constants, weight: str | StoredConstant) -> int | None:
 
 @dataclass(frozen=True)
 class Elements:
-    """`scale * (data - zero)`: (N, blocks, BLOCK) unsigned `data`; `scale`, fp32, and `zero` are
-    (N, blocks). The last block may be filled up."""
+    """A weight as `scale * (data - zero)`.
+
+    `data` is unsigned, (N, blocks, BLOCK); `scale`, fp32, and `zero` are (N, blocks). The last
+    block may be padded.
+    """
 
     data: Array
     scale: Array
@@ -91,7 +94,7 @@ class Elements:
         return cls(filled.reshape(rows, blocks, BLOCK), per_block(scale), per_block(zero))
 
     def in_nibbles(self) -> Elements:
-        """8 bits as two planes of 4: a matrix for an input that is there twice."""
+        """8 bits as two planes of 4 bits: a matrix for an input that is repeated."""
         return Elements(
             np.concatenate([self.data >> 4, self.data & 15], axis=1),
             np.concatenate([16 * self.scale, self.scale], axis=1),
@@ -100,19 +103,19 @@ class Elements:
 
 
 class Packed:
-    """A matrix of `rows` output channels and `columns` inputs, to multiply rows of a graph with."""
+    """A packed matrix of `rows` output channels and `columns` inputs, which multiplies rows."""
 
     def __init__(self, constants: Constants, weight: str | StoredConstant) -> None:
         shape, bits = constants.type(weight).static_shape, bits_of(constants, weight)
         assert shape is not None and bits is not None
         self.rows, self.columns, *_ = shape
-        self.split = bits == 8 and not eight_bits_add_up()
+        self.split = bits == 8 and not has_exact_8_bits()
         self.bits = 4 if self.split else bits
         self._constants, self._weight = constants, weight
         self._read: dict[str, Array] = {}
 
     def multiply(self, g: OnnxGraph, x: Tensor) -> str:
-        """`(..., K)` with the matrix: `(..., N)`."""
+        """The product of `x (..., K)` with the matrix, `(..., N)`."""
         blocks = -(-self.columns // BLOCK)
         given: Tensor | str = x
         if self.split:
@@ -137,7 +140,7 @@ class Packed:
         return g.weight(OnnxWeight(key, shape, element, lambda: self._array(name).reshape(shape)))
 
     def _array(self, name: str) -> Array:
-        """One of the three; they are read together, and let go one by one."""
+        """One of the three arrays. They are read together, and freed one by one."""
         if name not in self._read:
             elements = Elements.read(self._constants, self._weight)
             elements = elements.in_nibbles() if self.split else elements
@@ -150,8 +153,10 @@ class Packed:
 
 
 def in_bytes(elements: Array, bits: int) -> Array:
-    """Unsigned elements of 8 or 4 bits in bytes, the first of two in the lower half; what a row
-    needs is a whole number of bytes."""
+    """Unsigned elements of 8 or 4 bits as bytes; of two in a byte, the first is the lower half.
+
+    A row fills a whole number of bytes.
+    """
     if bits == 8:
         return elements
     if elements.shape[-1] % 2:
@@ -160,11 +165,11 @@ def in_bytes(elements: Array, bits: int) -> Array:
 
 
 @cache
-def eight_bits_add_up() -> bool:
-    """Whether the kernel for 8 bits is right on this processor.
+def has_exact_8_bits() -> bool:
+    """Whether the kernel for 8 bits computes right on this processor.
 
-    Without VNNI instructions it may add pairs of products in 16 bits, which saturate; products of
-    4-bit weights never do.
+    Without VNNI instructions it may add pairs of products in 16 bits, and these may saturate.
+    Products of 4-bit weights never do.
     """
     g = OnnxGraph({"x": Tensor("x", (1, BLOCK), "fp32")})
     most = np.full((1, 1, BLOCK), 255, np.uint8), np.ones(1, np.float32), np.zeros(1, np.uint8)
@@ -178,6 +183,6 @@ def eight_bits_add_up() -> bool:
 def _product(
     g: OnnxGraph, x: Tensor | str, weight: Sequence[str], rows: int, columns: int, bits: int
 ) -> str:
-    """`x` with a matrix of data, scales and zero points; its activations are rounded to 8 bits."""
+    """The product of `x`, rounded to 8 bits, with a matrix of data, scales and zero points."""
     sizes = {"N": rows, "K": columns, "bits": bits, "block_size": BLOCK}
     return g("MatMulNBits", x, *weight, domain=MICROSOFT, accuracy_level=4, **sizes)

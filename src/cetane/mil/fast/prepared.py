@@ -1,7 +1,7 @@
-"""Prepared models on disk, which open without reading the package or decoding a weight.
+"""Prepared models on disk. To open one reads no package and decodes no weight.
 
 A folder holds one model of a package (`model.onnx`), its weights, which onnxruntime maps into
-memory (`weights.bin`), and how each function feeds it (`index.json`).
+memory (`weights.bin`), and the feeding of each function (`index.json`).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from cetane.mil.fast.program import SharedModel
 
 MODEL, WEIGHTS, INDEX = "model.onnx", "weights.bin", "index.json"
-_ALIGNMENT = 4096  # of weights that are mapped into memory: ONNX asks for it
+_ALIGNMENT = 4096  # bytes; ONNX requires it of weights that are mapped into memory
 
 
 def write(shared: SharedModel, folder: Path) -> None:
-    """Write a model into an empty folder, with one weight in memory at a time."""
+    """Write a model into an empty folder. Only one weight is in memory at a time."""
     proto = shared.proto
     with (folder / WEIGHTS).open("wb") as data:
         for initializer in proto.graph.initializer:
@@ -44,12 +44,11 @@ def write(shared: SharedModel, folder: Path) -> None:
             for key, value in place.items():
                 initializer.external_data.add(key=key, value=str(value))
             data.write(array.data)
-        size = data.tell()
     content = proto.SerializeToString()
     (folder / MODEL).write_bytes(content)
     index = {
         "model": hashlib.sha256(content).hexdigest(),
-        "weights": size,
+        "weights": _identity(folder / WEIGHTS),
         "functions": {name: _as_json(feeding) for name, feeding in shared.feedings.items()},
     }
     (folder / INDEX).write_text(json.dumps(index))
@@ -57,33 +56,40 @@ def write(shared: SharedModel, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A model that was written, opened again."""
+    """A prepared model, opened from its folder."""
 
     feedings: dict[str, Feeding]
     session: ort.InferenceSession
 
     @classmethod
     def read(cls, folder: Path) -> PreparedModel:
-        """CetaneError if the folder is not one that `write` has finished, or is damaged."""
+        """Open a folder. Raises CetaneError if `write` has not finished it, or if it is damaged."""
         try:
             index = json.loads((folder / INDEX).read_text())
             functions = {n: _from_json(n, content) for n, content in index["functions"].items()}
             content = (folder / MODEL).read_bytes()
             if hashlib.sha256(content).hexdigest() != index["model"]:
                 raise CetaneError(f"{folder / MODEL} is damaged")
-            if (folder / WEIGHTS).stat().st_size != index["weights"]:
+            if _identity(folder / WEIGHTS) != index["weights"]:
                 raise CetaneError(f"{folder / WEIGHTS} is damaged")
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise CetaneError(f"{folder} holds no prepared model: {error!r}") from error
         return cls(functions, open_session(str(folder / MODEL)))
 
     def function(self, name: str) -> FastFunction:
-        """One of its functions."""
+        """The function of this name."""
         return FastFunction(self.feedings[name], self.session)
 
 
+def _identity(weights: Path) -> list[int]:
+    """Size and time of writing. The hash of half a gigabyte takes a third of a second, which every
+    start of `cetane run` would pay, and the folder is the user's own."""
+    status = weights.stat()
+    return [status.st_size, status.st_mtime_ns]
+
+
 def holds(folder: Path, function: str) -> bool:
-    """Whether a folder has a prepared model of a function, as far as its index tells."""
+    """Whether a folder's index lists this function. Checks no other file."""
     try:
         return function in json.loads((folder / INDEX).read_text())["functions"]
     except (OSError, ValueError, LookupError, TypeError):

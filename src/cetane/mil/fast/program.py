@@ -1,4 +1,4 @@
-"""Programs, function by function, as graphs that onnxruntime runs."""
+"""Programs for onnxruntime: functions become graphs, and like graphs share a model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from cetane.mil.program import MilFunction, Program, Signature, listed
 class FastProgram:
     """The functions of a loaded package, compiled for onnxruntime when they are first asked for.
 
-    Everything is computed in float32. With `pack`, products of few tokens multiply linear weights
-    (int8, int4) as they are stored, and round their other factor to 8 bits, one scale for 32 of its
-    elements. Functions that differ in sizes only share one session, and so their weights.
+    Everything is computed in float32. With `pack`, products of few tokens read linear weights
+    (int8, int4) as stored, and round activations to 8 bits, one scale for 32 elements. Functions
+    that differ only in sizes share one session, and so their weights.
     """
 
     def __init__(self, program: Program, pack: bool = False) -> None:
@@ -31,13 +31,13 @@ class FastProgram:
         self._shared: list[SharedModel] = []
 
     def function(self, name: str) -> FastFunction:
-        """The function `name`. Raises CetaneError if there is none, or if it uses an op that
-        has no ONNX form; the message lists the ops."""
+        """The function `name`. Raises CetaneError if there is none, or if it uses ops without an
+        ONNX form; the message lists these ops."""
         shared = self.shared(name)
         return FastFunction(shared.feedings[name], shared.session)
 
     def shared(self, name: str) -> SharedModel:
-        """The model that a function shares with all functions like it. Errors: `function`."""
+        """The model that a function shares with all functions like it. Raises as `function`."""
         if name not in self.program.functions:
             raise CetaneError(
                 f"{self.program.path} has no function {name!r}",
@@ -53,7 +53,7 @@ class FastProgram:
                 continue
             try:
                 candidate = self._graph(function)
-            except CetaneError:  # raised again when somebody asks for this function
+            except CetaneError:  # raised again when this function is asked for
                 continue
             if alike(graph, candidate):
                 graphs[other] = candidate
@@ -66,7 +66,7 @@ class FastProgram:
 
 
 class SharedModel:
-    """One ONNX model for functions whose graphs are alike, and how each of them feeds it."""
+    """One ONNX model for functions whose graphs are alike, with the feeding of each."""
 
     def __init__(self, program: Program, graphs: dict[str, OnnxGraph]) -> None:
         self._graphs = list(graphs.values())
@@ -78,7 +78,7 @@ class SharedModel:
         self.proto = model(self._graphs)
 
     def weight(self, name: str) -> Array | None:
-        """A weight that the model names and does not hold, decoded now; None for other names."""
+        """A weight that the model names but does not hold, decoded now. None for other names."""
         weight = self._graphs[0].weights.get(name)
         return None if weight is None else weight.array()
 

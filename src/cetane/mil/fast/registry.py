@@ -1,10 +1,14 @@
-"""The table of translations: how each MIL op becomes ONNX nodes.
+"""The table of translations: functions that turn each MIL op into ONNX nodes.
 
-The first parameter of a translation, `g`, is the graph it adds to. The annotations of the others
-say how they come: `Tensor` as a value of the graph, `list[Tensor]` for an input of several values,
-`Packed` as a weight that stays packed, `Ints` as a list if the value is known and else as a
-`Tensor`; anything else as plain Python values, which must be known. A translation returns the name
-of its result, or a tuple of names.
+The first parameter of a translation, `g`, is the graph that it adds to. The annotation of every
+other parameter decides its form:
+
+- `Tensor`: a value of the graph; `list[Tensor]`: an input of several values.
+- `Packed`: a weight that stays packed.
+- `Ints`: a list if the value is known, else a `Tensor`.
+- anything else: plain Python values, which must be known.
+
+A translation returns the name of its result, or a tuple of names.
 """
 
 from typing import get_args

@@ -1,8 +1,8 @@
-"""Hidden tensors as rows.
+"""Hidden tensors as rows, a rewrite for onnxruntime.
 
-An ANE program keeps channels on the second axis, `(1, C, 1, T)`. Here a product wants them on the
-last, `(1, T, C)`, and a norm over the last axis is one node. So whatever lies between pointwise
-convolutions is computed on rows, and turned back where an op needs channels.
+An ANE program keeps channels on the second axis, `(1, C, 1, T)`. onnxruntime multiplies rows with
+channels last, `(1, T, C)`, and has a norm over the last axis as one node. So all ops between
+pointwise convolutions compute on rows. A row is turned back where an op needs channels.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from cetane.mil.fast.packed import bits_of
 from cetane.mil.program import Argument, MilFunction, NamedValue, Op, TensorType
 
 MOST_PACKED = 8
-"""Tokens beyond which fp32 is faster: a product is then bound by arithmetic, not by reading."""
+"""The most tokens for which packed weights pay. With more, arithmetic bounds a product, not
+reading, and fp32 is faster."""
 _SWAP = literal([0, 2, 1])
 _UNARY = {"exp", "gelu", "identity", "relu", "sigmoid", "silu", "softplus", "tanh"}
 _BINARY = {"add", "maximum", "minimum", "mul", "real_div", "sub"}
 
 
 def rows_of_channels(function: MilFunction, pack: bool) -> MilFunction:
-    """`function` with its pointwise convolutions as products of rows; `pack` keeps weights packed
-    where that pays."""
+    """`function` with its pointwise convolutions as products of rows.
+
+    `pack` keeps weights packed where that pays.
+    """
     return _Rows(function, pack).function()
 
 
@@ -32,9 +35,9 @@ class _Rows:
         self._context = Context(function)
         self._ops: list[Op] = []
         self._rows: set[str] = set()
-        """Values whose rows exist."""
+        """Values that have rows."""
         self._lazy: dict[str, TensorType] = {}
-        """Values of which only the rows exist so far."""
+        """Values that have only rows so far."""
 
     def function(self) -> MilFunction:
         for op in self._function.ops:
@@ -90,7 +93,7 @@ class _Rows:
         self._emit(replace(op, kind=kind), inputs)
 
     def _columns(self, weight: Argument, name: str) -> str:
-        """A weight `(N, K, 1, 1)` as `(K, N)`: ops on a constant, which no call computes."""
+        """A weight `(N, K, 1, 1)` as `(K, N)`: ops on a constant, which run only once."""
         type_ = self._context.type(weight)
         rows, columns, *_ = type_.static_shape or ()
         flat = TensorType((rows, columns), type_.dtype)
@@ -103,7 +106,7 @@ class _Rows:
         return f"{name}:columns"
 
     def _is_by_channel(self, op: Op) -> bool:
-        """Whether one input has rows, and the other may have: of the same shape, one value per
+        """Whether one input has rows and the other fits them: the same shape, one value per
         channel, or a number."""
         given = [op.inputs[name][0] for name in ("x", "y")]
         if not any(a in self._rows for a in given):
@@ -142,7 +145,7 @@ class _Rows:
         self._ops.append(Op(op.kind, op.name, inputs, tuple(outputs)))
 
     def _row(self, value: Argument) -> Argument:
-        """`(1, C, 1, T)` as `(1, T, C)`; a number stays what it is."""
+        """A value `(1, C, 1, T)` as `(1, T, C)`; a number stays a number."""
         type_ = self._context.type(value)
         if type_.shape == ():
             return value
@@ -163,7 +166,7 @@ class _Rows:
         return _name(value)
 
     def _channels(self, value: str) -> None:
-        """Make sure that a value itself exists, not only its rows."""
+        """Make the value itself, if only its rows exist."""
         type_ = self._lazy.pop(value, None)
         if type_ is not None:
             flat = f"{value}:flat"

@@ -1,4 +1,4 @@
-"""Translate a function into an ONNX graph."""
+"""The translation of a function into an ONNX graph."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from cetane.mil.guard import failures_at
 from cetane.mil.index import FunctionIndex
 from cetane.mil.program import Argument, MilFunction, NamedValue, Op
 
-# Constants of more elements stay out of the graph.
+# Constants with more elements stay out of the graph.
 _LITERAL_ELEMENTS = 64
-# Translated by the translator itself; `fusion` makes a view of a part of an input.
+# The translator itself translates these; `fusion` makes a view of a part of an input.
 _OWN = ("read_state", "write_state", VIEW)
 
 
@@ -48,7 +48,7 @@ def translate(function: MilFunction) -> OnnxGraph:
     if missing:
         raise CetaneError(
             f"function {function.name} uses ops that the fast executor lacks: {', '.join(missing)}",
-            hint="mil.compile() runs it",
+            hint="use the reference executor: mil.compile()",
         )
     with failures_at(f"function {function.name}"):
         return _Translator(function).graph
@@ -82,7 +82,7 @@ class _Translator:
         graph.inputs.update({n: t for n, t in declared.items() if n in read})
         made = {result for node in graph.nodes for result in node.outputs}
         for name, result in results.items():
-            # An output needs a result of its own; this one may be an input or a constant too.
+            # An output needs a node of its own: it may be an input or a constant.
             graph.outputs[name] = result if result in made else graph("Identity", result)
             made.discard(result)
 

@@ -41,7 +41,7 @@ def softplus(x: Tensor) -> Tensor:
 
 @op("gelu")
 def gelu(x: Tensor, mode: str = "EXACT") -> Tensor:
-    """In forms that do not subtract: 1 + erf and 1 + tanh lose all digits where x is below -4."""
+    """Formulas without a subtraction: 1 + erf and 1 + tanh lose all digits for x below -4."""
     match mode:
         case "EXACT":
             return 0.5 * x * torch.special.erfc(-math.sqrt(0.5) * x)

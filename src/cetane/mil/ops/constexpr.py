@@ -13,7 +13,7 @@ from cetane.mil.ops.registry import OPS
 
 
 def _on_tensors(decode: Callable[..., Any]) -> Callable[..., Any]:
-    """A decoder of arrays as one of tensors."""
+    """A decoder of tensors, from a decoder of arrays."""
 
     @wraps(decode)
     def call(**arguments: Any) -> Any:

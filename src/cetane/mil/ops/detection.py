@@ -10,7 +10,7 @@ from cetane.mil.ops.registry import op
 def classify(
     probabilities: Tensor, classes: list[str] | list[int]
 ) -> tuple[str | int, dict[str | int, float]]:
-    """The class that is most likely, and the probability of each."""
+    """The most likely class, and the probability of each class."""
     values = probabilities.flatten().tolist()
     return classes[int(probabilities.argmax())], dict(zip(classes, values, strict=True))
 
@@ -24,8 +24,9 @@ def non_maximum_suppression(
     score_threshold: float | None = None,
     per_class_suppression: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Boxes (n, count, 4) as centre and size, scores (n, count, classes), and the number of boxes
-    kept. iOS 17 has the count last, and neither a score threshold nor the number."""
+    """Boxes (n, count, 4) as centre and size, scores (n, count, classes), their indices, and the
+    number of boxes kept. In iOS 17 the count is the last axis of boxes and scores, and there is
+    neither a score threshold nor that number."""
     newer = score_threshold is None
     if newer:
         boxes, scores = boxes.mT, scores.mT
@@ -49,7 +50,7 @@ def non_maximum_suppression(
 def _survivors(
     boxes: Tensor, scores: Tensor, iou_threshold: float, threshold: float | None, per_class: bool
 ) -> Tensor:
-    """Indices of the boxes to keep, best first; the best one always stays, as in Core ML."""
+    """Indices of the boxes to keep, best first. As in Core ML, the best box always stays."""
     best, classes = scores.max(-1)
     overlaps = _overlaps(boxes)
     if per_class:

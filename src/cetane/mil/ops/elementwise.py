@@ -72,7 +72,7 @@ for _kind, _two in _BINARY.items():
     _binary(_kind, _two)
 
 
-# MKL's square root is off by one now and then. In double that cannot reach a rounded float32.
+# MKL's square root is sometimes off by one unit. In double, this cannot change a rounded float32.
 
 
 @op("sqrt")
@@ -112,13 +112,13 @@ def threshold(x: Tensor, alpha: float) -> Tensor:
 
 @op("cast")
 def cast(x: Tensor, dtype: str) -> Tensor:
-    """Floats become integers towards zero; what does not fit becomes the nearest that does, and NaN
-    0, as ARM's instructions have it (the C language leaves it open). Integers wrap around."""
+    """Floats become integers towards zero. Values out of range become the nearest limit, and NaN
+    becomes 0, as in ARM's instructions; C leaves it open. Integers wrap around."""
     held = STORAGE[dtype]
     whole = NUMPY[dtype]
     if x.is_floating_point() and issubclass(whole, np.integer):
         limits = np.iinfo(whole)
-        # Decided before converting: as floats, the limits of wide integers are not themselves.
+        # Compared before the conversion: as floats, the limits of wide integers are not exact.
         low, high = x < limits.min, x >= float(limits.max)
         fits = x.masked_fill(low | high | x.isnan(), 0).to(held)
         return fits.masked_fill(low, limits.min).masked_fill(high, limits.max)

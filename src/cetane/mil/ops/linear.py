@@ -109,8 +109,8 @@ def conv_transpose(
     dilations: list[int] | None = None,
     groups: int = 1,
 ) -> Tensor:
-    """Everything that the kernel reaches, cropped: by `pad`, or on both sides to `output_shape` or
-    size times stride ("same"). What an output shape has beyond that is only bias."""
+    """The full result of the kernel, cropped: by `pad`, or on both sides to `output_shape` or to
+    size times stride ("same"). A larger output shape is filled with the bias."""
     rank = x.ndim - 2
     strides = strides or [1] * rank
     transposed = (
@@ -137,7 +137,7 @@ def conv_transpose(
 
 
 def last_first(edges: list[int]) -> list[int]:
-    """Padding before and after each axis as torch wants it: the last axis first."""
+    """Padding before and after each axis in torch's order: the last axis first."""
     axes = reversed(range(len(edges) // 2))
     return [edges[2 * axis + side] for axis in axes for side in (0, 1)]
 
@@ -149,8 +149,8 @@ def implied_padding(
     strides: list[int],
     dilations: list[int],
 ) -> list[int]:
-    """Before and after each spatial axis. "same" makes the output ceil(size / stride) long and puts
-    an odd element after, "same_lower" puts it before."""
+    """The padding before and after each spatial axis. "same" makes the output ceil(size / stride)
+    long and puts an odd element after the axis; "same_lower" puts it before."""
     pad_type = pad_type.lower()
     if pad_type == "valid":
         return [0] * 2 * len(sizes)

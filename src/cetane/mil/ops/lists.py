@@ -1,4 +1,4 @@
-"""MIL's lists of tensors: a write makes a new list, the old one keeps its elements."""
+"""MIL's lists of tensors. A write makes a new list; the old list keeps its elements."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from cetane.mil.storage import STORAGE
 def make_list(
     elem_shape: Tensors | None = None, init_length: int = 1, dtype: str = "fp32"
 ) -> TensorList:
-    """Elements are zeros until they are written; a size that is a name is known only then."""
+    """Elements are zeros until written. A size that is a name is known only after a write."""
     sizes = elem_shape or []
     empty = None
     if not any(isinstance(size, str) for size in sizes):
@@ -45,7 +45,7 @@ def list_gather(ls: TensorList, indices: list[int]) -> Tensor:
 
 
 def _written(ls: TensorList, values: dict[int, Tensor]) -> TensorList:
-    """Writing behind the end makes the list longer."""
+    """The list with new elements. A write beyond the end makes the list longer."""
     elements = dict(enumerate(ls.elements)) | values
     empty = ls.empty
     if empty is None and values:

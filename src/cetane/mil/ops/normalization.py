@@ -55,7 +55,7 @@ def local_response_norm(
 
 @op("l2_norm")
 def l2_norm(x: Tensor, epsilon: float = 1e-6) -> Tensor:
-    """Over the last three axes."""
+    """The norm is over the last three axes."""
     return x / torch.sqrt(x.square().sum((-3, -2, -1), keepdim=True) + epsilon)
 
 

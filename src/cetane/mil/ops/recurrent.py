@@ -1,7 +1,7 @@
 """Recurrent layers: one step at a time over (length, batch, features).
 
-"reverse" starts at the end of the input and gives the hidden states in that order: the first is
-that of the last step. Of a bidirectional layer, both halves are in the order of the input.
+"reverse" starts at the end of the input, and gives the hidden states in that order: the first state
+belongs to the last step. In a bidirectional layer, both halves are in the order of the input.
 """
 
 from collections.abc import Callable
@@ -58,8 +58,8 @@ def gru(
     reset_after: bool = False,
     input_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gates in the order reset, output, update. With `reset_after` the reset gate scales the
-    product of the hidden state, bias included, else the hidden state itself."""
+    """Gates in the order reset, output, update. The reset gate scales the hidden state; with
+    `reset_after`, it scales the product of the hidden state, bias included."""
     gate, act = _ACTIVATIONS[recurrent_activation], _ACTIVATIONS[activation]
     hidden_r, hidden_o, hidden_z = (w.mT for w in weight_hh.chunk(3))
     bias_r, bias_o, bias_z = [0.0] * 3 if bias is None else bias.chunk(3)
@@ -96,7 +96,8 @@ def lstm(
     activation: str = "tanh",
     clip: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gates in the order input, forget, output, cell. Both directions: features side by side."""
+    """Gates in the order input, forget, output, cell. Features of both directions lie side by
+    side."""
     gate, cell, act = (_ACTIVATIONS[a] for a in (recurrent_activation, cell_activation, activation))
 
     def one_way(
@@ -146,8 +147,11 @@ def _scan(
     step: Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]],
     direction: str,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The hidden state after each step, and the last state. An initial state with more rows than
-    the batch is cut: coremltools' packed sequences have one row per step of the longest."""
+    """The hidden state after each step, and the last state.
+
+    An initial state with more rows than the batch is cut: coremltools' packed sequences have a row
+    for each step of the longest sequence.
+    """
     state = tuple(part[: gates.shape[1]] for part in state)
     if direction not in ("forward", "reverse"):
         raise ValueError(f"unknown direction {direction!r}")

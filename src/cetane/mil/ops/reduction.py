@@ -9,7 +9,7 @@ from cetane.mil.ops.registry import op
 
 
 def _reduction(kind: str, function: Callable[[Tensor, list[int], bool], Tensor]) -> None:
-    """Register a reduction over several axes; none given means all."""
+    """Register a reduction over several axes; by default over all."""
 
     @op(kind)
     def apply(x: Tensor, axes: list[int] | None = None, keep_dims: bool = False) -> Tensor:

@@ -1,9 +1,9 @@
 """The table of ops of the reference executor.
 
-The annotation of a parameter says how it comes: `Tensor` as a tensor, `Tensors` as a list (an input
-of several values), `StateCell` as the state itself, `TensorList` as MIL's list; anything else
-(`int`, `str`, `list[int]`, ...) as plain Python values. `bodies` are the nested bodies of the
-op, as functions.
+The annotation of a parameter decides its form: `Tensor` a tensor, `Tensors` a list (an input of
+several values), `StateCell` the state itself, `TensorList` MIL's list. Any other annotation (`int`,
+`str`, `list[int]`, ...) means plain Python values. `bodies` are the nested bodies of the op, as
+functions.
 """
 
 from collections.abc import Callable
@@ -29,13 +29,13 @@ class StateCell:
         return self._tensors[self._name]
 
     def write(self, value: Tensor) -> None:
-        # The entry is replaced, never written into: tensors read before keep their values.
+        # The entry is replaced, never written into, so tensors read before keep their values.
         self._tensors[self._name] = value
 
 
 @dataclass(frozen=True)
 class TensorList:
-    """MIL's list. An element that was never written is None and reads as `empty`."""
+    """MIL's list. An element that was never written is None, and reads as `empty`."""
 
     elements: tuple[Tensor | None, ...]
     empty: Tensor | None

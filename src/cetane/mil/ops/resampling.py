@@ -1,4 +1,4 @@
-"""Images read at positions between their pixels."""
+"""Resampling: reading images at positions between their pixels."""
 
 import math
 
@@ -56,8 +56,8 @@ def resize(
     interpolation_mode: str = "LINEAR",
     sampling_mode: str = "DEFAULT",
 ) -> Tensor:
-    """The last `resized_dims` axes get the sizes at the end of `shape`; 0 keeps one. The nearest
-    pixel is that at the rounded position, unlike in `resize_nearest_neighbor`."""
+    """The last `resized_dims` axes get the sizes at the end of `shape`; 0 keeps a size. Unlike in
+    `resize_nearest_neighbor`, the nearest pixel is the pixel at the rounded position."""
     for axis in range(-resized_dims, 0):
         size = shape[axis] or x.shape[axis]
         if interpolation_mode == "LINEAR":
@@ -81,8 +81,9 @@ def crop_resize(
     sampling_mode: str = "DEFAULT",
     pad_value: float = 0.0,
 ) -> Tensor:
-    """iOS 17 takes `boxes` (N, 4) and the image of each: (N, C, height, width). Before, `roi` is
-    (N, 1, 4, 1, 1), every box of every image, or 5 with the image first: (N, B, C, ...)."""
+    """From iOS 17: `boxes` (N, 4) and the image of each; the result is (N, C, height, width).
+    Before: `roi` (N, 1, 4, 1, 1), every box of every image; or with 5 numbers, the image first. The
+    result is (N, B, C, ...)."""
     size = target_height, target_width
 
     def cut(image: Tensor, box: Tensor) -> Tensor:
@@ -151,7 +152,7 @@ def resample(
     coordinates_mode: str,
     align_corners: bool,
 ) -> Tensor:
-    """`coordinates` (B, height, width, 2) hold the column and the row to read."""
+    """`coordinates` (B, height, width, 2) holds the column and the row to read."""
     columns, rows = (
         _pixels(axis, size, coordinates_mode, align_corners)
         for axis, size in zip(coordinates.float().unbind(-1), reversed(x.shape[-2:]), strict=True)
@@ -169,7 +170,8 @@ def resample(
 
 
 def grid(size: int, count: int, mode: str) -> Tensor:
-    """Where to read an axis of `size` elements to get `count`; modes as in `resize_bilinear`."""
+    """The positions that turn an axis of `size` elements into `count`; modes as in
+    `resize_bilinear`."""
     i = torch.arange(count, dtype=torch.float64)
     match mode:
         case "STRICT_ALIGN_CORNERS" | "ALIGN_CORNERS":
@@ -190,12 +192,12 @@ def _scaled(x: Tensor, height: float, width: float) -> tuple[int, int]:
 
 
 def _nearest(x: Tensor, axis: int, positions: Tensor) -> Tensor:
-    """The elements at or before some positions."""
+    """The elements at or just before the positions."""
     return x.index_select(axis, positions.floor().long().clamp(0, x.shape[axis] - 1))
 
 
 def _linear(x: Tensor, axis: int, positions: Tensor) -> Tensor:
-    """Interpolate along one axis; positions outside are moved to the edge."""
+    """Interpolate along one axis. Positions outside move to the edge."""
     positions = positions.clamp(0, x.shape[axis] - 1)
     low = positions.floor().long()
     high = (low + 1).clamp(max=x.shape[axis] - 1)
@@ -213,7 +215,7 @@ def _box_grids(
     box_mode: str,
     sampling_mode: str,
 ) -> list[Tensor]:
-    """The rows and the columns to read. An end before its start reads backwards."""
+    """The rows and columns to read. An end before its start means backwards."""
     first, second, third, fourth = box.double().tolist()
     if box_mode.startswith("CENTER_SIZE"):
         first, third = first - third / 2, first + third / 2
@@ -230,7 +232,7 @@ def _box_grids(
 
 
 def _span(length: float, count: int, mode: str) -> Tensor:
-    """`grid` for a stretch of any length between two positions."""
+    """`grid` for a span of any length between two positions."""
     i = torch.arange(count, dtype=torch.float64)
     match mode:
         case "DEFAULT":

@@ -1,4 +1,4 @@
-"""Random numbers. A seed makes every call give the same numbers; -1 is no seed."""
+"""Random numbers. With a seed, every call gives the same numbers; -1 means no seed."""
 
 import torch
 from torch import Tensor

@@ -18,8 +18,9 @@ def shape(x: Tensor) -> Tensor:
 
 @op("reshape")
 def reshape(x: Tensor, shape: list[int]) -> Tensor:
-    """0 keeps the dimension as far from the last one, and is 1 ahead of the first; -1 takes what is
-    left. Before iOS 17 a 0 needs shapes of the same length, for which that is the same."""
+    """-1 takes the remaining elements. 0 keeps a dimension, counted from the last axis; beyond the
+    first axis it means 1. Before iOS 17 a 0 needs shapes of equal length, so counting from the
+    first axis gives the same."""
     sizes = [1] * len(shape) + list(x.shape)
     return x.reshape([size or kept for size, kept in zip(shape, sizes[-len(shape) :], strict=True)])
 
@@ -44,7 +45,7 @@ def expand_dims(x: Tensor, axes: list[int]) -> Tensor:
 
 @op("squeeze")
 def squeeze(x: Tensor, axes: list[int] | None = None) -> Tensor:
-    """Axes longer than one stay."""
+    """Only axes of size 1 are removed."""
     return x.squeeze() if axes is None else x.squeeze(tuple(axes))
 
 
@@ -102,7 +103,7 @@ def sliding_windows(x: Tensor, axis: int, size: int, stride: int = 1) -> Tensor:
 def reverse_sequence(
     x: Tensor, lengths: list[int], seq_axis: int = 0, batch_axis: int = 0
 ) -> Tensor:
-    """The first `lengths[i]` elements of row i, backwards."""
+    """Reverses the first `lengths[i]` elements of row i."""
     rows = x.movedim((batch_axis, seq_axis), (0, 1)).clone()
     for row, length in enumerate(lengths):
         rows[row, :length] = rows[row, :length].flip(0)

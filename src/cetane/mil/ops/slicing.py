@@ -50,8 +50,10 @@ def _slices(
     end_mask: Mask,
     squeeze_mask: Mask,
 ) -> tuple[tuple[slice, ...], list[int]]:
-    """Slices with positive steps, and the axes to reverse after taking them: torch has no negative
-    steps. A squeezed axis is a slice of one element."""
+    """Slices with positive steps, and the axes to reverse afterwards: torch has no negative steps.
+
+    A squeezed axis is a slice of one element.
+    """
     slices, reversed_axes = [], []
     for axis, size in enumerate(x.shape):
         step = stride[axis] if stride else 1
@@ -71,7 +73,7 @@ def _slices(
 
 @op("slice_by_size")
 def slice_by_size(x: Tensor, begin: list[int], size: list[int]) -> Tensor:
-    """-1 takes what is left."""
+    """A size of -1 takes all elements up to the end."""
     for axis, (start, count) in enumerate(zip(begin, size, strict=True)):
         start %= x.shape[axis]
         x = x.narrow(axis, start, x.shape[axis] - start if count == -1 else count)
@@ -80,7 +82,7 @@ def slice_by_size(x: Tensor, begin: list[int], size: list[int]) -> Tensor:
 
 @op("pad")
 def pad(x: Tensor, pad: list[int], mode: str = "constant", constant_val: float = 0.0) -> Tensor:
-    """`pad` holds before and after of the last axes, in their order."""
+    """`pad` holds the padding before and after each of the last axes, in their order."""
     edges = list(zip(pad[::2], pad[1::2], strict=True))
     if mode == "constant":
         last_first = [edge for pair in reversed(edges) for edge in pair]

@@ -1,4 +1,4 @@
-"""Windows of images: pooling, and moving elements between space and channels or batch."""
+"""Windows of images: pooling, and moves of elements between space and channels or batch."""
 
 import math
 
@@ -36,8 +36,8 @@ def avg_pool(
     exclude_padding_from_average: bool = False,
     ceil_mode: bool = False,
 ) -> Tensor:
-    """What `ceil_mode` adds beyond the padding never counts, the padding only if it is not
-    excluded."""
+    """The mean counts the padding, unless that is excluded. It never counts the elements that
+    `ceil_mode` adds beyond the padding."""
     how = kernel_sizes, pad_type, strides, pad, ceil_mode
     padding_counts = 0.0 if exclude_padding_from_average else 1.0
     counted = _windows(torch.ones(1, 1, *x.shape[2:]), *how, padding_counts)
@@ -68,9 +68,11 @@ def _windows(
     padding: float = 0.0,
     beyond: float = 0.0,
 ) -> Tensor:
-    """A view with one axis per axis of the windows at the end. `padding` is the value of the
-    padding, `beyond` of what `ceil_mode` adds behind it so that a last window that is not complete
-    fits; a window that starts in the padding behind is left out."""
+    """A view of all windows; their axes come last.
+
+    `padding` is the value of the padding. `beyond` is the value that `ceil_mode` adds after it, to
+    complete a last window. A window that starts in the padding after the image is left out.
+    """
     strides = strides or [1] * len(kernel)
     if pad_type.lower() == "custom":
         edges = pad or [0] * 2 * len(kernel)
@@ -107,7 +109,7 @@ def pixel_unshuffle(x: Tensor, downscale_factor: int) -> Tensor:
 
 @op("depth_to_space")
 def depth_to_space(x: Tensor, block_size: int) -> Tensor:
-    """Unlike `pixel_shuffle`, the block is the outer part of the channels."""
+    """Unlike in `pixel_shuffle`, the block is the outer part of the channels."""
     n, c, h, w = x.shape
     blocks = x.reshape(n, block_size, block_size, c // block_size**2, h, w)
     return blocks.permute(0, 3, 4, 1, 5, 2).reshape(n, -1, h * block_size, w * block_size)

@@ -1,6 +1,6 @@
 """Reading and writing states.
 
-coremltools' `coreml_update_state` never reaches a file: it is written as `write_state`, then
+Files never have coremltools' `coreml_update_state`: it is written as `write_state`, then as
 `read_state` where its result is used.
 """
 

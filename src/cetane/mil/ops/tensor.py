@@ -35,7 +35,7 @@ def one_hot(
 
 @op("band_part")
 def band_part(x: Tensor, lower: int = -1, upper: int = -1) -> Tensor:
-    """Zero outside the band; a negative bound keeps its whole triangle."""
+    """Elements outside the band become zero. A negative bound keeps its whole triangle."""
     if lower >= 0:
         x = x.triu(-lower)
     return x.tril(upper) if upper >= 0 else x

@@ -1,4 +1,4 @@
-"""How many drafted tokens a target would accept, on text that was held out."""
+"""Acceptance: the share of drafted tokens that a target accepts, on held-out text."""
 
 from collections.abc import Sequence
 
@@ -11,12 +11,12 @@ from cetane.validation import Data
 
 
 class Acceptance(Data):
-    """How often drafts are right, by their tokens' places; the target decodes greedily."""
+    """The shares of right tokens, by their place in a draft. The target decodes greedily."""
 
     top1: tuple[float, ...]
     """Share of drafts whose token at this place is right."""
     accepted: tuple[float, ...]
-    """Share of drafts that are right up to this place."""
+    """Share of drafts that are right up to and with this place."""
     positions: int
     """Drafts that were judged."""
 
@@ -27,8 +27,8 @@ def acceptance(
 ) -> Acceptance:
     """Judge the drafts of a draft head on windows.
 
-    A draft counts where the text goes on as the target would, for all tokens of the draft but the
-    last: elsewhere the target's own continuation is not known.
+    A draft counts only if the text follows the target's own choices, for all tokens of the draft
+    but the last. Elsewhere the target's continuation is unknown.
     """
     right: list[Tensor] = []
     for first in range(0, len(windows), batch):
@@ -45,9 +45,9 @@ def acceptance(
 
 
 def aligned(drafts: Sequence[Tensor], choices: Tensor) -> Tensor:
-    """Which drafted tokens are right, `(W, m, steps)`.
+    """Whether each drafted token is right, `(W, m, steps)`.
 
-    Token k of the draft from position i is about position i + 2 + k. The target chose that token
+    Token k of the draft from position i belongs to position i + 2 + k. The target chose that token
     at position i + 1 + k.
     """
     count = choices.shape[1] - len(drafts)
@@ -59,8 +59,8 @@ def aligned(drafts: Sequence[Tensor], choices: Tensor) -> Tensor:
 
 
 def followed(windows: Windows, steps: int) -> Tensor:
-    """Positions `(W, m)` after which the text has the tokens that the target chose, for all tokens
-    of a draft but the last."""
+    """The positions `(W, m)` after which the text follows the target's choices, for all tokens of a
+    draft but the last."""
     count = windows.tokens.shape[1] - steps
     same = windows.tokens[:, 1:] == windows.choices[:, :-1]
     return torch.stack([same[:, step : step + count] for step in range(steps)], -1).all(-1)

@@ -1,4 +1,4 @@
-"""Draft heads in ANE form; their maths are those of `modules.py`, which trains them."""
+"""Draft heads as blocks in ANE form. They compute the same as `modules.py`, which trains them."""
 
 from dataclasses import replace
 
@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from cetane.families import (
+    AttentionHeads,
     Axes,
     Block,
     Flow,
-    Heads,
     Held,
     Memory,
     Projection,
@@ -25,12 +25,11 @@ class DraftHeadBlock(Block):
     """A block whose weights are tensors of a trained draft head."""
 
     def __init__(self, name: str, **stored: str) -> None:
-        """`stored`: the tensor of a projection or a norm, where its name is another one."""
+        """`stored`: the tensors of projections and norms that have another name."""
         super().__init__(name, 0, "")
         self.stored = {f"{path}.weight": tensor for path, tensor in stored.items()}
         self.rows: dict[str, tuple[int, int, int]] = {}
-        """Of weights that are a part of a tensor: their first row, their end, and the tensor's
-        rows."""
+        """The first row, the end and the tensor's rows of weights that are a part of a tensor."""
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         weight = Weight(self.stored.get(path, path), shape, held.stored, held.kind)
@@ -41,8 +40,10 @@ class DraftHeadBlock(Block):
 
 
 class MedusaBlock(DraftHeadBlock):
-    """All tokens of a draft at once: the last hidden state `(1, C, 1, 1)` becomes logits
-    `(1, R, 1, steps)`, a column for each token, so that the output rows are read once."""
+    """Makes all tokens of a draft at once: hidden state `(1, C, 1, 1)` -> `(1, R, 1, steps)`.
+
+    The logits have a column for each token, so the output rows are read once.
+    """
 
     reads = ("hidden",)
     writes = ("logits",)
@@ -63,7 +64,7 @@ class MedusaBlock(DraftHeadBlock):
 
 
 class EagleFuse(DraftHeadBlock):
-    """Makes one hidden state of those of three depths."""
+    """Joins the hidden states of three depths to one."""
 
     reads = ("features",)
 
@@ -76,14 +77,14 @@ class EagleFuse(DraftHeadBlock):
 
 
 class EagleKeys(DraftHeadBlock):
-    """The keys and values of tokens. Later tokens read nothing else of them, so a prompt needs no
-    more than this block."""
+    """The keys and values of tokens. Later tokens read nothing else, so a prompt needs only this
+    block."""
 
     reads = ("hidden", "embedded", "rope_cos", "rope_sin")
     writes = ("mixed_in", "keys", "values")
     keeps = ("kv",)
 
-    def __init__(self, config: DraftHeadConfig, heads: Heads) -> None:
+    def __init__(self, config: DraftHeadConfig, heads: AttentionHeads) -> None:
         super().__init__("keys", kv="qkv.weight")
         self.heads, inner = heads, heads.kv * heads.dim
         self.rows = {"kv.weight": (inner, 3 * inner, 3 * inner)}
@@ -102,11 +103,11 @@ class EagleKeys(DraftHeadBlock):
 
 
 class EagleLayer(DraftHeadBlock):
-    """The rest of the layer. The next token of a draft reads its output as a hidden state."""
+    """The rest of the layer. The next token of a draft takes its output as hidden state."""
 
     reads = ("hidden", "mixed_in", "keys", "values", "rope_cos", "rope_sin", "mask")
 
-    def __init__(self, config: DraftHeadConfig, heads: Heads) -> None:
+    def __init__(self, config: DraftHeadConfig, heads: AttentionHeads) -> None:
         super().__init__("layer", q="qkv.weight")
         self.heads, hidden, inner = heads, config.hidden, heads.query * heads.dim
         self.rows = {"q.weight": (0, inner, 3 * inner)}
@@ -141,7 +142,7 @@ class EagleOutput(DraftHeadBlock):
         flow["logits"] = self.output(self.norm_output(flow["hidden"]))
 
 
-def attention_heads(config: DraftHeadConfig) -> Heads:
+def attention_heads(config: DraftHeadConfig) -> AttentionHeads:
     """The attention heads of `Eagle3`, each with keys and values of its own."""
     count, dim = max(1, config.hidden // Eagle3.WIDTH), Eagle3.WIDTH
-    return Heads(count, count, dim, dim**-0.5)
+    return AttentionHeads(count, count, dim, dim**-0.5)

@@ -1,4 +1,4 @@
-"""A trained draft head becomes a shard of its bundle."""
+"""The build of a draft head: lowers a trained one into a shard of its bundle."""
 
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from cetane.schema.draft_head import (
     ROTARY,
     SOURCE,
     VOCABULARY,
+    DraftHeadKind,
     DraftHeadManifest,
     Training,
 )
@@ -28,24 +29,29 @@ from cetane.speculate.draft_heads.planner import DraftHeadPlanner, DraftHeadWeig
 def add_draft_head(
     bundle: Bundle, draft_head: TorchDraftHead, held_out: torch.Tensor, training: Training
 ) -> DraftHead:
-    """Lower a draft head, whose weights `TorchDraftHead.round` has rounded, and put it into its
-    bundle, in place of an earlier one of its kind. `held_out (W, n)` are windows of text that it
-    was not trained on.
+    """Lower a draft head, and put it into its bundle in place of an earlier one of its kind.
 
-    It is made beside the bundle and moved there when it is complete. A kill leaves the bundle as it
-    was, or, between two renames, without a draft head of this kind; it never leaves a part of one.
+    `TorchDraftHead.round` must have rounded its weights. `held_out (W, n)` are windows of text that
+    were kept out of training. The draft head is made beside the bundle, and moved when complete. A
+    kill leaves the bundle unchanged or, between two renames, without a draft head of this kind. It
+    never leaves a part of one.
     """
     kind = draft_head.config.kind
-    whole = bundle.path.resolve()
-    staging = whole.with_name(f"{whole.name}.{kind}.partial")
-    with disk_errors(staging):
-        remove(staging)
-        made = staging / kind
+    folder = staging(bundle, kind)
+    with disk_errors(folder):
+        remove(folder)
+        made = folder / kind
         made.mkdir(parents=True)
         write(bundle, draft_head, held_out, training, made)
         place(made, bundle.file(f"{FOLDER}/{kind}"))
-        remove(staging)
+        remove(folder)
     return bundle.draft_heads()[kind]
+
+
+def staging(bundle: Bundle, kind: DraftHeadKind) -> Path:
+    """Where a draft head is made, beside its bundle."""
+    whole = bundle.path.resolve()
+    return whole.with_name(f"{whole.name}.{kind}.partial")
 
 
 def write(
@@ -55,7 +61,7 @@ def write(
     training: Training,
     folder: Path,
 ) -> None:
-    """Write all files of a draft head, its manifest last."""
+    """Write all files of a draft head; the manifest comes last."""
     config = draft_head.config
     planner = DraftHeadPlanner(config, bundle.plan)
     Lowering(planner, DraftHeadWeights(draft_head)).lower(
@@ -85,7 +91,7 @@ def write(
 
 
 def place(made: Path, target: Path) -> None:
-    """Move a finished folder to where it belongs; what was there goes to where it was made."""
+    """Move a finished folder to `target`. A folder that was there moves to `made`."""
     target.parent.mkdir(exist_ok=True)
     if target.exists():
         target.rename(made.with_name("earlier"))

@@ -1,4 +1,4 @@
-"""Draft heads at work: they read what the target's calls hand on."""
+"""Drafters that run draft heads on the hidden states of the target's calls."""
 
 from collections.abc import Sequence
 
@@ -50,7 +50,7 @@ class DraftHeadDrafter(Drafter):
         self.see(self.taps.take(self.session.position))
 
     def see(self, features: Array) -> None:
-        """The hidden states `(n, taps, C)` of the tokens that were accepted last."""
+        """Take the hidden states `(n, taps, C)` of the newly accepted tokens."""
         raise NotImplementedError
 
 
@@ -75,7 +75,7 @@ class MedusaDrafter(DraftHeadDrafter):
 
 
 class Eagle3Drafter(DraftHeadDrafter):
-    """Runs its layer over the accepted tokens when it is asked, then over its own."""
+    """Runs its layer over the accepted tokens, then over its own drafted tokens."""
 
     name = "eagle3"
     runner: Eagle3Runner

@@ -1,4 +1,4 @@
-"""The target's hidden states, taken from the calls that decode: what draft heads read."""
+"""The features that draft heads read: hidden states from the target's decoding calls."""
 
 import numpy as np
 
@@ -12,8 +12,11 @@ HIDDEN = "hidden_out"
 
 
 def tapped(plan: Plan) -> tuple[str, ...]:
-    """The shards whose hidden states draft heads may read: the first, the middle and the last that
-    hand one on. In a layout of fewer than three, some are the same."""
+    """The shards whose hidden states draft heads may read.
+
+    They are the first, the middle and the last shard that hand one on; with fewer than three, some
+    are the same.
+    """
     shards = [
         shard.name
         for shard in plan.shards
@@ -29,23 +32,24 @@ def tapped(plan: Plan) -> tuple[str, ...]:
 
 
 class Taps:
-    """Collects the hidden states of one session that was opened with `watch=[taps.see]` and
-    `whole=True`; those of refused tokens are dropped."""
+    """Collects the hidden states of one session, and drops those of refused tokens.
+
+    The session must be opened with `watch=[taps.see]` and `whole=True`.
+    """
 
     def __init__(self, plan: Plan, shards: tuple[str, ...]) -> None:
         self.hidden, self.shards = plan.hidden, shards
         self.rows: dict[str, list[Array]] = {shard: [] for shard in shards}
         self.taken = 0
-        """How many positions have been taken."""
+        """The number of positions taken so far."""
 
     def see(self, step: Step | Route, name: str, value: Array, valid: int) -> None:
-        """Keep an output, if it is a hidden state that is asked for."""
+        """Keep an output, if it is a hidden state of one of the shards."""
         if name == HIDDEN and step.shard in self.rows:
             self.rows[step.shard].append(columns(value)[:, :valid].T.astype(np.float32))
 
     def take(self, position: int) -> Array:
-        """The hidden states from the last position that was taken up to the session's `position`:
-        fp32 `(n, shards, C)`."""
+        """The hidden states since the last `take`, up to `position`: fp32 `(n, shards, C)`."""
         count, self.taken = position - self.taken, position
         seen = [self.rows[shard] for shard in self.shards]
         self.rows = {shard: [] for shard in self.shards}

@@ -1,11 +1,11 @@
-"""Draft heads in torch, as they are trained: small networks that read the target's hidden states.
+"""Draft heads in torch, for training: small networks that read the target's hidden states.
 
-They propose a part of the vocabulary, the tokens that the training text uses most. They share the
-target's last norm, and its output rows for these tokens.
+They propose only tokens that the training text uses most. They share the target's last norm, and
+its output rows for these tokens.
 
 Medusa (arXiv 2401.10774) has one residual layer for each further token. EAGLE-3 (arXiv 2503.01840)
-has one decoder layer. It reads hidden states of three depths and the tokens after them, then goes
-on from its own output. It is trained on its own output too, which its paper calls training-time
+has one decoder layer. It reads hidden states of three depths and the tokens after them, then
+continues from its own output. Training uses its own output too; its paper calls this training-time
 test.
 """
 
@@ -41,21 +41,21 @@ class DraftHeadConfig(Data):
     """Tokens that it was trained to draft."""
     eps: float
     softcap: float | None = Field(default=None, gt=0)
-    """Of the target's logits. Only training applies it, since it leaves their order as it is."""
+    """The softcap of the target's logits. Only training applies it, since it keeps their order."""
     bundle: str
     """Digest of the bundle whose hidden states it reads."""
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """Which of the three depths it reads."""
+        """The depths, of the three, that it reads."""
         return (TAPS - 1,) if self.kind == "medusa" else tuple(range(TAPS))
 
 
 class TorchDraftHead(nn.Module, ABC):
     """A draft head of either kind.
 
-    `vocabulary (R,)` holds the tokens that it can propose, in ascending order. `output (R, C)` are
-    the target's rows for them, `norm (C,)` is the gain of the target's last norm.
+    `vocabulary (R,)` holds the tokens that it can propose, ascending. `output (R, C)` are the
+    target's rows for them. `norm (C,)` is the gain of the target's last norm.
     """
 
     kinds: ClassVar[dict[str, type["TorchDraftHead"]]] = {}
@@ -82,7 +82,7 @@ class TorchDraftHead(nn.Module, ABC):
         return self.normed(last) @ self.output.T
 
     def capped(self, logits: Tensor) -> Tensor:
-        """Logits as the target's softcap leaves them."""
+        """Logits with the target's softcap."""
         cap = self.config.softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
@@ -91,19 +91,19 @@ class TorchDraftHead(nn.Module, ABC):
         """Logits of all drafted tokens, for drafts from every position of some windows of text.
 
         `features (B, n, 3, C)` are hidden states, `embedded (B, n, C)` the embeddings of the same
-        tokens. Item k of the result is `(B, n - 1 - k, R)`. At position i it is about the token at
-        i + 2 + k, since the target has chosen the token at i + 1 before a draft begins.
+        tokens. Item k of the result is `(B, n - 1 - k, R)`; at position i it predicts the token at
+        i + 2 + k. The target itself chooses the token at i + 1 before a draft begins.
         """
 
     @torch.no_grad()
     def round(self) -> None:
-        """Round all weights to fp16, as a package holds them."""
+        """Round all weights to fp16, the type in a package."""
         for tensor in self.state_dict().values():
             if tensor.is_floating_point():
                 tensor.copy_(tensor.half())
 
     def save(self, path: Path) -> None:
-        """Write the weights in fp16; rounded weights stay what they are."""
+        """Write the weights in fp16. Weights that are already rounded keep their values."""
         tensors = {
             name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous()
             for name, tensor in self.state_dict().items()
@@ -119,7 +119,7 @@ def make_draft_head(config: DraftHeadConfig) -> TorchDraftHead:
 
 
 def load_draft_head(path: Path) -> TorchDraftHead:
-    """A draft head from a file that `TorchDraftHead.save` wrote; CetaneError if it is not one."""
+    """A draft head from a file of `TorchDraftHead.save`. Raises CetaneError for another file."""
     try:
         with safe_open(path, "pt") as file:
             about = parse_json((file.metadata() or {})["cetane"], "its metadata")
@@ -144,7 +144,7 @@ class Medusa(TorchDraftHead, kind="medusa"):
         self.layers = nn.ModuleList(
             nn.Linear(config.hidden, config.hidden) for _ in range(config.steps)
         )
-        for layer in self.layers:  # untrained, every layer repeats what the target says next
+        for layer in self.layers:  # untrained, every layer repeats the target's next token
             for parameter in layer.parameters():
                 nn.init.zeros_(parameter)
 
@@ -191,7 +191,7 @@ class Eagle3(TorchDraftHead, kind="eagle3"):
         return rotate(q), (rotate(k), v)
 
     def finish(self, feature: Tensor, q: Tensor, past: KeysValues, mask: Tensor | None) -> Tensor:
-        """The layer's output `(B, n, C)`, which the next token takes as its feature."""
+        """The layer's output `(B, n, C)`, which is the feature of the next token."""
         mixed = F.scaled_dot_product_attention(q, *past, attn_mask=mask)
         h = feature + self.out(mixed.transpose(1, 2).flatten(2))
         gate, up = self.gate_up(self.norm_mlp(h)).chunk(2, -1)
@@ -202,8 +202,10 @@ class Eagle3(TorchDraftHead, kind="eagle3"):
         return self.norm_output(h) @ self.output.T
 
     def teach(self, features: Tensor, embedded: Tensor) -> list[Tensor]:
-        """Step k at position i belongs to the draft that began at position i - k. It sees the
-        target's features up to there, and what the earlier steps made after that."""
+        """Step k at position i belongs to the draft that began at position i - k.
+
+        It sees the target's features up to position i - k, and the earlier steps' output after it.
+        """
         count = features.shape[1] - 1
         feature = self.fuse(features[:, :count].flatten(2))
         after = embedded[:, 1:]
@@ -217,7 +219,7 @@ class Eagle3(TorchDraftHead, kind="eagle3"):
             behind = places[:, None] - places
             seen = [behind >= step] + [behind == step - back for back in range(1, step + 1)]
             mask = torch.cat(seen, 1)
-            mask[:, 0] |= ~mask.any(1)  # of positions before the first draft: never used
+            mask[:, 0] |= ~mask.any(1)  # positions before the first draft; never used
             h = self.finish(feature, q, (torch.cat(keys, 2), torch.cat(values, 2)), mask)
             made.append(self.logits(h)[:, step:])
             feature = F.pad(h[:, :-1], (0, 0, 1, 0))  # the output at i is the feature of i + 1

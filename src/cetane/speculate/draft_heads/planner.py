@@ -1,9 +1,9 @@
-"""Which functions the shard of a draft head has, and what goes into and out of them.
+"""The planner of a draft head's shard: its functions, with their inputs and outputs.
 
-Medusa: `draft` makes all tokens of a draft from one hidden state. EAGLE-3: `follow` takes accepted
-tokens, as many as a verifying call has, and the hidden states before them. `read` does so for a
-prompt; it keeps keys and values and gives no logits. `draft` goes on from the draft head's own
-output, one token a call.
+Medusa has one function: `draft` makes all tokens of a draft from one hidden state. EAGLE-3 has
+three. `follow` takes accepted tokens, as many as a verifying call has, and the hidden states before
+them. `read` does this for a prompt; it keeps keys and values, and gives no logits. `draft`
+continues from the draft head's own output, one token a call.
 """
 
 from collections.abc import Mapping
@@ -44,8 +44,8 @@ GROUP = "kv"
 ROTARY = "default"
 
 
-class Unseen(ReadOnly):
-    """Columns for the cache that nothing looks at in their own call."""
+class WriteOnly(ReadOnly):
+    """New columns for the cache that no query of their own call reads."""
 
     def __init__(self, spec: CacheSpec, tensors: dict[str, Tensor]) -> None:
         self.spec, self.written = spec, []
@@ -60,17 +60,17 @@ class Unseen(ReadOnly):
 
 
 class DraftHeadCaches(CachePlan):
-    """Where no block of a call looks at keys, the call does not read the past."""
+    """A call whose blocks have no queries does not read the past."""
 
     def caches(self, segment: Segment, tokens: int) -> tuple[CacheSpec, ...]:
         caches = super().caches(segment, tokens)
         if any(isinstance(block, EagleLayer) for block in segment.blocks):
             return caches
-        return tuple(replace(cache, form=Unseen) for cache in caches)
+        return tuple(replace(cache, form=WriteOnly) for cache in caches)
 
 
 class DraftHeadPlanner:
-    """The programs of a draft head for a bundle of some plan, as lowering wants them."""
+    """The programs of a draft head, for lowering; the bundle has the plan `plan`."""
 
     def __init__(self, config: DraftHeadConfig, plan: Plan) -> None:
         self.config, self.name = config, config.kind
@@ -84,7 +84,7 @@ class DraftHeadPlanner:
         )
         wider = sorted({mode.tokens for mode in plan.modes.values() if mode.tokens > 1})
         self.follows = wider[0] if wider else 1
-        """Tokens of a call for what the target has accepted."""
+        """Tokens of a call that follows accepted tokens."""
         self.reads = wider[-1] if wider else 1
         """Tokens of a call for a prompt."""
         with torch.device("meta"), tensor_layout(target.tensor_layout):
@@ -95,7 +95,7 @@ class DraftHeadPlanner:
 
     @property
     def caches(self) -> dict[str, Slots]:
-        """The cache groups of the draft head: the layer of EAGLE-3 has one."""
+        """The cache groups of the draft head. Only EAGLE-3's layer has one."""
         return dict(self.memory.slots)
 
     @property
@@ -104,7 +104,7 @@ class DraftHeadPlanner:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights, fp16, each once."""
+        """Bytes of all weights in fp16, each counted once."""
         return weight_bytes(self.members[self.name], self.recipe.compression)
 
     def graphs(self, shard: str) -> list[FunctionGraph]:
@@ -123,15 +123,16 @@ class DraftHeadPlanner:
         return Shard(self.model, graph.blocks, graph.caches, (), function.inputs, function.outputs)
 
     def _graph(self, name: str, tokens: int, blocks: tuple[Block, ...]) -> FunctionGraph:
-        """A function of some blocks; it gives logits, and a hidden state, if they make them."""
+        """A function of some blocks. Its outputs are logits and a hidden state, if they make
+        any."""
         segment = Segment(self.name, "", blocks)
-        given = {"features", "hidden"}  # by the target, or by the call before
+        given = {"features", "hidden"}  # from the target, or from the call before
         wanted = {"logits", "hidden"} if isinstance(blocks[-1], EagleOutput) else {"logits"}
         maker = GraphMaker(self.model, self.memory)
         return maker.make(segment, name, tokens, blocks, given, wanted)
 
     def _medusa(self, blocks: tuple[Block, ...]) -> FunctionGraph:
-        """One hidden state in, a column of logits for every drafted token out."""
+        """The function from one hidden state to a column of logits for every drafted token."""
         graph = self._graph("draft", 1, blocks)
         (logits,) = graph.function.outputs
         shape = self.model.axes.shape(self.config.rows, self.config.steps)
@@ -150,7 +151,7 @@ def eagle_blocks(config: DraftHeadConfig) -> tuple[Block, ...]:
 
 
 def draft_head_model(config: DraftHeadConfig, blocks: tuple[Block, ...], context: int) -> Model:
-    """A draft head as a model: its vocabulary is what it can propose."""
+    """A draft head as a model. Its vocabulary are the tokens that it can propose."""
     heads = attention_heads(config)
     group = CacheGroup(heads.query, heads.kv, heads.dim)
     with torch.device("cpu"):

@@ -1,6 +1,6 @@
-"""Runs the shard of a draft head, with the memory and the execution of any session.
+"""The runner of a draft head's shard, with the memory and the execution of any session.
 
-Its schedule is its own: which function comes next depends on what the target has accepted.
+Its schedule is its own: the next function depends on the tokens that the target accepts.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ class DraftHeadRunner:
     """An opened draft head. Its logits are fp32, over the tokens of `vocabulary (R,)`."""
 
     def __init__(self, draft_head: DraftHead, bundle: Bundle, backend: Backend) -> None:
-        """`backend` opens the draft head's shard. All functions run once, so that nothing compiles
-        while somebody waits for tokens."""
+        """`backend` opens the draft head's shard. All functions run once, so that none compiles
+        during a generation."""
         self.draft_head, manifest = draft_head, draft_head.manifest
         self.steps = manifest.steps
         self.vocabulary = np.array(draft_head.vocabulary())
@@ -49,14 +49,14 @@ class DraftHeadRunner:
         self.forget()
 
     def forget(self) -> None:
-        """A new sequence begins."""
+        """Forget the sequence: a new one begins."""
         self.memory.rewind(self.start)
 
     def call(self, function: Function, tokens: Sequence[int], **rows: Array) -> Arrays:
         """Run a function for the next tokens.
 
-        `rows (n, C)` are the tensors that it reads, by name. Returns those that it hands on, as
-        `(C, columns)`; where n is less than the width, the last columns are padding.
+        `rows (n, C)` are its input tensors, by name. Returns its output tensors as `(C, columns)`.
+        If n is less than the width, the last columns are padding.
         """
         name, memory = str(self.draft_head.name), self.memory
         call = memory.place(np.asarray(tokens), function.tokens)
@@ -73,37 +73,41 @@ class DraftHeadRunner:
 
 
 class MedusaRunner(DraftHeadRunner):
-    """All tokens of a draft from one hidden state."""
+    """Makes all tokens of a draft from one hidden state."""
 
     def draft(self, last: Array) -> Array:
-        """Logits `(steps, R)` from the last hidden state `(C,)` of the last token that was fed."""
+        """Logits `(steps, R)` from the last hidden state `(C,)` of the newest token."""
         self.forget()
         made = self.call(self.functions["draft"], [0], hidden=last[None])
         return made["logits"].T.astype(np.float32)
 
 
 class Eagle3Runner(DraftHeadRunner):
-    """Follows the tokens that the target has accepted, then goes on from its own output. What it
-    made of its own tokens is forgotten when it follows again."""
+    """Follows the accepted tokens, then continues from its own output.
+
+    When it follows again, it drops the columns of its own drafted tokens.
+    """
 
     def forget(self) -> None:
         super().forget()
         self.accepted = self.start
-        """The memory after the last token that the target has accepted."""
+        """A mark after the last accepted token."""
 
     @property
     def done(self) -> int:
-        """How many accepted tokens it has followed."""
+        """The number of accepted tokens that it has followed."""
         return self.accepted.position
 
     @property
     def room(self) -> int:
-        """How many more tokens its cache has room for."""
+        """The number of tokens for which its cache still has room."""
         return min(slots.count for slots in self.memory.groups.values()) - self.memory.position
 
     def follow(self, features: Array, after: Sequence[int]) -> Array:
         """Run over n > 0 accepted tokens: hidden states `(n, 3, C)`, and the n tokens after them.
-        Logits `(R,)` of the token after the last."""
+
+        Returns the logits `(R,)` of the token after the last.
+        """
         self.memory.rewind(self.accepted)
         rows, tokens = features.reshape(len(features), -1), after
         follow = self.functions["follow"]
@@ -117,11 +121,11 @@ class Eagle3Runner(DraftHeadRunner):
         return logits
 
     def step(self, token: int) -> Array:
-        """Go on with a drafted token; logits `(R,)` of the one after it."""
+        """Continue with a drafted token. Returns the logits `(R,)` of the token after it."""
         return self._keep(self.call(self.functions["draft"], [token], hidden=self.made), 0)
 
     def _keep(self, made: Arrays, column: int) -> Array:
-        """The logits of a column; its hidden state is what the next step reads."""
+        """The logits of a column. Keeps its hidden state for the next step."""
         self.made = made["hidden"][:, column][None]
         return made["logits"][:, column].astype(np.float32)
 

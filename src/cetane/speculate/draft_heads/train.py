@@ -1,4 +1,4 @@
-"""Training of draft heads on hidden states that the bundle itself has computed."""
+"""The training of draft heads, on hidden states that the bundle itself computes."""
 
 import time
 import warnings
@@ -27,10 +27,10 @@ from cetane.speculate.draft_heads.modules import (
 from cetane.speculate.draft_heads.windows import Windows
 
 RATES = {"medusa": 3e-3, "eagle3": 1e-3}
-"""Learning rates. They rise for the first `WARM` of the training, then fall along a cosine."""
+"""Learning rates. They rise during the first `WARM` of the training, then fall along a cosine."""
 WARM = 0.05
 LATER = 0.8
-"""The weight of a drafted token in the loss, relative to the one before it."""
+"""The weight of a drafted token in the loss, relative to the token before it."""
 
 
 def new_draft_head(
@@ -43,9 +43,9 @@ def new_draft_head(
 ) -> TorchDraftHead:
     """An untrained draft head that can propose `rows` tokens, in drafts of `steps`.
 
-    These are the tokens that the text and the target use most. If there are too few, the lowest
-    ids follow: a tokenizer numbers byte pairs by how frequent they are. Tokens that the target
-    cannot choose are left out.
+    These are the tokens that the text and the target use most. If there are too few, the lowest ids
+    follow, since a tokenizer numbers byte pairs by frequency. Tokens that the target cannot choose
+    are left out.
     """
     plan, model = bundle.plan, Planner(checkpoint, bundle.plan.recipe).model
     possible = set(plan.choosable.tolist())
@@ -70,8 +70,8 @@ def new_draft_head(
 
 
 def devices() -> Accelerator:
-    """Where to train: in this process, on a GPU if torch has CUDA, or in all processes that a
-    launcher such as torchrun has started."""
+    """The devices to train on: a GPU if torch has CUDA, or all processes that a launcher such as
+    torchrun started; else this process."""
     patience = InitProcessGroupKwargs(timeout=timedelta(days=1))  # others wait for hidden states
     return Accelerator(
         cpu=not torch.cuda.is_available(), mixed_precision="no", kwargs_handlers=[patience]
@@ -93,8 +93,8 @@ def train(
     `embedding (V, C)` is the target's. Training ends after `epochs`, or after `minutes` by the
     clock of the main process. Matrix products are in bf16.
 
-    All processes have the same windows. In a step each learns from `batch` windows of its own, and
-    all apply the mean of their gradients, as one process with all these windows would. If the
+    All processes have the same windows. In a step, each process learns from `batch` windows of its
+    own. All apply the mean of their gradients, as one process with all these windows would. If the
     last windows do not divide evenly, some count twice.
     """
     scale = spread(windows) if isinstance(draft_head, Eagle3) else torch.ones(())
@@ -111,7 +111,7 @@ def train(
         order = torch.randperm(len(windows), generator=random).tolist()
         for first in range(0, len(order), together):
             percent = int(100 * (time.monotonic() - started) / limit)
-            done = max(step / steps, percent / 100)  # whole percents: epochs alone are repeatable
+            done = max(step / steps, percent / 100)  # whole percents, so that epochs are repeatable
             (done,) = broadcast_object_list([done])
             if done >= 1:
                 break
@@ -130,20 +130,22 @@ def train(
             step += 1
             progress(f"loss {loss.item():.3f}", step, steps)
     draft_head.cpu()
-    if isinstance(draft_head, Eagle3):  # when it drafts, nobody scales the features
+    if isinstance(draft_head, Eagle3):  # drafting does not scale the features
         draft_head.fuse.weight.data /= scale.flatten()
 
 
 def spread(windows: Windows) -> Tensor:
-    """The median magnitude of the features, by tap and channel, `(3, C)`. A mean would not do: some
-    tokens have a few channels that are a thousand times larger than all others."""
+    """The median magnitude of the features, by tap and channel, `(3, C)`.
+
+    A mean would not do: in some tokens, a few channels are a thousand times larger than all others.
+    """
     sample = windows.features[:: max(1, len(windows) // 64)].flatten(0, 1).float()
     return sample.abs().median(0).values.clamp(min=1e-3)
 
 
 class Lesson(nn.Module):
-    """A draft head and its loss. It is a module because processes average the gradients of a
-    module's calls."""
+    """A draft head and its loss. It is a module because processes average gradients over calls of a
+    module."""
 
     scale: Tensor
 
@@ -156,7 +158,7 @@ class Lesson(nn.Module):
         """Cross entropy with the target's distributions; later tokens of a draft weigh less."""
         total = torch.zeros((), device=features.device)
         with torch.autocast(features.device.type, torch.bfloat16), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Mismatch dtype")  # of a norm's gain, on purpose
+            warnings.filterwarnings("ignore", "Mismatch dtype")  # a norm's gain differs on purpose
             with torch.no_grad():
                 target = self.draft_head.capped(self.draft_head.target(features[:, 1:, -1]))
                 wanted = target.softmax(-1, torch.bfloat16)
@@ -169,8 +171,8 @@ class Lesson(nn.Module):
 class CrossEntropy(torch.autograd.Function):
     """Mean cross entropy of logits `(..., R)` with probabilities of the same shape.
 
-    It keeps one tensor for its gradient where torch keeps five; with a large vocabulary these take
-    most of the time.
+    It keeps one tensor for its gradient; torch keeps five, which take most of the time with a large
+    vocabulary.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What a target computes for windows of text: its hidden states, and its own choices."""
+"""Windows of text with the target's hidden states and choices: the data that draft heads learn."""
 
 import hashlib
 from collections.abc import Sequence
@@ -16,13 +16,15 @@ from cetane.files import Progress, disk_errors, replacing
 from cetane.speculate.draft_heads.features import Taps, tapped
 
 HELD_OUT = 10
-"""One window of this many is kept from training."""
+"""One window in this number is kept out of training."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """What a target computes for windows of text: `features (W, n, 3, C)` fp16, `tokens (W, n)`,
-    and `choices (W, n)`, its own greedy choice after every token."""
+    """Windows of text: `tokens (W, n)`, with the target's `features (W, n, 3, C)`, fp16.
+
+    `choices (W, n)` are the target's greedy choices after every token.
+    """
 
     features: Tensor
     tokens: Tensor
@@ -39,11 +41,11 @@ class Windows:
 def collect(
     engine: Engine, ids: Sequence[int], length: int, progress: Progress, folder: Path | None = None
 ) -> Windows:
-    """Run a text through an engine, in windows of `length` tokens. Every window is a new session.
+    """Run a text through an engine, in windows of `length` tokens, each in a new session.
 
-    `folder` keeps the result of every window in a file that is named by the hash of its tokens. So
-    a collection that was stopped goes on, and the next draft head finds it done. A folder is for
-    one bundle. CetaneError for a text that is shorter than a window.
+    `folder` keeps the result of every window in a file named by the hash of its tokens. So a
+    stopped collection continues, and the next draft head reads it. A folder is for one bundle.
+    Raises CetaneError for a text that is shorter than a window.
     """
     starts = range(0, len(ids) - length + 1, length)
     if not starts:
@@ -79,7 +81,7 @@ def computed(engine: Engine, window: Sequence[int]) -> dict[str, Tensor]:
 
 
 def kept(path: Path, shape: tuple[int, ...]) -> dict[str, Tensor] | None:
-    """What an earlier collection has kept of a window; None if the file is missing or damaged."""
+    """The stored result of a window; None if the file is missing or damaged."""
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError):
@@ -89,7 +91,7 @@ def kept(path: Path, shape: tuple[int, ...]) -> dict[str, Tensor] | None:
 
 
 def split(windows: Windows) -> tuple[Windows, Windows]:
-    """Windows to train on, and windows that are held out; both are spread over the whole text."""
+    """The windows for training, and the held-out ones; both are spread over the whole text."""
     if len(windows) < 2:
         raise CetaneError("too little text for two windows", "give more, or a smaller --window")
     held = [i for i in range(len(windows)) if i % HELD_OUT == HELD_OUT - 1] or [len(windows) - 1]

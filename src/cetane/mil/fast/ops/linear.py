@@ -16,15 +16,15 @@ def linear(g: OnnxGraph, x: Tensor, weight: Tensor, bias: Tensor | None = None) 
 
 @translates(ROWS_LINEAR)
 def rows_linear(g: OnnxGraph, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str:
-    """Not an op of MIL: what `rows` makes of a convolution. `weight` is `(K, N)`: what the graph
-    would have to turn over, it would hold twice."""
+    """Not an op of MIL: `rows` makes it of a convolution. `weight` is `(K, N)`, already turned
+    over; if the graph did that, it would hold the weight twice."""
     y = g("MatMul", x, weight)
     return y if bias is None else g("Add", y, bias)
 
 
 @translates(PACKED_LINEAR)
 def packed_linear(g: OnnxGraph, x: Tensor, weight: Packed, bias: Tensor | None = None) -> str:
-    """The same with a weight that stays packed."""
+    """`rows_linear` with a weight that stays packed."""
     y = weight.multiply(g, x)
     return y if bias is None else g("Add", y, bias)
 
@@ -73,8 +73,8 @@ def conv(
     dilations: list[int] | None = None,
     groups: int = 1,
 ) -> str:
-    """Convolutions 1 wide stay convolutions too: onnxruntime streams their weights, stored in
-    blocks, faster than it multiplies matrices (28 against 21 GB/s for one token, measured)."""
+    """Convolutions of width 1 stay convolutions too. onnxruntime stores their weights in blocks,
+    and reads them faster than matrices: 28 against 21 GB/s for one token, measured."""
     rank = x.rank - 2
     padding: dict[str, str | list[int]]
     match pad_type:

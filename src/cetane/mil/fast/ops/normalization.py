@@ -31,7 +31,7 @@ def layer_norm(
 def rms_norm(
     g: OnnxGraph, x: Tensor, axes: list[int], epsilon: float, gamma: Tensor | None = None
 ) -> str:
-    """Not an op of MIL: what `fusion` makes of a layer_norm of [x, -x]."""
+    """Not an op of MIL: `fusion` makes it of a layer_norm of [x, -x]."""
     if gamma is not None and axes == [-1]:
         flat = g("Reshape", gamma, g.ints([-1]))
         return g("SimplifiedLayerNormalization", x, flat, axis=-1, epsilon=epsilon)
@@ -69,7 +69,7 @@ def batch_norm(
 
 @translates("l2_norm")
 def l2_norm(g: OnnxGraph, x: Tensor, epsilon: float = 1e-6) -> str:
-    """Over the last three axes."""
+    """The norm is over the last three axes."""
     total = g("ReduceSumSquare", x, g.ints([-3, -2, -1]), keepdims=1)
     return g("Div", x, g("Sqrt", g("Add", total, g.floats(epsilon))))
 

@@ -70,7 +70,7 @@ def topk(
 
 
 def _sorted(g: OnnxGraph, x: Tensor, k: int, axis: int, ascending: bool) -> tuple[str, str]:
-    """The first `k` in order, -1 for all, and where they were."""
+    """The first `k` elements in order (-1 for all), and their positions before."""
     axis %= x.rank
     count = g("Shape", x, start=axis, end=axis + 1) if k == -1 else g.ints([k])
     values, indices = g.several("TopK", (x, count), 2, axis=axis, largest=int(not ascending))

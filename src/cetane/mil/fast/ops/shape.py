@@ -17,7 +17,7 @@ def shape(g: OnnxGraph, x: Tensor) -> str:
 
 @translates("reshape")
 def reshape(g: OnnxGraph, x: Tensor, shape: Ints) -> str:
-    """0 keeps a dimension, -1 takes what is left, as in ONNX."""
+    """As in ONNX: 0 keeps a dimension, -1 takes the remaining elements."""
     return g("Reshape", x, g.indices(shape))
 
 
@@ -28,7 +28,7 @@ def expand_dims(g: OnnxGraph, x: Tensor, axes: list[int]) -> str:
 
 @translates("squeeze")
 def squeeze(g: OnnxGraph, x: Tensor, axes: list[int] | None = None) -> str:
-    """Axes longer than one stay."""
+    """Only axes of size 1 are removed."""
     axes = list(range(x.rank)) if axes is None else axes
     return g("Squeeze", x, g.ints([axis for axis in axes if x.shape[axis] == 1]))
 

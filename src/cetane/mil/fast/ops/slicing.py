@@ -31,7 +31,7 @@ def slice_by_index(
     first = [axis for axis in axes if begin_mask and begin_mask[axis]]
     last = [axis for axis in axes if end_mask and end_mask[axis] and axis not in squeezed]
     if isinstance(end, list):
-        # The end of an axis, whatever its size: functions of other sizes become equal graphs.
+        # The end of any axis, without its size: functions of other sizes become equal graphs.
         last += [a for a in axes if steps[a] > 0 and end[a] == x.shape[a] and a not in squeezed]
     starts = _masked(g, begin, {axis: 0 if steps[axis] > 0 else LAST for axis in first})
     ends = _masked(g, end, {axis: LAST if steps[axis] > 0 else FIRST for axis in last})
@@ -53,18 +53,20 @@ def slice_update(
     begin_mask: Mask = None,
     squeeze_mask: Mask = None,
 ) -> str:
-    """Scatter the update into the flat tensor: the one form that onnxruntime does in place. The
-    shape of the update says where it ends."""
+    """Scatter the update into the flat tensor: onnxruntime does only this form in place.
+
+    The shape of the update gives the end of the slice.
+    """
     steps = stride or [1] * x.rank
     sizes = [size for size in x.shape if isinstance(size, int)]
     if len(sizes) < x.rank or update.rank != x.rank:
-        raise ValueError("only a tensor of fixed shape can be updated, by one of the same rank")
+        raise ValueError("tensor and update must have fixed shapes of the same rank")
     if min(steps) < 0 or any(squeeze_mask or ()):
         raise ValueError("only forward strides without squeezed axes are supported")
     starts = _masked(g, begin, {a: 0 for a in range(x.rank) if begin_mask and begin_mask[a]})
     from_end = g("Less", starts, g.ints(0))
     starts = g("Where", from_end, g("Add", starts, g.ints(sizes)), starts)
-    # ScatterElements refuses a position behind the tensor, but not one in the next row.
+    # ScatterElements refuses a position beyond the tensor, but not a position in the next row.
     last = g("Add", starts, g("Mul", g("Sub", g("Shape", update), g.ints(1)), g.ints(steps)))
     fits = g("Less", last, g.ints(sizes))
     starts = g("Where", fits, starts, g.ints(math.prod(sizes)))
@@ -93,7 +95,7 @@ def slice_update(
 
 @translates("slice_by_size")
 def slice_by_size(g: OnnxGraph, x: Tensor, begin: Ints, size: list[int]) -> str:
-    """-1 takes what is left."""
+    """A size of -1 takes all elements up to the end."""
     starts = g.indices(begin)
     starts = g("Where", g("Less", starts, g.ints(0)), g("Add", starts, g("Shape", x)), starts)
     rest = {axis: LAST for axis, count in enumerate(size) if count == -1}
@@ -105,7 +107,7 @@ def slice_by_size(g: OnnxGraph, x: Tensor, begin: Ints, size: list[int]) -> str:
 def pad(
     g: OnnxGraph, x: Tensor, pad: list[int], mode: str = "constant", constant_val: float = 0.0
 ) -> str:
-    """`pad` holds before and after of the last axes, in their order."""
+    """`pad` holds the padding before and after each of the last axes, in their order."""
     count = len(pad) // 2
     onnx_mode = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}[mode]
     return g(
@@ -119,7 +121,7 @@ def pad(
 
 
 def _masked(g: OnnxGraph, positions: Ints, fixed: dict[int, int]) -> str:
-    """Positions as int64, those of some axes replaced."""
+    """Positions as int64, with those of some axes replaced."""
     if isinstance(positions, list):
         return g.ints([fixed.get(axis, position) for axis, position in enumerate(positions)])
     rank = positions.shape[0]

@@ -188,7 +188,7 @@ def test_a_package_that_was_changed(lowering: Callable[..., Lowering], tmp_path:
     made = lowering(**PER_BLOCK)
     package = tmp_path / "layer.mlpackage"
     made.lower("layer-00", package)
-    with pytest.raises(CetaneError, match="is not what converting layer-01 makes"):
+    with pytest.raises(CetaneError, match="differs from a new conversion of layer-01"):
         made.verify("layer-01", package)
 
 
@@ -197,7 +197,7 @@ def test_a_weight_that_is_damaged(lowering: Callable[..., Lowering], tmp_path: P
     name = "model.layers.1.mlp.up_proj.weight"
     made.lower("layer-00", tmp_path / "first")
     made.weights.tensors[name][0, 0] = float("nan")  # type: ignore[attr-defined]
-    with pytest.raises(CetaneError, match=f"{name}: holds NaN"):
+    with pytest.raises(CetaneError, match=f"{name} holds NaN"):
         made.lower("layer-01", tmp_path / "second")
     assert [path.name for path in tmp_path.iterdir()] == ["first"]
 

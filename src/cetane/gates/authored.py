@@ -1,0 +1,73 @@
+"""The authored modules before any conversion, as the gates see them."""
+
+from collections.abc import Callable
+
+import torch
+
+from cetane.checkpoint import Checkpoint, Tokenizer
+from cetane.engine.authored import AuthoredBackend, host_tables
+from cetane.engine.backend import Array
+from cetane.engine.engine import Engine
+from cetane.families import RMSNorm
+from cetane.gates.observe import Task, observe
+from cetane.gates.probes import parts, structure_probes
+from cetane.gates.reference import Reference
+from cetane.gates.structure import Deviation, Truths, deviations
+from cetane.planner import Planner
+
+
+class ModuleReadings:
+    """What is read of a plan's modules."""
+
+    planner: Planner
+
+    def epsilons(self, shard: str) -> dict[str, float]:
+        """Of a shard's norms, by module path."""
+        return {
+            f"{block.name}.{path}": module.eps
+            for block in self.planner.members[shard]
+            for path, module in block.named_modules()
+            if isinstance(module, RMSNorm)
+        }
+
+    def activations(self, shard: str) -> dict[str, Callable[[Array], Array]]:
+        """Of a shard's modules, by path."""
+        return {
+            f"{block.name}.{path}": Activation(module.act)
+            for block in self.planner.members[shard]
+            for path, module in block.named_modules()
+            if hasattr(module, "act")
+        }
+
+
+class Authored(ModuleReadings):
+    """A plan's modules on the checkpoint's own values, beside the model."""
+
+    def __init__(self, planner: Planner, weights: Checkpoint, reference: Reference) -> None:
+        self.planner, self.weights, self.reference = planner, weights, reference
+
+    def deviations(self, tokenizer: Tokenizer) -> list[Deviation]:
+        """As those of a twin, on the same probes."""
+        planner, plan = self.planner, self.planner.plan()
+        tables = host_tables(planner, self.weights)
+        engine = Engine(plan, AuthoredBackend(planner, self.weights), tables, resident=False)
+        tasks = [
+            Task(mode, probe, parts(plan, mode, len(probe.tokens)))
+            for mode in plan.modes
+            for probe in structure_probes(tables.embedding, tokenizer, plan)
+        ]
+        seen = observe(engine, planner, tasks)
+        scale = planner.model.residual_scale or 1.0
+        truths = Truths.ask(self.reference, tasks, seen, scale=scale)
+        return list(deviations(plan, planner, tasks, seen, truths))
+
+
+class Activation:
+    """A torch function, on arrays."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.function = function
+
+    def __call__(self, x: Array) -> Array:
+        result: Array = self.function(torch.from_numpy(x)).numpy()
+        return result

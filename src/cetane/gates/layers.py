@@ -1,0 +1,166 @@
+"""One shard at a time, as the validator of the published ports judges them (ane-book, experiments
+30, 31 and 35): each gets what the Hugging Face model computes before it.
+
+It sees no error that grows from shard to shard, and a mean of cosines hides a wrong token. The
+golden gate is the proof; this one says in seconds which shard to look at.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cetane.bundle import Bundle
+from cetane.bundle.tables import TokenRows
+from cetane.checkpoint import Checkpoint
+from cetane.engine.authored import embedding_rows
+from cetane.errors import CetaneError
+from cetane.files import Progress
+from cetane.gates import metrics
+from cetane.gates.ladder import Rung
+from cetane.gates.limits import limits
+from cetane.gates.port import packaged
+from cetane.gates.probes import SEED, SMALL, random_tokens, row_norms
+from cetane.gates.reference import Reference
+from cetane.planner import Planner
+from cetane.validation import Data
+
+DRAWN = 8
+"""Tokens of a probe that is drawn."""
+
+
+class LayerScore(Data):
+    """A shard, over all probes, modes and tokens."""
+
+    shard: str
+    passed: bool
+    mean: float
+    """Cosine of what it hands on with what the model computes."""
+    min: float
+
+
+class Screened(Data):
+    """A token that is left out of a probe."""
+
+    token: int
+    reason: str
+
+
+class LayersResult(Data):
+    """What the validator says of some shards."""
+
+    passed: bool
+    limit: float
+    shards: tuple[LayerScore, ...]
+    probes: tuple[tuple[int, ...], ...]
+    screened: tuple[Screened, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json") | {"line": self.line}
+
+    @property
+    def line(self) -> str:
+        """As the published validator ends."""
+        good = sum(score.passed for score in self.shards)
+        mean = float(np.mean([score.mean for score in self.shards]))
+        least = min(score.min for score in self.shards)
+        said = "PASS" if self.passed else "FAIL"
+        return f"{said} {good}/{len(self.shards)}, mean {mean:.6f}, min {least:.6f}"
+
+
+def judge_layers(
+    bundle: Bundle,
+    checkpoint: Checkpoint,
+    block: int | None,
+    prompt_ids: tuple[int, ...],
+    count: int,
+    progress: Progress,
+) -> LayersResult:
+    """The shard that holds a block, by its number in the model, or every shard with layers; on the
+    ids of a user that pass `screen`, else on `count` random sequences."""
+    planner = Planner(checkpoint, bundle.plan.recipe)
+    probes, screened = choose_probes(bundle, embedding_rows(planner, checkpoint), prompt_ids, count)
+    engine = packaged(bundle, planner, checkpoint).rounded
+    reference, modes = Reference(checkpoint), list(bundle.plan.modes)
+    shards, limit = chosen(planner, block), limits().published.cosine
+    scores = []
+    for done, shard in enumerate(shards):
+        progress(shard, done, len(shards))
+        cosines = np.concatenate(
+            [
+                metrics.cosine(pair.ours, pair.wanted)
+                for probe in probes
+                for pair in Rung(engine, planner, reference, probe).pairs(shard, modes)
+            ]
+        )
+        least, mean = float(cosines.min()), float(cosines.mean())
+        scores.append(LayerScore(shard=shard, passed=least >= limit, mean=mean, min=least))
+    progress("done", len(shards), len(shards))
+    return LayersResult(
+        passed=all(score.passed for score in scores),
+        limit=limit,
+        shards=tuple(scores),
+        probes=tuple(probes),
+        screened=tuple(screened),
+    )
+
+
+def choose_probes(
+    bundle: Bundle, rows: TokenRows, prompt_ids: tuple[int, ...], count: int
+) -> tuple[list[tuple[int, ...]], list[Screened]]:
+    """Sequences of tokens, and what was left out of them."""
+    tok, context = bundle.tokenizer, bundle.plan.recipe.cache.context
+    if len(prompt_ids) > context:
+        raise CetaneError(f"--prompt-ids: {len(prompt_ids)} tokens, the context has {context}")
+    if prompt_ids:
+        probe, screened = screen(prompt_ids, rows, tok.bos_id)
+        return [probe], screened
+    excluded = {*tok.eos_ids, tok.bos_id or 0}
+    return [random_tokens(rows, DRAWN, SEED + number, excluded) for number in range(count)], []
+
+
+def chosen(planner: Planner, block: int | None) -> list[str]:
+    """The shards with layers, or the one that holds a block; CetaneError for no such block."""
+    blocks = planner.model.layers
+    if block is not None and not 0 <= block < len(blocks):
+        raise CetaneError(
+            f"--layer {block}: the model has the blocks 0 to {len(blocks) - 1}",
+            "attention and experts of a layer are two blocks where the plan tells them apart",
+        )
+    wanted = blocks if block is None else blocks[block : block + 1]
+    return [
+        shard
+        for shard, members in planner.members.items()
+        if any(member.root is own for member in members for own in wanted)
+    ]
+
+
+def screen(
+    ids: Sequence[int], embedding: TokenRows, bos: int | None
+) -> tuple[tuple[int, ...], list[Screened]]:
+    """The ids of a user that a shard can be judged on, and those that are left out, with reasons;
+    CetaneError for ids that the model lacks, and where none is left."""
+    count = embedding.shape[0]
+    for token in ids:
+        if not 0 <= token < count:
+            raise CetaneError(f"--prompt-ids: {token}: the model has the tokens 0 to {count - 1}")
+    norms = row_norms(embedding)
+    least = float(np.percentile(norms, SMALL))
+    left_out = []
+    for token in dict.fromkeys(ids):
+        if token == bos and token == ids[0]:
+            reason = "BOS first exaggerates the rounding of keys and values after it"
+        elif norms[token] < least:
+            reason = (
+                f"its embedding has a norm of {norms[token]:.3g}, and {100 - SMALL:g} % of all "
+                f"tokens have more than {least:.3g}: beside these it exaggerates rounding"
+            )
+        else:
+            continue
+        left_out.append(Screened(token=token, reason=reason))
+    dropped = {one.token for one in left_out}
+    kept = tuple(token for token in ids if token not in dropped)
+    if not kept:
+        said = "; ".join(f"{one.token}: {one.reason}" for one in left_out)
+        raise CetaneError(f"--prompt-ids: no token is left to judge a shard on: {said}")
+    return kept, left_out

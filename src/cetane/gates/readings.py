@@ -1,0 +1,131 @@
+"""What is read of a port, because no probe shows it well: epsilons, activations, rotary tables.
+
+An epsilon is nothing beside an ordinary residual stream. The two forms of GELU differ by 5e-4 at
+most, and by nothing near zero. A wrong rotary base turns the first positions by little.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+import torch
+
+from cetane.engine.backend import Array
+from cetane.gates.reference import Reference
+from cetane.gates.twin import SMALLEST
+from cetane.gates.verdict import Check, at_most
+from cetane.planner import Planner
+from cetane.validation import Data
+
+Kind = Literal["epsilons", "activations", "rotary tables"]
+Activation = Callable[[Array], Array]
+GRID = np.linspace(-10, 10, 2001, dtype=np.float32)
+"""Where activations are compared; beyond it all of them are 0 or x."""
+NEAR = 1e-5
+"""How far two forms of one activation may be apart: a hundredth of what those of two are."""
+POSITIONS = 512
+"""Of the context, where rotary tables are compared; the last is one."""
+TURNED = 1e-3
+"""How far cosines and sines may be apart. Both sides round the same products, so right ones agree
+to some 1e-7."""
+
+
+class Readable(Protocol):
+    """What is read of a port, or of its modules."""
+
+    planner: Planner
+
+    def epsilons(self, shard: str) -> dict[str, float]:
+        """The epsilons of a shard's norms, by name."""
+
+    def activations(self, shard: str) -> dict[str, Activation]:
+        """The activations of a shard, by name; fp32, of any shape."""
+
+
+class Misread(Data):
+    """Something that a port has, and that is none of the model's."""
+
+    kind: Kind
+    shard: str
+    """`tables` for what the host holds."""
+    problem: str
+
+
+def misread(port: Readable, reference: Reference) -> Iterator[Misread]:
+    """Everything in a port's programs and tables that is none of the model's."""
+    yield from wrong_epsilons(port, reference)
+    yield from wrong_activations(port, reference)
+    yield from wrong_rotary(port, reference)
+
+
+def wrong_epsilons(port: Readable, reference: Reference) -> Iterator[Misread]:
+    """Norms whose epsilon is none of the model's."""
+    scale = port.planner.model.residual_scale or 1.0
+    known = {factor * own for own in epsilons(reference) for factor in (1.0, scale**2)}
+    for shard in port.planner.members:
+        for name, epsilon in port.epsilons(shard).items():
+            if not any(abs(epsilon - own) <= SMALLEST + 0.01 * own for own in known):
+                problem = f"{name} has epsilon {epsilon:.3g}"
+                yield Misread(kind="epsilons", shard=shard, problem=problem)
+
+
+def epsilons(reference: Reference) -> set[float]:
+    """Of the model's norms; 0 for those that have none."""
+    modules = list(reference.model.modules())
+    own = {
+        float(value)
+        for module in modules
+        for name in ("variance_epsilon", "eps")
+        if isinstance(value := getattr(module, name, None), float)
+    }
+    bare = any("qk_norm" in type(module).__name__.lower() for module in modules)
+    return own | ({0.0} if bare or reference.model.config.model_type == "zaya" else set())
+
+
+def wrong_activations(port: Readable, reference: Reference) -> Iterator[Misread]:
+    """Activations that are none of the model's."""
+    known = [module(torch.from_numpy(GRID)).numpy() for module in activations(reference)]
+    for shard in port.planner.members:
+        for name, activation in port.activations(shard).items():
+            own = activation(GRID)
+            if not any(np.abs(own - other).max() <= NEAR for other in known):
+                problem = f"{name} is none of the model's activations"
+                yield Misread(kind="activations", shard=shard, problem=problem)
+
+
+def activations(reference: Reference) -> list[Any]:
+    """The modules that transformers keeps as `act_fn`, one of each kind."""
+    kept = (getattr(module, "act_fn", None) for module in reference.model.modules())
+    return list({str(module): module for module in kept if module is not None}.values())
+
+
+def wrong_rotary(port: Readable, reference: Reference) -> Iterator[Misread]:
+    """Rotary tables that are none of the model's, up to the end of the context."""
+    model, context = port.planner.model, port.planner.recipe.cache.context
+    at = np.unique(np.linspace(0, context - 1, min(context, POSITIONS), dtype=np.int64))
+    known = list(rotary_tables(reference, torch.from_numpy(at)))
+    for name, table in model.rotary.items():
+        own = table.cos_sin(context).numpy()[:, at]
+        if not any(o.shape == own.shape and np.abs(own - o).max() <= TURNED for o in known):
+            problem = f"the angles of rotary-{name} are none of the model's"
+            yield Misread(kind="rotary tables", shard="tables", problem=problem)
+
+
+@torch.inference_mode()
+def rotary_tables(reference: Reference, positions: torch.Tensor) -> Iterator[Array]:
+    """The model's cosines and sines `(2, n, D)` of positions `(n,)`, for every kind of layer."""
+    rotary = reference.model.model.rotary_emb
+    kinds: list[dict[str, str]] = [{}]
+    if "layer_type" in inspect.signature(rotary.forward).parameters:
+        kinds = [{"layer_type": kind} for kind in dict.fromkeys(reference.model.config.layer_types)]
+    for kind in kinds:
+        cos, sin = rotary(torch.zeros(1), positions[None], **kind)
+        yield torch.stack([cos[0], sin[0]]).numpy()
+
+
+def judge(problems: Sequence[Misread]) -> Iterator[Check]:
+    """Nothing that was read may be wrong."""
+    for kind in get_args(Kind):
+        count = sum(problem.kind == kind for problem in problems)
+        yield at_most(f"structure: wrong {kind}", float(count), 0)

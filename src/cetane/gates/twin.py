@@ -1,0 +1,117 @@
+"""The finished packages on the checkpoint's own values, in fp32.
+
+Every constant that stands for a parameter of the model, compressed or not, is that parameter
+itself. A number that the authored modules compute with, such as an epsilon or the factor on
+attention scores, is in a program what fp16 makes of it; here it is the number itself. So a twin of
+a right port differs from the model by the order of sums alone.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+
+from cetane.engine.backend import Array
+from cetane.engine.portable import FastGraph, ReferenceProgram, ShardPaths
+from cetane.errors import CetaneError
+from cetane.families import Weights
+from cetane.lower.structure import scalars
+from cetane.lower.template import used_by
+from cetane.lower.tracing import Constant
+from cetane.mil import MilFunction, load
+from cetane.mil.fast.program import FastProgram
+from cetane.mil.fast.translate import unsupported
+from cetane.mil.program import StoredConstant
+from cetane.mil.substitute import Substitute, substitute
+from cetane.planner import Planner
+
+SMALLEST = 2.0**-24
+"""The smallest fp16 above zero: programs keep epsilons in fp16, and raise smaller ones to it."""
+
+
+class TwinBackend:
+    """Runs packages on the checkpoint's own values, in fp32."""
+
+    name = "twin"
+    dtype: type[np.floating] = np.float32
+
+    def __init__(self, packages: ShardPaths, planner: Planner, weights: Weights) -> None:
+        self.packages, self.planner, self.weights = packages, planner, weights
+
+    def open(self, shard: str) -> ReferenceProgram | FastGraph:
+        used = result_names(used_by(self.planner, shard))
+        parameters = {
+            name: Substitute(f"{shard}/{name}", Parameter(constant, self.weights))
+            for name, constant in used.items()
+        }
+        numbers = Unrounded(scalars(self.planner, shard))
+        program = substitute(
+            load(self.packages.shard(shard)),
+            lambda function: parameters | numbers.substitutes(function),
+        )
+        if any(unsupported(function) for function in program.functions.values()):
+            return ReferenceProgram(program, "fp32")
+        return FastGraph(FastProgram(program))
+
+
+class Parameter:
+    """A parameter of the checkpoint, fp32, in the shape that the graph uses."""
+
+    def __init__(self, constant: Constant, weights: Weights) -> None:
+        self.constant, self.weights = constant, weights
+
+    def __call__(self) -> Array:
+        values: Array = self.constant.weight.read(self.weights).float().numpy()
+        return values
+
+
+class Unrounded:
+    """What the fp16 numbers of a program were before they were rounded."""
+
+    def __init__(self, numbers: Iterable[float]) -> None:
+        self.known: dict[float, set[float]] = defaultdict(set)
+        for number in numbers:
+            self.known[rounded(number)].add(number)
+
+    def substitutes(self, function: MilFunction) -> dict[str, Substitute]:
+        """By result name, the exact number for every scalar that is the rounding of just one."""
+        exact: dict[str, Substitute] = {}
+        for op in function.ops:
+            value = op.inputs["val"][0] if op.kind == "const" else None
+            if isinstance(value, StoredConstant) and is_half(value):
+                before = self.known.get(float(value.numpy()), set())
+                if len(before) == 1:
+                    number = Number(*before)
+                    exact[op.outputs[0].name] = Substitute(f"number {number.value!r}", number)
+        return exact
+
+
+def is_half(value: StoredConstant) -> bool:
+    """Whether a constant is one fp16 number."""
+    return value.type.dtype == "fp16" and value.type.shape == ()
+
+
+def rounded(number: float) -> float:
+    """What lowering makes of a number: fp16, where nothing but zero is below `SMALLEST`."""
+    if 0 < number < SMALLEST:
+        return SMALLEST
+    with np.errstate(over="ignore"):
+        return float(np.float16(number))
+
+
+class Number:
+    """A scalar, fp32."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __call__(self) -> Array:
+        return np.array(self.value, np.float32)
+
+
+def result_names(used: dict[str, Constant]) -> dict[str, Constant]:
+    """The parameters of a shard by what lowering names their values."""
+    names = {label.replace(".", "_"): constant for label, constant in used.items()}
+    if len(names) != len(used):
+        raise CetaneError("two parameters of a shard have one name in its programs")
+    return names

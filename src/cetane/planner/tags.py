@@ -1,0 +1,64 @@
+"""What a manifest says of a bundle's attention, in the words of the published ports' manifests
+(ane-book's `attn_implementation`, as "cca_gqa_stateful_kvcache_rope_partial_qk_fp16_v_o_int8")."""
+
+from collections.abc import Iterator
+
+from cetane.families import CacheGroup
+from cetane.planner.planner import Planner
+
+PROJECTIONS = {"q": ".q_proj.", "k": ".k_proj.", "v": ".v_proj", "o": ".o_proj."}
+"""By letter, the part of a canonical name that is one of attention's matrices."""
+CONVOLUTION = "conv_qk_grouped.weight"
+
+
+def tags(planner: Planner) -> dict[str, str]:
+    """`attn_implementation`; and `cca`, of a ZAYA: whole, current-tap (no history) or none."""
+    said = {"attn_implementation": "_".join(words(planner))}
+    if planner.checkpoint.config["model_type"] == "zaya":
+        said["cca"] = convolutions(planner)
+    return said
+
+
+def words(planner: Planner) -> Iterator[str]:
+    """The parts of the tag."""
+    model, recipe = planner.model, planner.recipe
+    kept = {name for block in model.layers for name in block.keeps}
+    groups = [g for n, g in model.memory.items() if isinstance(g, CacheGroup) and n in kept]
+    if convolutions(planner) != "none":
+        yield "cca"
+    if groups:
+        yield "gqa" if any(group.query > group.heads for group in groups) else "mha"
+        yield f"{recipe.cache.contract}_kvcache"
+        part = any(table.width < group.dim for table in model.rotary.values() for group in groups)
+        yield "rope_partial" if part else "rope"
+    else:
+        yield "q_to_o"
+    yield from formats(planner)
+    if "skip-large-bias" in recipe.family.get("departures", ()):
+        yield "cond_skip"
+
+
+def formats(planner: Planner) -> Iterator[str]:
+    """The formats of queries, keys, values and outputs: `qk_fp16`, `vo_int8`."""
+    rules, letters = planner.recipe.compression, dict[str, str]()
+    for block in planner.model.layers:
+        for _, weight in block.weights():
+            for letter, part in PROJECTIONS.items():
+                if weight.kind == "attention" and part in weight.name:
+                    form = rules.format_for(weight.name, weight.kind).name.partition("-")[0]
+                    letters.setdefault(letter, form)
+    for form in dict.fromkeys(letters.values()):
+        yield f"{''.join(n for n in PROJECTIONS if letters.get(n) == form)}_{form}"
+
+
+def convolutions(planner: Planner) -> str:
+    """How much of CCA's convolutions there is: of those of any layer, since some may be skipped."""
+    taps = {
+        weight.elements < weight.stored[0] * weight.stored[1] * weight.stored[2]
+        for block in planner.model.layers
+        for _, weight in block.weights()
+        if weight.name.endswith(CONVOLUTION)
+    }
+    if not taps:
+        return "none"
+    return "current-tap" if True in taps else "whole"

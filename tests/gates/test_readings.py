@@ -1,0 +1,76 @@
+"""Epsilons, activations and rotary tables are read, and compared with the Hugging Face model's."""
+
+import pytest
+import torch
+from tests.conftest import InMemoryCheckpoint, build_model
+from tests.families.gemma_models import build_gemma3, build_gemma4
+from tests.families.zaya_models import build_zaya
+
+from cetane.bundle import Bundle
+from cetane.checkpoint import Checkpoint
+from cetane.families import RMSNorm, RotaryTable
+from cetane.gates.authored import Authored
+from cetane.gates.port import packaged
+from cetane.gates.readings import Misread, judge, misread
+from cetane.gates.reference import Reference
+from cetane.planner import Planner
+from cetane.schema.recipe import parse_recipe
+
+MODELS = {
+    "llama": lambda: build_model("llama"),
+    "gemma3": build_gemma3,
+    "gemma4": build_gemma4,
+    "zaya": build_zaya,
+}
+
+
+@pytest.fixture
+def authored(request: pytest.FixtureRequest) -> Authored:
+    checkpoint = InMemoryCheckpoint(MODELS[request.param]())
+    recipe = parse_recipe({"name": "x", "cache": {"context": 64}}, "x")
+    return Authored(Planner(checkpoint, recipe), checkpoint, Reference(checkpoint))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("authored", list(MODELS), indirect=True)
+def test_a_right_port_reads_as_the_model(authored: Authored) -> None:
+    assert list(misread(authored, authored.reference)) == []
+
+
+def test_programs_read_as_the_model(good: Bundle, checkpoint: Checkpoint) -> None:
+    port = packaged(good, Planner(checkpoint, good.plan.recipe), checkpoint)
+    assert list(misread(port, Reference(checkpoint))) == []
+    (act, *_) = port.activations("chunk-00").values()
+    x = torch.linspace(-5, 5, 101)
+    torch.testing.assert_close(torch.from_numpy(act(x.numpy())), torch.nn.functional.silu(x))
+
+
+def kinds(authored: Authored) -> list[str]:
+    return [problem.kind for problem in misread(authored, authored.reference)]
+
+
+@pytest.mark.parametrize("authored", ["gemma3"], indirect=True)
+def test_another_form_of_gelu(authored: Authored) -> None:
+    """They are 5e-4 apart at most."""
+    authored.planner.model.layers[1].mlp.act = torch.nn.functional.gelu  # type: ignore[union-attr]
+    assert kinds(authored) == ["activations"]
+
+
+@pytest.mark.parametrize("authored", ["zaya"], indirect=True)
+def test_another_rotary_base(authored: Authored) -> None:
+    """Of a few pairs with a large base, the first positions are turned by next to nothing."""
+    tables = authored.planner.model.rotary
+    for name, table in list(tables.items()):
+        tables[name] = RotaryTable(table.inverse_frequencies**1.1, table.scale)
+    assert kinds(authored) == ["rotary tables"] * len(tables)
+
+
+@pytest.mark.parametrize("authored", ["llama"], indirect=True)
+def test_another_epsilon(authored: Authored) -> None:
+    norm = next(m for m in authored.planner.model.layers[1].modules() if isinstance(m, RMSNorm))
+    norm.eps *= 2
+    assert kinds(authored) == ["epsilons"]
+
+
+def test_what_was_misread_is_red() -> None:
+    problem = Misread(kind="activations", shard="s", problem="x")
+    assert [check.passed for check in judge([problem])] == [True, False, True]
