@@ -50,14 +50,22 @@ def test_sweep(cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path) 
     held = [c for c in found["combinations"] if c["refused"] is None]
     speeds = [c["decode"]["ms"] for c in held]
     assert speeds == sorted(speeds) and len(held) > 20
-    assert found["fastest"]["context"] == 64  # the recipe's own
-    assert found["fastest"]["decode"]["ms"] == min(
-        c["decode"]["ms"] for c in held if c["context"] == 64
-    )
+    assert found["fastest"] is None  # so small a model is not on the ANE in any layout
     shown = cetane(*arguments).out
-    assert "predicted on A19 Pro" in shown and "the fastest" in shown
+    assert "predicted on A19 Pro" in shown
+    assert "nothing that is known to pass every gate fits at a context of 64" in shown
 
 
 def test_an_unknown_chip(cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path) -> None:
     plan = ("plan", tiny_checkpoint_folder, "-r", recipe_file)
     assert "known: m1" in cetane(*plan, "--chip", "m9").error
+
+
+def test_a_chip_without_figures_has_no_number(
+    cetane: Cetane, tiny_checkpoint_folder: Path, recipe_file: Path
+) -> None:
+    plan = ("plan", tiny_checkpoint_folder, "-r", recipe_file, "--chip", "a13")
+    shown = cetane(*plan).out
+    assert "nothing of A13 was measured" in shown and "tok/s" not in shown
+    assert cetane(*plan, "--json").json["predicted"]["modes"] == []
+    assert "no speed is predicted" in cetane(*plan, "--sweep").error

@@ -14,6 +14,7 @@ from cetane.families.layers import (
     ACTIVATIONS,
     AttentionHeads,
     CausalConvolution,
+    CausalTaps,
     Projection,
     RMSNorm,
     activation,
@@ -79,6 +80,24 @@ def test_causal_convolution(taps: int, groups: int, order: str) -> None:
     assert ours.held["weight"].stored == theirs.weight.shape
     ours.weight.data = theirs.weight.data.reshape(ours.weight.shape)
     ours.bias.data = theirs.bias.data
+    x = random(1, 12, taps + 4)
+    out = ours(x.reshape(hidden_shape(order, 12, taps + 4)))
+    assert out.shape == hidden_shape(order, 12, 5)
+    torch.testing.assert_close(out.reshape(1, 12, 5), theirs(x))
+
+
+@pytest.mark.parametrize("taps", [1, 2, 3])
+@pytest.mark.parametrize("order", ["c1t", "ct1"])
+def test_causal_taps(taps: int, order: str) -> None:
+    """A depthwise convolution without a convolution."""
+    theirs = nn.Conv1d(12, 12, taps, groups=12)
+    with tensor_layout(order):
+        ours = CausalTaps(12, taps)
+    for name in ours.taps:
+        held = ours.held[name]
+        assert held.stored == theirs.weight.shape
+        ours.get_parameter(name).data = held.pick(theirs.weight.data).reshape(1, 12, 1, 1)
+    ours.bias.data = theirs.bias.data.reshape(ours.bias.shape)
     x = random(1, 12, taps + 4)
     out = ours(x.reshape(hidden_shape(order, 12, taps + 4)))
     assert out.shape == hidden_shape(order, 12, 5)

@@ -9,7 +9,7 @@ import pytest
 
 from cetane.engine import host
 from cetane.families import Blend
-from cetane.gates.explain import READONLY, Cause
+from cetane.gates.explain import Cause
 
 from .mutations.ports import AuthoredPort
 from .mutations.table import PORT, TABLE
@@ -84,7 +84,7 @@ BROKEN = [
            change=named("gelu for its tanh form, or for silu")),
     Broken("the contract writes another slot", "llama", "contract", "a cache or a mask",
            {"cache": {"contract": "blend", "context": 160}}, bug=write_one_slot_off,
-           mends=READONLY),
+           mends='[cache]\ncontract = "readonly"'),
     Broken("masks of T = 4 hide a token", "llama", "contract", "of verify is wrong",
            bug=hide_the_oldest),
     Broken("one bit a weight", "llama", "compression", "allows",

@@ -11,6 +11,7 @@ from tests.speculate.draft_head_models import NOTHING, held_out, random_draft_he
 from cetane.bundle import Bundle
 from cetane.gates.residency.audit import audit
 from cetane.gates.residency.target import Target
+from cetane.hardware.chips import find_chip
 from cetane.lab.experiment import Experiment, parse_experiment
 from cetane.lab.metrics import METRICS
 from cetane.lab.sides import MEASURES, Findings, Sides
@@ -109,6 +110,13 @@ def test_placement_without_the_rule_of_size(bench: Callable[..., Sides]) -> None
     small = take(both, "residency")["candidate"].figures  # it stands for nothing but itself
     assert small["ane_ops"].value == 0 and small["ane_ops"].kind == "predicted"
     assert sum(a.count("ANE") for a in without.functions) > 0
+
+
+def test_placement_is_for_the_workloads_chip(bench: Callable[..., Sides]) -> None:
+    both = bench()
+    for side in (both.baseline, both.candidate):
+        side.chip = find_chip("a19-pro")
+    assert take(both, "residency")["candidate"].figures["ane_ops"].note == "rules, a19-pro, OS 26"
 
 
 def test_needles(bench: Callable[..., Sides]) -> None:

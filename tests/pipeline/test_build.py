@@ -28,6 +28,7 @@ from cetane.schema.recipe import Recipe
 PARTS = [
     "embedding.npy",
     "tokenizer",
+    "recipe.toml",
     "rotary-default.npy",
     "shards/layer-00.mlpackage",
     "shards/head-0.mlpackage",
@@ -125,7 +126,7 @@ def test_progress(
 ) -> None:
     seen: list[tuple[str, int, int]] = []
     bundle = build(checkpoint, small, stopped, lambda *call: seen.append(call))
-    assert seen == [(name, index, 6) for index, name in enumerate(STEPS)]
+    assert seen == [(name, index, 7) for index, name in enumerate(STEPS)]
     assert lowered == []
     assert_same(bundle, undisturbed)
 
@@ -282,7 +283,7 @@ def test_a_record_that_was_damaged_is_not_trusted(
             lambda *args: {n: note(n, m) for n, m in parts(*args).items()},
         )
         build(checkpoint, small, stopped, stop_at("shards/layer-00.mlpackage"))
-    assert made == (PARTS[:3] if record == "key.json" else ["embedding.npy"])
+    assert made == (PARTS[:4] if record == "key.json" else ["embedding.npy"])
 
 
 def test_a_finished_bundle_is_kept(

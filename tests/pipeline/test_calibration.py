@@ -18,7 +18,7 @@ from cetane.pipeline.calibration import (
     calibrate,
     calibration_tokens,
     load_calibration,
-    resolve_recipe,
+    resolve_scale,
 )
 from cetane.schema.recipe import Recipe, parse_recipe
 
@@ -108,11 +108,11 @@ def large(model: Any, factor: float) -> Any:
 def test_recipes_get_the_number(build: Any, tmp_path: Path) -> None:
     small = open_checkpoint(str(saved(build(), tmp_path / "small")))
     big = open_checkpoint(str(saved(large(build(), 2.0**18), tmp_path / "big")))
-    assert resolve_recipe(small, recipe()) == recipe()
-    assert resolve_recipe(small, recipe(residual_scale="auto")) == recipe()
-    resolved = resolve_recipe(big, recipe())
+    assert resolve_scale(small, recipe()) == recipe()
+    assert resolve_scale(small, recipe(residual_scale="auto")) == recipe()
+    resolved = resolve_scale(big, recipe())
     scale = resolved.family["residual_scale"]
     assert scale == 2.0 ** round(np.log2(scale)) < 1
     assert options_of("llama", resolved.family).scale == scale
-    assert resolve_recipe(big, resolved) == resolved
-    assert resolve_recipe(big, recipe(residual_scale=0.5)) == recipe(residual_scale=0.5)
+    assert resolve_scale(big, resolved) == resolved
+    assert resolve_scale(big, recipe(residual_scale=0.5)) == recipe(residual_scale=0.5)

@@ -11,7 +11,7 @@ from cetane.errors import CetaneError
 from cetane.gates.limits import Limits, read
 from cetane.pipeline.port import port
 from cetane.pipeline.request import make_request
-from cetane.schema.recipe import Recipe, parse_recipe
+from cetane.schema.recipe import Recipe, load_recipe, parse_recipe
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_a_port_returns_data_and_prints_nothing(
     assert capfd.readouterr() == ("", "")
     assert result.passed and result.bundle is not None and result.bundle.path == target
     assert result.gates.keys() == {"ladder", "residency", "golden"}
-    assert result.seconds.keys() == {"build", "ladder", "residency", "golden"}
+    assert result.seconds.keys() == {"choose", "build", "ladder", "residency", "golden"}
     assert all(seconds > 0 for seconds in result.seconds.values())
     assert result.plan == result.bundle.plan
     assert result.bundle.gates().keys() == {"ladder", "residency", "golden"}
@@ -105,3 +105,49 @@ def test_a_recipe_by_name_fits_a_small_model(
 def test_a_context_that_was_asked_for_is_not_changed(tiny_checkpoint_folder: Path) -> None:
     with pytest.raises(CetaneError, match=r"cache\.context = 512"):
         _ = make_request(tiny_checkpoint_folder, context=512).planner
+
+
+def test_residency_is_a_gate_of_a_named_chip(
+    small: Recipe, tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    """So tiny a model stays on the CPU, which is no port for a chip's ANE."""
+    target = tmp_path / "phone"
+    refused = port(tiny_checkpoint_folder, recipe=small, output=target, chip="a19-pro")
+    assert not refused.passed and refused.bundle is None and refused.golden is None
+    assert refused.residency is not None and str(refused.residency.target) == "a19-pro, OS 26"
+    assert refused.ladder is None, "residency comes first"
+    assert refused.explanation is not None and refused.explanation.cause == "residency"
+    assert "tiny-program" in refused.explanation.sentence
+    assert not target.exists()
+    allowed = port(
+        tiny_checkpoint_folder, recipe=small, output=target, chip="a19-pro", os=18,
+        require_residency=False,
+    )  # fmt: skip
+    assert allowed.passed and allowed.residency is not None
+    assert str(allowed.residency.target) == "a19-pro, OS 18"
+    # A finished bundle is audited for a chip, too.
+    again = port(tiny_checkpoint_folder, recipe=small, output=target, chip="m1")
+    assert not again.passed and again.golden is not None and again.golden.passed
+    assert again.explanation is not None and again.explanation.cause == "residency"
+
+
+def test_residency_is_required_of_a_chip_alone(small: Recipe, tiny_checkpoint_folder: Path) -> None:
+    with pytest.raises(CetaneError, match="of a named chip only"):
+        port(tiny_checkpoint_folder, recipe=small, require_residency=True)
+
+
+def test_fix_takes_the_advice_of_a_red_gate(
+    small: Recipe, tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    """One bit is too few, and the sentence names six; the bundle's recipe says why."""
+    target, one_bit = tmp_path / "fixed", {"compression.default": "palette1-kmeans-per-tensor"}
+    fixed = port(
+        tiny_checkpoint_folder, recipe=small, output=target, changes=one_bit, fix=True
+    )  # fmt: skip
+    assert fixed.passed and len(fixed.changes) == 1
+    said, _, sentence = fixed.changes[0].partition(": ")
+    assert said == "compression.default = palette6-kmeans-group32"
+    assert "costs more than 'good' allows" in sentence
+    written = load_recipe(str(target / "recipe.toml"))
+    assert written == fixed.plan.recipe
+    assert written.reasons["compression.default"] == sentence

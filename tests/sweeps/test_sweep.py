@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from cetane.checkpoint import Checkpoint, open_checkpoint
-from cetane.compress import Selection, parse_format
+from cetane.compress import Selection, parse_format, pattern
 from cetane.errors import CetaneError
 from cetane.families import Head
 from cetane.gates.compressions import Judge
@@ -22,7 +22,7 @@ from cetane.pipeline.build import build
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, load_recipe
 from cetane.sweeps import moments
-from cetane.sweeps.grid import candidate, chosen, load_grid, pattern, weights
+from cetane.sweeps.grid import candidate, chosen, load_grid, weights
 from cetane.sweeps.on_chip import predict
 from cetane.sweeps.points import Point
 from cetane.sweeps.sweep import LAYERS, Passage, Sweep, best, pareto, write_recipe

@@ -91,7 +91,7 @@ class Bundle(ListedFolder[Manifest]):
 
     def _rows(self, name: str, table: TablePlan) -> TokenRows:
         shape = (table.rows, table.channels)
-        if self.plan.recipe.embedding.format == "fp16":
+        if not self.plan.recipe.embedding.quantized:
             return self.array(table_path(name), "<f2", shape)
         scales = self.array(scales_path(name), "<f2", (table.rows,))
         return QuantizedRows(self.array(table_path(name), "|i1", shape), scales)

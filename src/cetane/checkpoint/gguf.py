@@ -55,11 +55,9 @@ class GGUFCheckpoint(Checkpoint):
 
     def read(self, name: str) -> torch.Tensor:
         values = _dequantize(self._stored(name))
-        if self._architecture.interleaved_rope:
-            if ".q_proj." in name:
-                values = _split_halves(values, self.config["num_attention_heads"])
-            elif ".k_proj." in name:
-                values = _split_halves(values, self.config["num_key_value_heads"])
+        heads = self._reordered_heads(name)
+        if heads is not None:
+            values = _split_halves(values, heads)
         if self._architecture.norms_plus_one and name.endswith("norm.weight"):
             values -= 1
         import torch  # here, so that opening a checkpoint does not load it
@@ -68,11 +66,20 @@ class GGUFCheckpoint(Checkpoint):
 
     def _read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         stored = self._stored(name)
-        if len(stored.shape) < 2 or self._architecture.interleaved_rope or start == stop:
+        if len(stored.shape) < 2 or self._reordered_heads(name) is not None or start == stop:
             return super()._read_rows(name, start, stop)
         import torch
 
         return torch.from_numpy(_dequantize(stored.rows(start, stop)))
+
+    def _reordered_heads(self, name: str) -> int | None:
+        """How many heads a tensor has whose rows llama.cpp stores in another order, if it does."""
+        if self._architecture.interleaved_rope:
+            if ".q_proj." in name:
+                return int(self.config["num_attention_heads"])
+            if ".k_proj." in name:
+                return int(self.config["num_key_value_heads"])
+        return None
 
     def _load_tokenizer(self) -> Tokenizer:
         return load_gguf_tokenizer(self._file)

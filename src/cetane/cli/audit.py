@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cetane.cli.options import ChipName, Json, Verbose
+from cetane.cli.options import ChipName, Json, OsNumber, Verbose
 from cetane.cli.output import conclude, console, print_json, progress, say, table
 from cetane.errors import CetaneError
 
@@ -15,7 +15,6 @@ ORDER = ("fatal", "silent", "risk", "perf", "info")
 PathOption = Annotated[
     Path | None, typer.Argument(metavar="PACKAGE|BUNDLE", help="The package or bundle to audit.")
 ]
-OsOption = Annotated[float | None, typer.Option(min=1, help="The number of the iOS version.")]
 MeasuredOption = Annotated[
     Path | None,
     typer.Option(help="The file that --measure wrote on a Mac; it wins over predictions."),
@@ -29,7 +28,7 @@ ExplainOption = Annotated[str | None, typer.Option(help="Explain a rule, with it
 def audit(
     path: PathOption = None,
     chip: ChipName = None,
-    os: OsOption = None,
+    os: OsNumber = None,
     measured: MeasuredOption = None,
     measuring: MeasuringOption = False,
     explain: ExplainOption = None,

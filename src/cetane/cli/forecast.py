@@ -9,6 +9,7 @@ from cetane.hardware.chips import load_chips
 from cetane.perf.cost import TERM_OF
 
 if TYPE_CHECKING:
+    from cetane.hardware.chips import Chip
     from cetane.perf.breakeven import DraftingTimes
     from cetane.perf.combinations import Combination
     from cetane.perf.predict import Prediction, Predictor
@@ -26,11 +27,18 @@ def known_chips() -> str:
 def headline(forecast: Forecast) -> str:
     """The speed of plain decoding in one line, with its interval or its borrowed source."""
     decode, chip = forecast.decode, forecast.chip
+    if decode is None:
+        return nothing_known(chip)
     speed = f"{decode.tok_s:.0f} tokens/s on {chip.name} at {forecast.context} tokens"
     if decode.low is None or decode.high is None:
         return f"{speed}, from rates of other chips: {chip.name} was never measured"
     low, high = 1000 * decode.tokens / decode.high, 1000 * decode.tokens / decode.low
     return f"{speed} ({low:.0f} to {high:.0f})"
+
+
+def nothing_known(chip: Chip) -> str:
+    """Why a chip gets no number."""
+    return f"unknown: nothing of {chip.name} was measured or published"
 
 
 def show(forecast: Forecast, explain: bool) -> None:
@@ -39,6 +47,9 @@ def show(forecast: Forecast, explain: bool) -> None:
     With `explain`, print the sources.
     """
     predictions, chip = forecast.predictions, forecast.chip
+    if forecast.predictor is None:
+        say(f"speed on {chip.name}, {nothing_known(chip)}")
+        return
     rows = [
         [p.mode, p.tokens, p.context, f"{p.ms:.1f}", interval(p), f"{p.tok_s:.1f}", p.binds]
         for p in predictions
@@ -131,16 +142,17 @@ def show_ranking(ranking: Ranking) -> None:
     table(f"predicted on {ranking.chip.name}: {fitting}", columns, rows)
     best = ranking.fastest
     if best is None:
-        say(f"nothing fits at a context of {ranking.context}")
+        say(f"nothing that is known to pass every gate fits at a context of {ranking.context}")
     else:
         say(
             f"the fastest at a context of {ranking.context}: {describe(best)}: "
             f"{best.decode.tok_s:.1f} tok/s, {best.decode.binds} binds"
         )
-        say("this ranks only speed: cetane sweep MODEL judges the quality of formats")
+    say(
+        "recommended is only what no rule refuses, in fp16 or in a format that a port of this "
+        "model has judged"
+    )
     over = [c for c in ranking.refused if c.context == ranking.context]
     if over and (best is None or over[0].decode.ms < best.decode.ms):
-        say(
-            f"predicted to be faster, but: {describe(over[0])}: {over[0].decode.tok_s:.1f} tok/s; "
-            f"{over[0].refused}"
-        )
+        said = f"{describe(over[0])}: {over[0].decode.tok_s:.1f} tok/s; {over[0].refused}"
+        say(f"predicted to be faster, but refused: {said}")

@@ -61,6 +61,15 @@ ChipName = Annotated[
     str | None,
     typer.Option("--chip", help="A chip, such as m4-max or a19-pro.", show_default="m4-max"),
 ]
+OsNumber = Annotated[float | None, typer.Option(min=1, help="The system's number, as iOS counts.")]
+Quality = Annotated[
+    str | None,
+    typer.Option(
+        "--quality",
+        metavar="PROMISE",
+        help="What is promised: near-lossless, good or usable, in place of the recipe's.",
+    ),
+]
 Backend = Annotated[str, typer.Option(help="auto, portable (any machine) or coreml (a Mac).")]
 MaxNew = Annotated[int, typer.Option("--max-new", min=1, help="The most tokens of an answer.")]
 DraftTokens = Annotated[

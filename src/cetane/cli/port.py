@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from cetane.cli.options import (
     Bits,
+    ChipName,
     Context,
     Force,
     Json,
     Model,
+    OsNumber,
     Output,
+    Quality,
     Rebuild,
     RecipeName,
     Settings,
@@ -21,6 +26,22 @@ from cetane.cli.output import conclude, console, megabytes, progress, say, verdi
 if TYPE_CHECKING:
     from cetane.pipeline.port import PortResult
 
+RequireResidency = Annotated[
+    bool | None,
+    typer.Option(
+        help="Refuse what is not predicted to run on the chip's ANE.",
+        show_default="if --chip is given",
+    ),
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Most that weights and tables may take, as 300MB."),
+]
+Fix = Annotated[
+    bool,
+    typer.Option("--fix", help="Where a gate is red, change the recipe as it says, and go on."),
+]
+
 
 def port(
     model: Model,
@@ -29,6 +50,12 @@ def port(
     context: Context = None,
     bits: Bits = None,
     settings: Settings = None,
+    chip: ChipName = None,
+    os: OsNumber = None,
+    require_residency: RequireResidency = None,
+    quality: Quality = None,
+    budget: Budget = None,
+    fix: Fix = False,
     rebuild: Rebuild = False,
     force: Force = False,
     verbose: Verbose = False,
@@ -36,36 +63,50 @@ def port(
 ) -> None:
     """Port a model: plan it, build it, and prove that the result is right.
 
-    The first shard of every kind is judged before the others are made. After an interruption, run
-    it again: it resumes. Exit code 1 when a gate fails.
+    The values that the recipe leaves to cetane are chosen first. The first shard of every kind is
+    judged before the others are made. After an interruption, run it again: it resumes. Exit code 1
+    when a gate fails.
     """
     from cetane.cli.plan_tables import show as show_plan
-    from cetane.pipeline.port import port_request
+    from cetane.gates.residency.target import DEFAULT_OS
+    from cetane.pipeline.port import port_request, residency_for
     from cetane.pipeline.request import make_request, read_changes
 
+    asked = residency_for(chip, os or DEFAULT_OS, require_residency)
+    changes = ({} if quality is None else {"quality": quality}) | read_changes(settings or [])
     with progress("plan"):
-        request = make_request(model, recipe, context, bits, read_changes(settings or []))
+        request = make_request(model, recipe, context, bits, changes, budget)
         plan = request.planner.plan()
     if not json:
-        show_plan(plan, tables=verbose)
+        show_plan(plan, chip, tables=verbose)
         if request.warning:
             warn(f"warning: {request.warning}")
     with progress("port") as update:
-        result = port_request(request, output, force=force, rebuild=rebuild, progress=update)
+        result = port_request(
+            request, output, residency=asked, fix=fix, force=force, rebuild=rebuild,
+            progress=update,
+        )  # fmt: skip
     conclude(result, json, lambda outcome: show(outcome, verbose))
 
 
 def show(result: PortResult, verbose: bool) -> None:
-    """Print a line for every gate, the predicted speed, and the next command."""
+    """Print the choices, a line for every gate, the predicted speed, and the next command."""
     from cetane.cli.forecast import headline
     from cetane.cli.gate_tables import show_checks, show_golden, show_why, summary
+    from cetane.schema.recipe import value_of
 
+    for key, reason in result.plan.recipe.reasons.items():
+        say(f"chosen: {key} = {value_of(result.plan.recipe, key)}")
+        say(f"  {reason}")
+    for change in result.changes:
+        say(f"changed: {change}")
+    show_residency(result)
     if result.ladder is not None:
         if verbose or not result.ladder.passed:
             show_checks("first shard of every kind", result.ladder.checks)
         console.print(f"first shards: {summary(result.ladder)}", soft_wrap=True)
-    show_residency(result)
     if result.bundle is None:
+        show_why(result.explanation)
         warn(
             "the first shards failed, so the others were not built; "
             "after mending the cause, run again with --rebuild"
@@ -84,16 +125,19 @@ def show(result: PortResult, verbose: bool) -> None:
 
 
 def show_residency(result: PortResult) -> None:
-    """Print what keeps the first shards off the ANE: only a warning, since it is predicted."""
+    """Print what keeps the first shards off the ANE. Without a named chip it is only a warning."""
     audit = result.residency
     if audit is None:
         return
+    named = f"residency, {audit.basis} for {audit.target}"
+    if result.residency_required or audit.passed:
+        console.print(f"{named}: {verdict(audit.passed)}")
     if audit.passed:
-        console.print(f"residency, {audit.basis} for {audit.target}: {verdict(True)}")
-    if all("tiny-program" in {hit.rule for hit in one.findings} for one in audit.functions):
-        say("residency, predicted: such a small model stays on the CPU (rule tiny-program)")
         return
+    if all("tiny-program" in {hit.rule for hit in one.findings} for one in audit.functions):
+        say(f"{named}: so small a model stays on the CPU, by the rule tiny-program")
     for reason in audit.reasons:
-        warn(f"warning: residency on {audit.target}, {audit.basis}: {reason}")
-    if audit.reasons:
-        warn("  for details: cetane audit BUNDLE")
+        warn(f"{named}: {reason}")
+    if not result.residency_required:
+        say("residency is not judged, since no chip is required: --chip a19-pro does")
+    warn("  for details: cetane audit BUNDLE")

@@ -2,10 +2,11 @@
 them."""
 
 from cetane.compress.formats import Format, Fp16, Linear, Palette, parse_format
-from cetane.compress.select import Selection
+from cetane.compress.select import AUTO, Selection, pattern
 from cetane.compress.sensitivity import Sensitivities, SensitivityFile
 
 __all__ = [
+    "AUTO",
     "Format",
     "Fp16",
     "Linear",
@@ -14,4 +15,5 @@ __all__ = [
     "Sensitivities",
     "SensitivityFile",
     "parse_format",
+    "pattern",
 ]

@@ -66,8 +66,9 @@ class StoredRows:
         if isinstance(tokens, slice):
             start, stop, _ = tokens.indices(self.table.rows)
             return np.asarray(self.table.table.read(self.weights, start, stop))
-        rows = [self.table.table.read(self.weights, int(t), int(t) + 1) for t in tokens]
-        together: Array = torch.cat(rows).numpy()
+        distinct, where = np.unique(tokens, return_inverse=True)
+        rows = [self.table.table.read(self.weights, int(t), int(t) + 1) for t in distinct]
+        together: Array = torch.cat(rows).numpy()[where]
         return together
 
 
@@ -77,12 +78,19 @@ def embedding_rows(planner: Planner, weights: Weights) -> StoredRows:
     return StoredRows(TokenTable(model.vocab, model.hidden, model.embedding), weights)
 
 
+IN_MEMORY = 1 << 28
+"""Bytes of an embedding that is kept in memory: some hundred rows are asked of a larger one."""
+
+
 def host_tables(planner: Planner, weights: Weights) -> Tables:
-    """The host's tables without files: the embedding in memory, others read row by row."""
+    """The host's tables without files: a small embedding in memory, others read row by row."""
     model = planner.model
     context = planner.recipe.cache.context
+    small = 4 * model.vocab * model.hidden <= IN_MEMORY
+    # Of a quantised checkpoint, a row costs as much as the table.
+    whole = small or getattr(weights, "quantization", None) is not None
     return Tables(
-        model.embedding.read(weights).numpy(),
+        model.embedding.read(weights).numpy() if whole else embedding_rows(planner, weights),
         {name: table.cos_sin(context).numpy() for name, table in model.rotary.items()},
         {name: StoredRows(table, weights) for name, table in model.tables.items()},
     )

@@ -154,6 +154,35 @@ class CausalConvolution(Leaf):
         return nn.functional.conv2d(x, self.weight, self.bias, groups=self.groups)
 
 
+class CausalTaps(Leaf):
+    """A causal convolution of every channel alone, with bias, `(1, C, 1, n + T)` -> `(1, C, 1, T)`
+    for `n + 1` taps: a multiplication each, since ANE compilers were seen to leave depthwise
+    convolutions to the CPU. The published port of ZAYA multiplies as well."""
+
+    bias: Tensor
+
+    def __init__(self, channels: int, taps: int) -> None:
+        super().__init__()
+        self.time = Axes().time
+        self.taps = [f"tap_{tap}" for tap in range(taps)]
+        """Parameters, each a column of the checkpoint's `weight`, the oldest first."""
+        for tap, name in enumerate(self.taps):
+            pick = partial(one_tap, tap=tap)
+            self.hold(name, (1, channels, 1, 1), (channels, 1, taps), pick=pick)
+        self.hold_channels("bias", channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[self.time] - len(self.taps) + 1
+        summed = self.bias
+        for start, name in enumerate(self.taps):
+            summed = summed + x.narrow(self.time, start, length) * getattr(self, name)
+        return summed
+
+
+def one_tap(kernel: Tensor, tap: int) -> Tensor:
+    return kernel[..., tap]
+
+
 @dataclass(frozen=True)
 class AttentionHeads:
     """The numbers of query and key/value heads, their width, and the factor on their scores."""

@@ -28,6 +28,7 @@ from cetane.families.base import (
 from cetane.families.layers import (
     AttentionHeads,
     CausalConvolution,
+    CausalTaps,
     Held,
     Leaf,
     Projection,
@@ -114,9 +115,7 @@ class Convolutions(nn.Module):
         count = heads.query + heads.kv
         channels = count * heads.dim
         self.remembers = past_columns(config) > 0
-        self.conv_qk_depthwise = CausalConvolution(
-            channels, config.cca_time0, channels, "convolution"
-        )
+        self.conv_qk_depthwise = CausalTaps(channels, config.cca_time0)
         self.conv_qk_grouped = CausalConvolution(channels, config.cca_time1, count, "convolution")
 
     def forward(self, qk: Tensor, memory: Memory) -> Tensor:
@@ -325,6 +324,7 @@ class AttentionBlock(Block):
         path = path.replace("self_attn.values.", "self_attn.qkv_proj.")
         path = path.replace("self_attn.convolutions.", "self_attn.qkv_proj.")
         path = re.sub(r"self_attn\.([qk]_proj)", r"self_attn.qkv_proj.\1", path)
+        path = re.sub(r"(conv_qk_depthwise)\.tap_[0-9]+$", r"\1.weight", path)
         if path.startswith("residual."):
             return Weight(self.gates + path.removeprefix("residual."), shape, held.stored, None)
         return super().weight(path, shape, held)

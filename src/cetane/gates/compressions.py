@@ -4,10 +4,12 @@ of the encoded constants. So a compression is judged without lowering it."""
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
 
+from cetane.bundle.tables import QuantizedRows, Tables, TokenRows, quantize_rows
 from cetane.checkpoint import Checkpoint
 from cetane.compress import Format, Selection, Sensitivities, parse_format
 from cetane.engine.authored import authored_engine
@@ -65,14 +67,32 @@ class Parameter:
         """Give the module the weight, encoded in a format and decoded again."""
         if self.stored == form.name:
             return
-        weight = self.weight
-        values = weight.read(checkpoint).to(torch.float16).numpy()
+        weight, parameter = self.weight, self.block.get_parameter(self.path).data
+        if self.stored == FP16.name:
+            values = parameter.to(torch.float16).numpy()
+        else:
+            values = weight.read(checkpoint).to(torch.float16).numpy()
         counts = None
         if sensitivities and form.weighted:
             counts = sensitivities.of(weight.name, weight.shape, weight.columns)
-        decoded = torch.from_numpy(form.encode(values, counts).decode())
-        self.block.get_parameter(self.path).data.copy_(decoded)
+        parameter.copy_(torch.from_numpy(form.encode(values, counts).decode()))
         self.stored = form.name
+
+    def round(self) -> None:
+        """Store in fp16 what the module was loaded with."""
+        parameter = self.block.get_parameter(self.path).data
+        parameter.copy_(parameter.to(torch.float16))
+        self.stored = FP16.name
+
+
+class RoundedRows:
+    """A table's rows as a bundle with int8 tables gives them."""
+
+    def __init__(self, rows: TokenRows) -> None:
+        self.rows, self.shape = rows, rows.shape
+
+    def __getitem__(self, tokens: Any) -> Array:
+        return QuantizedRows(*quantize_rows(np.asarray(self.rows[tokens])))[:]
 
 
 class Judge:
@@ -84,10 +104,12 @@ class Judge:
         self.engine = authored_engine(self.planner, checkpoint)
         for shard in self.planner.members:
             self.engine.open(shard)
+        self.tables = self.engine.tables
         self.sensitivities: Sensitivities | None = None
         blocks = chain.from_iterable(self.planner.members.values())
         self.parameters = [Parameter(b, path, w) for b in blocks for path, w in b.weights()]
-        self.compress(Selection())
+        for parameter in self.parameters:
+            parameter.round()
 
     def compress(self, selection: Selection) -> None:
         """Store every weight in the format of a selection. Weights already in it are kept."""
@@ -95,6 +117,15 @@ class Judge:
             weight = parameter.weight
             form = selection.format_for(weight.name, weight.kind) if weight.kind else FP16
             parameter.store(self.checkpoint, form, self.sensitivities)
+
+    def store_rows(self, quantized: bool) -> None:
+        """Look tokens up in tables of int8, or in the checkpoint's own."""
+        tables = self.tables
+        if quantized:
+            others = {name: RoundedRows(rows) for name, rows in tables.others.items()}
+            tokens = None if tables.tokens is None else RoundedRows(tables.tokens)
+            tables = Tables(tokens, tables.rotary, dict(others))
+        self.engine.tables = tables
 
     def read(self, tokens: Sequence[int]) -> Iterator[Window]:
         """The model's results on a text, in windows of the context, each in a new session."""

@@ -2,26 +2,34 @@
 
 from collections.abc import Iterator, Sequence
 from math import ceil, log2
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
+
+import tomli_w
+from pydantic import Field, computed_field
 
 from cetane.checkpoint import Checkpoint, Tokenizer
 from cetane.compress import parse_format
 from cetane.gates.authored import Authored
 from cetane.gates.golden import GoldenResult
+from cetane.gates.ladder import LadderResult
 from cetane.gates.limits import limits
 from cetane.gates.readings import Misread, misread
 from cetane.gates.reference import Reference
+from cetane.gates.residency.audit import Audit
+from cetane.gates.residency.rule import load_rules
 from cetane.gates.structure import Deviation, excess
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
-from cetane.schema.recipe import Quality, Recipe
+from cetane.schema.recipe import Quality, Recipe, key_path, value_of
 from cetane.validation import Data
 
-Cause = Literal["weights", "authoring", "conversion", "contract", "fp16 range", "compression"]
+Cause = Literal[
+    "weights", "authoring", "conversion", "contract", "fp16 range", "compression", "residency"
+]
 LARGEST = 32752.0
 """Half of the largest fp16 number: the limit for a scaled residual stream."""
-READONLY = '[cache]\ncontract = "readonly"\nsliding = "readonly"'
-"""The simplest caches: the host writes them."""
+CHUNKS = 4
+"""Of a layout that does not say how many (`planner/layout.py`)."""
 BETTER = {
     4: "palette6-kmeans-group32",
     6: "int8-per-channel",
@@ -46,8 +54,26 @@ class Explanation(Data):
     where: str
     """The first shard, block or constant."""
     sentence: str
-    recipe_change: str | None = None
-    """Lines of TOML that mend it, if a recipe can."""
+    changes: dict[str, Any] = Field(default_factory=dict)
+    """Values of the recipe that mend it, by dotted key; none where no recipe can."""
+
+    @computed_field  # type: ignore[prop-decorator]  # pydantic's own order
+    @property
+    def recipe_change(self) -> str | None:
+        """The same as lines of TOML, ready to paste."""
+        tables: dict[str, Any] = {}
+        for key, value in self.changes.items():
+            *path, name = key_path(key)
+            table = tables
+            for part in path:
+                table = table.setdefault(part, {})
+            table[name] = value
+        return tomli_w.dumps(tables).strip() or None
+
+    @property
+    def mends(self) -> bool:
+        """Whether the change mends the port: a smaller promise does not."""
+        return bool(self.changes) and "quality" not in self.changes
 
 
 def explain(bundle: Judged, checkpoint: Checkpoint, verdict: GoldenResult) -> Explanation | None:
@@ -75,7 +101,7 @@ def wrong_weights(verdict: GoldenResult, plan: Plan) -> Explanation:
             cause="authoring",
             where=verdict.unused[0].partition(":")[0],
             sentence=f"The port does not use all of the model: {verdict.unused[0]}.",
-            recipe_change=undone(plan.recipe),
+            changes=undone(plan.recipe),
         )
     first = verdict.wrong_weights[0]
     what = f"{first.parameter} ({first.label})" if first.parameter else first.label
@@ -111,18 +137,17 @@ def wrong_graph(bundle: Judged, checkpoint: Checkpoint, verdict: GoldenResult) -
         )
     off = sorted({one.mode for one in verdict.structure if off_limit(one)})
     if len(off) < len(bundle.plan.modes) or mended(bundle, checkpoint, authored):
-        plain = (recipe.cache.contract, recipe.cache.sliding or "readonly") == 2 * ("readonly",)
         return Explanation(
             cause="contract",
             where=where,
             sentence=f"{what}; a cache or a mask of {', '.join(off)} is wrong.",
-            recipe_change=None if plain else READONLY,
+            changes=written_by_host(recipe),
         )
     return Explanation(
         cause="authoring",
         where=where,
         sentence=f"{what}; the authored module is not the model.",
-        recipe_change=undone(recipe),
+        changes=undone(recipe),
     )
 
 
@@ -159,14 +184,13 @@ def first_off(found: Sequence[Deviation]) -> Deviation | None:
     return next((one for one in found if off_limit(one)), None)
 
 
-def undone(recipe: Recipe) -> str | None:
-    """The change that undoes a recipe's own departure from the model; None if it has none."""
-    departures = recipe.family.get("departures")
-    if departures:
-        return "[family]\ndepartures = []"
+def undone(recipe: Recipe) -> dict[str, Any]:
+    """The change that undoes a recipe's own departure from the model; empty if it has none."""
+    if recipe.family.get("departures"):
+        return {"family.departures": []}
     if recipe.family.get("full_window"):
-        return f"[family]\nfull_window = {recipe.cache.context}"
-    return None
+        return {"family.full_window": recipe.cache.context}
+    return {}
 
 
 def beyond_fp16(verdict: GoldenResult, recipe: Recipe, planner: Planner) -> Explanation:
@@ -197,7 +221,7 @@ def beyond_fp16(verdict: GoldenResult, recipe: Recipe, planner: Planner) -> Expl
         cause="fp16 range",
         where=largest.block,
         sentence=f"{said}. A stream {power:g} times as large is the same model.",
-        recipe_change=f"[family]\nresidual_scale = {power!r}",
+        changes={"family.residual_scale": power},
     )
 
 
@@ -207,28 +231,104 @@ def too_compressed(verdict: GoldenResult, recipe: Recipe) -> Explanation:
     failed = [check for check in verdict.checks if not check.passed]
     first = failed[0]
     undecided = all(check.interval is not None and not check.decided for check in failed)
-    bits = parse_format(recipe.compression.default).bits
-    better = next((form for most, form in BETTER.items() if bits <= most), None)
     tail = (
         f" After {verdict.positions} positions the interval still holds the limit, so it is not "
         "proven."
         if undecided
         else ""
     )
-    where = worst.shard if worst else ""
-    lines = [*([f'[compression]\ndefault = "{better}"'] if better else []), *weaker(recipe.quality)]
+    key, form = fewest_bits(recipe)
+    better = next((other for most, other in BETTER.items() if parse_format(form).bits <= most), "")
     return Explanation(
         cause="compression",
-        where=where,
-        sentence=f"Weights and graph are right; compression ({recipe.compression.default}) costs "
+        where=worst.shard if worst else "",
+        sentence=f"Weights and graph are right; compression ({form}) costs "
         f"more than {recipe.quality!r} allows: {first.name.partition(': ')[2]} is "
         f"{first.value:.3g}, the limit {first.limit:g}.{tail}",
-        recipe_change=lines[0] if lines else None,
+        changes={key: better} if better else dict(weaker(recipe.quality)),
     )
 
 
-def weaker(quality: Quality) -> Iterator[str]:
-    """Weaker promises than this quality, as lines of a recipe."""
+def fewest_bits(recipe: Recipe) -> tuple[str, str]:
+    """The smallest format of a recipe, by the key that asks for it."""
+    rules = recipe.compression
+    formats = {
+        "compression.default": rules.default,
+        **{f"compression.types.{kind}": form for kind, form in rules.types.items()},
+        **{f'compression.names."{name}"': form for name, form in rules.names.items()},
+    }
+    return min(formats.items(), key=lambda item: parse_format(item[1]).bits)
+
+
+def weaker(quality: Quality) -> Iterator[tuple[str, Quality]]:
+    """Weaker promises than this quality."""
     order: tuple[Quality, ...] = ("near-lossless", "good", "usable")
-    for other in order[order.index(quality) + 1 :]:
-        yield f'quality = "{other}"'
+    for other in order[order.index(quality) + 1 :][:1]:
+        yield "quality", other
+
+
+def explain_ladder(verdict: LadderResult, recipe: Recipe) -> Explanation:
+    """Why the first shards of every kind were refused."""
+    first = next(check for check in verdict.checks if not check.passed)
+    if verdict.wrong_weights:
+        wrong = verdict.wrong_weights[0]
+        return Explanation(
+            cause="weights",
+            where=f"{wrong.shard}/{wrong.label}",
+            sentence=f"The package {wrong.shard} holds other weights than the checkpoint: "
+            f"{wrong.parameter or wrong.label}: {wrong.problem}. Port the model again with "
+            "--rebuild.",
+        )
+    return Explanation(
+        cause="authoring",
+        where=first.name.rpartition(" of ")[2],
+        sentence=f"On the checkpoint's own weights and tensors, {first.name} errs by "
+        f"{first.value:.2g}, the limit {first.limit:g}.",
+        changes=undone(recipe),
+    )
+
+
+def explain_residency(audited: Audit, recipe: Recipe) -> Explanation:
+    """Why programs would not run on the ANE: the first finding that refuses them, and its mend."""
+    severe = limits().residency.severities
+    findings = [
+        (f"{one.package}/{one.function}", finding)
+        for one in audited.functions
+        for finding in one.findings
+    ]
+    findings += [("the bundle", finding) for finding in audited.findings]
+    worst = [item for item in findings if item[1].severity in severe]
+    off = [item for item in findings if item[1].placement in ("CPU", "fails", "wrong")]
+    said = f"On {audited.target}, predicted: {audited.reasons[0]}"
+    if not (worst or off):
+        return Explanation(cause="residency", where="the bundle", sentence=f"{said}.")
+    where, first = (worst or off)[0]
+    return Explanation(
+        cause="residency",
+        where=where,
+        sentence=f"{said}; in {where}, {first.rule}: {first.message}. To mend: {first.fix}.",
+        changes=change_of(first.rule, recipe),
+    )
+
+
+def change_of(rule: str, recipe: Recipe) -> dict[str, Any]:
+    """The change of a recipe that a rule of residency asks for, where there is one."""
+    known = load_rules().get(rule)
+    changes = {} if known is None else dict(known.changes)
+    if changes.get("layout.chunks") == "more":
+        layout = recipe.layout
+        if layout.kind not in ("chunks", "single") or layout.cuts:
+            return {}
+        changes |= {"layout.kind": "chunks", "layout.chunks": 2 * (layout.chunks or CHUNKS)}
+    if changes.get("cache.contract") == "readonly":
+        return written_by_host(recipe)
+    return {key: value for key, value in changes.items() if value_of(recipe, key) != value}
+
+
+def written_by_host(recipe: Recipe) -> dict[str, Any]:
+    """What makes all caches of a recipe the simplest there are: those that the host writes."""
+    changes: dict[str, Any] = {"cache.contract": "readonly", "cache.padded": False}
+    changes["cache.state_heads"] = 1
+    if recipe.cache.sliding is not None:
+        changes["cache.sliding"] = "readonly"
+    return {key: value for key, value in changes.items() if value_of(recipe, key) != value}

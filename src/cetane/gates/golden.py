@@ -327,7 +327,8 @@ class Compression:
 
     @property
     def logits(self) -> tuple[LogitScore, ...]:
-        return (logit_score(self.mode, self.seen, self.truths, self.plan.choosable),)
+        head = self.plan.tokens(0, self.plan.rows)
+        return (logit_score(self.mode, self.seen, self.truths, head),)
 
     @property
     def ranges(self) -> tuple[Range, ...]:
@@ -336,9 +337,9 @@ class Compression:
 
 def twin_kl(text: Text, seen: Sequence[Seen], plan: Plan) -> float:
     """The mean KL of the port from its twin: the loss by compression alone."""
-    tokens = plan.choosable
     if plan.recipe.head.choose:
         return 0.0
+    tokens = plan.tokens(0, plan.rows)
     pairs = zip(seen, text.logits, strict=True)
     rows = [metrics.divergence(a.logits[:, tokens], b[:, tokens]) for a, b in pairs]
     return float(np.nan_to_num(np.concatenate(rows).mean(), nan=metrics.WORST))
@@ -353,7 +354,8 @@ def measure_rounding(
         cosines.append(float(metrics.cosine(rows, exact.tensors[truth][1]).mean()))
         if not where and not np.isfinite(rows).all():
             where = places[truth][0]
-    a, b = rounded.logits[:, plan.choosable], exact.logits[:, plan.choosable]
+    tokens = plan.tokens(0, plan.rows)
+    a, b = rounded.logits[:, tokens], exact.logits[:, tokens]
     finite = not where and bool(np.isfinite(a).all())
     chooses = plan.recipe.head.choose
     kl = (

@@ -1,14 +1,37 @@
 """Distances between two tensors, or two distributions. A row is a token; float64 inside."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Rows = npt.NDArray[Any]
+BLOCK = 1 << 22
+"""Elements that are in float64 at a time: a large vocabulary takes gigabytes otherwise."""
 
 
+def blocks(count: int, width: int) -> list[slice]:
+    """Rows `(count, width)` in pieces of at most `BLOCK` elements."""
+    step = max(1, BLOCK // max(width, 1))
+    return [slice(start, start + step) for start in range(0, count, step)]
+
+
+def by_blocks(measure: Callable[..., Rows]) -> Callable[..., Rows]:
+    """A measure of rows, of two tensors or of one, taken some rows at a time."""
+
+    @wraps(measure)
+    def measured(*tensors: Rows) -> Rows:
+        pieces = blocks(*tensors[0].shape)
+        if len(pieces) < 2:
+            return measure(*tensors)
+        return np.concatenate([measure(*(t[rows] for t in tensors)) for rows in pieces])
+
+    return measured
+
+
+@by_blocks
 def cosine(a: Rows, b: Rows) -> Rows:
     """The cosine of each row of `a (n, C)` with the row of `b`; 0 if one is zero or not finite."""
     a, b = a.astype(np.float64), b.astype(np.float64)
@@ -18,6 +41,7 @@ def cosine(a: Rows, b: Rows) -> Rows:
         return np.divide((a * b).sum(axis=1), norms, out=np.zeros(len(a)), where=usable)
 
 
+@by_blocks
 def relative(a: Rows, b: Rows) -> Rows:
     """The norm of each row's difference `a - b (n, C)`, over the norm of `b`'s row; infinite if `a`
     is not finite."""
@@ -27,12 +51,14 @@ def relative(a: Rows, b: Rows) -> Rows:
     return np.nan_to_num(errors, nan=np.inf, posinf=np.inf)
 
 
+@by_blocks
 def margins(logits: Rows) -> Rows:
     """The distance from the best logit of each row to the next, in nats."""
     best = np.partition(logits.astype(np.float64), -2, axis=1)[:, -2:]
     return best[:, 1] - best[:, 0]
 
 
+@by_blocks
 def psnr(a: Rows, b: Rows) -> Rows:
     """Peak signal to noise of each row of `a` against `b`, in dB; the peak is the row's of `b`."""
     a, b = a.astype(np.float64), b.astype(np.float64)
@@ -81,6 +107,7 @@ def perplexity(losses: Sequence[Rows]) -> float:
     return float(np.exp(min(mean, np.log(WORST))))
 
 
+@by_blocks
 def divergence(logits: Rows, reference: Rows) -> Rows:
     """KL(reference || logits) of each row, in nats."""
     return kl(log_softmax(logits), log_softmax(reference))

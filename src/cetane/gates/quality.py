@@ -67,6 +67,10 @@ class Agreement:
 
     def add(self, ours: Array, theirs: Array, targets: Array) -> None:
         """Logits `(n, V)` of both, and the token `(n,)` that comes next."""
+        for rows in metrics.blocks(*ours.shape):
+            self._add(ours[rows], theirs[rows], targets[rows])
+
+    def _add(self, ours: Array, theirs: Array, targets: Array) -> None:
         q, p = metrics.log_softmax(ours), metrics.log_softmax(theirs)
         plain = metrics.losses(q, targets)
         q = metrics.with_missing(q, self.tokens, self.missing)

@@ -85,25 +85,41 @@ def shard_score(
 
 
 def logit_score(
-    mode: Mode, seen: Sequence[Observed], truths: Sequence[Observed], tokens: Array
+    mode: Mode, seen: Sequence[Observed], truths: Sequence[Observed], tokens: "Array | slice"
 ) -> LogitScore:
     """The score in a mode, of a head that has these tokens."""
-    ours = np.concatenate([own.logits for own in seen])
-    theirs = np.concatenate([truth.logits for truth in truths])
-    has = np.isin(theirs.argmax(1), tokens)
-    top1, top5 = (metrics.contains_top(ours[has], theirs[has], k) for k in (1, 5))
-    kept = np.exp(metrics.log_softmax(theirs)[:, tokens]).sum(1)
-    ours, theirs = ours[:, tokens], theirs[:, tokens]
-    kl, cosines = metrics.divergence(ours, theirs), metrics.cosine(ours, theirs)
+    parts = [
+        logit_rows(own.logits[rows], truth.logits[rows], tokens)
+        for own, truth in zip(seen, truths, strict=True)
+        for rows in metrics.blocks(*truth.logits.shape)
+    ]
+    rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    has = rows["best"]
     return LogitScore(
         mode=mode,
-        cosine=float(cosines.mean()),
-        cosine_min=float(cosines.min()),
-        psnr=float(metrics.psnr(ours, theirs).mean()),
-        kl=float(kl.mean()),
-        kl_max=float(kl.max()),
-        top1=float(top1.mean()) if has.any() else 0.0,
-        top5=float(top5.mean()) if has.any() else 0.0,
+        cosine=float(rows["cosine"].mean()),
+        cosine_min=float(rows["cosine"].min()),
+        psnr=float(rows["psnr"].mean()),
+        kl=float(rows["kl"].mean()),
+        kl_max=float(rows["kl"].max()),
+        top1=float(rows["top1"][has].mean()) if has.any() else 0.0,
+        top5=float(rows["top5"][has].mean()) if has.any() else 0.0,
         best=float(has.mean()),
-        absent=max(0.0, float(1 - kept.mean())),
+        absent=max(0.0, float(1 - rows["kept"].mean())),
     )
+
+
+def logit_rows(ours: Array, theirs: Array, tokens: "Array | slice") -> dict[str, Array]:
+    """Every figure of some rows of logits `(n, V)`."""
+    known = np.zeros(theirs.shape[1], bool)
+    known[tokens] = True
+    a, b = ours[:, tokens], theirs[:, tokens]
+    return {
+        "best": known[theirs.argmax(1)],
+        "top1": metrics.contains_top(ours, theirs, 1),
+        "top5": metrics.contains_top(ours, theirs, 5),
+        "kept": np.exp(metrics.log_softmax(theirs)[:, tokens]).sum(1),
+        "kl": metrics.divergence(a, b),
+        "cosine": metrics.cosine(a, b),
+        "psnr": metrics.psnr(a, b),
+    }

@@ -149,7 +149,8 @@ def logit_errors(plan: Plan, ours: Array, theirs: Array) -> Array:
     For a head that gives only its choice: the larger of the distance from its choice to the best
     logit, and of its logit's error.
     """
-    ours, theirs = ours[:, plan.choosable], theirs[:, plan.choosable]
+    head = plan.tokens(0, plan.rows)
+    ours, theirs = ours[:, head], theirs[:, head]
     if not plan.recipe.head.choose:
         return metrics.relative(ours, theirs)
     rows, chosen = np.arange(len(ours)), ours.argmax(1)

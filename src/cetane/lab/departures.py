@@ -73,7 +73,7 @@ def no_convolution(block: Any, _: Any) -> None:
 
 
 class LastTap(Leaf):
-    """A causal convolution with only its newest tap."""
+    """A causal convolution per head with only its newest tap."""
 
     weight: Tensor
     bias: Tensor
@@ -98,7 +98,9 @@ def last_tap(kernel: Tensor) -> Tensor:
 def current_tap(block: Any, _: Any) -> None:
     """Experiment 31: earlier tokens' taps are dropped from both convolutions."""
     convolutions = block.self_attn.convolutions
-    convolutions.conv_qk_depthwise = LastTap(convolutions.conv_qk_depthwise)
+    depthwise = convolutions.conv_qk_depthwise
+    drop(depthwise, *depthwise.taps[:-1])
+    depthwise.taps = depthwise.taps[-1:]
     convolutions.conv_qk_grouped = LastTap(convolutions.conv_qk_grouped)
     convolutions.remembers = False
     forget(block, "conv")

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from cetane.errors import CetaneError
 from cetane.families import Block, CacheGroup, Head, Part
-from cetane.hardware.chips import Chip, find_chip
+from cetane.hardware.chips import Chip, find_chip, load_chips
 from cetane.perf.cost import Fit, Rates, Term, Work, costs_of, load_fit, on_chip, terms, total
 from cetane.perf.shapes import COPIES, HALF
 from cetane.planner import Planner, Segment
@@ -65,6 +66,13 @@ class Predictor:
     """Predicts plans of one model, and keeps all that does not depend on the recipe."""
 
     def __init__(self, chip: Chip, fit: Fit | None = None) -> None:
+        """CetaneError for a chip of which nothing was measured: another chip's speed is not its."""
+        if not chip.stream:
+            known = ", ".join(name for name, one in load_chips().items() if one.stream)
+            raise CetaneError(
+                f"nothing of {chip.name} was measured or published, so no speed is predicted",
+                f"there are figures of {known}",
+            )
         self.chip, self.fit = chip, fit or load_fit()
         self.rates: Rates = rates_of(chip, self.fit)
         self.costs = costs_of(self.rates)

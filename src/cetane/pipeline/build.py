@@ -23,12 +23,14 @@ from cetane.files import (
     remove,
     replacing,
     write_json,
+    write_toml,
 )
 from cetane.lower.lower import Lowering
-from cetane.pipeline.calibration import resolve_recipe
+from cetane.pipeline.choose import resolve_recipe
 from cetane.planner import Planner, tags
 from cetane.schema.manifest import (
     MANIFEST,
+    RECIPE,
     TOKENIZER,
     Manifest,
     producers,
@@ -37,7 +39,7 @@ from cetane.schema.manifest import (
     shard_path,
     table_path,
 )
-from cetane.schema.recipe import Recipe
+from cetane.schema.recipe import Recipe, recipe_content
 
 Gate = Callable[[Planner, dict[str, Path]], None]
 """Called with the packages of the first shard of every kind, by name; raises to stop the build."""
@@ -247,13 +249,21 @@ def location(source: str) -> str:
 def existing(target: Path, recipe: Recipe, checkpoint: Checkpoint) -> Bundle:
     """A finished bundle of the same recipe and checkpoint; CetaneError if it is another."""
     bundle = Bundle(target)
-    if bundle.plan.recipe != recipe or bundle.manifest.fingerprint != checkpoint.fingerprint:
+    if (
+        not same(bundle.plan.recipe, recipe)
+        or bundle.manifest.fingerprint != checkpoint.fingerprint
+    ):
         raise CetaneError(
             f"{target} is a bundle of another checkpoint or recipe", "--force replaces it"
         )
     bundle.verify()
     remove(Partial(target).root)  # left by a kill between the last two steps of a build
     return bundle
+
+
+def same(one: Recipe, other: Recipe) -> bool:
+    """Whether two recipes ask for the same, for whatever reasons."""
+    return one.model_copy(update={"reasons": other.reasons}) == other
 
 
 def build_key(checkpoint: Checkpoint, recipe: Recipe) -> str:
@@ -270,7 +280,7 @@ def parts(
     plan, tables = planner.plan(), planner.model.tables
     known = {"tokens": planner.model.embedding, **{n: t.table for n, t in tables.items()}}
     embeddings = {name: table for name, table in known.items() if name in plan.tables}
-    quantized = planner.recipe.embedding.format == "int8"
+    quantized = planner.recipe.embedding.quantized
 
     def rows(name: str, part: Literal["values", "scales"]) -> Callable[[Path], None]:
         def write(path: Path) -> None:
@@ -301,12 +311,15 @@ def parts(
         path.mkdir()
         checkpoint.tokenizer.save(path)
 
+    def write_recipe(path: Path) -> None:
+        write_toml(path, recipe_content(planner.recipe))
+
     def shard(name: str) -> Callable[[Path], None]:
         return lambda path: lowering.lower(name, path)
 
     return (
         {table_path(name): rows(name, "values") for name in embeddings}
-        | {TOKENIZER: tokenizer}
+        | {TOKENIZER: tokenizer, RECIPE: write_recipe}
         | ({scales_path(name): rows(name, "scales") for name in embeddings} if quantized else {})
         | {rotary_path(table): rotary(table) for table in planner.model.rotary}
         | {shard_path(name): shard(name) for name in planner.members}

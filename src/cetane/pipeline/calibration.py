@@ -29,7 +29,7 @@ from cetane.families import Truth, options_of
 from cetane.files import Progress, cache_dir, replacing, silent
 from cetane.gates.reference import Reference
 from cetane.planner import Planner
-from cetane.schema.recipe import Recipe
+from cetane.schema.recipe import Recipe, decided
 
 if TYPE_CHECKING:
     from cetane.compress.sensitivity import Vector
@@ -43,6 +43,7 @@ SMALLEST_SCALE = 2.0**-12
 """Of the residual stream; below it, weights that are scaled with it lose bits of fp16."""
 VERSION = 1
 """Of the file: another one is made anew."""
+SCALE = "family.residual_scale"
 SQUARES, LARGEST = "squares/", "largest/"
 """Names of tensors in the file begin so."""
 
@@ -70,20 +71,23 @@ class Calibration:
         return max(2.0 ** math.floor(math.log2(INSIDE / self.largest_residual)), SMALLEST_SCALE)
 
 
-def resolve_recipe(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = silent) -> Recipe:
-    """The recipe with every `auto` replaced by what a calibration of the checkpoint finds.
+def resolve_scale(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = silent) -> Recipe:
+    """The recipe with the residual stream's scale that a calibration of the checkpoint finds.
 
-    Where that is what a recipe without the option means, the option is left out. A recipe without
-    `auto` comes back as it is, without a pass.
+    Where that is what a recipe without the option means, the option is left out. A recipe that
+    names a scale comes back as it is, without a pass.
     """
     options = options_of(checkpoint.config["model_type"], recipe.family)
     if getattr(options, "residual_scale", None) != "auto":
         return recipe
-    scale = calibrate(checkpoint, recipe, progress).residual_scale
+    measured = calibrate(checkpoint, recipe, progress)
+    scale = measured.residual_scale
     family = {key: value for key, value in recipe.family.items() if key != "residual_scale"}
-    return recipe.model_copy(
-        update={"family": family if scale == 1 else family | {"residual_scale": scale}}
-    )
+    plain = recipe.model_copy(update={"family": family})
+    if scale == 1:
+        return plain
+    reason = f"the residual stream reaches {measured.largest_residual:.0f}, and fp16 ends at 65504"
+    return decided(plain, {SCALE: scale}, {SCALE: reason})
 
 
 def calibrate(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = silent) -> Calibration:

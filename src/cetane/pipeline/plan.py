@@ -1,16 +1,20 @@
 """What a build would make, and how fast a chip is predicted to run it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from cetane.files import Progress, silent
+from cetane.gates.residency.audit import audit
+from cetane.gates.residency.sketch import sketch
+from cetane.gates.residency.target import Target
 from cetane.hardware.chips import DEFAULT_CHIP, Chip, find_chip
 from cetane.perf.breakeven import DraftingTimes
-from cetane.perf.combinations import CONTEXTS, Combination, Combinations
+from cetane.perf.combinations import CONTEXTS, FORMATS, Combination, Combinations
 from cetane.perf.predict import Prediction, Predictor
+from cetane.pipeline.choose import known_to_hold
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
@@ -41,11 +45,9 @@ class Forecast:
     """The predicted speed of a plan on a chip; nothing here is measured."""
 
     planner: Planner
-    predictor: Predictor
-
-    @property
-    def chip(self) -> Chip:
-        return self.predictor.chip
+    chip: Chip
+    predictor: Predictor | None
+    """None for a chip of which nothing was measured: then there is no prediction either."""
 
     @property
     def context(self) -> int:
@@ -53,14 +55,18 @@ class Forecast:
         return self.planner.recipe.cache.context
 
     @cached_property
-    def decode(self) -> Prediction:
+    def decode(self) -> Prediction | None:
         """A plain step at the recipe's context."""
+        if self.predictor is None:
+            return None
         return self.predictor.predict(self.planner, "decode", self.context)
 
     @cached_property
     def predictions(self) -> list[Prediction]:
         """Every mode at the recipe's context and at some others; of flexible shapes only the
         default, since the ANE runs no other (coremltools #2370)."""
+        if self.predictor is None:
+            return []
         flexible = self.planner.recipe.tokens.shapes == "range"
         return [
             self.predictor.predict(self.planner, mode, context)
@@ -75,11 +81,13 @@ class Forecast:
         here = {p.mode: p for p in self.predictions if p.context == self.context}
         if "verify" not in here:
             return None
-        return DraftingTimes(self.decode.ms, here["verify"].ms, here["verify"].tokens)
+        return DraftingTimes(here["decode"].ms, here["verify"].ms, here["verify"].tokens)
 
     def as_json(self) -> dict[str, Any]:
         """Predictions, their errors on measured models, and the rates behind them."""
         spec = self.speculation
+        if self.predictor is None:
+            return {"chip": self.chip.id, "modes": [], "speculation": None, "rates": None}
         return {
             "chip": self.chip.id,
             "modes": [prediction_json(prediction) for prediction in self.predictions],
@@ -98,8 +106,16 @@ class Forecast:
 
 
 def forecast(planner: Planner, chip: str = DEFAULT_CHIP) -> Forecast:
-    """The predicted speed of a plan on a chip, by the chip's id; CetaneError for no such chip."""
-    return Forecast(planner, Predictor(find_chip(chip)))
+    """The predicted speed of a plan on a chip, by the chip's id, as far as anything of the chip was
+    measured; CetaneError for no such chip."""
+    profile = find_chip(chip)
+    return Forecast(planner, profile, Predictor(profile) if profile.stream else None)
+
+
+def forecast_json(forecast: Forecast) -> dict[str, Any]:
+    """A plain step on a chip; the chip alone where nothing is predicted."""
+    decode = forecast.decode
+    return {"chip": forecast.chip.id} | ({} if decode is None else prediction_json(decode))
 
 
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
@@ -124,6 +140,9 @@ class Ranking:
     context: int
     """The recipe's own."""
     combinations: Sequence[Combination]
+    fastest: Combination | None
+    """The fastest at the recipe's own context that the chip holds, no rule refuses and the golden
+    gate is known to pass: in fp16, or in a format that was judged on this model."""
 
     @cached_property
     def held(self) -> list[Combination]:
@@ -134,11 +153,6 @@ class Ranking:
     def refused(self) -> list[Combination]:
         """Those that it does not hold, the fastest first."""
         return sorted((c for c in self.combinations if c.refused is not None), key=slowness)
-
-    @property
-    def fastest(self) -> Combination | None:
-        """The fastest that the chip holds, at the recipe's own context."""
-        return next((c for c in self.held if c.context == self.context), None)
 
     def as_json(self) -> dict[str, Any]:
         """All combinations, those that the chip does not hold after those that it does."""
@@ -169,12 +183,33 @@ def combination_json(combination: Combination) -> dict[str, Any]:
 
 
 def rank(request: Request, chip: str, progress: Progress = silent) -> Ranking:
-    """Predict every combination of layout, cache contract, format, width and context."""
-    profile = find_chip(chip)
+    """Predict every combination of layout, cache contract, format, width and context.
+
+    CetaneError for a chip of which nothing was measured.
+    """
+    profile, context = find_chip(chip), request.recipe.cache.context
     space = Combinations(request.checkpoint, request.recipe, profile)
     combinations = []
     for index, combination in enumerate(space):
         if index % 200 == 0:
             progress(combination.layout, index, len(space))
         combinations.append(combination)
-    return Ranking(profile, request.recipe.cache.context, combinations)
+    promised = known_to_hold(request.checkpoint, request.recipe, FORMATS)
+    refused: dict[tuple[str, str, str, int], str] = {}
+    fastest = None
+    for one in sorted(combinations, key=slowness):
+        if one.refused or one.context != context or one.format not in promised:
+            continue
+        planner = Planner(request.checkpoint, one.recipe, request.planner)
+        audited = audit(sketch(planner), Target(chip))
+        if audited.passed:
+            fastest = one
+            break
+        refused[one.layout, one.contract, one.format, one.verify] = audited.reasons[0]
+    return Ranking(profile, context, [by_rules(one, refused) for one in combinations], fastest)
+
+
+def by_rules(one: Combination, refused: Mapping[tuple[str, str, str, int], str]) -> Combination:
+    """A combination with what the rules say of it, where they were asked."""
+    why = refused.get((one.layout, one.contract, one.format, one.verify))
+    return one if why is None or one.refused else replace(one, refused=why)

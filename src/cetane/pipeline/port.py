@@ -3,28 +3,34 @@
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
+from cetane.errors import CetaneError
 from cetane.files import Progress, silent
-from cetane.gates.explain import Explanation, explain
+from cetane.gates.explain import Explanation, explain, explain_ladder, explain_residency
 from cetane.gates.golden import GoldenResult
 from cetane.gates.golden import golden as compare_with_model
 from cetane.gates.ladder import LadderResult, ladder
 from cetane.gates.residency.audit import Audit, audit
-from cetane.gates.residency.store import summary
-from cetane.gates.residency.target import Target
+from cetane.gates.residency.store import InBundle, summary
+from cetane.gates.residency.target import DEFAULT_OS, Target
+from cetane.hardware.chips import DEFAULT_CHIP
 from cetane.mil.reader import load
 from cetane.pipeline.build import build
-from cetane.pipeline.calibration import resolve_recipe
-from cetane.pipeline.plan import Forecast, forecast, prediction_json
+from cetane.pipeline.choose import resolutions, with_layout
+from cetane.pipeline.fit import fit
+from cetane.pipeline.plan import Forecast, forecast, forecast_json
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
-from cetane.schema.recipe import Recipe
+from cetane.schema.recipe import Quality, Recipe, decided, value_of
+
+MOST_ATTEMPTS = 4
+"""Builds of one port: the first, and those after a change of the recipe."""
 
 
 class Gate(Protocol):
@@ -32,6 +38,16 @@ class Gate(Protocol):
 
     @property
     def passed(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Residency:
+    """Where a port shall run, and whether its ops must be predicted to be on the ANE there."""
+
+    target: Target = field(default_factory=Target)
+    named: bool = False
+    """Whether the user named the chip."""
+    required: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,15 +60,20 @@ class PortResult:
     ladder: LadderResult | None
     """The first shard of every kind against the model; None for a bundle that was there before."""
     residency: Audit | None
-    """Where the ops of those shards are predicted to run; None as above."""
+    """Where the ops of those shards are predicted to run; None as above, unless it is required."""
     golden: GoldenResult | None
     """The finished bundle against the model; None when there is no bundle."""
     explanation: Explanation | None
-    """Why the golden gate is red, and what mends it; None where it is not."""
+    """Why a gate is red, and what mends it; None where none is."""
     forecast: Forecast
-    """How fast the default chip is predicted to run the plan."""
+    """How fast the chip is predicted to run the plan."""
     seconds: Mapping[str, float]
-    """Wall-clock seconds by stage: `build` (without the gates), `ladder`, `residency`, `golden`."""
+    """Wall-clock seconds by stage: `choose`, `build` (without the gates), `ladder`, `residency`,
+    `golden`."""
+    residency_required: bool = False
+    """Whether the port is for a named chip, and must be predicted to be on its ANE."""
+    changes: tuple[str, ...] = ()
+    """What was changed after a red gate, and why: one line each."""
 
     @property
     def gates(self) -> dict[str, Gate]:
@@ -61,9 +82,14 @@ class PortResult:
         return {name: outcome for name, outcome in named.items() if outcome is not None}
 
     @property
+    def off_the_ane(self) -> bool:
+        """Whether residency is required, and not predicted."""
+        return self.residency_required and self.residency is not None and not self.residency.passed
+
+    @property
     def passed(self) -> bool:
-        """Whether the bundle is right. Residency is a prediction: it warns, and decides nothing."""
-        return self.golden is not None and self.golden.passed
+        """Whether the bundle is right, and on the ANE where that is required."""
+        return self.golden is not None and self.golden.passed and not self.off_the_ane
 
     def as_json(self) -> dict[str, Any]:
         """The result as a JSON object."""
@@ -73,7 +99,10 @@ class PortResult:
             "passed": self.passed,
             "seconds": dict(self.seconds),
             "explanation": explanation_json(self.explanation),
-            "predicted": {"chip": self.forecast.chip.id} | prediction_json(self.forecast.decode),
+            "reasons": dict(self.plan.recipe.reasons),
+            "changes": list(self.changes),
+            "residency_required": self.residency_required,
+            "predicted": forecast_json(self.forecast),
             "gates": {name: gate_json(outcome) for name, outcome in self.gates.items()},
         }
 
@@ -86,64 +115,157 @@ def port(
     context: int | None = None,
     bits: int | None = None,
     changes: Mapping[str, Any] | None = None,
+    chip: str | None = None,
+    os: float = DEFAULT_OS,
+    require_residency: bool | None = None,
+    quality: Quality | None = None,
+    budget: str | None = None,
+    fix: bool = False,
     force: bool = False,
     rebuild: bool = False,
     progress: Progress = silent,
 ) -> PortResult:
     """Plan, build and judge a model.
 
-    The first shard of every kind is compared with the Hugging Face model, and audited for
-    residency, before the others are built. An interrupted port goes on where it stopped, unless
-    `rebuild`; a finished bundle of the same model and recipe is kept and judged again.
+    What the recipe leaves to cetane is chosen first. The first shard of every kind is compared with
+    the Hugging Face model, and audited for residency, before the others are built. An interrupted
+    port goes on where it stopped, unless `rebuild`; a finished bundle of the same model and recipe
+    is kept and judged again.
 
     `model` is a Hugging Face folder, a GGUF file or a hub id. `context`, `bits` and `changes`
-    replace values of the recipe (`make_request`). `output` is the bundle's folder, by default the
-    model's name and the recipe's in the working directory; `force` replaces another bundle there.
-    Raises CetaneError for what cannot be ported: nothing is left behind then.
+    replace values of the recipe (`make_request`); `quality` is what is promised, `budget` the most
+    that weights and tables may take ("300MB"). A port for a `chip` and a system `os` (as iOS
+    counts) gets a layout for it, and must be predicted to be on its ANE, unless
+    `require_residency` says otherwise. With `fix`, a red gate's own advice is taken, a few times.
+    `output` is the bundle's folder, by default the model's name and the recipe's in the working
+    directory; `force` replaces another bundle there. Raises CetaneError for what cannot be ported:
+    nothing is left behind then.
 
     >>> result = cetane.port(model, recipe=recipe, output=bundle)
     >>> result.passed, list(result.gates)
     (True, ['golden'])
     """
-    request = make_request(model, recipe, context, bits, changes)
-    return port_request(request, output, force=force, rebuild=rebuild, progress=progress)
+    promised = {} if quality is None else {"quality": quality}
+    request = make_request(model, recipe, context, bits, promised | dict(changes or {}), budget)
+    return port_request(
+        request, output, residency=residency_for(chip, os, require_residency), fix=fix,
+        force=force, rebuild=rebuild, progress=progress,
+    )  # fmt: skip
+
+
+def residency_for(
+    chip: str | None, os: float = DEFAULT_OS, required: bool | None = None
+) -> Residency:
+    """What is asked of residency: of a named chip all, unless `required` says otherwise.
+
+    CetaneError for no such chip, and for a requirement without a chip.
+    """
+    if chip is None and required:
+        raise CetaneError("residency can be required of a named chip only", "--chip a19-pro")
+    target = Target(chip or DEFAULT_CHIP, os)
+    named = chip is not None
+    return Residency(target, named, named if required is None else required)
 
 
 def port_request(
     request: Request,
     output: str | Path | None = None,
     *,
+    residency: Residency | None = None,
+    fix: bool = False,
     force: bool = False,
     rebuild: bool = False,
     progress: Progress = silent,
 ) -> PortResult:
     """`port` of a request, whose plan can be shown before."""
-    target, asked = request.target(output), request.planner  # refuses before any work
-    recipe = resolve_recipe(request.checkpoint, request.recipe, progress)
-    planner = Planner(request.checkpoint, recipe, asked)
-    plan, speed = planner.plan(), forecast(planner)
-    first = FirstShards(request.checkpoint, progress)
-    clock = first.clock
-    started = time.perf_counter()
-    try:
-        bundle = build(
-            request.checkpoint, recipe, target,
-            lambda what, done, total: progress(f"build {what}", done, total),
-            force, first.judge, rebuild,
-        )  # fmt: skip
-    except FirstShardsFailed:
+    target = request.target(output)
+    _ = request.planner  # refuses before any work
+    clock = Clock()
+    asked = residency or Residency()
+    choices = recipes_for(request, asked, progress)
+    with clock.stage("choose"):
+        recipe = next(choices)
+    changes: list[str] = []
+    while True:
+        attempt = Attempt(request, recipe, target, asked, clock, progress)
+        result = attempt.run(force or bool(changes), rebuild)
+        result = replace(result, changes=tuple(changes))
+        why = result.explanation
+        if result.passed or why is None or len(changes) + 1 == MOST_ATTEMPTS:
+            return result
+        following = next(choices, None) if why.cause == "compression" else None
+        if following is not None:
+            recipe = following
+        elif why.mends and (fix or recipe.reasons.keys() >= why.changes.keys()):
+            recipe = decided(recipe, why.changes, dict.fromkeys(why.changes, why.sentence))
+            try:
+                _ = Planner(request.checkpoint, recipe, request.planner)
+            except CetaneError:  # the advice does not fit this model
+                return result
+        else:
+            return result
+        changes.append(described(result.plan.recipe, recipe, why))
+        progress(f"again: {changes[-1]}", 0, 1)
+
+
+def recipes_for(request: Request, asked: Residency, progress: Progress) -> Iterator[Recipe]:
+    """What a request leaves open, chosen: compressions that hold the promise, the smallest first,
+    each with a layout for the chip, if one is named."""
+    for recipe in resolutions(request.checkpoint, request.recipe, progress, request.budget):
+        planner = Planner(request.checkpoint, recipe, request.planner)
+        yield fit(planner, asked.target, request.named) if asked.named else with_layout(recipe)
+
+
+def described(before: Recipe, after: Recipe, why: Explanation) -> str:
+    """What changed between two attempts, and why."""
+    keys = [key for key, reason in after.reasons.items() if before.reasons.get(key) != reason]
+    values = ", ".join(f"{key} = {value_of(after, key)}" for key in keys)
+    return f"{values}: {why.sentence}"
+
+
+@dataclass
+class Attempt:
+    """One build of a port, and its gates."""
+
+    request: Request
+    recipe: Recipe
+    target: Path
+    asked: Residency
+    clock: "Clock"
+    progress: Progress
+
+    def run(self, force: bool, rebuild: bool) -> PortResult:
+        """Build and judge; what was built before of the same recipe is taken up."""
+        request, clock, progress = self.request, self.clock, self.progress
+        planner = Planner(request.checkpoint, self.recipe, request.planner)
+        plan, speed = planner.plan(), forecast(planner, self.asked.target.chip)
+        first = FirstShards(request.checkpoint, self.asked, clock, progress)
+        judged_before = sum(clock.seconds.values())
+        started = time.perf_counter()
+        try:
+            bundle = build(
+                request.checkpoint, self.recipe, self.target,
+                lambda what, done, total: progress(f"build {what}", done, total),
+                force, first.judge, rebuild,
+            )  # fmt: skip
+        except FirstShardsFailed:
+            return PortResult(
+                plan, None, first.ladder, first.residency, None, first.explain(self.recipe), speed,
+                clock.seconds, self.asked.required,
+            )  # fmt: skip
+        spent = time.perf_counter() - started
+        clock.add("build", spent - (sum(clock.seconds.values()) - judged_before))
+        if first.residency is None and self.asked.required:
+            first.audit(InBundle(bundle).packages)
+        for name, outcome in (("ladder", first.ladder), ("residency", first.residency)):
+            if outcome is not None:
+                bundle.write_gate(name, gate_json(outcome))
+        with clock.stage("golden"):
+            golden, why = judge(bundle, request.checkpoint, progress)
         return PortResult(
-            plan, None, first.ladder, first.residency, None, None, speed, clock.seconds
-        )
-    clock.seconds["build"] = time.perf_counter() - started - sum(clock.seconds.values())
-    for name, outcome in (("ladder", first.ladder), ("residency", first.residency)):
-        if outcome is not None:
-            bundle.write_gate(name, gate_json(outcome))
-    with clock.stage("golden"):
-        golden, why = judge(bundle, request.checkpoint, progress)
-    return PortResult(
-        plan, bundle, first.ladder, first.residency, golden, why, speed, clock.seconds
-    )
+            plan, bundle, first.ladder, first.residency, golden, why or first.explain(self.recipe),
+            speed, clock.seconds, self.asked.required,
+        )  # fmt: skip
 
 
 def judge(
@@ -174,7 +296,7 @@ def gate_json(outcome: Gate) -> dict[str, Any]:
 
 @dataclass
 class Clock:
-    """Seconds by stage."""
+    """Seconds by stage, of all attempts."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -184,29 +306,56 @@ class Clock:
         try:
             yield
         finally:
-            self.seconds[name] = time.perf_counter() - started
+            self.add(name, time.perf_counter() - started)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Count some seconds more."""
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
 
 class FirstShardsFailed(Exception):
-    """Stops a build whose first shards are wrong; never leaves this module."""
+    """Stops a build whose first shards are refused; never leaves this module."""
 
 
 class FirstShards:
     """The gate of a build: judges the first shard of every kind before the others are made."""
 
-    def __init__(self, checkpoint: Checkpoint, progress: Progress) -> None:
-        self.checkpoint, self.progress = checkpoint, progress
+    def __init__(
+        self, checkpoint: Checkpoint, asked: Residency, clock: Clock, progress: Progress
+    ) -> None:
+        self.checkpoint, self.asked = checkpoint, asked
+        self.clock, self.progress = clock, progress
         self.ladder: LadderResult | None = None
         self.residency: Audit | None = None
-        self.clock = Clock()
 
     def judge(self, planner: Planner, packages: dict[str, Path]) -> None:
-        """Compare and audit; FirstShardsFailed when they differ from the model."""
+        """Audit and compare; FirstShardsFailed when they leave the ANE and must not, or differ from
+        the model."""
+        self.audit(packages)
+        if self.refused is not None:
+            raise FirstShardsFailed
         self.progress("first shard of every kind, against the model", 0, 1)
         with self.clock.stage("ladder"):
             self.ladder = ladder(self.checkpoint, planner, packages)
-        with self.clock.stage("residency"):
-            programs = {name: load(path) for name, path in packages.items()}
-            self.residency = audit(programs, Target())
         if not self.ladder.passed:
             raise FirstShardsFailed
+
+    def audit(self, packages: Mapping[str, Path]) -> None:
+        """Predict where the ops of some packages run."""
+        with self.clock.stage("residency"):
+            programs = {name: load(path) for name, path in packages.items()}
+            self.residency = audit(programs, self.asked.target)
+
+    @property
+    def refused(self) -> Audit | None:
+        """The audit, if it is one that refuses the port."""
+        audited = self.residency
+        return None if audited is None or audited.passed or not self.asked.required else audited
+
+    def explain(self, recipe: Recipe) -> Explanation | None:
+        """Why they were refused; None where they were not."""
+        if self.refused is not None:
+            return explain_residency(self.refused, recipe)
+        if self.ladder is not None and not self.ladder.passed:
+            return explain_ladder(self.ladder, recipe)
+        return None

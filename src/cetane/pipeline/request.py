@@ -1,5 +1,6 @@
 """What a user asks to be built: a checkpoint, a recipe with some values replaced, and a place."""
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +31,11 @@ class Request:
 
     checkpoint: Checkpoint
     recipe: Recipe
+    named: frozenset[str] = frozenset()
+    """Values of the recipe that the user chose, by dotted key: no choice for a chip changes
+    them."""
+    budget: int | None = None
+    """Bytes of weights and tables, at most."""
 
     @cached_property
     def planner(self) -> Planner:
@@ -68,12 +74,14 @@ def make_request(
     context: int | None = None,
     bits: int | None = None,
     changes: Mapping[str, Any] | None = None,
+    budget: str | None = None,
 ) -> Request:
     """Open a checkpoint and a recipe, and replace some of the recipe's values.
 
     `context` is in tokens; `bits` chooses the format of weights for which the recipe names no
-    other. `changes` are values by dotted key, as `{"tokens.verify": 8}`, and win over both. A
-    recipe by name has no longer a context than the model.
+    other. `changes` are values by dotted key, as `{"tokens.verify": 8}`, and win over both.
+    `budget` is the most that weights and tables may take, as "300MB". A recipe by name has no
+    longer a context than the model.
     """
     wanted: dict[str, Any] = {}
     if context is not None:
@@ -87,7 +95,16 @@ def make_request(
     checkpoint = open_checkpoint(model)
     if isinstance(recipe, str) and recipe in shipped() and "cache.context" not in wanted:
         wanted |= fitting_context(checkpoint, chosen.cache.context)
-    return Request(checkpoint, override(chosen, wanted))
+    size = None if budget is None else read_size(budget)
+    return Request(checkpoint, override(chosen, wanted), frozenset(wanted), size)
+
+
+def read_size(text: str) -> int:
+    """Bytes of "300MB" or "1.2GB"; CetaneError for what is no size."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(MB|GB)", text)
+    if match is None or not float(match[1]):
+        raise CetaneError(f"--budget {text}: no size", "write 300MB or 1.2GB")
+    return int(float(match[1]) * (1e6 if match[2] == "MB" else 1e9))
 
 
 def fitting_context(checkpoint: Checkpoint, context: int) -> dict[str, int]:

@@ -191,7 +191,7 @@ class Planner:
             vocab=model.vocab,
             layers=len({block.layer for block in model.layers}),
             embedding_bytes=sum(
-                t.rows * (2 * t.channels if recipe.embedding.format == "fp16" else t.channels + 2)
+                t.rows * (t.channels + 2 if recipe.embedding.quantized else 2 * t.channels)
                 for t in tables.values()
             ),
             weight_bytes=sum(shard.weight_bytes for shard in shards),

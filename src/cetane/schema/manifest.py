@@ -14,6 +14,8 @@ from cetane.validation import Data
 SCHEMA = 3
 MANIFEST = "manifest.json"
 GATES = "gates"
+RECIPE = "recipe.toml"
+"""The recipe of the plan as a file, with the reasons for what cetane chose."""
 TOKENIZER = "tokenizer"
 PRODUCERS = ("cetane", "coremltools", "torch", "transformers")
 

@@ -24,7 +24,9 @@ DEFAULT_QUALITY: Quality = "good"
 class Layout(Data):
     """Which blocks go into which shard; a layer of some families is two blocks."""
 
-    kind: Literal["per-block", "per-layer", "chunks", "single"] = "chunks"
+    kind: Literal["per-block", "per-layer", "chunks", "single", "auto"] = "chunks"
+    """`auto` is left to a port for a chip, with contract, head slices and a verifier's width; it
+    means chunks until then."""
     chunks: int | None = Field(default=None, ge=1)
     """Number of shards that hold the layers. The default is 4, or one a layer if there are
     fewer."""
@@ -105,11 +107,17 @@ class Tokens(Data):
 
 
 class EmbeddingTable(Data):
-    """How the host keeps its tables. With `int8`, each row has a scale in fp16."""
+    """How the host keeps its tables. With `int8`, each row has a scale in fp16. `auto` is left to a
+    port, and int8 until then."""
 
-    format: Literal["fp16", "int8"] = "fp16"
+    format: Literal["fp16", "int8", "auto"] = "fp16"
     inside: bool = False
     """Whether the first shard looks tokens up itself: a gather, which leaves the ANE."""
+
+    @property
+    def quantized(self) -> bool:
+        """Whether rows are int8."""
+        return self.format != "fp16"
 
 
 class HeadTable(Data):
@@ -160,6 +168,8 @@ class Recipe(Data):
     )
     """The quality that the recipe promises. The gate holds the bundle to it at any number of bits.
     Manifests leave the default out, so that older manifests keep their bytes."""
+    reasons: dict[str, str] = Field(default_factory=dict, exclude_if=lambda reasons: not reasons)
+    """Why cetane chose a value that the recipe left to it, by dotted key."""
 
     @model_validator(mode="after")
     def consistent(self) -> "Recipe":
@@ -217,6 +227,32 @@ def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
             table = inner
         table[field] = value
     return parse_recipe(content, f"recipe {recipe.name}") if changes else recipe
+
+
+def decided(recipe: Recipe, values: Mapping[str, Any], reasons: Mapping[str, str]) -> Recipe:
+    """A recipe with some values that cetane chose, by dotted key, and why."""
+    return override(recipe, {**values, "reasons": {**recipe.reasons, **reasons}})
+
+
+def value_of(recipe: Recipe, key: str) -> Any:
+    """A value of a recipe by its dotted key; None where it has none."""
+    value: Any = recipe.model_dump(mode="json")
+    for name in key_path(key):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def recipe_content(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as TOML says it, defaults left out; a file of it is read as the same recipe."""
+    return without_none(recipe.model_dump(mode="json", exclude_defaults=True))
+
+
+def without_none(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Content for TOML, which has no null: `Width` reads 0 as None."""
+    return {
+        key: without_none(value) if isinstance(value, Mapping) else 0 if value is None else value
+        for key, value in content.items()
+    }
 
 
 def key_path(key: str) -> list[str]:

@@ -1,6 +1,6 @@
 """The grid of a sweep: the formats in `data/sweep.toml`, for a model's weights."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -140,13 +140,3 @@ def weights(planner: Planner) -> Iterator[Weight]:
     for blocks in planner.members.values():
         for block in blocks:
             yield from (weight for _, weight in block.weights() if weight.kind)
-
-
-def pattern(names: Iterable[str], others: Iterable[str]) -> list[str]:
-    """Patterns that match only these names: one pattern, if their common beginning suffices."""
-    mine = list(names)
-    start, end = min(mine), max(mine)
-    shared = next((i for i, (a, b) in enumerate(zip(start, end, strict=False)) if a != b), None)
-    if shared is None or any(name.startswith(start[:shared]) for name in others):
-        return sorted(set(mine))
-    return [f"{start[:shared]}*"]

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 
-from cetane.compress import Format, Selection, SensitivityFile, parse_format
+from cetane.compress import Format, Selection, SensitivityFile, parse_format, pattern
 from cetane.families import Weight
 from cetane.files import Progress
 from cetane.planner import Planner
 from cetane.sweeps.allocate import Option, allocate
-from cetane.sweeps.grid import Candidate, fits, load_grid, pattern
+from cetane.sweeps.grid import Candidate, fits, load_grid
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,11 @@
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from cetane.checkpoint import Checkpoint
 from cetane.compress import Format, Fp16, Selection, SensitivityFile, parse_format
@@ -21,7 +20,7 @@ from cetane.perf.predict import Predictor
 from cetane.pipeline.build import location
 from cetane.planner import Planner
 from cetane.schema.manifest import producers
-from cetane.schema.recipe import Recipe, parse_recipe
+from cetane.schema.recipe import Recipe, parse_recipe, recipe_content
 from cetane.sweeps import mixed, moments, smoke
 from cetane.sweeps.grid import Candidate, candidate, weights
 from cetane.sweeps.on_chip import predict
@@ -280,7 +279,7 @@ def best(points: Sequence[Point], budget: int) -> Point | None:
 
 def write_recipe(sweep: Sweep, point: Point) -> Path:
     """The sweep's recipe with a point's compression, as TOML that `cetane port -r` takes."""
-    content = sweep.recipe_of(point.compression).model_dump(mode="json", exclude_defaults=True)
+    content = recipe_content(sweep.recipe_of(point.compression))
     content["name"] = point.name
     content["description"] = (
         f"{point.bits_per_weight:.2f} bits a weight; perplexity {point.perplexity:.2f}, "
@@ -288,13 +287,5 @@ def write_recipe(sweep: Sweep, point: Point) -> Path:
         f"{point.text.name}"
     )
     path = sweep.folder / "recipe.toml"
-    write_toml(path, without_none(content))
+    write_toml(path, content)
     return path
-
-
-def without_none(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Content for TOML, which has no null: `recipe.Width` reads 0 as None."""
-    return {
-        key: without_none(value) if isinstance(value, Mapping) else 0 if value is None else value
-        for key, value in content.items()
-    }

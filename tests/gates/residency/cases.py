@@ -161,6 +161,18 @@ def product(left: tuple[int, ...], right: tuple[int, ...], **others: Any) -> Mod
     return Model(lambda x, y: mb.matmul(x=x, y=y), inputs=inputs, **others)
 
 
+def written(tokens: int) -> Model:
+    """A cache `(1, 8, 64, 512)` with some columns written by a one-hot mask."""
+    inputs = {
+        "cache": ((1, 8, 64, 512), "fp16"), "keep": ((1, 1, 1, 512), "fp16"),
+        "x": ((1, 8, 64, tokens), "fp16"), "y": ((1, 1, tokens, 512), "fp16"),
+    }  # fmt: skip
+    return Model(
+        lambda cache, keep, x, y: mb.add(x=mb.mul(x=cache, y=keep), y=mb.matmul(x=x, y=y)),
+        inputs=inputs, **PHONE,
+    )  # fmt: skip
+
+
 OPERATION_CASES = {
     "reduction-depth": (
         Model(lambda x: conv(x, 64), **of((1, 20_480, 1, 1))),
@@ -195,9 +207,9 @@ OPERATION_CASES = {
         Model(lambda x: mb.linear(x=x, weight=weight(64, 64)), **of((4, 1, 64))),
     ),
     "matmul-scatter": (
-        product((1, 8, 512, 16), (1, 8, 16, 64), **PHONE),
-        product((1, 8, 64, 64), (1, 8, 64, 512), **PHONE),
+        written(8), product((1, 8, 512, 16), (1, 8, 16, 64), **PHONE),  # a score of small heads
     ),
+    "wide-matmul-scatter": (written(64), written(4)),
     "activation-quantization": (
         Model(quantized, **PHONE), Model(lambda x: conv(x, 64, "int8"), **PHONE),
     ),

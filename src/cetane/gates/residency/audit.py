@@ -21,7 +21,6 @@ from cetane.gates.residency.rule import (
 )
 from cetane.gates.residency.tail import dragged
 from cetane.gates.residency.target import Target
-from cetane.gates.verdict import Check, at_most
 from cetane.mil.program import Op, Program, TensorType
 
 DAMAGED = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError)
@@ -268,18 +267,6 @@ def reasons(functions: Sequence[FunctionAudit], findings: Sequence[Finding]) -> 
             f"{share:.1%} of the weights are read off the ANE, "
             f"at most {ask.weights_off_ane:.0%} may be"
         )
-
-
-def require_residency(audited: Audit) -> tuple[Check, ...]:
-    """The gate of a named chip and system: its limits as checks, to be held before golden."""
-    ask = limits().residency
-    where = f"residency on {audited.target}"
-    share = weights_off_ane(audited.functions)
-    bad = sum(reason.partition(":")[0] in ask.severities for reason in audited.reasons)
-    return (
-        at_most(f"{where}: weights off the ANE", share, ask.weights_off_ane),
-        at_most(f"{where}: {' or '.join(ask.severities)} findings", float(bad), 0),
-    )
 
 
 def weights_off_ane(functions: Sequence[FunctionAudit]) -> float:

@@ -78,6 +78,8 @@ class Rule(Known):
     """Patterns of chip ids."""
     min_os: float = 0
     framework: Literal["Core ML"] = "Core ML"
+    changes: dict[str, str | int | bool] = Field(default_factory=dict)
+    """What mends it in a recipe, by dotted key; `more` chunks are twice as many."""
     drags: bool = False
     """Whether unary and shape ops between the op and the edge of the graph go with it."""
     group: str = ""

@@ -13,10 +13,12 @@ OF_SIZE = ("tiny-program",)
 
 @each("residency")
 def residency(side: Side) -> Findings:
-    """The residency of the built packages, by rules."""
+    """The residency of the built packages, by the rules of the workload's chip."""
     without = OF_SIZE if side.given.workload.stands_for else ()
     packages = {shard.name: side.bundle.shard(shard.name) for shard in side.bundle.plan.shards}
-    audited = audit({name: load(path) for name, path in packages.items()}, Target(), without)
+    audited = audit(
+        {name: load(path) for name, path in packages.items()}, Target(side.chip.id), without
+    )
     ops = sum(function.count() for function in audited.functions)
     on = sum(function.count("ANE") for function in audited.functions)
     decoding = [f for f in audited.functions if not f.variant and f.tokens == 1]

@@ -5,14 +5,14 @@ from math import prod
 from cetane.gates.residency.graph import Graph
 from cetane.gates.residency.rule import on_op
 from cetane.hardware.notch import on_notch
-from cetane.mil.program import Op
+from cetane.mil.program import Argument, Op
 
 DEEPEST = 16_384
 LONGEST_KERNEL = 13
 FUSED_ATTENTION = 2_000_000
 SCATTER_TOKENS = (8, 32)
-"""Contracted tokens between which a matrix product is taken for a write into a cache: attention
-contracts heads of 64 and more, or a whole context."""
+"""Tokens of a call whose write into a cache by a matrix product was seen to fail: the fewest and
+the most that anybody reported."""
 
 
 @on_op("reduction-depth")
@@ -75,12 +75,34 @@ def recurrent(op: Op, graph: Graph) -> str | None:
 @on_op("matmul-scatter")
 def matmul_scatter(op: Op, graph: Graph) -> str | None:
     low, high = SCATTER_TOKENS
-    made = graph.output_shape(op)
-    if op.kind != "matmul" or len(made) < 4 or graph.matrix(op) is not None:
+    return scattered(op, graph) if low <= graph.depth(op) <= high else None
+
+
+@on_op("wide-matmul-scatter")
+def wide_matmul_scatter(op: Op, graph: Graph) -> str | None:
+    return scattered(op, graph) if graph.depth(op) > SCATTER_TOKENS[1] else None
+
+
+def scattered(op: Op, graph: Graph) -> str | None:
+    """What a matrix product writes into a cache: it is added to the part of an input or a state
+    that a mask leaves. The scores of attention are matrix products of the same shapes."""
+    if op.kind != "matmul" or graph.matrix(op) is not None:
         return None
-    if low <= graph.depth(op) <= high and min(made[-2:]) >= 2 * high:
-        return f"{made} from {graph.depth(op)} columns"
-    return None
+    sums = [user for user in graph.users(op) if user.kind == "add"]
+    kept = [m for user in sums for m in graph.makers(user) if m.kind == "mul"]
+    if not any(is_given(graph.argument(mul, name), graph) for mul in kept for name in ("x", "y")):
+        return None
+    return f"{graph.output_shape(op)} from {graph.depth(op)} columns"
+
+
+def is_given(argument: Argument | None, graph: Graph) -> bool:
+    """Whether a value is an input or a state, or a slice of one."""
+    op = graph.maker(argument) if argument is not None else None
+    if op is None:
+        return argument in graph.function.inputs
+    return op.kind == "read_state" or (
+        op.kind == "slice_by_index" and is_given(graph.argument(op, "x"), graph)
+    )
 
 
 @on_op("activation-quantization")

@@ -1,0 +1,338 @@
+"""The compression that a recipe leaves to cetane (`compression.default = "auto"`), before a build.
+
+Candidates are judged in turn, the smallest first, on the authored modules and a text, by the golden
+gate's own checks. The first that holds what the recipe promises, with a margin, is taken.
+"""
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from itertools import chain, groupby, product
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from cetane.checkpoint import Checkpoint
+from cetane.compress import AUTO, Selection, parse_format, pattern
+from cetane.errors import CetaneError
+from cetane.families import Weight
+from cetane.files import Progress, cache_dir, read_json, silent, write_json
+from cetane.gates.compressions import Judge, Window
+from cetane.gates.limits import limits
+from cetane.gates.probes import text_tokens
+from cetane.gates.quality import Agreement
+from cetane.gates.verdict import Check
+from cetane.pipeline.calibration import resolve_scale
+from cetane.planner import Planner
+from cetane.schema.manifest import producers
+from cetane.schema.recipe import Recipe, decided, override, value_of
+from cetane.validation import Data, validated
+
+Kept = TypeVar("Kept", bound=Data)
+
+SMALL, LARGE = "palette6-kmeans-group32", "int8-per-channel"
+NEAREST, MIX = "fp16", "a mix of 6-bit palettes and int8"
+"""What is tried for all weights, the smallest first; between the first two, a mix of them."""
+MARGIN = 0.8
+"""The part of every limit that a candidate may use, since the gate judges another text."""
+THIRDS = 3
+"""Parts of the layers, by depth, that a mix tells apart."""
+WINDOW = 128
+"""Tokens that are judged together, in one call: a large vocabulary's logits take 134 MB."""
+BRIEF = 96
+"""Tokens on which the parts of a mix are compared."""
+KEY, ROWS = "compression.default", "embedding.format"
+DECIDING = {"family", "embedding", "head", "quality", "compression"}
+"""Tables of a recipe that a judgement depends on."""
+
+
+class Judgement(Data):
+    """What a candidate costs, as the golden gate's checks."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check holds, with the margin."""
+        return all(holds(check) for check in self.checks)
+
+    def __str__(self) -> str:
+        """The figures and their limits, in one line."""
+        return ", ".join(
+            f"{check.name.partition(': ')[2]} {check.value:.2g}, limit {check.limit:g}"
+            for check in self.checks
+        )
+
+
+def holds(check: Check) -> bool:
+    """Whether a check leaves room to its limit: a share by its interval, others by the margin."""
+    if check.interval is not None:
+        return check.passed
+    nothing = 1.0 if check.name.endswith("ratio") else 0.0
+    """Of a compression that costs nothing."""
+    return check.value - nothing <= MARGIN * (check.limit - nothing)
+
+
+def resolve_recipe(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = silent) -> Recipe:
+    """The recipe with a value in place of every `auto`, and why: the first of `resolutions`."""
+    return with_layout(next(resolutions(checkpoint, recipe, progress)))
+
+
+def with_layout(recipe: Recipe) -> Recipe:
+    """The recipe with the layout that `auto` means where no chip is named."""
+    return override(recipe, {"layout.kind": "chunks"}) if recipe.layout.kind == "auto" else recipe
+
+
+def resolutions(
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    progress: Progress = silent,
+    budget: int | None = None,
+) -> Iterator[Recipe]:
+    """The recipe with a value in place of every `auto`, as often as there is another choice.
+
+    A recipe without `auto` comes back as it is, without a pass over the model. The compressions are
+    those that hold the recipe's promise, the smallest first. fp16 is the last whatever is judged,
+    since nothing is nearer to the model. What the recipe says of types and names stays. `budget` is
+    the most bytes of weights and tables: CetaneError where nothing so small holds the promise.
+    """
+    recipe = resolve_scale(checkpoint, recipe, progress)
+    if not (recipe.compression.auto or recipe.embedding.format == AUTO):
+        check_budget(Planner(checkpoint, recipe), budget)
+        yield recipe
+        return
+    bench = Bench(checkpoint, recipe, progress)
+    for rows in bench.rows():
+        if rows == "int8" and not bench.holds("int8 rows alone", bench.candidate(rows, NEAREST)):
+            continue
+        for name, candidate in bench.candidates(rows):
+            if bench.holds(name, candidate):
+                check_budget(Planner(checkpoint, candidate, bench.planner), budget)
+                yield bench.chosen(name, candidate)
+    nearest = bench.candidate(bench.rows()[-1], NEAREST)
+    check_budget(Planner(checkpoint, nearest, bench.planner), budget)
+    yield bench.chosen(NEAREST, nearest)  # whatever it costs: nothing is nearer to the model
+
+
+def check_budget(planner: Planner, budget: int | None) -> None:
+    """CetaneError for a plan that takes more than `budget` bytes."""
+    plan = planner.plan()
+    size = plan.weight_bytes + plan.embedding_bytes
+    if budget is not None and size > budget:
+        raise CetaneError(
+            f"--budget {budget / 1e6:.0f} MB: the smallest that is {plan.recipe.quality} takes "
+            f"{size / 1e6:.0f} MB",
+            "promise less (--quality usable), name fewer bits, or choose fewer tokens for the head "
+            "(cetane vocabulary)",
+        )
+
+
+@dataclass(frozen=True)
+class Group:
+    """Weights that a mix treats alike: those of one part of the layers."""
+
+    weights: tuple[Weight, ...]
+    patterns: tuple[str, ...]
+    """Their names and no others'."""
+
+    @property
+    def saved(self) -> int:
+        """Bytes that the smaller of a mix's formats saves."""
+        small, large = (parse_format(name) for name in (SMALL, LARGE))
+        return sum(large.nbytes(w.shape) - small.nbytes(w.shape) for w in self.weights)
+
+    @classmethod
+    def of(cls, weights: Sequence[Weight], names: Collection[str]) -> "Group":
+        """Some weights of a model whose weights have `names`: a pattern a layer."""
+        mine = {weight.name for weight in weights}
+        layers = groupby(sorted(mine), key=lambda name: name.split(".")[:3])
+        patterns = (pattern(list(part), set(names) - mine) for _, part in layers)
+        return cls(tuple(weights), tuple(chain.from_iterable(patterns)))
+
+
+class Harms(Data):
+    """What a mix may cost: KL with all weights in the larger format, and what each group adds."""
+
+    rest: float
+    groups: tuple[float, ...]
+
+
+class Bench:
+    """A model under candidates, all judged on one text; judgements stay in the cache folder."""
+
+    def __init__(self, checkpoint: Checkpoint, recipe: Recipe, progress: Progress) -> None:
+        self.checkpoint, self.recipe, self.progress = checkpoint, recipe, progress
+        self.planner = Planner(checkpoint, recipe)
+        content = (resources.files("cetane") / "data" / "texts" / "english.txt").read_text("utf-8")
+        self.tokens = text_tokens(checkpoint.tokenizer, limits().evidence.positions, content)
+        self.refused: list[str] = []
+
+    @cached_property
+    def model(self) -> Judge:
+        self.progress("weights to choose by", 0, 1)
+        window = min(WINDOW, self.recipe.cache.context)
+        return Judge(self.checkpoint, override(self.recipe, {"cache.context": window}))
+
+    @cached_property
+    def truth(self) -> list[Window]:
+        """What the weights in fp16 make of the text."""
+        self.model.compress(Selection())
+        self.model.store_rows(quantized=False)
+        return list(self.model.read(self.tokens))
+
+    def rows(self) -> tuple[str, ...]:
+        """Formats of the host's tables to try, the smallest first."""
+        asked = self.recipe.embedding.format
+        return ("int8", NEAREST) if asked == AUTO else (asked,)
+
+    def candidates(self, rows: str) -> Iterator[tuple[str, Recipe]]:
+        """What is between the smallest and fp16, by name; the caller goes on while they fail."""
+        if not self.recipe.compression.auto:
+            yield self.recipe.compression.default, self.candidate(rows, None)
+            return
+        yield SMALL, self.candidate(rows, SMALL)
+        mix = self.mix(rows)
+        if mix:
+            yield MIX, override(self.candidate(rows, SMALL), {"compression.names": mix})
+        yield LARGE, self.candidate(rows, LARGE)
+
+    def candidate(self, rows: str, default: str | None) -> Recipe:
+        """The recipe with formats of the tables and of the weights that it leaves to cetane."""
+        values = {KEY: default} if default and self.recipe.compression.auto else {}
+        return override(self.recipe, {**values, "embedding.format": rows})
+
+    def chosen(self, name: str, candidate: Recipe) -> Recipe:
+        """A candidate with the reasons for what was chosen; gives the weights' memory back."""
+        said = f"{name}, {self.recipe.quality}: {self.judge(candidate)}"
+        if self.refused:
+            said += f"; smaller is not: {'; '.join(self.refused)}"
+        self.__dict__.pop("model", None)
+        self.__dict__.pop("truth", None)
+        chosen = [key for key in (KEY, ROWS) if value_of(self.recipe, key) == AUTO]
+        return decided(candidate, {}, dict.fromkeys(chosen, said))
+
+    def holds(self, name: str, candidate: Recipe) -> bool:
+        """Whether a candidate holds what the recipe promises; notes it where it does not."""
+        judgement = self.judge(candidate)
+        if not judgement.passed:
+            self.refused.append(f"{name} ({judgement})")
+        return judgement.passed
+
+    def judge(self, candidate: Recipe) -> Judgement:
+        """What a candidate costs, now or in an earlier port."""
+
+        def measure() -> Judgement:
+            self.progress(f"is {candidate.compression.default} {self.recipe.quality}", 0, 1)
+            truth = self.truth
+            self.model.compress(candidate.compression)
+            self.model.store_rows(candidate.embedding.quantized)
+            return Judgement(checks=tuple(self.compare(truth).judge(self.recipe)))
+
+        return self.kept(Judgement, candidate, measure)
+
+    def compare(self, truth: Sequence[Window]) -> Agreement:
+        """The model as it is now against what it made of some windows before."""
+        plan = self.model.engine.plan
+        agreement = Agreement(self.recipe, plan.choosable, plan.vocab)
+        for before in truth:
+            now, targets = self.model.window(before.tokens), np.asarray(before.tokens[1:])
+            agreement.add(now.logits[:-1], before.logits[:-1], targets)
+        return agreement
+
+    def mix(self, rows: str) -> dict[str, str]:
+        """The larger of a mix's formats, by name, for all weights but the groups that bear the
+        smaller one best: as many as the promise has room for. Empty where that is all, or none."""
+        groups, large = self.groups(), self.candidate(rows, LARGE)
+        harms = self.kept(Harms, large, lambda: self.harms(groups, large))
+        room = MARGIN * limits().quality[self.recipe.quality].kl - harms.rest
+        small: set[int] = set()
+        for index in sorted(range(len(groups)), key=lambda i: harms.groups[i] / groups[i].saved):
+            if harms.groups[index] <= room:
+                small.add(index)
+                room -= harms.groups[index]
+        if not 0 < len(small) < len(groups):
+            return {}
+        others = [group for index, group in enumerate(groups) if index not in small]
+        named = {name: LARGE for group in others for name in group.patterns}
+        return named | self.recipe.compression.names
+
+    def groups(self) -> list[Group]:
+        """The weights that the recipe leaves to cetane, by part of the layers: errors of early ones
+        cost most, whatever the kind (Gemma 3 270M: KL of 0.22, 0.03 and 0.01 by thirds)."""
+        small, large = (self.candidate(NEAREST, name).compression for name in (SMALL, LARGE))
+        parts: dict[int, list[Weight]] = defaultdict(list)
+        everything: set[str] = set()
+        layers = self.planner.model.layers[-1].layer + 1
+        for block in self.planner.blocks:
+            for _, weight in block.weights():
+                kind = weight.kind
+                if kind is None:
+                    continue
+                everything.add(weight.name)
+                if small.format_for(weight.name, kind) != large.format_for(weight.name, kind):
+                    parts[min(block.layer, layers - 1) * THIRDS // layers].append(weight)
+        return [Group.of(weights, everything) for weights in parts.values()]
+
+    def harms(self, groups: Sequence[Group], large: Recipe) -> Harms:
+        """KL of every group in the smaller format, all else in the larger one."""
+        self.model.compress(Selection())
+        self.model.store_rows(quantized=False)
+        truth = list(self.model.read(self.tokens[:BRIEF]))
+        self.model.compress(large.compression)
+        self.model.store_rows(large.embedding.quantized)
+        rest = self.compare(truth).mean("kl")
+        costs = []
+        for index, group in enumerate(groups):
+            self.progress(f"part {index + 1} of a mix", index, len(groups))
+            names = dict.fromkeys(group.patterns, SMALL)
+            mixed = large.compression.model_copy(update={"names": large.compression.names | names})
+            self.model.compress(mixed)
+            costs.append(max(0.0, self.compare(truth).mean("kl") - rest))
+        return Harms(rest=rest, groups=tuple(costs))
+
+    def kept(self, kind: type[Kept], candidate: Recipe, make: Callable[[], Kept]) -> Kept:
+        """A figure of a candidate, from the cache folder where it is there already."""
+        path = self.place(kind, candidate)
+        with suppress(CetaneError):
+            return validated(kind, read_json(path), str(path))
+        made = make()
+        with suppress(CetaneError, OSError):  # a cache that cannot be written is no error
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, made.model_dump(mode="json"))
+        return made
+
+    def known(self, candidate: Recipe) -> Judgement | None:
+        """What an earlier port or a plan learnt of a candidate; reads no weight."""
+        path = self.place(Judgement, candidate)
+        with suppress(CetaneError):
+            return validated(Judgement, read_json(path), str(path))
+        return None
+
+    def place(self, kind: type[Data], candidate: Recipe) -> Path:
+        """The file of a figure, by what it depends on."""
+        content = [
+            kind.__name__,
+            self.checkpoint.fingerprint,
+            candidate.model_dump(mode="json", include=DECIDING),
+            self.tokens,
+            producers(),
+        ]
+        key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return cache_dir() / "judgements" / f"{key}.json"
+
+
+def known_to_hold(checkpoint: Checkpoint, recipe: Recipe, formats: Sequence[str]) -> set[str]:
+    """Formats, as the recipe's default, that hold its promise: fp16, and those that were judged on
+    this model in an earlier port. Reads no weight and judges nothing."""
+    bench, known = Bench(checkpoint, recipe, silent), {NEAREST}
+    for name, rows in product(formats, bench.rows()):
+        judgement = bench.known(override(recipe, {KEY: name, ROWS: rows}))
+        if judgement is not None and judgement.passed:
+            known.add(name)
+    return known

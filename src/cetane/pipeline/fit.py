@@ -1,0 +1,148 @@
+"""What a recipe leaves open, chosen for a chip (`layout.kind = "auto"`): programs that the chip is
+known to hold, a contract that its rules ask for, and of these the fastest as predicted."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from cetane.errors import CetaneError
+from cetane.gates.residency.rule import load_rules
+from cetane.gates.residency.target import Target
+from cetane.hardware.chips import Chip, find_chip
+from cetane.perf.cost import cite
+from cetane.perf.predict import Prediction, Predictor
+from cetane.planner import Planner
+from cetane.schema.plan import Plan
+from cetane.schema.recipe import Mode, Recipe, decided, override
+
+CONTRACT, SLICES, CHUNKS = "cache.contract", "head.slices", "layout.chunks"
+KIND, VERIFY = "layout.kind", "tokens.verify"
+WIDTHS = (8, 4, 2)
+"""Tokens of a verifying call, the widest first."""
+FREE = 1.25
+"""Decode steps that a verifying call may take: drafts of that width cost next to nothing."""
+NEAR = 1.02
+"""How much slower than the fastest a layout of fewer packages may be predicted."""
+
+
+def fit(planner: Planner, target: Target, named: Collection[str] = ()) -> Recipe:
+    """The recipe of a plan with a layout, head slices, a contract and a verifier's width for a
+    chip, each with its reason. Values that are `named` stay.
+
+    A recipe that says its layout comes back as it is. CetaneError where the chip holds none.
+    """
+    if planner.recipe.layout.kind != "auto":
+        return planner.recipe
+    recipe = planner.recipe
+    steps = (by_rules, by_longest_axis, by_known_programs, by_free_drafts)
+    for step in steps:
+        values, reason = step(Planner(planner.checkpoint, recipe, planner), target)
+        open_values = {key: value for key, value in values.items() if key not in named}
+        recipe = decided(recipe, open_values, dict.fromkeys(open_values, reason))
+    return recipe
+
+
+Choice = tuple[Mapping[str, Any], str]
+"""Values by dotted key, and why."""
+
+
+def by_rules(planner: Planner, target: Target) -> Choice:
+    """The contract that the rules of a chip ask for."""
+    asking = [
+        rule.id
+        for rule in load_rules().values()
+        if rule.applies(target) and rule.changes.get(CONTRACT) == "readonly"
+    ]
+    reason = f"the host writes the caches: {', '.join(asking)} speak against other contracts"
+    return {CONTRACT: "readonly"}, reason
+
+
+def by_longest_axis(planner: Planner, target: Target) -> Choice:
+    """As few slices of the head as the longest axis of a chip allows."""
+    axis, rows = find_chip(target.chip).figure("axis"), planner.plan().rows
+    slices = -(-rows // int(axis.value))
+    reason = f"{rows} rows; an axis has {axis.value:.0f} at most ({cite(axis)})"
+    return {SLICES: slices}, reason
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A layout of a plan on a chip."""
+
+    chunks: int
+    planner: Planner
+    chip: Chip
+
+    @cached_property
+    def plan(self) -> Plan:
+        return self.planner.plan()
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest program."""
+        return max(shard.weight_bytes for shard in self.plan.shards)
+
+    @property
+    def held(self) -> bool:
+        """Whether programs of this size and number were seen on the chip."""
+        most, count = (self.chip.figure(name).value for name in ("program_bytes", "programs"))
+        return self.largest <= most and len(self.plan.functions) <= count
+
+    @cached_property
+    def ms(self) -> float | None:
+        """Of a step, as predicted; None where nothing of the chip was measured."""
+        step = predict(self.planner, self.chip, "decode")
+        return None if step is None else step.ms
+
+
+def by_known_programs(planner: Planner, target: Target) -> Choice:
+    """The fastest layout whose programs a chip is known to hold; of equals, the fewest packages."""
+    chip = find_chip(target.chip)
+    fittings = [one for one in layouts(planner, chip) if one.held]
+    most = chip.figure("program_bytes")
+    if not fittings:
+        raise CetaneError(
+            f"no number of packages fits {chip.name}: programs of at most "
+            f"{most.value / 1e6:.0f} MB, {chip.figure('programs').value:.0f} of them",
+            "take a smaller compression: --bits 4, or --quality usable",
+        )
+    fastest = min((one.ms for one in fittings if one.ms is not None), default=0.0)
+    chosen = next(one for one in fittings if (one.ms or 0.0) <= NEAR * fastest)
+    speed = "" if chosen.ms is None else f"; predicted {chosen.ms:.2g} ms a token, the fastest"
+    reason = (
+        f"packages of {chosen.largest / 1e6:.0f} MB at most; {chip.name} is known to hold "
+        f"{most.value / 1e6:.0f} MB ({cite(most)}){speed}"
+    )
+    return {KIND: "chunks", CHUNKS: chosen.chunks}, reason
+
+
+def layouts(planner: Planner, chip: Chip) -> Iterator[Fitting]:
+    """Layers in one package, two, four, ... and one each; the head apart."""
+    layers = planner.plan().layers
+    counts = sorted({1 << power for power in range(layers.bit_length())} | {layers})
+    for count in counts:
+        recipe = override(planner.recipe, {KIND: "chunks", CHUNKS: count})
+        yield Fitting(count, Planner(planner.checkpoint, recipe, planner), chip)
+
+
+def by_free_drafts(planner: Planner, target: Target) -> Choice:
+    """The widest verifying call that takes hardly longer than a step."""
+    chip = find_chip(target.chip)
+    for width in WIDTHS:
+        recipe = override(planner.recipe, {VERIFY: width})
+        wide = Planner(planner.checkpoint, recipe, planner)
+        call, step = predict(wide, chip, "verify"), predict(wide, chip, "decode")
+        if call is None or step is None:
+            return {}, ""
+        if call.ms <= FREE * step.ms:
+            reason = (
+                f"predicted to take {call.ms / step.ms:.2f} steps; drafts of it are nearly free"
+            )
+            return {VERIFY: width}, reason
+    return {}, ""
+
+
+def predict(planner: Planner, chip: Chip, mode: Mode) -> Prediction | None:
+    """A call of a mode; None where nothing of the chip was measured."""
+    return Predictor(chip).predict(planner, mode) if chip.stream else None

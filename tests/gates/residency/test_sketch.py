@@ -1,0 +1,37 @@
+"""Rules on a plan that nothing was lowered of."""
+
+import pytest
+from tests.conftest import build_model
+from tests.perf.test_predict import Shapes
+
+from cetane.gates.residency.audit import audit
+from cetane.gates.residency.sketch import sketch
+from cetane.gates.residency.target import Target
+from cetane.planner import Planner
+from cetane.schema.recipe import parse_recipe
+
+
+def found(contract: str, verify: int, form: str = "fp16") -> set[str]:
+    """The rules that speak of a tiny plan for a phone."""
+    content = {
+        "name": "test",
+        "cache": {"contract": contract, "context": 128},
+        "tokens": {"verify": verify, "prefill": 0},
+        "compression": {"default": form},
+    }
+    planner = Planner(Shapes(build_model("llama")), parse_recipe(content, "test"))
+    audited = audit(sketch(planner), Target("a19-pro"))
+    return {finding.rule for function in audited.functions for finding in function.findings}
+
+
+@pytest.mark.parametrize(
+    ("contract", "verify", "refused"),
+    [("blend", 8, True), ("blend", 4, False), ("readonly", 8, False), ("shift", 8, False)],
+)
+def test_a_cache_that_the_graph_scatters(contract: str, verify: int, refused: bool) -> None:
+    assert ("matmul-scatter" in found(contract, verify)) == refused
+
+
+def test_formats_of_weights() -> None:
+    assert "int4-per-block" in found("readonly", 4, "int4-per-block32")
+    assert "int4-per-block" not in found("readonly", 4, "palette4-kmeans-group32")

@@ -1,0 +1,169 @@
+"""What a recipe leaves to cetane: the smallest compression that is as good as it promises."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from cetane.bundle.tables import QuantizedRows, quantize_rows
+from cetane.checkpoint import Checkpoint, open_checkpoint
+from cetane.compress import parse_format
+from cetane.errors import CetaneError
+from cetane.files import silent, write_toml
+from cetane.gates.limits import Limits, read
+from cetane.pipeline import choose
+from cetane.pipeline.choose import Bench, resolutions, resolve_recipe
+from cetane.planner import Planner
+from cetane.schema.recipe import Recipe, load_recipe, override, recipe_content
+
+SMALL, LARGE = "palette6-kmeans-group32", "int8-per-channel"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def checkpoint(tiny_checkpoint_folder: Path) -> Checkpoint:
+    return open_checkpoint(tiny_checkpoint_folder)
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    """The default, for a model of 256 positions."""
+    return override(load_recipe("default"), {"cache.context": 256})
+
+
+@pytest.fixture
+def promise(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """`promise(kl)`: what the quality `good` allows."""
+
+    def change(kl: float) -> None:
+        content = read().model_dump()
+        content["quality"]["good"] |= {"kl": kl, "top1": 0.01, "perplexity_ratio": 100.0}
+        changed = Limits.model_validate(content)
+        monkeypatch.setattr("cetane.gates.limits.read", lambda: changed)
+
+    return change
+
+
+def size(checkpoint: Checkpoint, recipe: Recipe) -> int:
+    plan = Planner(checkpoint, recipe).plan()
+    return plan.weight_bytes + plan.embedding_bytes
+
+
+def kl_of_hugging_face(folder: Path, recipe: Recipe, tokens: tuple[int, ...]) -> float:
+    """Mean KL of transformers' model with weights encoded and decoded, from the same in fp16."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def log_probabilities() -> torch.Tensor:
+        with torch.inference_mode():
+            windows = torch.tensor(tokens).reshape(2, 128)
+            return model(windows).logits[:, :-1].double().log_softmax(-1)
+
+    for parameter in model.parameters():
+        parameter.data = parameter.data.half().float()
+    p = log_probabilities()
+    for name, parameter in model.named_parameters():
+        if parameter.ndim < 2:
+            continue
+        if name == "model.embed_tokens.weight":
+            if recipe.embedding.format == "int8":
+                rows = QuantizedRows(*quantize_rows(parameter.data.numpy()))[:]
+                parameter.data = torch.from_numpy(rows)
+            continue
+        kind = "head" if name == "lm_head.weight" else "any"
+        form = recipe.compression.format_for(name, kind)
+        halves = [parameter.data] if kind == "any" else list(parameter.data.tensor_split([128]))
+        decoded = [form.encode(half.half().numpy()).decode() for half in halves]
+        parameter.data = torch.from_numpy(np.concatenate(decoded)).float()
+    q = log_probabilities()
+    return float((p.exp() * (p - q)).sum(-1).mean())
+
+
+def test_the_smallest_that_holds_is_taken(checkpoint: Checkpoint, recipe: Recipe) -> None:
+    chosen = resolve_recipe(checkpoint, recipe)
+    assert chosen.compression.default == SMALL
+    assert chosen.compression.types == {"head": LARGE}, "what the recipe names stays"
+    assert chosen.embedding.format == "int8" and chosen.layout.kind == "chunks"
+    assert chosen.reasons.keys() == {"compression.default", "embedding.format"}
+    assert "KL" in chosen.reasons["compression.default"]
+    assert resolve_recipe(checkpoint, chosen) == chosen
+
+
+@pytest.mark.parametrize("kl", [2e-3, 3.5e-4, 1e-9])
+def test_what_is_chosen_holds_by_hugging_face(
+    kl: float, checkpoint: Checkpoint, recipe: Recipe, promise: Callable[[float], None],
+    tiny_checkpoint_folder: Path,
+) -> None:  # fmt: skip
+    """And what is smaller does not: there are three steps of a stricter promise."""
+    promise(kl)
+    choices = list(resolutions(checkpoint, recipe))
+    first, last = choices[0], choices[-1]
+    tokens = Bench(checkpoint, recipe, silent).tokens
+    assert last.compression.default == last.embedding.format == "fp16"
+    assert size(checkpoint, first) <= size(checkpoint, last)
+    if kl > 1e-8:
+        assert kl_of_hugging_face(tiny_checkpoint_folder, first, tokens) < kl
+    if kl < 2e-3:
+        smallest = override(recipe, {"compression.default": SMALL, "embedding.format": "int8"})
+        assert kl_of_hugging_face(tiny_checkpoint_folder, smallest, tokens) > choose.MARGIN * kl
+        assert first.compression != smallest.compression
+        assert "; smaller is not: " in first.reasons["compression.default"]
+
+
+def test_a_mix_is_between_its_formats(
+    checkpoint: Checkpoint, recipe: Recipe, promise: Callable[[float], None]
+) -> None:
+    promise(1e-3)
+    mixed = next(c for c in resolutions(checkpoint, recipe) if c.compression.names)
+    assert set(mixed.compression.names.values()) == {LARGE}
+    sizes = [size(checkpoint, override(recipe, {"compression.default": name}))
+             for name in (SMALL, LARGE)]  # fmt: skip
+    assert sizes[0] < size(checkpoint, mixed) < sizes[1]
+
+
+def test_a_second_port_judges_nothing(
+    checkpoint: Checkpoint, recipe: Recipe, promise: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    promise(1e-4)
+    first = resolve_recipe(checkpoint, recipe)
+    monkeypatch.setattr(choose, "Judge", None)
+    assert resolve_recipe(checkpoint, recipe) == first
+
+
+@pytest.mark.parametrize("named", [{"compression.default": "fp16", "embedding.format": "fp16"}])
+def test_a_recipe_that_names_its_bits_keeps_them(
+    named: dict[str, Any], checkpoint: Checkpoint, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choose, "Judge", None)
+    chosen = resolve_recipe(checkpoint, override(recipe, named))
+    assert chosen.compression.default == chosen.embedding.format == "fp16"
+    assert not chosen.reasons
+
+
+def test_a_budget_that_nothing_fits_is_refused(checkpoint: Checkpoint, recipe: Recipe) -> None:
+    fitting = size(checkpoint, resolve_recipe(checkpoint, recipe))
+    assert next(resolutions(checkpoint, recipe, silent, fitting)).reasons
+    with pytest.raises(CetaneError, match=r"--budget .* the smallest that is good takes"):
+        next(resolutions(checkpoint, recipe, silent, fitting - 1))
+
+
+def test_a_written_recipe_is_the_same_recipe(
+    checkpoint: Checkpoint, recipe: Recipe, tmp_path: Path
+) -> None:
+    chosen = resolve_recipe(checkpoint, recipe)
+    write_toml(tmp_path / "recipe.toml", recipe_content(chosen))
+    assert load_recipe(str(tmp_path / "recipe.toml")) == chosen
+
+
+def test_formats_of_a_plan_alone(recipe: Recipe) -> None:
+    """What is left open is the smallest that a port tries."""
+    assert recipe.compression.format_for("any", "mlp") == parse_format(SMALL)
+    assert recipe.embedding.quantized

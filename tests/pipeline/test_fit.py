@@ -1,0 +1,71 @@
+"""Layouts for a chip: what it is known to hold, by figures with sources."""
+
+import pytest
+from tests.conftest import build_model
+from tests.perf.test_predict import Shapes
+
+from cetane.errors import CetaneError
+from cetane.gates.residency.target import Target
+from cetane.hardware.chips import find_chip
+from cetane.lab import synthetic
+from cetane.pipeline.fit import fit
+from cetane.pipeline.plan import forecast
+from cetane.planner import Planner
+from cetane.schema.recipe import load_recipe, override
+
+
+@pytest.fixture(scope="module")
+def e2b() -> Planner:
+    """Gemma 4 E2B: 1.4 GB of layers in 6 bits, and a head of 262,144 rows."""
+    return Planner(synthetic.Shapes("gemma4-e2b"), load_recipe("default"))
+
+
+@pytest.mark.parametrize(
+    ("chip", "chunks", "slices"),
+    [("a19-pro", 4, 4), ("m4-pro", 2, 4), ("m4-max", 1, 4), ("m1", 1, 16)],
+)
+def test_programs_are_what_the_chip_holds(
+    chip: str, chunks: int, slices: int, e2b: Planner
+) -> None:
+    fitted = fit(e2b, Target(chip))
+    plan = Planner(e2b.checkpoint, fitted, e2b).plan()
+    assert (fitted.layout.chunks, fitted.head.slices) == (chunks, slices)
+    assert fitted.cache.contract == "readonly"
+    held, axis = (find_chip(chip).figure(name) for name in ("program_bytes", "axis"))
+    assert max(shard.weight_bytes for shard in plan.shards) <= held.value
+    assert plan.vocab / fitted.head.slices <= axis.value
+    assert held.source in fitted.reasons["layout.chunks"]
+    assert axis.source in fitted.reasons["head.slices"]
+
+
+def test_what_the_user_names_stays(e2b: Planner) -> None:
+    named = override(e2b.recipe, {"head.slices": 2, "tokens.verify": 3})
+    planner = Planner(e2b.checkpoint, named, e2b)
+    fitted = fit(planner, Target("a19-pro"), {"head.slices", "tokens.verify"})
+    assert (fitted.head.slices, fitted.tokens.verify, fitted.layout.chunks) == (2, 3, 4)
+    assert not {"head.slices", "tokens.verify"} & fitted.reasons.keys()
+    chunks = override(e2b.recipe, {"layout.kind": "per-layer"})
+    assert fit(Planner(e2b.checkpoint, chunks, e2b), Target("a19-pro")) == chunks
+
+
+def test_a_chip_without_figures_gets_no_number(e2b: Planner) -> None:
+    """An A13 is not an A19 Pro, whose speed it had."""
+    for chip in ("a13", "a17-pro", "m5-max"):
+        assert forecast(e2b, chip).decode is None
+        assert forecast(e2b, chip).as_json()["modes"] == []
+        assert "predicted" not in fit(e2b, Target(chip)).reasons["layout.chunks"]
+    assert forecast(e2b, "a19-pro").decode is not None
+
+
+def test_no_layout_fits(e2b: Planner) -> None:
+    """In fp16 the head alone is larger than what any phone is known to hold."""
+    wide = override(e2b.recipe, {"compression.types.head": "fp16", "head.slices": 1})
+    planner = Planner(e2b.checkpoint, wide, e2b)
+    with pytest.raises(CetaneError, match="no number of packages fits A19 Pro"):
+        fit(planner, Target("a19-pro"), {"head.slices"})
+
+
+def test_small_models_take_one_package() -> None:
+    recipe = override(load_recipe("default"), {"cache.context": 256})
+    fitted = fit(Planner(Shapes(build_model("llama")), recipe), Target("a19-pro"))
+    assert fitted.layout.chunks == 1 and fitted.head.slices == 1

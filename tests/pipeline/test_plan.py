@@ -1,0 +1,42 @@
+"""A ranking recommends nothing that a rule or the golden gate refuses."""
+
+from pathlib import Path
+
+import pytest
+
+from cetane.checkpoint import open_checkpoint
+from cetane.gates.residency import audit
+from cetane.pipeline.choose import resolve_recipe
+from cetane.pipeline.plan import rank
+from cetane.pipeline.request import Request
+from cetane.schema.recipe import load_recipe, override
+
+
+@pytest.fixture
+def request_of_tiny(
+    tiny_checkpoint_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Request:
+    """A tiny model that counts as a large one: rules about its size are not asked."""
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))
+    rules = {n: r for n, r in audit.load_rules().items() if n != "tiny-program"}
+    monkeypatch.setattr(audit, "load_rules", lambda: rules)
+    recipe = override(load_recipe("default"), {"cache.context": 256, "tokens.prefill": 8})
+    return Request(open_checkpoint(tiny_checkpoint_folder), recipe)
+
+
+def test_what_was_not_judged_is_not_recommended(request_of_tiny: Request) -> None:
+    fastest = rank(request_of_tiny, "a19-pro").fastest
+    assert fastest is not None and fastest.format == "fp16"
+    resolve_recipe(request_of_tiny.checkpoint, request_of_tiny.recipe)
+    judged = rank(request_of_tiny, "a19-pro").fastest
+    assert judged is not None and judged.format == "palette6-kmeans-group32"
+    assert judged.decode.ms <= fastest.decode.ms
+
+
+def test_what_a_rule_refuses_is_not_recommended(request_of_tiny: Request) -> None:
+    """Prefill of 8 tokens in a cache that the graph blends fails on a phone, not on a Mac."""
+    ranking = rank(request_of_tiny, "a19-pro")
+    refused = [c for c in ranking.combinations if c.refused and "matmul-scatter" in c.refused]
+    assert all(c.contract == "blend" for c in refused)
+    assert ranking.fastest is not None and ranking.fastest.contract != "blend"
+    assert all(one.refused is None for one in ranking.held)
