@@ -70,10 +70,14 @@ def test_a_published_port_is_refused_at_any_number_of_bits() -> None:
         structure = judged.structure
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gemma4", "zaya"])
-def test_a_right_port_is_certified(family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "bits"),
+    [("llama", "4 bits"), ("gemma3", "4 bits"), ("gemma4", "6 bits"), ("zaya", "4 bits")],
+)
+def test_a_right_port_is_certified(family: str, bits: str) -> None:
+    """Four bits cost the random Gemma 4 more than `usable` lets them: its best logits are near."""
     checkpoint, reference = model(family)
-    judged = judge(AuthoredPort(checkpoint, recipe("4 bits")), reference)
+    judged = judge(AuthoredPort(checkpoint, recipe(bits)), reference)
     assert judged.refused_by == ()
     assert judged.result is not None
     assert judged.result.passed

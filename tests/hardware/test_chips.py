@@ -62,5 +62,5 @@ def test_bad_profiles(text: str, wrong: str) -> None:
 
 def test_a_chip_without_figure_or_fallback() -> None:
     (chip,) = parse_chips(f'[a]\nname = "A"\n{RECORD}', "chips").values()
-    with pytest.raises(CetaneError, match="no compute of a"):
+    with pytest.raises(CetaneError, match="a has neither a compute nor a fallback"):
         chip.figure("compute")

@@ -152,7 +152,7 @@ def test_rows_that_cannot_be_used(tmp_path: Path, row: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [("a,b\n1,2\n", "neither the columns"), ("", "neither the columns"),
-     (CHUNKS + "1,2\n", "line 2 has not 19 fields")],
+     (CHUNKS + "1,2\n", "line 2 does not have 19 fields")],
 )  # fmt: skip
 def test_bad_files(tmp_path: Path, text: str, wrong: str) -> None:
     with pytest.raises(CetaneError, match=wrong):

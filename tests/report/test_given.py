@@ -29,7 +29,7 @@ def test_a_benchmark(bench_file: Path, tmp_path: Path) -> None:
         (b"[" * 100_000, "not valid JSON"),
         (b"[]", "not a benchmark"),
         (b'{"speeds": []}', "not a benchmark"),
-        (b'{"bundle": "b", "draft_tokens": 1, "seconds": {}, "speeds": []}', "of nothing"),
+        (b'{"bundle": "b", "draft_tokens": 1, "seconds": {}, "speeds": []}', "has no figures"),
         (b'{"bundle": "b", "draft_tokens": 1, "seconds": {}, "speeds": [{"ratio": "x"}]}',
          "speeds.0"),
     ],

@@ -230,5 +230,5 @@ def test_the_controller_takes_the_draft_that_promises_most() -> None:
 
 
 def test_no_drafts_at_all() -> None:
-    with pytest.raises(CetaneError, match="must be at least 1"):
+    with pytest.raises(CetaneError, match="need at least 1"):
         Speculator([Ngram()], 0)
