@@ -12,7 +12,7 @@ from cetane.cli.run import ask, message
 from cetane.engine.generate import open_engine
 from cetane.engine.sampling import Sampler
 from cetane.speculate.bench import FirstTokens, first_tokens, suite
-from cetane.speculate.open import Wish, open_drafters
+from cetane.speculate.open import DrafterOptions, open_drafters
 from common import arguments, report
 
 
@@ -30,7 +30,8 @@ def main() -> None:
         prompts = [ask(bundle, [message("user", text)]) for text in texts]
         found: list[FirstTokens] = []
         for name in options.drafters:
-            (drafter,) = open_drafters(Wish(name), bundle, Sampler(), "auto", remember=False)
+            chosen = DrafterOptions(name)
+            (drafter,) = open_drafters(chosen, bundle, Sampler(), "auto", remember=False)
             started = time.process_time()
             one = first_tokens(engine, prompts, drafter, options.tokens, bundle.tokenizer.eos_ids)
             found.append(one)

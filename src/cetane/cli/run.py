@@ -48,14 +48,16 @@ def run(
     """Generate text from a bundle's Core ML packages, on any machine."""
     from cetane.cli.chat import Chat
     from cetane.pipeline.language_model import Sampling, load
-    from cetane.speculate.open import Wish
+    from cetane.speculate.open import DrafterOptions
 
     check(chat, json, prompt, prompt_ids)
     ids = None if prompt_ids is None else parse_ids(prompt_ids)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
-    wish = None if speculative is None else Wish(speculative, ngram_min, ngram_max, draft_tokens)
+    drafter = None
+    if speculative is not None:
+        drafter = DrafterOptions(speculative, ngram_min, ngram_max, draft_tokens)
     with progress("loading"):
-        model = load(bundle, backend=backend, speculative=wish, exclusive=True)
+        model = load(bundle, backend=backend, speculative=drafter, exclusive=True)
     with model:
         if chat:
             Chat(model, max_new, sampling).run()

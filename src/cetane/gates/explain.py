@@ -10,7 +10,7 @@ from pydantic import Field, computed_field
 from cetane.checkpoint import Checkpoint, Tokenizer
 from cetane.compress import parse_format
 from cetane.gates.authored import Authored
-from cetane.gates.golden import GoldenResult
+from cetane.gates.golden import NEAR_LIMIT, GoldenResult
 from cetane.gates.ladder import LadderResult
 from cetane.gates.limits import limits
 from cetane.gates.readings import Misread, misread
@@ -26,8 +26,6 @@ from cetane.validation import Data
 Cause = Literal[
     "weights", "authoring", "conversion", "contract", "fp16 range", "compression", "residency"
 ]
-LARGEST = 32752.0
-"""Half of the largest fp16 number: the limit for a scaled residual stream."""
 CHUNKS = 4
 """Of a layout that does not say how many (`planner/layout.py`)."""
 BETTER = {
@@ -199,7 +197,7 @@ def beyond_fp16(verdict: GoldenResult, recipe: Recipe, planner: Planner) -> Expl
     largest = max(verdict.ranges, key=lambda one: one.largest)
     where = next((one.where for one in verdict.rounding if one.where), largest.block)
     scale = planner.model.residual_scale
-    if largest.largest <= LARGEST:
+    if largest.largest <= NEAR_LIMIT:
         return Explanation(
             cause="fp16 range",
             where=where,
@@ -216,7 +214,7 @@ def beyond_fp16(verdict: GoldenResult, recipe: Recipe, planner: Planner) -> Expl
             where=largest.block,
             sentence=f"{said}, and this family cannot scale it.",
         )
-    power = scale * 2.0 ** -ceil(log2(largest.largest / LARGEST))
+    power = scale * 2.0 ** -ceil(log2(largest.largest / NEAR_LIMIT))
     return Explanation(
         cause="fp16 range",
         where=largest.block,

@@ -18,7 +18,7 @@ from cetane.gates.probes import asked
 from cetane.mil.fast import share_threads
 from cetane.speculate.bench import Speed, compare, suite
 from cetane.speculate.drafter import Drafter
-from cetane.speculate.open import Wish, longest_draft, open_controller, open_drafters
+from cetane.speculate.open import DrafterOptions, longest_draft, open_controller, open_drafters
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ def bench(
     if exclusive:
         share_threads()
     engine = open_engine(opened, backend)
-    wishes = [Wish(name, draft_tokens=draft_tokens) for name in drafters]
-    longest = longest_draft(wishes[0], engine)
+    choices = [DrafterOptions(name, draft_tokens=draft_tokens) for name in drafters]
+    longest = longest_draft(choices[0], engine)
     making: dict[str, Callable[[], list[Drafter]]] = {
-        wish.drafter: partial(open_drafters, wish, opened, Sampler(), backend, remember=False)
-        for wish in wishes
+        options.drafter: partial(open_drafters, options, opened, Sampler(), backend, remember=False)
+        for options in choices
     }
     costs = open_controller(engine, longest).costs
     ids = {

@@ -16,7 +16,7 @@ from cetane.engine.sampling import Sampler
 from cetane.engine.session import Session
 from cetane.errors import CetaneError
 from cetane.mil.fast import share_threads
-from cetane.speculate.open import Wish, open_speculator
+from cetane.speculate.open import DrafterOptions, open_speculator
 from cetane.speculate.speculator import Speculator
 
 Message = Mapping[str, str]
@@ -129,13 +129,15 @@ class LanguageModel:
     It remembers the last prompt and answer. A prompt that continues them runs only its new tokens.
     """
 
-    def __init__(self, bundle: Bundle, backend: str = "auto", wish: Wish | None = None) -> None:
+    def __init__(
+        self, bundle: Bundle, backend: str = "auto", drafter: DrafterOptions | None = None
+    ) -> None:
         self.bundle = bundle
         self.engine = open_engine(bundle, backend)
         self._sampler = Sampler()
         self._speculator: Speculator | None = None
-        if wish is not None:
-            self._speculator = open_speculator(wish, bundle, self.engine, self._sampler, backend)
+        if drafter is not None:
+            self._speculator = open_speculator(drafter, bundle, self.engine, self._sampler, backend)
         self._session: Session | None = None
         self._held: list[int] = []
 
@@ -275,15 +277,15 @@ def load(
     bundle: str | Path,
     *,
     backend: str = "auto",
-    speculative: str | Wish | None = None,
+    speculative: str | DrafterOptions | None = None,
     exclusive: bool = False,
 ) -> LanguageModel:
     """Open a bundle for text generation; every file's hash is checked first.
 
     `backend` is `portable` (any machine), `coreml` (a Mac), or `auto`. `speculative` names a
-    drafter, or is a `Wish` with its settings. With `exclusive`, all programs share one pool of
-    threads. That is faster, but needs a process that runs nothing else on onnxruntime. CetaneError
-    for a damaged or missing bundle.
+    drafter, or is a `DrafterOptions` with its settings. With `exclusive`, all programs share one
+    pool of threads. That is faster, but needs a process that runs nothing else on onnxruntime.
+    CetaneError for a damaged or missing bundle.
 
     >>> with cetane.load(bundle) as lm:
     ...     answer = lm.generate("import ", max_new_tokens=4)
@@ -294,6 +296,6 @@ def load(
         share_threads()
     opened = Bundle(Path(bundle))
     opened.verify()
-    return LanguageModel(
-        opened, backend, Wish(speculative) if isinstance(speculative, str) else speculative
-    )
+    if isinstance(speculative, str):
+        speculative = DrafterOptions(speculative)
+    return LanguageModel(opened, backend, speculative)

@@ -25,7 +25,7 @@ NAMES = (*LOOKUPS, *KINDS)
 
 
 @dataclass(frozen=True)
-class Wish:
+class DrafterOptions:
     """A user's choice of a drafter and its options."""
 
     drafter: str
@@ -37,17 +37,17 @@ class Wish:
 
 
 def open_drafters(
-    wish: Wish, bundle: Bundle, sampler: Sampler, backend: str, remember: bool = True
+    options: DrafterOptions, bundle: Bundle, sampler: Sampler, backend: str, remember: bool = True
 ) -> list[Drafter]:
     """The chosen drafters, in order of preference.
 
     With `remember`, the suffix trie of a tokenizer is kept between runs. Raises CetaneError for an
     unknown drafter, or one that does not fit the bundle.
     """
-    ngram = Ngram(wish.ngram_min, wish.ngram_max)
+    ngram = Ngram(options.ngram_min, options.ngram_max)
     owner = tokenizer_hash(bundle)
     texts = cache_dir() / "suffixes" / f"{owner[:16]}.trie" if remember else None
-    match wish.drafter:
+    match options.drafter:
         case "ngram":
             return [ngram]
         case "suffix":
@@ -55,22 +55,22 @@ def open_drafters(
         case "union":
             return [Suffix(path=texts, owner=owner), ngram]
     draft_heads = {str(kind): draft_head for kind, draft_head in bundle.draft_heads().items()}
-    if wish.drafter in draft_heads:
-        draft_head = draft_heads[wish.drafter]
+    if options.drafter in draft_heads:
+        draft_head = draft_heads[options.drafter]
         return [open_drafter(draft_head, bundle, open_backend(draft_head, backend))]
-    if wish.drafter in KINDS:
+    if options.drafter in KINDS:
         raise CetaneError(
-            f"{bundle.path} has no {wish.drafter} draft head",
-            f"cetane train-head {bundle.path} {wish.drafter} --text FILE makes one",
+            f"{bundle.path} has no {options.drafter} draft head",
+            f"cetane train-head {bundle.path} {options.drafter} --text FILE makes one",
         )
-    path = Path(wish.drafter)
+    path = Path(options.drafter)
     if not path.exists():
         known = f"known: {', '.join(NAMES)}, or the path of a bundle"
-        raise CetaneError(f"no drafter {wish.drafter!r}, and no such folder: {path}", known)
+        raise CetaneError(f"no drafter {options.drafter!r}, and no such folder: {path}", known)
     other = Bundle(path)
     other.verify()
     if tokenizer_hash(other) != owner or other.plan.vocab != bundle.plan.vocab:
-        raise CetaneError(f"{wish.drafter}: its tokenizer differs from that of {bundle.path}")
+        raise CetaneError(f"{options.drafter}: its tokenizer differs from that of {bundle.path}")
     return [DraftModel(open_engine(other, backend), sampler)]
 
 
@@ -89,7 +89,7 @@ def open_controller(engine: Engine, longest: int) -> Controller:
     return Controller(costs)
 
 
-def longest_draft(wish: Wish, engine: Engine) -> int:
+def longest_draft(options: DrafterOptions, engine: Engine) -> int:
     """The most tokens of a draft: the user's number, else one less than the narrowest verifying
     call takes."""
     wider = [step.tokens for step in engine.plan.modes.values() if step.tokens > 1]
@@ -97,20 +97,20 @@ def longest_draft(wish: Wish, engine: Engine) -> int:
         raise CetaneError(
             "the bundle has no call wider than one token", "port with tokens.verify = 4 or 8"
         )
-    if wish.draft_tokens is None:
+    if options.draft_tokens is None:
         return min(wider) - 1
-    if not 1 <= wish.draft_tokens < max(wider):
+    if not 1 <= options.draft_tokens < max(wider):
         raise CetaneError(
-            f"--draft-tokens {wish.draft_tokens}: must be 1 to {max(wider) - 1}, one less than "
+            f"--draft-tokens {options.draft_tokens}: must be 1 to {max(wider) - 1}, one less than "
             "the widest call"
         )
-    return wish.draft_tokens
+    return options.draft_tokens
 
 
 def open_speculator(
-    wish: Wish, bundle: Bundle, engine: Engine, sampler: Sampler, backend: str
+    options: DrafterOptions, bundle: Bundle, engine: Engine, sampler: Sampler, backend: str
 ) -> Speculator:
     """The chosen drafters under one speculator, with a controller."""
-    longest = longest_draft(wish, engine)
-    drafters = open_drafters(wish, bundle, sampler, backend)
+    longest = longest_draft(options, engine)
+    drafters = open_drafters(options, bundle, sampler, backend)
     return Speculator(drafters, longest, open_controller(engine, longest))

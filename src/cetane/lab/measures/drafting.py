@@ -10,7 +10,7 @@ from cetane.lab.sides import Findings, Side, each, figure
 from cetane.pipeline.draft_head import DraftHeadSettings, train_draft_head
 from cetane.schema.draft_head import KINDS, DraftHeadKind, Training
 from cetane.speculate.bench import compare
-from cetane.speculate.open import Wish, longest_draft, open_controller, open_drafters
+from cetane.speculate.open import DrafterOptions, longest_draft, open_controller, open_drafters
 
 TRAINING = DraftHeadSettings(tokens=8192, minutes=3)
 """The training of an experiment's draft head: minutes, not days."""
@@ -21,17 +21,17 @@ def drafting(side: Side) -> Findings:
     """Acceptance and speed over the workload's prompts; empty for an arm without a drafter."""
     if not side.arm.drafter:
         return Findings()
-    wish, workload = Wish(side.arm.drafter), side.given.workload
-    make = partial(open_drafters, wish, side.bundle, Sampler(), "portable", remember=False)
-    if wish.drafter in KINDS:
+    options, workload = DrafterOptions(side.arm.drafter), side.given.workload
+    make = partial(open_drafters, options, side.bundle, Sampler(), "portable", remember=False)
+    if options.drafter in KINDS:
         ensure_head(side, make)
-    longest = longest_draft(wish, side.engine)
+    longest = longest_draft(options, side.engine)
     room = side.recipe.cache.context - workload.new_tokens - 1 - longest
     prompts = [ids[:room] for ids in side.given.prompts(side.bundle).values()]
     (speed,) = compare(
         side.engine,
         {workload.prompts: prompts},
-        {wish.drafter: make},
+        {options.drafter: make},
         open_controller(side.engine, longest).costs,
         longest,
         workload.new_tokens,
@@ -39,7 +39,7 @@ def drafting(side: Side) -> Findings:
         side.bundle.tokenizer.eos_ids,
         side.progress,
     )
-    note = f"{wish.drafter}, {speed.verifier_calls} verifying calls, {speed.fallbacks} plain"
+    note = f"{options.drafter}, {speed.verifier_calls} verifying calls, {speed.fallbacks} plain"
     values = {
         "acceptance": speed.acceptance,
         "tokens_per_call": speed.tokens_per_call,
@@ -48,7 +48,7 @@ def drafting(side: Side) -> Findings:
     }
     figures = {n: figure(n, v, n=len(prompts), note=note) for n, v in values.items()}
     for kind, head in side.bundle.draft_heads().items():
-        if kind == wish.drafter:
+        if kind == options.drafter:
             figures["head_top1"] = held_out(head.manifest.training)
     return Findings(figures)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import BinaryIO
+
 import numpy as np
 
 from cetane.errors import CetaneError
@@ -46,3 +48,8 @@ def declared(array: Array, type_: TensorType) -> Array:
     """A session's result for the caller: floats as float32, others in the program's dtype."""
     dtype = np.float32 if array.dtype.kind == "f" else NUMPY[type_.dtype]
     return array.astype(dtype, copy=False)
+
+
+def align(data: BinaryIO) -> None:
+    """Move a file to the next 4096 bytes: ONNX requires it of weights that are mapped."""
+    data.seek(-(-data.tell() // 4096) * 4096)

@@ -9,13 +9,13 @@ from typing import BinaryIO
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
+from cetane.mil.fast.arrays import align
 from cetane.mil.fast.model import model
 from cetane.mil.fast.onnx_graph import OnnxGraph, OnnxWeight, onnx_type
 from cetane.mil.fast.translate import translate
 from cetane.mil.program import MilFunction, Program
 
 WEIGHTS = "weights.bin"
-_ALIGNMENT = 4096  # bytes; ONNX requires it of weights that are mapped into memory
 _Place = tuple[int, int, int]
 
 
@@ -71,7 +71,7 @@ def _append(data: BinaryIO, weight: OnnxWeight) -> _Place:
             half = array.astype(np.float16)
         if np.array_equal(half, array):
             array, element = half, TensorProto.FLOAT16
-    data.seek(-(-data.tell() // _ALIGNMENT) * _ALIGNMENT)
+    align(data)
     offset = data.tell()
     data.write(array.data)
     return element, offset, array.nbytes

@@ -16,6 +16,7 @@ import numpy as np
 
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
+from cetane.mil.fast.arrays import align
 from cetane.mil.fast.functions import FastFunction, Feeding, View
 from cetane.mil.fast.sessions import open_session
 from cetane.mil.program import Signature, SizeRange, TensorType
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from cetane.mil.fast.program import SharedModel
 
 MODEL, WEIGHTS, INDEX = "model.onnx", "weights.bin", "index.json"
-_ALIGNMENT = 4096  # bytes; ONNX requires it of weights that are mapped into memory
 
 
 def write(shared: SharedModel, folder: Path) -> None:
@@ -38,7 +38,7 @@ def write(shared: SharedModel, folder: Path) -> None:
             if weight is None:
                 continue
             array = np.ascontiguousarray(weight)
-            data.seek(-(-data.tell() // _ALIGNMENT) * _ALIGNMENT)
+            align(data)
             place = {"location": WEIGHTS, "offset": data.tell(), "length": array.nbytes}
             del initializer.external_data[:]
             for key, value in place.items():
