@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cetane.cli.output import megabytes, say, table, warn
+from cetane.compress import AUTO
 from cetane.hardware.chips import DEFAULT_CHIP, find_chip
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def show_summary(plan: Plan) -> None:
         f"{name} {slots.contract} {slots.count}" for name, slots in plan.caches.items()
     )
     cache = megabytes(plan.kv_bytes[recipe.cache.context])
-    weights, embedding = megabytes(plan.weight_bytes), megabytes(plan.embedding_bytes)
+    weights = stored(plan.weight_bytes, recipe.compression.default)
+    embedding = stored(plan.embedding_bytes, recipe.embedding.format)
     say(
         f"{plan.architecture}, {plan.layers} layers; recipe {recipe.name}: context "
         f"{recipe.cache.context}, {caches}"
@@ -42,12 +44,14 @@ def show_summary(plan: Plan) -> None:
         f"  {len(plan.shards)} packages, {len(plan.functions)} programs; calls of {widths(plan)} "
         "tokens"
     )
-    say(
-        f"  weights {weights} {recipe.compression.default}, embedding {embedding} "
-        f"{recipe.embedding.format}, cache {cache}"
-    )
+    say(f"  weights {weights}, embedding {embedding}, cache {cache}")
     if plan.rows != plan.vocab:
         say(f"  the head can choose {plan.rows} of {plan.vocab} tokens")
+
+
+def stored(nbytes: int, form: str) -> str:
+    """Bytes and their format. What `port` is still to choose has at least these bytes."""
+    return f"from {megabytes(nbytes)}" if form == AUTO else f"{megabytes(nbytes)} {form}"
 
 
 def widths(plan: Plan) -> str:

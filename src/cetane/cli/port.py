@@ -95,8 +95,11 @@ def show(result: PortResult, verbose: bool) -> None:
     from cetane.cli.gate_tables import show_checks, show_golden, show_why, summary
     from cetane.schema.recipe import value_of
 
-    for key, reason in result.plan.recipe.reasons.items():
-        say(f"chosen: {key} = {value_of(result.plan.recipe, key)}")
+    reasons = result.plan.recipe.reasons
+    for reason in dict.fromkeys(reasons.values()):
+        keys = [key for key in reasons if reasons[key] == reason]
+        values = [f"{key} = {value_of(result.plan.recipe, key)}" for key in keys]
+        say(f"chosen: {', '.join(values)}")
         say(f"  {reason}")
     for change in result.changes:
         say(f"changed: {change}")
