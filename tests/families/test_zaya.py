@@ -318,14 +318,20 @@ def test_every_weight_is_read_once() -> None:
     table = planner.model.embedding
     names = [table.weight, table.bias, table.scale]
     rows: dict[str, int] = {}
+    taps: dict[str, list[torch.Tensor]] = {}
     for block in (*planner.model.layers, *planner.heads):
-        for _, weight in block.weights():
-            if weight.rows:
+        for path, weight in block.weights():
+            if ".tap_" in path:
+                taps.setdefault(weight.name, []).append(weight.read(checkpoint).reshape(-1))
+            elif weight.rows:
                 rows[weight.name] = rows.get(weight.name, 0) + weight.rows[1] - weight.rows[0]
             elif weight.name != planner.model.norm:
                 names.append(weight.name)
     assert len(names) == len(set(names))
-    assert set(names) | set(rows) | {planner.model.norm} == set(checkpoint.tensors)
+    assert set(names) | set(rows) | set(taps) | {planner.model.norm} == set(checkpoint.tensors)
+    for name, columns in taps.items():
+        stored = checkpoint.tensors[name]
+        assert torch.equal(torch.stack(columns, 1).reshape(stored.shape), stored)
     assert rows == {name: checkpoint.shape(name)[0] for name in rows}
 
 
@@ -338,7 +344,6 @@ def test_kinds_of_weights() -> None:
             kinds.setdefault(weight.kind, set()).add(name.removesuffix(".weight"))
     projections = {f"self_attn.qkv_proj.{p}" for p in
                    ("q_proj", "k_proj", "v_proj_current", "v_proj_delayed")}  # fmt: skip
-    convolutions = {f"self_attn.qkv_proj.conv_qk_{part}" for part in ("depthwise", "grouped")}
     mlp = {f"mlp.gate.router_mlp.{part}" for part in ("fc1", "fc2")}
     residuals = {
         f"post_{where}_residual_scale.{side}_{what}"
@@ -347,10 +352,11 @@ def test_kinds_of_weights() -> None:
         )
     }
     assert kinds.pop("attention") == projections | {"self_attn.o_proj"}
-    assert kinds.pop("convolution") == convolutions
+    assert kinds.pop("convolution") == {"self_attn.qkv_proj.conv_qk_grouped"}
     assert kinds.pop("router") == mlp | {"mlp.gate.down_proj"}
     assert kinds.pop("experts") == {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
-    assert residuals | {"mlp.gate.router_mlp.out_proj"} < kinds.pop(None)
+    small = {"mlp.gate.router_mlp.out_proj", "self_attn.qkv_proj.conv_qk_depthwise"}
+    assert residuals | small < kinds.pop(None)
     assert not kinds
 
 

@@ -95,7 +95,7 @@ def test_modes_can_be_left_out() -> None:
         ),
         (
             {"layout": {"kind": "merged"}},
-            "layout.kind: Input should be 'per-block', 'per-layer', 'chunks' ",
+            "layout.kind: Input should be 'per-block', 'per-layer', 'chunks', 'single' or 'auto'",
         ),
         ({"layout": {"kind": "chunks", "chunks": 0}}, "layout.chunks: "),
         (
