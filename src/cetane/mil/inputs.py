@@ -1,5 +1,6 @@
 """Inputs for a function: random, or read from a file."""
 
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -10,6 +11,12 @@ import numpy as np
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import NUMPY, Array, kind
 from cetane.mil.program import MilFunction, TensorType, listed
+
+DAMAGED = (
+    OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, tokenize.TokenError
+)  # fmt: skip
+"""Errors that zipfile and numpy raise for a damaged file. numpy parses an array's header as
+Python."""
 
 
 def random_inputs(function: MilFunction, seed: int = 0) -> dict[str, Array]:
@@ -51,7 +58,7 @@ def read_inputs(path: Path, function: MilFunction) -> dict[str, Array]:
                 with archive.open(names[name]) as file:
                     arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
             return arrays
-    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except DAMAGED as error:
         raise CetaneError(f"{path}: not a readable .npz of arrays: {error}") from error
 
 
