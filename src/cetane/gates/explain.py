@@ -36,7 +36,7 @@ BETTER = {
 """The next better format, for a format with too few bits."""
 
 
-class Judged(Protocol):
+class RefusedPort(Protocol):
     """The refused port: a bundle, or a port that is not yet a bundle."""
 
     @property
@@ -74,7 +74,9 @@ class Explanation(Data):
         return bool(self.changes) and "quality" not in self.changes
 
 
-def explain(bundle: Judged, checkpoint: Checkpoint, verdict: GoldenResult) -> Explanation | None:
+def explain(
+    bundle: RefusedPort, checkpoint: Checkpoint, verdict: GoldenResult
+) -> Explanation | None:
     """The first cause, in the order in which one hides the next; None for a port that passed.
 
     Runs the authored modules where the graph is wrong, to tell authoring from conversion.
@@ -111,7 +113,7 @@ def wrong_weights(verdict: GoldenResult, plan: Plan) -> Explanation:
     )
 
 
-def wrong_graph(bundle: Judged, checkpoint: Checkpoint, verdict: GoldenResult) -> Explanation:
+def wrong_graph(bundle: RefusedPort, checkpoint: Checkpoint, verdict: GoldenResult) -> Explanation:
     """The explanation of the first wrong tensor. If the torch modules are right, conversion
     errs."""
     recipe = bundle.plan.recipe
@@ -161,7 +163,7 @@ def wrong_reading(read: Misread, authored: "Authored") -> Explanation:
     )
 
 
-def mended(bundle: Judged, checkpoint: Checkpoint, authored: "Authored") -> bool:
+def mended(bundle: RefusedPort, checkpoint: Checkpoint, authored: "Authored") -> bool:
     """Whether the torch modules are right with caches that the host writes."""
     recipe = bundle.plan.recipe
     host_written = {"contract": "readonly", "sliding": None, "padded": False}

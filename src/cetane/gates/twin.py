@@ -41,7 +41,7 @@ class TwinBackend:
     def open(self, shard: str) -> ReferenceProgram | FastGraph:
         used = result_names(used_by(self.planner, shard))
         parameters = {
-            name: Substitute(f"{shard}/{name}", Parameter(constant, self.weights))
+            name: Substitute(f"{shard}/{name}", TwinParameter(constant, self.weights))
             for name, constant in used.items()
         }
         numbers = Unrounded(scalars(self.planner, shard))
@@ -54,7 +54,7 @@ class TwinBackend:
         return FastGraph(FastProgram(program))
 
 
-class Parameter:
+class TwinParameter:
     """A parameter of the checkpoint, fp32, in the shape that the graph uses."""
 
     def __init__(self, constant: Constant, weights: Weights) -> None:

@@ -134,7 +134,7 @@ def check_budget(planner: Planner, budget: int | None) -> None:
 
 
 @dataclass(frozen=True)
-class Group:
+class MixedPart:
     """Weights that a mix treats alike: those of one part of the layers."""
 
     weights: tuple[Weight, ...]
@@ -148,7 +148,7 @@ class Group:
         return sum(large.nbytes(w.shape) - small.nbytes(w.shape) for w in self.weights)
 
     @classmethod
-    def of(cls, weights: Sequence[Weight], names: Collection[str]) -> "Group":
+    def of(cls, weights: Sequence[Weight], names: Collection[str]) -> "MixedPart":
         """Some weights of a model whose weights have `names`: a pattern a layer."""
         mine = {weight.name for weight in weights}
         layers = groupby(sorted(mine), key=lambda name: name.split(".")[:3])
@@ -262,7 +262,7 @@ class Bench:
         named = {name: LARGE for group in others for name in group.patterns}
         return named | self.recipe.compression.names
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[MixedPart]:
         """The weights that the recipe leaves to cetane, by part of the layers: errors of early ones
         cost most, whatever the kind (Gemma 3 270M: KL of 0.22, 0.03 and 0.01 by thirds)."""
         small, large = (self.candidate(NEAREST, name).compression for name in (SMALL, LARGE))
@@ -277,9 +277,9 @@ class Bench:
                 everything.add(weight.name)
                 if small.format_for(weight.name, kind) != large.format_for(weight.name, kind):
                     parts[min(block.layer, layers - 1) * THIRDS // layers].append(weight)
-        return [Group.of(weights, everything) for weights in parts.values()]
+        return [MixedPart.of(weights, everything) for weights in parts.values()]
 
-    def harms(self, groups: Sequence[Group], large: Recipe) -> Harms:
+    def harms(self, groups: Sequence[MixedPart], large: Recipe) -> Harms:
         """KL of every group in the smaller format, all else in the larger one."""
         self.model.compress(Selection())
         self.model.store_rows(quantized=False)

@@ -41,7 +41,7 @@ class Gate(Protocol):
 
 
 @dataclass(frozen=True)
-class Residency:
+class PortTarget:
     """Where a port shall run, and whether its ops must be predicted to be on the ANE there."""
 
     target: Target = field(default_factory=Target)
@@ -155,7 +155,7 @@ def port(
 
 def residency_for(
     chip: str | None, os: float = DEFAULT_OS, required: bool | None = None
-) -> Residency:
+) -> PortTarget:
     """What is asked of residency: of a named chip all, unless `required` says otherwise.
 
     CetaneError for no such chip, and for a requirement without a chip.
@@ -164,14 +164,14 @@ def residency_for(
         raise CetaneError("residency can be required of a named chip only", "--chip a19-pro")
     target = Target(chip or DEFAULT_CHIP, os)
     named = chip is not None
-    return Residency(target, named, named if required is None else required)
+    return PortTarget(target, named, named if required is None else required)
 
 
 def port_request(
     request: Request,
     output: str | Path | None = None,
     *,
-    residency: Residency | None = None,
+    residency: PortTarget | None = None,
     fix: bool = False,
     force: bool = False,
     rebuild: bool = False,
@@ -181,7 +181,7 @@ def port_request(
     target = request.target(output)
     _ = request.planner  # refuses before any work
     clock = Clock()
-    asked = residency or Residency()
+    asked = residency or PortTarget()
     choices = recipes_for(request, asked, progress)
     with clock.stage("choose"):
         recipe = next(choices)
@@ -208,7 +208,7 @@ def port_request(
         progress(f"again: {changes[-1]}", 0, 1)
 
 
-def recipes_for(request: Request, asked: Residency, progress: Progress) -> Iterator[Recipe]:
+def recipes_for(request: Request, asked: PortTarget, progress: Progress) -> Iterator[Recipe]:
     """What a request leaves open, chosen: compressions that hold the promise, the smallest first,
     each with a layout for the chip, if one is named."""
     for recipe in resolutions(request.checkpoint, request.recipe, progress, request.budget):
@@ -230,7 +230,7 @@ class Attempt:
     request: Request
     recipe: Recipe
     target: Path
-    asked: Residency
+    asked: PortTarget
     clock: "Clock"
     progress: Progress
 
@@ -321,7 +321,7 @@ class FirstShards:
     """The gate of a build: judges the first shard of every kind before the others are made."""
 
     def __init__(
-        self, checkpoint: Checkpoint, asked: Residency, clock: Clock, progress: Progress
+        self, checkpoint: Checkpoint, asked: PortTarget, clock: Clock, progress: Progress
     ) -> None:
         self.checkpoint, self.asked = checkpoint, asked
         self.clock, self.progress = clock, progress
