@@ -52,7 +52,7 @@ class ComparingBackend:
 
     def __init__(self, first: ShardPaths, second: ShardPaths, precision: Precision) -> None:
         self.first, self.second, self.precision = first, second, precision
-        self.found: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
+        self.comparisons: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
 
     def open(self, shard: str) -> "ComparingProgram":
         programs = load(self.first.shard(shard)), load(self.second.shard(shard))
@@ -61,8 +61,8 @@ class ComparingBackend:
     def results(self, plan: Plan) -> Comparisons:
         """The worst of all calls, with the plan's names of blocks."""
         return {
-            (shard, function): named(worst(found), plan.by_name[shard].blocks)
-            for (shard, function), found in self.found.items()
+            (shard, function): named(worst(comparisons), plan.by_name[shard].blocks)
+            for (shard, function), comparisons in self.comparisons.items()
         }
 
 
@@ -93,7 +93,7 @@ class ComparingProgram:
 
     def call(self, function: str, inputs: Arrays, state: Any) -> Arrays:
         comparer = self.comparer(function)
-        self.backend.found[self.shard, function].append(comparer(inputs, state))
+        self.backend.comparisons[self.shard, function].append(comparer(inputs, state))
         return comparer.first(inputs, state)
 
 
@@ -243,8 +243,8 @@ class AgainstModel:
             if comparing is not None:
                 list(self.handed(suspect, comparing))
             progress("done", steps, steps)
-            found = {} if comparing is None else comparing.results(self.bundle.plan)
-        return ModelDiff(tuple(handed), suspect, tuple(stages), cause, found)
+            results = {} if comparing is None else comparing.results(self.bundle.plan)
+        return ModelDiff(tuple(handed), suspect, tuple(stages), cause, results)
 
     def handed(self, shard: str, backend: Backend) -> Iterator[Handed]:
         """The outputs of a shard that a backend runs alone."""

@@ -179,9 +179,9 @@ def off_limit(one: Deviation) -> bool:
     return excess(one) > limits().structure.relative
 
 
-def first_off(found: Sequence[Deviation]) -> Deviation | None:
+def first_off(rows: Sequence[Deviation]) -> Deviation | None:
     """The first tensor beyond its limit, in the order of the shards."""
-    return next((one for one in found if off_limit(one)), None)
+    return next((one for one in rows if off_limit(one)), None)
 
 
 def undone(recipe: Recipe) -> dict[str, Any]:

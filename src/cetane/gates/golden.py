@@ -201,8 +201,8 @@ class Proof:
         seen = observe(self.port.twin, self.planner, [*tasks, *self.reading(windows)])
         own, read = seen[: len(tasks)], seen[len(tasks) :]
         truths = Truths.ask(self.reference, tasks, own, scale=self.scale)
-        found = list(deviations(self.plan, self.planner, tasks, own, truths))
-        return found, Text(windows, [one.logits for one in read])
+        differences = list(deviations(self.plan, self.planner, tasks, own, truths))
+        return differences, Text(windows, [one.logits for one in read])
 
     def windows(self, start: int, stop: int) -> list[Probe]:
         return text_windows(self.port.tokenizer, self.plan, start, stop)
@@ -372,10 +372,10 @@ def measure_rounding(
     )
 
 
-def judge_rounding(found: Sequence[Rounding]) -> Iterator[Check]:
+def judge_rounding(roundings: Sequence[Rounding]) -> Iterator[Check]:
     """What fp16 may cost, whatever the recipe compresses."""
     limit = limits().fp16
-    for one in found:
+    for one in roundings:
         yield at_least(f"fp16: hidden cosine ({one.mode})", one.hidden_cosine, limit.hidden_cosine)
         yield at_least(f"fp16: logit cosine ({one.mode})", one.logit_cosine, limit.logit_cosine)
         yield at_most(f"fp16: KL ({one.mode})", one.kl, limit.kl)

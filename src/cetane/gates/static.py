@@ -52,18 +52,18 @@ def static_checks(bundle: Bundle) -> list[PackageProblem]:
     every position, and the channels that functions take.
     """
     plan = bundle.plan
-    found = list(tables(bundle))
+    problems = list(tables(bundle))
     for shard in plan.shards:
         try:
             functions = load(bundle.shard(shard.name)).functions
         except CetaneError as error:
-            found.append(PackageProblem(where=shard.name, problem=error.message))
+            problems.append(PackageProblem(where=shard.name, problem=error.message))
             continue
         wanted = {function.name: function for function in shard.functions}
-        found += listed(shard.name, "function", set(wanted), set(functions))
+        problems += listed(shard.name, "function", set(wanted), set(functions))
         for name in wanted.keys() & functions.keys():
-            found += interface(plan, f"{shard.name}/{name}", wanted[name], functions[name])
-    return found + list(handed_on(plan))
+            problems += interface(plan, f"{shard.name}/{name}", wanted[name], functions[name])
+    return problems + list(handed_on(plan))
 
 
 def listed(where: str, what: str, wanted: set[str], there: set[str]) -> Iterator[PackageProblem]:
@@ -75,14 +75,14 @@ def listed(where: str, what: str, wanted: set[str], there: set[str]) -> Iterator
 
 
 def interface(
-    plan: Plan, where: str, wanted: Function, found: MilFunction
+    plan: Plan, where: str, wanted: Function, actual: MilFunction
 ) -> Iterator[PackageProblem]:
     """Problems of a package's function, compared with the manifest's."""
     Ports = tuple[str, tuple[Input | Output | State, ...], Mapping[str, TensorType]]
     kinds: tuple[Ports, ...] = (
-        ("input", wanted.inputs, found.inputs),
-        ("output", wanted.outputs, found.outputs),
-        ("state", wanted.states, found.states),
+        ("input", wanted.inputs, actual.inputs),
+        ("output", wanted.outputs, actual.outputs),
+        ("state", wanted.states, actual.states),
     )
     for kind, ports, there in kinds:
         yield from listed(where, kind, {port.name for port in ports}, set(there))
@@ -95,9 +95,9 @@ def interface(
                 yield PackageProblem(where=where, problem=f"{problem}{why}")
 
 
-def fits(shape: tuple[int, ...], found: TensorType) -> bool:
+def fits(shape: tuple[int, ...], actual: TensorType) -> bool:
     """Whether a package's type has the manifest's shape; a flexible type, its default shape."""
-    return found.default == shape if found.default is not None else found.accepts(shape)
+    return actual.default == shape if actual.default is not None else actual.accepts(shape)
 
 
 def reason(plan: Plan, port: Input | Output | State, given: tuple[Any, ...]) -> str:

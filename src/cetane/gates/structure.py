@@ -166,10 +166,10 @@ def excess(one: Deviation) -> float:
     return max(one.relative, one.undecided * ask.relative / ask.routed.relative)
 
 
-def judge(found: Sequence[Deviation]) -> Iterator[Check]:
+def judge(rows: Sequence[Deviation]) -> Iterator[Check]:
     """The checks of the worst deviation of every shard's tensors, in every mode."""
     worst: dict[tuple[str, str, Mode], float] = {}
-    for one in found:
+    for one in rows:
         key = one.shard, one.tensor, one.mode
         worst[key] = max(worst.get(key, 0.0), excess(one))
     for (shard, tensor, mode), value in worst.items():

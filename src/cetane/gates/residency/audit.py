@@ -253,11 +253,11 @@ def reasons(functions: Sequence[FunctionAudit], findings: Sequence[Finding]) -> 
     for function in functions:
         refuted = {op.name for op in function.ops if op.measured == "ANE"}
         every = {op.name for op in function.ops}
-        for found in function.findings:
-            if not (found.placement in ("CPU", "fails") and set(found.ops or every) <= refuted):
-                where[found.rule, found.severity] += 1
-    for found in findings:
-        where[found.rule, found.severity] += 1
+        for finding in function.findings:
+            if not (finding.placement in ("CPU", "fails") and set(finding.ops or every) <= refuted):
+                where[finding.rule, finding.severity] += 1
+    for finding in findings:
+        where[finding.rule, finding.severity] += 1
     for (rule, severity), count in where.items():
         if severity in ask.severities:
             yield f"{severity}: {rule}" + (f" ({count} functions)" if count > 1 else "")

@@ -131,15 +131,15 @@ class Graph:
 
     def value(self, op: Op, name: str) -> Array | None:
         """The value of an input that is a small literal."""
-        found = self.constant(self.argument(op, name))
-        if found is None or prod(found.type.static_shape or ()) > LARGEST_VALUE:
+        constant = self.constant(self.argument(op, name))
+        if constant is None or prod(constant.type.static_shape or ()) > LARGEST_VALUE:
             return None
-        return found.numpy()
+        return constant.numpy()
 
     def number(self, op: Op, name: str, default: Any = None) -> Any:
         """A parameter of an op as a plain value, or its default."""
-        found = self.value(op, name)
-        return default if found is None else found.tolist()
+        value = self.value(op, name)
+        return default if value is None else value.tolist()
 
     def weight(self, argument: Argument | None) -> ReadWeight | None:
         """The constant that an argument is; None for values that are computed."""
@@ -196,10 +196,10 @@ class Graph:
 
     def type_of(self, op: Op, name: str) -> TensorType:
         """The type of an op's input, which it must have."""
-        found = self.type(self.argument(op, name))
-        if found is None:
+        kind = self.type(self.argument(op, name))
+        if kind is None:
             raise ValueError(f"{op.kind} {op.name} has no {name}")
-        return found
+        return kind
 
     def _stored(self, argument: Argument) -> int:
         """Bytes behind an argument of a constant op."""
@@ -215,8 +215,8 @@ class Graph:
             a: None for op in self.ops for arguments in op.inputs.values()
             for a in arguments if isinstance(a, str)
         }  # fmt: skip
-        found = ((name, self.weight(name)) for name in names)
-        return {name: weight for name, weight in found if weight is not None}
+        weights = ((name, self.weight(name)) for name in names)
+        return {name: weight for name, weight in weights if weight is not None}
 
     @cached_property
     def constant_bytes(self) -> int:

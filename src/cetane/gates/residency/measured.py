@@ -88,7 +88,7 @@ def parse_measured(content: Any, where: str) -> Measured:
     return validated(Measured, content, f"{where}: {NO_MEASUREMENTS}", HINT)
 
 
-def with_measured(found: Audit, measured: Measured, packages: dict[str, Path]) -> Audit:
+def with_measured(predicted: Audit, measured: Measured, packages: dict[str, Path]) -> Audit:
     """The audit with measurements, which win. Raises CetaneError if they are of other packages."""
     known = {n: p for n, p in measured.packages.items() if n in packages}
     if not known:
@@ -101,9 +101,9 @@ def with_measured(found: Audit, measured: Measured, packages: dict[str, Path]) -
     functions = tuple(
         merged(function, known[function.package].functions.get(function.function))
         if function.package in known and not function.variant else function
-        for function in found.functions
+        for function in predicted.functions
     )  # fmt: skip
-    return judged(found.target, functions, found.findings)
+    return judged(predicted.target, functions, predicted.findings)
 
 
 def merged(function: FunctionAudit, plan: MeasuredFunction | None) -> FunctionAudit:
@@ -221,8 +221,8 @@ def planned(plan: Any, block: Any) -> Iterator[MeasuredOp]:
             yield from planned(plan, inner)
 
 
-def device(found: Any) -> Device | None:
+def device(unit: Any) -> Device | None:
     """The short name of coremltools' MLNeuralEngineComputeDevice and its like."""
     names: dict[str, Device] = {"NeuralEngine": "ANE", "CPU": "CPU", "GPU": "GPU"}
-    kind = type(found).__name__.removeprefix("ML").removesuffix("ComputeDevice")
+    kind = type(unit).__name__.removeprefix("ML").removesuffix("ComputeDevice")
     return names.get(kind)

@@ -138,8 +138,8 @@ def load_rules() -> dict[str, Rule]:
 @cache
 def load_evidence() -> dict[str, Evidence]:
     """All evidence, by its id."""
-    found = (Evidence(**content) for content in read_toml("evidence.toml")["evidence"])
-    return {evidence.id: evidence for evidence in found}
+    items = (Evidence(**content) for content in read_toml("evidence.toml")["evidence"])
+    return {evidence.id: evidence for evidence in items}
 
 
 @cache

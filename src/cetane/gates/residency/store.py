@@ -25,7 +25,7 @@ class Artifact(Protocol):
         """The stored measurements; None if there are none."""
 
     def keep(self, measured: Measured) -> None: ...
-    def judge(self, found: Audit) -> None:
+    def judge(self, verdict: Audit) -> None:
         """Keep the verdict."""
 
 
@@ -67,7 +67,7 @@ class Single:
         temporary.write_text(measured.model_dump_json(indent=1) + "\n")
         temporary.replace(self.beside)
 
-    def judge(self, found: Audit) -> None:
+    def judge(self, verdict: Audit) -> None:
         """Nothing: a package has no place for a verdict."""
 
 
@@ -90,18 +90,18 @@ class InBundle:
     def keep(self, measured: Measured) -> None:
         self.bundle.write_gate(MEASURED, {"measured": measured.model_dump(mode="json")})
 
-    def judge(self, found: Audit) -> None:
+    def judge(self, verdict: Audit) -> None:
         heads = {kind: head.digest for kind, head in self.bundle.draft_heads().items()}
-        self.bundle.write_gate(GATE, summary(found) | {"heads": heads})
+        self.bundle.write_gate(GATE, summary(verdict) | {"heads": heads})
 
 
-def summary(found: Audit) -> dict[str, object]:
+def summary(verdict: Audit) -> dict[str, object]:
     """An audit as a gate's result: the verdict, and the rules that apply with their severity."""
-    every: list[Finding] = [f for function in found.functions for f in function.findings]
+    every: list[Finding] = [f for function in verdict.functions for f in function.findings]
     return {
-        "passed": found.passed,
-        "basis": found.basis,
-        "target": str(found.target),
-        "reasons": list(found.reasons),
-        "findings": {finding.rule: finding.severity for finding in [*every, *found.findings]},
+        "passed": verdict.passed,
+        "basis": verdict.basis,
+        "target": str(verdict.target),
+        "reasons": list(verdict.reasons),
+        "findings": {finding.rule: finding.severity for finding in [*every, *verdict.findings]},
     }

@@ -44,8 +44,8 @@ def infinite_mask(op: Op, graph: Graph) -> str | None:
         return None
     for arguments in op.inputs.values():
         for argument in arguments:
-            found = graph.constant(argument)
-            if found is not None and holds_infinity(found):
+            value = graph.constant(argument)
+            if value is not None and holds_infinity(value):
                 return f"{op.kind} {op.name}"
     return None
 
@@ -85,9 +85,9 @@ def fp16_squares(op: Op, graph: Graph) -> str | None:
 def shrinks(op: Op, graph: Graph) -> bool:
     """Whether an op multiplies by a number below one, or divides by one above."""
     for name in ("x", "y"):
-        found = graph.value(op, name)
-        if found is not None and found.size == 1:
-            size = abs(float(found.reshape(())))
+        value = graph.value(op, name)
+        if value is not None and value.size == 1:
+            size = abs(float(value.reshape(())))
             return size < 1 if op.kind == "mul" else size > 1 and name == "y"
     return False
 

@@ -17,14 +17,14 @@ def states_behind(op: Op, graph: Graph, through: frozenset[str]) -> Iterator[tup
     todo = [(maker, [maker]) for maker in graph.makers(op)]
     visited: set[int] = set()
     while todo:
-        found, path = todo.pop()
-        if id(found) in visited:
+        source, path = todo.pop()
+        if id(source) in visited:
             continue
-        visited.add(id(found))
-        if found.kind == "read_state":
-            yield found, path[:-1]
-        elif found.kind in through:
-            todo += [(maker, [*path, maker]) for maker in graph.makers(found)]
+        visited.add(id(source))
+        if source.kind == "read_state":
+            yield source, path[:-1]
+        elif source.kind in through:
+            todo += [(maker, [*path, maker]) for maker in graph.makers(source)]
 
 
 def writes(op: Op, graph: Graph) -> bool:
@@ -41,8 +41,8 @@ def three_states(graph: Graph) -> str | None:
 def convolution_state(op: Op, graph: Graph) -> str | None:
     if op.kind != "conv":
         return None
-    found = next(states_behind(op, graph, SHAPE_KINDS), None)
-    return f"{op.name}" if found else None
+    source = next(states_behind(op, graph, SHAPE_KINDS), None)
+    return f"{op.name}" if source else None
 
 
 @on_function("state-last-axis")
@@ -91,8 +91,8 @@ def state_output(op: Op, graph: Graph) -> str | None:
     sliced = op.kind.startswith("slice_by") and graph.is_output(op)
     if not sliced or graph.tokens == 1:
         return None
-    found = next(states_behind(op, graph, SHAPE_KINDS | {"slice_update"}), None)
-    return f"{op.name}, T = {graph.tokens}" if found else None
+    source = next(states_behind(op, graph, SHAPE_KINDS | {"slice_update"}), None)
+    return f"{op.name}, T = {graph.tokens}" if source else None
 
 
 @on_function("two-states-verify")

@@ -50,32 +50,32 @@ def int4_per_block_large(graph: Graph) -> str | None:
 
 @on_op("int4-per-channel")
 def int4_per_channel(op: Op, graph: Graph) -> str | None:
-    found = first(op, graph, lambda w: w.encoding == "affine" and w.bits == 4)
-    return found.granularity if found and found.granularity != "block" else None
+    weight = first(op, graph, lambda w: w.encoding == "affine" and w.bits == 4)
+    return weight.granularity if weight and weight.granularity != "block" else None
 
 
 @on_op("int8-per-block")
 def int8_per_block(op: Op, graph: Graph) -> str | None:
-    found = first(op, graph, lambda w: per_block(w, 8))
-    return f"{found.shape}" if found else None
+    weight = first(op, graph, lambda w: per_block(w, 8))
+    return f"{weight.shape}" if weight else None
 
 
 @on_op("int8-linear")
 def int8_linear(op: Op, graph: Graph) -> str | None:
-    found = first(op, graph, lambda w: w.encoding == "affine" and w.bits == 8)
-    return found.granularity if found and found.granularity != "block" else None
+    weight = first(op, graph, lambda w: w.encoding == "affine" and w.bits == 8)
+    return weight.granularity if weight and weight.granularity != "block" else None
 
 
 @on_op("palette-per-block")
 def palette_per_block(op: Op, graph: Graph) -> str | None:
-    found = first(op, graph, lambda w: w.encoding == "lut" and w.granularity == "block")
-    return f"{found.shape}" if found else None
+    weight = first(op, graph, lambda w: w.encoding == "lut" and w.granularity == "block")
+    return f"{weight.shape}" if weight else None
 
 
 @on_op("scaled-palette")
 def scaled_palette(op: Op, graph: Graph) -> str | None:
-    found = first(op, graph, lambda w: w.inner is not None and w.inner.encoding == "lut")
-    return f"{found.shape}" if found else None
+    weight = first(op, graph, lambda w: w.inner is not None and w.inner.encoding == "lut")
+    return f"{weight.shape}" if weight else None
 
 
 @on_op("int8-palette")
@@ -84,14 +84,14 @@ def int8_palette(op: Op, graph: Graph) -> str | None:
         stored = weight.inner or weight
         return stored.encoding == "lut" and stored.palette in ("int8", "uint8")
 
-    found = first(op, graph, wanted)
-    return f"{found.shape}" if found else None
+    weight = first(op, graph, wanted)
+    return f"{weight.shape}" if weight else None
 
 
 @on_op("sparse-weights")
 def sparse_weights(op: Op, graph: Graph) -> str | None:
-    found = first(op, graph, lambda w: w.encoding == "sparse")
-    return f"{found.shape}" if found else None
+    weight = first(op, graph, lambda w: w.encoding == "sparse")
+    return f"{weight.shape}" if weight else None
 
 
 @on_function("stateful-palette4")
