@@ -12,8 +12,9 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from socket import gethostname
@@ -108,6 +109,20 @@ def sha256(path: Path) -> str:
         raise CetaneError(f"cannot read {path}: {error}") from error
 
 
+def json_sha256(content: Any) -> str:
+    """The hash of a JSON document, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@cache
+def code_sha256(*folders: Path) -> str:
+    """The hash of all Python code under some folders: what was made by other code is made anew."""
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def inside(root: Path, name: str) -> Path:
     """A path inside a folder, without links. Raises CetaneError for any other path."""
     parts = PurePosixPath(name)
@@ -145,6 +160,18 @@ def cache_dir() -> Path:
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared) / "cetane"
     return Path.home() / ".cache" / "cetane"
+
+
+def forget_oldest(items: Iterable[Path], largest: int, keep: Path | None = None) -> None:
+    """Remove the files or folders that were used longest ago, until the rest has at most `largest`
+    bytes. `keep` stays. It is no error if one cannot be removed."""
+    total = 0
+    for item in sorted(items, key=lambda item: item.stat().st_mtime, reverse=True):
+        files = item.iterdir() if item.is_dir() else [item]
+        total += sum(file.stat().st_size for file in files)
+        if total > largest and item != keep:
+            with suppress(OSError):
+                remove(item)
 
 
 def write_cache(path: Path, text: str) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from tests.conftest import InMemoryCheckpoint, build_model, tiny_recipe
 
-from cetane.lower.kept import trim
+from cetane.files import forget_oldest
+from cetane.lower.convert import convert_shard
 from cetane.lower.lower import Lowering, files
 from cetane.planner import Planner
 
@@ -29,13 +30,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The shards that are converted."""
     shards: list[str] = []
-    converted = Lowering._converted
 
-    def watch(self: Lowering, shard: str, folder: Path) -> Any:
+    def watch(planner: Any, shard: str, *others: Any) -> Any:
         shards.append(shard)
-        return converted(self, shard, folder)
+        return convert_shard(planner, shard, *others)
 
-    monkeypatch.setattr(Lowering, "_converted", watch)
+    monkeypatch.setattr("cetane.lower.template.convert_shard", watch)
     return shards
 
 
@@ -90,5 +90,5 @@ def test_the_oldest_are_removed(tmp_path: Path) -> None:
         file = tmp_path / f"{age}.safetensors"
         file.write_bytes(b"x" * 100)
         os.utime(file, (1000 - age, 1000 - age))
-    trim(tmp_path, largest=250)
+    forget_oldest(tmp_path.iterdir(), largest=250)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.safetensors", "1.safetensors"]

@@ -16,7 +16,7 @@ import onnxruntime
 
 import cetane.mil
 from cetane.errors import CetaneError
-from cetane.files import cache_dir, remove, sha256
+from cetane.files import cache_dir, code_sha256, forget_oldest, remove, sha256
 from cetane.mil.fast.functions import FastFunction
 from cetane.mil.fast.prepared import PreparedModel, holds, write
 from cetane.mil.reader import load
@@ -107,16 +107,7 @@ class PreparedProgram:
 
 def trim(folder: Path, keep: Path | None = None, largest: int = LARGEST) -> None:
     """Remove the least recently used models until the rest has at most `largest` bytes."""
-    models = sorted(
-        (path for path in folder.glob("*/*") if path.is_dir()),
-        key=lambda path: path.stat().st_mtime,
-        reverse=True,
-    )
-    total = 0
-    for path in models:
-        total += sum(file.stat().st_size for file in path.iterdir())
-        if total > largest and path != keep:
-            _removed(path)
+    forget_oldest((path for path in folder.glob("*/*") if path.is_dir()), largest, keep)
     for path in folder.iterdir():
         with suppress(OSError):
             path.rmdir()  # if it is empty
@@ -134,17 +125,9 @@ def _key(package: Path, pack: bool) -> str:
         for path in sorted(package.rglob("*"))
         if path.is_file()
     }
-    key = json.dumps([files, pack, onnxruntime.__version__, platform.machine(), _code(), _cpu()])
+    code = code_sha256(Path(cetane.mil.__file__).parent)  # that translates programs
+    key = json.dumps([files, pack, onnxruntime.__version__, platform.machine(), code, _cpu()])
     return hashlib.sha256(key.encode()).hexdigest()[:32]
-
-
-@cache
-def _code() -> str:
-    """The hash of the code that translates programs."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(cetane.mil.__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 @cache

@@ -1,7 +1,6 @@
 """Experiments as data: a hypothesis, the two recipes that it compares, and its metrics."""
 
 import datetime
-import hashlib
 import json
 import math
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, field_validator, model_validator
 
 from cetane.errors import CetaneError
-from cetane.files import read_toml
+from cetane.files import json_sha256, read_toml
 from cetane.lab.metrics import METRICS
 from cetane.schema.recipe import Recipe, load_recipe, override
 from cetane.validation import Data, guess, validated
@@ -208,12 +207,7 @@ class Experiment(Data):
     def sha256(self) -> str:
         """sha256 of the fields that decide a run's outcome, so without prose."""
         decisive = {"workload", "baseline", "candidate", "metrics", "gates", "expects"}
-        return sha256_of(self.model_dump(mode="json", include=decisive))
-
-
-def sha256_of(content: Any) -> str:
-    """sha256 of a JSON document."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return json_sha256(self.model_dump(mode="json", include=decisive))
 
 
 def shipped() -> Path:

@@ -10,9 +10,9 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.engine.engine import Engine
 from cetane.engine.generate import open_engine
-from cetane.files import Progress
+from cetane.files import Progress, json_sha256
 from cetane.hardware.chips import Chip, find_chip
-from cetane.lab.experiment import ARMS, Arm, ArmName, Experiment, sha256_of
+from cetane.lab.experiment import ARMS, Arm, ArmName, Experiment
 from cetane.lab.journal import Figure
 from cetane.lab.metrics import METRICS
 from cetane.lab.workload import Given, Setting
@@ -170,4 +170,4 @@ def each(name: str) -> Callable[[Callable[[Side], Findings]], Callable[[Side], F
 
 
 def recipe_sha256(recipe: Recipe) -> str:
-    return sha256_of(recipe.model_dump(mode="json"))
+    return json_sha256(recipe.model_dump(mode="json"))

@@ -3,7 +3,6 @@
 import hashlib
 import json
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 import cetane
-from cetane.files import cache_dir, replacing
+from cetane.files import cache_dir, code_sha256, forget_oldest, replacing
 from cetane.hardware.quiet import import_coremltools
 from cetane.lower.template import Slot, Template
 
@@ -79,34 +78,15 @@ def keep(structure: str, template: Template) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             save_file(arrays, temporary, {INDEX: index, DIGEST: digest(index, arrays)})
-        trim(path.parent)
-
-
-def trim(folder: Path, largest: int = LARGEST) -> None:
-    """Remove the templates that were used longest ago until the rest has at most `largest`
-    bytes."""
-    files = sorted(folder.glob("*.safetensors"), key=lambda file: -file.stat().st_mtime)
-    total = 0
-    for file in files:
-        total += file.stat().st_size
-        if total > largest:
-            file.unlink(missing_ok=True)
+        forget_oldest(path.parent.glob("*.safetensors"), LARGEST)
 
 
 def place(structure: str) -> Path:
     """The file of a structure, for the code that is installed."""
-    key = hashlib.sha256(f"{structure} {code()}".encode()).hexdigest()
-    return cache_dir() / "templates" / f"{key[:32]}.safetensors"
-
-
-@cache
-def code() -> str:
-    """The hash of the code that makes templates."""
     root = Path(cetane.__file__).parent
-    total = hashlib.sha256()
-    for path in sorted(path for room in CODE for path in (root / room).rglob("*.py")):
-        total.update(path.read_bytes())
-    return total.hexdigest()
+    code = code_sha256(*(root / room for room in CODE))
+    key = hashlib.sha256(f"{structure} {code}".encode()).hexdigest()
+    return cache_dir() / "templates" / f"{key[:32]}.safetensors"
 
 
 def digest(index: str, arrays: dict[str, Any]) -> str:

@@ -1,6 +1,5 @@
 """Checkpoint and recipe to bundle, shard by shard; a build that was stopped goes on."""
 
-import hashlib
 import json
 from collections.abc import Callable
 from fnmatch import fnmatchcase
@@ -19,6 +18,7 @@ from cetane.files import (
     check_space,
     claimed,
     disk_errors,
+    json_sha256,
     records,
     remove,
     replacing,
@@ -269,7 +269,7 @@ def same(one: Recipe, other: Recipe) -> bool:
 def build_key(checkpoint: Checkpoint, recipe: Recipe) -> str:
     """What a partial build is a build of."""
     content = [checkpoint.fingerprint, recipe.model_dump(mode="json"), producers()]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return json_sha256(content)
 
 
 def parts(

@@ -4,8 +4,6 @@ Candidates are judged in turn, the smallest first, on the authored modules and a
 gate's own checks. The first that holds what the recipe promises, with a margin, is taken.
 """
 
-import hashlib
-import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
@@ -22,7 +20,7 @@ from cetane.checkpoint import Checkpoint
 from cetane.compress import AUTO, Selection, parse_format, pattern
 from cetane.errors import CetaneError
 from cetane.families import Weight
-from cetane.files import Progress, cache_dir, read_json, silent, write_json
+from cetane.files import Progress, cache_dir, json_sha256, read_json, silent, write_json
 from cetane.gates.compressions import Judge, Window
 from cetane.gates.limits import limits
 from cetane.gates.probes import text_tokens
@@ -121,10 +119,12 @@ def resolutions(
 
 
 def check_budget(planner: Planner, budget: int | None) -> None:
-    """CetaneError for a plan that takes more than `budget` bytes."""
+    """CetaneError for a plan that takes more than `budget` bytes; None is no limit."""
+    if budget is None:
+        return
     plan = planner.plan()
     size = plan.weight_bytes + plan.embedding_bytes
-    if budget is not None and size > budget:
+    if size > budget:
         raise CetaneError(
             f"--budget {budget / 1e6:.0f} MB: the smallest that is {plan.recipe.quality} takes "
             f"{size / 1e6:.0f} MB",
@@ -323,8 +323,7 @@ class Bench:
             self.tokens,
             producers(),
         ]
-        key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-        return cache_dir() / "judgements" / f"{key}.json"
+        return cache_dir() / "judgements" / f"{json_sha256(content)}.json"
 
 
 def known_to_hold(checkpoint: Checkpoint, recipe: Recipe, formats: Sequence[str]) -> set[str]:

@@ -5,8 +5,6 @@ when it is measured; its `key` is a hash of everything that it depends on. One f
 of several models and texts. `cetane.files.Ledger` tells how it survives a crash.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -15,7 +13,7 @@ from pydantic import TypeAdapter
 
 from cetane.compress import Selection
 from cetane.errors import CetaneError
-from cetane.files import Ledger
+from cetane.files import Ledger, json_sha256
 from cetane.validation import Data
 
 Method = Literal["fp16", "linear", "uniform", "kmeans", "weighted", "mixed"]
@@ -145,4 +143,4 @@ def read_points(path: Path) -> list[Point]:
 
 def key_of(*parts: str | Sequence[int] | Mapping[str, Any]) -> str:
     """A hash of everything that a line depends on."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return json_sha256(parts)
