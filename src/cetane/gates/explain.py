@@ -14,7 +14,7 @@ from cetane.gates.golden import NEAR_LIMIT, GoldenResult
 from cetane.gates.ladder import LadderResult
 from cetane.gates.limits import limits
 from cetane.gates.readings import Misread, misread
-from cetane.gates.reference import Reference
+from cetane.gates.reference import reference_of
 from cetane.gates.residency.audit import Audit
 from cetane.gates.residency.rule import load_rules
 from cetane.gates.structure import Deviation, excess
@@ -117,7 +117,7 @@ def wrong_graph(bundle: RefusedPort, checkpoint: Checkpoint, verdict: GoldenResu
     """The explanation of the first wrong tensor. If the torch modules are right, conversion
     errs."""
     recipe = bundle.plan.recipe
-    authored = Authored(Planner(checkpoint, recipe), checkpoint, Reference(checkpoint))
+    authored = Authored(Planner(checkpoint, recipe), checkpoint, reference_of(checkpoint))
     if verdict.misread:
         return wrong_reading(verdict.misread[0], authored)
     first = first_off(verdict.structure)

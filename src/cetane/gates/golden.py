@@ -37,7 +37,7 @@ from cetane.gates.probes import (
 from cetane.gates.quality import Agreement, greedy_check
 from cetane.gates.readings import Misread, misread
 from cetane.gates.readings import judge as judge_readings
-from cetane.gates.reference import RESIDENT, Observed, Reference, choices
+from cetane.gates.reference import RESIDENT, Observed, Reference, choices, reference_of
 from cetane.gates.scores import LogitScore, ShardScore, logit_score, shard_scores
 from cetane.gates.structure import Deviation, Truths, deviations, made_by
 from cetane.gates.structure import judge as judge_structure
@@ -121,7 +121,7 @@ def golden(
 ) -> GoldenResult:
     """Compare a bundle with the checkpoint's Hugging Face model."""
     port = packaged(bundle, Planner(checkpoint, bundle.plan.recipe), checkpoint)
-    proof = Proof(port, checkpoint, Reference(checkpoint), bundle.tables(), progress)
+    proof = Proof(port, checkpoint, reference_of(checkpoint), bundle.tables(), progress)
     return proof.run(prompts, greedy_tokens)
 
 

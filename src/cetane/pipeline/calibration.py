@@ -27,7 +27,7 @@ from cetane.checkpoint import Checkpoint
 from cetane.compress import Sensitivities
 from cetane.families import Truth, options_of
 from cetane.files import Progress, cache_dir, replacing, silent
-from cetane.gates.reference import Reference
+from cetane.gates.reference import reference_of
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, decided
 
@@ -161,7 +161,7 @@ def run_pass(
     checkpoint: Checkpoint, blocks: Mapping[str, Truth], tokens: list[int], text: int
 ) -> Calibration:
     """One forward pass, up to the last block: nothing is asked of the logits."""
-    reference, watch = Reference(checkpoint), Watch(text)
+    reference, watch = reference_of(checkpoint), Watch(text)
     with watch.on(reference.model):
         streams = reference.tensors(tokens, list(blocks.values()))
     residuals = {name: float(np.abs(streams[truth]).max()) for name, truth in blocks.items()}

@@ -11,7 +11,7 @@ from cetane.engine.sampling import Sampler
 from cetane.gates import metrics
 from cetane.gates.golden import golden
 from cetane.gates.quality import perplexity
-from cetane.gates.reference import Reference, choices
+from cetane.gates.reference import choices, reference_of
 from cetane.lab.experiment import ArmName
 from cetane.lab.sides import Findings, Side, Sides, each, figure, measure
 from cetane.schema.recipe import Mode
@@ -73,7 +73,7 @@ def smoke(side: Side) -> Findings:
     said = answers(side, engine_of(side), prompts)
     told = {name: tokens for name, tokens in said.items() if tokens}
     agreed, distinct = [], []
-    reference = Reference(side.checkpoint)
+    reference = reference_of(side.checkpoint)
     for name, tokens in told.items():
         observed = reference.run([[*prompts[name], *tokens]])[0]
         agreed.append(float(choices(observed.logits, prompts[name], tokens).mean()))
