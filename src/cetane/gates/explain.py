@@ -26,8 +26,6 @@ from cetane.validation import Data
 Cause = Literal[
     "weights", "authoring", "conversion", "contract", "fp16 range", "compression", "residency"
 ]
-CHUNKS = 4
-"""Of a layout that does not say how many (`planner/layout.py`)."""
 BETTER = {
     4: "palette6-kmeans-group32",
     6: "int8-per-channel",
@@ -288,7 +286,7 @@ def explain_ladder(verdict: LadderResult, recipe: Recipe) -> Explanation:
     )
 
 
-def explain_residency(audited: Audit, recipe: Recipe) -> Explanation:
+def explain_residency(audited: Audit, plan: Plan) -> Explanation:
     """Why programs would not run on the ANE: the first finding that refuses them, and its mend."""
     severe = limits().residency.severities
     findings = [
@@ -307,19 +305,20 @@ def explain_residency(audited: Audit, recipe: Recipe) -> Explanation:
         cause="residency",
         where=where,
         sentence=f"{said}; in {where}, {first.rule}: {first.message}. To mend: {first.fix}.",
-        changes=change_of(first.rule, recipe),
+        changes=change_of(first.rule, plan),
     )
 
 
-def change_of(rule: str, recipe: Recipe) -> dict[str, Any]:
-    """The change of a recipe that a rule of residency asks for, where there is one."""
-    known = load_rules().get(rule)
+def change_of(rule: str, plan: Plan) -> dict[str, Any]:
+    """The change of a plan's recipe that a rule of residency asks for, where there is one."""
+    known, recipe = load_rules().get(rule), plan.recipe
     changes = {} if known is None else dict(known.changes)
     if changes.get("layout.chunks") == "more":
         layout = recipe.layout
         if layout.kind not in ("chunks", "single") or layout.cuts:
             return {}
-        changes |= {"layout.kind": "chunks", "layout.chunks": 2 * (layout.chunks or CHUNKS)}
+        chunks = sum(shard.kind != "head" for shard in plan.shards)
+        changes |= {"layout.kind": "chunks", "layout.chunks": 2 * chunks}
     if changes.get("cache.contract") == "readonly":
         return written_by_host(recipe)
     return {key: value for key, value in changes.items() if value_of(recipe, key) != value}
