@@ -98,7 +98,7 @@ def train(
     last windows do not divide evenly, some count twice.
     """
     scale = spread(windows) if isinstance(draft_head, Eagle3) else torch.ones(())
-    lesson = accelerator.prepare(Lesson(draft_head, scale))
+    lesson = accelerator.prepare(DraftHeadLoss(draft_head, scale))
     trained = [p for p in draft_head.parameters() if p.requires_grad]
     rate, betas = RATES[draft_head.config.kind], (0.9, 0.95)
     optimizer = torch.optim.AdamW(trained, rate, betas, weight_decay=0.1)
@@ -143,7 +143,7 @@ def spread(windows: Windows) -> Tensor:
     return sample.abs().median(0).values.clamp(min=1e-3)
 
 
-class Lesson(nn.Module):
+class DraftHeadLoss(nn.Module):
     """A draft head and its loss. It is a module because processes average gradients over calls of a
     module."""
 
