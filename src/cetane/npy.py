@@ -64,8 +64,10 @@ def read_data(file: IO[bytes], header: Header) -> npt.NDArray[Any]:
     data = file.read(header.nbytes + 1)
     if len(data) != header.nbytes:
         raise ValueError(f"its data are not the {header.nbytes} bytes of {header}")
-    order = "F" if header.by_columns else "C"
-    return np.frombuffer(bytearray(data), header.dtype).reshape(header.shape, order=order)
+    values = np.frombuffer(bytearray(data), header.dtype)
+    if header.by_columns:
+        return values.reshape(header.shape[::-1]).T
+    return values.reshape(header.shape)
 
 
 def open_array(
