@@ -48,7 +48,7 @@ def drafting(side: Side) -> Findings:
     }
     figures = {n: figure(n, v, n=len(prompts), note=note) for n, v in values.items()}
     for kind, head in side.bundle.draft_heads().items():
-        if kind == options.drafter:
+        if kind == options.drafter and head.manifest.training.positions:
             figures["head_top1"] = held_out(head.manifest.training)
     return Findings(figures)
 
