@@ -96,15 +96,19 @@ class Projection(Leaf):
         kind: str | None,
         bias: bool = False,
         factor: float = 1.0,
+        inverse: float = 1.0,
     ) -> None:
-        """Weight and bias are `factor` times the checkpoint's."""
+        """Weight and bias are `factor` times the checkpoint's. Its inputs are `inverse` times the
+        model's, so the weight is divided by that."""
         super().__init__()
+        self.outputs = outputs
         self.at = 0
         """The channel at which the contracted axis is cut; 0 if it is not cut."""
-        pick = None if factor == 1 else partial(scaled, pick=None, factor=factor)
-        self.hold("weight", (outputs, inputs, 1, 1), (outputs, inputs), kind, pick)
+        self.hold(
+            "weight", (outputs, inputs, 1, 1), (outputs, inputs), kind, times(factor / inverse)
+        )
         if bias:
-            self.hold("bias", (outputs,), pick=pick)
+            self.hold("bias", (outputs,), pick=times(factor))
         else:
             self.bias = None
 
@@ -193,6 +197,8 @@ class AttentionHeads:
     scale: float
     block: int | None = None
     """The number of keys that attention takes at a time; None for all."""
+    softcap: float | None = None
+    """The bound c of scores, c * tanh(score / c); None for no bound."""
     axes: Axes = field(default_factory=Axes)
 
     def split(self, x: Tensor, heads: int) -> Tensor:
@@ -202,6 +208,12 @@ class AttentionHeads:
     def merge(self, x: Tensor) -> Tensor:
         """`(1, H, D, T)` -> a hidden tensor."""
         return x.reshape(self.axes.shape(self.query * self.dim, -1))
+
+    def capped(self, scores: Tensor) -> Tensor:
+        """Scores within the bound."""
+        if self.softcap is None:
+            return scores
+        return torch.tanh(scores * (1 / self.softcap)) * self.softcap
 
 
 def normalize(x: Tensor, size: int, eps: float, axis: int) -> Tensor:
@@ -217,6 +229,11 @@ def normalize(x: Tensor, size: int, eps: float, axis: int) -> Tensor:
 def plus_one(stored: Tensor) -> Tensor:
     """The gains of a checkpoint that stores them less one. In fp32: bfloat16 would lose bits."""
     return stored.float() + 1
+
+
+def times(factor: float) -> Callable[[Tensor], Tensor] | None:
+    """A function that multiplies a stored tensor; None for the factor 1."""
+    return None if factor == 1 else partial(scaled, pick=None, factor=factor)
 
 
 def scaled(stored: Tensor, pick: Callable[[Tensor], Tensor] | None, factor: float) -> Tensor:
@@ -256,11 +273,18 @@ class MLP(nn.Module):
     """A gated MLP: `down(act(gate(x)) * up(x))`, times `factor`."""
 
     def __init__(
-        self, hidden: int, inner: int, act: str, bias: bool = False, factor: float = 1.0
+        self,
+        hidden: int,
+        inner: int,
+        act: str,
+        bias: bool = False,
+        factor: float = 1.0,
+        inverse: float = 1.0,
     ) -> None:
+        """Its input is `inverse` times the model's."""
         super().__init__()
-        self.gate_proj = Projection(hidden, inner, "mlp", bias)
-        self.up_proj = Projection(hidden, inner, "mlp", bias)
+        self.gate_proj = Projection(hidden, inner, "mlp", bias, inverse=inverse)
+        self.up_proj = Projection(hidden, inner, "mlp", bias, inverse=inverse)
         self.down_proj = Projection(inner, hidden, "mlp", bias, factor)
         self.act = activation(act)
 
@@ -304,23 +328,26 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: AttentionHeads)
     if heads.scale != 1:
         rows = rows * heads.scale
     if heads.block is None or heads.block >= k.shape[3]:
-        mixed = torch.softmax(rows @ k + mask, dim=-1) @ v.transpose(2, 3)
+        mixed = torch.softmax(heads.capped(rows @ k) + mask, dim=-1) @ v.transpose(2, 3)
     else:
-        mixed = attend_in_blocks(rows, k, v, mask, heads.block)
+        mixed = attend_in_blocks(rows, k, v, mask, heads)
     return mixed.reshape(kv, groups, -1, dim).transpose(2, 3).reshape(1, heads.query, dim, -1)
 
 
-def attend_in_blocks(rows: Tensor, k: Tensor, v: Tensor, mask: Tensor, block: int) -> Tensor:
-    """Attention over `block` keys at a time; the softmax is rescaled when its maximum grows.
+def attend_in_blocks(
+    rows: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: AttentionHeads
+) -> Tensor:
+    """Attention over `heads.block` keys at a time; the softmax is rescaled when its maximum grows.
 
     The published ports call it "flash decoding" (arXiv 2307.08691). Masks are finite, so a block of
     hidden keys has a maximum too. Its weights vanish when a visible key comes, so 0 / 0 never
     arises.
     """
     before: tuple[Tensor, Tensor, Tensor] | None = None
+    block = heads.block or k.shape[3]
     for start in range(0, k.shape[3], block):
         part = slice(start, min(start + block, k.shape[3]))
-        scores = rows @ k[..., part] + mask[..., part]
+        scores = heads.capped(rows @ k[..., part]) + mask[..., part]
         top = scores.amax(-1, keepdim=True)
         if before is not None:
             top = torch.maximum(top, before[0])

@@ -83,6 +83,10 @@ def epsilons(reference: Reference) -> set[float]:
     return own | ({0.0} if bare or reference.model.config.model_type == "zaya" else set())
 
 
+ACTIVATION_NAMES = ("act_fn", "activation_fn")
+"""The names under which transformers' modules keep an activation."""
+
+
 def wrong_activations(port: Readable, reference: Reference) -> Iterator[Misread]:
     """Activations that the model does not have."""
     known = [module(torch.from_numpy(GRID)).numpy() for module in activations(reference)]
@@ -95,8 +99,9 @@ def wrong_activations(port: Readable, reference: Reference) -> Iterator[Misread]
 
 
 def activations(reference: Reference) -> list[Any]:
-    """The modules that transformers keeps as `act_fn`, one of each kind."""
-    kept = (getattr(module, "act_fn", None) for module in reference.model.modules())
+    """The model's activations, one of each kind."""
+    modules = reference.model.modules()
+    kept = (getattr(module, name, None) for module in modules for name in ACTIVATION_NAMES)
     return list({str(module): module for module in kept if module is not None}.values())
 
 

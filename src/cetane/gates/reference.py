@@ -217,7 +217,7 @@ class Reference:
     def head(self, hidden: Array) -> Array:
         """Logits `(n, V)` for hidden states `(n, C)` after the last layer."""
         logits: Tensor = self.model.lm_head(self.model.model.norm(torch.from_numpy(hidden)))
-        return logits.numpy()
+        return logits.numpy() / getattr(self.model.config, "logits_scaling", 1.0)
 
     @contextmanager
     def _keeping(

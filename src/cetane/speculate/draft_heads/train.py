@@ -65,7 +65,8 @@ def new_draft_head(
     draft_head = make_draft_head(config)
     draft_head.vocabulary = vocabulary
     draft_head.output = checkpoint.read(model.output).float()[vocabulary]
-    draft_head.norm = checkpoint.read(model.norm).float() + model.unit_offset
+    gains = checkpoint.read(model.norm).float() + model.unit_offset
+    draft_head.norm = gains * model.logit_factor
     return draft_head
 
 
