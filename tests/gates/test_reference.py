@@ -279,7 +279,7 @@ def test_head(
         expected = model.lm_head(model.model.norm(torch.tensor(hidden))).numpy()
     checkpoint = in_memory(model)
     with reads(checkpoint) as names:
-        found = reference(checkpoint).head(hidden)
+        found = reference(checkpoint).head(hidden, "model.norm")
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert len(names) == 2
 

@@ -132,8 +132,7 @@ class Block(nn.Module):
             if isinstance(module, Leaf):
                 for name, held in module.held.items():
                     full, stored = (
-                        f"{path}.{leaf}" if path else leaf
-                        for leaf in (name, "weight" if held.columns else name)
+                        f"{path}.{leaf}" if path else leaf for leaf in (name, held.source or name)
                     )
                     shape = tuple(module.get_parameter(name).shape)
                     yield full, replace(self.weight(stored, shape, held), columns=held.columns)

@@ -40,7 +40,9 @@ class Held:
     pick: Callable[[Tensor], Tensor] | None = None
     """A function that makes the parameter from the stored tensor; None if it only copies."""
     columns: tuple[int, int] | None = None
-    """The range of the checkpoint's `weight`, along its last axis; None for all."""
+    """The range of the stored tensor along its last axis; None for all."""
+    source: str | None = None
+    """The checkpoint's name for it, where that is another."""
 
 
 class Leaf(nn.Module):
@@ -124,7 +126,7 @@ class Projection(Leaf):
         with device:
             for name, (start, stop) in (("first", (0, at)), ("second", (at, inputs))):
                 self.hold(name, (outputs, stop - start, 1, 1))
-                self.held[name] = replace(whole, columns=(start, stop))
+                self.held[name] = replace(whole, columns=(start, stop), source="weight")
 
     def forward(self, x: Tensor) -> Tensor:
         return self.contract(x, self.bias)
@@ -159,13 +161,13 @@ class CausalConvolution(Leaf):
 
 
 class CausalTaps(Leaf):
-    """A causal convolution of every channel alone, with bias, `(1, C, 1, n + T)` -> `(1, C, 1, T)`
-    for `n + 1` taps: a multiplication each, since ANE compilers were seen to leave depthwise
+    """A causal convolution of every channel alone, `(1, C, 1, n + T)` -> `(1, C, 1, T)` for `n + 1`
+    taps: a multiplication each, since ANE compilers were seen to leave depthwise
     convolutions to the CPU. The published port of ZAYA multiplies as well."""
 
-    bias: Tensor
+    bias: Tensor | None
 
-    def __init__(self, channels: int, taps: int) -> None:
+    def __init__(self, channels: int, taps: int, bias: bool = True) -> None:
         super().__init__()
         self.time = Axes().time
         self.taps = [f"tap_{tap}" for tap in range(taps)]
@@ -173,13 +175,21 @@ class CausalTaps(Leaf):
         for tap, name in enumerate(self.taps):
             pick = partial(one_tap, tap=tap)
             self.hold(name, (1, channels, 1, 1), (channels, 1, taps), pick=pick)
-        self.hold_channels("bias", channels)
+            self.held[name] = replace(self.held[name], source="weight")
+        if bias:
+            self.hold_channels("bias", channels)
+        else:
+            self.bias = None
 
     def forward(self, x: Tensor) -> Tensor:
         length = x.shape[self.time] - len(self.taps) + 1
-        summed = self.bias
-        for start, name in enumerate(self.taps):
-            summed = summed + x.narrow(self.time, start, length) * getattr(self, name)
+        first, *rest = (
+            x.narrow(self.time, start, length) * getattr(self, name)
+            for start, name in enumerate(self.taps)
+        )
+        summed = first if self.bias is None else self.bias + first
+        for product in rest:
+            summed = summed + product
         return summed
 
 

@@ -160,7 +160,8 @@ class Rung:
     def logits(self, shard: str, feeds: dict[str, Truth], truths: dict[Truth, Array]) -> Array:
         """The model's logits, computed from the shard's inputs if the shard is only a head."""
         if self.engine.plan.by_name[shard].kind == "head":
-            return self.reference.head(truths[feeds["hidden"]] / self.scale)
+            norm = self.planner.model.norm.removesuffix(".weight")
+            return self.reference.head(truths[feeds["hidden"]] / self.scale, norm)
         return self.reference.run([self.tokens])[0].logits
 
     def slices(self, shard: str) -> set[tuple[int, int]]:

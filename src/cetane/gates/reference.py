@@ -59,19 +59,21 @@ class Stop(Exception):
 class Lender:
     """Gives a module its tensors during a forward pass, or permanently."""
 
-    def __init__(self, checkpoint: Checkpoint, names: dict[str, str], resident: bool) -> None:
-        self.checkpoint, self.names, self.resident = checkpoint, names, resident
-        self.lent = False
+    def __init__(
+        self, checkpoint: Checkpoint, names: dict[str, str], module: nn.Module, resident: bool
+    ) -> None:
+        self.checkpoint, self.names, self.module = checkpoint, names, module
+        self.resident, self.lent = resident, False
 
-    def lend(self, module: nn.Module, _: Any) -> None:
+    def lend(self, *_: Any) -> None:
         if self.lent:
             return
-        for name, tensor in own_tensors(module).items():
+        for name, tensor in own_tensors(self.module).items():
             tensor.data = self.checkpoint.read(self.names[name]).float()
         self.lent = True
 
-    def take_back(self, module: nn.Module, *_: Any) -> None:
-        for tensor in own_tensors(module).values():
+    def take_back(self, *_: Any) -> None:
+        for tensor in own_tensors(self.module).values():
             tensor.data = torch.empty(0)
         self.lent = False
 
@@ -107,10 +109,13 @@ class Reference:
                 shape = tuple(checkpoint.shape(names[name]))
                 if shape != tuple(tensor.shape):
                     raise CetaneError(f"{names[name]}: shape {shape} does not fit the config")
-            lender = Lender(checkpoint, names, self.resident)
-            module.register_forward_pre_hook(lender.lend)
+            lender = Lender(checkpoint, names, module, self.resident)
+            caller = (
+                self.model.get_submodule(path.rpartition(".")[0]) if by_parent(module) else module
+            )
+            caller.register_forward_pre_hook(lender.lend)
             if not self.resident:
-                module.register_forward_hook(lender.take_back)
+                caller.register_forward_hook(lender.take_back)
 
     def run(
         self,
@@ -214,9 +219,11 @@ class Reference:
         return choices(self.run([[*prompt, *generated]])[0].logits, prompt, generated)
 
     @torch.inference_mode()
-    def head(self, hidden: Array) -> Array:
-        """Logits `(n, V)` for hidden states `(n, C)` after the last layer."""
-        logits: Tensor = self.model.lm_head(self.model.model.norm(torch.from_numpy(hidden)))
+    def head(self, hidden: Array, norm: str) -> Array:
+        """Logits `(n, V)` for hidden states `(n, C)` after the last layer; `norm` is the path of
+        the final norm."""
+        normed = self.model.get_submodule(norm)(torch.from_numpy(hidden))
+        logits: Tensor = self.model.lm_head(normed)
         return logits.numpy() / getattr(self.model.config, "logits_scaling", 1.0)
 
     @contextmanager
@@ -321,6 +328,12 @@ def scaled_input(factors: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any])
     if args:
         return (args[0] * factors, *args[1:]), kwargs
     return args, kwargs | {"hidden_states": kwargs["hidden_states"] * factors}
+
+
+def by_parent(module: nn.Module) -> bool:
+    """Whether transformers calls a function on the module's tensors, in its parent, and never the
+    module: so with LFM2's convolutions."""
+    return isinstance(module, nn.Conv1d) and module.groups == module.in_channels
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -26,6 +26,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "phi3": lambda: build_model("phi3", num_hidden_layers=3, sliding_window=32),
     "olmo2": lambda: build_model("olmo2", num_hidden_layers=3),
     "olmo3": lambda: build_model("olmo3", num_hidden_layers=4, sliding_window=32),
+    "lfm2": lambda: build_model(
+        "lfm2", num_hidden_layers=4, layer_types=["conv", "full_attention", "conv", "conv"]
+    ),
     "gemma2": build_gemma2,
     "gemma3": build_gemma3,
     "gemma4": build_gemma4,
