@@ -149,5 +149,5 @@ def test_activations_that_fp16_cannot_hold(
 
 def test_no_scale_that_is_none(cetane: Cetane, tmp_path: Path) -> None:
     path = write_gemma3(tmp_path / "m.gguf", build_gemma3(**MODEL), Kind.F16)
-    (tmp_path / "bad.toml").write_text(RECIPE.format(scale=0))
+    (tmp_path / "bad.toml").write_text(RECIPE.format(scale=0, layout="single"))
     assert "residual_scale" in cetane("plan", path, "-r", tmp_path / "bad.toml").error
