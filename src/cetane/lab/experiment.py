@@ -116,7 +116,7 @@ def fields(tables: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 class Workload(Data):
     """The model, text and prompts of both arms."""
 
-    model: Literal["zaya-tiny", "smollm2", "gemma4-synthetic", "gemma3"]
+    model: Literal["zaya-tiny", "gemma-tiny", "smollm2", "gemma4-synthetic", "gemma3"]
     text: str = "stdlib"
     """`stdlib`, the documentation of Python's standard library, or the path of a file."""
     tokens: int = Field(default=512, ge=2)

@@ -33,6 +33,12 @@ def zaya_tiny() -> Path:
     return Path(str(resources.files("cetane"))) / "data/zaya-tiny"
 
 
+def gemma_tiny() -> Path:
+    """A Gemma 4 of 3.5 million parameters with every layer of E2B, trained on Python's standard
+    library and on passages that come again beyond the windows of its sliding layers."""
+    return Path(str(resources.files("cetane"))) / "data/gemma-tiny"
+
+
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct from the package with its weights.
 
@@ -86,6 +92,8 @@ class Setting:
         match name:
             case "zaya-tiny":
                 return zaya_tiny()
+            case "gemma-tiny":
+                return gemma_tiny()
             case "smollm2":
                 return smollm2()
             case "gemma4-synthetic":
