@@ -85,7 +85,8 @@ def open_array(
             )
             if header.dtype != np.dtype(dtype) or not wanted or header.by_columns:
                 order = ", by columns" if header.by_columns else ""
-                raise CetaneError(f"{path}: {header}{order}, not {dtype} of {shape}")
+                named = f"{np.dtype(dtype)} of shape {shape}"
+                raise CetaneError(f"{path}: {header}{order}, not {named}")
             nbytes = path.stat().st_size - header.start
             if nbytes != header.nbytes:
                 raise CetaneError(f"{path}: {nbytes} bytes do not fit {header}")

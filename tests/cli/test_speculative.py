@@ -139,7 +139,8 @@ def test_a_head_is_trained_and_used(
     stored = load_file(bundle / "heads" / kind / "source.safetensors")
     assert len(stored["vocabulary"].unique()) == 60  # more than the text has
     for when in ("untrained", "trained"):
-        assert len(found.json[when]["top1"]) == 2
+        # A random model never chooses what the text has, so no draft can be judged by it.
+        assert found.json[when] == {"top1": [], "accepted": [], "positions": 0}
 
     run = cetane("run", bundle, *PROMPT, "--speculative", kind, "--json").json
     assert run["tokens"] == expected
@@ -163,7 +164,7 @@ def test_a_head_is_trained_and_used(
     assert f"has no {kind} draft head" in missing.error
     assert f"cetane train-head {built.path} {kind} --text" in " ".join(missing.err.split())
     shown = cetane(*training)  # again: it takes the place of the first
-    assert "held-out positions" in shown.out
+    assert "not judged, the text is too short" in shown.out
     assert f"golden gate of the {kind} head: pass" in shown.out
     left = {path.name for path in tmp_path.iterdir()} - {"cache"}
     assert left == {"text.txt", "tiny"}

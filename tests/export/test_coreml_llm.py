@@ -321,7 +321,7 @@ def retype(folder: Path, package: str, function: str, name: str, shape: tuple[in
 
 DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda f: (f / "cos_full.npy").unlink(), "cos_full.npy"),
-    (lambda f: np.save(f / "cos_full.npy", np.zeros((64, 32), np.float16)), r"of \(64, 32\)"),
+    (lambda f: np.save(f / "cos_full.npy", np.zeros((64, 32), np.float16)), r"shape \(64, 32\)"),
     (lambda f: (f / "embed_tokens_q8.bin").write_bytes(b"x"), "has 1 bytes"),
     (lambda f: shutil.rmtree(f / "chunk1.mlpackage"), "chunk1"),
     (lambda f: edit(f, context_length=128), r"causal_mask_full of shape \(1, 1, 1, 64\), not"),

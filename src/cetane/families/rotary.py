@@ -8,9 +8,8 @@ from torch import Tensor
 
 from cetane.errors import CetaneError
 
-STATIC = ("default", "linear", "llama3", "yarn", "proportional", "longrope")
-"""The rope types whose frequencies do not depend on the length of the text. `longrope` has others
-beyond the length of its training: no context reaches there (`longest`)."""
+STATIC = ("default", "linear", "llama3", "yarn", "proportional")
+"""The rope types whose frequencies do not depend on the length of the text."""
 
 
 class RotaryConfig(Protocol):
@@ -70,7 +69,8 @@ def rotary_table(
         if not isinstance(parameters, dict):
             raise CetaneError(f"{invalid}: rope_parameters has no {layer_type!r}")
     kind = parameters.get("rope_type", "default")
-    if kind not in STATIC:
+    longrope = kind == "longrope" and part is not None  # Phi-3, whose context ends at `longest`
+    if kind not in STATIC and not longrope:
         raise CetaneError(f"rope type {kind!r} is not supported; known: {', '.join(STATIC)}")
     theta = parameters.get("rope_theta")
     if not isinstance(theta, int | float) or not 0 < theta < torch.finfo(torch.float).max:
