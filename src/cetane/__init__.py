@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cetane.pipeline.validate import Validation, perplexity, validate
     from cetane.schema.plan import Plan
     from cetane.schema.recipe import Recipe
+    from cetane.server.app import serve
     from cetane.sweeps.choose import SweepResult, sweep
 
 __version__ = "0.1.0"
@@ -43,6 +44,7 @@ __all__ = [
     "perplexity",
     "plan",
     "port",
+    "serve",
     "sweep",
     "train_draft_head",
     "validate",
@@ -62,6 +64,7 @@ HOMES = {
     "cetane.pipeline.validate": ("Validation", "perplexity", "validate"),
     "cetane.schema.plan": ("Plan",),
     "cetane.schema.recipe": ("Recipe",),
+    "cetane.server.app": ("serve",),
     "cetane.sweeps.choose": ("SweepResult", "sweep"),
 }  # fmt: skip
 """The module of every public name."""

@@ -32,6 +32,7 @@ COMMANDS = {
     "info": Listed("Judge", "cetane info smollm2"),
     "report": Listed("Judge", "cetane report smollm2 -o smollm2.html"),
     "run": Listed("Run", "cetane run smollm2 'What is the capital of France?'"),
+    "serve": Listed("Run", "cetane serve smollm2"),
     "bench": Listed("Run", "cetane bench smollm2 --drafters ngram,union"),
     "export": Listed("Run", "cetane export smollm2 --to onnx -o smollm2-onnx"),
     "sweep": Listed("Research", "cetane sweep model.gguf --budget 4.25 -o sweep"),

@@ -114,8 +114,8 @@ class Prefixes:
         """Feed a prompt to a session.
 
         `rows` receives the logits of all tokens from position `start` on, and perhaps of some
-        before. `check` is called before every call; what it raises ends the feed. Raises CetaneError
-        as `Session.feed`.
+        before. `check` is called before every call; what it raises ends the feed. Raises
+        CetaneError as `Session.feed`.
         """
         calls = self.planned(tokens, scored=rows is not None)
         unscored = [call for call in calls if rows is None or call.end <= start]

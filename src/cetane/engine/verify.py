@@ -32,7 +32,8 @@ def verify(rows: Array, draft: Draft, sampler: Sampler) -> list[int]:
     """The accepted tokens of a draft, then one token that the target chooses itself.
 
     `rows` are the target's logits `(1 + len(draft.tokens), V)`, after the token before the draft
-    and after each of its tokens. Without a draft this is a plain step. The sampler keeps the tokens.
+    and after each of its tokens. Without a draft this is a plain step. The sampler keeps
+    all of them.
     """
     new: list[int] = []
     for index, token in enumerate(draft.tokens):
