@@ -1,7 +1,10 @@
 """The application: routes, keys, limits and errors."""
 
 import asyncio
+import base64
+import hashlib
 import hmac
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib import resources
@@ -160,8 +163,8 @@ def routes(service: Service) -> APIRouter:
     def check_key(http: Request) -> None:
         if settings.api_key is None:
             return
-        sent = http.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(sent.encode(), settings.api_key.encode()):
+        sent = http.headers.get("authorization", "").encode("latin-1").removeprefix(b"Bearer ")
+        if not hmac.compare_digest(sent, settings.api_key.encode()):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
 
     router = APIRouter(dependencies=[Depends(check_key)])
@@ -239,10 +242,11 @@ def create_app(service: Service) -> FastAPI:
     app.state.service = service
     app.include_router(routes(service))
     page = resources.files("cetane.server").joinpath("page.html").read_text(encoding="utf-8")
+    policy = page_policy(page)
 
     @app.get("/")
     async def chat_page() -> HTMLResponse:
-        return HTMLResponse(page, headers={"Content-Security-Policy": POLICY})
+        return HTMLResponse(page, headers={"Content-Security-Policy": policy})
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -267,11 +271,19 @@ def create_app(service: Service) -> FastAPI:
     return app
 
 
-POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-"""The chat page loads nothing, and talks to its own server only."""
+def page_policy(page: str) -> str:
+    """The content policy of the chat page: it loads nothing, runs only its own script, and talks
+    only to its own server."""
+
+    def own(tag: str) -> str:
+        (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+
+    return (
+        f"default-src 'none'; script-src {own('script')}; style-src {own('style')}; "
+        "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
 
 
 def in_api_form(error: ApiError) -> Response:
