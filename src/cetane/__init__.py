@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cetane.bundle import Bundle
     from cetane.errors import CetaneError
+    from cetane.evaluation.evaluate import evaluate
+    from cetane.evaluation.figures import Evaluation, TaskFigure
     from cetane.pipeline.audit import ResidencyResult, audit
     from cetane.pipeline.diff import DiffResult, diff
     from cetane.pipeline.draft_head import DraftHeadSettings, TrainedDraftHead, train_draft_head
@@ -30,16 +32,19 @@ __all__ = [
     "CompletionStream",
     "DiffResult",
     "DraftHeadSettings",
+    "Evaluation",
     "LanguageModel",
     "Plan",
     "PortResult",
     "Recipe",
     "ResidencyResult",
     "SweepResult",
+    "TaskFigure",
     "TrainedDraftHead",
     "Validation",
     "audit",
     "diff",
+    "evaluate",
     "load",
     "perplexity",
     "plan",
@@ -53,6 +58,8 @@ __all__ = [
 HOMES = {
     "cetane.bundle": ("Bundle",),
     "cetane.errors": ("CetaneError",),
+    "cetane.evaluation.evaluate": ("evaluate",),
+    "cetane.evaluation.figures": ("Evaluation", "TaskFigure"),
     "cetane.pipeline.audit": ("ResidencyResult", "audit"),
     "cetane.pipeline.diff": ("DiffResult", "diff"),
     "cetane.pipeline.draft_head": ("TrainedDraftHead", "DraftHeadSettings", "train_draft_head"),

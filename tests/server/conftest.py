@@ -45,7 +45,7 @@ def bundle(tiny_checkpoint_folder: Path, tmp_path_factory: pytest.TempPathFactor
 def running(app: Any) -> Iterator[str]:
     """The address of a server that runs an application."""
     bound = bind("127.0.0.1", 0)
-    server = Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
+    server = Server(uvicorn.Config(app, log_level="warning", lifespan="on"), app.state.service)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
     thread.start()
     while not server.started:

@@ -36,7 +36,7 @@ def connect(url: str) -> socket.socket:
 
 
 def head(length: int) -> bytes:
-    lines = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json",
+    lines = ["POST /v1/completions HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json",
              f"Content-Length: {length}", "", ""]  # fmt: skip
     return "\r\n".join(lines).encode()
 

@@ -29,6 +29,7 @@ COMMANDS = {
     "validate": Listed("Judge", "cetane validate smollm2 --perplexity book.txt"),
     "audit": Listed("Judge", "cetane audit smollm2 --chip a19-pro"),
     "diff": Listed("Judge", "cetane diff smollm2 --model HuggingFaceTB/SmolLM2-135M-Instruct"),
+    "eval": Listed("Judge", "cetane eval smollm2 --against reference"),
     "info": Listed("Judge", "cetane info smollm2"),
     "report": Listed("Judge", "cetane report smollm2 -o smollm2.html"),
     "run": Listed("Run", "cetane run smollm2 'What is the capital of France?'"),

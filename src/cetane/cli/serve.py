@@ -70,7 +70,10 @@ def require(command: str, extra: str) -> None:
     """Raise CetaneError if the packages of an extra are missing."""
     from importlib.util import find_spec
 
-    needed = {"serve": ("fastapi", "uvicorn", "prometheus_client", "llguidance")}
+    needed = {
+        "serve": ("fastapi", "uvicorn", "prometheus_client", "llguidance"),
+        "eval": ("lm_eval",),
+    }
     missing = [name for name in needed[extra] if find_spec(name) is None]
     if missing:
         raise CetaneError(f"{command} needs {', '.join(missing)}", f"pip install 'cetane[{extra}]'")

@@ -7,15 +7,20 @@ import uvicorn
 from fastapi import FastAPI
 
 from cetane.errors import CetaneError
+from cetane.server.app import Service
 
 
 class Server(uvicorn.Server):
-    """A server that tells its models at once when it is asked to stop."""
+    """A server that tells its models at once when it is asked to stop, and then ends normally."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self.service = service
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        super().handle_exit(sig, frame)
-        app: FastAPI = self.config.app
-        app.state.service.close()
+        self.force_exit = self.should_exit  # a second signal does not wait
+        self.should_exit = True
+        self.service.close()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -36,9 +41,9 @@ def bind(host: str, port: int) -> socket.socket:
 
 def run(app: FastAPI, bound: socket.socket) -> None:
     """Serve until a signal ends it. Answers that are being written may end first."""
-    grace = app.state.service.settings.grace
+    service: Service = app.state.service
     config = uvicorn.Config(
-        app, log_level="warning", timeout_graceful_shutdown=int(grace) + 5, server_header=False,
-        lifespan="on",
+        app, log_level="warning", server_header=False, lifespan="on",
+        timeout_graceful_shutdown=int(service.settings.grace) + 5,
     )  # fmt: skip
-    Server(config).run(sockets=[bound])
+    Server(config, service).run(sockets=[bound])
