@@ -66,10 +66,6 @@ def in_process(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return result, likelihoods({"samples": samples})
 
 
-def tokens(bundle: Bundle, text: str) -> int:
-    return len(bundle.tokenizer.encode(text))
-
-
 def test_cetane_eval_agrees_with_hf(in_process: Any, truth: Any) -> None:
     result, ours = in_process
     assert ours.keys() == truth.keys() and len(ours) == 2 * LIMIT
@@ -140,7 +136,12 @@ def test_generated_answers_end_at_their_stop_text(bundle: Bundle) -> None:
     assert model.asked == (256 - 99, 99)
 
 
-def test_wrong_use(bundle: Bundle) -> None:
+def test_wrong_use(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    def own_only(include_path: list[str], include_defaults: bool = True) -> TaskManager:
+        """Without the index of all tasks of the harness, which takes seconds."""
+        return TaskManager(include_path=include_path, include_defaults=False)
+
+    monkeypatch.setattr("cetane.evaluation.evaluate.TaskManager", own_only)
     with pytest.raises(CetaneError, match="did you mean 'cetane_cloze'"):
         cetane.evaluate(bundle.path, ["cetane_close"])
     with pytest.raises(CetaneError, match="no task to run"):
