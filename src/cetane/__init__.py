@@ -76,11 +76,22 @@ HOMES = {
 }  # fmt: skip
 """The module of every public name."""
 
+EXTRAS = {"cetane.server.app": "serve", "cetane.evaluation.evaluate": "eval"}
+"""Modules that need packages of an extra."""
+
 
 def __getattr__(name: str) -> Any:
     for module, names in HOMES.items():
         if name in names:
-            value = getattr(importlib.import_module(module), name)
+            try:
+                value = getattr(importlib.import_module(module), name)
+            except ModuleNotFoundError as error:
+                if module not in EXTRAS:
+                    raise
+                from cetane.errors import CetaneError
+
+                hint = f"pip install 'cetane[{EXTRAS[module]}]'"
+                raise CetaneError(f"cetane.{name} needs the package {error.name}", hint) from error
             globals()[name] = value
             return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,6 +5,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -146,6 +147,14 @@ def test_a_client_that_sends_half_a_body_and_leaves(url: str) -> None:
     with connect(url) as client:
         client.sendall(head(1000) + b'{"model":')
     assert idle(url, 1)
+
+
+def test_a_body_without_a_length(url: str) -> None:
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+    pieces = (b" " * 50_000 for _ in range(20))
+    with suppress(BrokenPipeError, ConnectionResetError):  # it may refuse before all is sent
+        connection.request("POST", "/v1/completions", pieces, JSON, encode_chunked=True)
+    assert connection.getresponse().status == 413
 
 
 def test_a_hundred_megabytes(url: str) -> None:

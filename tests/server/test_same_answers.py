@@ -3,11 +3,15 @@
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 
 from cetane.engine.generate import open_engine
 from cetane.engine.prefixes import Prefixes
+from cetane.engine.sampling import Sampler
+from cetane.speculate.ngram import Ngram
+from cetane.speculate.speculator import Speculator
 
 
 def ask(client: openai.OpenAI, number: int, stream: bool = False) -> str:
@@ -25,6 +29,32 @@ def forgetful(application: Any, bundle: Any) -> None:
     """The server without what it knows of earlier prompts."""
     (worker,) = application.state.service.workers.values()
     worker.served.prefixes = Prefixes(open_engine(bundle))
+
+
+def test_drafts_change_nothing_but_the_speed(
+    client: openai.OpenAI, application: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (worker,) = application.state.service.workers.values()
+
+    def always(sampler: Sampler) -> Speculator:
+        return Speculator([Ngram()], 3)
+
+    asked: dict[str, Any] = {
+        "model": "tiny", "prompt": "fuel " * 12, "max_tokens": 40, "logprobs": 2,
+        "temperature": 0, "logit_bias": {"0": -100}, "stop": ["never this"],
+        "extra_body": {"response_format": {"type": "regex", "regex": "(fuel |rating ){4,9}"}},
+    }  # fmt: skip
+    plain = client.completions.create(seed=1, **asked)
+    monkeypatch.setattr(worker.served, "speculator", always)
+    drafted = client.completions.create(**asked)
+    details = drafted.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens > 5
+    (one,), (other,) = plain.choices, drafted.choices
+    assert (one.text, one.finish_reason) == (other.text, other.finish_reason)
+    assert one.logprobs.tokens == other.logprobs.tokens
+    np.testing.assert_allclose(
+        one.logprobs.token_logprobs, other.logprobs.token_logprobs, atol=1e-4
+    )
 
 
 def test_alone_and_in_a_queue_of_32(client: openai.OpenAI, forgetful: None) -> None:

@@ -7,7 +7,6 @@ import typer
 
 from cetane.cli.options import Backend, BundlePath, Checkpoint, Json
 from cetane.cli.output import facts, print_json, progress, table, warn
-from cetane.cli.serve import require
 from cetane.errors import CetaneError
 
 
@@ -44,8 +43,7 @@ def eval(
     """
     if against not in (None, "reference"):
         raise CetaneError(f"--against {against}: only reference is known")
-    require("cetane eval", "eval")
-    from cetane.evaluation.evaluate import evaluate
+    from cetane import evaluate
 
     with progress("eval") as update:
         result = evaluate(

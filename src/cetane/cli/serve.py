@@ -9,7 +9,6 @@ import typer
 
 from cetane.cli.options import Backend
 from cetane.cli.output import progress, say, warn
-from cetane.errors import CetaneError
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -46,9 +45,8 @@ def serve(
 
     Clients use http://HOST:PORT/v1. The chat page is http://HOST:PORT/.
     """
-    require("cetane serve", "serve")
+    from cetane import serve as application
     from cetane.mil.fast import share_threads
-    from cetane.server.app import serve as application
     from cetane.server.run import bind, run
 
     bound = bind(host, port)
@@ -64,16 +62,3 @@ def serve(
     shown = f"[{host}]" if ":" in host else host
     say(f"http://{shown}:{bound.getsockname()[1]}/")
     run(app, bound)
-
-
-def require(command: str, extra: str) -> None:
-    """Raise CetaneError if the packages of an extra are missing."""
-    from importlib.util import find_spec
-
-    needed = {
-        "serve": ("fastapi", "uvicorn", "prometheus_client", "llguidance"),
-        "eval": ("lm_eval",),
-    }
-    missing = [name for name in needed[extra] if find_spec(name) is None]
-    if missing:
-        raise CetaneError(f"{command} needs {', '.join(missing)}", f"pip install 'cetane[{extra}]'")

@@ -185,11 +185,12 @@ def routes(service: Service) -> APIRouter:
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [model(w.served) for w in service.workers.values()]}
+        data = [model(worker.served, settings) for worker in service.workers.values()]
+        return {"object": "list", "data": data}
 
     @router.get("/v1/models/{name}")
     async def one_model(name: str) -> dict[str, Any]:
-        return model(service.worker(name).served)
+        return model(service.worker(name).served, settings)
 
     @router.post("/tokenize")
     async def tokenize(http: Request) -> dict[str, Any]:
@@ -226,11 +227,12 @@ def routes(service: Service) -> APIRouter:
     return router
 
 
-def model(served: Served) -> dict[str, Any]:
-    """A model in the list of models."""
+def model(served: Served, settings: Settings) -> dict[str, Any]:
+    """A model in the list of models. The last three fields are ours, for the chat page."""
     return {
         "id": served.name, "object": "model", "created": served.created, "owned_by": "cetane",
         "context_length": served.context, "chat": served.tokenizer.has_chat_template,
+        "max_tokens": settings.max_tokens or served.context,
     }  # fmt: skip
 
 
