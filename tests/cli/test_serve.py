@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+from cetane.bundle import Bundle
 
-def test_a_server_and_its_end(tiny_bundle: Callable[..., Any], cetane: Any) -> None:
-    bundle = tiny_bundle(context=256)
+
+def test_a_server_and_its_end(chat_bundle: Bundle, cetane: Any) -> None:
+    bundle = chat_bundle
     process = subprocess.Popen(
         [sys.executable, "-m", "cetane", "serve", str(bundle.path), "--port", "0", "--grace", "1"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ.copy(),
@@ -22,7 +23,7 @@ def test_a_server_and_its_end(tiny_bundle: Callable[..., Any], cetane: Any) -> N
         refused = cetane("serve", bundle.path, "--port", url.port)
         assert "cannot listen on 127.0.0.1" in refused.error
         connection = http.client.HTTPConnection(url.netloc, timeout=20)
-        asked = {"model": "tiny", "prompt": "x", "max_tokens": 200, "stream": True,
+        asked = {"model": "tiny", "prompt": "x", "max_tokens": 900, "stream": True,
                  "logit_bias": {"0": -100}, "n": 16}  # fmt: skip
         connection.request(
             "POST", "/v1/completions", json.dumps(asked), {"Content-Type": "application/json"}

@@ -1,8 +1,6 @@
 """cetane eval and the server against the harness's own Hugging Face model, on the same weights."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +20,8 @@ LIMIT = 4
 
 
 @pytest.fixture(scope="module")
-def bundle(tiny_bundle: Callable[..., Bundle]) -> Bundle:
-    """The tiny llama in fp16, which holds the longest request."""
-    return tiny_bundle(context=256, prefill=32, layout={"kind": "single"})
+def bundle(chat_bundle: Bundle) -> Bundle:
+    return chat_bundle
 
 
 def likelihoods(results: Any) -> dict[tuple[str, int], list[list[Any]]]:
@@ -46,9 +43,9 @@ def harness(model: str, arguments: str) -> dict[tuple[str, int], list[list[Any]]
 
 
 @pytest.fixture(scope="module")
-def truth(tiny_checkpoint_folder: Path) -> Any:
+def truth(bundle: Bundle) -> Any:
     """`lm_eval --model hf` on the checkpoint."""
-    return harness("hf", f"pretrained={tiny_checkpoint_folder},dtype=float32")
+    return harness("hf", f"pretrained={bundle.manifest.source},dtype=float32")
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +86,7 @@ def test_the_server_gives_the_same_numbers(bundle: Bundle, in_process: Any) -> N
     with running(serve(bundle.path, backend="portable")) as url:
         served = harness(
             "local-completions",
-            f"model={bundle.path.name},base_url={url}/v1/completions,max_length=256",
+            f"model={bundle.path.name},base_url={url}/v1/completions,max_length=1024",
         )
     _, ours = in_process
     assert served.keys() == ours.keys()

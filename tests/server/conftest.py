@@ -1,44 +1,23 @@
 """A server on a tiny bundle, in a thread of this process, and clients of other people for it."""
 
-import json
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 import uvicorn
-from tests.conftest import tiny_recipe
 
 from cetane.bundle import Bundle
-from cetane.checkpoint import open_checkpoint
-from cetane.pipeline.build import build
 from cetane.server.app import serve
 from cetane.server.run import Server, bind
 
-TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }} calls: <tool_call>\n{% endif %}"
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
-    "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>"
-    "{% endfor %}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
-)
-CONTEXT = 1024
-
 
 @pytest.fixture(scope="session")
-def bundle(tiny_checkpoint_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """The tiny llama in fp16, with a template that knows tools."""
-    folder = tmp_path_factory.mktemp("serving") / "checkpoint"
-    shutil.copytree(tiny_checkpoint_folder, folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}))
-    recipe = tiny_recipe(verify=4, prefill=32, context=CONTEXT, layout={"kind": "single"})
-    return build(open_checkpoint(folder), recipe, folder.parent / "tiny", lambda *_: None)
+def bundle(chat_bundle: Bundle) -> Bundle:
+    return chat_bundle
 
 
 @contextmanager
