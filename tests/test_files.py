@@ -1,11 +1,13 @@
 """Where the cache is, that an entry is whole or absent; what errors and targets may be."""
 
+import errno
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from cetane.errors import LONGEST, CetaneError
-from cetane.files import cache_dir, check_outside, write_cache
+from cetane.files import cache_dir, check_outside, disk_errors, write_cache
 
 
 def test_messages_are_printable_and_short() -> None:
@@ -46,3 +48,24 @@ def test_write_replaces_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Path, "replace", fail)
     write_cache(path, "three")
     assert path.read_text() == "two" and list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "disk full while writing"),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), "disk full"),
+        (SafetensorError("I/O error: Input/output error (os error 5)"), "cannot write .*: Input"),
+        (RuntimeError("[MIL FileWriter] failed"), "disk full"),
+        (PermissionError(errno.EACCES, "Permission denied"), "cannot write .*: Permission denied"),
+        (CetaneError("No space left on device, said a model"), "said a model"),
+    ],
+)
+def test_errors_of_a_disk_are_told_in_one_way(error: Exception, message: str) -> None:
+    with pytest.raises(CetaneError, match=message), disk_errors(Path("out")):
+        raise error
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    with pytest.raises(KeyError), disk_errors(Path("out")):
+        raise KeyError("x")

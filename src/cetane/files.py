@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -37,6 +38,8 @@ def silent(what: str, done: int, total: int) -> None:
 
 FULL = (os.strerror(errno.ENOSPC), "[MIL FileWriter]", "filesystem error: cannot copy")
 """Texts of coremltools' errors on a full disk: it loses the error number, in shutil and in C++."""
+NATIVE = re.compile(r"\(os error ([0-9]{1,4})\)")
+"""The error number in the text of Rust's errors, such as safetensors'."""
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -72,13 +75,17 @@ def disk_errors(path: Path) -> Iterator[None]:
     """A context that turns a full disk, and other errors of the file system, into CetaneErrors."""
     try:
         yield
-    except (OSError, RuntimeError) as error:
-        code = error.errno if isinstance(error, OSError) else None
+    except CetaneError:
+        raise
+    except Exception as error:  # libraries in C++ and Rust raise errors of their own
+        native = NATIVE.search(str(error))
+        code = error.errno if isinstance(error, OSError) else int(native[1]) if native else None
         if code == errno.ENOSPC or any(text in str(error) for text in FULL):
             hint = f"free some space there and in {tempfile.gettempdir()}, then run it again"
             raise CetaneError(f"disk full while writing {path}", f"{hint}: it resumes") from error
-        if isinstance(error, OSError):
-            raise CetaneError(f"cannot write {path}: {error.strerror or error}") from error
+        if isinstance(error, OSError) or code is not None:
+            reason = os.strerror(code) if code else error
+            raise CetaneError(f"cannot write {path}: {reason}") from error
         raise
 
 

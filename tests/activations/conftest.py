@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cetane.activations import Options, quantize_activations, samples
-from cetane.activations.quantize import Made
+from cetane.activations.quantize import Quantized
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 
@@ -33,7 +33,7 @@ def bundle(tiny_bundle: Callable[..., Bundle]) -> Bundle:
 
 
 @pytest.fixture(scope="session")
-def made(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Made]:
+def made(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Quantized]:
     """The bundle with activations of 8 bits, by real samples."""
     target = tmp_path_factory.mktemp("activations") / "a8"
     return quantize_activations(bundle, target, Options(), lambda *_: None)

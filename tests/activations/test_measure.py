@@ -11,7 +11,7 @@ from tests.conftest import build_model
 
 from cetane.activations import NAIVE, measure_activations
 from cetane.activations.measure import LIMIT
-from cetane.activations.quantize import Made
+from cetane.activations.quantize import Quantized
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
@@ -33,7 +33,7 @@ def perplexity() -> float:
 
 
 def test_scores_are_against_the_model(
-    bundle: Bundle, made: tuple[Bundle, Made], checkpoint: Checkpoint
+    bundle: Bundle, made: tuple[Bundle, Quantized], checkpoint: Checkpoint
 ) -> None:
     scores = judge({"w8": bundle, "w8a8": made[0]}, checkpoint, TEXTS, silent)
     assert scores.tokens == 58

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cetane.activations import Options, quantize, quantize_activations
-from cetane.activations.quantize import Made, check
+from cetane.activations.quantize import Quantized, check
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.engine.engine import Engine
@@ -37,7 +37,7 @@ def cosine(a: Any, b: Any) -> float:
 
 
 def test_a_bundle_with_quantized_activations_runs(
-    bundle: Bundle, made: tuple[Bundle, Made]
+    bundle: Bundle, made: tuple[Bundle, Quantized]
 ) -> None:
     quantized, what = made
     quantized.verify()
@@ -50,7 +50,7 @@ def test_a_bundle_with_quantized_activations_runs(
     assert what.quantized == 2 * 11 + 1  # four inputs and seven outputs a layer; the head's input
 
 
-def test_functions_share_ranges_and_weights(bundle: Bundle, made: tuple[Bundle, Made]) -> None:
+def test_functions_share_ranges_and_weights(bundle: Bundle, made: tuple[Bundle, Quantized]) -> None:
     quantized, what = made
     found = 0
     for shard in bundle.plan.by_name:
@@ -71,7 +71,7 @@ def test_functions_share_ranges_and_weights(bundle: Bundle, made: tuple[Bundle, 
     assert sizes[1] < 1.1 * sizes[0]  # stored once for both functions
 
 
-def test_the_bundle_says_what_it_is(bundle: Bundle, made: tuple[Bundle, Made]) -> None:
+def test_the_bundle_says_what_it_is(bundle: Bundle, made: tuple[Bundle, Quantized]) -> None:
     plan = made[0].plan
     assert plan.recipe.name == "tiny-a8"
     assert "Activations of 8 bits" in plan.recipe.description
@@ -79,7 +79,7 @@ def test_the_bundle_says_what_it_is(bundle: Bundle, made: tuple[Bundle, Made]) -
     assert made[0].manifest.fingerprint == bundle.manifest.fingerprint
 
 
-def test_quantizing_twice(made: tuple[Bundle, Made], tmp_path: Path) -> None:
+def test_quantizing_twice(made: tuple[Bundle, Quantized], tmp_path: Path) -> None:
     with pytest.raises(CetaneError, match="quantized already"):
         quantize_activations(made[0], tmp_path / "again", Options(), silent)
 

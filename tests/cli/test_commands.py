@@ -114,7 +114,7 @@ def test_plan_counts_programs(
     plan = ("plan", tiny_checkpoint_folder, "-r", small_file)
     shown = cetane(*plan)
     assert shown.code == 0
-    assert "3 packages, 3 programs;" in shown.out
+    assert "3 packages, 3 functions;" in shown.out
     assert (
         f"warning: reports say that a process holds about {limit} loaded" in shown.err
     ) is warned

@@ -134,7 +134,7 @@ def more_layers(folder: Path) -> Path:
         (pickle_file, "weights.pt is a pickle"),
         (no_config, "has no config.json"),
         (broken_config, "config.json is not valid JSON"),
-        (unknown_architecture, "unknown architecture 'mamba'; known: "),
+        (unknown_architecture, "unknown architecture 'mamba'; nearest is llama"),
         (other_sizes, "mlp."),
         (other_activation, "unknown hidden_act 'swiglu'"),
         (no_rope_theta, "rope_theta = None, not a positive number"),

@@ -39,6 +39,10 @@ GEMMA4: dict[str, Any] = {
 """Layers 4 and 5 read the caches of 2 and 3."""
 
 
+def build_gemma2(**config: Any) -> Any:
+    return build_model("gemma2", **GEMMA3 | {"attn_logit_softcapping": 2.0} | config)
+
+
 def build_gemma3(**config: Any) -> Any:
     return build_model("gemma3_text", **GEMMA3 | config)
 
@@ -142,6 +146,15 @@ def gemma3_configs(draw: st.DrawFn) -> dict[str, Any]:
         "rope_parameters": rope(
             draw, [{"rope_type": "default"}, {"rope_type": "linear", "factor": 8.0}]
         ),
+    }
+
+
+@st.composite
+def gemma2_configs(draw: st.DrawFn) -> dict[str, Any]:
+    """One rotary base for all layers, and scores with a bound, near and far."""
+    return draw(gemma3_configs()) | {
+        "attn_logit_softcapping": draw(st.sampled_from([None, 0.5, 50.0])),
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e3},
     }
 
 

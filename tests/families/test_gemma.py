@@ -1,11 +1,11 @@
-"""Gemma 3 and 4 equal transformers in fp32, past their windows, however a text is fed."""
+"""Gemma 2, 3 and 4 equal transformers in fp32, past their windows, however a text is fed."""
 
 from typing import Any
 
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.families import gemma_models
-from tests.families.gemma_models import FEEDS, build_gemma3, build_gemma4
+from tests.families.gemma_models import FEEDS, build_gemma2, build_gemma3, build_gemma4
 from tests.families.parity import assert_parity
 
 from cetane.schema.recipe import Recipe
@@ -19,6 +19,17 @@ def recipe_for(config: dict[str, Any], data: st.DataObject) -> Recipe:
     if gemma_models.SLIDING in config["layer_types"]:
         return wanted
     return wanted.model_copy(update={"cache": wanted.cache.model_copy(update={"sliding": None})})
+
+
+@QUICKLY
+@given(st.data())
+def test_gemma2(data: st.DataObject) -> None:
+    """Any way of attention bounds the scores before it hides keys, in blocks too."""
+    config = data.draw(gemma_models.gemma2_configs())
+    wanted = recipe_for(config, data)
+    scale = data.draw(st.sampled_from([1.0, 2.0**-5]))
+    family = wanted.family | {"residual_scale": scale}
+    assert_parity(build_gemma2(**config), wanted.model_copy(update={"family": family}), FEEDS)
 
 
 @QUICKLY

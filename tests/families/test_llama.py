@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.conftest import build_model
+from tests.conftest import InMemoryCheckpoint, build_model
 from tests.families.parity import CONTEXT, FEEDS, assert_parity, cuts
 
+from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, parse_recipe
 from cetane.schema.slots import CONTRACTS
 
@@ -34,6 +35,21 @@ ROPES: dict[str, dict[str, Any]] = {
         "factor": 4.0,
         "original_max_position_embeddings": 16,
     },
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 3.0],
+    "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
+    "original_max_position_embeddings": 64,
+}
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 5.0,
 }
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -80,7 +96,40 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
-}
+    "smollm3": ("smollm3", {"num_hidden_layers": 5}),
+    "smollm3, biases, mostly unturned": (
+        "smollm3",
+        {
+            "num_hidden_layers": 3,
+            "no_rope_layers": [0, 0, 1],
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "smollm3, unturned layers windowed": (
+        "smollm3",
+        {"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 6},
+    ),
+    "granite": ("granite", MULTIPLIERS),
+    "granite, tied, biases": (
+        "granite",
+        MULTIPLIERS | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+    ),
+    "phi3": ("phi3", {}),
+    "phi3, windowed": ("phi3", {"sliding_window": 7, "num_key_value_heads": 1}),
+    "phi3, heads turned in part": (
+        "phi3",
+        {
+            "tie_word_embeddings": True,
+            "rope_parameters": ROPES["default"] | {"partial_rotary_factor": 0.5},
+        },
+    ),
+    "phi3, longrope": (
+        "phi3",
+        {"rope_parameters": LONGROPE, "max_position_embeddings": 256,
+         "original_max_position_embeddings": 64},
+    ),
+}  # fmt: skip
 
 
 def recipe(
@@ -143,7 +192,8 @@ def test_functions(contract: str, verify: int | None, prefill: int | None, shape
 @st.composite
 def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     """A model type and a small config of it; all sizes, ratios and options at once."""
-    kind = draw(st.sampled_from(["llama", "mistral", "qwen2", "qwen3"]))
+    kinds = ["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3"]
+    kind = draw(st.sampled_from(kinds))
     kv, ratio = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 4, 8]))
     layers = draw(st.integers(1, 3))
     rope = draw(st.sampled_from(list(ROPES.values())))
@@ -159,15 +209,24 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         "hidden_act": draw(st.sampled_from(["silu", "gelu", "gelu_pytorch_tanh", "relu"])),
         "rope_parameters": rope | {"rope_theta": draw(st.sampled_from([100.0, 1e4, 1e6]))},
     }
-    if kind != "llama":
+    if kind not in ("llama", "granite"):
         config["sliding_window"] = draw(st.none() | st.integers(1, 40))
-    if kind in ("qwen2", "qwen3"):
+    if kind in ("qwen2", "qwen3", "smollm3"):
         config["use_sliding_window"] = config["sliding_window"] is not None
+    if kind in ("qwen2", "qwen3"):
         config["max_window_layers"] = draw(st.integers(0, layers))
-    if kind in ("llama", "qwen3"):
+    if kind in ("llama", "qwen3", "smollm3", "granite"):
         config["attention_bias"] = draw(st.booleans())
-    if kind == "llama":
+    if kind in ("llama", "smollm3", "granite"):
         config["mlp_bias"] = draw(st.booleans())
+    if kind == "smollm3":
+        config["no_rope_layer_interval"] = draw(st.integers(1, 3))
+    if kind == "granite":
+        config |= {name: draw(st.floats(0.1, 4)) for name in MULTIPLIERS}
+    if kind == "phi3":  # transformers reads it from the hidden size
+        config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
+        part = draw(st.sampled_from([0.5, 1.0])) if config["head_dim"] % 4 == 0 else 1.0
+        config["rope_parameters"] = ROPES["default"] | {"partial_rotary_factor": part}
     return kind, config
 
 
@@ -186,6 +245,12 @@ recipes = st.builds(
 @given(configs(), recipes, cuts)
 def test_anything(config: tuple[str, dict[str, Any]], recipe: Recipe, pieces: list[int]) -> None:
     assert_parity(build_model(config[0], **config[1]), recipe, {"pieces": pieces})
+
+
+def test_longrope_holds_for_the_context_of_its_training() -> None:
+    kind, config = MODELS["phi3, longrope"]
+    planner = Planner(InMemoryCheckpoint(build_model(kind, **config)), recipe())
+    assert planner.model.max_context == 64
 
 
 @pytest.mark.parametrize("name", ["linear", "llama3", "yarn"])

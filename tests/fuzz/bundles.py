@@ -15,7 +15,7 @@ from tests.fuzz.packages import damaged_specification
 from tests.fuzz.values import damaged, torn
 
 from cetane.bundle import Bundle
-from cetane.bundle.arrays import open_array
+from cetane.npy import open_array
 from cetane.schema.manifest import MANIFEST, Manifest
 from cetane.validation import parse_json, validated
 

@@ -94,7 +94,7 @@ def journal() -> Document:
 
 def sweep() -> Document:
     """The points of a sweep, as the next sweep and a report read them."""
-    from cetane.report.given import read_sweep
+    from cetane.report.user_files import read_sweep
     from cetane.sweeps.points import Point, PointLedger
 
     point = {
@@ -146,7 +146,7 @@ def subset() -> Document:
 
 def benchmark() -> Document:
     """What `cetane bench --json` printed, for a report."""
-    from cetane.report.given import read_benchmark
+    from cetane.report.user_files import read_benchmark
 
     speed = {
         "category": "chat", "drafter": "ngram", "prompts": 1, "tokens": 32, "plain": 80.5,

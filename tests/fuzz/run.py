@@ -78,7 +78,8 @@ def heard() -> Iterator[Callable[[], int]]:
 def fuzz(kind: str, seconds: float, first: int) -> int:
     """Try inputs of a format from the number `first` on; how many things were found."""
     fuzzer, seen, number = FUZZERS[kind](), Counter[str](), first
-    assert all(outcome(fuzzer, files) == "read" for files in fuzzer.seeds), f"{kind}: its seeds"
+    for files in fuzzer.seeds:
+        fuzzer.check(files)  # is read; what it imports takes longer than an input may
     end = time.monotonic() + seconds
     with heard() as printed:
         while time.monotonic() < end:

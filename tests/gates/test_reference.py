@@ -62,7 +62,7 @@ def test_a_reader_that_errs_shows_since_transformers_loads_itself(
 def test_positions_and_faint_embeddings(model: Any, in_memory: Callable[..., Any]) -> None:
     """Beside the model itself, which is given positions, and embeddings that are as faint."""
     checkpoint = in_memory(model)
-    seen = Reference(checkpoint).run([TOKENS, TOKENS], [], [0, 9], [0.5, 1.0], [2, 3])
+    seen = Reference(checkpoint).run([TOKENS, TOKENS], [], [0, 9], [0.5, 1.0], [[2, 3], [2, 3]])
     with torch.inference_mode():
         places = torch.arange(9, 9 + len(TOKENS))[None]
         later = model(torch.tensor([TOKENS]), position_ids=places, use_cache=False).logits[0]
@@ -279,7 +279,7 @@ def test_head(
         expected = model.lm_head(model.model.norm(torch.tensor(hidden))).numpy()
     checkpoint = in_memory(model)
     with reads(checkpoint) as names:
-        found = reference(checkpoint).head(hidden)
+        found = reference(checkpoint).head(hidden, "model.norm")
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert len(names) == 2
 

@@ -63,6 +63,27 @@ def refuses(package: Path, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("default", "shapes", "message"),
+    [
+        ((12,), [(12,), (13,)], r"x may have the shape \(13,\), but is declared fp16 \(12\)"),
+        ((13,), [(12,)], r"x has the default shape \(13,\)"),
+    ],
+)
+def test_an_interface_with_shapes_that_the_program_lacks(
+    package: Path, default: tuple[int], shapes: list[tuple[int]], message: str
+) -> None:
+    def edit(spec: Any) -> None:
+        (feature,) = spec.description.input
+        array = feature.type.multiArrayType
+        array.shape[:] = default
+        for shape in shapes:
+            array.enumeratedShapes.shapes.add().shape[:] = shape
+
+    edit_spec(package, edit)
+    refuses(package, message)
+
+
 def test_not_a_package(tmp_path: Path) -> None:
     refuses(tmp_path / "absent", "is not a Core ML package")
     (tmp_path / "file").write_text("")

@@ -39,7 +39,7 @@ def test_random_inputs_are_taken(function: MilFunction) -> None:
 
 
 def test_inputs_of_a_file(function: MilFunction, tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x=X * 7, n=N)
+    np.savez(tmp_path / "a.npz", x=np.asfortranarray(X * 7), n=N)
     inputs = read_inputs(tmp_path / "a.npz", function)
     assert (inputs["x"] == 7).all()
     assert compile(function)(inputs)["y"].tolist() == [[7, 7, 7]]
@@ -50,10 +50,10 @@ def test_inputs_of_a_file(function: MilFunction, tmp_path: Path) -> None:
     [
         ({"x": X}, "has the arrays x; function main takes n, x"),
         ({"x": X, "n": N, "m": N}, "has the arrays m, n, x"),
-        ({"x": X.T, "n": N}, r"x is float32 \(3, 2\), the function takes fp16 \(2, 3\)"),
+        ({"x": X.T, "n": N}, r"x is float32 of shape \(3, 2\), the function takes fp16 \(2, 3\)"),
         ({"x": X.astype(int), "n": N}, "x is int64"),
         ({"x": X, "n": N.astype(float)}, "n is float64"),
-        ({"x": np.array([[None] * 3] * 2), "n": N}, "x is object"),
+        ({"x": np.array([[None] * 3] * 2), "n": N}, "not an array of numbers"),
     ],
 )
 def test_arrays_that_do_not_fit(

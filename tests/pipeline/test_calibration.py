@@ -71,7 +71,7 @@ def test_one_pass_serves_every_recipe(
 ) -> None:
     checkpoint = open_checkpoint(str(saved(build_model("llama"), tmp_path / "model")))
     first = calibrate(checkpoint, recipe())
-    monkeypatch.setattr(calibration, "Reference", None)
+    monkeypatch.setattr(calibration, "reference_of", None)
     again = calibrate(checkpoint, recipe().model_copy(update={"name": "other"}))
     assert again.residuals == first.residuals
     for name, vector in first.inputs.inputs.items():

@@ -73,14 +73,25 @@ def plan(config: dict[str, Any] | None = None, **content: Any) -> Plan:
         (2, {}, 1, {"chunk-00": "layer-00", "chunk-01": "layer-01", "head-0": "head-0"}),
         (3, {"chunks": 1}, 1, {"chunk-00": "layer-00 layer-01 layer-02", "head-0": "head-0"}),
         (
-            5,
+            7,
             {},
             1,
             {
                 "chunk-00": "layer-00",
-                "chunk-01": "layer-01",
-                "chunk-02": "layer-02",
-                "chunk-03": "layer-03 layer-04",
+                "chunk-01": "layer-01 layer-02",
+                "chunk-02": "layer-03 layer-04",
+                "chunk-03": "layer-05 layer-06",
+                "head-0": "head-0",
+            },
+        ),
+        (
+            6,
+            {},
+            1,
+            {
+                "chunk-00": "layer-00 layer-01",
+                "chunk-01": "layer-02 layer-03",
+                "chunk-02": "layer-04 layer-05",
                 "head-0": "head-0",
             },
         ),
@@ -94,6 +105,15 @@ def test_shards(layers: int, layout: dict[str, Any], slices: int, shards: dict[s
     assert kinds == {name: named[name[:5]] for name in shards}
     for mode in made.modes.values():
         assert [step.shard for step in mode.steps] == list(shards)
+
+
+def test_chunks_are_alike_where_kinds_of_layers_repeat() -> None:
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    for layers, chunks in ((kinds * 3, 3), (kinds * 4, 4), ([*kinds * 2, kinds[0]], 4)):
+        model = build_model("gemma3_text", num_hidden_layers=len(layers), layer_types=layers)
+        recipe = parse_recipe({"name": "test", "cache": {"context": 128}}, "test")
+        made = Planner(Shapes(model), recipe).plan()
+        assert sum(shard.kind == "layers" for shard in made.shards) == chunks
 
 
 def test_more_chunks_than_layers() -> None:

@@ -26,7 +26,7 @@ from cetane.lab.journal import (
 )
 from cetane.report.collect import bundle_report
 from cetane.report.content import BundleReport
-from cetane.report.given import read_benchmark, read_sweep
+from cetane.report.user_files import read_benchmark, read_sweep
 from cetane.schema.manifest import MANIFEST
 
 HOSTILE = "<script>alert(1)</script>\"' onload=x {{ 7 * 7 }} & Ω"

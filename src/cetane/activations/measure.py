@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cetane.activations.quantize import Made, Options, quantize_activations
+from cetane.activations.quantize import Options, Quantized, quantize_activations
 from cetane.activations.samples import held_out, windows
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
@@ -23,7 +23,7 @@ class ActivationOutcome(Data):
     limit: float
     fingerprint: str
     """Fingerprint of the checkpoint with which both are compared."""
-    made: Made
+    made: Quantized
     tokens: int
     """Tokens that were predicted."""
     reference_perplexity: float

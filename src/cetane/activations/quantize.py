@@ -50,7 +50,7 @@ NAIVE = Options(samples="random", ranges="last", additions=True)
 """The options of CoreML-LLM's experiment 3.9."""
 
 
-class Made(Data):
+class Quantized(Data):
     """A record of the quantization of a bundle."""
 
     options: Options
@@ -63,7 +63,7 @@ class Made(Data):
 def quantize_activations(
     bundle: Bundle, target: Path, options: Options, progress: Progress,
     checkpoint: Checkpoint | None = None, force: bool = False,
-) -> tuple[Bundle, Made]:  # fmt: skip
+) -> tuple[Bundle, Quantized]:  # fmt: skip
     """Write a bundle to `target` whose convolutions take and give int8. Weights stay unchanged.
 
     Each tensor has one symmetric scale, which all functions of a shard share. `checkpoint` is the
@@ -104,7 +104,7 @@ def quantize_activations(
             samples += sum(map(len, calls.values()))
         write_json(partial / MANIFEST, manifest(source, partial).model_dump(mode="json"))
         progress("done", len(shards), len(shards))
-    return Bundle(target), Made(options=options, samples=samples, quantized=quantized)
+    return Bundle(target), Quantized(options=options, samples=samples, quantized=quantized)
 
 
 def check(plan: Plan, path: Path) -> None:

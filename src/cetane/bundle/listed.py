@@ -60,6 +60,6 @@ class ListedFolder(Generic[M]):
 
         Raises CetaneError for another dtype or shape.
         """
-        from cetane.bundle.arrays import open_array
+        from cetane.npy import open_array
 
         return open_array(self.file(name), dtype, shape)

@@ -1,7 +1,14 @@
 """cetane inspect: the content of a checkpoint."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from cetane.cli.options import Json, Model
 from cetane.cli.output import facts, print_json, say, table, warn
+
+PAGE = "https://github.com/cetane/cetane/blob/main/docs/how-to/add-a-family.md"
+SHOWN = 6
+"""Names of a list that are shown."""
 
 
 def inspect(model: Model, json: Json = False) -> None:
@@ -27,8 +34,30 @@ def inspect(model: Model, json: Json = False) -> None:
     table("tensors", ["name", "shape"], rows)
     if len(tensors) > len(rows):
         say(f"... and {len(tensors) - len(rows)} more (--json lists all)")
+    if content["nearest"]:
+        show_nearest(content["nearest"])
     if content["unread"]:
         warn(
             f"warning: the model reads nothing from {', '.join(content['unread'][:3])} "
             f"({len(content['unread'])} tensors)"
         )
+
+
+def show_nearest(near: dict[str, Any]) -> None:
+    """What keeps the nearest family from being the model's."""
+    facts(
+        {
+            "reads": f"{near['reads']} of {near['tensors']} tensors",
+            "does not read": some(near["unread"]),
+            "misses": some(near["missing"]),
+            "keys it does not read": some(near["keys"]),
+            "how to add a family": PAGE,
+        },
+        f"not supported; the nearest family is {near['model_type']}",
+    )
+
+
+def some(names: Sequence[str]) -> str:
+    """The first names of a list, and how many more there are."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more or "nothing"

@@ -41,7 +41,7 @@ def show_summary(plan: Plan) -> None:
         f"{recipe.cache.context}, {caches}"
     )
     say(
-        f"  {len(plan.shards)} packages, {len(plan.functions)} programs; calls of {widths(plan)} "
+        f"  {len(plan.shards)} packages, {len(plan.functions)} functions; calls of {widths(plan)} "
         "tokens"
     )
     say(f"  weights {weights}, embedding {embedding}, cache {cache}")

@@ -90,7 +90,7 @@ def about_bundle(
     from cetane.bundle import Bundle
     from cetane.hardware.chips import DEFAULT_CHIP, find_chip
     from cetane.report.collect import bundle_report
-    from cetane.report.given import read_benchmark, read_sweep
+    from cetane.report.user_files import read_benchmark, read_sweep
 
     bundle = Bundle(path)
     bundle.verify()

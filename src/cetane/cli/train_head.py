@@ -60,7 +60,10 @@ def show(result: TrainedDraftHead) -> None:
         for place in range(len(after.top1))
     ]
     columns = ["drafted token", "right, untrained", "right", "right, with all before it"]
-    table(f"{result.head.name} on {after.positions} held-out positions", columns, rows)
+    if rows:
+        table(f"{result.head.name} on {after.positions} held-out positions", columns, rows)
+    else:
+        say(f"{result.head.name}: not judged, the text is too short")
     show_head(result.head.name, result.golden)
     for reason in result.residency.reasons:
         warn(f"warning: residency on {result.residency.target}, predicted: {reason}")

@@ -194,7 +194,8 @@ def parse_config(config: dict[str, Any]) -> Any:
     if not isinstance(kind, str) or kind not in known:
         raise CetaneError(
             f"unknown architecture {kind!r}; known: {', '.join(sorted(known))}",
-            "docs/how-to/add-a-family.md tells how to add a family",
+            "how to add a family: "
+            "https://github.com/cetane/cetane/blob/main/docs/how-to/add-a-family.md",
         )
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig

@@ -132,8 +132,7 @@ class Block(nn.Module):
             if isinstance(module, Leaf):
                 for name, held in module.held.items():
                     full, stored = (
-                        f"{path}.{leaf}" if path else leaf
-                        for leaf in (name, "weight" if held.columns else name)
+                        f"{path}.{leaf}" if path else leaf for leaf in (name, held.source or name)
                     )
                     shape = tuple(module.get_parameter(name).shape)
                     yield full, replace(self.weight(stored, shape, held), columns=held.columns)
@@ -246,7 +245,9 @@ class Head(Block):
     ) -> None:
         super().__init__(f"head-{index}", len(model.layers), "")
         self.start, self.stop, self.model, self.tokens = start, stop, (model,), tokens
-        self.norm = RMSNorm(model.hidden, model.eps, unit_offset=model.unit_offset)
+        self.norm = RMSNorm(
+            model.hidden, model.eps, unit_offset=model.unit_offset, factor=model.logit_factor
+        )
         self.lm_head = Projection(model.hidden, stop - start, "head")
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
@@ -385,6 +386,8 @@ class Model:
     """Tables beside the embedding's, by their names in `Embedding` sources."""
     unit_offset: bool = False
     """Whether the checkpoint stores the final norm's gains less one."""
+    logit_factor: float = 1.0
+    """The factor on logits. The final norm's gains include it."""
     softcap: float | None = None
     """The bound c of logits, c * tanh(x / c). The host applies it: it keeps the greedy choice."""
     residual_scale: float | None = None

@@ -1,7 +1,7 @@
-"""The common part of Gemma 3 and Gemma 4: sliding and full layers.
+"""The common part of Gemma 2, 3 and 4: sliding and full layers.
 
-Each of the two kinds has its own rotary base, caches and masks. Norms stand before and after
-attention and MLP.
+Each of the two kinds has its own caches and masks, and from Gemma 3 on its own rotary base. Norms
+stand before and after attention and MLP.
 """
 
 from dataclasses import dataclass
@@ -108,6 +108,7 @@ def make_kind(
     options: GemmaOptions,
 ) -> LayerKind:
     """A kind of layers; `of` is the config of one such layer."""
+    typed = config.model_type != "gemma2"
     parameters = (config.rope_parameters or {}).get(layer_type)
     if isinstance(parameters, dict) and parameters.get("rope_type", "default") == "default":
         part = parameters.get("partial_rotary_factor", 1.0)
@@ -119,15 +120,21 @@ def make_kind(
         heads=heads,
         window=options.full_window if full else config.sliding_window,
         sinks=options.sinks if full else 0,
-        rotary=rotary_table(of, heads.dim, layer_type),
+        rotary=rotary_table(of, heads.dim, layer_type if typed else None),
     )
 
 
 class GemmaAttention(nn.Module):
-    """Attention with normed queries and keys; `norm(width, axis)` makes such a norm."""
+    """Attention, from Gemma 3 on with normed queries and keys."""
 
     def __init__(
-        self, hidden: int, heads: AttentionHeads, bias: bool, eps: float, unit: bool
+        self,
+        hidden: int,
+        heads: AttentionHeads,
+        bias: bool,
+        eps: float,
+        unit: bool,
+        normed: bool = True,
     ) -> None:
         super().__init__()
         self.heads = heads
@@ -135,8 +142,11 @@ class GemmaAttention(nn.Module):
         self.k_proj = Projection(hidden, heads.kv * heads.dim, "attention", bias)
         self.v_proj = Projection(hidden, heads.kv * heads.dim, "attention", bias)
         self.o_proj = Projection(heads.query * heads.dim, hidden, "attention", bias)
-        self.q_norm = RMSNorm(heads.dim, eps, axis=2, unit_offset=unit)
-        self.k_norm = RMSNorm(heads.dim, eps, axis=2, unit_offset=unit)
+        if normed:
+            self.q_norm: nn.Module = RMSNorm(heads.dim, eps, axis=2, unit_offset=unit)
+            self.k_norm: nn.Module = RMSNorm(heads.dim, eps, axis=2, unit_offset=unit)
+        else:
+            self.q_norm, self.k_norm = nn.Identity(), nn.Identity()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, kept: Any) -> Tensor:
         """`kept` is the layer's memory, which `keys_values` reads and extends."""

@@ -1,7 +1,9 @@
-"""Gemma 3, the text part: five sliding layers for each full one, normed queries and keys.
+"""Gemma 3, the text part: five sliding layers for each full one, normed queries and keys. And
+Gemma 2: every second layer slides, and scores have a bound in place of those norms.
 
-The truth is transformers' `modeling_gemma3.py`. Checkpoints store gains less one; one is added when
-they are read. `attn_logit_softcapping` has no effect in transformers, and none here.
+The truth is transformers' `modeling_gemma2.py` and `modeling_gemma3.py`. Checkpoints store gains
+less one; one is added when they are read. Gemma 3's `attn_logit_softcapping` has no effect in
+transformers, and none here.
 """
 
 import torch
@@ -21,19 +23,21 @@ from cetane.families.options import residual_eps
 from cetane.schema.interface import Embedding
 
 Options = GemmaOptions
-MODEL_TYPES = ("gemma3_text",)
+MODEL_TYPES = ("gemma2", "gemma3_text")
 
 __all__ = ["MODEL_TYPES", "Options", "author"]
 
 
 class Gemma3Config(GemmaConfig):
-    """The keys that are read from a Gemma3TextConfig."""
+    """The keys that are read from a Gemma2Config or Gemma3TextConfig."""
 
     query_pre_attn_scalar: float
+    attn_logit_softcapping: float | None
 
 
 def author(config: Gemma3Config, options: GemmaOptions) -> Model:
-    """The model of a Gemma3TextConfig."""
+    """The model of a Gemma2Config or Gemma3TextConfig."""
+    older = config.model_type == "gemma2"
     scale, eps, size = options.scale, config.rms_norm_eps, config.hidden_size
     names = layer_kinds(config)
     kinds = {}
@@ -44,13 +48,14 @@ def author(config: Gemma3Config, options: GemmaOptions) -> Model:
             config.head_dim,
             config.query_pre_attn_scalar**-0.5,
             options.full_block if layer_type == "full_attention" else None,
+            config.attn_logit_softcapping if older else None,
         )
         kinds[KINDS[layer_type]] = make_kind(config, config, layer_type, heads, options)
     with torch.device("meta"):
         layers = []
         for index, name in enumerate(names):
             heads = kinds[name].heads
-            attention = GemmaAttention(size, heads, config.attention_bias, eps, unit=True)
+            attention = GemmaAttention(size, heads, config.attention_bias, eps, True, not older)
             inner = config.intermediate_size
             layers.append(
                 GemmaLayer(config, index, kinds[name], attention, inner, unit=True, scale=scale)

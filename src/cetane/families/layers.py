@@ -40,7 +40,9 @@ class Held:
     pick: Callable[[Tensor], Tensor] | None = None
     """A function that makes the parameter from the stored tensor; None if it only copies."""
     columns: tuple[int, int] | None = None
-    """The range of the checkpoint's `weight`, along its last axis; None for all."""
+    """The range of the stored tensor along its last axis; None for all."""
+    source: str | None = None
+    """The checkpoint's name for it, where that is another."""
 
 
 class Leaf(nn.Module):
@@ -96,15 +98,19 @@ class Projection(Leaf):
         kind: str | None,
         bias: bool = False,
         factor: float = 1.0,
+        inverse: float = 1.0,
     ) -> None:
-        """Weight and bias are `factor` times the checkpoint's."""
+        """Weight and bias are `factor` times the checkpoint's. Its inputs are `inverse` times the
+        model's, so the weight is divided by that."""
         super().__init__()
+        self.outputs = outputs
         self.at = 0
         """The channel at which the contracted axis is cut; 0 if it is not cut."""
-        pick = None if factor == 1 else partial(scaled, pick=None, factor=factor)
-        self.hold("weight", (outputs, inputs, 1, 1), (outputs, inputs), kind, pick)
+        self.hold(
+            "weight", (outputs, inputs, 1, 1), (outputs, inputs), kind, times(factor / inverse)
+        )
         if bias:
-            self.hold("bias", (outputs,), pick=pick)
+            self.hold("bias", (outputs,), pick=times(factor))
         else:
             self.bias = None
 
@@ -120,7 +126,7 @@ class Projection(Leaf):
         with device:
             for name, (start, stop) in (("first", (0, at)), ("second", (at, inputs))):
                 self.hold(name, (outputs, stop - start, 1, 1))
-                self.held[name] = replace(whole, columns=(start, stop))
+                self.held[name] = replace(whole, columns=(start, stop), source="weight")
 
     def forward(self, x: Tensor) -> Tensor:
         return self.contract(x, self.bias)
@@ -155,13 +161,13 @@ class CausalConvolution(Leaf):
 
 
 class CausalTaps(Leaf):
-    """A causal convolution of every channel alone, with bias, `(1, C, 1, n + T)` -> `(1, C, 1, T)`
-    for `n + 1` taps: a multiplication each, since ANE compilers were seen to leave depthwise
+    """A causal convolution of every channel alone, `(1, C, 1, n + T)` -> `(1, C, 1, T)` for `n + 1`
+    taps: a multiplication each, since ANE compilers were seen to leave depthwise
     convolutions to the CPU. The published port of ZAYA multiplies as well."""
 
-    bias: Tensor
+    bias: Tensor | None
 
-    def __init__(self, channels: int, taps: int) -> None:
+    def __init__(self, channels: int, taps: int, bias: bool = True) -> None:
         super().__init__()
         self.time = Axes().time
         self.taps = [f"tap_{tap}" for tap in range(taps)]
@@ -169,13 +175,21 @@ class CausalTaps(Leaf):
         for tap, name in enumerate(self.taps):
             pick = partial(one_tap, tap=tap)
             self.hold(name, (1, channels, 1, 1), (channels, 1, taps), pick=pick)
-        self.hold_channels("bias", channels)
+            self.held[name] = replace(self.held[name], source="weight")
+        if bias:
+            self.hold_channels("bias", channels)
+        else:
+            self.bias = None
 
     def forward(self, x: Tensor) -> Tensor:
         length = x.shape[self.time] - len(self.taps) + 1
-        summed = self.bias
-        for start, name in enumerate(self.taps):
-            summed = summed + x.narrow(self.time, start, length) * getattr(self, name)
+        first, *rest = (
+            x.narrow(self.time, start, length) * getattr(self, name)
+            for start, name in enumerate(self.taps)
+        )
+        summed = first if self.bias is None else self.bias + first
+        for product in rest:
+            summed = summed + product
         return summed
 
 
@@ -193,6 +207,8 @@ class AttentionHeads:
     scale: float
     block: int | None = None
     """The number of keys that attention takes at a time; None for all."""
+    softcap: float | None = None
+    """The bound c of scores, c * tanh(score / c); None for no bound."""
     axes: Axes = field(default_factory=Axes)
 
     def split(self, x: Tensor, heads: int) -> Tensor:
@@ -202,6 +218,12 @@ class AttentionHeads:
     def merge(self, x: Tensor) -> Tensor:
         """`(1, H, D, T)` -> a hidden tensor."""
         return x.reshape(self.axes.shape(self.query * self.dim, -1))
+
+    def capped(self, scores: Tensor) -> Tensor:
+        """Scores within the bound."""
+        if self.softcap is None:
+            return scores
+        return torch.tanh(scores * (1 / self.softcap)) * self.softcap
 
 
 def normalize(x: Tensor, size: int, eps: float, axis: int) -> Tensor:
@@ -217,6 +239,11 @@ def normalize(x: Tensor, size: int, eps: float, axis: int) -> Tensor:
 def plus_one(stored: Tensor) -> Tensor:
     """The gains of a checkpoint that stores them less one. In fp32: bfloat16 would lose bits."""
     return stored.float() + 1
+
+
+def times(factor: float) -> Callable[[Tensor], Tensor] | None:
+    """A function that multiplies a stored tensor; None for the factor 1."""
+    return None if factor == 1 else partial(scaled, pick=None, factor=factor)
 
 
 def scaled(stored: Tensor, pick: Callable[[Tensor], Tensor] | None, factor: float) -> Tensor:
@@ -256,11 +283,18 @@ class MLP(nn.Module):
     """A gated MLP: `down(act(gate(x)) * up(x))`, times `factor`."""
 
     def __init__(
-        self, hidden: int, inner: int, act: str, bias: bool = False, factor: float = 1.0
+        self,
+        hidden: int,
+        inner: int,
+        act: str,
+        bias: bool = False,
+        factor: float = 1.0,
+        inverse: float = 1.0,
     ) -> None:
+        """Its input is `inverse` times the model's."""
         super().__init__()
-        self.gate_proj = Projection(hidden, inner, "mlp", bias)
-        self.up_proj = Projection(hidden, inner, "mlp", bias)
+        self.gate_proj = Projection(hidden, inner, "mlp", bias, inverse=inverse)
+        self.up_proj = Projection(hidden, inner, "mlp", bias, inverse=inverse)
         self.down_proj = Projection(inner, hidden, "mlp", bias, factor)
         self.act = activation(act)
 
@@ -304,23 +338,26 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: AttentionHeads)
     if heads.scale != 1:
         rows = rows * heads.scale
     if heads.block is None or heads.block >= k.shape[3]:
-        mixed = torch.softmax(rows @ k + mask, dim=-1) @ v.transpose(2, 3)
+        mixed = torch.softmax(heads.capped(rows @ k) + mask, dim=-1) @ v.transpose(2, 3)
     else:
-        mixed = attend_in_blocks(rows, k, v, mask, heads.block)
+        mixed = attend_in_blocks(rows, k, v, mask, heads)
     return mixed.reshape(kv, groups, -1, dim).transpose(2, 3).reshape(1, heads.query, dim, -1)
 
 
-def attend_in_blocks(rows: Tensor, k: Tensor, v: Tensor, mask: Tensor, block: int) -> Tensor:
-    """Attention over `block` keys at a time; the softmax is rescaled when its maximum grows.
+def attend_in_blocks(
+    rows: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: AttentionHeads
+) -> Tensor:
+    """Attention over `heads.block` keys at a time; the softmax is rescaled when its maximum grows.
 
     The published ports call it "flash decoding" (arXiv 2307.08691). Masks are finite, so a block of
     hidden keys has a maximum too. Its weights vanish when a visible key comes, so 0 / 0 never
     arises.
     """
     before: tuple[Tensor, Tensor, Tensor] | None = None
+    block = heads.block or k.shape[3]
     for start in range(0, k.shape[3], block):
         part = slice(start, min(start + block, k.shape[3]))
-        scores = rows @ k[..., part] + mask[..., part]
+        scores = heads.capped(rows @ k[..., part]) + mask[..., part]
         top = scores.amax(-1, keepdim=True)
         if before is not None:
             top = torch.maximum(top, before[0])

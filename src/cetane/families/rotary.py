@@ -8,8 +8,9 @@ from torch import Tensor
 
 from cetane.errors import CetaneError
 
-STATIC = ("default", "linear", "llama3", "yarn", "proportional")
-"""The rope types whose frequencies do not depend on the length of the text."""
+STATIC = ("default", "linear", "llama3", "yarn", "proportional", "longrope")
+"""The rope types whose frequencies do not depend on the length of the text. `longrope` has others
+beyond the length of its training: no context reaches there (`longest`)."""
 
 
 class RotaryConfig(Protocol):
@@ -39,10 +40,25 @@ class RotaryTable:
         return torch.stack([angles.cos(), angles.sin()]) * self.scale
 
 
-def rotary_table(config: RotaryConfig, dim: int, layer_type: str | None = None) -> RotaryTable:
+def longest(config: RotaryConfig, positions: int) -> int:
+    """The positions for which one table holds, of those that a model has.
+
+    `longrope` has two tables. A text that grows beyond the first one's positions would need all of
+    its keys turned anew.
+    """
+    parameters = config.rope_parameters
+    if parameters.get("rope_type") != "longrope":
+        return positions
+    return int(parameters.get("original_max_position_embeddings", positions))
+
+
+def rotary_table(
+    config: RotaryConfig, dim: int, layer_type: str | None = None, part: Any = None
+) -> RotaryTable:
     """The table for attention heads of width `dim`.
 
-    `layer_type` chooses the parameters, if the config has some for each type of layer.
+    `layer_type` chooses the parameters, if the config has some for each type of layer. `part` is
+    the share of channels that turn, by default what the parameters say of a type of layers.
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -60,7 +76,8 @@ def rotary_table(config: RotaryConfig, dim: int, layer_type: str | None = None) 
     if not isinstance(theta, int | float) or not 0 < theta < torch.finfo(torch.float).max:
         raise CetaneError(f"{invalid}: rope_theta = {theta!r}, not a positive number")
     # Without layer types, transformers rotates whole heads and ignores the factor.
-    part = 1.0 if layer_type is None else parameters.get("partial_rotary_factor", 1.0)
+    if part is None:
+        part = 1.0 if layer_type is None else parameters.get("partial_rotary_factor", 1.0)
     width = int(dim * part) if isinstance(part, int | float) and 0 < part <= 1 else 0
     if kind == "proportional" and width:  # the other pairs are not turned
         width = dim

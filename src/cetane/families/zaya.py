@@ -324,7 +324,6 @@ class AttentionBlock(Block):
         path = path.replace("self_attn.values.", "self_attn.qkv_proj.")
         path = path.replace("self_attn.convolutions.", "self_attn.qkv_proj.")
         path = re.sub(r"self_attn\.([qk]_proj)", r"self_attn.qkv_proj.\1", path)
-        path = re.sub(r"(conv_qk_depthwise)\.tap_[0-9]+$", r"\1.weight", path)
         if path.startswith("residual."):
             return Weight(self.gates + path.removeprefix("residual."), shape, held.stored, None)
         return super().weight(path, shape, held)

@@ -18,7 +18,7 @@ from cetane.gates.limits import limits
 from cetane.gates.observe import Task, observe
 from cetane.gates.probes import Probe, ProbePart, widest_mode
 from cetane.gates.quality import refuse_choices
-from cetane.gates.reference import Observed, Reference
+from cetane.gates.reference import Observed, reference_of
 from cetane.gates.scores import LogitScore, ShardScore, logit_score, shard_scores
 from cetane.planner import Planner
 from cetane.schema.recipe import Mode
@@ -73,7 +73,7 @@ def judge(
         observed[name] = mode, planner, whole, engine.plan.choosable
     progress("the model", len(bundles), len(bundles) + 1)
     handed = {truth for _, _, seen, _ in observed.values() for one in seen for truth in one.tensors}
-    truths = Reference(checkpoint).run([probe.tokens for probe in probes], list(handed))
+    truths = reference_of(checkpoint).run([probe.tokens for probe in probes], list(handed))
     progress("done", len(bundles) + 1, len(bundles) + 1)
     return Scores(
         tokens=sum(len(text) - 1 for text in texts),

@@ -26,7 +26,7 @@ from cetane.errors import CetaneError
 from cetane.files import Progress
 from cetane.gates.ladder import Packages, Rung
 from cetane.gates.probes import text_tokens
-from cetane.gates.reference import Reference
+from cetane.gates.reference import reference_of
 from cetane.lower.lower import Lowering
 from cetane.mil import Program, load
 from cetane.mil.compare import DRIFT, Comparer, Comparison, worst
@@ -204,7 +204,7 @@ class AgainstModel:
     def __init__(self, bundle: Bundle, checkpoint: Checkpoint, mode: Mode) -> None:
         self.bundle, self.checkpoint, self.mode = bundle, checkpoint, mode
         self.planner = Planner(checkpoint, bundle.plan.recipe)
-        self.reference = Reference(checkpoint)
+        self.reference = reference_of(checkpoint)
 
     def run(self, tolerance: float, progress: Progress) -> ModelDiff:
         """Compare every shard; then stages and ops of the first shard beyond the tolerance."""

@@ -14,7 +14,7 @@ from cetane.gates.golden import NEAR_LIMIT, GoldenResult
 from cetane.gates.ladder import LadderResult
 from cetane.gates.limits import limits
 from cetane.gates.readings import Misread, misread
-from cetane.gates.reference import Reference
+from cetane.gates.reference import reference_of
 from cetane.gates.residency.audit import Audit
 from cetane.gates.residency.rule import load_rules
 from cetane.gates.structure import Deviation, excess
@@ -26,8 +26,6 @@ from cetane.validation import Data
 Cause = Literal[
     "weights", "authoring", "conversion", "contract", "fp16 range", "compression", "residency"
 ]
-CHUNKS = 4
-"""Of a layout that does not say how many (`planner/layout.py`)."""
 BETTER = {
     4: "palette6-kmeans-group32",
     6: "int8-per-channel",
@@ -117,7 +115,7 @@ def wrong_graph(bundle: RefusedPort, checkpoint: Checkpoint, verdict: GoldenResu
     """The explanation of the first wrong tensor. If the torch modules are right, conversion
     errs."""
     recipe = bundle.plan.recipe
-    authored = Authored(Planner(checkpoint, recipe), checkpoint, Reference(checkpoint))
+    authored = Authored(Planner(checkpoint, recipe), checkpoint, reference_of(checkpoint))
     if verdict.misread:
         return wrong_reading(verdict.misread[0], authored)
     first = first_off(verdict.structure)
@@ -288,7 +286,7 @@ def explain_ladder(verdict: LadderResult, recipe: Recipe) -> Explanation:
     )
 
 
-def explain_residency(audited: Audit, recipe: Recipe) -> Explanation:
+def explain_residency(audited: Audit, plan: Plan) -> Explanation:
     """Why programs would not run on the ANE: the first finding that refuses them, and its mend."""
     severe = limits().residency.severities
     findings = [
@@ -307,19 +305,20 @@ def explain_residency(audited: Audit, recipe: Recipe) -> Explanation:
         cause="residency",
         where=where,
         sentence=f"{said}; in {where}, {first.rule}: {first.message}. To mend: {first.fix}.",
-        changes=change_of(first.rule, recipe),
+        changes=change_of(first.rule, plan),
     )
 
 
-def change_of(rule: str, recipe: Recipe) -> dict[str, Any]:
-    """The change of a recipe that a rule of residency asks for, where there is one."""
-    known = load_rules().get(rule)
+def change_of(rule: str, plan: Plan) -> dict[str, Any]:
+    """The change of a plan's recipe that a rule of residency asks for, where there is one."""
+    known, recipe = load_rules().get(rule), plan.recipe
     changes = {} if known is None else dict(known.changes)
     if changes.get("layout.chunks") == "more":
         layout = recipe.layout
         if layout.kind not in ("chunks", "single") or layout.cuts:
             return {}
-        changes |= {"layout.kind": "chunks", "layout.chunks": 2 * (layout.chunks or CHUNKS)}
+        chunks = sum(shard.kind != "head" for shard in plan.shards)
+        changes |= {"layout.kind": "chunks", "layout.chunks": 2 * chunks}
     if changes.get("cache.contract") == "readonly":
         return written_by_host(recipe)
     return {key: value for key, value in changes.items() if value_of(recipe, key) != value}

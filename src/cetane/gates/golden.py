@@ -37,7 +37,7 @@ from cetane.gates.probes import (
 from cetane.gates.quality import Agreement, greedy_check
 from cetane.gates.readings import Misread, misread
 from cetane.gates.readings import judge as judge_readings
-from cetane.gates.reference import RESIDENT, Observed, Reference, choices
+from cetane.gates.reference import RESIDENT, Observed, Reference, choices, reference_of
 from cetane.gates.scores import LogitScore, ShardScore, logit_score, shard_scores
 from cetane.gates.structure import Deviation, Truths, deviations, made_by
 from cetane.gates.structure import judge as judge_structure
@@ -121,7 +121,7 @@ def golden(
 ) -> GoldenResult:
     """Compare a bundle with the checkpoint's Hugging Face model."""
     port = packaged(bundle, Planner(checkpoint, bundle.plan.recipe), checkpoint)
-    proof = Proof(port, checkpoint, Reference(checkpoint), bundle.tables(), progress)
+    proof = Proof(port, checkpoint, reference_of(checkpoint), bundle.tables(), progress)
     return proof.run(prompts, greedy_tokens)
 
 
@@ -145,8 +145,10 @@ class Proof:
         """All questions, in order."""
         wrong, unused = self.wrong_weights()
         deviated, text = self.structure()
+        windows = {window.name: window.tokens for window in text.windows}
         misreadings = list(misread(self.port, self.reference))
         compression, exact = self.compression(text)
+        del text  # logits of a large vocabulary
         rounding = self.rounding(exact)
         greedy = self.greedy(prompts, greedy_tokens)
         checks = [
@@ -154,22 +156,24 @@ class Proof:
             *judge_readings(misreadings),
             *judge_structure(deviated),
             *judge_rounding(rounding),
-            *compression.agreement.judge(self.plan.recipe),
+            *compression.checks,
             *([greedy_check(greedy, self.plan.recipe)] if greedy else []),
         ]
         left_out = bool(prompts) and not greedy
         self.progress("done", STEPS, STEPS)
-        ranges = compression.ranges
         return GoldenResult(
             passed=all(check.passed for check in checks),
             fingerprint=self.weights.fingerprint,
             checks=tuple(checks),
             shards=compression.shards,
             logits=compression.logits,
-            ranges=ranges,
-            warnings=(*([TOO_LARGE] if left_out else []), *near(ranges, self.planner)),
+            ranges=compression.ranges,
+            warnings=(
+                *([TOO_LARGE] if left_out else []),
+                *near(compression.ranges, self.planner),
+            ),
             greedy=tuple(float(share.mean()) for share in greedy),
-            probes={probe.name: probe.tokens for probe in (*self.probes, *text.windows)},
+            probes={probe.name: probe.tokens for probe in self.probes} | windows,
             greedy_tokens=greedy_tokens,
             wrong_weights=tuple(wrong[:LISTED]),
             unused=tuple(unused[:LISTED]),
@@ -177,7 +181,7 @@ class Proof:
             structure=tuple(deviated),
             rounding=tuple(rounding),
             twin_kl=compression.twin_kl,
-            positions=len(compression.agreement.all("kl")),
+            positions=compression.positions,
             loader=self.reference.loader,
         )
 
@@ -211,7 +215,7 @@ class Proof:
         """Windows of text, in the widest mode."""
         return [Task(self.mode, w, (ProbePart(self.mode, len(w.tokens)),)) for w in windows]
 
-    def compression(self, text: "Text") -> tuple["Compression", list[Seen]]:
+    def compression(self, text: "Text") -> tuple["Compressed", list[Seen]]:
         """The port against the model on text, and its fp32 results on `brief`.
 
         More text is judged while a share is undecided.
@@ -230,7 +234,7 @@ class Proof:
             seen = observe(self.port.shipped, self.planner, self.reading(windows))
             compression.add(windows, seen, self.ask(windows, seen))
             stop *= 2
-        return compression, exact
+        return compression.result(), exact
 
     def ask(self, windows: Sequence[Probe], seen: Sequence[Seen]) -> Truths:
         """The model's results on windows, with the residual stream after every block."""
@@ -290,8 +294,20 @@ class Text:
     logits: list[Array]
 
 
+@dataclass(frozen=True)
+class Compressed:
+    """The cost of a port's compression, in figures."""
+
+    checks: tuple[Check, ...]
+    shards: tuple[ShardScore, ...]
+    logits: tuple[LogitScore, ...]
+    ranges: tuple[Range, ...]
+    positions: int
+    twin_kl: float
+
+
 class Compression:
-    """The shipped port against the model, over windows of text."""
+    """The shipped port against the model, over windows of text. Holds the logits of both."""
 
     def __init__(self, plan: Plan, planner: Planner, mode: Mode) -> None:
         self.plan, self.planner, self.mode = plan, planner, mode
@@ -317,22 +333,25 @@ class Compression:
                     self.largest[block.name] = max(self.largest.get(block.name, 0.0), top)
 
     @property
+    def checks(self) -> tuple[Check, ...]:
+        return tuple(self.agreement.judge(self.plan.recipe))
+
+    @property
     def decided(self) -> bool:
         """Whether the interval of every share excludes its limit."""
-        return all(check.decided for check in self.agreement.judge(self.plan.recipe))
+        return all(check.decided for check in self.checks)
 
-    @property
-    def shards(self) -> tuple[ShardScore, ...]:
-        return tuple(shard_scores(self.planner, self.mode, self.seen, self.truths))
-
-    @property
-    def logits(self) -> tuple[LogitScore, ...]:
+    def result(self) -> Compressed:
+        """The figures, without the logits that they are made of."""
         head = self.plan.tokens(0, self.plan.rows)
-        return (logit_score(self.mode, self.seen, self.truths, head),)
-
-    @property
-    def ranges(self) -> tuple[Range, ...]:
-        return tuple(Range(block=name, largest=top) for name, top in self.largest.items())
+        return Compressed(
+            checks=self.checks,
+            shards=tuple(shard_scores(self.planner, self.mode, self.seen, self.truths)),
+            logits=(logit_score(self.mode, self.seen, self.truths, head),),
+            ranges=tuple(Range(block=name, largest=top) for name, top in self.largest.items()),
+            positions=len(self.agreement.all("kl")),
+            twin_kl=self.twin_kl,
+        )
 
 
 def twin_kl(text: Text, seen: Sequence[Seen], plan: Plan) -> float:

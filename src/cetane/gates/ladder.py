@@ -24,7 +24,7 @@ from cetane.gates.limits import limits
 from cetane.gates.observe import Task, Watched
 from cetane.gates.port import Packaged
 from cetane.gates.probes import OWN, Probe, ProbePart, text_tokens, widest_tokens
-from cetane.gates.reference import Reference
+from cetane.gates.reference import Reference, reference_of
 from cetane.gates.scores import ShardScore, shard_score
 from cetane.gates.structure import LOGITS, is_routed
 from cetane.gates.verdict import Check, at_most
@@ -64,7 +64,7 @@ def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) 
     plan, engine = port.plan, port.twin
     widest, context = widest_tokens(plan), plan.recipe.cache.context
     tokens = text_tokens(checkpoint.tokenizer, min(context, widest + widest // 8 + OWN))
-    rung = Rung(engine, planner, Reference(checkpoint), tokens)
+    rung = Rung(engine, planner, reference_of(checkpoint), tokens)
     ask, routed = limits().structure, is_routed(planner)
     limit = ask.routed.relative if routed else ask.relative
     scores: list[ShardScore] = []
@@ -160,7 +160,8 @@ class Rung:
     def logits(self, shard: str, feeds: dict[str, Truth], truths: dict[Truth, Array]) -> Array:
         """The model's logits, computed from the shard's inputs if the shard is only a head."""
         if self.engine.plan.by_name[shard].kind == "head":
-            return self.reference.head(truths[feeds["hidden"]] / self.scale)
+            norm = self.planner.model.norm.removesuffix(".weight")
+            return self.reference.head(truths[feeds["hidden"]] / self.scale, norm)
         return self.reference.run([self.tokens])[0].logits
 
     def slices(self, shard: str) -> set[tuple[int, int]]:

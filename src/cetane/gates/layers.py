@@ -21,7 +21,7 @@ from cetane.gates.ladder import Rung
 from cetane.gates.limits import limits
 from cetane.gates.port import packaged
 from cetane.gates.probes import SEED, SMALL, random_tokens, row_norms
-from cetane.gates.reference import Reference
+from cetane.gates.reference import reference_of
 from cetane.planner import Planner
 from cetane.validation import Data
 
@@ -83,7 +83,7 @@ def judge_layers(
     planner = Planner(checkpoint, bundle.plan.recipe)
     probes, screened = choose_probes(bundle, embedding_rows(planner, checkpoint), prompt_ids, count)
     engine = packaged(bundle, planner, checkpoint).rounded
-    reference, modes = Reference(checkpoint), list(bundle.plan.modes)
+    reference, modes = reference_of(checkpoint), list(bundle.plan.modes)
     shards, limit = chosen(planner, block), limits().published.cosine
     scores = []
     for done, shard in enumerate(shards):

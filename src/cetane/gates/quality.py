@@ -18,7 +18,7 @@ from cetane.files import LARGEST_TEXT, Progress, read_text
 from cetane.gates import metrics
 from cetane.gates.limits import limits
 from cetane.gates.probes import widest_mode, windows
-from cetane.gates.reference import Reference
+from cetane.gates.reference import reference_of
 from cetane.gates.verdict import Check, at_most, share
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Recipe
@@ -166,7 +166,7 @@ def perplexity(
     refuse_choices(bundle.plan, str(bundle.path))
     pieces = windows(tokens, bundle.plan.recipe.cache.context)
     engine = Engine(bundle.plan, PortableBackend(bundle), bundle.tables())
-    reference = Reference(checkpoint)
+    reference = reference_of(checkpoint)
     agreement = Agreement(bundle.plan.recipe, engine.plan.choosable, bundle.plan.vocab)
     for index, piece in enumerate(pieces):
         progress(f"{len(piece)} tokens", index, len(pieces))

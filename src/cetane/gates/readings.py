@@ -83,20 +83,26 @@ def epsilons(reference: Reference) -> set[float]:
     return own | ({0.0} if bare or reference.model.config.model_type == "zaya" else set())
 
 
+ACTIVATION_NAMES = ("act_fn", "activation_fn")
+"""The names under which transformers' modules keep an activation."""
+
+
 def wrong_activations(port: Readable, reference: Reference) -> Iterator[Misread]:
-    """Activations that the model does not have."""
+    """Activations that the model does not have. Nothing is known of a model that calls functions
+    in place of modules."""
     known = [module(torch.from_numpy(GRID)).numpy() for module in activations(reference)]
     for shard in port.planner.members:
         for name, activation in port.activations(shard).items():
             own = activation(GRID)
-            if not any(np.abs(own - other).max() <= NEAR for other in known):
+            if known and not any(np.abs(own - other).max() <= NEAR for other in known):
                 problem = f"{name} is none of the model's activations"
                 yield Misread(kind="activations", shard=shard, problem=problem)
 
 
 def activations(reference: Reference) -> list[Any]:
-    """The modules that transformers keeps as `act_fn`, one of each kind."""
-    kept = (getattr(module, "act_fn", None) for module in reference.model.modules())
+    """The model's activations, one of each kind."""
+    modules = reference.model.modules()
+    kept = (getattr(module, name, None) for module in modules for name in ACTIVATION_NAMES)
     return list({str(module): module for module in kept if module is not None}.values())
 
 

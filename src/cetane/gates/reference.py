@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,23 @@ class Observed:
     smallest. Below rounding, the model itself is undecided. None without experts."""
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A sequence for the model, and what is asked of it."""
+
+    tokens: Sequence[int]
+    start: int | None
+    """The position of the first token; None is 0."""
+    scale: float | None
+    """The factor on its embeddings; None is 1."""
+    kept: Sequence[int] | None
+    """The numbers of the tokens whose logits are wanted; None is all."""
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        return range(len(self.tokens)) if self.kept is None else self.kept
+
+
 class Stop(Exception):
     """Ends a pass when all requested tensors are there."""
 
@@ -40,19 +59,21 @@ class Stop(Exception):
 class Lender:
     """Gives a module its tensors during a forward pass, or permanently."""
 
-    def __init__(self, checkpoint: Checkpoint, names: dict[str, str], resident: bool) -> None:
-        self.checkpoint, self.names, self.resident = checkpoint, names, resident
-        self.lent = False
+    def __init__(
+        self, checkpoint: Checkpoint, names: dict[str, str], module: nn.Module, resident: bool
+    ) -> None:
+        self.checkpoint, self.names, self.module = checkpoint, names, module
+        self.resident, self.lent = resident, False
 
-    def lend(self, module: nn.Module, _: Any) -> None:
+    def lend(self, *_: Any) -> None:
         if self.lent:
             return
-        for name, tensor in own_tensors(module).items():
+        for name, tensor in own_tensors(self.module).items():
             tensor.data = self.checkpoint.read(self.names[name]).float()
         self.lent = True
 
-    def take_back(self, module: nn.Module, *_: Any) -> None:
-        for tensor in own_tensors(module).values():
+    def take_back(self, *_: Any) -> None:
+        for tensor in own_tensors(self.module).values():
             tensor.data = torch.empty(0)
         self.lent = False
 
@@ -74,12 +95,13 @@ class Reference:
         """The checkpoint's names of each module's own tensors, by module path."""
         loaded = load_by_transformers(checkpoint, config, self.names) if size <= RESIDENT else None
         self.loader = "transformers" if loaded is not None else "cetane"
+        self.resident = size <= RESIDENT
         self.model: Any = empty if loaded is None else loaded
         self.model.requires_grad_(False)
         if loaded is None:
-            self._lend(checkpoint, size <= RESIDENT)
+            self._lend(checkpoint)
 
-    def _lend(self, checkpoint: Checkpoint, resident: bool) -> None:
+    def _lend(self, checkpoint: Checkpoint) -> None:
         """Let modules take their weights from the checkpoint."""
         for path, names in self.names.items():
             module = self.model.get_submodule(path)
@@ -87,27 +109,48 @@ class Reference:
                 shape = tuple(checkpoint.shape(names[name]))
                 if shape != tuple(tensor.shape):
                     raise CetaneError(f"{names[name]}: shape {shape} does not fit the config")
-            lender = Lender(checkpoint, names, resident)
-            module.register_forward_pre_hook(lender.lend)
-            if not resident:
-                module.register_forward_hook(lender.take_back)
+            lender = Lender(checkpoint, names, module, self.resident)
+            caller = (
+                self.model.get_submodule(path.rpartition(".")[0]) if by_parent(module) else module
+            )
+            caller.register_forward_pre_hook(lender.lend)
+            if not self.resident:
+                caller.register_forward_hook(lender.take_back)
 
-    @torch.inference_mode()
     def run(
         self,
         sequences: Sequence[Sequence[int]],
         wanted: Sequence[Truth] = (),
         starts: Sequence[int] = (),
         scales: Sequence[float] = (),
-        kept: Sequence[int] | None = None,
+        kept: Sequence[Sequence[int]] = (),
     ) -> list[Observed]:
-        """One pass over some sequences, side by side; shorter ones are padded on the right, where
-        a causal model does not look. `starts` are the positions of their first tokens, `scales`
-        factors on their embeddings. Logits are of the tokens with the numbers `kept`, of all where
-        none are named."""
-        length = max(map(len, sequences))
-        batch = torch.tensor([[*tokens, *[0] * (length - len(tokens))] for tokens in sequences])
-        first = torch.tensor(starts or [0] * len(sequences))[:, None]
+        """The results on some sequences. `starts` are the positions of their first tokens, `scales`
+        factors on their embeddings. Logits are of the tokens with the numbers `kept` of each
+        sequence, of all where none are named.
+
+        A resident model takes one sequence after the other. Another one takes them side by side, so
+        that its weights are read once.
+        """
+        asked = [
+            Asked(tokens, start, scale, numbers)
+            for tokens, start, scale, numbers in zip_longest(
+                sequences, starts, scales, kept, fillvalue=None
+            )
+            if tokens is not None
+        ]
+        groups = [[one] for one in asked] if self.resident else [asked]
+        return [seen for group in groups for seen in self._pass(group, wanted)]
+
+    @torch.inference_mode()
+    def _pass(self, asked: Sequence["Asked"], wanted: Sequence[Truth]) -> list[Observed]:
+        """One pass over sequences side by side. Shorter ones are padded on the right, where a
+        causal model does not look."""
+        length = max(len(one.tokens) for one in asked)
+        batch = torch.tensor([[*one.tokens, *[0] * (length - len(one.tokens))] for one in asked])
+        first = torch.tensor([one.start or 0 for one in asked])[:, None]
+        scales = [1.0 if one.scale is None else one.scale for one in asked]
+        kept = sorted({number for one in asked for number in one.numbers})
         seen: dict[Truth, Tensor] = {}
         least: list[Tensor] = []
         with self._keeping(wanted, seen), self._scaled(scales), self._routing(batch, least):
@@ -115,15 +158,15 @@ class Reference:
                 batch,
                 position_ids=first + torch.arange(length),
                 use_cache=False,
-                logits_to_keep=0 if kept is None else torch.tensor(kept),
+                logits_to_keep=torch.tensor(kept),
             ).logits
         return [
             Observed(
-                logits[row, : len(tokens) if kept is None else None].numpy(),
-                {truth: tensor[row, : len(tokens)].numpy() for truth, tensor in seen.items()},
-                torch.stack(least).amin(0)[row, : len(tokens)].numpy() if least else None,
+                logits[row, np.searchsorted(kept, one.numbers)].numpy(),
+                {truth: tensor[row, : len(one.tokens)].numpy() for truth, tensor in seen.items()},
+                torch.stack(least).amin(0)[row, : len(one.tokens)].numpy() if least else None,
             )
-            for row, tokens in enumerate(sequences)
+            for row, one in enumerate(asked)
         ]
 
     @contextmanager
@@ -176,10 +219,12 @@ class Reference:
         return choices(self.run([[*prompt, *generated]])[0].logits, prompt, generated)
 
     @torch.inference_mode()
-    def head(self, hidden: Array) -> Array:
-        """Logits `(n, V)` for hidden states `(n, C)` after the last layer."""
-        logits: Tensor = self.model.lm_head(self.model.model.norm(torch.from_numpy(hidden)))
-        return logits.numpy()
+    def head(self, hidden: Array, norm: str) -> Array:
+        """Logits `(n, V)` for hidden states `(n, C)` after the last layer; `norm` is the path of
+        the final norm."""
+        normed = self.model.get_submodule(norm)(torch.from_numpy(hidden))
+        logits: Tensor = self.model.lm_head(normed)
+        return logits.numpy() / getattr(self.model.config, "logits_scaling", 1.0)
 
     @contextmanager
     def _keeping(
@@ -205,6 +250,13 @@ class Reference:
         finally:
             for hook in hooks:
                 hook.remove()
+
+
+@lru_cache(maxsize=1)
+def reference_of(checkpoint: Checkpoint) -> Reference:
+    """The reference of a checkpoint. The last one stays in memory for the next gate: to load it
+    takes longer than most of what a gate asks of it."""
+    return Reference(checkpoint)
 
 
 def unfilled(config: Any) -> Any:
@@ -276,6 +328,12 @@ def scaled_input(factors: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any])
     if args:
         return (args[0] * factors, *args[1:]), kwargs
     return args, kwargs | {"hidden_states": kwargs["hidden_states"] * factors}
+
+
+def by_parent(module: nn.Module) -> bool:
+    """Whether transformers calls a function on the module's tensors, in its parent, and never the
+    module: so with LFM2's convolutions."""
+    return isinstance(module, nn.Conv1d) and module.groups == module.in_channels
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:

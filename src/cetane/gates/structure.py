@@ -6,6 +6,7 @@ a port.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -73,11 +74,12 @@ def is_routed(planner: Planner) -> bool:
 
 
 class Truths:
-    """The model's results on probes: tensors of all tokens, and logits of those `kept`."""
+    """The model's results on probes: tensors of all tokens, and logits of those that a port was
+    judged on."""
 
-    def __init__(self, probes: Sequence[Probe], observed: Sequence[Observed], kept: Array) -> None:
-        self.observed = {p.name: o for p, o in zip(probes, observed, strict=True)}
-        self.rows = {int(number): row for row, number in enumerate(kept)}
+    def __init__(self, observed: dict[str, Observed], kept: dict[str, Array]) -> None:
+        """Both by the probe's name; `kept` are the numbers of tokens, ascending."""
+        self.observed, self.kept = observed, kept
 
     @classmethod
     def ask(
@@ -86,29 +88,32 @@ class Truths:
     ) -> "Truths":  # fmt: skip
         """Of the model, whatever a port computed for some tasks, and `others`; hidden tensors are
         multiplied by `scale`, as the port's are."""
-        probes = list({task.probe.name: task.probe for task in tasks}.values())
-        kept = np.unique(np.concatenate([ours.at for ours in seen]))
+        probes = {task.probe.name: task.probe for task in tasks}
+        judged: dict[str, list[Array]] = {}
+        for task, ours in zip(tasks, seen, strict=True):
+            judged.setdefault(task.probe.name, []).append(ours.at)
+        kept = {name: np.unique(np.concatenate(numbers)) for name, numbers in judged.items()}
         wanted = dict.fromkeys([*others, *(truth for ours in seen for truth in ours.tensors)])
         observed = reference.run(
-            [probe.tokens for probe in probes],
+            [probe.tokens for probe in probes.values()],
             list(wanted),
-            [probe.start for probe in probes],
-            [probe.scale for probe in probes],
-            [int(number) for number in kept],
+            [probe.start for probe in probes.values()],
+            [probe.scale for probe in probes.values()],
+            [kept[name].tolist() for name in probes],
         )
         if scale != 1:
             observed = [
-                Observed(o.logits, {t: rows * scale for t, rows in o.tensors.items()})
-                for o in observed
+                replace(one, tensors={t: rows * scale for t, rows in one.tensors.items()})
+                for one in observed
             ]
-        return cls(probes, observed, kept)
+        return cls(dict(zip(probes, observed, strict=True)), kept)
 
     def of(self, probe: Probe) -> Observed:
         return self.observed[probe.name]
 
     def logits(self, probe: Probe, at: Array) -> Array:
         """Logits `(n, V)` of some tokens of a probe."""
-        rows: Array = self.of(probe).logits[[self.rows[int(number)] for number in at]]
+        rows: Array = self.of(probe).logits[np.searchsorted(self.kept[probe.name], at)]
         return rows
 
 

@@ -15,7 +15,7 @@ from cetane.hardware.chips import Chip, find_chip
 from cetane.lab.experiment import ARMS, Arm, ArmName, Experiment
 from cetane.lab.journal import Figure
 from cetane.lab.metrics import METRICS
-from cetane.lab.workload import Given, Setting
+from cetane.lab.workload import OpenWorkload, Setting
 from cetane.pipeline.build import build, build_key
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, parse_recipe
@@ -59,21 +59,21 @@ def spread(name: str, values: list[float], note: str = "") -> Figure:
 class Side:
     """One arm: its recipe, its bundle (made on first use) and its engine."""
 
-    def __init__(self, name: ArmName, arm: Arm, given: Given, progress: Progress) -> None:
-        self.name, self.arm, self.given, self.progress = name, arm, given, progress
-        self.recipe = self.narrowed(scaled(arm.recipe_here(), given.workload.context))
-        self.key = build_key(given.checkpoint, self.recipe)
+    def __init__(self, name: ArmName, arm: Arm, workload: OpenWorkload, progress: Progress) -> None:
+        self.name, self.arm, self.workload, self.progress = name, arm, workload, progress
+        self.recipe = self.narrowed(scaled(arm.recipe_here(), workload.spec.context))
+        self.key = build_key(workload.checkpoint, self.recipe)
         self.made: Bundle | None = None
 
     @property
     def checkpoint(self) -> Checkpoint:
-        return self.given.checkpoint
+        return self.workload.checkpoint
 
     @property
     def bundle(self) -> Bundle:
         """The verified bundle. Its name is a hash of its content, so that another run finds it."""
         if self.made is None:
-            folder = self.given.setting.folder / "bundles"
+            folder = self.workload.setting.folder / "bundles"
             folder.mkdir(parents=True, exist_ok=True)
             target = folder / f"{self.recipe.name}-{self.key[:16]}"
             self.made = build(self.checkpoint, self.recipe, target, self.progress)
@@ -86,7 +86,7 @@ class Side:
 
     @cached_property
     def chip(self) -> Chip:
-        return find_chip(self.given.workload.chip)
+        return find_chip(self.workload.spec.chip)
 
     @cached_property
     def real(self) -> Planner:
@@ -95,9 +95,9 @@ class Side:
         A subset of the vocabulary comes from the model that runs here.
         """
         recipe = self.arm.recipe_there()
-        if self.given.workload.stands_for is None:
+        if self.workload.spec.stands_for is None:
             recipe = self.narrowed(recipe)
-        return Planner(self.given.real, recipe)
+        return Planner(self.workload.real, recipe)
 
     def narrowed(self, recipe: Recipe) -> Recipe:
         """The recipe with a subset of the vocabulary in its head, if the arm has one."""
@@ -107,7 +107,7 @@ class Side:
 
         tokenizer: Any = self.checkpoint.tokenizer
         vocab = self.checkpoint.config["vocab_size"]
-        texts = [read_text(tokenizer, self.given.setting.text(self.given.workload))]
+        texts = [read_text(tokenizer, self.workload.setting.text(self.workload.spec))]
         order = ranked(texts, vocab, tokenizer.necessary())
         content = recipe.model_dump()
         content["head"]["subset"] = make_subset(order, self.arm.subset, tokenizer, texts, [])
@@ -128,11 +128,11 @@ class Sides:
 
     def __init__(self, experiment: Experiment, setting: Setting, progress: Progress) -> None:
         assert experiment.workload is not None
-        workload = experiment.workload
-        given = Given(setting, workload, setting.checkpoint(workload))
-        self.workload, self.given, self.progress = workload, given, progress
+        spec = experiment.workload
+        workload = OpenWorkload(setting, spec, setting.checkpoint(spec))
+        self.workload, self.progress = workload, progress
         self.sides: Mapping[ArmName, Side] = {
-            name: Side(name, experiment.arm(name), given, progress) for name in ARMS
+            name: Side(name, experiment.arm(name), workload, progress) for name in ARMS
         }
 
     @property

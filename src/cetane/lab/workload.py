@@ -116,27 +116,27 @@ def write_documentation(path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Given:
+class OpenWorkload:
     """A workload with its checkpoint, for both arms."""
 
     setting: Setting
-    workload: Workload
+    spec: Workload
     checkpoint: Checkpoint
 
     @cached_property
     def real(self) -> ModelSource:
         """The model whose speed is predicted."""
-        name = self.workload.stands_for
+        name = self.spec.stands_for
         return self.checkpoint if name is None else Shapes(name)
 
     def tokens(self, bundle: Bundle) -> list[int]:
         """The tokens of the text."""
-        path = self.setting.text(self.workload)
-        return read_tokens(bundle.tokenizer, path, self.workload.tokens)
+        path = self.setting.text(self.spec)
+        return read_tokens(bundle.tokenizer, path, self.spec.tokens)
 
     def prompts(self, bundle: Bundle) -> dict[str, list[int]]:
         """Token ids of the prompts, by name, in the model's chat form."""
-        named = named_prompts(self.workload.prompts)
+        named = named_prompts(self.spec.prompts)
         return {name: asked(bundle.tokenizer, text) for name, text in named.items()}
 
 

@@ -1,5 +1,6 @@
 """The conversion of one shard, with all its functions: torch -> MIL -> `.mlpackage`."""
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,15 +46,18 @@ def convert_shard(planner: Programs, shard: str, constant: Constants, target: Pa
     from cetane.lower.placing import Parts, parts_of, place
 
     with quiet():
-        done = {
-            graph.function.name: convert(planner, shard, graph, wide)
-            for graph, wide in zip(planner.graphs(shard), widest(planner, shard), strict=True)
-        }
+        with brief():
+            done = {
+                graph.function.name: convert(planner, shard, graph, wide)
+                for graph, wide in zip(planner.graphs(shard), widest(planner, shard), strict=True)
+            }
 
         @cache  # functions share the arrays
         def parts(label: str) -> Parts:
             return parts_of(constant(label))
 
+        for converted in done.values():
+            converted.program.validate()
         placed = {n: place(c.program.functions["main"], parts) for n, c in done.items()}
         for graph in planner.graphs(shard):
             wanted = {item.label for item in constants(planner, shard, graph)}
@@ -178,3 +182,25 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         torch_frontend._tqdm, passes.tqdm = saved
+
+
+@contextmanager
+def brief() -> Iterator[None]:
+    """A context for conversions in half the time.
+
+    coremltools checks a program after each of some 110 passes. Here it does not: the caller checks
+    the finished program. Its collections of garbage search only what was made since the context
+    began.
+    """
+    from coremltools.converters.mil.mil import Program
+
+    def trusted(program: Any, check_essential_scope: bool = False) -> None:
+        """In place of `Program.validate`."""
+
+    validate, Program.validate = Program.validate, trusted
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        Program.validate = validate

@@ -1,22 +1,19 @@
 """Inputs for a function: random, or read from a file."""
 
-import tokenize
 import zipfile
 import zlib
 from pathlib import Path
-from typing import IO, Any
 
 import numpy as np
 
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import NUMPY, Array, kind
 from cetane.mil.program import MilFunction, TensorType, listed
+from cetane.mil.shapes import bounded
+from cetane.npy import Header, read_data, read_header
 
-DAMAGED = (
-    OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, tokenize.TokenError
-)  # fmt: skip
-"""Errors that zipfile and numpy raise for a damaged file. numpy parses an array's header as
-Python."""
+DAMAGED = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+"""Errors that a damaged archive raises."""
 
 
 def random_inputs(function: MilFunction, seed: int = 0) -> dict[str, Array]:
@@ -54,23 +51,18 @@ def read_inputs(path: Path, function: MilFunction) -> dict[str, Array]:
             arrays = {}
             for name, type_ in function.inputs.items():
                 with archive.open(names[name]) as file:
-                    _check(path, name, file, type_)
-                with archive.open(names[name]) as file:
-                    arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
+                    header = read_header(file)
+                    check_fit(path, name, header, type_)
+                    arrays[name] = read_data(file, header)
             return arrays
     except DAMAGED as error:
         raise CetaneError(f"{path}: not a readable .npz of arrays: {error}") from error
 
 
-def _check(path: Path, name: str, file: IO[bytes], type_: TensorType) -> None:
-    """Raise CetaneError if an array's header does not fit the function's input."""
-    version = np.lib.format.read_magic(file)
-    readers: dict[tuple[int, int], Any] = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }
-    if version not in readers:
-        raise ValueError(f"{name} has the unknown format version {version}")
-    shape, _, dtype = readers[version](file)
-    if not type_.accepts(shape) or kind(dtype) != kind(np.dtype(NUMPY[type_.dtype])):
-        raise CetaneError(f"{path}: {name} is {dtype} {shape}, the function takes {type_}")
+def check_fit(path: Path, name: str, header: Header, type_: TensorType) -> None:
+    """Raise CetaneError if an array does not fit the function's input; ValueError if it is too
+    large to read."""
+    bounded(header.shape)
+    kinds = kind(header.dtype), kind(np.dtype(NUMPY[type_.dtype]))
+    if kinds[0] != kinds[1] or not type_.accepts(header.shape):
+        raise CetaneError(f"{path}: {name} is {header}, the function takes {type_}")

@@ -81,6 +81,7 @@ class _Checker:
                 if type_.dtype == "string":
                     raise CetaneError(f"the {kind} {name} holds strings")
                 _check_sizes(name, type_)
+                _check_interface(name, type_)
         self._body(function.body, set(self._types), 0)
         for name in (*function.outputs, *function.dictionaries):
             if name in function.states:
@@ -238,3 +239,13 @@ def _check_sizes(name: str, type_: TensorType) -> None:
     for size in type_.shape:
         if isinstance(size, SizeRange) and not 0 <= size.lower <= MOST_ELEMENTS:
             raise CetaneError(f"{name} has the size {size}")
+
+
+def _check_interface(name: str, type_: TensorType) -> None:
+    """Raise CetaneError if the interface lets a caller pass a shape that the program lacks."""
+    declared = TensorType(type_.shape, type_.dtype, any_shape=type_.any_shape)
+    for shape in type_.enumerated:
+        if not declared.accepts(shape):
+            raise CetaneError(f"{name} may have the shape {shape}, but is declared {declared}")
+    if type_.default is not None and not type_.accepts(type_.default):
+        raise CetaneError(f"{name} has the default shape {type_.default}, but may be {type_}")

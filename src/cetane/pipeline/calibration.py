@@ -27,7 +27,7 @@ from cetane.checkpoint import Checkpoint
 from cetane.compress import Sensitivities
 from cetane.families import Truth, options_of
 from cetane.files import Progress, cache_dir, replacing, silent
-from cetane.gates.reference import Reference
+from cetane.gates.reference import reference_of
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, decided
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 TEXT_TOKENS, RANDOM_TOKENS = 256, 128
 """A text as the tokenizer begins it, since first tokens have the largest residuals; then tokens
 that no text has together, since rare ones have large residuals too."""
-INSIDE = 65504 / 4
+SAFE_RESIDUAL = 65504 / 4
 """The largest residual that is inside fp16 with a margin for other texts: a quarter of its end."""
 SMALLEST_SCALE = 2.0**-12
 """Of the residual stream; below it, weights that are scaled with it lose bits of fp16."""
@@ -66,9 +66,13 @@ class Calibration:
     @property
     def residual_scale(self) -> float:
         """The largest power of two, 1 at most, that brings every residual inside fp16."""
-        if not INSIDE < self.largest_residual < math.inf:  # a build refuses what is not finite
+        if (
+            not SAFE_RESIDUAL < self.largest_residual < math.inf
+        ):  # a build refuses what is not finite
             return 1.0
-        return max(2.0 ** math.floor(math.log2(INSIDE / self.largest_residual)), SMALLEST_SCALE)
+        return max(
+            2.0 ** math.floor(math.log2(SAFE_RESIDUAL / self.largest_residual)), SMALLEST_SCALE
+        )
 
 
 def resolve_scale(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = silent) -> Recipe:
@@ -127,7 +131,7 @@ def calibration_tokens(checkpoint: Checkpoint, context: int, vocab: int) -> tupl
     return [*text, *drawn], len(text)
 
 
-class Watch:
+class InputStatistics:
     """Keeps statistics of what every linear layer of a module is given."""
 
     def __init__(self, text: int) -> None:
@@ -144,7 +148,7 @@ class Watch:
 
     @contextmanager
     def on(self, model: nn.Module) -> Iterator[None]:
-        """Watch a model's linear layers for a time."""
+        """InputStatistics a model's linear layers for a time."""
         hooks = [
             module.register_forward_pre_hook(partial(self.note, f"{path}.weight"))
             for path, module in model.named_modules()
@@ -161,7 +165,7 @@ def run_pass(
     checkpoint: Checkpoint, blocks: Mapping[str, Truth], tokens: list[int], text: int
 ) -> Calibration:
     """One forward pass, up to the last block: nothing is asked of the logits."""
-    reference, watch = Reference(checkpoint), Watch(text)
+    reference, watch = reference_of(checkpoint), InputStatistics(text)
     with watch.on(reference.model):
         streams = reference.tensors(tokens, list(blocks.values()))
     residuals = {name: float(np.abs(streams[truth]).max()) for name, truth in blocks.items()}

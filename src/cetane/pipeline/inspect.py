@@ -1,6 +1,7 @@
 """The contents of a checkpoint."""
 
 from collections import Counter
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,16 @@ from typing import Any
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 from cetane.families import author, families, unread
+from cetane.planner.nearest import nearest
 
 
 def inspect(model: str | Path) -> dict[str, Any]:
     """A checkpoint's config, its tensors by shape, and its family, if cetane has it.
 
-    Reads no weights. `unread` lists the tensors that the model does not use; many of them are a
-    sign of a misread checkpoint. A missing or broken tokenizer is None here; `plan` refuses it.
+    Reads no weights. `nearest` is the family that would read most of a model that cetane does not
+    know, and what it would not read. `unread` lists the tensors that the model does not use; many
+    of them are a sign of a misread checkpoint. A missing or broken tokenizer is None here; `plan`
+    refuses it.
     """
     checkpoint = open_checkpoint(model)
     names = checkpoint.names()
@@ -23,10 +27,12 @@ def inspect(model: str | Path) -> dict[str, Any]:
         vocabulary: int | None = checkpoint.tokenizer.vocab_size
     except CetaneError:
         vocabulary = None
+    near = None
     try:
         known = author(checkpoint.config, "c1t", {}, checkpoint)
     except CetaneError:  # a model that cetane does not know reads nothing
         known = None
+        near = nearest(checkpoint.config, names, checkpoint)
     return {
         "source": checkpoint.source,
         "model_type": kind,
@@ -36,6 +42,7 @@ def inspect(model: str | Path) -> dict[str, Any]:
         "dtypes": dict(Counter(checkpoint.dtype(name) for name in names)),
         "tokenizer_vocabulary": vocabulary,
         "unread": unread(names, known) if known else [],
+        "nearest": None if near is None else asdict(near),
         "config": checkpoint.config,
         "tensors": {name: list(checkpoint.shape(name)) for name in names},
     }

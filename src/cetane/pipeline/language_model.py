@@ -25,7 +25,7 @@ Prompt = str | Sequence[int] | Sequence[Message]
 """A text to continue, token ids, or a conversation to answer."""
 FinishReason = Ending | Literal["interrupted"]
 """The reason why an answer ended; `interrupted` is a stream that was closed, or still runs."""
-MOST = 512
+ANSWER_TOKENS = 512
 """The most tokens of an answer, by default."""
 
 
@@ -173,7 +173,7 @@ class LanguageModel:
         return tokenizer.encode("\n".join(message["content"] for message in messages))
 
     def stream(
-        self, prompt: Prompt, *, max_new_tokens: int = MOST, **sampling: Unpack[Sampling]
+        self, prompt: Prompt, *, max_new_tokens: int = ANSWER_TOKENS, **sampling: Unpack[Sampling]
     ) -> CompletionStream:
         """Write an answer piece by piece; `Sampling` lists the options.
 
@@ -192,7 +192,7 @@ class LanguageModel:
         return CompletionStream(self, ids, max_new_tokens)
 
     def generate(
-        self, prompt: Prompt, *, max_new_tokens: int = MOST, **sampling: Unpack[Sampling]
+        self, prompt: Prompt, *, max_new_tokens: int = ANSWER_TOKENS, **sampling: Unpack[Sampling]
     ) -> Completion:
         """Write an answer and return it whole; options as in `stream`.
 
@@ -209,7 +209,7 @@ class LanguageModel:
         self,
         messages: Sequence[Message],
         *,
-        max_new_tokens: int = MOST,
+        max_new_tokens: int = ANSWER_TOKENS,
         **sampling: Unpack[Sampling],
     ) -> Completion:
         """Answer a conversation by the model's chat template; messages as in transformers.

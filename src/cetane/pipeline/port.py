@@ -250,7 +250,7 @@ class Attempt:
             )  # fmt: skip
         except FirstShardsFailed:
             return PortResult(
-                plan, None, first.ladder, first.residency, None, first.explain(self.recipe), speed,
+                plan, None, first.ladder, first.residency, None, first.explain(plan), speed,
                 clock.seconds, self.asked.required,
             )  # fmt: skip
         spent = time.perf_counter() - started
@@ -263,7 +263,7 @@ class Attempt:
         with clock.stage("golden"):
             golden, why = judge(bundle, request.checkpoint, progress)
         return PortResult(
-            plan, bundle, first.ladder, first.residency, golden, why or first.explain(self.recipe),
+            plan, bundle, first.ladder, first.residency, golden, why or first.explain(plan),
             speed, clock.seconds, self.asked.required,
         )  # fmt: skip
 
@@ -352,10 +352,10 @@ class FirstShards:
         audited = self.residency
         return None if audited is None or audited.passed or not self.asked.required else audited
 
-    def explain(self, recipe: Recipe) -> Explanation | None:
+    def explain(self, plan: Plan) -> Explanation | None:
         """Why they were refused; None where they were not."""
         if self.refused is not None:
-            return explain_residency(self.refused, recipe)
+            return explain_residency(self.refused, plan)
         if self.ladder is not None and not self.ladder.passed:
-            return explain_ladder(self.ladder, recipe)
+            return explain_ladder(self.ladder, plan.recipe)
         return None

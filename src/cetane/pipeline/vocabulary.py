@@ -17,7 +17,7 @@ from cetane.checkpoint import Tokenizer
 from cetane.errors import CetaneError
 from cetane.files import Progress, disk_errors, sha256, silent, write_json
 from cetane.gates.quality import read_tokens
-from cetane.gates.reference import Reference
+from cetane.gates.reference import Reference, reference_of
 from cetane.pipeline.request import Request
 from cetane.planner import Planner
 from cetane.schema.subset import Subset, TextCoverage, as_ranges
@@ -205,7 +205,7 @@ def choose_vocabulary(
         parts = [split(text) for text in chosen]
         chosen, held = [part for part, _ in parts], [part for _, part in parts]
     if choices:
-        reference = Reference(request.checkpoint)
+        reference = reference_of(request.checkpoint)
         chosen = with_choices(chosen, reference, choices, progress)
         held = with_choices(held, reference, choices, progress)
     sizes = HeadSizes(request, chosen, held)

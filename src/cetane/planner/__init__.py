@@ -1,7 +1,7 @@
 """The planner: it resolves a recipe against a checkpoint into shards, functions and calls."""
 
 from cetane.planner.graphs import FunctionGraph, GraphMaker
-from cetane.planner.layout import Segment, chunk_bounds
+from cetane.planner.layout import Segment, by_layer, chunk_bounds
 from cetane.planner.memory import CachePlan
 from cetane.planner.planner import Planner, Programs
 from cetane.planner.tags import tags
@@ -15,6 +15,7 @@ __all__ = [
     "Planner",
     "Programs",
     "Segment",
+    "by_layer",
     "chunk_bounds",
     "tags",
 ]

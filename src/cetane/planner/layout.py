@@ -1,6 +1,6 @@
 """The layout: blocks cut into shards, and shards into segments that run in one call."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby, pairwise
@@ -8,6 +8,9 @@ from itertools import chain, groupby, pairwise
 from cetane.errors import CetaneError
 from cetane.families import Block, Head, RoutedBlock
 from cetane.schema.recipe import Layout
+
+USUAL_CHUNKS = (4, 3, 5, 6)
+"""Numbers of chunks that a recipe without one may mean, the first choice first."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +75,13 @@ def cut_into_shards(
     """Blocks of every shard, by its name, in the order of their calls."""
     if layout.kind == "single":
         return {"model": (*layers, *heads)}
-    whole = [tuple(group) for _, group in groupby(layers, key=lambda block: block.layer)]
+    whole = by_layer(layers)
     if layout.kind == "per-block":
         shards: dict[str, tuple[Block, ...]] = {block.name: (block,) for block in layers}
     elif layout.kind == "per-layer":
         shards = {f"layer-{index:02}": blocks for index, blocks in enumerate(whole)}
     else:
-        bounds = chunk_bounds(layout, len(whole))
+        bounds = chunk_bounds(layout, whole)
         shards = {
             f"chunk-{index:02}": tuple(chain.from_iterable(whole[start:stop]))
             for index, (start, stop) in enumerate(pairwise(bounds))
@@ -89,16 +92,38 @@ def cut_into_shards(
     return shards | {head.name: (head,) for head in heads}
 
 
-def chunk_bounds(layout: Layout, layers: int) -> list[int]:
+def by_layer(blocks: Sequence[Block]) -> list[tuple[Block, ...]]:
+    """The blocks of every layer."""
+    return [tuple(group) for _, group in groupby(blocks, key=lambda block: block.layer)]
+
+
+def chunk_bounds(layout: Layout, whole: Sequence[tuple[Block, ...]]) -> list[int]:
     """The first layer of every chunk, then the number of layers."""
+    layers = len(whole)
     if layout.cuts:
         if layout.cuts[-1] >= layers:
             raise CetaneError(f"layout.cuts: {layout.cuts[-1]}, but the model has {layers} layers")
         return [0, *layout.cuts, layers]
-    count = layout.chunks or min(4, layers)
+    count = layout.chunks or usual_chunks(whole)
     if count > layers:
         raise CetaneError(f"layout.chunks = {count}: the model has {layers} layers")
     return [layers * i // count for i in range(count + 1)]
+
+
+def usual_chunks(whole: Sequence[tuple[Block, ...]]) -> int:
+    """About four chunks, all alike if the layers allow it: one conversion then serves them all."""
+    layers = [tuple(map(likeness, blocks)) for blocks in whole]
+    for count in USUAL_CHUNKS:
+        size, rest = divmod(len(layers), count)
+        if size and not rest and layers == layers[:size] * count:
+            return count
+    return min(USUAL_CHUNKS[0], len(layers))
+
+
+def likeness(block: Block) -> Hashable:
+    """What must be equal in two blocks for one conversion to serve both."""
+    shapes = tuple((path, weight.shape, weight.kind) for path, weight in block.weights())
+    return type(block), block.reads, block.writes, block.keeps, shapes
 
 
 def check_routing(layers: Sequence[Block], source: str) -> None:

@@ -12,6 +12,7 @@ from cetane.planner.calls import Calls, Parts
 from cetane.planner.graphs import FunctionGraph, Graphs
 from cetane.planner.layout import Arrangement, Segment
 from cetane.planner.memory import CachePlan
+from cetane.planner.nearest import refuse_unknown
 from cetane.planner.truths import makers, shard_feeds, step_truths
 from cetane.planner.weights import (
     ModelSource,
@@ -61,6 +62,7 @@ class Planner:
         """`like` is a planner of the same checkpoint, with which this one shares blocks and checks
         as far as the recipes agree. Raises CetaneError for a recipe that does not fit."""
         self.checkpoint, self.recipe = checkpoint, recipe
+        refuse_unknown(checkpoint.config, checkpoint.names(), checkpoint)
         check_layers(checkpoint)
         shared = like if like is not None and same_blocks(like.recipe, recipe) else None
         self.authored: Model = self._author() if shared is None else shared.authored

@@ -46,7 +46,8 @@ class Training(Data):
     positions: int
     """Drafts that were judged."""
     top1: tuple[float, ...]
-    """Share of right tokens at each place of a draft, each place judged by itself."""
+    """Share of right tokens at each place of a draft, each place judged by itself; empty if no
+    draft was judged."""
     accepted: tuple[float, ...]
     """Share of drafts that are right up to and with each place."""
 

@@ -14,7 +14,7 @@ from cetane.files import disk_errors, open_regular, replacing
 MAGIC = b"cetane-trie-1\n"
 HEADER = struct.Struct("<qq32s32s")
 """Number of nodes, clock, sha256 of the rest, and sha256 of the tokens' owner."""
-MOST = 1 << 30
+LARGEST_COUNT = 1 << 30
 """The largest count and clock. Their 32 bits hold twice as much."""
 ROOT = 0
 ROW = 4
@@ -169,10 +169,10 @@ class Trie:
         parent, token, count, used = rows
         valid = (
             nodes > 0
-            and 0 <= clock < MOST
+            and 0 <= clock < LARGEST_COUNT
             and (token >= 0).all()
             and (count[1:] > 0).all()
-            and (count < MOST).all()
+            and (count < LARGEST_COUNT).all()
             and (used >= 0).all()
             and (parent >= 0).all()
             and (parent[1:] < np.arange(1, nodes)).all()

@@ -33,11 +33,11 @@ class GridAxes(Data):
             yield f"palette{bits}-{mode}-{group}"
 
 
-class Usual(Data):
+class UsualFormats(Data):
     formats: tuple[str, ...]
 
 
-class Mixed(Data):
+class MixedFormats(Data):
     formats: tuple[str, ...]
     sizes: tuple[str, ...]
 
@@ -46,8 +46,8 @@ class Grid(Data):
     """`data/sweep.toml`."""
 
     grid: GridAxes
-    usual: Usual
-    mixed: Mixed
+    usual: UsualFormats
+    mixed: MixedFormats
 
 
 @cache

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from tests.conftest import build_model, build_tokenizer
-from tests.families.gemma_models import build_gemma3, build_gemma4
+from tests.families.gemma_models import build_gemma2, build_gemma3, build_gemma4
+from tests.families.test_llama import MULTIPLIERS
 from tests.families.zaya_models import build_zaya
 
 from cetane.checkpoint import Tokenizer
@@ -20,6 +21,15 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "mistral": lambda: build_model("mistral", num_hidden_layers=3, sliding_window=32),
     "qwen2": lambda: build_model("qwen2", num_hidden_layers=3),
     "qwen3": lambda: build_model("qwen3", num_hidden_layers=3),
+    "smollm3": lambda: build_model("smollm3", num_hidden_layers=4),
+    "granite": lambda: build_model("granite", num_hidden_layers=3, **MULTIPLIERS),
+    "phi3": lambda: build_model("phi3", num_hidden_layers=3, sliding_window=32),
+    "olmo2": lambda: build_model("olmo2", num_hidden_layers=3),
+    "olmo3": lambda: build_model("olmo3", num_hidden_layers=4, sliding_window=32),
+    "lfm2": lambda: build_model(
+        "lfm2", num_hidden_layers=4, layer_types=["conv", "full_attention", "conv", "conv"]
+    ),
+    "gemma2": build_gemma2,
     "gemma3": build_gemma3,
     "gemma4": build_gemma4,
     "zaya": lambda: build_zaya(vocab_size=288),

@@ -4,8 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import coremltools as ct
 import numpy as np
 import pytest
+import torch
 from coremltools.converters.mil import Builder as mb
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -92,6 +94,44 @@ def test_graphs_with_other_weights_or_ops_are_not_alike(build: Build) -> None:
     one = graph(mb.mul, weight)
     assert not alike(one, graph(mb.mul, 2 * weight))
     assert not alike(one, graph(mb.add, weight))
+
+
+class Flexible(torch.nn.Module):
+    """Ops that rewrites look at, on an axis of unknown length: convolutions of one input, halves,
+    a part of the input, a product of two unknown axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = (torch.nn.Conv2d(8, 8, 1) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.cat([self.one(x), self.two(x)], 1)
+        turned = torch.cat([-y[:, 8:], y[:, :8]], 1) * x.mean() + y
+        rows = turned.squeeze(2)
+        return torch.softmax(rows.transpose(1, 2) @ rows, -1)[:, 1:].reshape(1, -1, x.shape[3])
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ct.Shape((1, 8, 1, ct.RangeDim(2, 9, default=4))),
+        ct.EnumeratedShapes([(1, 8, 1, 2), (1, 8, 1, 4), (1, 8, 1, 9)], default=(1, 8, 1, 4)),
+    ],
+    ids=["range", "enumerated"],
+)
+def test_flexible_inputs(tmp_path: Path, shape: Any) -> None:
+    model = Flexible().eval()
+    traced = torch.jit.trace(model, torch.randn(1, 8, 1, 4))
+    inputs = [ct.TensorType("x", shape=shape)]
+    options = {"compute_precision": ct.precision.FLOAT32, "skip_model_load": True}
+    ct.convert(traced, inputs=inputs, **options).save(str(tmp_path / "flexible.mlpackage"))
+    function = FastProgram(load(tmp_path / "flexible.mlpackage")).function("main")
+    for length in (9, 2, 4):
+        x = torch.randn(1, 8, 1, length)
+        (y,) = function({"x": x.numpy()}).values()
+        np.testing.assert_allclose(y, model(x).detach(), rtol=1e-4, atol=1e-5)
+    with pytest.raises(CetaneError, match="input x"):
+        function({"x": np.zeros((1, 8, 1, 10), np.float32)})
 
 
 def accumulate(x: Any, total: Any) -> Any:

@@ -23,7 +23,7 @@ from cetane.speculate.draft_heads.acceptance import acceptance, aligned
 from cetane.speculate.draft_heads.features import Taps, tapped
 from cetane.speculate.draft_heads.modules import load_draft_head, make_draft_head
 from cetane.speculate.draft_heads.train import CrossEntropy, devices, train
-from cetane.speculate.draft_heads.windows import collect, split
+from cetane.speculate.draft_heads.windows import Windows, collect, split
 from cetane.speculate.drafter import Drafter
 
 
@@ -80,6 +80,16 @@ def test_heads_learn(kind: str) -> None:
     assert min(after.top1) > 0.8, after
     assert after.positions == 4 * (24 - STEPS)
     assert float(losses[-1].split()[1]) < 0.5 * float(losses[0].split()[1])
+
+
+def test_a_text_without_a_judged_draft_has_no_shares() -> None:
+    """Nowhere does the text follow the target's choices."""
+    windows, embedding = counting()
+    strange = Windows(
+        windows.features, windows.tokens, (windows.choices + 1) % windows.choices.max()
+    )
+    judged = acceptance(untrained("medusa", embedding), strange, embedding)
+    assert (judged.positions, judged.top1, judged.accepted) == (0, (), ())
 
 
 def test_training_ends_with_the_time() -> None:

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cetane.errors import CetaneError
 from cetane.export.coreml_llm.contract import (
     CHUNKS,
@@ -23,6 +21,7 @@ from cetane.export.coreml_llm.contract import (
     theirs,
 )
 from cetane.mil import MilFunction, Program, load
+from cetane.npy import open_array
 
 COUNTS = (
     "context_length", "vocab_size", "hidden_size", "num_layers", "per_layer_dim", "sliding_window",
@@ -94,13 +93,9 @@ def check_files(folder: Path, counts: dict[str, int]) -> Iterator[str]:
 def check_rotary(path: Path, context: int, dim: int) -> list[str]:
     """Problems of a rotary table: it needs rows for every position, fp16, a version 1 header."""
     try:
-        with path.open("rb") as file:
-            version = np.lib.format.read_magic(file)
-        table = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        return [f"{path.name}: {error}"]
-    if version != (1, 0) or table.dtype != np.float16 or table.shape != (positions(context), dim):
-        return [f"{path.name}: version {version}, {table.dtype} of {table.shape}"]
+        open_array(path, "<f2", (positions(context), dim))
+    except CetaneError as error:
+        return [error.message]
     return []
 
 

@@ -21,7 +21,14 @@ from cetane.export.coreml_llm.contract import (
     theirs,
 )
 from cetane.families import CacheForm, CacheGroup, Head, ReadOnly
-from cetane.planner import CachePlan, FunctionGraph, ModelSource, Planner, chunk_bounds
+from cetane.planner import (
+    CachePlan,
+    FunctionGraph,
+    ModelSource,
+    Planner,
+    by_layer,
+    chunk_bounds,
+)
 from cetane.schema.function import Function
 from cetane.schema.interface import FromTensor, Input, Output, ToTensor
 from cetane.schema.recipe import Recipe
@@ -172,8 +179,7 @@ class PrefillPlanner(ContractPlanner):
     cache_plan = PrefillCaches
 
     def __init__(self, checkpoint: ModelSource, recipe: Recipe, like: Planner) -> None:
-        count = len({block.layer for block in like.model.layers})
-        cuts = chunk_bounds(recipe.layout, count)[1:-1]
+        cuts = chunk_bounds(recipe.layout, by_layer(like.model.layers))[1:-1]
         shared = first_reader(like)
         if len(cuts) == 2:
             cuts = sorted({*cuts, shared})

@@ -11,7 +11,7 @@ from cetane.engine.sampling import Sampler
 from cetane.gates import metrics
 from cetane.gates.golden import golden
 from cetane.gates.quality import perplexity
-from cetane.gates.reference import Reference, choices
+from cetane.gates.reference import choices, reference_of
 from cetane.lab.experiment import ArmName
 from cetane.lab.sides import Findings, Side, Sides, each, figure, measure
 from cetane.schema.recipe import Mode
@@ -20,9 +20,9 @@ from cetane.schema.recipe import Mode
 @each("quality")
 def quality(side: Side) -> Findings:
     """Perplexity and agreement with the Hugging Face model, on the workload's text."""
-    tokens = side.given.tokens(side.bundle)
+    tokens = side.workload.tokens(side.bundle)
     quality = perplexity(side.bundle, side.checkpoint, tokens, side.progress)
-    note = f"{side.given.workload.text}; the Hugging Face model: {quality.reference_perplexity:.4g}"
+    note = f"{side.workload.spec.text}; the Hugging Face model: {quality.reference_perplexity:.4g}"
     values = {
         "perplexity": quality.perplexity,
         "perplexity_ratio": quality.ratio,
@@ -57,9 +57,9 @@ def engine_of(side: Side) -> Engine:
 
 def answers(side: Side, engine: Engine, prompts: Mapping[str, list[int]]) -> dict[str, list[int]]:
     """Greedy answers. A prompt that is too long is cut."""
-    room = side.recipe.cache.context - side.given.workload.new_tokens
+    room = side.recipe.cache.context - side.workload.spec.new_tokens
     modes: list[Mode] = [mode for mode in side.bundle.plan.modes if mode != "verify"]
-    count, stop = side.given.workload.new_tokens, side.bundle.tokenizer.eos_ids
+    count, stop = side.workload.spec.new_tokens, side.bundle.tokenizer.eos_ids
     return {
         name: list(generate(engine.session(modes), ids[:room], Sampler(), count, stop))
         for name, ids in prompts.items()
@@ -69,11 +69,11 @@ def answers(side: Side, engine: Engine, prompts: Mapping[str, list[int]]) -> dic
 @each("smoke")
 def smoke(side: Side) -> Findings:
     """Answers to read, and the share of their tokens that the Hugging Face model also chooses."""
-    prompts = side.given.prompts(side.bundle)
+    prompts = side.workload.prompts(side.bundle)
     said = answers(side, engine_of(side), prompts)
     told = {name: tokens for name, tokens in said.items() if tokens}
     agreed, distinct = [], []
-    reference = Reference(side.checkpoint)
+    reference = reference_of(side.checkpoint)
     for name, tokens in told.items():
         observed = reference.run([[*prompts[name], *tokens]])[0]
         agreed.append(float(choices(observed.logits, prompts[name], tokens).mean()))
@@ -96,7 +96,7 @@ def agreement(bench: Sides) -> dict[ArmName, Findings]:
     answers."""
     baseline, candidate = bench.baseline, bench.candidate
     ours, theirs = engine_of(candidate), engine_of(baseline)
-    prompts = bench.given.prompts(baseline.bundle)
+    prompts = bench.workload.prompts(baseline.bundle)
     wanted = answers(baseline, theirs, prompts)
     answered = answers(candidate, ours, prompts)
     context = min(baseline.recipe.cache.context, candidate.recipe.cache.context)

@@ -11,9 +11,9 @@ def activations(side: Side) -> Findings:
     from cetane.activations import NAIVE, Options, measure_activations, windows
 
     options = {"naive": NAIVE, "real": Options(), "real-smooth": Options(smooth=True)}
-    bundle, given = side.bundle, side.given
-    texts = windows(given.tokens(bundle), side.recipe.cache.context)
-    target = given.setting.folder / "activations" / f"{bundle.path.name}-{side.arm.activations}"
+    bundle, workload = side.bundle, side.workload
+    texts = windows(workload.tokens(bundle), side.recipe.cache.context)
+    target = workload.setting.folder / "activations" / f"{bundle.path.name}-{side.arm.activations}"
     target.parent.mkdir(parents=True, exist_ok=True)
     outcome = measure_activations(
         bundle, side.checkpoint, options[side.arm.activations], texts, target, side.progress, True

@@ -14,7 +14,7 @@ OF_SIZE = ("tiny-program",)
 @each("residency")
 def residency(side: Side) -> Findings:
     """The residency of the built packages, by the rules of the workload's chip."""
-    without = OF_SIZE if side.given.workload.stands_for else ()
+    without = OF_SIZE if side.workload.spec.stands_for else ()
     packages = {shard.name: side.bundle.shard(shard.name) for shard in side.bundle.plan.shards}
     audited = audit(
         {name: load(path) for name, path in packages.items()}, Target(side.chip.id), without
@@ -49,7 +49,7 @@ def speed(side: Side) -> Findings:
     """The predicted speed of the model that the workload represents, with the recipe that ships."""
     planner, predictor = side.real, Predictor(side.chip)
     plan, recipe = planner.plan(), planner.recipe
-    work = side.given.workload
+    work = side.workload.spec
     note = f"{work.stands_for or work.model}, {side.chip.name}, {recipe.cache.context} slots"
     decode = predictor.predict(planner, "decode")
     figures = {

@@ -21,13 +21,13 @@ def drafting(side: Side) -> Findings:
     """Acceptance and speed over the workload's prompts; empty for an arm without a drafter."""
     if not side.arm.drafter:
         return Findings()
-    options, workload = DrafterOptions(side.arm.drafter), side.given.workload
+    options, workload = DrafterOptions(side.arm.drafter), side.workload.spec
     make = partial(open_drafters, options, side.bundle, Sampler(), "portable", remember=False)
     if options.drafter in KINDS:
         ensure_head(side, make)
     longest = longest_draft(options, side.engine)
     room = side.recipe.cache.context - workload.new_tokens - 1 - longest
-    prompts = [ids[:room] for ids in side.given.prompts(side.bundle).values()]
+    prompts = [ids[:room] for ids in side.workload.prompts(side.bundle).values()]
     (speed,) = compare(
         side.engine,
         {workload.prompts: prompts},
@@ -48,7 +48,7 @@ def drafting(side: Side) -> Findings:
     }
     figures = {n: figure(n, v, n=len(prompts), note=note) for n, v in values.items()}
     for kind, head in side.bundle.draft_heads().items():
-        if kind == options.drafter:
+        if kind == options.drafter and head.manifest.training.positions:
             figures["head_top1"] = held_out(head.manifest.training)
     return Findings(figures)
 
@@ -65,7 +65,7 @@ def ensure_head(side: Side, make: Callable[[], object]) -> None:
         make()
     except CetaneError:
         side.progress(f"training {side.arm.drafter}", 0, 1)
-        text = side.given.setting.text(side.given.workload)
+        text = side.workload.setting.text(side.workload.spec)
         kind: DraftHeadKind = "medusa" if side.arm.drafter == "medusa" else "eagle3"
         train_draft_head(
             side.bundle.path, kind, [text], settings=TRAINING, model=side.checkpoint.source,

@@ -46,12 +46,12 @@ def decode(bench: Sides) -> dict[ArmName, Findings]:
     counted.
     """
     times: dict[ArmName, list[float]] = {name: [] for name in ARMS}
-    prompt = next(iter(bench.given.prompts(bench.baseline.bundle).values()))
-    for turn in range(1 + bench.workload.rounds):
+    prompt = next(iter(bench.workload.prompts(bench.baseline.bundle).values()))
+    for turn in range(1 + bench.workload.spec.rounds):
         for name in ARMS:
             side = bench.sides[name]
-            room = side.recipe.cache.context - bench.workload.new_tokens - WARM
-            ms = step_ms(side.engine, prompt[:room], bench.workload.new_tokens)
+            room = side.recipe.cache.context - bench.workload.spec.new_tokens - WARM
+            ms = step_ms(side.engine, prompt[:room], bench.workload.spec.new_tokens)
             if turn:
                 times[name].append(ms)
     return {name: Findings({"decode_ms": spread("decode_ms", times[name], HERE)}) for name in ARMS}
@@ -80,7 +80,7 @@ def calls(side: Side) -> Findings:
         names = ("verify_ms", "verify_slowdown", "break_even")
         return Findings({name: figure(name, None, note=note) for name in names})
     width = min(wider)
-    times = measure_calls(engine.session(), width, side.given.workload.rounds)
+    times = measure_calls(engine.session(), width, side.workload.spec.rounds)
     plain, call = spread("decode_ms", in_ms(times[1])), spread("verify_ms", in_ms(times[width]))
     assert plain.value is not None and call.value is not None
     spec = DraftingTimes(plain.value, call.value, width)

@@ -38,7 +38,7 @@ def masks(bench: Sides) -> dict[ArmName, Findings]:
     findings: dict[ArmName, Findings] = {}
     baseline, candidate = bench.baseline.bundle, bench.candidate.bundle
     last = candidate.plan.shards[-1].name
-    with tempfile.TemporaryDirectory(dir=bench.given.setting.folder) as folder:
+    with tempfile.TemporaryDirectory(dir=bench.workload.setting.folder) as folder:
         mixed = Path(folder) / "mixed"
         shutil.copytree(candidate.path, mixed)
         remove(Bundle(mixed).shard(last))

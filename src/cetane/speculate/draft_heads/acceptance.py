@@ -11,7 +11,8 @@ from cetane.validation import Data
 
 
 class Acceptance(Data):
-    """The shares of right tokens, by their place in a draft. The target decodes greedily."""
+    """The shares of right tokens, by their place in a draft; none if no draft was judged. The
+    target decodes greedily."""
 
     top1: tuple[float, ...]
     """Share of drafts whose token at this place is right."""
@@ -37,6 +38,8 @@ def acceptance(
         drafts = [draft_head.vocabulary[logits.argmax(-1)] for logits in made]
         right.append(aligned(drafts, part.choices)[followed(part, len(drafts))])
     together = torch.cat(right).float()
+    if not len(together):
+        return Acceptance(top1=(), accepted=(), positions=0)
     return Acceptance(
         top1=tuple(together.mean(0).tolist()),
         accepted=tuple(together.cumprod(1).mean(0).tolist()),

@@ -65,7 +65,8 @@ def new_draft_head(
     draft_head = make_draft_head(config)
     draft_head.vocabulary = vocabulary
     draft_head.output = checkpoint.read(model.output).float()[vocabulary]
-    draft_head.norm = checkpoint.read(model.norm).float() + model.unit_offset
+    gains = checkpoint.read(model.norm).float() + model.unit_offset
+    draft_head.norm = gains * model.logit_factor
     return draft_head
 
 
@@ -98,7 +99,7 @@ def train(
     last windows do not divide evenly, some count twice.
     """
     scale = spread(windows) if isinstance(draft_head, Eagle3) else torch.ones(())
-    lesson = accelerator.prepare(Lesson(draft_head, scale))
+    lesson = accelerator.prepare(DraftHeadLoss(draft_head, scale))
     trained = [p for p in draft_head.parameters() if p.requires_grad]
     rate, betas = RATES[draft_head.config.kind], (0.9, 0.95)
     optimizer = torch.optim.AdamW(trained, rate, betas, weight_decay=0.1)
@@ -143,7 +144,7 @@ def spread(windows: Windows) -> Tensor:
     return sample.abs().median(0).values.clamp(min=1e-3)
 
 
-class Lesson(nn.Module):
+class DraftHeadLoss(nn.Module):
     """A draft head and its loss. It is a module because processes average gradients over calls of a
     module."""
 

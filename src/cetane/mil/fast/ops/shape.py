@@ -3,6 +3,7 @@
 from cetane.mil.fast.onnx_graph import OnnxGraph, Tensor
 from cetane.mil.fast.ops.slicing import FIRST, LAST
 from cetane.mil.fast.registry import Ints, Tensors, translates
+from cetane.mil.program import SizeRange
 
 
 @translates("identity")
@@ -28,9 +29,10 @@ def expand_dims(g: OnnxGraph, x: Tensor, axes: list[int]) -> str:
 
 @translates("squeeze")
 def squeeze(g: OnnxGraph, x: Tensor, axes: list[int] | None = None) -> str:
-    """Only axes of size 1 are removed."""
-    axes = list(range(x.rank)) if axes is None else axes
-    return g("Squeeze", x, g.ints([axis for axis in axes if x.shape[axis] == 1]))
+    """Only axes of size 1 are removed; a named axis of unknown size must have it."""
+    named = range(x.rank) if axes is None else axes
+    ones = [a for a in named if x.shape[a] == 1 or (axes and isinstance(x.shape[a], SizeRange))]
+    return g("Squeeze", x, g.ints(ones))
 
 
 @translates("flatten2d")

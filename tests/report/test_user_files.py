@@ -1,4 +1,4 @@
-"""What a report is given: read, or refused in one line."""
+"""Files beside a bundle: read, or refused in one line."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 from tests.report.conftest import point
 
 from cetane.errors import CetaneError
-from cetane.report import given
-from cetane.report.given import read_benchmark, read_sweep
+from cetane.report import user_files
+from cetane.report.user_files import read_benchmark, read_sweep
 
 
 def test_a_benchmark(bench_file: Path, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_ratios_that_no_axis_holds(tmp_path: Path, bench_file: Path, ratio: floa
 
 
 def test_files_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(given, "LARGEST", 100)
+    monkeypatch.setattr(user_files, "LARGEST", 100)
     path = tmp_path / "large"
     path.write_bytes(b" " * 101)
     with pytest.raises(CetaneError, match="larger than the 100 bytes"):

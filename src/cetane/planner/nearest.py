@@ -1,0 +1,93 @@
+"""The family that is nearest to an architecture which cetane does not know."""
+
+import re
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from cetane.errors import CetaneError
+from cetane.families import Weights, author, families
+
+PAGE = "https://github.com/cetane/cetane/blob/main/docs/how-to/add-a-family.md"
+UPKEEP = re.compile(
+    r"_|architectures$|model_type$|transformers_version$|(torch_)?dtype$|use_cache$|auto_map$"
+    r"|.*_token_id$|.*dropout$|initializer_range$|pretraining_tp$|.*pdrop$"
+)
+"""Keys of a config that change no result of a model."""
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """A family, and what keeps it from being the model's. Names have `*` for a layer's number."""
+
+    model_type: str
+    reads: int
+    """The tensors of the checkpoint that the family would read."""
+    tensors: int
+    unread: tuple[str, ...]
+    """Tensors that it would not read."""
+    missing: tuple[str, ...]
+    """Tensors that it needs, and the checkpoint lacks."""
+    keys: tuple[str, ...]
+    """Keys of the config that it does not read."""
+
+
+def nearest(config: dict[str, Any], names: Collection[str], weights: Weights) -> Nearest | None:
+    """The family that would read most of a checkpoint's tensors; None if none reads any. Of equals,
+    the one after which a file is named."""
+
+    def fit(one: tuple[float, str, set[str]]) -> tuple[float, bool]:
+        return one[0], families()[one[1]].__name__.endswith(f".{one[1]}")
+
+    best = max(candidates(config, names, weights), key=fit, default=None)
+    if best is None or not best[0]:
+        return None
+    _, kind, wanted = best
+    known = keys_of(kind)
+    return Nearest(
+        model_type=kind,
+        reads=len(wanted & set(names)),
+        tensors=len(names),
+        unread=patterns(set(names) - wanted),
+        missing=patterns(wanted - set(names)),
+        keys=tuple(key for key in config if key not in known and not UPKEEP.match(key)),
+    )
+
+
+def candidates(
+    config: dict[str, Any], names: Collection[str], weights: Weights
+) -> Iterator[tuple[float, str, set[str]]]:
+    """The share of tensors that each family has in common with a checkpoint, and its tensors."""
+    for kind in sorted(families()):
+        with suppress(CetaneError):  # a config that is none of this family's
+            wanted = author(config | {"model_type": kind}, "c1t", {}, weights).tensors()
+            yield len(wanted & set(names)) / len(wanted | set(names)), kind, wanted
+
+
+def keys_of(kind: str) -> set[str]:
+    """The keys that a family reads from a config, as its protocols list them."""
+    made = (thing for thing in vars(families()[kind]).values() if isinstance(thing, type))
+    protocols = [one for one in made if one.__name__.endswith("Config")]
+    bases = [base for one in protocols for base in one.__mro__]
+    return {key for base in bases for key in getattr(base, "__annotations__", {})}
+
+
+def patterns(names: Collection[str]) -> tuple[str, ...]:
+    """Names with `*` in place of numbers, each once."""
+    return tuple(sorted({re.sub(r"\.\d+\.", ".*.", name) for name in names}))
+
+
+def refuse_unknown(config: dict[str, Any], names: Collection[str], weights: Weights) -> None:
+    """Raise CetaneError for a checkpoint of an architecture that no family has."""
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or not kind or kind in families():
+        return
+    near = nearest(config, names, weights)
+    if near is None:
+        return  # `parse_config` lists the families
+    raise CetaneError(
+        f"unknown architecture {kind!r}; nearest is {near.model_type}, which reads {near.reads} of "
+        f"its {near.tensors} tensors",
+        f"cetane inspect MODEL lists what it does not read; how to add a family: {PAGE}",
+    )

@@ -1,0 +1,40 @@
+"""A model that nobody knows is met with the nearest family, and what it would not read."""
+
+import pytest
+from tests.conftest import InMemoryCheckpoint, build_model
+
+from cetane.errors import CetaneError
+from cetane.planner import Planner
+from cetane.planner.nearest import Nearest, nearest
+from cetane.schema.recipe import parse_recipe
+
+
+def near(kind: str) -> Nearest:
+    checkpoint = InMemoryCheckpoint(build_model(kind))
+    told = nearest(checkpoint.config, checkpoint.names(), checkpoint)
+    assert told is not None
+    return told
+
+
+def test_a_model_with_another_mlp() -> None:
+    """starcoder2: q/k/v biases as Qwen2's, an MLP without a gate, norms with biases."""
+    told = near("starcoder2")
+    assert told.model_type == "qwen2"
+    assert "model.layers.*.mlp.c_fc.weight" in told.unread
+    assert "model.layers.*.mlp.gate_proj.weight" in told.missing
+    assert {"norm_epsilon", "use_bias"} <= set(told.keys)
+    assert "vocab_size" not in told.keys
+
+
+def test_a_model_whose_tensors_have_known_names() -> None:
+    """cohere: its tensors are Llama's but one, and its config tells the differences."""
+    told = near("cohere")
+    assert told.reads == told.tensors
+    assert told.missing == ("model.layers.*.post_attention_layernorm.weight",)
+    assert {"logit_scale", "use_qk_norm"} <= set(told.keys)
+
+
+def test_a_refusal_names_it() -> None:
+    recipe = parse_recipe({"name": "test", "cache": {"context": 128}}, "test")
+    with pytest.raises(CetaneError, match=r"unknown architecture 'starcoder2'; nearest is qwen2"):
+        Planner(InMemoryCheckpoint(build_model("starcoder2")), recipe)
