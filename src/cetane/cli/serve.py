@@ -10,7 +10,7 @@ import typer
 from cetane.cli.options import Backend
 from cetane.cli.output import progress, say, warn
 
-LOCAL = ("127.0.0.1", "localhost", "::1")
+LOCAL = ("127.0.0.1", "localhost", "::1", "[::1]")
 
 
 def serve(

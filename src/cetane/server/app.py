@@ -264,7 +264,9 @@ def create_app(service: Service) -> FastAPI:
         app.add_exception_handler(kind, handler)
     settings = service.settings
     if settings.hosts:
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(settings.hosts))
+        app.add_middleware(
+            TrustedHostMiddleware, allowed_hosts=list(settings.hosts), www_redirect=False
+        )
     if settings.origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(settings.origins), allow_methods=["GET", "POST"],
