@@ -2,9 +2,9 @@
 
     python benchmarks/lm_eval_agreement.py BUNDLE --limit 40
 
-The harness is unmodified: `--model local-completions` against `cetane serve`, and `--model hf` on the
-same checkpoint, which is first written as a Hugging Face folder. Prints distances in nats a token,
-the largest distance of a request in nats, and the share of equal greedy flags.
+The harness is unmodified: `--model local-completions` against `cetane serve`, and `--model hf` on
+the same checkpoint, which is first written as a Hugging Face folder. Prints distances in nats a
+token, the largest distance of a request in nats, and the share of equal greedy flags.
 """
 
 import argparse
@@ -69,6 +69,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         reference = Reference(open_checkpoint(bundle.manifest.source))
+        reference.model.hf_quantizer = None  # a GGUF's weights are plain by now
+        vars(reference.model.config).pop("quantization_config", None)
         reference.model.save_pretrained(folder / "model")
         bundle.tokenizer.save(folder / "model")
         del reference

@@ -189,13 +189,14 @@ class ReferenceModel(TokenModel):
         self.reference = reference
 
     def scores(self, tokens: Sequence[int], start: int) -> list[TokenScore]:
-        logits = self.reference.run([tokens[:-1]])[0].logits
-        return [token_score(logits[i - 1], tokens[i], 1) for i in range(start, len(tokens))]
+        rows = range(start - 1, len(tokens) - 1)  # a row predicts the token after its own
+        logits = self.reference.run([tokens[:-1]], kept=[rows])[0].logits
+        return [token_score(row, tokens[at + 1], 1) for at, row in zip(rows, logits, strict=True)]
 
     def write(self, tokens: Sequence[int], most: int, temperature: float) -> Iterator[int]:
         sampler, ids = Sampler(temperature, seed=0), list(tokens)
         for _ in range(most):
-            last = self.reference.run([ids], kept=[len(ids) - 1])[0].logits[-1]
+            last = self.reference.run([ids], kept=[[len(ids) - 1]])[0].logits[-1]
             ids.append(sampler(last))
             if ids[-1] in self.own_tokenizer.eos_ids:
                 return
