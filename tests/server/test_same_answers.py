@@ -52,6 +52,12 @@ def test_drafts_change_nothing_but_the_speed(
     (one,), (other,) = plain.choices, drafted.choices
     assert (one.text, one.finish_reason) == (other.text, other.finish_reason)
     assert one.logprobs.tokens == other.logprobs.tokens
+    stopped = [
+        client.completions.create(**seed, **asked | {"stop": ["l rating", "l fuel f"]}).choices[0]
+        for seed in ({"seed": 1}, {})
+    ]
+    assert stopped[0].logprobs.tokens == stopped[1].logprobs.tokens
+    assert stopped[0].finish_reason == stopped[1].finish_reason == "stop"
     np.testing.assert_allclose(
         one.logprobs.token_logprobs, other.logprobs.token_logprobs, atol=1e-4
     )

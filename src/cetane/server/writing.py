@@ -1,6 +1,7 @@
 """Writing: one answer, from its prompt's tokens to pieces of text with their scores."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
@@ -106,6 +107,8 @@ class Writer:
         """`check` is called before every call of the model. `asked`: when the request came."""
         self.served, self.ask, self.metrics = served, ask, metrics
         self.check, self.asked = check, asked
+        self.noted: deque[TokenScore] = deque()
+        """Scores of tokens that a step gave, and that have not come yet."""
         self.scores: list[TokenScore] = []
         """Scores of tokens whose text waits."""
         self.count = 0
@@ -162,6 +165,8 @@ class Writer:
                 stop_token = end.value == "stop"
                 break
             self.count += 1
+            if self.noted:
+                self.scores.append(self.noted.popleft())
             self.emit(held.push(text.push(token)), emit)
             if held.stopped:
                 break
@@ -170,11 +175,12 @@ class Writer:
             except OutOfTime:
                 break
         tokens.close()
-        last = self.scores.pop() if stop_token and self.scores else None
+        last = self.noted.popleft() if stop_token and self.noted else None
         if not held.stopped:
             rest = held.push(text.finish().rstrip("\N{REPLACEMENT CHARACTER}"))  # half a character
             self.emit(rest if held.stopped else rest + held.text, emit)
-        emit(Piece("", tuple(self.scores)))
+        if self.scores:
+            emit(Piece("", tuple(self.scores)))
         return "stop" if stop_token or held.stopped else "length", last
 
     def emit(self, text: str, emit: Callable[[Event], None]) -> None:
@@ -193,4 +199,4 @@ class Writer:
             self.metrics.step.labels(name).observe(now - self.last[1])
         self.last = position, now
         if self.ask.top is not None:
-            self.scores.append(token_score(logits, token, self.ask.top))
+            self.noted.append(token_score(logits, token, self.ask.top))
