@@ -7,6 +7,9 @@ import gguf
 import numpy as np
 import transformers
 
+INTERLEAVED = ("llama", "granite", "smollm3")
+"""Architectures whose rows of q and k llama.cpp's converter puts in another order."""
+
 
 def write_gguf(
     path: Path,
@@ -30,7 +33,28 @@ def write_gguf(
     if architecture == "gemma3":
         rope = rope["full_attention"]
         writer.add_sliding_window(config.sliding_window)
-    if architecture in ("gemma3", "qwen3"):
+    if architecture == "gemma2":
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if architecture == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if architecture == "phi3":
+        turned = int(
+            rope["partial_rotary_factor"] * config.hidden_size // config.num_attention_heads
+        )
+        writer.add_rope_dimension_count(turned)
+        writer.add_sliding_window(config.sliding_window or 0)
+        writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+    if rope["rope_type"] == "longrope":
+        for name in ("long", "short"):
+            factors = np.array(rope[f"{name}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{name}.weight", factors)
+        rope = rope | {"rope_type": "default"}  # llama.cpp tells it by the tensors
+    if architecture in ("gemma2", "gemma3", "qwen3"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     writer.add_rope_freq_base(rope["rope_theta"])
@@ -49,12 +73,12 @@ def write_gguf(
         if name == skip or (name == "lm_head.weight" and config.tie_word_embeddings):
             continue
         values = tensor.numpy()
-        if architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
+        if architecture in INTERLEAVED and (".q_proj." in name or ".k_proj." in name):
             q = ".q_proj." in name
             heads = config.num_attention_heads if q else config.num_key_value_heads
             halves = values.reshape(heads, 2, -1, *values.shape[1:])
             values = halves.swapaxes(1, 2).reshape(values.shape)
-        if architecture == "gemma3" and name.endswith("norm.weight"):
+        if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             values = values + 1
         values = np.ascontiguousarray(values)
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))

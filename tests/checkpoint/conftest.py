@@ -40,6 +40,49 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3": ("qwen3", {"model_type": "qwen3", "head_dim": 16}),
+    "granite": (
+        "granite",
+        {
+            "model_type": "granite",
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.25,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 4.0,
+        },
+    ),
+    "smollm3": ("smollm3", {"model_type": "smollm3", "num_hidden_layers": 5}),
+    "olmo2": ("olmo2", {"model_type": "olmo2"}),
+    "phi3": ("phi3", {"model_type": "phi3", "sliding_window": 9}),
+    "phi3-longrope": (
+        "phi3",
+        {
+            "model_type": "phi3",
+            "max_position_embeddings": 256,
+            "original_max_position_embeddings": 64,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "partial_rotary_factor": 0.5,
+                "short_factor": [1.0, 1.5],
+                "long_factor": [2.0, 3.0],
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+    "gemma2": (
+        "gemma2",
+        {
+            "model_type": "gemma2",
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "num_hidden_layers": 3,
+            "sliding_window": 4,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
+            "tie_word_embeddings": True,
+        },
+    ),
     "gemma3": (
         "gemma3",
         {

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     import torch
 
 _CHUNK = 1 << 22  # weights dequantised at a time; bounds the scratch memory
-_NOT_WEIGHTS = {"rope_freqs.weight"}  # a part of the config
+# parts of the config
+_NOT_WEIGHTS = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
 
 
 class GGUFCheckpoint(Checkpoint):
-    """One GGUF file of a llama, qwen2, qwen3 or gemma3 (text) model."""
+    """One GGUF file of an architecture in `ARCHITECTURES`."""
 
     def __init__(self, file: GGUFFile, architecture: Architecture) -> None:
         config = build_config(file, architecture)

@@ -34,6 +34,20 @@ _GEMMA_NORMS = {
 }
 
 
+_NORMS_AFTER = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_FUSED = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
 @dataclass(frozen=True)
 class Architecture:
     """One value of `general.architecture`."""
@@ -66,6 +80,19 @@ ARCHITECTURES = {
     "llama": Architecture("llama", "LlamaForCausalLM", _LAYER, interleaved_rope=True),
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _LAYER),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _LAYER | _QK_NORMS),
+    "granite": Architecture("granite", "GraniteForCausalLM", _LAYER, interleaved_rope=True),
+    "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", _LAYER, interleaved_rope=True),
+    "phi3": Architecture("phi3", "Phi3ForCausalLM", _FUSED),
+    "olmo2": Architecture(
+        "olmo2",
+        "Olmo2ForCausalLM",
+        {name: ours for name, ours in _LAYER.items() if not name.endswith("_norm")}
+        | _QK_NORMS
+        | _NORMS_AFTER,
+    ),
+    "gemma2": Architecture(
+        "gemma2", "Gemma2ForCausalLM", _LAYER | _GEMMA_NORMS, norms_plus_one=True
+    ),
     "gemma3": Architecture(
         "gemma3_text",
         "Gemma3ForCausalLM",

@@ -13,7 +13,9 @@ from cetane.errors import CetaneError
 # Gemma 3: one layer in six sees all tokens; the others have a rotary base of their own.
 _GEMMA_PERIOD = 6
 _GEMMA_LOCAL_THETA = 10_000.0
-_GEMMA_27B_LAYERS = 62
+_GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3_text": 62}
+# SmolLM3: every fourth layer does not turn queries and keys. Not in the file.
+_SMOLLM3_PERIOD = 4
 
 # The scaling that all Llama 3 releases share. A GGUF file holds only the resulting factors.
 _LLAMA3_SCALING = {
@@ -41,8 +43,13 @@ def build_config(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
         )
     if keys.integer("attention.value_length", head_dim) != head_dim:
         raise CetaneError(f"{file.path} has keys and values of different widths")
-    if keys.integer("rope.dimension_count", head_dim) != head_dim:
+    turned = keys.integer("rope.dimension_count", head_dim)
+    if turned != head_dim and architecture.model_type != "phi3":
         raise CetaneError(f"{file.path} rotates only part of each head, which is not supported")
+    if architecture.model_type == "olmo2" and keys.get("attention.sliding_window") is not None:
+        raise CetaneError(
+            f"{file.path} is OLMo 3, whose GGUF files are not supported", "use its safetensors"
+        )
 
     config: dict[str, Any] = {
         "model_type": architecture.model_type,
@@ -63,11 +70,27 @@ def build_config(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
     for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         token_id = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
         config[f"{name}_token_id"] = token_id if type(token_id) is int else None
+    if architecture.model_type == "gemma2":
+        return config | _gemma2(keys, config)
     if architecture.model_type == "gemma3_text":
         return config | _gemma3(keys, config)
-    if architecture.model_type in ("llama", "qwen3"):
+    if architecture.model_type in ("llama", "qwen3", "granite", "smollm3"):
         config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    if architecture.model_type == "granite":
+        config |= {name: keys.number(key) for name, key in _GRANITE.items()}
+    if architecture.model_type == "smollm3":
+        config["no_rope_layer_interval"] = _SMOLLM3_PERIOD
+    if architecture.model_type == "phi3":
+        config |= _phi3(file, keys, config, turned)
     return config | {"hidden_act": "silu"}
+
+
+_GRANITE = {
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
 
 
 class Keys:
@@ -161,6 +184,47 @@ def _llama3_scaling(file: GGUFFile, theta: float, head_dim: int) -> dict[str, An
     return {"rope_type": "llama3", "factor": factor, **_LLAMA3_SCALING}
 
 
+def _phi3(file: GGUFFile, keys: Keys, config: dict[str, Any], turned: int) -> dict[str, Any]:
+    """The part of each head that turns, its two tables, and the window."""
+    rope = config["rope_parameters"] | {"partial_rotary_factor": turned / config["head_dim"]}
+    known = keys.integer("rope.scaling.original_context_length", config["max_position_embeddings"])
+    if "rope_factors_long.weight" in file.tensors:
+        rope["rope_type"] = "longrope"
+        rope["original_max_position_embeddings"] = known
+        rope["factor"] = config["max_position_embeddings"] / known
+        for name in ("short", "long"):
+            stored = file.tensors[f"rope_factors_{name}.weight"]
+            if stored.dtype != "F32" or stored.shape != (turned // 2,):
+                raise CetaneError(
+                    f"{file.path}: rope_factors_{name}.weight is {stored.dtype} of {stored.shape}"
+                )
+            rope[f"{name}_factor"] = np.frombuffer(stored.read(), np.float32).tolist()
+    window = keys.get("attention.sliding_window")  # llama.cpp writes 0 for none
+    return {
+        "rope_parameters": rope,
+        "original_max_position_embeddings": known,
+        "sliding_window": keys.integer("attention.sliding_window") if window else None,
+    }
+
+
+def _gemma2(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "query_pre_attn_scalar": _scores_by(config),
+        "attn_logit_softcapping": keys.number("attn_logit_softcapping"),
+        "final_logit_softcapping": keys.number("final_logit_softcapping"),
+    }
+
+
+def _scores_by(config: dict[str, Any]) -> int:
+    """Gemma's `query_pre_attn_scalar`, which is not in the file. As llama.cpp does, recognise the
+    only exceptions, the models of 27B, by their depth."""
+    if config["num_hidden_layers"] == _GEMMA_27B_LAYERS[config["model_type"]]:
+        return int(config["hidden_size"] // config["num_attention_heads"])
+    return int(config["head_dim"])
+
+
 def _gemma3(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     layers = config["num_hidden_layers"]
     period = keys.integer("attention.sliding_window_pattern", _GEMMA_PERIOD)
@@ -171,10 +235,7 @@ def _gemma3(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
         "layer_types": [
             "sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)
         ],
-        # Not in the file. As llama.cpp does, recognise the only exception, 27B, by its depth.
-        "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"]
-        if layers == _GEMMA_27B_LAYERS
-        else config["head_dim"],
+        "query_pre_attn_scalar": _scores_by(config),
         "rope_parameters": {
             "full_attention": config["rope_parameters"],
             "sliding_attention": {"rope_type": "default", "rope_theta": local_theta},

@@ -56,9 +56,11 @@ class Engine:
         self,
         work: Sequence[tuple[Session, Sequence[Running]]],
         shards: Collection[str] | None = None,
+        last: bool = False,
     ) -> None:
-        """Run prepared calls of sessions through all shards, or `only` some. Each opens once."""
-        run([(session.execution, calls) for session, calls in work], self.shards, shards)
+        """Run prepared calls of sessions through all shards, or only `shards`. Each opens once.
+        With `last`, the sessions take no calls after these."""
+        run([(session.execution, calls) for session, calls in work], self.shards, shards, last)
 
     def open(self, shard: str) -> OpenShard:
         """A shard, loaded on first use."""

@@ -122,16 +122,32 @@ class Execution:
         elif running.logits is not None:
             running.logits.add(sink, value)
 
+    def forget(self, shard: str) -> None:
+        """Give back the caches and MLStates that only this shard, and those before it, use."""
+        order = list(self.shards.names)
+        later = set(order[order.index(shard) + 1 :])
+        reads: dict[bool, set[str]] = {True: set(), False: set()}
+        for (name, _), function in self.functions.items():
+            sources = (item.source for item in function.inputs)
+            reads[name in later] |= {s.name for s in sources if isinstance(s, FromCache)}
+        for cache in reads[False] - reads[True]:
+            self.memory.caches.pop(cache, None)
+        for (name, _), function in self.functions.items():
+            if name == shard:
+                self.states.pop(function.owner, None)
+
 
 def run(
     work: Sequence[tuple[Execution, Sequence[Running]]],
     shards: OpenShards,
     only: Collection[str] | None = None,
+    last: bool = False,
 ) -> None:
     """Run the calls of several sequences through all shards, or `only` some. Each opens once.
 
     All tokens are known, so a call need not wait for the last shard of the call before: it needs
-    only the caches of its current shard.
+    only the caches of its current shard. With `last`, no calls follow: each shard's caches go when
+    it is done.
     """
     with shards.host_clock():
         for name in shards.names:
@@ -141,4 +157,6 @@ def run(
                 for running in calls:
                     for step in running.steps.get(name, ()):
                         execution.step(step, running)
+                if last:
+                    execution.forget(name)
             shards.leave(name)

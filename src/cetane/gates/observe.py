@@ -49,7 +49,7 @@ class Seen:
 def observe(engine: Engine, planner: Planner, tasks: Sequence[Task]) -> list[Seen]:
     """The port's results on every task. Every shard opens once."""
     watched = [Watched(engine, planner, task) for task in tasks]
-    engine.run([(w.session, w.calls) for w in watched])
+    engine.run([(w.session, w.calls) for w in watched], last=True)
     return [w.result() for w in watched]
 
 
