@@ -17,32 +17,43 @@ PAGES = (
     "docs/how-to",
     "docs/explanation",
 )
-COUNT = 80
+COUNT = 60
+PLAIN = re.compile(r"[A-Za-z0-9 ,;:'’()/%+=<>_.-]+[.]")
 SENTENCE = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 
 
-def sentences() -> list[str]:
-    """Plain sentences of 12 to 30 words that end with a word of at least four letters."""
-    plain_ones = []
+def sentences(page: str) -> list[str]:
+    """The plain sentences of a page in their order, without markup."""
+    page = re.sub(r"```.*?```|^[|#][^\n]*", "", page, flags=re.DOTALL | re.MULTILINE)
+    page = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", page)
+    page = re.sub(r"^\s*([-*]|\d+\.) ", "\n\n", page, flags=re.MULTILINE)
+    paragraphs = [" ".join(part.split()) for part in re.sub(r"[`*]", "", page).split("\n\n")]
+    return [s for paragraph in paragraphs for s in SENTENCE.split(paragraph) if PLAIN.fullmatch(s)]
+
+
+def passages() -> list[str]:
+    """Passages of 15 to 70 words whose last word stands earlier in them too, so that a reader can
+    know it. No two of them overlap."""
+    chosen = []
     paths = [p for name in PAGES for p in sorted([ROOT / name, *(ROOT / name).glob("*.md")])]
-    for path in paths:
-        if not path.is_file():
-            continue
-        text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-        for paragraph in text.split("\n\n"):
-            if re.match(r"\s*([#|>*!-]|\d+\.)", paragraph):
-                continue
-            for sentence in SENTENCE.split(" ".join(paragraph.split())):
-                words = sentence.split()
-                plain = re.fullmatch(r"[A-Za-z0-9 ,;:'’().-]+\.", sentence)
-                if plain and 12 <= len(words) <= 30 and re.fullmatch(r"[a-z]{4,}\.", words[-1]):
-                    plain_ones.append(sentence)
-    return sorted(set(plain_ones))
+    for path in filter(Path.is_file, paths):
+        parts: list[str] = []
+        for sentence in sentences(path.read_text(encoding="utf-8")):
+            parts.append(sentence)
+            while len(" ".join(parts).split()) > 70:
+                del parts[0]
+            words = " ".join(parts).split()
+            word = words[-1].rstrip(".") if words else ""
+            before = re.findall(r"[a-z]+", " ".join(words[:-1]).lower())
+            if len(words) >= 15 and re.fullmatch(r"[a-z]{4,}", word) and word in before:
+                chosen.append(" ".join(words))
+                parts = []
+    return sorted(set(chosen))
 
 
 def main() -> None:
     random.seed(0)
-    chosen = sorted(random.sample(sentences(), COUNT))
+    chosen = sorted(random.sample(passages(), COUNT))
     cloze, choice = [], []
     lasts = [sentence.split()[-1].rstrip(".") for sentence in chosen]
     for sentence, last in zip(chosen, lasts, strict=True):

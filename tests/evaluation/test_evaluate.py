@@ -16,7 +16,7 @@ from cetane.evaluation.models import TokenModel
 from cetane.server.app import serve
 
 TASKS = ["cetane_cloze", "cetane_choice"]
-LIMIT = 4
+LIMIT = 3
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +79,8 @@ def test_cetane_eval_agrees_with_hf(in_process: Any, truth: Any) -> None:
     for figure in result.figures:
         assert figure.difference == pytest.approx(figure.value - figure.reference)
         assert figure.samples == LIMIT
+        means = figure.metric != "perplexity"
+        assert (figure.error is not None) == (figure.difference_error is not None) == means
 
 
 def test_the_server_gives_the_same_numbers(bundle: Bundle, in_process: Any) -> None:

@@ -4,9 +4,9 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from math import sqrt
+from math import isclose, sqrt
 from pathlib import Path
-from statistics import stdev
+from statistics import fmean, stdev
 from typing import Any
 
 from lm_eval.evaluator import simple_evaluate
@@ -139,33 +139,33 @@ def figures(ours: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> list[T
             metric, _, filtered = key.partition(",")
             if not filtered or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
-            error = values.get(f"{metric}_stderr,{filtered}")
+            own = of_samples(ours, task, metric, float(value))
             row = TaskFigure(
                 task=task, metric=metric, samples=len(ours["samples"].get(task, ())),
-                value=float(value), error=float(error) if isinstance(error, int | float) else None,
+                value=float(value), error=error_of(own),
             )  # fmt: skip
             if theirs is not None:
                 other = float(theirs["results"][task][key])
+                pairs = zip(own, of_samples(theirs, task, metric, other), strict=False)
                 row = row.model_copy(update={
                     "reference": other, "difference": row.value - other,
-                    "difference_error": paired(ours, theirs, task, metric),
+                    "difference_error": error_of([one - two for one, two in pairs]),
                 })  # fmt: skip
             rows.append(row)
     return rows
 
 
-def paired(
-    ours: Mapping[str, Any], theirs: Mapping[str, Any], task: str, metric: str
-) -> float | None:
-    """The standard error of the mean difference over samples; None for a metric without a mean."""
-    pairs = zip(ours["samples"].get(task, ()), theirs["samples"].get(task, ()), strict=True)
-    differences = []
-    for one, other in pairs:
-        a, b = one.get(metric), other.get(metric)
-        if not isinstance(a, int | float) or not isinstance(b, int | float):
-            return None
-        differences.append(float(a) - float(b))
-    return stdev(differences) / sqrt(len(differences)) if len(differences) > 1 else None
+def of_samples(results: Mapping[str, Any], task: str, metric: str, value: float) -> list[float]:
+    """A metric of each sample; empty if the task's `value` is not their mean, as of perplexity."""
+    numbers = [sample.get(metric) for sample in results["samples"].get(task, ())]
+    values = [float(number) for number in numbers if isinstance(number, int | float)]
+    is_mean = len(values) == len(numbers) > 0 and isclose(fmean(values), value, abs_tol=1e-9)
+    return values if is_mean else []
+
+
+def error_of(values: Sequence[float]) -> float | None:
+    """The standard error of a mean; None for fewer than two values."""
+    return stdev(values) / sqrt(len(values)) if len(values) > 1 else None
 
 
 def distance(own: TokenModel, truth: TokenModel) -> float | None:

@@ -11,7 +11,7 @@ class TaskFigure(Data):
     samples: int
     value: float
     error: float | None = None
-    """The standard error of the value; None if the harness gives none."""
+    """The standard error of the value; None if it is not a mean over samples."""
     reference: float | None = None
     """The value of the Hugging Face model on the same requests."""
     difference: float | None = None
