@@ -22,7 +22,7 @@ demo: $(VENV)/installed $(SMOLLM2)
 	$(BIN)/cetane demo --model smollm2 --recipe $(RECIPE) --output build/smollm2-$(RECIPE)
 
 test: lint wheel
-	$(BIN)/pytest --numprocesses 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal
 
 MINUTES ?= 10
 FORMATS ?=

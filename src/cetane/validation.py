@@ -112,7 +112,12 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 
 
 def spoken(error: Exception) -> str:
-    return "it is too deeply nested" if isinstance(error, RecursionError) else str(error)
+    """An error of a parser, without Python's advice to its programmer."""
+    if isinstance(error, RecursionError):
+        return "it is too deeply nested"
+    if "integer string conversion" in str(error):  # Python's own limit, beyond ours
+        return f"a number of more than {MOST_DIGITS} digits"
+    return str(error)
 
 
 def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

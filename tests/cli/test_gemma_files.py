@@ -18,7 +18,7 @@ from cetane.bundle import Bundle
 
 RECIPE = """
 [layout]
-kind = "single"
+kind = "{layout}"
 [cache]
 context = 64
 [tokens]
@@ -45,10 +45,10 @@ MODEL: dict[str, Any] = {
 
 
 @pytest.fixture
-def recipe_of(tmp_path: Path) -> Callable[[float], Path]:
-    def write(scale: float) -> Path:
-        file = tmp_path / f"gemma-{scale:g}.toml"
-        file.write_text(RECIPE.format(scale=scale))
+def recipe_of(tmp_path: Path) -> Callable[..., Path]:
+    def write(scale: float, layout: str = "per-block") -> Path:
+        file = tmp_path / f"gemma-{scale:g}-{layout}.toml"
+        file.write_text(RECIPE.format(scale=scale, layout=layout))
         return file
 
     return write
@@ -56,7 +56,7 @@ def recipe_of(tmp_path: Path) -> Callable[[float], Path]:
 
 @pytest.mark.parametrize("kind", [Kind.F16, Kind.Q4_0])
 def test_inspect_and_plan(
-    cetane: Cetane, tmp_path: Path, recipe_of: Callable[[float], Path], kind: Kind
+    cetane: Cetane, tmp_path: Path, recipe_of: Callable[..., Path], kind: Kind
 ) -> None:
     path = write_gemma3(tmp_path / "m.gguf", build_gemma3(**MODEL), kind)
     assert cetane("inspect", path, "--json").json["config"]["model_type"] == "gemma3_text"
@@ -64,7 +64,7 @@ def test_inspect_and_plan(
     assert planned["caches"]["sliding"]["count"] == 32
 
 
-def test_a_gguf_file(cetane: Cetane, tmp_path: Path, recipe_of: Callable[[float], Path]) -> None:
+def test_a_gguf_file(cetane: Cetane, tmp_path: Path, recipe_of: Callable[..., Path]) -> None:
     """Ported, judged and asked; the template's BOS comes once, and an end of turn ends."""
     path = write_gemma3(tmp_path / "m.gguf", build_gemma3(**MODEL), Kind.Q8_0)
     bundle = tmp_path / "bundle"
@@ -83,9 +83,7 @@ def test_a_gguf_file(cetane: Cetane, tmp_path: Path, recipe_of: Callable[[float]
     assert said.code == 0, said.err
 
 
-def test_a_model_that_sees(
-    cetane: Cetane, tmp_path: Path, recipe_of: Callable[[float], Path]
-) -> None:
+def test_a_model_that_sees(cetane: Cetane, tmp_path: Path, recipe_of: Callable[..., Path]) -> None:
     text = build_gemma3(**MODEL | {"vocab_size": 288, "num_hidden_layers": 2,
                                    "layer_types": [SLIDING, FULL]})  # fmt: skip
     vision = {
@@ -118,27 +116,29 @@ def loud(folder: Path) -> Path:
 
 
 def test_activations_that_fp16_cannot_hold(
-    cetane: Cetane, tmp_path: Path, recipe_of: Callable[[float], Path]
+    cetane: Cetane, tmp_path: Path, recipe_of: Callable[..., Path]
 ) -> None:
     """Red as they are, green with a residual stream that is a 32nd, and green with no option."""
     model = loud(tmp_path / "loud")
-    refused = cetane("port", model, "-r", recipe_of(1), "-o", tmp_path / "a", "--json")
+    refused = cetane("port", model, "-r", recipe_of(1, "single"), "-o", tmp_path / "a", "--json")
     assert refused.code == 1
     assert not refused.json["gates"]["golden"]["passed"]
     why = refused.json["explanation"]
     assert why["cause"] == "fp16 range" and "residual_scale" in why["recipe_change"]
-    cetane("build", model, "-r", recipe_of(1), "-o", tmp_path / "b", "--json")
+    cetane("build", model, "-r", recipe_of(1, "single"), "-o", tmp_path / "b", "--json")
     red = cetane("validate", tmp_path / "b")
     assert red.code == 1
     assert "the residual stream reaches" in red.err
     assert "family.residual_scale is 1 and can be smaller" in red.err
-    ported = cetane("port", model, "-r", recipe_of(1 / 32), "-o", tmp_path / "c", "--json")
+    ported = cetane(
+        "port", model, "-r", recipe_of(1 / 32, "single"), "-o", tmp_path / "c", "--json"
+    )
     assert ported.code == 0, ported.json["gates"]
     golden = ported.json["gates"]["golden"]
     assert golden["warnings"] == []
     assert 1000 < max(block["largest"] for block in golden["ranges"]) < 32752
     plain = tmp_path / "plain.toml"
-    plain.write_text(RECIPE.partition("[family]")[0])
+    plain.write_text(RECIPE.partition("[family]")[0].format(layout="single"))
     ported = cetane("port", model, "-r", plain, "-o", tmp_path / "d", "--json")
     assert ported.code == 0, ported.json["gates"]
     golden = ported.json["gates"]["golden"]
@@ -149,5 +149,5 @@ def test_activations_that_fp16_cannot_hold(
 
 def test_no_scale_that_is_none(cetane: Cetane, tmp_path: Path) -> None:
     path = write_gemma3(tmp_path / "m.gguf", build_gemma3(**MODEL), Kind.F16)
-    (tmp_path / "bad.toml").write_text(RECIPE.format(scale=0))
+    (tmp_path / "bad.toml").write_text(RECIPE.format(scale=0, layout="single"))
     assert "residual_scale" in cetane("plan", path, "-r", tmp_path / "bad.toml").error

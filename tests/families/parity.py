@@ -17,7 +17,7 @@ TOLERANCE = 1e-4
 CONTEXT = 32
 FEEDS = {
     "prefill": [32],
-    "steps": [1] * 32,
+    "steps": [*[1] * 8, 16, *[1] * 8],
     "steps of 4": [4] * 8,
     "uneven": [5, 1, 11, 2, 4, 3, 6],
 }

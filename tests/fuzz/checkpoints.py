@@ -115,7 +115,7 @@ class GGUF(Fuzzer):
                 metadata.append((random.choice((key, *EXTRA_KEYS)), kind, value))
             case 2 if kind in (U32, F32):
                 metadata[at] = (key, random.choice((U32, 5, F32, U64)), random.choice(NUMBERS))
-            case 3 if kind == ARRAY:
+            case 3 if kind == ARRAY and value[1]:
                 inner, items = value
                 for _ in range(random.randint(1, 3)):
                     changed = random.choice(NUMBERS) if inner != STRING else random.choice(TEXTS)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.conftest import build_model
 from tests.families.zaya_models import build_zaya
 
 from cetane.checkpoint import Checkpoint
@@ -282,6 +283,27 @@ def test_head(
         found = reference(checkpoint).head(hidden, "model.norm")
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert len(names) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "norm", "config"),
+    [
+        ("granite", "model.norm", {"logits_scaling": 5.0}),
+        ("gemma2", "model.norm", {"final_logit_softcapping": 0.5, "head_dim": 16}),
+        ("lfm2", "model.embedding_norm", {"layer_types": ["conv", "full_attention"]}),
+    ],
+)
+def test_heads_that_scale_or_bound_logits(
+    kind: str, norm: str, config: dict[str, Any], in_memory: Callable[..., Any]
+) -> None:
+    """What enters the final norm gives the model's own logits."""
+    model = build_model(kind, **config)
+    seen: list[torch.Tensor] = []
+    model.get_submodule(norm).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    with torch.inference_mode():
+        expected = model(torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
+    ours = Reference(in_memory(model)).head(seen[0][0].numpy(), norm)
+    np.testing.assert_allclose(ours, expected, atol=1e-5)
 
 
 def resident_memory() -> int:

@@ -1,6 +1,5 @@
 """Builds small packages with coremltools' own builder."""
 
-import gc
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import pytest
 
 from cetane.hardware.quiet import import_coremltools
+from cetane.lower.convert import brief
 
 ct = import_coremltools()
 
@@ -15,9 +15,6 @@ from coremltools.converters.mil import Builder as mb  # noqa: E402
 from coremltools.converters.mil.mil import Function as MilFunction  # noqa: E402
 from coremltools.converters.mil.mil import Program as MilProgram  # noqa: E402
 from coremltools.converters.mil.mil import types  # noqa: E402
-
-# coremltools collects garbage in every conversion; what is imported by now need not be searched.
-gc.freeze()
 
 Build = Callable[..., Path]
 
@@ -54,14 +51,16 @@ def save_program(
     target: Any = ct.target.iOS18,
 ) -> Path:
     """Save a program as a package, op for op as it was written (no optimisation passes)."""
-    model = ct.convert(
-        build_program(inputs, body, states or {}, target),
-        convert_to="mlprogram",
-        minimum_deployment_target=target,
-        compute_precision=ct.precision.FLOAT32,
-        pass_pipeline=ct.PassPipeline.EMPTY,
-        skip_model_load=True,
-    )
+    program = build_program(inputs, body, states or {}, target)
+    with brief():
+        model = ct.convert(
+            program,
+            convert_to="mlprogram",
+            minimum_deployment_target=target,
+            compute_precision=ct.precision.FLOAT32,
+            pass_pipeline=ct.PassPipeline.EMPTY,
+            skip_model_load=True,
+        )
     path = folder / "model.mlpackage"
     model.save(str(path))
     return path

@@ -7,6 +7,7 @@ import pytest
 
 from cetane.errors import CetaneError
 from cetane.schema.recipe import Recipe, load_recipe, parse_recipe, shipped
+from cetane.validation import parse_json, parse_toml
 
 
 def parse(**content: Any) -> Recipe:
@@ -212,3 +213,10 @@ def test_mistakes_in_a_file_name_the_file(tmp_path: Path) -> None:
     path.write_text("[tokens]\nverfy = 4\n")
     with pytest.raises(CetaneError, match=r"bad\.toml: tokens\.verfy: unknown key; .*'verify'"):
         load_recipe(str(path))
+
+
+@pytest.mark.parametrize("digits", [41, 5000])  # Python itself has a limit, with advice to its user
+def test_a_number_of_many_digits(digits: int) -> None:
+    for parse, text in ((parse_toml, "a = {}"), (parse_json, '{{"a": {}}}')):
+        with pytest.raises(CetaneError, match=r"a number of more than 40 digits$"):
+            parse(text.format("9" * digits), "x")

@@ -84,7 +84,8 @@ class Tokenizer:
         special = {role: text for role in _ROLES if (text := _text_of(config.get(role)))}
         # As in transformers, the config decides which tokens are special.
         known = {token.content for token in backend.get_added_tokens_decoder().values()}
-        backend.add_special_tokens([text for text in special.values() if text not in known])
+        with library_errors(f"{folder}: its special tokens are not valid"):
+            backend.add_special_tokens([text for text in special.values() if text not in known])
         return cls(
             backend,
             special,

@@ -104,8 +104,10 @@ LARGEST_NUMBERS = {
 }  # fmt: skip
 """The limits of numbers in a config, which must also be above zero. Beyond them, tables overflow
 and logits change sign."""
-MOST_EXPERTS = 4096
-"""The limit of experts: each becomes a module before the config is compared with the tensors."""
+MOST = {"num_hidden_layers": 1024, "num_experts": 4096, "num_labels": 100_000}
+"""The limits of sizes that become lists or modules, one item for each, when a config is read."""
+MOST_MODULES = 2**17
+"""The limit of experts in all layers; DeepSeek-V3 has 2**14."""
 MALFORMED = (TypeError, ValueError, KeyError, AttributeError, ArithmeticError)
 """The errors that transformers raises for malformed configs."""
 
@@ -197,6 +199,7 @@ def parse_config(config: dict[str, Any]) -> Any:
             "how to add a family: "
             "https://github.com/cetane/cetane/blob/main/docs/how-to/add-a-family.md",
         )
+    check_counts(kind, config)
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
@@ -209,6 +212,18 @@ def parse_config(config: dict[str, Any]) -> Any:
         raise CetaneError(f"config.json of a {kind} model is not valid: {reason}") from error
     check_sizes(parsed)
     return parsed
+
+
+def check_counts(kind: str, settings: Mapping[str, Any]) -> None:
+    """Raise CetaneError for counts that no model has, before transformers makes lists of them."""
+    where = f"config.json of a {kind} model is not valid"
+    counts = {name: settings[name] for name in MOST if isinstance(settings.get(name), int)}
+    for name, count in counts.items():
+        if count > MOST[name]:
+            raise CetaneError(f"{where}: {name} = {count}, more than {MOST[name]}")
+    layers, experts = counts.get("num_hidden_layers", 0), counts.get("num_experts", 0)
+    if layers * experts > MOST_MODULES:
+        raise CetaneError(f"{where}: {layers} layers of {experts} experts")
 
 
 def numbers(settings: dict[str, Any]) -> Iterator[tuple[str, float]]:
@@ -231,9 +246,9 @@ def check_sizes(config: SizedConfig) -> None:
     where = f"config.json of a {config.model_type} model is not valid"
     for name in SIZES:
         size = vars(config).get(name)  # if layers differ, the value of the others
-        most = MOST_EXPERTS if name == "num_experts" else LARGEST
-        if size is not None and not 1 <= size <= most:
+        if size is not None and not 1 <= size <= LARGEST:
             raise CetaneError(f"{where}: {name} = {size}")
+    check_counts(config.model_type, vars(config))
     for name, value in numbers(vars(config)):
         if name in LARGEST_NUMBERS and not 0 < value <= LARGEST_NUMBERS[name]:
             raise CetaneError(f"{where}: {name} = {value:g}")

@@ -224,7 +224,10 @@ class Reference:
         the final norm."""
         normed = self.model.get_submodule(norm)(torch.from_numpy(hidden))
         logits: Tensor = self.model.lm_head(normed)
-        return logits.numpy() / getattr(self.model.config, "logits_scaling", 1.0)
+        config = self.model.config
+        logits = logits / getattr(config, "logits_scaling", 1.0)
+        bound = getattr(config, "final_logit_softcapping", None)
+        return (logits if bound is None else torch.tanh(logits / bound) * bound).numpy()
 
     @contextmanager
     def _keeping(

@@ -3,7 +3,6 @@ are then put in as references to a weight file that is all hole."""
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,13 +16,12 @@ from coremltools.converters.mil.mil.ops.defs._op_reqs import register_op
 from coremltools.proto import MIL_pb2
 from tests.mil.conftest import build_program, ct, mb
 
+from cetane.lower.convert import brief
 from cetane.lower.package import MANIFEST, MODEL, WEIGHTS
 from cetane.mil.blob import _DTYPES, _RECORD, _SENTINEL
 from cetane.mil.dtypes import byte_count
 from cetane.mil.program import Program
 from cetane.mil.reader import load
-
-gc.freeze()  # coremltools collects garbage in every conversion
 
 Body = Callable[..., Any]
 Specs = Mapping[str, tuple[tuple[int, ...], str]]
@@ -76,14 +74,16 @@ class Model:
 
     def program(self, folder: Path) -> Program:
         """The program as a package in `folder`, read again."""
-        model = ct.convert(
-            build_program(self.inputs, self.body, self.states, self.target),
-            convert_to="mlprogram",
-            minimum_deployment_target=self.target,
-            compute_precision=ct.precision.FLOAT32,
-            pass_pipeline=ct.PassPipeline.EMPTY,
-            skip_model_load=True,
-        )
+        program = build_program(self.inputs, self.body, self.states, self.target)
+        with brief():
+            model = ct.convert(
+                program,
+                convert_to="mlprogram",
+                minimum_deployment_target=self.target,
+                compute_precision=ct.precision.FLOAT32,
+                pass_pipeline=ct.PassPipeline.EMPTY,
+                skip_model_load=True,
+            )
         spec = model.get_spec()
         for function in spec.mlProgram.functions.values():
             block = function.block_specializations[function.opset]
