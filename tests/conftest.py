@@ -1,6 +1,8 @@
 """Tiny random models, in memory and on disk, for every test that needs a checkpoint."""
 
+import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,6 +186,26 @@ def tiny_bundle(
         return made[key]
 
     return bundle
+
+
+TOOL_TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }} calls: <tool_call>\n{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>"
+    "{% endfor %}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def chat_bundle(tiny_checkpoint_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The tiny llama in fp16 with a context of 1024, and a template that knows tools."""
+    folder = tmp_path_factory.mktemp("chat") / "checkpoint"
+    shutil.copytree(tiny_checkpoint_folder, folder)
+    (folder / "chat_template.jinja").write_text(TOOL_TEMPLATE)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
+    recipe = tiny_recipe(verify=4, prefill=32, context=1024, layout={"kind": "single"})
+    return build(open_checkpoint(folder), recipe, folder.parent / "tiny", lambda *_: None)
 
 
 @pytest.fixture

@@ -120,3 +120,13 @@ def test_bad_input_raises_cetane_errors_only(tmp_path: Path) -> None:
         with pytest.raises(cetane.CetaneError):
             call()
     assert time.monotonic() - started < 60
+
+
+@pytest.mark.parametrize(("name", "package", "extra"), [
+    ("serve", "fastapi", "serve"), ("evaluate", "lm_eval", "eval"),
+])  # fmt: skip
+def test_an_extra_that_is_missing(name: str, package: str, extra: str) -> None:
+    code = f"import sys; sys.modules['{package}'] = None; import cetane; cetane.{name}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("cetane.errors.CetaneError") and f"pip install 'cetane[{extra}]'" in line

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cetane.bundle import Bundle
     from cetane.errors import CetaneError
+    from cetane.evaluation.evaluate import evaluate
+    from cetane.evaluation.figures import Evaluation, TaskFigure
     from cetane.pipeline.audit import ResidencyResult, audit
     from cetane.pipeline.diff import DiffResult, diff
     from cetane.pipeline.draft_head import DraftHeadSettings, TrainedDraftHead, train_draft_head
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from cetane.pipeline.validate import Validation, perplexity, validate
     from cetane.schema.plan import Plan
     from cetane.schema.recipe import Recipe
+    from cetane.server.app import serve
     from cetane.sweeps.choose import SweepResult, sweep
 
 __version__ = "0.1.0"
@@ -29,20 +32,24 @@ __all__ = [
     "CompletionStream",
     "DiffResult",
     "DraftHeadSettings",
+    "Evaluation",
     "LanguageModel",
     "Plan",
     "PortResult",
     "Recipe",
     "ResidencyResult",
     "SweepResult",
+    "TaskFigure",
     "TrainedDraftHead",
     "Validation",
     "audit",
     "diff",
+    "evaluate",
     "load",
     "perplexity",
     "plan",
     "port",
+    "serve",
     "sweep",
     "train_draft_head",
     "validate",
@@ -51,6 +58,8 @@ __all__ = [
 HOMES = {
     "cetane.bundle": ("Bundle",),
     "cetane.errors": ("CetaneError",),
+    "cetane.evaluation.evaluate": ("evaluate",),
+    "cetane.evaluation.figures": ("Evaluation", "TaskFigure"),
     "cetane.pipeline.audit": ("ResidencyResult", "audit"),
     "cetane.pipeline.diff": ("DiffResult", "diff"),
     "cetane.pipeline.draft_head": ("TrainedDraftHead", "DraftHeadSettings", "train_draft_head"),
@@ -62,15 +71,27 @@ HOMES = {
     "cetane.pipeline.validate": ("Validation", "perplexity", "validate"),
     "cetane.schema.plan": ("Plan",),
     "cetane.schema.recipe": ("Recipe",),
+    "cetane.server.app": ("serve",),
     "cetane.sweeps.choose": ("SweepResult", "sweep"),
 }  # fmt: skip
 """The module of every public name."""
+
+EXTRAS = {"cetane.server.app": "serve", "cetane.evaluation.evaluate": "eval"}
+"""Modules that need packages of an extra."""
 
 
 def __getattr__(name: str) -> Any:
     for module, names in HOMES.items():
         if name in names:
-            value = getattr(importlib.import_module(module), name)
+            try:
+                value = getattr(importlib.import_module(module), name)
+            except ModuleNotFoundError as error:
+                if module not in EXTRAS:
+                    raise
+                from cetane.errors import CetaneError
+
+                hint = f"pip install 'cetane[{EXTRAS[module]}]'"
+                raise CetaneError(f"cetane.{name} needs the package {error.name}", hint) from error
             globals()[name] = value
             return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,5 +1,6 @@
 """The tokenizer against transformers on the same files."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -213,3 +214,30 @@ def test_stream_finishes_with_what_it_held_back(tokenizer: Tokenizer) -> None:
     whole = tokenizer.stream()
     whole.push(tokenizer.encode("o")[-1])
     assert whole.finish() == ""
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_bytes_of_tokens_are_the_text(text: str, tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode_plain(text)
+    assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
+    assert tokenizer.token_bytes(tokenizer.vocab_size) == b""
+
+
+def test_the_bytes_of_a_tokenizer_with_byte_fallback(tokenizer: Tokenizer) -> None:
+    """As of Gemma and Llama 2: a blank is U+2581, and what has no token is single bytes."""
+    vocabulary = {"<unk>": 0, "\u2581ab": 1, "c": 2} | {f"<0x{b:02X}>": 3 + b for b in range(256)}
+    backend = Backend(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    other = Tokenizer(backend, {}, (), None)
+    assert [other.token_bytes(token) for token in (1, 2, 3 + 0xE9)] == [b" ab", b"c", b"\xe9"]
+
+
+def test_tools_reach_the_template(tokenizer: Tokenizer) -> None:
+    template = "{% if tools %}{{ tools[0].function.name }}{% endif %}{{ messages[0].content }}"
+    own = dataclasses.replace(tokenizer, chat_template=template)
+    tool = {"type": "function", "function": {"name": "weather"}}
+    messages = [{"role": "user", "content": "?"}]
+    assert own.render_chat(messages, tools=[tool]) == "weather?"
+    assert own.render_chat(messages) == "?"

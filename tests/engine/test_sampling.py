@@ -14,6 +14,7 @@ from transformers import (
 )
 
 from cetane.engine.sampling import Sampler, softmax
+from cetane.engine.verify import Draft, verify
 from cetane.errors import CetaneError
 
 logits = st.builds(
@@ -117,6 +118,8 @@ def test_seeds() -> None:
         ({"min_p": -0.1}, "min-p = -0.1"),
         ({"min_p": 1.5}, "min-p = 1.5"),
         ({"seed": -1}, "seed = -1"),
+        ({"presence_penalty": 2.5}, "presence penalty = 2.5"),
+        ({"frequency_penalty": float("nan")}, "frequency penalty = nan"),
     ],
     ids=str,
 )
@@ -146,3 +149,51 @@ def test_logits_that_are_not_finite(temperature: float, value: float, named: str
 def test_a_token_that_is_ruled_out() -> None:
     scores = np.array([0, -np.inf, 0], np.float32)
     assert Sampler(1.0).probabilities(scores).tolist() == [0.5, 0, 0.5]
+
+
+def test_penalties_and_bias_by_hand() -> None:
+    """OpenAI's formula: logit - count * frequency - (count > 0) * presence."""
+    scores = np.array([1, 2, 3, 4], np.float32)
+    sampler = Sampler(presence_penalty=0.5, frequency_penalty=0.25, logit_bias={0: 1.5})
+    np.testing.assert_allclose(sampler.controlled(scores), [2.5, 2, 3, 4])
+    for token in (3, 3, 1):
+        sampler.keep(token)
+    np.testing.assert_allclose(sampler.controlled(scores), [2.5, 1.25, 3, 3])
+    assert scores.tolist() == [1, 2, 3, 4]
+    sampler.keep(3)
+    assert sampler(scores) == 2  # 4 - 0.5 - 0.75 is less than 3
+    with pytest.raises(CetaneError, match="token 4 is not in the vocabulary"):
+        Sampler(logit_bias={4: 1.0})(scores)
+
+
+class Even:
+    """Allows even tokens, and the answer's second token must be 2."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def allowed(self) -> np.ndarray:
+        return np.arange(4) == 2 if len(self.tokens) == 1 else np.arange(4) % 2 == 0
+
+    def keep(self, token: int) -> None:
+        self.tokens.append(token)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_constraint(temperature: float) -> None:
+    scores = np.array([5, 9, 1, 9], np.float32)
+    sampler = Sampler(temperature, seed=0, constraint=Even(), logit_bias={2: -1.0})
+    chosen = []
+    for _ in range(3):
+        chosen.append(sampler(scores))
+        sampler.keep(chosen[-1])
+    assert set(chosen) <= {0, 2} and chosen[1] == 2
+    with pytest.raises(CetaneError, match="allows no token"):
+        sampler(np.array([-np.inf, 0, -np.inf, 0], np.float32))
+
+
+def test_a_constraint_refuses_a_draft() -> None:
+    rows = np.array([[0, 0, 9, 0], [0, 9, 5, 0], [0, 9, 0, 0]], np.float32)
+    sampler = Sampler(constraint=Even())
+    assert verify(rows, Draft((2, 1)), sampler) == [2, 2]
+    assert sampler.constraint.tokens == [2, 2]

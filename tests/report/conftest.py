@@ -10,6 +10,7 @@ import pytest
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
+from cetane.evaluation.figures import Evaluation, TaskFigure
 from cetane.gates.golden import golden
 from cetane.hardware.chips import find_chip
 from cetane.lab.entry import ExperimentReport, experiment_report
@@ -32,6 +33,18 @@ HOSTILE = "<script>alert(1)</script>\"' onload=x {{ 7 * 7 }} & Ω"
 """What a name or an answer may hold."""
 
 
+EVALUATION = Evaluation(
+    figures=(
+        TaskFigure(task="cetane_cloze", metric="acc", samples=40, value=0.61, error=0.078,
+                   reference=0.63, difference=-0.02, difference_error=0.013),
+        TaskFigure(task="cetane_cloze", metric="perplexity", samples=40, value=14.2,
+                   reference=13.9, difference=0.3),
+    ),
+    limit=40, fewshot=None, chat=False, nats=0.0071, greedy=0.99,
+)  # fmt: skip
+"""What `cetane eval --against reference` keeps in a bundle."""
+
+
 @pytest.fixture(scope="session")
 def judged(tiny_bundle: Callable[..., Bundle], tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A bundle of two chunks and a head in two, in two modes, after the golden gate."""
@@ -42,6 +55,7 @@ def judged(tiny_bundle: Callable[..., Bundle], tmp_path_factory: pytest.TempPath
     checkpoint = open_checkpoint(bundle.manifest.source)
     result = golden(bundle, checkpoint, lambda *_: None, prompts=1, greedy_tokens=16)
     bundle.write_gate("golden", result.model_dump(mode="json"))
+    bundle.write_gate("evaluation", EVALUATION.model_dump(mode="json"))
     return bundle
 
 

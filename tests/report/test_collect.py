@@ -7,6 +7,7 @@ from pathlib import Path
 import coremltools as ct
 import numpy as np
 import pytest
+from tests.report.conftest import EVALUATION
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
@@ -16,7 +17,7 @@ from cetane.hardware.chips import find_chip
 from cetane.perf.predict import Predictor
 from cetane.planner import Planner
 from cetane.report.collect import bundle_report, model_name, position_row
-from cetane.report.content import Absent, BundleReport, CallTimes, Positions, Ranges
+from cetane.report.content import Absent, BundleReport, CallTimes, Positions, Ranges, Tasks
 
 
 def test_every_op_of_the_packages_is_on_the_map(full: BundleReport, judged: Bundle) -> None:
@@ -162,6 +163,12 @@ def test_verdicts(full: BundleReport, empty: BundleReport) -> None:
     assert empty.outcome == "not run"
 
 
+def test_tasks_are_those_of_the_evaluation(full: BundleReport) -> None:
+    assert isinstance(full.tasks, Tasks) and full.tasks.compared
+    assert full.tasks.figures == EVALUATION.figures
+    assert "evaluation" not in {verdict.gate for verdict in full.verdicts}
+
+
 def test_a_failed_gate_fails_the_whole(judged: Bundle, tmp_path: Path) -> None:
     shutil.copytree(judged.path, tmp_path / "bundle")
     bundle = Bundle(tmp_path / "bundle")
@@ -172,7 +179,8 @@ def test_a_failed_gate_fails_the_whole(judged: Bundle, tmp_path: Path) -> None:
 
 
 def test_what_is_missing_says_how_to_make_it(empty: BundleReport) -> None:
-    for section in ("positions", "ranges", "perplexity", "quality", "speculation", "predicted"):
+    for section in ("positions", "ranges", "perplexity", "tasks", "quality", "speculation",
+                    "predicted"):  # fmt: skip
         absent = getattr(empty, section)
         assert isinstance(absent, Absent), section
         assert absent.command.startswith("cetane ")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache
@@ -43,11 +43,12 @@ _deadline: ContextVar[float] = ContextVar("deadline", default=float("inf"))
 
 def render(
     template: str,
-    messages: list[dict[str, str]],
+    messages: Sequence[Mapping[str, Any]],
     add_generation_prompt: bool,
     special_tokens: dict[str, str],
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """The prompt for `messages`.
+    """The prompt for `messages`, and for `tools` that the model may call.
 
     Raises CetaneError if the template is broken, refuses the messages, or takes more time or memory
     than any template needs.
@@ -60,7 +61,7 @@ def render(
     try:
         pieces = _compile(template).generate(
             messages=messages,
-            tools=None,
+            tools=list(tools) or None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **special_tokens,

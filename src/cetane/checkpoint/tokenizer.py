@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,6 +27,12 @@ TOKENIZER_FILES = (
     "generation_config.json",
 )
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+_PLAIN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHER = [byte for byte in range(256) if byte not in _PLAIN]
+_BYTE_OF = {chr(byte): bytes([byte]) for byte in _PLAIN} | {
+    chr(256 + index): bytes([byte]) for index, byte in enumerate(_OTHER)
+}
+"""The byte of every character in tokens of GPT-2's kind, which avoid control characters."""
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -107,21 +113,42 @@ class Tokenizer:
         BOS."""
         return self._encode(text, add_special_tokens=True)
 
+    def encode_plain(self, text: str) -> list[int]:
+        """The ids of `text` alone."""
+        return self._encode(text, add_special_tokens=False)
+
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`. Bytes that are not valid UTF-8 become U+FFFD."""
         with library_errors("the tokenizer cannot decode these tokens"):
             return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
-    def chat(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> list[int]:
-        """The ids of a conversation. A message has a "role" and a "content".
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
+        """The ids of a conversation, as `render_chat` writes it."""
+        prompt = self.render_chat(messages, add_generation_prompt, tools)
+        # The template writes the special tokens itself.
+        return self._encode(prompt, add_special_tokens=False)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        """The text of a conversation. A message has a "role" and a "content"; `tools` are
+        descriptions of functions, as in OpenAI's API.
 
         Raises CetaneError if the model has no chat template, or if it refuses the messages.
         """
         if self.chat_template is None:
             raise CetaneError("this model has no chat template", "encode plain text instead")
-        prompt = render(self.chat_template, messages, add_generation_prompt, self.special_tokens)
-        # The template writes the special tokens itself.
-        return self._encode(prompt, add_special_tokens=False)
+        return render(
+            self.chat_template, messages, add_generation_prompt, self.special_tokens, tools
+        )
 
     @property
     def has_chat_template(self) -> bool:
@@ -155,6 +182,30 @@ class Tokenizer:
             if len(text) == 1 or _BYTE.fullmatch(text) or character:
                 needed.add(token)
         return needed
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token writes; of an added token, its own text. Empty for an unknown
+        id."""
+        text = self.backend.id_to_token(token)
+        if text is None or token in self._added:
+            return (text or "").encode()
+        if self._byte_level:
+            return b"".join(_BYTE_OF.get(c) or c.encode() for c in text)
+        if _BYTE.fullmatch(text):
+            return bytes([int(text[3:5], 16)])
+        return text.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
+
+    @cached_property
+    def _added(self) -> set[int]:
+        return {*self.backend.get_added_tokens_decoder()}
+
+    @cached_property
+    def _byte_level(self) -> bool:
+        """Whether every character of a token stands for a byte, as in GPT-2."""
+        decoder = json.loads(self.backend.to_str())["decoder"] or {}
+        return any(
+            part.get("type") == "ByteLevel" for part in (decoder, *decoder.get("decoders", ()))
+        )
 
     def stream(self) -> TextStream:
         """A decoder of tokens that arrive one by one."""

@@ -37,6 +37,12 @@ def run(
     top_p: Annotated[float, typer.Option(min=0, max=1, help="1 keeps all.")] = 1.0,
     min_p: Annotated[float, typer.Option(min=0, max=1, help="0 keeps all.")] = 0.0,
     seed: Annotated[int | None, typer.Option(min=0, help="Makes sampling repeatable.")] = None,
+    presence_penalty: Annotated[
+        float, typer.Option(min=-2, max=2, help="Lowers every token that the answer holds.")
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option(min=-2, max=2, help="Lowers it as often as the answer holds it.")
+    ] = 0.0,
     backend: Backend = "auto",
     speculative: SpeculativeOption = None,
     ngram_min: Annotated[int, typer.Option(help="The shortest match, in tokens.")] = 1,
@@ -52,7 +58,10 @@ def run(
 
     check(chat, json, prompt, prompt_ids)
     ids = None if prompt_ids is None else parse_ids(prompt_ids)
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    sampling = Sampling(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
+        presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
+    )  # fmt: skip
     drafter = None
     if speculative is not None:
         drafter = DrafterOptions(speculative, ngram_min, ngram_max, draft_tokens)

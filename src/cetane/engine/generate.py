@@ -2,11 +2,11 @@
 
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Literal, Protocol
 
 from cetane.bundle import Bundle
-from cetane.engine.backend import Backend
+from cetane.engine.backend import Array, Backend
 from cetane.engine.coreml import Compilable, CoreMLBackend
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
@@ -69,8 +69,29 @@ def generate(
     if not max_new:
         return "length"
     assert logits is not None
-    new, left = [sampler(logits)], max_new
+    return (yield from extend(session, logits, sampler, max_new, stop, drafts))
+
+
+def extend(
+    session: Session,
+    logits: Array,
+    sampler: Sampler,
+    max_new: int,
+    stop: Sequence[int] = (),
+    drafts: DraftSource | None = None,
+    note: Callable[[int, Array], None] | None = None,
+) -> Generator[int, None, Ending]:
+    """Generate as `generate` does, after a prompt that the session holds.
+
+    `logits` are those after the prompt, `(V,)`. `drafts` have begun. `note` is called with every
+    new token, a stop token too, and the logits from which it was chosen, before the token comes.
+    """
+    new, rows, left = [sampler(logits)], logits[None], max_new
+    sampler.keep(new[0])
     while True:
+        if note is not None:
+            for token, row in zip(new, rows, strict=False):
+                note(token, row)
         said = until(new, stop)
         yield from said
         left -= len(said)

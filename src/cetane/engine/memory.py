@@ -25,6 +25,14 @@ class Mark:
     caches: Arrays
     histories: Arrays
 
+    def copied(self) -> "Mark":
+        """A mark with arrays of its own, for another session."""
+        slots, caches, histories = (
+            {name: array.copy() for name, array in arrays.items()}
+            for arrays in (self.slots, self.caches, self.histories)
+        )
+        return Mark(self.position, slots, caches, histories)
+
 
 class Memory:
     """The memory of one sequence. Its arrays have the backend's `dtype`.

@@ -1,6 +1,9 @@
 """Sampling: the choice of the next token from logits."""
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -8,11 +11,23 @@ from cetane.engine.backend import Array
 from cetane.errors import CetaneError
 
 
+class Constraint(Protocol):
+    """A rule for an answer's tokens, such as a grammar."""
+
+    def allowed(self) -> Array:
+        """Whether each token may come next, bool `(V,)`."""
+
+    def keep(self, token: int) -> None:
+        """Called with every token of the answer."""
+
+
 @dataclass
 class Sampler:
     """Chooses greedily at temperature 0, else samples from the truncated distribution.
 
-    Filters apply in transformers' order: temperature, top-k, top-p, min-p.
+    First the controls change the logits: penalties, bias, constraint. Then filters apply in
+    transformers' order: temperature, top-k, top-p, min-p. `keep` tells a sampler the tokens of its
+    answer, which penalties and constraints depend on.
     """
 
     temperature: float = 0.0
@@ -20,6 +35,15 @@ class Sampler:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of every token that the answer holds."""
+    frequency_penalty: float = 0.0
+    """Subtracted as often as the answer holds the token."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these tokens."""
+    constraint: Constraint | None = None
+    kept: Counter[int] = field(init=False, repr=False, default_factory=Counter)
+    """The tokens of the answer so far."""
     random: np.random.Generator = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -29,6 +53,8 @@ class Sampler:
             ("top-p", self.top_p, 0.0, 1.0),
             ("min-p", self.min_p, 0.0, 1.0),
             ("seed", self.seed or 0, 0, float("inf")),
+            ("presence penalty", self.presence_penalty, -2.0, 2.0),
+            ("frequency penalty", self.frequency_penalty, -2.0, 2.0),
         ):
             if not low <= value <= high:
                 raise CetaneError(f"{name} = {value}: must be between {low} and {high}")
@@ -38,14 +64,39 @@ class Sampler:
         """The next token for logits `(V,)`."""
         if self.temperature == 0:
             check(logits)
-            return int(np.argmax(logits))
+            return int(np.argmax(self.controlled(logits)))
         probabilities = self.probabilities(logits)
         return int(self.random.choice(len(probabilities), p=probabilities))
+
+    def keep(self, token: int) -> None:
+        """Count a token as one of the answer."""
+        self.kept[token] += 1
+        if self.constraint is not None:
+            self.constraint.keep(token)
+
+    def controlled(self, logits: Array) -> Array:
+        """Logits `(V,)` after penalties, bias and constraint; the same array if there are none."""
+        penalised = self.kept and (self.presence_penalty or self.frequency_penalty)
+        if not (penalised or self.logit_bias or self.constraint):
+            return logits
+        changed: Array = logits.copy()
+        if penalised:
+            tokens, counts = np.array([*self.kept]), np.array([*self.kept.values()])
+            changed[tokens] -= self.presence_penalty + self.frequency_penalty * counts
+        for token, bias in self.logit_bias.items():
+            if not 0 <= token < len(changed):
+                raise CetaneError(f"logit bias: token {token} is not in the vocabulary")
+            changed[token] += bias
+        if self.constraint is not None:
+            changed[~self.constraint.allowed()] = -np.inf
+            if not np.isfinite(changed.max()):
+                raise CetaneError("the grammar allows no token that the model can choose")
+        return changed
 
     def probabilities(self, logits: Array) -> Array:
         """The distribution from which a token is drawn, float64 `(V,)`."""
         check(logits)
-        scores = logits.astype(np.float64)
+        scores = self.controlled(logits).astype(np.float64)
         with np.errstate(over="ignore"):  # at a tiny temperature: minus infinity is right
             scores = (scores - scores.max()) / self.temperature
         if 0 < self.top_k < len(scores):

@@ -32,15 +32,19 @@ def verify(rows: Array, draft: Draft, sampler: Sampler) -> list[int]:
     """The accepted tokens of a draft, then one token that the target chooses itself.
 
     `rows` are the target's logits `(1 + len(draft.tokens), V)`, after the token before the draft
-    and after each of its tokens. Without a draft this is a plain step.
+    and after each of its tokens. Without a draft this is a plain step. The sampler keeps
+    all of them.
     """
     new: list[int] = []
     for index, token in enumerate(draft.tokens):
         drawn_from = None if draft.distributions is None else draft.distributions[index]
         new.append(choose(rows[index], token, drawn_from, sampler))
+        sampler.keep(new[-1])
         if new[-1] != token:
             return new
-    return [*new, sampler(rows[len(draft.tokens)])]
+    new.append(sampler(rows[len(draft.tokens)]))
+    sampler.keep(new[-1])
+    return new
 
 
 def choose(logits: Array, token: int, drawn_from: Array | None, sampler: Sampler) -> int:

@@ -73,6 +73,12 @@ class Sampling(TypedDict, total=False):
     """Only tokens at least p times as likely as the likeliest; 0 keeps all."""
     seed: int | None
     """Makes sampling repeatable."""
+    presence_penalty: float
+    """Subtracted from the logit of every token that the answer holds, -2 to 2."""
+    frequency_penalty: float
+    """Subtracted as often as the answer holds the token, -2 to 2."""
+    logit_bias: Mapping[int, float]
+    """Added to the logits of these tokens."""
 
 
 class CompletionStream(Iterator[str]):

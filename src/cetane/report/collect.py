@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator
 
 from cetane.bundle import Bundle
+from cetane.evaluation.figures import Evaluation
 from cetane.gates.golden import NEAR_LIMIT, GoldenResult
 from cetane.gates.residency.audit import audit
 from cetane.gates.residency.measured import with_measured
@@ -27,6 +28,7 @@ from cetane.report.content import (
     Positions,
     Ranges,
     SweepQuality,
+    Tasks,
 )
 from cetane.report.developers import for_developers
 from cetane.report.key_figures import key_figures
@@ -75,6 +77,7 @@ def bundle_report(
         sizes=disk,
         developers=for_developers(bundle, disk),
         perplexity=perplexity(gates),
+        tasks=tasks(gates),
         quality=quality
         or Absent(
             why="No sweep was given.",
@@ -162,6 +165,15 @@ def perplexity(gates: Gates) -> Perplexity | Absent:
         kl=quality.kl,
         top1=quality.top1,
     )
+
+
+def tasks(gates: Gates) -> Tasks | Absent:
+    kept = gates.read("evaluation", Evaluation)
+    if kept is None:
+        return Absent(why="No task has been run.",
+                      command=command("evaluation", gates.bundle.path))  # fmt: skip
+    compared = any(figure.reference is not None for figure in kept.figures)
+    return Tasks(figures=kept.figures, limit=kept.limit, compared=compared, nats=kept.nats)
 
 
 def provenance(bundle: Bundle, gates: Gates) -> Iterator[Fact]:

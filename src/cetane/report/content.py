@@ -6,6 +6,7 @@ the page.
 
 from typing import Literal
 
+from cetane.evaluation.figures import TaskFigure
 from cetane.gates.residency.rule import Placement
 from cetane.validation import Data
 
@@ -192,6 +193,17 @@ class SweepAnswer(Data):
     id: str
     text: str
     expected: bool | None
+
+
+class Tasks(Data):
+    """The figures of an evaluation."""
+
+    kind: Literal["tasks"] = "tasks"
+    figures: tuple[TaskFigure, ...]
+    limit: int | None
+    compared: bool
+    """Whether the reference answered the same requests."""
+    nats: float | None
 
 
 class SweepPoint(Data):
@@ -403,6 +415,7 @@ class BundleReport(Data):
     sizes: DiskUse
     developers: ForDevelopers
     perplexity: Perplexity | Absent
+    tasks: Tasks | Absent
     quality: SweepQuality | Absent
     speculation: DraftBench | Absent
     predicted: CallTimes | Absent

@@ -75,6 +75,7 @@ def command(gate: str, bundle: Path, source: str = "MODEL") -> str:
         "ladder": f"cetane port {model} -o {path}",
         "perplexity": f"cetane validate {path} --perplexity TEXT",
         "residency": f"cetane audit {path}",
+        "evaluation": f"cetane eval {path} --against reference",
     }.get(gate, f"cetane info {path}")
 
 

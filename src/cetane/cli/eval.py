@@ -1,0 +1,68 @@
+"""cetane eval: tasks of lm-evaluation-harness on a bundle."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cetane.cli.options import Backend, BundlePath, Checkpoint, Json
+from cetane.cli.output import facts, print_json, progress, table, warn
+from cetane.errors import CetaneError
+
+
+def eval(
+    bundle: BundlePath,
+    tasks: Annotated[
+        str, typer.Option(help="Tasks, separated by commas.")
+    ] = "cetane_cloze,cetane_choice",
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first samples of each task.")
+    ] = None,
+    fewshot: Annotated[int | None, typer.Option(min=0, help="Examples before each sample.")] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Ask in turns of a conversation, by the chat template.")
+    ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(help="reference: the Hugging Face model answers the same requests."),
+    ] = None,
+    model: Checkpoint = None,
+    include: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="A folder with more tasks as YAML.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FOLDER", help="Results, as lm-eval writes them."),
+    ] = None,
+    backend: Backend = "auto",
+    json: Json = False,
+) -> None:
+    """Evaluate a bundle with lm-evaluation-harness.
+
+    A run that was stopped goes on where it was. The figures are kept in the bundle, for its report.
+    """
+    if against not in (None, "reference"):
+        raise CetaneError(f"--against {against}: only reference is known")
+    from cetane import evaluate
+
+    with progress("eval") as update:
+        result = evaluate(
+            bundle, [task for task in tasks.split(",") if task], limit=limit, fewshot=fewshot,
+            chat=chat, against_reference=against is not None, model=model, backend=backend,
+            include=include, output=output, progress=update,
+        )  # fmt: skip
+    for warning in result.warnings:
+        warn(warning)
+    if json:
+        print_json(result.model_dump(mode="json"))
+        return
+    columns = ["task", "metric", "samples", "value", "error"]
+    rows = [[f.task, f.metric, f.samples, f.value, f.error] for f in result.figures]
+    if against is not None:
+        columns += ["reference", "difference", "its error"]
+        for row, f in zip(rows, result.figures, strict=True):
+            row += [f.reference, f.difference, f.difference_error]
+    table("Tasks", columns, rows)
+    if result.nats is not None:
+        facts({"log likelihoods, from the reference's": f"{result.nats:.2g} nats a token",
+               "same greedy flags": f"{result.greedy:.2%}"})  # fmt: skip

@@ -1,0 +1,182 @@
+"""Prefixes: sessions that keep the starts of earlier prompts, so that these run only once."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cetane.engine.backend import Array
+from cetane.engine.engine import Engine
+from cetane.engine.memory import Mark
+from cetane.engine.schedule import Schedule
+from cetane.engine.session import Session
+from cetane.errors import CetaneError
+from cetane.schema.recipe import Mode
+
+SESSIONS = 4
+"""Sessions that are kept, each with caches for a whole context."""
+MARKS = 8
+"""Marks that a session keeps. For some cache contracts each holds a copy of the caches."""
+
+Rows = Callable[[int, Array], None]
+"""Called with the position of a call's first token, and the call's logits `(n, V)`."""
+
+
+class PromptCall(NamedTuple):
+    """A call for tokens of a prompt, which end before the position `end`."""
+
+    mode: Mode
+    tokens: tuple[int, ...]
+    end: int
+
+
+@dataclass
+class Known:
+    """A session, and the calls of its prompt that have run."""
+
+    session: Session
+    calls: list[PromptCall] = field(default_factory=list)
+    marks: dict[int, Mark] = field(default_factory=dict)
+    """The memory after the first n calls, by n."""
+    logits: Array | None = None
+    """The logits `(V,)` after the last call, if it was the last of its prompt."""
+
+    def shared(self, calls: Sequence[PromptCall], logits: bool) -> int:
+        """The number of the first `calls` that need not run again.
+
+        If their `logits` are needed, the last of all runs again unless its logits were kept.
+        """
+        pairs = zip(self.calls, calls, strict=False)
+        same = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
+        same = min(len(self.calls), len(calls)) if same is None else same
+        kept = self.logits is not None and len(self.calls) == len(calls)
+        if logits and same == len(calls) and not kept:
+            same -= 1
+        return max((n for n in self.marks if n <= same), default=0)
+
+    def continues(self, calls: Sequence[PromptCall]) -> bool:
+        """Whether a prompt of `calls` begins with the whole prompt of this session."""
+        own = [token for call in self.calls for token in call.tokens]
+        return [token for call in calls for token in call.tokens][: len(own)] == own
+
+    def return_to(self, count: int) -> None:
+        """Forget all calls but the first `count`."""
+        if count < len(self.calls):
+            self.logits = None
+        self.session.rewind(self.marks[count])
+        del self.calls[count:]
+        self.marks = {n: mark for n, mark in self.marks.items() if n <= count}
+
+    def add(self, call: PromptCall) -> None:
+        """Count a call that has run. Of too many marks, every second one is dropped."""
+        self.calls.append(call)
+        if len(self.marks) == MARKS:
+            self.marks = dict([*self.marks.items()][1::2])
+        self.marks[len(self.calls)] = self.session.mark()
+
+
+class Fed(NamedTuple):
+    """A session that holds a prompt."""
+
+    session: Session
+    logits: Array
+    """The logits after the prompt, `(V,)`."""
+    cached: int
+    """The number of its tokens that were not computed again."""
+
+
+class Prefixes:
+    """Feeds prompts, and computes a known start only once.
+
+    Calls of different widths round differently. So a prompt takes from an earlier one only whole
+    calls that it would make itself: its answer is the same, bit for bit, as without this cache. An
+    answer's own tokens are computed again as part of the next prompt.
+    """
+
+    def __init__(self, engine: Engine, most: int = SESSIONS) -> None:
+        """`most`: the number of sessions that are kept."""
+        plan = engine.plan
+        self.engine, self.schedule = engine, Schedule(plan)
+        rings = [g for g in plan.caches.values() if g.contract == "stateful" and g.limited]
+        self.most = 0 if rings else most
+        """A state of a window takes no marks, so its sessions are not kept."""
+        self.copies = not any(function.states for function in plan.functions.values())
+        """Whether a session's memory can be copied: the host cannot copy a backend's state."""
+        self.known: list[Known] = []
+        """The most recently used session is the last."""
+
+    def feed(
+        self,
+        tokens: Sequence[int],
+        rows: Rows | None = None,
+        start: int = 0,
+        check: Callable[[], None] = lambda: None,
+    ) -> Fed:
+        """Feed a prompt to a session.
+
+        `rows` receives the logits of all tokens from position `start` on, and perhaps of some
+        before. `check` is called before every call; what it raises ends the feed. Raises
+        CetaneError as `Session.feed`.
+        """
+        calls = self.planned(tokens, scored=rows is not None)
+        unscored = [call for call in calls if rows is None or call.end <= start]
+        known, shared = self.open(unscored, logits=len(unscored) == len(calls))
+        for number, call in enumerate(calls[shared:], shared):
+            check()
+            scored, last = number >= len(unscored), number == len(calls) - 1
+            try:
+                made = known.session.feed(
+                    call.tokens, "all" if scored else "last" if last else "none"
+                )
+            except BaseException:
+                self.known = [other for other in self.known if other is not known]
+                raise
+            if made is not None and scored and rows is not None:
+                rows(call.end - len(call.tokens), made)
+            if made is not None and last:
+                known.logits = made[-1] if scored else made
+            if self.most:
+                known.add(call)
+        assert known.logits is not None
+        return Fed(known.session, known.logits, calls[shared - 1].end if shared else 0)
+
+    def planned(self, tokens: Sequence[int], scored: bool) -> list[PromptCall]:
+        """The calls of a prompt; `scored`: for the logits of all tokens."""
+        if not tokens:
+            raise CetaneError("no tokens to run")
+        calls: list[PromptCall] = []
+        end = 0
+        for call in self.schedule.cut(0, len(tokens), "all" if scored else "last"):
+            taken = tuple(tokens[end : end + call.count])
+            end += call.count
+            calls.append(PromptCall(call.mode, taken, end))
+        return calls
+
+    def open(self, calls: Sequence[PromptCall], logits: bool) -> tuple[Known, int]:
+        """A session for a prompt, and the number of its `calls` that it holds already.
+
+        A prompt that continues a session's prompt takes the session over. Any other prompt gets a
+        copy of the calls that it shares, so that two conversations do not drive each other out.
+        """
+        best = max(self.known, key=lambda known: known.shared(calls, logits), default=None)
+        shared = 0 if best is None else best.shared(calls, logits)
+        if best is None or not shared:
+            self.make_room(None)
+            known = Known(self.engine.session())
+        elif best.continues(calls) or not self.copies or self.most == 1:
+            best.return_to(shared)
+            self.known.remove(best)
+            known = best
+        else:
+            self.make_room(best)
+            known = Known(self.engine.session(), best.calls[:shared])
+            known.session.rewind(best.marks[shared].copied())
+            known.marks = {shared: known.session.mark()}
+            known.logits = best.logits if shared == len(best.calls) else None
+        if self.most:
+            self.known.append(known)
+        return known, shared
+
+    def make_room(self, spared: Known | None) -> None:
+        """Drop the session that was not used for the longest time, if there are too many."""
+        if len(self.known) >= self.most > 0:
+            self.known.remove(next(known for known in self.known if known is not spared))

@@ -1,0 +1,68 @@
+"""Scores: log probabilities of given tokens."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cetane.engine.backend import Array
+from cetane.engine.prefixes import Fed, Prefixes
+
+LEAST = -9999.0
+"""The log probability of a token that the head cannot choose, as OpenAI's API writes it."""
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    """A token's log probability, in nats, among all tokens that could have come in its place."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens and their log probabilities, in descending order."""
+
+    @property
+    def greedy(self) -> bool:
+        """Whether no token was likelier; known if `top` is not empty."""
+        return bool(self.top) and self.logprob == self.top[0][1]
+
+
+def token_score(logits: Array, token: int, top: int) -> TokenScore:
+    """The score of a token for the logits `(V,)`, with the `top` likeliest tokens.
+
+    Computed in float64, from the model's own distribution: before any sampling control.
+    """
+    scores = logits.astype(np.float64)
+    highest = scores.max()
+    total = highest + np.log(np.exp(scores - highest).sum())
+    top = min(top, len(scores))
+    likeliest = np.argpartition(-scores, top - 1)[:top] if top else np.zeros(0, int)
+    ordered = sorted(likeliest.tolist(), key=lambda other: (-scores[other], other))
+
+    def of(other: int) -> float:
+        return max(float(scores[other] - total), LEAST)
+
+    return TokenScore(token, of(token), tuple((other, of(other)) for other in ordered))
+
+
+def score(
+    prefixes: Prefixes,
+    tokens: Sequence[int],
+    start: int = 1,
+    top: int = 1,
+    check: Callable[[], None] = lambda: None,
+) -> tuple[list[TokenScore], Fed]:
+    """The scores of all tokens from position `start` >= 1 on, and the session that holds them.
+
+    Only one call's logits are in memory at a time. A start that is known is not computed again.
+    """
+    scores: list[TokenScore] = []
+
+    def rows(first: int, logits: Array) -> None:
+        for offset, row in enumerate(logits):
+            position = first + offset + 1  # a row predicts the token after its own
+            if start <= position < len(tokens):
+                scores.append(token_score(row, tokens[position], top))
+
+    fed = prefixes.feed(tokens, rows, start - 1, check)
+    return scores, fed

@@ -1,0 +1,1 @@
+"""Evaluation: lm-evaluation-harness on bundles."""

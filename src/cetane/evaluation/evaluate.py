@@ -1,0 +1,183 @@
+"""Evaluations: tasks of lm-evaluation-harness on a bundle, and on its Hugging Face model."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from math import isclose, sqrt
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from lm_eval.evaluator import simple_evaluate
+from lm_eval.loggers import EvaluationTracker
+from lm_eval.tasks import TaskManager
+
+from cetane.bundle import Bundle
+from cetane.checkpoint import open_checkpoint
+from cetane.errors import CetaneError
+from cetane.evaluation.answers import KeptAnswers
+from cetane.evaluation.figures import Evaluation, TaskFigure
+from cetane.evaluation.models import BundleModel, ReferenceModel, TokenModel
+from cetane.files import Progress, cache_dir, silent
+from cetane.gates.reference import Reference
+from cetane.validation import guess
+
+GATE = "evaluation"
+OWN_TASKS = Path(str(resources.files("cetane"))) / "data" / "tasks"
+
+
+def evaluate(
+    bundle: str | Path,
+    tasks: Sequence[str],
+    *,
+    limit: int | None = None,
+    fewshot: int | None = None,
+    chat: bool = False,
+    against_reference: bool = False,
+    model: str | Path | None = None,
+    backend: str = "auto",
+    include: str | Path | None = None,
+    output: str | Path | None = None,
+    progress: Progress = silent,
+) -> Evaluation:
+    """Run tasks of lm-evaluation-harness on a bundle.
+
+    - `limit`: the first samples of each task; `fewshot`: examples before each.
+    - `chat`: requests are turns of a conversation, by the model's template.
+    - `against_reference`: the Hugging Face model answers the same requests. `model` is the
+      checkpoint's new place, if it has moved since the build.
+    - `include`: a folder with more tasks as YAML. `output`: results as the harness writes them.
+
+    Answers are kept in the cache folder, so a run that was stopped goes on. The figures are kept in
+    the bundle. CetaneError for an unknown task, or a damaged bundle.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    opened = Bundle(Path(bundle))
+    opened.verify()
+    if opened.plan.recipe.head.choose:
+        raise CetaneError(f"{bundle} gives choices, not the log probabilities that tasks need")
+    manager = task_manager(include, tasks)
+    settings = {"limit": limit, "num_fewshot": fewshot, "apply_chat_template": chat}
+    own = BundleModel(opened, backend, kept(f"{opened.digest[:24]}-{backend}"), progress)
+    ours = run(own, tasks, manager, settings, output)
+    theirs, truth = None, None
+    if against_reference:
+        checkpoint = open_checkpoint(model or opened.manifest.source)
+        truth = ReferenceModel(
+            Reference(checkpoint), opened.tokenizer, own.max_length,
+            kept(f"{checkpoint.fingerprint[:24]}-reference"), progress,
+        )  # fmt: skip
+        theirs = run(truth, tasks, manager, settings, None)
+    result = Evaluation(
+        figures=tuple(figures(ours, theirs)), limit=limit, fewshot=fewshot, chat=chat,
+        nats=None if truth is None else distance(own, truth),
+        greedy=None if truth is None else agreement(own, truth),
+    )  # fmt: skip
+    if not opened.write_gate(GATE, result.model_dump(mode="json")):
+        result = result.model_copy(update={"warnings": ("the bundle is read-only",)})
+    return result
+
+
+def kept(name: str) -> KeptAnswers:
+    return KeptAnswers(cache_dir() / "evaluations" / f"{name}.jsonl")
+
+
+def task_manager(include: str | Path | None, tasks: Sequence[str]) -> TaskManager:
+    """The known tasks: the harness's, cetane's own, and those of a folder."""
+    if not tasks:
+        raise CetaneError("no task to run", "such as --tasks cetane_cloze,cetane_choice")
+    paths = [str(OWN_TASKS), *([str(include)] if include is not None else [])]
+    manager = TaskManager(include_path=paths, include_defaults=False)
+    if not set(tasks) <= set(manager.all_tasks):  # an index of the harness's tasks takes seconds
+        manager = TaskManager(include_path=paths)
+    for task in tasks:
+        if task not in manager.all_tasks:
+            raise CetaneError(
+                f"no task {task!r}; {guess(task, manager.all_tasks)}".rstrip("; "),
+                "lm_eval ls tasks lists those of the harness",
+            )
+    return manager
+
+
+def run(
+    model: TokenModel,
+    tasks: Sequence[str],
+    manager: TaskManager,
+    settings: Mapping[str, Any],
+    output: str | Path | None,
+) -> dict[str, Any]:
+    """The harness's results for a model, written to `output` as the harness does."""
+    tracker = EvaluationTracker(output_path=str(output)) if output is not None else None
+    try:
+        results = simple_evaluate(
+            model=model, tasks=list(tasks), task_manager=manager, log_samples=True,
+            bootstrap_iters=0, evaluation_tracker=tracker, verbosity="ERROR", **settings,
+        )  # fmt: skip
+    except CetaneError:
+        raise
+    except Exception as error:  # tasks are foreign code, and their data may be out of reach
+        raise CetaneError(f"the harness failed: {type(error).__name__}: {error}") from error
+    finally:
+        model.answers.save()
+    content: dict[str, Any] = dict(results)
+    if tracker is not None:
+        samples = content["samples"]
+        plain = {key: value for key, value in content.items() if key != "samples"}
+        tracker.save_results_aggregated(results=plain, samples=samples)
+        for task, rows in samples.items():
+            tracker.save_results_samples(task_name=task, samples=rows)
+    return content
+
+
+def figures(ours: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> list[TaskFigure]:
+    """All metrics of all tasks, with their distance from the reference."""
+    rows = []
+    for task, values in ours["results"].items():
+        for key, value in values.items():
+            metric, _, filtered = key.partition(",")
+            if not filtered or metric.endswith("_stderr") or not isinstance(value, int | float):
+                continue
+            own = of_samples(ours, task, metric, float(value))
+            row = TaskFigure(
+                task=task, metric=metric, samples=len(ours["samples"].get(task, ())),
+                value=float(value), error=error_of(own),
+            )  # fmt: skip
+            if theirs is not None:
+                other = float(theirs["results"][task][key])
+                pairs = zip(own, of_samples(theirs, task, metric, other), strict=False)
+                row = row.model_copy(update={
+                    "reference": other, "difference": row.value - other,
+                    "difference_error": error_of([one - two for one, two in pairs]),
+                })  # fmt: skip
+            rows.append(row)
+    return rows
+
+
+def of_samples(results: Mapping[str, Any], task: str, metric: str, value: float) -> list[float]:
+    """A metric of each sample; empty if the task's `value` is not their mean, as of perplexity."""
+    numbers = [sample.get(metric) for sample in results["samples"].get(task, ())]
+    values = [float(number) for number in numbers if isinstance(number, int | float)]
+    is_mean = len(values) == len(numbers) > 0 and isclose(fmean(values), value, abs_tol=1e-9)
+    return values if is_mean else []
+
+
+def error_of(values: Sequence[float]) -> float | None:
+    """The standard error of a mean; None for fewer than two values."""
+    return stdev(values) / sqrt(len(values)) if len(values) > 1 else None
+
+
+def distance(own: TokenModel, truth: TokenModel) -> float | None:
+    """The mean distance of the log likelihoods of the same continuations, in nats a token."""
+    shared = own.scored.keys() & truth.scored.keys()
+    tokens = sum(own.scored[key][1] for key in shared)
+    far = sum(abs(own.scored[key][0] - truth.scored[key][0]) for key in shared)
+    return far / tokens if tokens else None
+
+
+def agreement(own: TokenModel, truth: TokenModel) -> float | None:
+    """The share of continuations for which both models say the same about being greedy."""
+    shared = [*(own.scored.keys() & truth.scored.keys())]
+    same = [own.answers.known[key][1] == truth.answers.known[key][1] for key in shared]
+    return sum(same) / len(same) if same else None

@@ -1,0 +1,33 @@
+"""Figures of an evaluation: what a task measured, and how far it is from the reference."""
+
+from cetane.validation import Data
+
+
+class TaskFigure(Data):
+    """One metric of one task."""
+
+    task: str
+    metric: str
+    samples: int
+    value: float
+    error: float | None = None
+    """The standard error of the value; None if it is not a mean over samples."""
+    reference: float | None = None
+    """The value of the Hugging Face model on the same requests."""
+    difference: float | None = None
+    difference_error: float | None = None
+    """The standard error of the difference, from the same samples on both sides."""
+
+
+class Evaluation(Data):
+    """The figures of an evaluation, and how it was made."""
+
+    figures: tuple[TaskFigure, ...]
+    limit: int | None
+    fewshot: int | None
+    chat: bool
+    nats: float | None = None
+    """The mean distance of log likelihoods from the reference's, in nats a token."""
+    greedy: float | None = None
+    """The share of continuations for which both say the same about being greedy."""
+    warnings: tuple[str, ...] = ()

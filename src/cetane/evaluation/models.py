@@ -1,0 +1,203 @@
+"""Models for lm-evaluation-harness: a bundle's engine, and the Hugging Face model."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from cetane.bundle import Bundle
+from cetane.checkpoint import Tokenizer
+from cetane.engine.generate import extend, open_engine
+from cetane.engine.prefixes import Prefixes
+from cetane.engine.sampling import Sampler
+from cetane.engine.scores import TokenScore, score, token_score
+from cetane.errors import CetaneError
+from cetane.evaluation.answers import KeptAnswers
+from cetane.files import Progress, silent
+from cetane.gates.reference import Reference
+
+MOST = 256
+"""The most tokens of a generated answer, as in the harness, unless the task says otherwise."""
+
+Scored = tuple[tuple[str, str] | None, list[int], list[int]]
+"""A context and its continuation, as texts and as tokens."""
+
+
+class TokenModel(TemplateLM):
+    """What both models have in common: requests as tokens, in a good order, answered once."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, context: int, answers: KeptAnswers, progress: Progress = silent
+    ) -> None:
+        super().__init__()
+        self.own_tokenizer, self.max_length = tokenizer, context
+        self.answers, self.progress = answers, progress
+        self.scored: dict[str, tuple[float, int]] = {}
+        """The log likelihood and the tokens of every scored continuation, by its request."""
+
+    @abstractmethod
+    def scores(self, tokens: Sequence[int], start: int) -> list[TokenScore]:
+        """The scores of the tokens from position `start` >= 1 on, each with the likeliest token."""
+
+    @abstractmethod
+    def write(self, tokens: Sequence[int], most: int, temperature: float) -> Iterator[int]:
+        """Tokens that go on after `tokens`, at most `most`, up to a stop token."""
+
+    @property
+    def eot_token_id(self) -> int:
+        if not self.own_tokenizer.eos_ids:
+            raise CetaneError("the model has no stop token, which the harness needs")
+        return self.own_tokenizer.eos_ids[0]
+
+    @property
+    def prefix_token_id(self) -> int:
+        bos = self.own_tokenizer.bos_id
+        return self.eot_token_id if bos is None else bos
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.own_tokenizer.digest[:16]
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        return self.own_tokenizer.chat_template if chat_template else None
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        return self.own_tokenizer.render_chat(chat_history, add_generation_prompt)
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **_: Any
+    ) -> list[int]:
+        """Tokens of a text. By default as the model expects them: with BOS if it uses one."""
+        bos = self.own_tokenizer.special_tokens.get("bos_token")
+        if add_special_tokens is None:
+            add_special_tokens = bos is None or not string.startswith(bos)
+        encode = (
+            self.own_tokenizer.encode if add_special_tokens else self.own_tokenizer.encode_plain
+        )
+        return encode(string)
+
+    def _loglikelihood_tokens(
+        self, requests: list[Scored], disable_tqdm: bool = False, **ignored: Any
+    ) -> list[tuple[float, bool]]:
+        """The log likelihood of each continuation, and whether it is the greedy one.
+
+        Requests with a common context are answered one after another, so its tokens run once.
+        """
+        results: dict[int, tuple[float, bool]] = {}
+        order = sorted(range(len(requests)), key=lambda i: (requests[i][1], requests[i][2]))
+        for done, number in enumerate(order):
+            if not disable_tqdm:
+                self.progress("log likelihoods", done, len(order))
+            _, context, continuation = requests[number]
+            ids = [*context, *continuation][-self.max_length :]
+            count = min(len(continuation), len(ids) - 1)
+            results[number] = self.likelihood(ids, len(ids) - count)
+        self.answers.save()
+        return [results[number] for number in range(len(requests))]
+
+    def likelihood(self, ids: list[int], start: int) -> tuple[float, bool]:
+        """The log likelihood of the tokens from `start` on, in nats, kept for the next run."""
+        key, known = self.answers.get("likelihood", [ids, start])
+        if known is None:
+            scores = self.scores(ids, start)
+            known = [sum(s.logprob for s in scores), all(s.greedy for s in scores)]
+            self.answers.add(key, known)
+        total, greedy = known
+        self.scored[key] = float(total), len(ids) - start
+        return float(total), bool(greedy)
+
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
+        """The log likelihood of whole texts, in windows of the context."""
+        totals = []
+        for done, request in enumerate(requests):
+            self.progress("texts", done, len(requests))
+            windows = get_rolling_token_windows(
+                self.tok_encode(request.args[0], add_special_tokens=False),
+                self.prefix_token_id, self.max_length - 1, 1,
+            )  # fmt: skip
+            pairs = [(None, *make_disjoint_window(window)) for window in windows]
+            totals.append(sum(total for total, _ in self._loglikelihood_tokens(pairs, True)))
+        return totals
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """The answers to prompts, cut before the first of their stop texts."""
+        texts = []
+        for done, request in enumerate(requests):
+            self.progress("answers", done, len(requests))
+            prompt, options = request.args
+            options = normalize_gen_kwargs(dict(options), MOST)
+            most = min(int(options["max_gen_toks"]), self.max_length - 1)
+            ids = self.tok_encode(prompt)[-(self.max_length - most) :]
+            stops, temperature = options["until"], float(options.get("temperature", 0))
+            key, known = self.answers.get("answer", [ids, most, stops, temperature])
+            if known is None:
+                known = self.text(self.write(ids, most, temperature), stops)
+                if not temperature:
+                    self.answers.add(key, known)
+            texts.append(known)
+        self.answers.save()
+        return texts
+
+    def text(self, tokens: Iterable[int], stops: Sequence[str]) -> str:
+        """The text of tokens before the first stop text."""
+        stream, text = self.own_tokenizer.stream(), ""
+        for token in tokens:
+            text += stream.push(token)
+            if any(stop in text for stop in stops if stop):
+                break
+        else:
+            text += stream.finish()
+        for stop in filter(None, stops):
+            text = text.split(stop)[0]
+        return text
+
+
+class BundleModel(TokenModel):
+    """A bundle on its engine."""
+
+    def __init__(
+        self, bundle: Bundle, backend: str, answers: KeptAnswers, progress: Progress = silent
+    ) -> None:
+        super().__init__(bundle.tokenizer, bundle.plan.recipe.cache.context, answers, progress)
+        self.prefixes = Prefixes(open_engine(bundle, backend))
+
+    def scores(self, tokens: Sequence[int], start: int) -> list[TokenScore]:
+        return score(self.prefixes, tokens, start)[0]
+
+    def write(self, tokens: Sequence[int], most: int, temperature: float) -> Iterator[int]:
+        fed = self.prefixes.feed(tokens)
+        sampler = Sampler(temperature, seed=0)
+        return extend(fed.session, fed.logits, sampler, most, self.own_tokenizer.eos_ids)
+
+
+class ReferenceModel(TokenModel):
+    """The Hugging Face model of a checkpoint, in fp32."""
+
+    def __init__(
+        self, reference: Reference, tokenizer: Tokenizer, context: int, answers: KeptAnswers,
+        progress: Progress = silent,
+    ) -> None:  # fmt: skip
+        super().__init__(tokenizer, context, answers, progress)
+        self.reference = reference
+
+    def scores(self, tokens: Sequence[int], start: int) -> list[TokenScore]:
+        rows = range(start - 1, len(tokens) - 1)  # a row predicts the token after its own
+        logits = self.reference.run([tokens[:-1]], kept=[rows])[0].logits
+        return [token_score(row, tokens[at + 1], 1) for at, row in zip(rows, logits, strict=True)]
+
+    def write(self, tokens: Sequence[int], most: int, temperature: float) -> Iterator[int]:
+        sampler, ids = Sampler(temperature, seed=0), list(tokens)
+        for _ in range(most):
+            last = self.reference.run([ids], kept=[[len(ids) - 1]])[0].logits[-1]
+            ids.append(sampler(last))
+            if ids[-1] in self.own_tokenizer.eos_ids:
+                return
+            yield ids[-1]

@@ -1,0 +1,1 @@
+"""The server: bundles behind OpenAI's API, for the clients that people already use."""

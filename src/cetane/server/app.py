@@ -1,0 +1,311 @@
+"""The application: routes, keys, limits and errors."""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
+
+from cetane.errors import CetaneError
+from cetane.server.asks import chat_asks, completion_asks
+from cetane.server.errors import ApiError
+from cetane.server.forms import ChatForm, CompletionForm, Form
+from cetane.server.metrics import Metrics
+from cetane.server.requests import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+    parse,
+)
+from cetane.server.served import Served
+from cetane.server.settings import Settings
+from cetane.server.worker import Job, Worker
+from cetane.validation import validated
+
+Kind = TypeVar("Kind", bound=Body)
+Result = TypeVar("Result")
+
+GONE = Response(status_code=499)
+"""For a client that has left; nobody reads it."""
+
+
+class Service:
+    """All models of a server, each with its worker."""
+
+    def __init__(self, models: Sequence[Served], settings: Settings) -> None:
+        self.settings, self.metrics = settings, Metrics()
+        self.workers = {served.name: Worker(served, settings, self.metrics) for served in models}
+        if len(self.workers) < len(models):
+            raise CetaneError("two bundles have the same name", "rename one of the folders")
+
+    def worker(self, name: str | None) -> Worker:
+        """The worker of a model; without a name, of the first. Raises ApiError."""
+        if name is None:
+            return next(iter(self.workers.values()))
+        if name not in self.workers:
+            known = ", ".join(self.workers)
+            raise ApiError(404, f"model: no {name!r}; known: {known}", "model", "model_not_found")
+        return self.workers[name]
+
+    def close(self) -> None:
+        """Take no more requests; answers that are being written may end."""
+        for worker in self.workers.values():
+            worker.close(self.settings.grace)
+
+    @asynccontextmanager
+    async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        for worker in self.workers.values():
+            worker.start()
+        yield
+        self.close()
+        for worker in self.workers.values():
+            await asyncio.to_thread(worker.join)
+
+
+async def read(kind: type[Kind], http: Request, settings: Settings) -> Kind:
+    """The request in a body. Raises ApiError, also for a body that is too large or too slow."""
+    media = http.headers.get("content-type", "").split(";")[0].strip().lower()
+    if media != "application/json":  # a page on another site cannot send this without CORS
+        raise ApiError(415, "the content type must be application/json")
+    too_large = ApiError(413, f"the body has more than {settings.body_bytes} bytes")
+    declared = http.headers.get("content-length", "")
+    if declared.isascii() and declared.isdigit() and int(declared[:20]) > settings.body_bytes:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(settings.body_seconds):
+            async for chunk in http.stream():
+                body += chunk
+                if len(body) > settings.body_bytes:
+                    raise too_large
+    except TimeoutError as error:
+        raise ApiError(408, "the body did not come in time") from error
+    return parse(kind, bytes(body))
+
+
+async def gone(http: Request) -> None:
+    """Return when the client has left. The body must have been read."""
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_gone(http: Request, work: Awaitable[Result]) -> Result | None:
+    """The result of some work; None if the client leaves before."""
+    task, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone(http))
+    try:
+        await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for one in (task, leaving):
+            one.cancel()
+            with suppress(asyncio.CancelledError, ApiError):
+                await one
+
+
+async def respond(http: Request, worker: Worker, form: Form) -> Response:
+    """Run a request and give its answer, whole or as a stream."""
+    job = worker.submit(form.asks)
+    events = job.events()
+    if not form.request.stream:
+        try:
+            answer = await unless_gone(http, form.whole(events))
+        finally:
+            worker.cancel(job)
+        return GONE if answer is None else JSONResponse(answer.model_dump())
+    try:  # an error before the first event has a status of its own
+        lines = form.stream(events)
+        first = await unless_gone(http, anext(lines))
+    except BaseException:
+        worker.cancel(job)
+        raise
+    if first is None:
+        worker.cancel(job)
+        return GONE
+    return StreamingResponse(
+        streamed(first, lines, worker, job), media_type="text/event-stream",
+        headers={"Cache-Control": "no-cache"},
+    )  # fmt: skip
+
+
+async def streamed(
+    first: str, lines: AsyncIterator[str], worker: Worker, job: Job
+) -> AsyncIterator[str]:
+    """The lines of a stream. An error in mid-answer is a line of its own."""
+    try:
+        yield first
+        async for one in lines:
+            yield one
+    except ApiError as error:
+        yield f"data: {JSONResponse(error.as_json()).body.decode()}\n\n"  # type: ignore[union-attr]
+    finally:
+        worker.cancel(job)
+
+
+def routes(service: Service) -> APIRouter:
+    """All routes that need the key."""
+    settings = service.settings
+
+    def check_key(http: Request) -> None:
+        if settings.api_key is None:
+            return
+        sent = http.headers.get("authorization", "").encode("latin-1").removeprefix(b"Bearer ")
+        if not hmac.compare_digest(sent, settings.api_key.encode()):
+            raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+
+    router = APIRouter(dependencies=[Depends(check_key)])
+
+    @router.post("/v1/chat/completions")
+    async def chat(http: Request) -> Response:
+        request = await read(ChatRequest, http, settings)
+        worker = service.worker(request.model)
+        asks = await asyncio.to_thread(chat_asks, request, worker.served, settings)
+        return await respond(http, worker, ChatForm(request, worker.served, asks))
+
+    @router.post("/v1/completions")
+    async def completions(http: Request) -> Response:
+        request = await read(CompletionRequest, http, settings)
+        worker = service.worker(request.model)
+        asks = await asyncio.to_thread(completion_asks, request, worker.served, settings)
+        return await respond(http, worker, CompletionForm(request, worker.served, asks))
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        data = [model(worker.served, settings) for worker in service.workers.values()]
+        return {"object": "list", "data": data}
+
+    @router.get("/v1/models/{name}")
+    async def one_model(name: str) -> dict[str, Any]:
+        return model(service.worker(name).served, settings)
+
+    @router.post("/tokenize")
+    async def tokenize(http: Request) -> dict[str, Any]:
+        request = await read(TokenizeRequest, http, settings)
+        served = service.worker(request.model).served
+        encode = served.tokenizer.encode
+        if not request.add_special_tokens:
+            encode = served.tokenizer.encode_plain
+        tokens = await asyncio.to_thread(encode, request.prompt)
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": served.context}
+
+    @router.post("/detokenize")
+    async def detokenize(http: Request) -> dict[str, Any]:
+        request = await read(DetokenizeRequest, http, settings)
+        tokenizer = service.worker(request.model).served.tokenizer
+        text = await asyncio.to_thread(
+            tokenizer.decode, [min(token, 2**31) for token in request.tokens], False
+        )
+        return {"prompt": text}
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        """What lm-eval asks before it uses the routes above (as vLLM answers)."""
+        tokenizer = service.worker(None).served.tokenizer
+        roles = ("bos_token", "eos_token", "unk_token", "pad_token")
+        tokens = {role: tokenizer.special_tokens.get(role) for role in roles}
+        return {**tokens, "chat_template": tokenizer.chat_template}
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        content = generate_latest(service.metrics.registry)
+        return Response(content, media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+def model(served: Served, settings: Settings) -> dict[str, Any]:
+    """A model in the list of models. The last three fields are ours, for the chat page."""
+    return {
+        "id": served.name, "object": "model", "created": served.created, "owned_by": "cetane",
+        "context_length": served.context, "chat": served.tokenizer.has_chat_template,
+        "max_tokens": settings.max_tokens or served.context,
+    }  # fmt: skip
+
+
+def create_app(service: Service) -> FastAPI:
+    """The ASGI application of a service."""
+    app = FastAPI(
+        title="cetane", docs_url=None, redoc_url=None, openapi_url=None, lifespan=service.lifespan
+    )
+    app.state.service = service
+    app.include_router(routes(service))
+    page = resources.files("cetane.server").joinpath("page.html").read_text(encoding="utf-8")
+    policy = page_policy(page)
+
+    @app.get("/")
+    async def chat_page() -> HTMLResponse:
+        return HTMLResponse(page, headers={"Content-Security-Policy": policy})
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    handlers: dict[type[Exception], Callable[[Request, Any], Response]] = {
+        ApiError: lambda _, error: in_api_form(error),
+        CetaneError: lambda _, error: in_api_form(ApiError(400, str(error))),
+        HTTPException: lambda _, error: in_api_form(ApiError(error.status_code, error.detail)),
+        ClientDisconnect: lambda *_: GONE,
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)
+    settings = service.settings
+    if settings.hosts:
+        app.add_middleware(
+            TrustedHostMiddleware, allowed_hosts=list(settings.hosts), www_redirect=False
+        )
+    if settings.origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(settings.origins), allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type"],
+        )  # fmt: skip
+    return app
+
+
+def page_policy(page: str) -> str:
+    """The content policy of the chat page: it loads nothing, runs only its own script, and talks
+    only to its own server."""
+
+    def own(tag: str) -> str:
+        (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+
+    return (
+        f"default-src 'none'; script-src {own('script')}; style-src {own('style')}; "
+        "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
+
+
+def in_api_form(error: ApiError) -> Response:
+    return JSONResponse(error.as_json(), error.status)
+
+
+def serve(*bundles: str | Path, backend: str = "auto", **settings: Any) -> FastAPI:
+    """The ASGI application that serves bundles behind OpenAI's API.
+
+    `backend` is as in `load`; `settings` are those of `cetane.server.settings.Settings`.
+    CetaneError for a damaged bundle or a wrong setting.
+
+    >>> app = cetane.serve(bundle, queue=8)
+    >>> app.title
+    'cetane'
+    """
+    if not bundles:
+        raise CetaneError("no bundle to serve")
+    checked = validated(Settings, settings, "the server's settings")
+    opened = [Served(Path(bundle), backend, checked) for bundle in bundles]
+    return create_app(Service(opened, checked))

@@ -1,0 +1,225 @@
+"""From requests to asks: prompts as tokens, and options as this model can honour them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cetane.errors import CetaneError
+from cetane.pipeline.language_model import Sampling
+from cetane.server.errors import ApiError, unsupported
+from cetane.server.grammar import GrammarConstraint, grammar_of
+from cetane.server.requests import (
+    AssistantMessage,
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    Content,
+    Generation,
+    NamedTool,
+    ToolMessage,
+)
+from cetane.server.served import Served
+from cetane.server.settings import Settings
+from cetane.server.tools import described, forced_grammar
+from cetane.server.writing import Ask
+from cetane.validation import parse_json
+
+
+def chat_asks(request: ChatRequest, served: Served, settings: Settings) -> list[Ask]:
+    """The asks of a chat request, one for each choice. Raises ApiError."""
+    check_count(request.n, settings)
+    ids = chat_ids(request, served)
+    top = (request.top_logprobs or 0) if request.logprobs else None
+    most = request.max_completion_tokens or request.max_tokens
+    return asks(
+        request, served, settings, [ids], "messages", most, top, chat_grammar(request, served)
+    )
+
+
+def completion_asks(request: CompletionRequest, served: Served, settings: Settings) -> list[Ask]:
+    """The asks of a request for completions: for every prompt, one for each choice."""
+    prompts = completion_prompts(request, served)
+    if len(prompts) > settings.prompts:
+        raise ApiError(400, f"prompt: more than {settings.prompts} prompts", "prompt")
+    check_count(request.n, settings)
+    grammar = grammar_of(request.response_format)
+    return asks(
+        request, served, settings, prompts, "prompt", request.max_tokens, request.logprobs, grammar,
+        request.echo,
+    )  # fmt: skip
+
+
+def check_count(count: int, settings: Settings) -> None:
+    if count > settings.choices:
+        raise ApiError(400, f"n: at most {settings.choices}", "n", "invalid_value")
+
+
+def asks(
+    request: Generation,
+    served: Served,
+    settings: Settings,
+    prompts: Sequence[Sequence[int]],
+    param: str,
+    most: int | None,
+    top: int | None,
+    grammar: str | None,
+    echo: bool = False,
+) -> list[Ask]:
+    """The asks for prompts. `param` names the field that holds them."""
+    limit = settings.max_tokens or served.context
+    if most is not None and most > limit and settings.max_tokens is not None:
+        raise ApiError(400, f"max_tokens: at most {limit} here", "max_tokens", "invalid_value")
+    most = limit if most is None else min(most, limit)
+    constraint = None if grammar is None else compiled(grammar, served, request)
+    check_choices(request, served, top, grammar)
+    for ids in prompts:
+        check_prompt(ids, served, param)
+    return [
+        Ask(
+            tuple(ids),
+            most,
+            sampling(request, served, number),
+            request.stops,
+            top,
+            echo,
+            constraint,
+        )
+        for ids in prompts
+        for number in range(request.n)
+    ]
+
+
+def check_prompt(ids: Sequence[int], served: Served, param: str) -> None:
+    """Raise ApiError for a prompt that the model cannot take."""
+    if not ids:
+        raise ApiError(400, f"{param}: the prompt has no tokens", param, "invalid_value")
+    if len(ids) > served.context:
+        raise ApiError(
+            400,
+            f"{param}: the prompt has {len(ids)} tokens, the context holds {served.context}",
+            param, "context_length_exceeded",
+        )  # fmt: skip
+    unknown = next((token for token in ids if token >= served.plan.vocab), None)
+    if unknown is not None:
+        raise ApiError(400, f"{param}: token {unknown} is not in the vocabulary", param)
+
+
+def check_choices(
+    request: Generation, served: Served, top: int | None, grammar: str | None
+) -> None:
+    """Raise ApiError if a head that gives only its choice cannot do what is asked."""
+    if not served.chooses:
+        return
+    reason = "this model gives only its likeliest token"
+    if request.temperature:
+        raise unsupported("temperature", f"{reason}; send 0")
+    if top is not None:
+        raise unsupported("logprobs", reason)
+    for name in ("logit_bias", "presence_penalty", "frequency_penalty"):
+        if getattr(request, name):
+            raise unsupported(name, reason)
+    if grammar is not None:
+        raise unsupported("response_format", reason)
+
+
+def sampling(request: Generation, served: Served, number: int) -> Sampling:
+    """The sampling of one choice; choices after the first have seeds of their own."""
+    bias: dict[int, float] = {}
+    for text, value in request.logit_bias.items():
+        if not (text.isascii() and text.isdigit() and int(text) < served.plan.vocab):
+            raise ApiError(400, f"logit_bias: no token {text!r}", "logit_bias", "invalid_value")
+        bias[int(text)] = value
+    return Sampling(
+        temperature=request.temperature, top_k=request.top_k, top_p=request.top_p,
+        min_p=request.min_p, seed=None if request.seed is None else request.seed + number,
+        presence_penalty=request.presence_penalty, frequency_penalty=request.frequency_penalty,
+        logit_bias=bias,
+    )  # fmt: skip
+
+
+def compiled(grammar: str, served: Served, request: Generation) -> GrammarConstraint:
+    """A grammar, ready for this model."""
+    param = "response_format" if request.response_format is not None else "tools"
+    try:
+        grammars = served.grammars
+    except CetaneError as error:
+        raise unsupported(param, error.message) from error
+    return grammars.constraint(grammar, param)
+
+
+def chat_grammar(request: ChatRequest, served: Served) -> str | None:
+    """The grammar that a chat request asks for; None without."""
+    forced = forced_grammar(request, served.tokenizer.chat_template or "")
+    return forced if forced is not None else grammar_of(request.response_format)
+
+
+def chat_ids(request: ChatRequest, served: Served) -> list[int]:
+    """The tokens of a conversation, by the model's own template."""
+    template = served.tokenizer.chat_template
+    if template is None:
+        raise unsupported(
+            "messages", "this model has no chat template, so it is only for /v1/completions"
+        )
+    tools = [] if request.tool_choice == "none" else request.tools
+    if isinstance(request.tool_choice, NamedTool):
+        name = request.tool_choice.function.name
+        tools = [tool for tool in tools if tool.function.name == name]
+    if tools and "tools" not in template:
+        raise unsupported("tools", "the model's chat template knows no tools")
+    messages = [plain(message) for message in request.messages]
+    try:
+        return served.tokenizer.chat(messages, tools=described(tools))
+    except CetaneError as error:
+        raise ApiError(400, f"messages: {error.message}", "messages", "invalid_value") from error
+
+
+def plain(message: ChatMessage) -> Mapping[str, Any]:
+    """A message as chat templates read it: content as text, arguments of calls as objects."""
+    role = "system" if message.role == "developer" else message.role
+    content: dict[str, Any] = {"role": role, "content": text_of(message.content)}
+    if not isinstance(message, ToolMessage) and message.name is not None:
+        content["name"] = message.name
+    if isinstance(message, ToolMessage):
+        content["tool_call_id"] = message.tool_call_id
+    if isinstance(message, AssistantMessage) and message.tool_calls:
+        content["tool_calls"] = [
+            {"id": call.id, "type": "function",
+             "function": {"name": call.function.name, "arguments": read(call.function.arguments)}}
+            for call in message.tool_calls
+        ]  # fmt: skip
+    return content
+
+
+def read(arguments: str) -> Any:
+    """The arguments of an earlier call, which clients send as a text of JSON."""
+    param = "messages"
+    try:
+        return parse_json(arguments, f"{param}: the arguments of a tool call")
+    except CetaneError as error:
+        raise ApiError(400, error.message, param, "invalid_value") from error
+
+
+def text_of(content: Content | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content)
+
+
+def completion_prompts(request: CompletionRequest, served: Served) -> list[list[int]]:
+    """The prompts of a request for completions, as tokens."""
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return [encoded(prompt, served)]
+    if all(isinstance(part, int) for part in prompt):
+        return [[part for part in prompt if isinstance(part, int)]]
+    return [
+        encoded(part, served) if isinstance(part, str) else list(part)
+        for part in prompt
+        if not isinstance(part, int)
+    ]
+
+
+def encoded(text: str, served: Served) -> list[int]:
+    try:
+        return served.tokenizer.encode(text)
+    except CetaneError as error:
+        raise ApiError(400, f"prompt: {error.message}", "prompt", "invalid_value") from error

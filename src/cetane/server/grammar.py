@@ -1,0 +1,108 @@
+"""Grammars: llguidance decides which tokens an answer may go on with."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLTokenizer
+
+from cetane.checkpoint import Tokenizer
+from cetane.errors import CetaneError
+from cetane.server.errors import ApiError
+from cetane.server.requests import (
+    GrammarFormat,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    RegexFormat,
+    ResponseFormat,
+    TextFormat,
+)
+
+COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""The white space of JSON: fixed, since a small model may write blanks without end."""
+
+
+class Grammars:
+    """Makes constraints for one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
+        if not tokenizer.eos_ids:
+            raise CetaneError("the model has no stop token, so no grammar can end its answers")
+        self.vocab = vocab
+        self.tokenizer = LLTokenizer(
+            tokenizer.backend.to_str(), n_vocab=vocab, eos_token=list(tokenizer.eos_ids)
+        )
+
+    def constraint(self, grammar: str, param: str) -> "GrammarConstraint":
+        """A new constraint for a grammar. Raises ApiError if llguidance refuses it, or if it is
+        too large."""
+        matcher = LLMatcher(self.tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            raise refused(matcher, param)
+        constraint = GrammarConstraint(matcher, self.vocab)
+        constraint.allowed()  # some grammars only fail at the first token
+        if matcher.is_error():
+            raise refused(matcher, param)
+        return constraint
+
+
+class GrammarConstraint:
+    """A grammar's state in one answer."""
+
+    def __init__(self, matcher: LLMatcher, vocab: int) -> None:
+        self.matcher, self.vocab = matcher, vocab
+
+    def fresh(self) -> "GrammarConstraint":
+        """The same grammar, for another answer."""
+        matcher = self.matcher.deep_copy()
+        matcher.reset()
+        return GrammarConstraint(matcher, self.vocab)
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """Whether each token may come next, `(V,)`."""
+        packed = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
+        return np.unpackbits(packed, count=self.vocab, bitorder="little").astype(bool)
+
+    def keep(self, token: int) -> None:
+        """Go on after a token. Raises CetaneError at a limit of llguidance."""
+        if not self.matcher.consume_token(token):
+            raise CetaneError(f"the grammar failed: {first_line(self.matcher)}")
+
+
+def refused(matcher: LLMatcher, param: str) -> ApiError:
+    return ApiError(400, f"{param}: {first_line(matcher)}", param, "invalid_value")
+
+
+def first_line(matcher: LLMatcher) -> str:
+    return (matcher.get_error() or "no reason given").split("\n")[0]
+
+
+def grammar_of(response_format: ResponseFormat | None) -> str | None:
+    """The grammar of a response format, for llguidance; None if there is no constraint."""
+    match response_format:
+        case None | TextFormat():
+            return None
+        case JsonObjectFormat():
+            return json_grammar({"type": "object"})
+        case JsonSchemaFormat():
+            return json_grammar(response_format.json_schema.schema_)
+        case RegexFormat():
+            return str(LLMatcher.grammar_from_regex(response_format.regex))
+        case GrammarFormat():
+            return str(LLMatcher.grammar_from_lark(response_format.grammar))
+
+
+def json_grammar(schema: Mapping[str, Any] | bool) -> str:
+    """The grammar of JSON that a schema allows."""
+    try:
+        return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=COMPACT))
+    except ValueError as error:
+        text = str(error).split("\n")[0]
+        raise ApiError(400, f"response_format: {text}", "response_format") from error
+
+
+def lark_json(schema: Mapping[str, Any]) -> str:
+    """A schema as a term of a Lark grammar."""
+    return "%json " + json.dumps({**schema, "x-guidance": COMPACT})

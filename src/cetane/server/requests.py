@@ -1,0 +1,279 @@
+"""Requests, as OpenAI's API and vLLM's tokenizer routes define them.
+
+Unknown fields are refused, and so are values that the server would not honour.
+"""
+
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cetane.errors import CetaneError
+from cetane.server.errors import ApiError
+from cetane.validation import parse_json, reason
+
+Kind = TypeVar("Kind", bound="Body")
+
+
+class Body(BaseModel):
+    """The base of all requests. Types are strict: `"1"` is no number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+
+
+Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class StreamOptions(Body):
+    """Options of a stream."""
+
+    include_usage: bool = False
+
+
+class TextFormat(Body):
+    """No constraint."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Body):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(Body):
+    """A schema with its name. `strict` is always so."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    description: str = ""
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+    strict: bool = True
+
+
+class JsonSchemaFormat(Body):
+    """JSON that is valid against a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class RegexFormat(Body):
+    """Text that matches a regular expression. An extension of OpenAI's API."""
+
+    type: Literal["regex"]
+    regex: str
+
+
+class GrammarFormat(Body):
+    """Text of a grammar in llguidance's Lark dialect. An extension of OpenAI's API."""
+
+    type: Literal["grammar"]
+    grammar: str
+
+
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat | GrammarFormat,
+    Field(discriminator="type"),
+]
+
+
+class Generation(Body):
+    """What requests for chat and for completions have in common."""
+
+    model: str
+    max_tokens: int | None = Field(default=None, ge=0)
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    top_p: float = Field(default=1.0, ge=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    """0 keeps all tokens. With `min_p` an extension of OpenAI's API, as in llama.cpp and vLLM."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
+    stop: Stop | list[Stop] = Field(default_factory=list, max_length=1000)
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
+    n: int = Field(default=1, ge=1)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+
+    @model_validator(mode="after")
+    def options_of_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: only for stream = true")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+class TextPart(Body):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = str | list[TextPart]
+
+
+class FunctionCall(Body):
+    """A call that the model made earlier."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Body):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class SystemMessage(Body):
+    role: Literal["system", "developer"]
+    content: Content
+    name: str | None = None
+
+
+class UserMessage(Body):
+    role: Literal["user"]
+    content: Content
+    name: str | None = None
+
+
+class AssistantMessage(Body):
+    role: Literal["assistant"]
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] = Field(default_factory=list)
+
+
+class ToolMessage(Body):
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str
+
+
+ChatMessage = Annotated[
+    SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
+]
+
+
+class ToolFunction(Body):
+    """A function that the model may call."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    description: str = ""
+    parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object"})
+    strict: bool = False
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class NamedFunction(Body):
+    name: str
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatRequest(Generation):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    tools: list[Tool] = Field(default_factory=list, max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool = True
+
+    @model_validator(mode="after")
+    def consistent(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs: only for logprobs = true")
+        if None not in (self.max_tokens, self.max_completion_tokens):
+            raise ValueError("max_tokens: leave it out, since max_completion_tokens is given")
+        if self.max_tokens == 0:
+            raise ValueError("max_tokens: must be at least 1")
+        if self.tool_choice not in (None, "none") and not self.tools:
+            raise ValueError("tool_choice: only with tools")
+        forced = self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+        if forced and self.response_format is not None:
+            raise ValueError("response_format: not together with a tool_choice that forces a call")
+        names = [tool.function.name for tool in self.tools]
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise ValueError(f"tool_choice: no tool {self.tool_choice.function.name!r}")
+        return self
+
+
+Ids = list[Annotated[int, Field(ge=0)]]
+
+
+class CompletionRequest(Generation):
+    """`POST /v1/completions`."""
+
+    prompt: str | Ids | list[str] | list[Ids]
+    max_tokens: int | None = Field(default=16, ge=0)
+    echo: bool = False
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    best_of: Literal[1] = 1
+
+    @model_validator(mode="after")
+    def consistent(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens: 0 is only for echo = true")
+        return self
+
+
+class TokenizeRequest(Body):
+    """`POST /tokenize`, as in vLLM."""
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(Body):
+    """`POST /detokenize`, as in vLLM."""
+
+    model: str | None = None
+    tokens: Ids
+
+
+def parse(kind: type[Kind], body: bytes) -> Kind:
+    """The request in a body. Raises ApiError that names the wrong field.
+
+    A field that is null counts as left out.
+    """
+    try:
+        content = parse_json(body, "the request's body")
+    except CetaneError as error:
+        raise ApiError(400, error.message, code="invalid_json") from error
+    if not isinstance(content, dict):
+        raise ApiError(400, "the request's body is not a JSON object", code="invalid_json")
+    try:
+        return kind.model_validate({k: v for k, v in content.items() if v is not None})
+    except ValidationError as error:
+        raise wrong_field(error, kind) from error
+    except (RecursionError, UnicodeError, OverflowError) as error:
+        raise ApiError(400, f"the request's body: {error}", code="invalid_json") from error
+
+
+def wrong_field(error: ValidationError, kind: type[Body]) -> ApiError:
+    """The error for the first wrong field."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    text = reason(error, kind)
+    path = [str(part) for part in first["loc"]]
+    param = ".".join(path) if path else text.split(":")[0]
+    known = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}
+    return ApiError(400, text, param, known.get(first["type"], "invalid_value"))

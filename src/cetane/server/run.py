@@ -1,0 +1,49 @@
+"""Running a server: its socket, and its end by a signal."""
+
+import socket
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from cetane.errors import CetaneError
+from cetane.server.app import Service
+
+
+class Server(uvicorn.Server):
+    """A server that tells its models at once when it is asked to stop, and then ends normally."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self.service = service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit  # a second signal does not wait
+        self.should_exit = True
+        self.service.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens. Raises CetaneError if the address is taken or is not ours."""
+    try:
+        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(address[0], socket.SOCK_STREAM)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address[4])
+        bound.listen(2048)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CetaneError(
+            f"cannot listen on {host}:{port}: {reason}", "try another --port"
+        ) from error
+    return bound
+
+
+def run(app: FastAPI, bound: socket.socket) -> None:
+    """Serve until a signal ends it. Answers that are being written may end first."""
+    service: Service = app.state.service
+    config = uvicorn.Config(
+        app, log_level="warning", server_header=False, lifespan="on",
+        timeout_graceful_shutdown=int(service.settings.grace) + 5,
+    )  # fmt: skip
+    Server(config, service).run(sockets=[bound])

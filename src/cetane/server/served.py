@@ -1,0 +1,73 @@
+"""A model that is served: a bundle, its engine, and what its answers need."""
+
+from functools import cached_property
+from pathlib import Path
+
+from cetane.bundle import Bundle
+from cetane.engine.generate import open_engine
+from cetane.engine.prefixes import Prefixes
+from cetane.engine.sampling import Sampler
+from cetane.schema.plan import Plan
+from cetane.server.grammar import Grammars
+from cetane.server.settings import Settings
+from cetane.speculate.controller import Controller
+from cetane.speculate.ngram import Ngram
+from cetane.speculate.open import DrafterOptions, longest_draft, open_controller
+from cetane.speculate.speculator import Speculator
+
+
+class Served:
+    """A bundle behind the API. Only its worker's thread may use the engine."""
+
+    def __init__(self, path: Path, backend: str, settings: Settings) -> None:
+        """Verify and open a bundle. Raises CetaneError if it is damaged or missing."""
+        self.bundle = Bundle(path)
+        self.bundle.verify()
+        self.name = path.resolve().name
+        self.created = int((path / "manifest.json").stat().st_mtime)
+        self.tokenizer = self.bundle.tokenizer
+        self.engine = open_engine(self.bundle, backend)
+        self.prefixes = Prefixes(self.engine, settings.prefixes)
+        self.controller: Controller | None = None
+        widths = [mode.tokens for mode in self.plan.modes.values()]
+        if settings.speculation and max(widths) > 1:
+            self.longest = longest_draft(DrafterOptions("ngram"), self.engine)
+            self.controller = open_controller(self.engine, self.longest)
+        # What the first request would otherwise wait for: functions are prepared on first use.
+        Prefixes(self.engine, 0).feed([0] * min(max(widths), self.context))
+
+    @property
+    def plan(self) -> Plan:
+        return self.bundle.plan
+
+    @property
+    def context(self) -> int:
+        """The most tokens of a prompt and its answer together."""
+        return self.plan.recipe.cache.context
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the head gives only its choice, so that answers are greedy."""
+        return self.plan.recipe.head.choose
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        return Grammars(self.tokenizer, self.plan.vocab)
+
+    def speculator(self, sampler: Sampler) -> Speculator | None:
+        """A speculator for one answer; None where drafts are not wanted.
+
+        Verifying calls round differently. So an answer with a seed, which promises to be repeated
+        exactly, goes without. Drafts come from the answer's own text: no other client's text shows.
+        """
+        if self.controller is None or sampler.seed is not None:
+            return None
+        return Speculator([Ngram()], self.longest, self.controller)
+
+    def token_text(self, token: int) -> str:
+        """A token as OpenAI's API writes it: its text, or its bytes if they are no text alone."""
+        raw = self.tokenizer.token_bytes(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

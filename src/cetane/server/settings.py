@@ -1,0 +1,37 @@
+"""The settings of a server, with its limits."""
+
+from pydantic import Field
+
+from cetane.validation import Data
+
+
+class Settings(Data):
+    """What a server allows its clients. The command's options have the same names."""
+
+    queue: int = Field(default=64, ge=0)
+    """Requests that may wait for a model. Beyond that, the answer is 429."""
+    seconds: float = Field(default=600, gt=0)
+    """The longest time of a request, waiting included."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """The most tokens of an answer; None for the rest of the context."""
+    choices: int = Field(default=16, ge=1)
+    """The most answers of a request: `n`, times its prompts."""
+    prompts: int = Field(default=256, ge=1)
+    """The most prompts of a request for completions."""
+    body_bytes: int = Field(default=4 << 20, ge=1)
+    """The largest body of a request."""
+    body_seconds: float = Field(default=30, gt=0)
+    """The longest time in which a client sends a body."""
+    grace: float = Field(default=10, ge=0)
+    """Seconds that answers have to end when the server is stopped."""
+    prefixes: int = Field(default=4, ge=0)
+    """Sessions that are kept for prompts with a known start, each with its caches."""
+    speculation: bool = True
+    """Whether drafts from the text itself may speed up answers, where that pays."""
+    api_key: str | None = Field(default=None, min_length=1, repr=False)
+    """The key that clients must send; None for no key."""
+    origins: tuple[str, ...] = ()
+    """Origins of web pages that may call the server from a browser (CORS)."""
+    hosts: tuple[str, ...] = ()
+    """Names under which clients may address the server; any if empty. Against pages that give the
+    server's address to a name of their own."""

@@ -1,0 +1,109 @@
+"""Calls of tools: their forms in the text of a model, and in OpenAI's API.
+
+A model writes calls as its chat template shows it. Three forms cover the templates that are common:
+
+- Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`;
+- Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}]`;
+- Llama 3 and others: an object or a list of objects as the whole text, with `parameters` or
+  `arguments`.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llguidance import LLMatcher
+
+from cetane.server.answers import CalledFunction, MadeCall
+from cetane.server.grammar import lark_json
+from cetane.server.requests import ChatRequest, NamedTool, Tool
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+MARKED = re.compile(re.escape(OPEN) + r"(.*?)(?:" + re.escape(CLOSE) + r"|$)", re.DOTALL)
+LEADING = ("[TOOL_CALLS]", "<|python_tag|>")
+"""Markers before calls that take the rest of the text."""
+FENCE = re.compile(r"^```(?:json)?\s*(.*?)\s*```$", re.DOTALL)
+STARTS = (OPEN, *LEADING, "{", "[", "```")
+"""The ways in which a text that is a call begins."""
+
+
+def described(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Tools for a chat template, as OpenAI's API writes them."""
+    return [tool.model_dump(exclude={"function": {"strict"}}) for tool in tools]
+
+
+def parse_calls(text: str, names: Sequence[str]) -> tuple[str, list[MadeCall]]:
+    """The text before the calls, and the calls. A call of an unknown tool counts as text."""
+    marked = [call for match in MARKED.finditer(text) for call in objects(match[1], names)]
+    if marked:
+        return text.split(OPEN)[0].strip(), marked
+    whole = text.strip()
+    for marker in LEADING:
+        whole = whole.removeprefix(marker).strip()
+    fenced = FENCE.match(whole)
+    calls = objects(fenced[1] if fenced else whole, names)
+    return ("", calls) if calls else (text, [])
+
+
+def objects(text: str, names: Sequence[str]) -> list[MadeCall]:
+    """The calls in a text that is an object, a list, or objects between semicolons."""
+    decoder, rest, values = json.JSONDecoder(), text.strip(), []
+    while rest:
+        try:
+            value, end = decoder.raw_decode(rest)
+        except (ValueError, RecursionError):
+            return []
+        values += value if isinstance(value, list) else [value]
+        rest = rest[end:].lstrip().removeprefix(";").lstrip()
+    calls = [one_call(value, names) for value in values]
+    return [call for call in calls if call is not None] if all(calls) else []
+
+
+def one_call(value: Any, names: Sequence[str]) -> MadeCall | None:
+    """An object as a call; None if it is none, or names no tool of the request."""
+    if not isinstance(value, dict) or value.get("name") not in names:
+        return None
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):  # some models write the arguments as a text of JSON
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return None
+    if not isinstance(arguments, dict):
+        return None
+    function = CalledFunction(name=value["name"], arguments=json.dumps(arguments))
+    return MadeCall(id=f"call_{secrets.token_hex(12)}", function=function)
+
+
+def forced_grammar(request: ChatRequest, template: str) -> str | None:
+    """The grammar of a call that the request forces, in the template's form; None without."""
+    choice = request.tool_choice
+    if choice == "required":
+        tools = request.tools
+    elif isinstance(choice, NamedTool):
+        tools = [tool for tool in request.tools if tool.function.name == choice.function.name]
+    else:
+        return None
+    arguments = "parameters" if '"parameters": ' in template and OPEN not in template else None
+    schemas = [call_schema(tool, arguments or "arguments") for tool in tools]
+    term = lark_json(schemas[0] if len(schemas) == 1 else {"anyOf": schemas})
+    start = f'"{OPEN}\\n" call "\\n{CLOSE}"' if OPEN in template else "call"
+    return str(LLMatcher.grammar_from_lark(f"start: {start}\ncall: {term}"))
+
+
+def call_schema(tool: Tool, arguments: str) -> Mapping[str, Any]:
+    """The JSON schema of a call of a tool."""
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool.function.name}, arguments: tool.function.parameters},
+        "required": ["name", arguments],
+        "additionalProperties": False,
+    }
+
+
+def may_be_call(text: str) -> bool:
+    """Whether a text so far may become a call, so that a stream must wait."""
+    start = text.lstrip()
+    return any(start.startswith(s) or s.startswith(start) for s in STARTS) or OPEN in text

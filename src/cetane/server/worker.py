@@ -1,0 +1,170 @@
+"""The worker: one thread and one queue for each model."""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+
+from cetane.errors import CetaneError
+from cetane.server.errors import ApiError
+from cetane.server.metrics import Metrics
+from cetane.server.served import Served
+from cetane.server.settings import Settings
+from cetane.server.writing import Ask, Ending, Event, OutOfTime, Writer
+
+
+class Left(Exception):
+    """The client has left, so nobody wants the answer."""
+
+
+class Job:
+    """A request on its way: what is asked, and what has been written of it."""
+
+    def __init__(self, asks: Sequence[Ask], seconds: float) -> None:
+        """Made on the event loop that reads its events."""
+        self.asks = tuple(asks)
+        self.asked = time.perf_counter()
+        self.deadline = self.asked + seconds
+        self.left = False
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[tuple[int, Event] | ApiError | None] = asyncio.Queue()
+
+    def check(self) -> None:
+        """Raise Left or OutOfTime if the job should end."""
+        if self.left:
+            raise Left
+        if time.perf_counter() > self.deadline:
+            raise OutOfTime
+
+    def put(self, event: "tuple[int, Event] | ApiError | None") -> None:
+        """Hand an event to the event loop; None is the end. For any thread."""
+        with suppress(RuntimeError):  # the loop is closed: nobody reads
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+    async def events(self) -> AsyncIterator[tuple[int, Event]]:
+        """The number of an ask, and what is written of its answer. Raises ApiError."""
+        while (event := await self._events.get()) is not None:
+            if isinstance(event, ApiError):
+                raise event
+            yield event
+
+
+class Worker:
+    """Runs the jobs of a model in the order in which they came, one at a time."""
+
+    def __init__(self, served: Served, settings: Settings, metrics: Metrics) -> None:
+        self.served, self.settings, self.metrics = served, settings, metrics
+        self._queue: deque[Job] = deque()
+        self._changed = threading.Condition()
+        self._running: Job | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name=f"model {served.name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, asks: Sequence[Ask]) -> Job:
+        """Put a job into the queue. Raises ApiError if the queue is full or closed."""
+        job = Job(asks, self.settings.seconds)
+        with self._changed:
+            if self._closing:
+                raise closing()
+            busy = self._running is not None or bool(self._queue)
+            if busy and len(self._queue) >= self.settings.queue:
+                self._end("refused")
+                raise ApiError(
+                    429, f"{len(self._queue)} requests wait already: try again later",
+                    code="queue_full",
+                )  # fmt: skip
+            self._queue.append(job)
+            self._gauge()
+            self._changed.notify()
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """End a job whose client has left: at once if it waits, else before the next step."""
+        job.left = True
+        with self._changed:
+            if job in self._queue:
+                self._queue.remove(job)
+                self._end("left")
+                self._gauge()
+
+    def close(self, grace: float) -> None:
+        """Take no more jobs, refuse those that wait, and end the running one within `grace`
+        seconds."""
+        with self._changed:
+            self._closing = True
+            while self._queue:
+                self._queue.popleft().put(closing())
+            if self._running is not None:
+                end = time.perf_counter() + grace
+                self._running.deadline = min(self._running.deadline, end)
+            self._gauge()
+            self._changed.notify()
+
+    def join(self) -> None:
+        """Wait until the running job has ended."""
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._running = None
+                self._gauge()
+                while not self._queue and not self._closing:
+                    self._changed.wait()
+                if not self._queue:
+                    return
+                job = self._running = self._queue.popleft()
+                self._gauge()
+            self.metrics.queued.labels(self.served.name).observe(time.perf_counter() - job.asked)
+            self._run(job)
+
+    def _run(self, job: Job) -> None:
+        """Write all answers of a job. Whatever fails ends this job only."""
+        try:
+            for number, ask in enumerate(job.asks):
+                job.check()
+                writer = Writer(self.served, ask, self.metrics, job.check, job.asked)
+                ending = writer.write(lambda event, number=number: job.put((number, event)))  # type: ignore[misc]
+                self._count(ending)
+                job.put((number, ending))
+            self._end("answered")
+            job.put(None)
+        except Left:
+            self._end("left")
+        except OutOfTime:
+            self._end("timeout")
+            job.put(ApiError(503, "the time of this request is over", code="timeout"))
+        except CetaneError as error:
+            self._end("failed")
+            job.put(ApiError(500, str(error)))
+        except BaseException as error:  # the thread must live on
+            self._end("failed")
+            job.put(ApiError(500, f"{type(error).__name__}: {error}"))
+
+    def _count(self, ending: Ending) -> None:
+        """Add an answer to the metrics."""
+        name, metrics = self.served.name, self.metrics
+        metrics.prompt_tokens.labels(name).inc(ending.prompt)
+        metrics.cached_tokens.labels(name).inc(ending.cached)
+        metrics.tokens.labels(name).inc(ending.tokens)
+        metrics.drafted.labels(name).inc(ending.drafted)
+        metrics.accepted.labels(name).inc(ending.accepted)
+        metrics.prefixes.labels(name, "hit" if ending.cached else "miss").inc()
+
+    def _end(self, how: str) -> None:
+        self.metrics.requests.labels(self.served.name, how).inc()
+
+    def _gauge(self) -> None:
+        name = self.served.name
+        self.metrics.waiting.labels(name).set(len(self._queue))
+        self.metrics.running.labels(name).set(self._running is not None)
+
+
+def closing() -> ApiError:
+    return ApiError(503, "the server is stopping", code="stopping")

@@ -1,0 +1,202 @@
+"""Writing: one answer, from its prompt's tokens to pieces of text with their scores."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+
+from cetane.engine.backend import Array
+from cetane.engine.generate import extend
+from cetane.engine.prefixes import Fed
+from cetane.engine.sampling import Sampler
+from cetane.engine.scores import TokenScore, score, token_score
+from cetane.pipeline.language_model import Sampling
+from cetane.server.answers import FinishReason
+from cetane.server.grammar import GrammarConstraint
+from cetane.server.metrics import Metrics
+from cetane.server.served import Served
+from cetane.speculate.speculator import Counters, Speculator
+
+
+class OutOfTime(Exception):
+    """The time of a request is over."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One answer that is asked for."""
+
+    ids: tuple[int, ...]
+    """The tokens of the prompt."""
+    most: int
+    """The most tokens of the answer."""
+    sampling: Sampling = field(default_factory=Sampling)
+    stops: tuple[str, ...] = ()
+    top: int | None = None
+    """Scores are wanted, each with so many of the likeliest tokens; None for no scores."""
+    echo: bool = False
+    """Whether the prompt's own tokens are scored too."""
+    grammar: GrammarConstraint | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of an answer: whole characters, and the scores of its tokens."""
+
+    text: str
+    scores: tuple[TokenScore, ...] = ()
+
+
+@dataclass(frozen=True)
+class Echo:
+    """The scores of a prompt's tokens, but the first."""
+
+    scores: tuple[TokenScore, ...]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The end of an answer, with its counts of tokens."""
+
+    reason: FinishReason
+    prompt: int
+    cached: int
+    tokens: int
+    drafted: int = 0
+    accepted: int = 0
+    last: TokenScore | None = None
+    """The score of the stop token, if one ended the answer."""
+
+
+Event = Echo | Piece | Ending
+
+
+class Held:
+    """Text that waits until it is sure that no stop text begins in it."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self.stops, self.text = stops, ""
+        self.stopped = False
+
+    def push(self, piece: str) -> str:
+        """The text that is sure by now. After a stop text nothing more comes."""
+        self.text += piece
+        places = [place for stop in self.stops if (place := self.text.find(stop)) >= 0]
+        if places:
+            self.stopped = True
+            sure, self.text = self.text[: min(places)], ""
+            return sure
+        waiting = max((overlap(self.text, stop) for stop in self.stops), default=0)
+        cut = len(self.text) - waiting
+        sure, self.text = self.text[:cut], self.text[cut:]
+        return sure
+
+
+def overlap(text: str, stop: str) -> int:
+    """The length of the longest end of a text that begins a stop text."""
+    most = min(len(text), len(stop) - 1)
+    return next((n for n in range(most, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+class Writer:
+    """Writes one answer on the worker's thread."""
+
+    def __init__(
+        self, served: Served, ask: Ask, metrics: Metrics, check: Callable[[], None], asked: float
+    ) -> None:
+        """`check` is called before every call of the model. `asked`: when the request came."""
+        self.served, self.ask, self.metrics = served, ask, metrics
+        self.check, self.asked = check, asked
+        self.noted: deque[TokenScore] = deque()
+        """Scores of tokens that a step gave, and that have not come yet."""
+        self.scores: list[TokenScore] = []
+        """Scores of tokens whose text waits."""
+        self.count = 0
+        """The tokens of the answer so far."""
+        self.last: tuple[int, float] | None = None
+        """The position of the session at the last step, and the time."""
+
+    def write(self, emit: Callable[[Event], None]) -> Ending:
+        """Write the answer; `emit` gets every piece. Returns its end, which is not emitted.
+
+        Raises OutOfTime if the time is over before the first token.
+        """
+        served, ask = self.served, self.ask
+        if ask.echo and ask.top is not None:
+            scores, fed = score(served.prefixes, ask.ids, 1, ask.top, self.check)
+            emit(Echo(tuple(scores)))
+        else:
+            fed = served.prefixes.feed(ask.ids, check=self.check)
+        self.session = fed.session
+        constraint = None if ask.grammar is None else ask.grammar.fresh()
+        sampler = Sampler(**ask.sampling, constraint=constraint)
+        drafts = served.speculator(sampler)
+        if drafts is not None:
+            drafts.begin(fed.session, ask.ids)
+        reason, last = self.take(self.generation(fed, sampler, drafts), emit)
+        counts = Counters() if drafts is None else drafts.counters
+        return Ending(
+            reason, len(ask.ids), fed.cached, self.count, counts.drafted, counts.accepted, last
+        )
+
+    def generation(
+        self, fed: Fed, sampler: Sampler, drafts: Speculator | None
+    ) -> Generator[int, None, str]:
+        """The tokens of the answer."""
+        if not self.ask.most:
+            return "length"
+        stop = self.served.tokenizer.eos_ids
+        return (
+            yield from extend(
+                fed.session, fed.logits, sampler, self.ask.most, stop, drafts, self.note
+            )
+        )
+
+    def take(
+        self, tokens: Generator[int, None, str], emit: Callable[[Event], None]
+    ) -> tuple[FinishReason, TokenScore | None]:
+        """Emit the text of tokens up to the end. Returns its reason, and a stop token's score."""
+        text, held = self.served.tokenizer.stream(), Held(self.ask.stops)
+        stop_token = False
+        while True:
+            try:
+                token = next(tokens)
+            except StopIteration as end:
+                stop_token = end.value == "stop"
+                break
+            self.count += 1
+            if self.noted:
+                self.scores.append(self.noted.popleft())
+            self.emit(held.push(text.push(token)), emit)
+            if held.stopped:
+                break
+            try:
+                self.check()
+            except OutOfTime:
+                break
+        tokens.close()
+        last = self.noted.popleft() if stop_token and self.noted else None
+        if not held.stopped:
+            rest = held.push(text.finish().rstrip("\N{REPLACEMENT CHARACTER}"))  # half a character
+            self.emit(rest if held.stopped else rest + held.text, emit)
+        if self.scores:
+            emit(Piece("", tuple(self.scores)))
+        return "stop" if stop_token or held.stopped else "length", last
+
+    def emit(self, text: str, emit: Callable[[Event], None]) -> None:
+        """Emit text with the scores that wait for it."""
+        if text:
+            emit(Piece(text, tuple(self.scores)))
+            self.scores = []
+
+    def note(self, token: int, logits: Array) -> None:
+        """Called with every new token: measure the step, and score the token."""
+        now, position = time.perf_counter(), self.session.position
+        name = self.served.name
+        if self.last is None:
+            self.metrics.first.labels(name).observe(now - self.asked)
+        elif position != self.last[0]:  # else it came with the one before, by a draft
+            self.metrics.step.labels(name).observe(now - self.last[1])
+        self.last = position, now
+        if self.ask.top is not None:
+            self.noted.append(token_score(logits, token, self.ask.top))

@@ -1,0 +1,147 @@
+"""cetane eval and the server against the harness's own Hugging Face model, on the same weights."""
+
+import json
+from typing import Any
+
+import pytest
+from lm_eval.evaluator import simple_evaluate
+from lm_eval.tasks import TaskManager
+from tests.server.conftest import running
+
+import cetane
+from cetane.bundle import Bundle
+from cetane.errors import CetaneError
+from cetane.evaluation.evaluate import OWN_TASKS
+from cetane.evaluation.models import TokenModel
+from cetane.server.app import serve
+
+TASKS = ["cetane_cloze", "cetane_choice"]
+LIMIT = 3
+
+
+@pytest.fixture(scope="module")
+def bundle(chat_bundle: Bundle) -> Bundle:
+    return chat_bundle
+
+
+def likelihoods(results: Any) -> dict[tuple[str, int], list[list[Any]]]:
+    """The log likelihood and the greedy flag of every request, by task and sample."""
+    return {
+        (task, sample["doc_id"]): [list(one[0]) for one in sample["resps"]]
+        for task, samples in results["samples"].items()
+        for sample in samples
+    }
+
+
+def harness(model: str, arguments: str) -> dict[tuple[str, int], list[list[Any]]]:
+    manager = TaskManager(include_path=str(OWN_TASKS), include_defaults=False)
+    results = simple_evaluate(
+        model=model, model_args=arguments, tasks=TASKS, limit=LIMIT, task_manager=manager,
+        bootstrap_iters=0, batch_size=1, device="cpu",
+    )  # fmt: skip
+    return likelihoods(results)
+
+
+@pytest.fixture(scope="module")
+def truth(bundle: Bundle) -> Any:
+    """`lm_eval --model hf` on the checkpoint."""
+    return harness("hf", f"pretrained={bundle.manifest.source},dtype=float32")
+
+
+@pytest.fixture(scope="module")
+def in_process(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """`cetane eval`, with the harness's files read back."""
+    folder = tmp_path_factory.mktemp("results")
+    result = cetane.evaluate(
+        bundle.path, TASKS, limit=LIMIT, output=folder, against_reference=True, backend="portable"
+    )
+    samples: dict[str, list[Any]] = {}
+    for path in folder.rglob("samples_*.jsonl"):
+        task = next(task for task in TASKS if task in path.name)
+        samples[task] = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(list(folder.rglob("results_*.json"))) == 1
+    return result, likelihoods({"samples": samples})
+
+
+def test_cetane_eval_agrees_with_hf(in_process: Any, truth: Any) -> None:
+    result, ours = in_process
+    assert ours.keys() == truth.keys() and len(ours) == 2 * LIMIT
+    far = []
+    for key, values in truth.items():
+        for (one, greedy), (other, same) in zip(ours[key], values, strict=True):
+            far.append(abs(float(one) - other))
+            assert (str(greedy) == "True") == same
+    assert sum(far) / len(far) < 0.05  # of continuations of about six tokens
+    assert result.nats < 0.01 and result.greedy == 1
+    names = {(figure.task, figure.metric) for figure in result.figures}
+    assert names == {("cetane_cloze", "acc"), ("cetane_cloze", "perplexity"),
+                     ("cetane_choice", "acc"), ("cetane_choice", "acc_norm")}  # fmt: skip
+    for figure in result.figures:
+        assert figure.difference == pytest.approx(figure.value - figure.reference)
+        assert figure.samples == LIMIT
+        means = figure.metric != "perplexity"
+        assert (figure.error is not None) == (figure.difference_error is not None) == means
+
+
+def test_the_server_gives_the_same_numbers(bundle: Bundle, in_process: Any) -> None:
+    """`lm_eval --model local-completions`, with nothing but the address."""
+    with running(serve(bundle.path, backend="portable")) as url:
+        served = harness(
+            "local-completions",
+            f"model={bundle.path.name},base_url={url}/v1/completions,max_length=1024",
+        )
+    _, ours = in_process
+    assert served.keys() == ours.keys()
+    for key, values in served.items():
+        for (one, greedy), (other, same) in zip(values, ours[key], strict=True):
+            assert one == pytest.approx(float(other), abs=1e-9)
+            assert greedy == (str(same) == "True")
+
+
+def test_a_run_that_was_stopped_goes_on(
+    bundle: Bundle, in_process: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise AssertionError("it was asked again")
+
+    monkeypatch.setattr("cetane.evaluation.models.BundleModel.scores", fail)
+    again = cetane.evaluate(bundle.path, TASKS, limit=LIMIT, backend="portable")
+    first, _ = in_process
+    assert [f.value for f in again.figures] == [f.value for f in first.figures]
+    assert bundle.gates()["evaluation"]["figures"][0]["task"] in TASKS
+
+
+class Written(TokenModel):
+    """A model that writes a fixed text."""
+
+    def scores(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+    def write(self, tokens: Any, most: int, temperature: float) -> Any:
+        self.asked = len(tokens), most
+        return iter(self.own_tokenizer.encode("one two STOP three")[:most])
+
+
+def test_generated_answers_end_at_their_stop_text(bundle: Bundle) -> None:
+    from lm_eval.api.instance import Instance
+
+    from cetane.evaluation.answers import KeptAnswers
+
+    model = Written(bundle.tokenizer, 256, KeptAnswers(None))
+    request = Instance(
+        "generate_until", {}, ("p" * 300, {"until": ["STOP"], "max_gen_toks": 99}), 0
+    )
+    assert model.generate_until([request]) == ["one two "]
+    assert model.asked == (256 - 99, 99)
+
+
+def test_wrong_use(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    def own_only(include_path: list[str], include_defaults: bool = True) -> TaskManager:
+        """Without the index of all tasks of the harness, which takes seconds."""
+        return TaskManager(include_path=include_path, include_defaults=False)
+
+    monkeypatch.setattr("cetane.evaluation.evaluate.TaskManager", own_only)
+    with pytest.raises(CetaneError, match="did you mean 'cetane_cloze'"):
+        cetane.evaluate(bundle.path, ["cetane_close"])
+    with pytest.raises(CetaneError, match="no task to run"):
+        cetane.evaluate(bundle.path, [])

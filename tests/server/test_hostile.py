@@ -1,0 +1,224 @@
+"""Clients that do wrong: each gets a clear answer or a clean end, and the next is served."""
+
+import http.client
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+ASKED = {"model": "tiny", "prompt": "the rating", "max_tokens": 2, "seed": 1}
+LONG = ASKED | {"max_tokens": 900, "logit_bias": {"0": -100}}
+JSON = {"Content-Type": "application/json"}
+
+Answer = tuple[int, Any]
+
+
+def post(
+    url: str, body: bytes | dict[str, Any], path: str = "/v1/completions", **headers: str
+) -> Answer:
+    """The status and the JSON of an answer."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+    connection.request("POST", path, content, JSON | headers)
+    response = connection.getresponse()
+    status, text = response.status, response.read()
+    connection.close()
+    return status, json.loads(text)
+
+
+def connect(url: str) -> socket.socket:
+    address = urlsplit(url)
+    return socket.create_connection((address.hostname, address.port), timeout=20)
+
+
+def head(length: int) -> bytes:
+    lines = ["POST /v1/completions HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json",
+             f"Content-Length: {length}", "", ""]  # fmt: skip
+    return "\r\n".join(lines).encode()
+
+
+def metric(url: str, name: str) -> float:
+    connection = http.client.HTTPConnection(urlsplit(url).netloc)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+def idle(url: str, seconds: float) -> bool:
+    """Whether the server has nothing to do within some seconds."""
+    end = time.monotonic() + seconds
+    while metric(url, "cetane_running_requests") + metric(url, "cetane_queue_requests"):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@pytest.fixture(autouse=True)
+def the_next_is_served(url: str) -> Iterator[None]:
+    yield
+    status, answer = post(url, ASKED)
+    assert status == 200 and answer["usage"]["completion_tokens"] == 2
+
+
+def deep(depth: int) -> bytes:
+    return b'{"model": "tiny", "prompt": ' + b"[" * depth + b"]" * depth + b"}"
+
+
+BODIES = {
+    "no JSON": (b"{", 400, "not valid JSON"),
+    "a list": (b"[]", 400, "not a JSON object"),
+    "invalid UTF-8": (b'{"model": "\xff\xfe"}', 400, "not valid JSON"),
+    "a lone surrogate": (b'{"model": "tiny", "prompt": "\\ud800"}', 400, ""),
+    "deeply nested": (deep(50_000), 400, "too deeply nested"),
+    "many digits": (b'{"seed": 1' + b"0" * 60 + b"}", 400, "digits"),
+    "NaN": (b'{"model": "tiny", "prompt": "x", "temperature": NaN}', 400, "temperature"),
+    "a body that is too large": (b" " * 300_000, 413, "more than 200000 bytes"),
+    "no prompt": (b'{"model": "tiny"}', 400, "prompt"),
+    "an empty prompt": (b'{"model": "tiny", "prompt": []}', 400, "no tokens"),
+    "a token that is none": (b'{"model": "tiny", "prompt": [999]}', 400, "token 999"),
+    "a huge token": (b'{"model": "tiny", "prompt": [1' + b"0" * 30 + b"]}", 400, "prompt"),
+    "many choices": (json.dumps(ASKED | {"n": 10_000}).encode(), 400, "n: at most 8"),
+    "a long prompt": (json.dumps(ASKED | {"prompt": [5] * 1025}).encode(), 400, "1025 tokens"),
+    "many prompts": (json.dumps(ASKED | {"prompt": ["x"] * 300}).encode(), 400, "256 prompts"),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_bad_body(url: str, name: str) -> None:
+    body, status, message = BODIES[name]
+    got, answer = post(url, body)
+    assert got == status
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    assert message in answer["error"]["message"]
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def crossed(width: int) -> dict[str, Any]:
+    """All of ten times any of `width`: as a grammar it has `width ** 10` ways."""
+
+    def one(i: int, j: int) -> dict[str, Any]:
+        return {"properties": {f"{i}-{j}": {"type": "string"}}, "required": [f"{i}-{j}"]}
+
+    return {"allOf": [{"anyOf": [one(i, j) for j in range(width)]} for i in range(10)]}
+
+
+SCHEMAS = {
+    "nested": nested(40),
+    "crossed": crossed(9),
+    "itself": {"$ref": "#"},
+    "a large pattern": {"type": "string", "pattern": "((a{1,900}){1,900}b){1,900}"},
+    "elsewhere": {"$ref": "http://localhost/schema.json"},
+    "a large enum": {"enum": [f"value {i}" for i in range(9000)]},
+    "no sense": {"type": "sandwich"},
+}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_schema_that_explodes(url: str, name: str) -> None:
+    asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMAS[name]}}
+    started = time.monotonic()
+    status, answer = post(url, ASKED | {"response_format": asked})
+    assert time.monotonic() - started < 10
+    assert status in (200, 400)
+    if status == 400:
+        assert answer["error"]["param"] == "response_format"
+
+
+def test_a_body_that_does_not_come(url: str) -> None:
+    for content in (b"", b'{"model":'):
+        with connect(url) as client:
+            client.sendall(head(1000) + content)
+            assert b"408" in client.recv(1000)
+
+
+def test_a_client_that_sends_half_a_body_and_leaves(url: str) -> None:
+    with connect(url) as client:
+        client.sendall(head(1000) + b'{"model":')
+    assert idle(url, 1)
+
+
+def test_a_body_without_a_length(url: str) -> None:
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+    pieces = (b" " * 50_000 for _ in range(20))
+    with suppress(BrokenPipeError, ConnectionResetError):  # it may refuse before all is sent
+        connection.request("POST", "/v1/completions", pieces, JSON, encode_chunked=True)
+    assert connection.getresponse().status == 413
+
+
+def test_a_hundred_megabytes(url: str) -> None:
+    with connect(url) as client:  # refused by its length, before it is sent
+        client.sendall(head(100_000_000))
+        assert b"413" in client.recv(1000)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_hangs_up(url: str, stream: bool) -> None:
+    left = metric(url, 'cetane_requests_total{end="left"')
+    body = json.dumps(LONG | {"stream": stream}).encode()
+    with connect(url) as client:
+        client.sendall(head(len(body)) + body)
+        if stream:
+            assert b"200 OK" in client.recv(1000)
+        else:
+            while not metric(url, "cetane_running_requests"):
+                time.sleep(0.001)
+    assert idle(url, 0.5)
+    assert metric(url, 'cetane_requests_total{end="left"') == left + 1
+
+
+def test_other_methods_paths_and_types(url: str) -> None:
+    assert post(url, {}, "/v1/embeddings")[0] == 404
+    assert post(url, {}, "/v1/models")[0] == 405
+    assert "error" in post(url, {}, "/v1/models")[1]
+    status, answer = post(url, ASKED, **{"Content-Type": "text/plain"})
+    assert status == 415 and "application/json" in answer["error"]["message"]
+
+
+def test_key_hosts_origins_and_a_full_queue(bundle: Any, serving: Callable[[Any], Any]) -> None:
+    from cetane.server.app import serve
+
+    app = serve(bundle.path, queue=1, api_key="sésame", hosts=("127.0.0.1",), speculation=False,
+                origins=("http://friend.example",), max_tokens=1000, prefixes=0)  # fmt: skip
+    key = {"Authorization": "Bearer sésame".encode().decode("latin-1")}
+    with serving(app) as url:
+        for wrong in ({}, {"Authorization": "Bearer x"}, {"Authorization": "sésam"}):
+            status, answer = post(url, ASKED, **wrong)
+            assert status == 401 and answer["error"]["code"] == "invalid_api_key"
+        assert post(url, ASKED | {"max_tokens": 2000}, **key)[1]["error"]["param"] == "max_tokens"
+        connection = http.client.HTTPConnection(urlsplit(url).netloc)
+        for host, status in (("evil.example", 400), ("127.0.0.1", 200)):
+            connection.request("GET", "/health", headers={"Host": host})
+            response = connection.getresponse()
+            response.read()
+            assert response.status == status
+        for origin in ("http://friend.example", "http://other.example"):
+            connection.request("GET", "/health", headers={"Origin": origin})
+            response = connection.getresponse()
+            response.read()
+            allowed = response.headers["Access-Control-Allow-Origin"]
+            assert (allowed == origin) == ("friend" in origin)
+        body = json.dumps(LONG | {"stream": True}).encode()
+        extra = b"Authorization: Bearer s\xc3\xa9same\r\n\r\n"
+        with connect(url) as one, connect(url) as two:
+            for client in (one, two):
+                client.sendall(head(len(body))[:-2] + extra + body)
+                if client is one:
+                    assert b"200 OK" in client.recv(1000)
+            answers = [post(url, ASKED, **key) for _ in range(3)]  # `two` may need a moment
+            status, answer = answers[-1]
+            assert status == 429 and answer["error"]["type"] == "rate_limit_error"
+        while post(url, ASKED, **key)[0] == 429:
+            pass
+        assert post(url, ASKED, **key)[0] == 200

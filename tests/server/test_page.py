@@ -1,0 +1,118 @@
+"""The chat page in Chromium: a conversation by keyboard, at two sizes, in light and dark."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.server.chromium import Chromium, program
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    path = program()
+    if path is None:
+        pytest.skip("there is no Chromium, and it cannot be installed here")
+    with Chromium(path, tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+TURNS = "[...document.querySelectorAll('.turn .body')].map(one => one.textContent)"
+IDLE = "document.getElementById('send').getAttribute('aria-label') === 'Send'"
+FOCUS = "document.activeElement.id || document.activeElement.getAttribute('aria-label')"
+
+
+def ask(browser: Chromium, text: str) -> None:
+    browser.run("document.getElementById('ask').focus()")
+    browser.type(text)
+    browser.press("Enter", 13, text="\r")
+
+
+def test_a_conversation(browser: Chromium, url: str) -> None:
+    browser.open(url)
+    browser.until("document.querySelector('#model option')")
+    browser.run("localStorage.setItem('cetane.settings', '{\"max_tokens\": 12, \"seed\": 5}')")
+    browser.open(url)
+    browser.until("document.querySelector('#model option')")
+    assert browser.run(FOCUS) == "ask"  # the keyboard alone is enough
+    browser.type("what is <b>cetane</b>?")
+    browser.press("Enter", 13, text="\r")
+    browser.until(f"{TURNS}.length === 2 && {IDLE}")
+    question, answer = browser.run(TURNS)
+    assert question == "what is <b>cetane</b>?" and answer
+    assert "12 tokens" in browser.run("document.querySelector('.facts').textContent")
+    ask(browser, "and its rating")
+    browser.until(f"{TURNS}.length === 4 && {IDLE}")
+    assert browser.run(TURNS)[:2] == [question, answer]
+
+    browser.run("document.querySelectorAll('[aria-label=\"Write again\"]')[1].click()")
+    browser.until(f"{TURNS}.length === 4 && {IDLE}")
+    browser.run("document.querySelector('[aria-label=Edit]').click()")
+    assert browser.run(FOCUS) == "Edit your message"
+    browser.run("document.activeElement.select()")
+    browser.type("something else")
+    browser.run("document.querySelector('.editor .primary').click()")
+    browser.until(f"{TURNS}.length === 2 && {IDLE}")
+    assert browser.run(TURNS)[0] == "something else"
+
+    browser.run("document.getElementById('new').click()")
+    assert browser.run(TURNS) == []
+    browser.open(url)  # conversations are still there
+    browser.until("document.querySelector('#list button')")
+    browser.run("document.querySelector('#list button').click()")
+    assert browser.run(TURNS)[0] == "something else"
+    nothing_to_say(browser, url)
+
+
+def test_stop(browser: Chromium, url: str) -> None:
+    browser.run("settings.max_tokens = 900")
+    ask(browser, "a long answer")
+    browser.until("document.querySelector('.cursor')?.textContent.length > 5")
+    browser.press("Escape", 27)
+    browser.until(IDLE)
+    assert "stopped" in browser.run("[...document.querySelectorAll('.facts')].pop().textContent")
+    browser.run("settings.max_tokens = 12")
+
+
+def test_markdown_makes_no_tags_of_text(browser: Chromium) -> None:
+    text = (
+        "# T\\n<img src=x onerror=alert(1)> **b** `c<d`\\n\\n- one\\n  - two\\n\\n```js\\n<x>\\n```"
+    )
+    browser.run(f"document.getElementById('log').replaceChildren(markdown('{text}'))")
+    tags = "[...document.querySelectorAll('#log *')].map(one => one.tagName).join(' ')"
+    assert browser.run(tags) == "H2 P STRONG CODE UL LI UL LI DIV DIV SPAN BUTTON PRE CODE"
+    assert "<img src=x" in browser.run("document.getElementById('log').textContent")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("dark", [False, True])
+def test_sizes_and_schemes(
+    browser: Chromium, url: str, tmp_path: Path, width: int, dark: bool
+) -> None:
+    browser.open(url, width, 844, dark)
+    browser.until("document.querySelector('#model option')")
+    picture = browser.picture(tmp_path / "page.png")
+    image = np.asarray(Image.open(io.BytesIO(picture)).convert("L"))
+    assert image.shape == (844, width)
+    assert (np.median(image) < 60) == dark
+    assert image.std() > 5
+    assert browser.run("document.documentElement.scrollWidth") == width
+    unnamed = "[...document.querySelectorAll('button, input, textarea, select')].filter(one => "
+    unnamed += "!one.textContent.trim() && !one.getAttribute('aria-label') && !one.labels?.length)"
+    assert browser.run(f"{unnamed}.length") == 0
+    nothing_to_say(browser, url)
+
+
+def nothing_to_say(browser: Chromium, url: str) -> None:
+    """No message in the console, and no request to elsewhere."""
+    loud = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
+    assert [event for event in browser.events if event.get("method") in loud] == []
+    requests: list[Any] = [
+        event["params"]["request"]["url"]
+        for event in browser.events
+        if event.get("method") == "Network.requestWillBeSent"
+    ]
+    assert requests and all(one.startswith((url, "data:")) for one in requests)

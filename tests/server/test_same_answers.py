@@ -1,0 +1,73 @@
+"""The same answer to the same seed: alone, among others, streamed or not, known or new."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from cetane.engine.generate import open_engine
+from cetane.engine.prefixes import Prefixes
+from cetane.engine.sampling import Sampler
+from cetane.speculate.ngram import Ngram
+from cetane.speculate.speculator import Speculator
+
+
+def ask(client: openai.OpenAI, number: int, stream: bool = False) -> str:
+    text = "the rating of a fuel " * (number % 5) + f"client {number}"
+    options: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": text}],
+                               "seed": number, "max_tokens": 6, "temperature": 1.2}  # fmt: skip
+    if not stream:
+        return client.chat.completions.create(**options).choices[0].message.content or ""
+    chunks = client.chat.completions.create(stream=True, **options)
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+@pytest.fixture
+def forgetful(application: Any, bundle: Any) -> None:
+    """The server without what it knows of earlier prompts."""
+    (worker,) = application.state.service.workers.values()
+    worker.served.prefixes = Prefixes(open_engine(bundle))
+
+
+def test_drafts_change_nothing_but_the_speed(
+    client: openai.OpenAI, application: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (worker,) = application.state.service.workers.values()
+
+    def always(sampler: Sampler) -> Speculator:
+        return Speculator([Ngram()], 3)
+
+    asked: dict[str, Any] = {
+        "model": "tiny", "prompt": "fuel " * 12, "max_tokens": 40, "logprobs": 2,
+        "temperature": 0, "logit_bias": {"0": -100}, "stop": ["never this"],
+        "extra_body": {"response_format": {"type": "regex", "regex": "(fuel |rating ){4,9}"}},
+    }  # fmt: skip
+    plain = client.completions.create(seed=1, **asked)
+    monkeypatch.setattr(worker.served, "speculator", always)
+    drafted = client.completions.create(**asked)
+    details = drafted.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens > 5
+    (one,), (other,) = plain.choices, drafted.choices
+    assert (one.text, one.finish_reason) == (other.text, other.finish_reason)
+    assert one.logprobs.tokens == other.logprobs.tokens
+    stopped = [
+        client.completions.create(**seed, **asked | {"stop": ["l rating", "l fuel f"]}).choices[0]
+        for seed in ({"seed": 1}, {})
+    ]
+    assert stopped[0].logprobs.tokens == stopped[1].logprobs.tokens
+    assert stopped[0].finish_reason == stopped[1].finish_reason == "stop"
+    np.testing.assert_allclose(
+        one.logprobs.token_logprobs, other.logprobs.token_logprobs, atol=1e-4
+    )
+
+
+def test_alone_and_in_a_queue_of_32(client: openai.OpenAI, forgetful: None) -> None:
+    alone = [ask(client, number) for number in range(32)]
+    known = [ask(client, number) for number in range(32)]
+    with ThreadPoolExecutor(32) as pool:
+        queued = [*pool.map(lambda number: ask(client, number), range(32))]
+        streamed = [*pool.map(lambda number: ask(client, number, stream=True), range(32))]
+    assert alone == known == queued == streamed
+    assert len(set(alone)) > 25
