@@ -80,18 +80,18 @@ def right_ports(family: str, formats: list[str], seeds: int, tok: Tokenizer) -> 
 def tables(rows: list[Row]) -> Iterator[str]:
     """The page's tables, as Markdown."""
     families = list(dict.fromkeys(row["family"] for row in rows))
-    yield "| family | bits | wrong ports | certified | right ports | refused |"
-    yield "| --- | --- | --- | --- | --- | --- |"
+    yield f"Every port at {', '.join(FORMATS)}:"
+    yield ""
+    yield "| family | wrong ports | certified | right ports | refused |"
+    yield "| --- | ---: | ---: | ---: | ---: |"
     for family in families:
-        for form in FORMATS:
-            own = [row for row in rows if (row["family"], row["bits"]) == (family, form)]
-            wrong, right = ([row for row in own if row["wrong"] is is_] for is_ in (True, False))
-            certified = sum(row["passed"] for row in wrong)
-            refused = sum(not row["passed"] for row in right)
-            yield f"| {family} | {form} | {len(wrong)} | {certified} | {len(right)} | {refused} |"
+        own = [row for row in rows if row["family"] == family]
+        wrong, right = ([row for row in own if row["wrong"] is is_] for is_ in (True, False))
+        certified, refused = named_bits(wrong, passed=True), named_bits(right, passed=False)
+        yield f"| {family} | {len(wrong)} | {certified} | {len(right)} | {refused} |"
     wrong, right = ([row for row in rows if row["wrong"] is is_] for is_ in (True, False))
     yield (
-        f"| all | | {len(wrong)} | **{sum(row['passed'] for row in wrong)}** | {len(right)} "
+        f"| all | {len(wrong)} | **{sum(row['passed'] for row in wrong)}** | {len(right)} "
         f"| **{sum(not row['passed'] for row in right)}** |"
     )
     yield ""
@@ -103,6 +103,12 @@ def tables(rows: list[Row]) -> Iterator[str]:
     yield "| --- | --- | --- | --- | --- | --- | --- |"
     for family in families:
         yield summary(family, [row for row in rows if row["family"] == family])
+
+
+def named_bits(rows: list[Row], passed: bool) -> str:
+    """How many passed or were refused, and at which numbers of bits."""
+    some = [row["bits"] for row in rows if row["passed"] is passed]
+    return f"{len(some)} ({', '.join(dict.fromkeys(some))})" if some else "0"
 
 
 def summary(family: str, rows: list[Row]) -> str:
