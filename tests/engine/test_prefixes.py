@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from cetane.engine.likelihood import likelihoods, token_likelihood
 from cetane.engine.prefixes import Prefixes
-from cetane.engine.scores import score, token_score
 from cetane.errors import CetaneError
 from cetane.schema.slots import CONTRACTS
 
@@ -93,7 +93,7 @@ def test_scores_are_those_of_transformers(tiny_engine, model: Any, start: int) -
         truth = torch.log_softmax(model(torch.tensor([IDS])).logits[0].double(), -1).numpy()
     prefixes = Prefixes(engine)
     prefixes.feed(IDS[:20])  # a start of it is known
-    scores, fed = score(prefixes, IDS, start, top=3)
+    scores, fed = likelihoods(prefixes, IDS, start, top=3)
     assert [s.token for s in scores] == IDS[start:]
     wanted = [truth[i - 1, IDS[i]] for i in range(start, len(IDS))]
     np.testing.assert_allclose([s.logprob for s in scores], wanted, atol=1e-4)
@@ -101,11 +101,11 @@ def test_scores_are_those_of_transformers(tiny_engine, model: Any, start: int) -
         assert [token for token, _ in s.top] == np.argsort(-row, kind="stable")[:3].tolist()
         assert s.greedy == (s.token == row.argmax())
     assert fed.cached == (start - 1) // 8 * 8
-    alone, _ = score(Prefixes(engine), IDS, start, top=3)
+    alone, _ = likelihoods(Prefixes(engine), IDS, start, top=3)
     assert alone == scores  # to the last bit
 
 
 def test_a_token_that_the_head_lacks() -> None:
     row = np.array([0, -np.inf, 0], np.float32)
-    assert token_score(row, 1, 1).logprob == -9999.0
-    assert token_score(row, 0, 9).top == ((0, np.log(0.5)), (2, np.log(0.5)), (1, -9999.0))
+    assert token_likelihood(row, 1, 1).logprob == -9999.0
+    assert token_likelihood(row, 0, 9).top == ((0, np.log(0.5)), (2, np.log(0.5)), (1, -9999.0))

@@ -6,7 +6,7 @@ import pytest
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
-from cetane.gates.layers import LayersResult, ShardScore, judge_layers, screen
+from cetane.gates.layers import LayersResult, ProbedShard, judge_layers, screen
 
 ROWS = np.ones((100, 4), np.float32)
 ROWS[[42, 77]] *= 0.1
@@ -63,7 +63,7 @@ def test_no_id_is_left() -> None:
 def test_the_line_counts() -> None:
     """As the published validator writes it: PASS n/n, mean, min."""
     scores = tuple(
-        ShardScore(shard=str(i), passed=i > 0, mean=0.99, min=0.9 + i / 100) for i in range(4)
+        ProbedShard(shard=str(i), passed=i > 0, mean=0.99, min=0.9 + i / 100) for i in range(4)
     )
     result = LayersResult(passed=False, limit=0.91, shards=scores, probes=(), screened=())
     assert result.line == "FAIL 3/4, mean 0.990000, min 0.900000"

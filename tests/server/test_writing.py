@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cetane.server.writing import Held
+from cetane.server.writing import HeldText
 
 pieces = st.lists(st.text("abc", max_size=4), max_size=12)
 
@@ -11,7 +11,7 @@ pieces = st.lists(st.text("abc", max_size=4), max_size=12)
 @settings(max_examples=60, derandomize=True, database=None)
 @given(pieces, st.lists(st.text("abc", min_size=1, max_size=3), max_size=3))
 def test_text_ends_before_the_first_stop(pieces: list[str], stops: list[str]) -> None:
-    held, sent, text = Held(tuple(stops)), "", ""
+    held, sent, text = HeldText(tuple(stops)), "", ""
     for piece in pieces:
         text += piece
         sent += held.push(piece)

@@ -30,7 +30,7 @@ class PromptCall(NamedTuple):
 
 
 @dataclass
-class Known:
+class KnownPrompt:
     """A session, and the calls of its prompt that have run."""
 
     session: Session
@@ -101,7 +101,7 @@ class Prefixes:
         """A state of a window takes no marks, so its sessions are not kept."""
         self.copies = not any(function.states for function in plan.functions.values())
         """Whether a session's memory can be copied: the host cannot copy a backend's state."""
-        self.known: list[Known] = []
+        self.known: list[KnownPrompt] = []
         """The most recently used session is the last."""
 
     def feed(
@@ -151,7 +151,7 @@ class Prefixes:
             calls.append(PromptCall(call.mode, taken, end))
         return calls
 
-    def open(self, calls: Sequence[PromptCall], logits: bool) -> tuple[Known, int]:
+    def open(self, calls: Sequence[PromptCall], logits: bool) -> tuple[KnownPrompt, int]:
         """A session for a prompt, and the number of its `calls` that it holds already.
 
         A prompt that continues a session's prompt takes the session over. Any other prompt gets a
@@ -161,14 +161,14 @@ class Prefixes:
         shared = 0 if best is None else best.shared(calls, logits)
         if best is None or not shared:
             self.make_room(None)
-            known = Known(self.engine.session())
+            known = KnownPrompt(self.engine.session())
         elif best.continues(calls) or not self.copies or self.most == 1:
             best.return_to(shared)
             self.known.remove(best)
             known = best
         else:
             self.make_room(best)
-            known = Known(self.engine.session(), best.calls[:shared])
+            known = KnownPrompt(self.engine.session(), best.calls[:shared])
             known.session.rewind(best.marks[shared].copied())
             known.marks = {shared: known.session.mark()}
             known.logits = best.logits if shared == len(best.calls) else None
@@ -176,7 +176,7 @@ class Prefixes:
             self.known.append(known)
         return known, shared
 
-    def make_room(self, spared: Known | None) -> None:
+    def make_room(self, spared: KnownPrompt | None) -> None:
         """Drop the session that was not used for the longest time, if there are too many."""
         if len(self.known) >= self.most > 0:
             self.known.remove(next(known for known in self.known if known is not spared))

@@ -12,9 +12,9 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from cetane.bundle import Bundle
 from cetane.checkpoint import Tokenizer
 from cetane.engine.generate import extend, open_engine
+from cetane.engine.likelihood import TokenLikelihood, likelihoods, token_likelihood
 from cetane.engine.prefixes import Prefixes
 from cetane.engine.sampling import Sampler
-from cetane.engine.scores import TokenScore, score, token_score
 from cetane.errors import CetaneError
 from cetane.evaluation.answers import KeptAnswers
 from cetane.files import Progress, silent
@@ -40,7 +40,7 @@ class TokenModel(TemplateLM):
         """The log likelihood and the tokens of every scored continuation, by its request."""
 
     @abstractmethod
-    def scores(self, tokens: Sequence[int], start: int) -> list[TokenScore]:
+    def scores(self, tokens: Sequence[int], start: int) -> list[TokenLikelihood]:
         """The scores of the tokens from position `start` >= 1 on, each with the likeliest token."""
 
     @abstractmethod
@@ -169,8 +169,8 @@ class BundleModel(TokenModel):
         super().__init__(bundle.tokenizer, bundle.plan.recipe.cache.context, answers, progress)
         self.prefixes = Prefixes(open_engine(bundle, backend))
 
-    def scores(self, tokens: Sequence[int], start: int) -> list[TokenScore]:
-        return score(self.prefixes, tokens, start)[0]
+    def scores(self, tokens: Sequence[int], start: int) -> list[TokenLikelihood]:
+        return likelihoods(self.prefixes, tokens, start)[0]
 
     def write(self, tokens: Sequence[int], most: int, temperature: float) -> Iterator[int]:
         fed = self.prefixes.feed(tokens)
@@ -188,10 +188,12 @@ class ReferenceModel(TokenModel):
         super().__init__(tokenizer, context, answers, progress)
         self.reference = reference
 
-    def scores(self, tokens: Sequence[int], start: int) -> list[TokenScore]:
+    def scores(self, tokens: Sequence[int], start: int) -> list[TokenLikelihood]:
         rows = range(start - 1, len(tokens) - 1)  # a row predicts the token after its own
         logits = self.reference.run([tokens[:-1]], kept=[rows])[0].logits
-        return [token_score(row, tokens[at + 1], 1) for at, row in zip(rows, logits, strict=True)]
+        return [
+            token_likelihood(row, tokens[at + 1], 1) for at, row in zip(rows, logits, strict=True)
+        ]
 
     def write(self, tokens: Sequence[int], most: int, temperature: float) -> Iterator[int]:
         sampler, ids = Sampler(temperature, seed=0), list(tokens)

@@ -29,7 +29,7 @@ DRAWN = 8
 """The tokens of a random probe."""
 
 
-class ShardScore(Data):
+class ProbedShard(Data):
     """The score of a shard, over all probes, modes and tokens."""
 
     shard: str
@@ -51,7 +51,7 @@ class LayersResult(Data):
 
     passed: bool
     limit: float
-    shards: tuple[ShardScore, ...]
+    shards: tuple[ProbedShard, ...]
     probes: tuple[tuple[int, ...], ...]
     screened: tuple[Screened, ...]
 
@@ -96,7 +96,7 @@ def judge_layers(
             ]
         )
         least, mean = float(cosines.min()), float(cosines.mean())
-        scores.append(ShardScore(shard=shard, passed=least >= limit, mean=mean, min=least))
+        scores.append(ProbedShard(shard=shard, passed=least >= limit, mean=mean, min=least))
     progress("done", len(shards), len(shards))
     return LayersResult(
         passed=all(score.passed for score in scores),

@@ -102,7 +102,7 @@ class CompletionChoice(BaseModel):
     finish_reason: FinishReason | None = None
 
 
-class Answer(BaseModel):
+class WholeAnswer(BaseModel):
     """A whole answer, or one chunk of a stream."""
 
     id: str

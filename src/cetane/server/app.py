@@ -25,10 +25,10 @@ from cetane.server.errors import ApiError
 from cetane.server.forms import ChatForm, CompletionForm, Form
 from cetane.server.metrics import Metrics
 from cetane.server.requests import (
-    Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    RequestBody,
     TokenizeRequest,
     parse,
 )
@@ -37,7 +37,7 @@ from cetane.server.settings import Settings
 from cetane.server.worker import Job, Worker
 from cetane.validation import validated
 
-Kind = TypeVar("Kind", bound=Body)
+Kind = TypeVar("Kind", bound=RequestBody)
 Result = TypeVar("Result")
 
 GONE = Response(status_code=499)
@@ -156,6 +156,38 @@ async def streamed(
         worker.cancel(job)
 
 
+def add_tokenizer(router: APIRouter, service: Service) -> None:
+    """Routes of the tokenizer, as vLLM has them."""
+    settings = service.settings
+
+    @router.post("/tokenize")
+    async def tokenize(http: Request) -> dict[str, Any]:
+        request = await read(TokenizeRequest, http, settings)
+        served = service.worker(request.model).served
+        encode = served.tokenizer.encode
+        if not request.add_special_tokens:
+            encode = served.tokenizer.encode_plain
+        tokens = await asyncio.to_thread(encode, request.prompt)
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": served.context}
+
+    @router.post("/detokenize")
+    async def detokenize(http: Request) -> dict[str, Any]:
+        request = await read(DetokenizeRequest, http, settings)
+        tokenizer = service.worker(request.model).served.tokenizer
+        text = await asyncio.to_thread(
+            tokenizer.decode, [min(token, 2**31) for token in request.tokens], False
+        )
+        return {"prompt": text}
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        """What lm-eval asks before it uses the routes above (as vLLM answers)."""
+        tokenizer = service.worker(None).served.tokenizer
+        roles = ("bos_token", "eos_token", "unk_token", "pad_token")
+        tokens = {role: tokenizer.special_tokens.get(role) for role in roles}
+        return {**tokens, "chat_template": tokenizer.chat_template}
+
+
 def routes(service: Service) -> APIRouter:
     """All routes that need the key."""
     settings = service.settings
@@ -192,32 +224,7 @@ def routes(service: Service) -> APIRouter:
     async def one_model(name: str) -> dict[str, Any]:
         return model(service.worker(name).served, settings)
 
-    @router.post("/tokenize")
-    async def tokenize(http: Request) -> dict[str, Any]:
-        request = await read(TokenizeRequest, http, settings)
-        served = service.worker(request.model).served
-        encode = served.tokenizer.encode
-        if not request.add_special_tokens:
-            encode = served.tokenizer.encode_plain
-        tokens = await asyncio.to_thread(encode, request.prompt)
-        return {"tokens": tokens, "count": len(tokens), "max_model_len": served.context}
-
-    @router.post("/detokenize")
-    async def detokenize(http: Request) -> dict[str, Any]:
-        request = await read(DetokenizeRequest, http, settings)
-        tokenizer = service.worker(request.model).served.tokenizer
-        text = await asyncio.to_thread(
-            tokenizer.decode, [min(token, 2**31) for token in request.tokens], False
-        )
-        return {"prompt": text}
-
-    @router.get("/tokenizer_info")
-    async def tokenizer_info() -> dict[str, Any]:
-        """What lm-eval asks before it uses the routes above (as vLLM answers)."""
-        tokenizer = service.worker(None).served.tokenizer
-        roles = ("bos_token", "eos_token", "unk_token", "pad_token")
-        tokens = {role: tokenizer.special_tokens.get(role) for role in roles}
-        return {**tokens, "chat_template": tokenizer.chat_template}
+    add_tokenizer(router, service)
 
     @router.get("/metrics")
     async def metrics() -> Response:

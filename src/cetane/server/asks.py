@@ -13,7 +13,7 @@ from cetane.server.requests import (
     ChatRequest,
     CompletionRequest,
     Content,
-    Generation,
+    GenerationRequest,
     NamedTool,
     ToolMessage,
 )
@@ -54,7 +54,7 @@ def check_count(count: int, settings: Settings) -> None:
 
 
 def asks(
-    request: Generation,
+    request: GenerationRequest,
     served: Served,
     settings: Settings,
     prompts: Sequence[Sequence[int]],
@@ -104,7 +104,7 @@ def check_prompt(ids: Sequence[int], served: Served, param: str) -> None:
 
 
 def check_choices(
-    request: Generation, served: Served, top: int | None, grammar: str | None
+    request: GenerationRequest, served: Served, top: int | None, grammar: str | None
 ) -> None:
     """Raise ApiError if a head that gives only its choice cannot do what is asked."""
     if not served.chooses:
@@ -121,7 +121,7 @@ def check_choices(
         raise unsupported("response_format", reason)
 
 
-def sampling(request: Generation, served: Served, number: int) -> Sampling:
+def sampling(request: GenerationRequest, served: Served, number: int) -> Sampling:
     """The sampling of one choice; choices after the first have seeds of their own."""
     bias: dict[int, float] = {}
     for text, value in request.logit_bias.items():
@@ -136,7 +136,7 @@ def sampling(request: Generation, served: Served, number: int) -> Sampling:
     )  # fmt: skip
 
 
-def compiled(grammar: str, served: Served, request: Generation) -> GrammarConstraint:
+def compiled(grammar: str, served: Served, request: GenerationRequest) -> GrammarConstraint:
     """A grammar, ready for this model."""
     param = "response_format" if request.response_format is not None else "tools"
     try:

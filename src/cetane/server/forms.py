@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cetane.engine.scores import TokenScore
+from cetane.engine.likelihood import TokenLikelihood
 from cetane.server.answers import (
-    Answer,
     ChatChoice,
     ChatChunkChoice,
     ChatLogprobs,
@@ -25,6 +24,7 @@ from cetane.server.answers import (
     TokenLogprob,
     TopLogprob,
     Usage,
+    WholeAnswer,
 )
 from cetane.server.requests import ChatRequest, CompletionRequest
 from cetane.server.served import Served
@@ -39,8 +39,8 @@ class Choice:
     """One answer so far."""
 
     text: str = ""
-    scores: list[TokenScore] = field(default_factory=list)
-    echoed: list[TokenScore] = field(default_factory=list)
+    scores: list[TokenLikelihood] = field(default_factory=list)
+    echoed: list[TokenLikelihood] = field(default_factory=list)
     ending: Ending | None = None
     sent: int = 0
     """Characters of the text that a stream has sent."""
@@ -75,7 +75,7 @@ class Form(ABC):
         self.created = int(time.time())
         self.choices = [Choice() for _ in asks]
 
-    async def whole(self, events: Events) -> Answer:
+    async def whole(self, events: Events) -> WholeAnswer:
         """The whole answer."""
         async for number, event in events:
             self.choices[number].add(event)
@@ -98,8 +98,8 @@ class Form(ABC):
         kind: Literal["chat.completion", "chat.completion.chunk", "text_completion"],
         choices: list[Any],
         usage: Usage | None = None,
-    ) -> Answer:
-        return Answer(
+    ) -> WholeAnswer:
+        return WholeAnswer(
             id=self.id, object=kind, created=self.created, model=self.served.name,
             system_fingerprint=f"cetane-{self.served.bundle.digest[:12]}",
             choices=choices, usage=usage,
@@ -188,7 +188,7 @@ class ChatForm(Form):
         return Delta(role=role, content=text)
 
     def chunk(
-        self, number: int, delta: Delta, scores: Sequence[TokenScore] = ()
+        self, number: int, delta: Delta, scores: Sequence[TokenLikelihood] = ()
     ) -> ChatChunkChoice:
         logprobs = self.logprobs(scores) if scores else None
         return ChatChunkChoice(index=number, delta=delta, logprobs=logprobs)
@@ -200,7 +200,7 @@ class ChatForm(Form):
         content, calls = parse_calls(text, self.names)
         return content, calls if self.request.parallel_tool_calls else calls[:1]
 
-    def logprobs(self, scores: Sequence[TokenScore]) -> ChatLogprobs | None:
+    def logprobs(self, scores: Sequence[TokenLikelihood]) -> ChatLogprobs | None:
         if not self.request.logprobs:
             return None
         return ChatLogprobs(
@@ -236,7 +236,7 @@ class CompletionForm(Form):
 
     def chunks(self, number: int, event: Event) -> Iterator[CompletionChoice]:
         choice, first = self.choices[number], not self.choices[number].begun
-        scores: Sequence[TokenScore] = ()
+        scores: Sequence[TokenLikelihood] = ()
         text = self.echoed(number) if first else ""
         match event:
             case Echo():
@@ -266,7 +266,7 @@ class CompletionForm(Form):
         return self.served.tokenizer.decode(self.asks[number].ids)
 
     def logprobs(
-        self, number: int, scores: Sequence[TokenScore], first: bool
+        self, number: int, scores: Sequence[TokenLikelihood], first: bool
     ) -> CompletionLogprobs | None:
         """Scores as four lists. The `first` chunk of an echo has the prompt's first token too."""
         if self.request.logprobs is None:
@@ -286,7 +286,7 @@ class CompletionForm(Form):
             tokens=texts, token_logprobs=logprobs, top_logprobs=tops, text_offset=offsets
         )
 
-    def tops(self, score: TokenScore) -> dict[str, float]:
+    def tops(self, score: TokenLikelihood) -> dict[str, float]:
         """The likeliest tokens, and the token itself, by their texts."""
         tops: dict[str, float] = {}
         for token, logprob in (*score.top, (score.token, score.logprob)):
@@ -300,6 +300,6 @@ def reason(choice: Choice, calls: Sequence[MadeCall]) -> FinishReason:
     return "tool_calls" if calls else choice.ending.reason
 
 
-def line(answer: Answer) -> str:
+def line(answer: WholeAnswer) -> str:
     """A chunk as a server-sent event."""
     return f"data: {answer.model_dump_json()}\n\n"

@@ -11,10 +11,10 @@ from cetane.errors import CetaneError
 from cetane.server.errors import ApiError
 from cetane.validation import parse_json, reason
 
-Kind = TypeVar("Kind", bound="Body")
+Kind = TypeVar("Kind", bound="RequestBody")
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     """The base of all requests. Types are strict: `"1"` is no number."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
@@ -23,25 +23,25 @@ class Body(BaseModel):
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
-class StreamOptions(Body):
+class StreamOptions(RequestBody):
     """Options of a stream."""
 
     include_usage: bool = False
 
 
-class TextFormat(Body):
+class TextFormat(RequestBody):
     """No constraint."""
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(Body):
+class JsonObjectFormat(RequestBody):
     """Any JSON object."""
 
     type: Literal["json_object"]
 
 
-class JsonSchema(Body):
+class JsonSchema(RequestBody):
     """A schema with its name. `strict` is always so."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
@@ -50,21 +50,21 @@ class JsonSchema(Body):
     strict: bool = True
 
 
-class JsonSchemaFormat(Body):
+class JsonSchemaFormat(RequestBody):
     """JSON that is valid against a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
 
-class RegexFormat(Body):
+class RegexFormat(RequestBody):
     """Text that matches a regular expression. An extension of OpenAI's API."""
 
     type: Literal["regex"]
     regex: str
 
 
-class GrammarFormat(Body):
+class GrammarFormat(RequestBody):
     """Text of a grammar in llguidance's Lark dialect. An extension of OpenAI's API."""
 
     type: Literal["grammar"]
@@ -77,7 +77,7 @@ ResponseFormat = Annotated[
 ]
 
 
-class Generation(Body):
+class GenerationRequest(RequestBody):
     """What requests for chat and for completions have in common."""
 
     model: str
@@ -108,7 +108,7 @@ class Generation(Body):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
-class TextPart(Body):
+class TextPart(RequestBody):
     """A part of a message's content."""
 
     type: Literal["text"]
@@ -118,14 +118,14 @@ class TextPart(Body):
 Content = str | list[TextPart]
 
 
-class FunctionCall(Body):
+class FunctionCall(RequestBody):
     """A call that the model made earlier."""
 
     name: str
     arguments: str
 
 
-class ToolCall(Body):
+class ToolCall(RequestBody):
     """A call of a tool."""
 
     id: str
@@ -133,26 +133,26 @@ class ToolCall(Body):
     function: FunctionCall
 
 
-class SystemMessage(Body):
+class SystemMessage(RequestBody):
     role: Literal["system", "developer"]
     content: Content
     name: str | None = None
 
 
-class UserMessage(Body):
+class UserMessage(RequestBody):
     role: Literal["user"]
     content: Content
     name: str | None = None
 
 
-class AssistantMessage(Body):
+class AssistantMessage(RequestBody):
     role: Literal["assistant"]
     content: Content | None = None
     name: str | None = None
     tool_calls: list[ToolCall] = Field(default_factory=list)
 
 
-class ToolMessage(Body):
+class ToolMessage(RequestBody):
     role: Literal["tool"]
     content: Content
     tool_call_id: str
@@ -163,7 +163,7 @@ ChatMessage = Annotated[
 ]
 
 
-class ToolFunction(Body):
+class ToolFunction(RequestBody):
     """A function that the model may call."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
@@ -172,21 +172,21 @@ class ToolFunction(Body):
     strict: bool = False
 
 
-class Tool(Body):
+class Tool(RequestBody):
     type: Literal["function"]
     function: ToolFunction
 
 
-class NamedFunction(Body):
+class NamedFunction(RequestBody):
     name: str
 
 
-class NamedTool(Body):
+class NamedTool(RequestBody):
     type: Literal["function"]
     function: NamedFunction
 
 
-class ChatRequest(Generation):
+class ChatRequest(GenerationRequest):
     """`POST /v1/chat/completions`."""
 
     messages: list[ChatMessage] = Field(min_length=1)
@@ -219,7 +219,7 @@ class ChatRequest(Generation):
 Ids = list[Annotated[int, Field(ge=0)]]
 
 
-class CompletionRequest(Generation):
+class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
 
     prompt: str | Ids | list[str] | list[Ids]
@@ -235,7 +235,7 @@ class CompletionRequest(Generation):
         return self
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(RequestBody):
     """`POST /tokenize`, as in vLLM."""
 
     model: str | None = None
@@ -243,7 +243,7 @@ class TokenizeRequest(Body):
     add_special_tokens: bool = True
 
 
-class DetokenizeRequest(Body):
+class DetokenizeRequest(RequestBody):
     """`POST /detokenize`, as in vLLM."""
 
     model: str | None = None
@@ -269,7 +269,7 @@ def parse(kind: type[Kind], body: bytes) -> Kind:
         raise ApiError(400, f"the request's body: {error}", code="invalid_json") from error
 
 
-def wrong_field(error: ValidationError, kind: type[Body]) -> ApiError:
+def wrong_field(error: ValidationError, kind: type[RequestBody]) -> ApiError:
     """The error for the first wrong field."""
     first = error.errors(include_url=False, include_context=False)[0]
     text = reason(error, kind)

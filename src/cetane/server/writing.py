@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from cetane.engine.backend import Array
 from cetane.engine.generate import extend
+from cetane.engine.likelihood import TokenLikelihood, likelihoods, token_likelihood
 from cetane.engine.prefixes import Fed
 from cetane.engine.sampling import Sampler
-from cetane.engine.scores import TokenScore, score, token_score
 from cetane.pipeline.language_model import Sampling
 from cetane.server.answers import FinishReason
 from cetane.server.grammar import GrammarConstraint
@@ -44,14 +44,14 @@ class Piece:
     """A piece of an answer: whole characters, and the scores of its tokens."""
 
     text: str
-    scores: tuple[TokenScore, ...] = ()
+    scores: tuple[TokenLikelihood, ...] = ()
 
 
 @dataclass(frozen=True)
 class Echo:
     """The scores of a prompt's tokens, but the first."""
 
-    scores: tuple[TokenScore, ...]
+    scores: tuple[TokenLikelihood, ...]
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,14 @@ class Ending:
     tokens: int
     drafted: int = 0
     accepted: int = 0
-    last: TokenScore | None = None
+    last: TokenLikelihood | None = None
     """The score of the stop token, if one ended the answer."""
 
 
 Event = Echo | Piece | Ending
 
 
-class Held:
+class HeldText:
     """Text that waits until it is sure that no stop text begins in it."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
@@ -107,9 +107,9 @@ class Writer:
         """`check` is called before every call of the model. `asked`: when the request came."""
         self.served, self.ask, self.metrics = served, ask, metrics
         self.check, self.asked = check, asked
-        self.noted: deque[TokenScore] = deque()
+        self.noted: deque[TokenLikelihood] = deque()
         """Scores of tokens that a step gave, and that have not come yet."""
-        self.scores: list[TokenScore] = []
+        self.scores: list[TokenLikelihood] = []
         """Scores of tokens whose text waits."""
         self.count = 0
         """The tokens of the answer so far."""
@@ -123,7 +123,7 @@ class Writer:
         """
         served, ask = self.served, self.ask
         if ask.echo and ask.top is not None:
-            scores, fed = score(served.prefixes, ask.ids, 1, ask.top, self.check)
+            scores, fed = likelihoods(served.prefixes, ask.ids, 1, ask.top, self.check)
             emit(Echo(tuple(scores)))
         else:
             fed = served.prefixes.feed(ask.ids, check=self.check)
@@ -154,9 +154,9 @@ class Writer:
 
     def take(
         self, tokens: Generator[int, None, str], emit: Callable[[Event], None]
-    ) -> tuple[FinishReason, TokenScore | None]:
+    ) -> tuple[FinishReason, TokenLikelihood | None]:
         """Emit the text of tokens up to the end. Returns its reason, and a stop token's score."""
-        text, held = self.served.tokenizer.stream(), Held(self.ask.stops)
+        text, held = self.served.tokenizer.stream(), HeldText(self.ask.stops)
         stop_token = False
         while True:
             try:
@@ -199,4 +199,4 @@ class Writer:
             self.metrics.step.labels(name).observe(now - self.last[1])
         self.last = position, now
         if self.ask.top is not None:
-            self.noted.append(token_score(logits, token, self.ask.top))
+            self.noted.append(token_likelihood(logits, token, self.ask.top))

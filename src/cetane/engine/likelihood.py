@@ -1,4 +1,4 @@
-"""Scores: log probabilities of given tokens."""
+"""Likelihoods: log probabilities of given tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ LEAST = -9999.0
 
 
 @dataclass(frozen=True)
-class TokenScore:
+class TokenLikelihood:
     """A token's log probability, in nats, among all tokens that could have come in its place."""
 
     token: int
@@ -27,7 +27,7 @@ class TokenScore:
         return bool(self.top) and self.logprob == self.top[0][1]
 
 
-def token_score(logits: Array, token: int, top: int) -> TokenScore:
+def token_likelihood(logits: Array, token: int, top: int) -> TokenLikelihood:
     """The score of a token for the logits `(V,)`, with the `top` likeliest tokens.
 
     Computed in float64, from the model's own distribution: before any sampling control.
@@ -42,27 +42,27 @@ def token_score(logits: Array, token: int, top: int) -> TokenScore:
     def of(other: int) -> float:
         return max(float(scores[other] - total), LEAST)
 
-    return TokenScore(token, of(token), tuple((other, of(other)) for other in ordered))
+    return TokenLikelihood(token, of(token), tuple((other, of(other)) for other in ordered))
 
 
-def score(
+def likelihoods(
     prefixes: Prefixes,
     tokens: Sequence[int],
     start: int = 1,
     top: int = 1,
     check: Callable[[], None] = lambda: None,
-) -> tuple[list[TokenScore], Fed]:
+) -> tuple[list[TokenLikelihood], Fed]:
     """The scores of all tokens from position `start` >= 1 on, and the session that holds them.
 
     Only one call's logits are in memory at a time. A start that is known is not computed again.
     """
-    scores: list[TokenScore] = []
+    scores: list[TokenLikelihood] = []
 
     def rows(first: int, logits: Array) -> None:
         for offset, row in enumerate(logits):
             position = first + offset + 1  # a row predicts the token after its own
             if start <= position < len(tokens):
-                scores.append(token_score(row, tokens[position], top))
+                scores.append(token_likelihood(row, tokens[position], top))
 
     fed = prefixes.feed(tokens, rows, start - 1, check)
     return scores, fed
