@@ -5,13 +5,13 @@ from tests.conftest import InMemoryCheckpoint, build_model
 
 from cetane.errors import CetaneError
 from cetane.planner import Planner
-from cetane.planner.nearest import Nearest, nearest
+from cetane.planner.nearest import Nearest, nearest_family
 from cetane.schema.recipe import parse_recipe
 
 
 def near(kind: str) -> Nearest:
     checkpoint = InMemoryCheckpoint(build_model(kind))
-    told = nearest(checkpoint.config, checkpoint.names(), checkpoint)
+    told = nearest_family(checkpoint)
     assert told is not None
     return told
 

@@ -6,7 +6,6 @@ from typing import Any
 from cetane.cli.options import Json, Model
 from cetane.cli.output import facts, print_json, say, table, warn
 
-PAGE = "https://github.com/cetane/cetane/blob/main/docs/how-to/add-a-family.md"
 SHOWN = 6
 """Names of a list that are shown."""
 
@@ -45,13 +44,15 @@ def inspect(model: Model, json: Json = False) -> None:
 
 def show_nearest(near: dict[str, Any]) -> None:
     """What keeps the nearest family from being the model's."""
+    from cetane.families import ADDING
+
     facts(
         {
             "reads": f"{near['reads']} of {near['tensors']} tensors",
             "does not read": some(near["unread"]),
             "misses": some(near["missing"]),
             "keys it does not read": some(near["keys"]),
-            "how to add a family": PAGE,
+            "how to add a family": ADDING,
         },
         f"not supported; the nearest family is {near['model_type']}",
     )

@@ -124,14 +124,16 @@ class Execution:
 
     def forget(self, shard: str) -> None:
         """Give back the caches and MLStates that only this shard, and those before it, use."""
-        order = list(self.shards.names)
-        later = set(order[order.index(shard) + 1 :])
-        reads: dict[bool, set[str]] = {True: set(), False: set()}
-        for (name, _), function in self.functions.items():
-            sources = (item.source for item in function.inputs)
-            reads[name in later] |= {s.name for s in sources if isinstance(s, FromCache)}
-        for cache in reads[False] - reads[True]:
-            self.memory.caches.pop(cache, None)
+        names = self.shards.names
+        later = names[names.index(shard) + 1 :]
+        read = {
+            item.source.name
+            for (name, _), function in self.functions.items()
+            for item in function.inputs
+            if name in later and isinstance(item.source, FromCache)
+        }
+        caches = self.memory.caches
+        self.memory.caches = {name: caches[name] for name in caches if name in read}
         for (name, _), function in self.functions.items():
             if name == shard:
                 self.states.pop(function.owner, None)

@@ -49,6 +49,7 @@ from cetane.schema.interface import Order
 from cetane.validation import validated
 
 __all__ = [
+    "ADDING",
     "AttentionHeads",
     "Axes",
     "Bits",
@@ -88,6 +89,9 @@ __all__ = [
     "rotate",
     "tensor_layout",
 ]
+
+ADDING = "https://github.com/cetane/cetane/blob/main/docs/how-to/add-a-family.md"
+"""The page for a model that cetane does not know."""
 
 SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -196,8 +200,7 @@ def parse_config(config: dict[str, Any]) -> Any:
     if not isinstance(kind, str) or kind not in known:
         raise CetaneError(
             f"unknown architecture {kind!r}; known: {', '.join(sorted(known))}",
-            "how to add a family: "
-            "https://github.com/cetane/cetane/blob/main/docs/how-to/add-a-family.md",
+            f"how to add a family: {ADDING}",
         )
     check_counts(kind, config)
     from huggingface_hub.errors import StrictDataclassError

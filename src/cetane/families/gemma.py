@@ -4,20 +4,17 @@ Each of the two kinds has its own caches and masks, and from Gemma 3 on its own 
 stand before and after attention and MLP.
 """
 
-from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from cetane.errors import CetaneError
-from cetane.families.base import Block, CacheGroup, Flow, Memory
+from cetane.families.base import Block, Flow, Memory
+from cetane.families.kinds import KINDS, LayerKind
 from cetane.families.layers import MLP, AttentionHeads, Projection, RMSNorm, attend, rotate
 from cetane.families.options import ResidualOptions, residual_eps
-from cetane.families.rotary import RotaryConfig, RotaryTable, rotary_table
-from cetane.schema.interface import Mask, Rotary, Source
-
-KINDS = {"sliding_attention": "sliding", "full_attention": "full"}
+from cetane.families.rotary import RotaryConfig, rotary_table
 
 
 class GemmaConfig(RotaryConfig, Protocol):
@@ -56,35 +53,6 @@ class GemmaOptions(ResidualOptions):
         if self.sinks and self.full_window is None:
             raise ValueError("sinks needs full_window: without it, layers see all tokens")
         return self
-
-
-@dataclass(frozen=True)
-class LayerKind:
-    """The attention heads, window, mask and rotary table of one kind of layers."""
-
-    name: str
-    """The name of their cache group."""
-    heads: AttentionHeads
-    window: int | None
-    sinks: int
-    rotary: RotaryTable
-
-    @property
-    def reads(self) -> tuple[str, str, str]:
-        """The names of their cosines, sines and mask."""
-        return f"cos_{self.name}", f"sin_{self.name}", f"mask_{self.name}"
-
-    def host(self) -> dict[str, Source]:
-        """The tensors that the host supplies to them."""
-        cos, sin, mask = self.reads
-        return {
-            cos: Rotary(table=self.name, part="cos"),
-            sin: Rotary(table=self.name, part="sin"),
-            mask: Mask(group=self.name, window=self.window, sinks=self.sinks),
-        }
-
-    def group(self) -> CacheGroup:
-        return CacheGroup(self.heads.query, self.heads.kv, self.heads.dim, self.window, self.sinks)
 
 
 def layer_kinds(config: GemmaConfig) -> list[str]:

@@ -10,7 +10,6 @@ import torch
 
 from cetane.families.base import Model, StoredTable
 from cetane.families.gemma import (
-    KINDS,
     GemmaAttention,
     GemmaConfig,
     GemmaLayer,
@@ -18,6 +17,7 @@ from cetane.families.gemma import (
     layer_kinds,
     make_kind,
 )
+from cetane.families.kinds import KINDS
 from cetane.families.layers import AttentionHeads
 from cetane.families.options import residual_eps
 from cetane.schema.interface import Embedding

@@ -29,15 +29,14 @@ from cetane.families.base import (
     Weight,
 )
 from cetane.families.gemma import (
-    KINDS,
     GemmaAttention,
     GemmaConfig,
     GemmaLayer,
     GemmaOptions,
-    LayerKind,
     layer_kinds,
     make_kind,
 )
+from cetane.families.kinds import KINDS, LayerKind
 from cetane.families.layers import (
     AttentionHeads,
     Held,

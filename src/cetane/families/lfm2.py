@@ -75,7 +75,7 @@ class ShortConvolution(nn.Module):
 
     def forward(self, x: Tensor, past: Any) -> Tensor:
         """`past` puts the columns before `x` in front of it, and keeps the last ones."""
-        b, c, x = (self.in_proj(x).narrow(1, part * self.size, self.size) for part in range(3))
+        b, c, x = self.in_proj(x).split(self.size, dim=1)
         return self.out_proj(c * self.conv(past(b * x)))
 
 

@@ -10,11 +10,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from cetane.families.base import Block, CacheGroup, Exchange, Flow, Memory, Model, StoredTable
+from cetane.families.base import Block, Exchange, Flow, Memory, Model, StoredTable
+from cetane.families.kinds import KINDS, LayerKind
 from cetane.families.layers import MLP, AttentionHeads, Projection, RMSNorm, attend, rotate
 from cetane.families.options import ResidualOptions, residual_eps
 from cetane.families.rotary import rotary_table
-from cetane.schema.interface import Embedding, Mask, Rotary, Source
+from cetane.schema.interface import Embedding
 
 Options = ResidualOptions
 MODEL_TYPES = ("olmo2", "olmo3")
@@ -75,15 +76,11 @@ class OlmoLayer(Block):
     """Attention and MLP, each normed after. The residual stream is `scale` times the model's: what
     reads it undoes the factor, and the gains of the norms include it."""
 
-    def __init__(
-        self, config: OlmoConfig, heads: AttentionHeads, index: int, kind: str, scale: float
-    ) -> None:
-        """`kind` is the name of the layer's cache group, mask and rotary table."""
+    def __init__(self, config: OlmoConfig, index: int, kind: LayerKind, scale: float) -> None:
         super().__init__(f"layer-{index:02}", index, f"model.layers.{index}.")
-        self.reads = ("hidden", f"cos_{kind}", f"sin_{kind}", f"mask_{kind}")
-        self.kind, self.keeps = kind, (kind,)
+        self.reads, self.keeps = ("hidden", *kind.reads), (kind.name,)
         size, eps = config.hidden_size, config.rms_norm_eps
-        self.self_attn = OlmoAttention(config, heads, scale)
+        self.self_attn = OlmoAttention(config, kind.heads, scale)
         self.post_attention_layernorm = RMSNorm(size, eps, factor=scale)
         self.mlp = MLP(size, config.intermediate_size, config.hidden_act, inverse=scale)
         self.post_feedforward_layernorm = RMSNorm(size, eps, factor=scale)
@@ -99,11 +96,8 @@ class OlmoLayer(Block):
 
     def forward(self, flow: Flow, memory: Memory) -> None:
         h, *host = (flow[name] for name in self.reads)
-        h = h + self.post_attention_layernorm(self.self_attn(h, *host, memory[self.kind]))
+        h = h + self.post_attention_layernorm(self.self_attn(h, *host, memory[self.keeps[0]]))
         flow["hidden"] = h + self.post_feedforward_layernorm(self.mlp(h))
-
-
-KINDS = {"sliding_attention": "sliding", "full_attention": "full"}
 
 
 def author(config: OlmoConfig, options: ResidualOptions) -> Model:
@@ -112,18 +106,18 @@ def author(config: OlmoConfig, options: ResidualOptions) -> Model:
     heads = AttentionHeads(config.num_attention_heads, config.num_key_value_heads, dim, dim**-0.5)
     scale, typed = options.scale, config.model_type == "olmo3"
     types = config.layer_types if typed else ["full_attention"] * config.num_hidden_layers
-    windows = {t: config.sliding_window if t == "sliding_attention" else None for t in types}
-    with torch.device("meta"):
-        layers = tuple(
-            OlmoLayer(config, heads, index, KINDS[layer_type], scale)
-            for index, layer_type in enumerate(types)
+    kinds = {
+        layer_type: LayerKind(
+            name=KINDS[layer_type],
+            heads=heads,
+            window=config.sliding_window if layer_type == "sliding_attention" else None,
+            rotary=rotary_table(config, dim, layer_type if typed else None),
         )
-    table, host = "model.embed_tokens.weight", dict[str, Source](hidden=Embedding())
-    for layer_type, window in windows.items():
-        kind = KINDS[layer_type]
-        host[f"cos_{kind}"] = Rotary(table=kind, part="cos")
-        host[f"sin_{kind}"] = Rotary(table=kind, part="sin")
-        host[f"mask_{kind}"] = Mask(group=kind, window=window)
+        for layer_type in dict.fromkeys(types)
+    }
+    with torch.device("meta"):
+        layers = tuple(OlmoLayer(config, i, kinds[t], scale) for i, t in enumerate(types))
+    table = "model.embed_tokens.weight"
     return Model(
         hidden=config.hidden_size,
         vocab=config.vocab_size,
@@ -132,9 +126,9 @@ def author(config: OlmoConfig, options: ResidualOptions) -> Model:
         embedding=StoredTable(table, factor=scale),
         norm="model.norm.weight",
         output=table if config.tie_word_embeddings else "lm_head.weight",
-        host=host,
-        memory={KINDS[t]: CacheGroup(heads.query, heads.kv, dim, w) for t, w in windows.items()},
-        rotary={KINDS[t]: rotary_table(config, dim, t if typed else None) for t in windows},
+        host={"hidden": Embedding()} | {n: s for k in kinds.values() for n, s in k.host().items()},
+        memory={kind.name: kind.group() for kind in kinds.values()},
+        rotary={kind.name: kind.rotary for kind in kinds.values()},
         max_context=config.max_position_embeddings,
         channels={"hidden": config.hidden_size},
         residual_scale=scale,

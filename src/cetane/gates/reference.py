@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +39,12 @@ class Asked:
     """A sequence for the model, and what is asked of it."""
 
     tokens: Sequence[int]
-    start: int | None
-    """The position of the first token; None is 0."""
-    scale: float | None
-    """The factor on its embeddings; None is 1."""
-    kept: Sequence[int] | None
-    """The numbers of the tokens whose logits are wanted; None is all."""
-
-    @property
-    def numbers(self) -> Sequence[int]:
-        return range(len(self.tokens)) if self.kept is None else self.kept
+    start: int
+    """The position of the first token."""
+    scale: float
+    """The factor on its embeddings."""
+    kept: Sequence[int]
+    """The numbers of the tokens whose logits are wanted, ascending."""
 
 
 class Stop(Exception):
@@ -132,12 +127,16 @@ class Reference:
         A resident model takes one sequence after the other. Another one takes them side by side, so
         that its weights are read once.
         """
+        count = len(sequences)
         asked = [
-            Asked(tokens, start, scale, numbers)
-            for tokens, start, scale, numbers in zip_longest(
-                sequences, starts, scales, kept, fillvalue=None
+            Asked(*one)
+            for one in zip(
+                sequences,
+                starts or [0] * count,
+                scales or [1.0] * count,
+                kept or [range(len(tokens)) for tokens in sequences],
+                strict=True,
             )
-            if tokens is not None
         ]
         groups = [[one] for one in asked] if self.resident else [asked]
         return [seen for group in groups for seen in self._pass(group, wanted)]
@@ -148,9 +147,9 @@ class Reference:
         causal model does not look."""
         length = max(len(one.tokens) for one in asked)
         batch = torch.tensor([[*one.tokens, *[0] * (length - len(one.tokens))] for one in asked])
-        first = torch.tensor([one.start or 0 for one in asked])[:, None]
-        scales = [1.0 if one.scale is None else one.scale for one in asked]
-        kept = sorted({number for one in asked for number in one.numbers})
+        first = torch.tensor([one.start for one in asked])[:, None]
+        scales = [one.scale for one in asked]
+        kept = sorted({number for one in asked for number in one.kept})
         seen: dict[Truth, Tensor] = {}
         least: list[Tensor] = []
         with self._keeping(wanted, seen), self._scaled(scales), self._routing(batch, least):
@@ -162,7 +161,7 @@ class Reference:
             ).logits
         return [
             Observed(
-                logits[row, np.searchsorted(kept, one.numbers)].numpy(),
+                logits[row, np.searchsorted(kept, one.kept)].numpy(),
                 {truth: tensor[row, : len(one.tokens)].numpy() for truth, tensor in seen.items()},
                 torch.stack(least).amin(0)[row, : len(one.tokens)].numpy() if least else None,
             )

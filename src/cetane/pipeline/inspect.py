@@ -9,7 +9,7 @@ from typing import Any
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 from cetane.families import author, families, unread
-from cetane.planner.nearest import nearest
+from cetane.planner.nearest import nearest_family
 
 
 def inspect(model: str | Path) -> dict[str, Any]:
@@ -27,16 +27,16 @@ def inspect(model: str | Path) -> dict[str, Any]:
         vocabulary: int | None = checkpoint.tokenizer.vocab_size
     except CetaneError:
         vocabulary = None
-    near = None
+    supported = isinstance(kind, str) and kind in families()
     try:
         known = author(checkpoint.config, "c1t", {}, checkpoint)
     except CetaneError:  # a model that cetane does not know reads nothing
         known = None
-        near = nearest(checkpoint.config, names, checkpoint)
+    near = None if supported else nearest_family(checkpoint)
     return {
         "source": checkpoint.source,
         "model_type": kind,
-        "supported": isinstance(kind, str) and kind in families(),
+        "supported": supported,
         "quantization": checkpoint.quantization,
         "parameters": sum(prod(checkpoint.shape(name)) for name in names),
         "dtypes": dict(Counter(checkpoint.dtype(name) for name in names)),

@@ -4,12 +4,11 @@ import re
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from cetane.errors import CetaneError
-from cetane.families import Weights, author, families
+from cetane.families import ADDING, author, families
+from cetane.planner.weights import ModelSource
 
-PAGE = "https://github.com/cetane/cetane/blob/main/docs/how-to/add-a-family.md"
 UPKEEP = re.compile(
     r"_|architectures$|model_type$|transformers_version$|(torch_)?dtype$|use_cache$|auto_map$"
     r"|.*_token_id$|.*dropout$|initializer_range$|pretraining_tp$|.*pdrop$"
@@ -33,36 +32,36 @@ class Nearest:
     """Keys of the config that it does not read."""
 
 
-def nearest(config: dict[str, Any], names: Collection[str], weights: Weights) -> Nearest | None:
+def nearest_family(checkpoint: ModelSource) -> Nearest | None:
     """The family that would read most of a checkpoint's tensors; None if none reads any. Of equals,
     the one after which a file is named."""
 
     def fit(one: tuple[float, str, set[str]]) -> tuple[float, bool]:
         return one[0], families()[one[1]].__name__.endswith(f".{one[1]}")
 
-    best = max(candidates(config, names, weights), key=fit, default=None)
+    names = set(checkpoint.names())
+    best = max(candidates(checkpoint, names), key=fit, default=None)
     if best is None or not best[0]:
         return None
     _, kind, wanted = best
     known = keys_of(kind)
     return Nearest(
         model_type=kind,
-        reads=len(wanted & set(names)),
+        reads=len(wanted & names),
         tensors=len(names),
-        unread=patterns(set(names) - wanted),
-        missing=patterns(wanted - set(names)),
-        keys=tuple(key for key in config if key not in known and not UPKEEP.match(key)),
+        unread=patterns(names - wanted),
+        missing=patterns(wanted - names),
+        keys=tuple(k for k in checkpoint.config if k not in known and not UPKEEP.match(k)),
     )
 
 
-def candidates(
-    config: dict[str, Any], names: Collection[str], weights: Weights
-) -> Iterator[tuple[float, str, set[str]]]:
+def candidates(checkpoint: ModelSource, names: set[str]) -> Iterator[tuple[float, str, set[str]]]:
     """The share of tensors that each family has in common with a checkpoint, and its tensors."""
     for kind in sorted(families()):
         with suppress(CetaneError):  # a config that is none of this family's
-            wanted = author(config | {"model_type": kind}, "c1t", {}, weights).tensors()
-            yield len(wanted & set(names)) / len(wanted | set(names)), kind, wanted
+            config = checkpoint.config | {"model_type": kind}
+            wanted = author(config, "c1t", {}, checkpoint).tensors()
+            yield len(wanted & names) / len(wanted | names), kind, wanted
 
 
 def keys_of(kind: str) -> set[str]:
@@ -78,16 +77,16 @@ def patterns(names: Collection[str]) -> tuple[str, ...]:
     return tuple(sorted({re.sub(r"\.\d+\.", ".*.", name) for name in names}))
 
 
-def refuse_unknown(config: dict[str, Any], names: Collection[str], weights: Weights) -> None:
+def refuse_unknown(checkpoint: ModelSource) -> None:
     """Raise CetaneError for a checkpoint of an architecture that no family has."""
-    kind = config.get("model_type")
+    kind = checkpoint.config.get("model_type")
     if not isinstance(kind, str) or not kind or kind in families():
         return
-    near = nearest(config, names, weights)
+    near = nearest_family(checkpoint)
     if near is None:
         return  # `parse_config` lists the families
     raise CetaneError(
         f"unknown architecture {kind!r}; nearest is {near.model_type}, which reads {near.reads} of "
         f"its {near.tensors} tensors",
-        f"cetane inspect MODEL lists what it does not read; how to add a family: {PAGE}",
+        f"cetane inspect MODEL lists what it does not read; how to add a family: {ADDING}",
     )

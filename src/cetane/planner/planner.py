@@ -62,7 +62,7 @@ class Planner:
         """`like` is a planner of the same checkpoint, with which this one shares blocks and checks
         as far as the recipes agree. Raises CetaneError for a recipe that does not fit."""
         self.checkpoint, self.recipe = checkpoint, recipe
-        refuse_unknown(checkpoint.config, checkpoint.names(), checkpoint)
+        refuse_unknown(checkpoint)
         check_layers(checkpoint)
         shared = like if like is not None and same_blocks(like.recipe, recipe) else None
         self.authored: Model = self._author() if shared is None else shared.authored
