@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
-from cetane.export import coreml_llm
+from cetane.export import contract, coreml_llm
 from cetane.files import Progress, check_outside, claimed, disk_errors, replacing, silent
 from cetane.mil import load
 from cetane.pipeline.validate import checkpoint_of
@@ -49,6 +49,21 @@ def export_onnx(
             files = to_onnx(load(package), folder / name, progress)
             written[name] = [f"{name}/{file.name}" for file in files.values()]
     return written
+
+
+def export_contract(
+    source: str | Path, output: str | Path, *, progress: Progress = silent
+) -> Path:
+    """Write a bundle's packages with a description of every call, and a host in NumPy.
+
+    Returns the folder. CetaneError if it exists, or if the bundle is damaged.
+    """
+    bundle = Bundle(Path(source))
+    target = new_folder(output, bundle.path)
+    bundle.verify()
+    with claimed(target, f"exporting {source}"), disk_errors(target):
+        contract.export(bundle, target, progress)
+    return target
 
 
 def export_coreml_llm(
