@@ -35,6 +35,24 @@ def normalize(package: Path) -> None:
     manifest.write_text(json.dumps(content, indent=4, sort_keys=True) + "\n")
 
 
+def enumerate_shapes(package: Path) -> None:
+    """Allow only two shapes of every flexible input: its default, and its largest.
+
+    Core ML runs a range of sizes on the ANE only at its default; it compiles enumerated ones.
+    """
+    ct = import_coremltools()
+    spec = ct.utils.load_spec(str(package))
+    for item in spec.description.input:
+        array = item.type.multiArrayType
+        largest = [size.upperBound for size in array.shapeRange.sizeRanges]
+        if not largest:
+            continue
+        array.ClearField("shapeRange")
+        for shape in (array.shape, largest):
+            array.enumeratedShapes.shapes.add().shape.extend(shape)
+    (package / MODEL).write_bytes(spec.SerializeToString(deterministic=True))
+
+
 def single_function(package: Path, function: str) -> Any:
     """A coremltools model of one function of a package, as `main`.
 

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from cetane.bundle import Bundle
 from cetane.engine.schedule import skips
-from cetane.export.contract.memory import memory_figures
 from cetane.schema.function import Function, ShardPlan
 from cetane.schema.interface import (
     MASKED,
@@ -30,29 +28,23 @@ from cetane.schema.slots import Slots
 SCHEMA = 1
 
 
-def describe(bundle: Bundle) -> dict[str, Any]:
-    """The content of `contract.json`. Paths are relative to the folder."""
-    plan, recipe = bundle.plan, bundle.plan.recipe
-    figures = memory_figures(bundle)
-    subset = recipe.head.subset
+def describe(plan: Plan) -> dict[str, Any]:
+    """What follows from a bundle's plan. Paths are relative to the folder."""
+    subset = plan.recipe.head.subset
     return {
         "schema": SCHEMA,
-        "bundle": bundle.digest,
-        "source": bundle.manifest.source,
         "architecture": plan.architecture,
-        "order": recipe.tensor_layout,
-        "context": recipe.cache.context,
+        "order": plan.recipe.tensor_layout,
+        "context": plan.recipe.cache.context,
         "vocabulary": plan.vocab,
         "rows": None if subset is None else [int(token) for token in subset.ids],
         "softcap": plan.softcap,
         "masked": MASKED,
-        "stop": list(bundle.tokenizer.eos_ids),
         "tables": tables(plan),
         "groups": {name: group(plan, slots) for name, slots in plan.caches.items()},
         "buffers": buffers(plan),
         "modes": modes(plan),
-        "shards": [shard(bundle, one) for one in plan.shards],
-        "memory": figures.model_dump() | {"peak": figures.peak},
+        "shards": [shard(plan, one) for one in plan.shards],
     }
 
 
@@ -97,16 +89,13 @@ def modes(plan: Plan) -> list[dict[str, Any]]:
     return list(described.values())
 
 
-def shard(bundle: Bundle, plan: ShardPlan) -> dict[str, Any]:
+def shard(plan: Plan, described: ShardPlan) -> dict[str, Any]:
     """A package and its functions."""
-    path = shard_path(plan.name)
-    files = bundle.manifest.files
     return {
-        "name": plan.name,
-        "package": path,
-        "blocks": plan.blocks,
-        "bytes": sum(file.bytes for name, file in files.items() if name.startswith(f"{path}/")),
-        "functions": [function(bundle.plan, one) for one in plan.functions],
+        "name": described.name,
+        "package": shard_path(described.name),
+        "blocks": described.blocks,
+        "functions": [function(plan, one) for one in described.functions],
     }
 
 

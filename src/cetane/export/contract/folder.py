@@ -7,6 +7,7 @@ from typing import Any
 
 from cetane.bundle import Bundle
 from cetane.export.contract.describe import describe
+from cetane.export.contract.memory import memory_figures
 from cetane.files import Progress, replacing, write_json
 from cetane.schema.manifest import TOKENIZER
 from cetane.templates import environment
@@ -14,7 +15,7 @@ from cetane.templates import environment
 
 def export(bundle: Bundle, target: Path, progress: Progress) -> None:
     """Write the folder; `target` must not exist."""
-    contract = describe(bundle)
+    contract = contract_of(bundle)
     with replacing(target) as folder:
         folder.mkdir(parents=True)
         parts = [shard["package"] for shard in contract["shards"]]
@@ -26,6 +27,19 @@ def export(bundle: Bundle, target: Path, progress: Progress) -> None:
         (folder / "host.py").write_text(host(contract), encoding="utf-8")
         (folder / "CONTRACT.md").write_text(document(contract), encoding="utf-8")
         progress("done", len(parts) + 1, len(parts) + 1)
+
+
+def contract_of(bundle: Bundle) -> dict[str, Any]:
+    """The content of `contract.json`."""
+    contract, memory = describe(bundle.plan), memory_figures(bundle)
+    for shard in contract["shards"]:
+        shard["bytes"] = memory.packages[shard["name"]]
+    return contract | {
+        "bundle": bundle.digest,
+        "source": bundle.manifest.source,
+        "stop": list(bundle.tokenizer.eos_ids),
+        "memory": memory.as_json(),
+    }
 
 
 def copy(source: Path, target: Path) -> None:

@@ -16,8 +16,8 @@ BYTES: dict[Dtype, int] = {"fp16": 2, "int32": 4}
 class MemoryFigures(Data):
     """Bytes, computed from shapes and file sizes. A runtime's own overhead is not in them."""
 
-    packages: int
-    """All packages, once. A runtime may hold them once for each function that it loads."""
+    packages: dict[str, int]
+    """Every shard's package. A runtime may hold it once for each function that it loads."""
     tables: int
     """The host's tables. Mapped from disk, they need not be in memory."""
     caches: int
@@ -29,11 +29,11 @@ class MemoryFigures(Data):
     """The largest sum of intermediate values that are alive at once in a function, in the order
     of its ops. A compiler that fuses ops needs less."""
 
-    @property
-    def peak(self) -> int:
-        """All of them: the host's buffers twice, since a call may take one and give another."""
-        held = self.packages + self.tables + 2 * self.caches + self.states
-        return held + self.call + self.activations
+    def as_json(self) -> dict[str, int]:
+        """The figures with all packages together, and their sum as `peak`. The host's buffers
+        count twice there, since a call may take one and give another."""
+        figures: dict[str, int] = self.model_dump() | {"packages": sum(self.packages.values())}
+        return figures | {"peak": sum(figures.values()) + self.caches}
 
 
 def memory_figures(bundle: Bundle) -> MemoryFigures:
@@ -52,10 +52,14 @@ def memory_figures(bundle: Bundle) -> MemoryFigures:
         for function in functions
         for state in function.states
     }
-    shards = tuple(f"{shard_path(shard.name)}/" for shard in plan.shards)
     sizes = {name: record.bytes for name, record in files.items()}
     return MemoryFigures(
-        packages=sum(size for name, size in sizes.items() if name.startswith(shards)),
+        packages={
+            shard.name: sum(
+                size for name, size in sizes.items() if name.startswith(f"{shard_path(shard.name)}/")
+            )
+            for shard in plan.shards
+        },
         tables=sum(size for name, size in sizes.items() if name.endswith(".npy")),
         caches=sum(buffers.values()),
         states=sum(states.values()),
