@@ -1,5 +1,5 @@
-"""The NumPy host of `cetane export --layout contract` gives the engine's tokens, in a process of its
-own, for every cache contract. Without arguments: the two small trained models that come with
+"""The NumPy host of `cetane export --layout contract` gives the engine's tokens, in a process of
+its own, for every cache contract. Without arguments: the two small trained models that come with
 cetane, ZAYA with routed experts and Gemma 4 with windows and shared caches."""
 
 import argparse
@@ -69,8 +69,8 @@ def main() -> None:
             rows.append([Path(model).name[:24], contract, f"{len(given)} of {len(wanted)}",
                          given == wanted, lines, f"{seconds:.0f} s"])  # fmt: skip
             print(rows[-1], file=sys.stderr, flush=True)
-    report("tokens of the NumPy host equal to the engine's",
-           ["model", "contract", "tokens", "equal", "lines", "time"], rows, result, options.json)  # fmt: skip
+    columns = ["model", "contract", "tokens", "equal", "lines", "time"]
+    report("tokens of the NumPy host equal to the engine's", columns, rows, result, options.json)
 
 
 if __name__ == "__main__":

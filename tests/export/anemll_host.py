@@ -57,8 +57,6 @@ class Host:
         self.folder = folder
         self.shifts: list[int] = []
         """The number of tokens that were kept whenever the context was full."""
-        self.values: list[float] = []
-        """How far every chosen logit is above the next."""
         self.state = folder.chunks[0]["prefill"].make_state()
 
     def run(self, tokens: list[int], position: int, function: str) -> np.ndarray:
@@ -94,8 +92,6 @@ class Host:
             logits = made[f"logits{part}"].reshape(-1)
             if logits.max() > value:
                 value, index = logits.max(), (part - 1) * logits.size + int(logits.argmax())
-        flat = np.concatenate([made[f"logits{i + 1}"].reshape(-1) for i in range(self.folder.parts)])
-        self.values.append(float(value - np.partition(flat, -2)[-2]))
         return index
 
     def prefill(self, tokens: list[int]) -> int:

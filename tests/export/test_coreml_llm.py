@@ -52,13 +52,6 @@ def wanted(**options: Any) -> Any:
     )
 
 
-class Made:
-    """What `export` takes of a bundle."""
-
-    def __init__(self, **options: Any) -> None:
-        self.plan = type("Plan", (), {"recipe": wanted(**options)})
-
-
 @cache
 def ids() -> list[int]:
     return tokens(288, LENGTH)
@@ -185,7 +178,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("coreml-llm")
     build_gemma4(**MODEL).save_pretrained(root / "checkpoint")
     build_tokenizer().save_pretrained(root / "checkpoint")
-    export(Made(), open_checkpoint(root / "checkpoint"), root / "out", lambda *_: None)
+    export(wanted(), open_checkpoint(root / "checkpoint"), root / "out", lambda *_: None)
     return root / "out"
 
 
@@ -378,7 +371,8 @@ def small() -> InMemoryCheckpoint:
     [
         ({"contract": "readonly", "sliding": "readonly"}, "full layers have blend caches"),
         ({"sliding": "blend"}, "sliding layers have shift caches"),
-        ({"layout": {"kind": "single"}}, "3 or 4 packages"),
+        ({"layout": {"kind": "per-layer"}}, "1 to 4 packages"),
+        ({"layout": FOUR | {"cuts": [4]}}, "owns all caches: layers up to 6, .* cut at 4"),
         ({"windowed": False}, "keep a window"),
         ({"layout": FOUR | {"cuts": [2, 4, 7]}}, "own all caches: layers up to 6, .* 2, 4, 7"),
     ],

@@ -1,16 +1,15 @@
 """cetane export: writes programs or a bundle for another runtime."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
 from cetane.cli.options import Json
-from cetane.cli.output import print_json, progress, say, warn
+from cetane.cli.output import conclude, print_json, progress, say, warn
 
 if TYPE_CHECKING:
-    from cetane.pipeline.export import RuntimeFolder
+    from cetane.pipeline.export import Runtime, RuntimeFolder
 
 
 def export(
@@ -19,21 +18,32 @@ def export(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")],
     layout: Annotated[
-        Literal["contract", "coreml-llm", "onnx"],
+        Literal["contract", "anemll", "coreml-llm", "onnx"],
         typer.Option(
             "--layout",
             "--to",
-            help="contract: packages, their description and a NumPy host; coreml-llm: that "
-            "runtime's folder; onnx: every function.",
+            help="contract: packages, their description and a NumPy host; anemll, coreml-llm: the "
+            "folder of that app; onnx: every function.",
         ),
     ],
+    package: Annotated[
+        str | None,
+        typer.Option(
+            "--package", help="Make only this package anew, in a folder that an app loads."
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Write a bundle for an app: in the form of its runtime, or with a description for your own.
 
     Exit code 1 when the folder breaks the other runtime's contract.
     """
-    WRITERS[layout](source, output, json)
+    if layout == "anemll" or layout == "coreml-llm":
+        for_runtime(source, output, layout, package, json)
+    if package is not None:
+        raise typer.BadParameter(f"the layout {layout} has no single packages")
+    write = as_contract if layout == "contract" else as_onnx
+    write(source, output, json)
 
 
 def as_onnx(source: Path, output: Path, json: bool) -> None:
@@ -61,32 +71,23 @@ def as_contract(source: Path, output: Path, json: bool) -> None:
         say(f"here: python -m cetane.bridge {folder}/host.py 1 2 3")
 
 
-def as_coreml_llm(source: Path, output: Path, json: bool) -> None:
-    """Write a folder for CoreML-LLM's runtime, and print how to compile its packages."""
-    from cetane.pipeline.export import export_coreml_llm
+def for_runtime(
+    source: Path, output: Path, runtime: "Runtime", package: str | None, json: bool
+) -> NoReturn:
+    """Write an app's folder or one package of it, and print how to compile it or its problems."""
+    from cetane.pipeline.export import export_runtime, replace_package
 
     with progress("export") as update:
-        folder = export_coreml_llm(source, output, progress=update)
-    show(folder, json)
+        if package is None:
+            folder = export_runtime(source, output, runtime, progress=update)
+        else:
+            folder = replace_package(source, output, runtime, package, progress=update)
+    conclude(folder, json, show)
 
 
-def show(folder: "RuntimeFolder", json: bool) -> None:
-    """Print a folder's problems, or how to compile its packages. Exit code 1 if it has any."""
-    if json:
-        print_json(
-            {"folder": str(folder.path), "compile": folder.compile, "problems": folder.problems}
-        )
-    else:
-        for problem in folder.problems:
-            warn(problem)
-        if not folder.problems:
-            say(f"on a Mac, in {folder.path}: {folder.compile}")
-    raise typer.Exit(1 if folder.problems else 0)
-
-
-WRITERS: dict[str, Callable[[Path, Path, bool], None]] = {
-    "contract": as_contract,
-    "coreml-llm": as_coreml_llm,
-    "onnx": as_onnx,
-}
-"""The function for each layout: it writes the folder, and prints the outcome."""
+def show(folder: "RuntimeFolder") -> None:
+    """Print a folder's problems, or how to compile its packages."""
+    for problem in folder.problems:
+        warn(problem)
+    if folder.passed:
+        say(f"on a Mac, in {folder.path}: {folder.compile}")

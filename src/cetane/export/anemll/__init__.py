@@ -7,6 +7,6 @@ once more, from the same checkpoint and recipe. Sources of the contract: `ModelL
 """
 
 from cetane.export.anemll.check import check
-from cetane.export.anemll.folder import COMPILE, export
+from cetane.export.anemll.folder import COMPILE, export, packages
 
-__all__ = ["COMPILE", "check", "export"]
+__all__ = ["COMPILE", "check", "export", "packages"]

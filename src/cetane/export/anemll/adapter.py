@@ -34,6 +34,8 @@ class Chunk(Shard):
     """
 
     own: Tensor
+    columns: Tensor
+    slots: Tensor
 
     def __init__(
         self,

@@ -59,6 +59,7 @@ def check(folder: Path) -> list[str]:
         choose=parameters.get("argmax_in_model") is True,
     )
     problems += check_sizes(sizes, parameters)
+    problems += check_window(read_json(folder / "config.json"), sizes)
     problems += check_tokenizer(folder)
     names = [parameters["embeddings"], *chunk_names(parameters), parameters["lm_head"]]
     return problems + list(check_packages(folder, sizes, names))
@@ -104,6 +105,15 @@ def check_sizes(sizes: FolderSizes, parameters: dict[str, Any]) -> Iterator[str]
     assumed = parameters["model_prefix"].lower().startswith("gemma3") and sizes.context > 512
     if assumed and "sliding_window" not in parameters:
         yield f"{META}: no sliding_window; the app assumes 512 for the prefix gemma3"
+
+
+def check_window(config: dict[str, Any], sizes: FolderSizes) -> Iterator[str]:
+    """A problem if the window is not that of the model's sliding layers."""
+    slides = "sliding_attention" in (config.get("layer_types") or [])
+    own = config.get("sliding_window") if slides else None
+    own = own if type(own) is int and own < sizes.context else None
+    if own != sizes.window:
+        yield f"{META}: sliding_window = {sizes.window}, but the model's is {own}"
 
 
 def check_tokenizer(folder: Path) -> Iterator[str]:
@@ -192,9 +202,7 @@ class PackageCheck:
                 "hidden_states": ("fp16", (1, 1, self.sizes.hidden))
             }
             yield from self.ports(self.where, "input", hidden, function.inputs)
-            yield from self.ports(
-                self.where, "output", self.sizes.head_outputs(), function.outputs
-            )
+            yield from self.ports(self.where, "output", self.sizes.head_outputs(), function.outputs)
 
     def only(self) -> Any:
         """The only function of a package; yields a problem if there are others."""
@@ -211,6 +219,8 @@ class PackageCheck:
         wanted = dict(self.sizes.functions())
         for name in sorted(wanted.keys() - self.program.functions.keys()):
             yield f"{self.where}: no function {name}"
+        for name in sorted(self.program.functions.keys() - wanted.keys()):
+            yield f"{self.where}: no host calls {name} without a sliding_window in {META}"
         for name, tokens in wanted.items():
             function = self.program.functions.get(name)
             if function is None:

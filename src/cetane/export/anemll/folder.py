@@ -1,19 +1,18 @@
 """Writes the folder: packages, `meta.yaml`, tokenizer, config, and a script that compiles."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, Tokenizer
-from cetane.errors import CetaneError
-from cetane.export.anemll.contract import FolderSizes
 from cetane.export.anemll.planner import EMBEDDINGS, LM_HEAD, AnemllPlanner
 from cetane.files import Progress, read_json, replacing, write_json
 from cetane.lower.lower import Lowering
-from cetane.lower.package import enumerate_shapes
+from cetane.lower.package import EXPORTER, enumerate_shapes
+from cetane.schema.recipe import Recipe
 
 COMPILE = "sh compile.sh"
 """The command to run in the folder on a Mac: the app only loads compiled packages."""
@@ -29,26 +28,59 @@ done
 META = "meta.yaml"
 
 
-def export(bundle: Bundle, checkpoint: Checkpoint, target: Path, progress: Progress) -> None:
+def export(recipe: Recipe, checkpoint: Checkpoint, target: Path, progress: Progress) -> None:
     """Write the folder; `target` must not exist.
 
     Raises CetaneError for a model or a recipe that their hosts cannot run.
     """
-    planner = AnemllPlanner(checkpoint, bundle.plan.recipe)
-    lowering = Lowering(planner, checkpoint)
+    planner = AnemllPlanner(checkpoint, recipe)
+    makers = packages_of(planner, checkpoint)
     with replacing(target) as folder:
         folder.mkdir(parents=True)
-        for done, (shard, name) in enumerate(planner.names.items()):
-            progress(name, done, len(planner.names) + 1)
-            package = folder / f"{name}.mlpackage"
-            lowering.lower(shard, package)
-            if shard == EMBEDDINGS:
-                enumerate_shapes(package)
-        progress("config", len(planner.names), len(planner.names) + 1)
-        write_meta(planner, Path(checkpoint.source).name, folder / META)
+        for done, (name, make) in enumerate(makers.items()):
+            progress(name, done, len(makers) + 1)
+            make(folder / f"{name}.mlpackage")
+        progress("config", len(makers), len(makers) + 1)
+        write_meta(planner, checkpoint.model_name, folder / META)
         write_tokenizer(checkpoint.tokenizer, checkpoint.config, folder)
         (folder / "compile.sh").write_text(SCRIPT)
-        progress("done", len(planner.names) + 1, len(planner.names) + 1)
+        progress("done", len(makers) + 1, len(makers) + 1)
+
+
+def packages(recipe: Recipe, checkpoint: Checkpoint) -> dict[str, Callable[[Path], None]]:
+    """A function for each package's name, which writes it. Raises CetaneError as `export`."""
+    return packages_of(AnemllPlanner(checkpoint, recipe), checkpoint)
+
+
+def packages_of(
+    planner: AnemllPlanner, checkpoint: Checkpoint
+) -> dict[str, Callable[[Path], None]]:
+    """The same, for a planner."""
+    lowering = Lowering(planner, checkpoint, {EXPORTER: checkpoint.model_name})
+
+    def make(shard: str, number: int, package: Path) -> None:
+        lowering.lower(shard, package, metadata(planner, shard, number))
+        if shard == EMBEDDINGS:
+            enumerate_shapes(package)
+
+    return {
+        name: partial(make, shard, number)
+        for number, (shard, name) in enumerate(planner.names.items())
+    }
+
+
+def metadata(planner: AnemllPlanner, shard: str, number: int) -> dict[str, str]:
+    """Their keys in a package's metadata. `chunk_no` counts from 1."""
+    sizes = planner.sizes
+    keys = {
+        "context_length": sizes.context,
+        "state_length": sizes.context,
+        "batch_size": sizes.batch,
+        "num_chunks": len(planner.chunks),
+        **({"chunk_no": number} if shard in planner.chunks else {}),
+        "vocab_size": sizes.vocab,
+    }
+    return {f"com.anemll.{key}": str(value) for key, value in keys.items()}
 
 
 def write_meta(planner: AnemllPlanner, model: str, path: Path) -> None:
@@ -77,7 +109,7 @@ def write_meta(planner: AnemllPlanner, model: str, path: Path) -> None:
         parameters["sliding_window"] = sizes.window
     content = {
         "model_info": {
-            "name": f"anemll-{model}-ctx{sizes.context}",
+            "name": f"anemll-{model.rpartition('/')[2]}-ctx{sizes.context}",
             "version": "0.3.5",
             "description": f"{model} on Apple's Neural Engine, made by cetane",
             "author": "cetane",

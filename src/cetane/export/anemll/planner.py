@@ -12,8 +12,6 @@ from cetane.compress.formats import Palette
 from cetane.errors import CetaneError
 from cetane.export.anemll.adapter import Chunk, Embeddings, LmHead, Ring
 from cetane.export.anemll.contract import (
-    INFER,
-    PREFILL,
     PREFIXES,
     ROTATE,
     STATE,

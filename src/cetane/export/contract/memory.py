@@ -6,7 +6,7 @@ from cetane.bundle import Bundle
 from cetane.mil import MilFunction, TensorType, load
 from cetane.mil.index import FunctionIndex
 from cetane.schema.function import Function
-from cetane.schema.interface import Dtype, FromCache, FromHistory
+from cetane.schema.interface import Dtype, FromCache, FromHistory, Input, Output
 from cetane.schema.manifest import shard_path
 from cetane.validation import Data
 
@@ -56,7 +56,9 @@ def memory_figures(bundle: Bundle) -> MemoryFigures:
     return MemoryFigures(
         packages={
             shard.name: sum(
-                size for name, size in sizes.items() if name.startswith(f"{shard_path(shard.name)}/")
+                size
+                for name, size in sizes.items()
+                if name.startswith(f"{shard_path(shard.name)}/")
             )
             for shard in plan.shards
         },
@@ -79,7 +81,8 @@ def nbytes(shape: tuple[int, ...], dtype: Dtype) -> int:
 def call_bytes(function: Function) -> int:
     """Bytes of a function's inputs and outputs, but for buffers that the host keeps."""
     given = [i for i in function.inputs if not isinstance(i.source, FromCache | FromHistory)]
-    return sum(nbytes(item.shape, item.dtype) for item in (*given, *function.outputs))
+    ports: list[Input | Output] = [*given, *function.outputs]
+    return sum(nbytes(port.shape, port.dtype) for port in ports)
 
 
 def activation_bytes(function: MilFunction) -> int:
