@@ -48,9 +48,9 @@ def test_a_folder_for_anemll(cetane: Cetane, ported: Bundle, tmp_path: Path) -> 
     out = tmp_path / "out"
     result = cetane("export", ported.path, "-o", out, "--layout", "anemll")
     assert result.code == 0 and "sh compile.sh" in result.out
-    assert cetane("check", out).code == 0
+    assert cetane("validate", out).code == 0
     (out / "tokenizer.json").unlink()
-    result = cetane("check", out, "--json")
+    result = cetane("validate", out, "--json")
     assert result.code == 1 and "tokenizer.json" in result.json["problems"][0]
     again = ("export", ported.path, "-o", out, "--layout", "anemll", "--package", "llama_lm_head")
     assert cetane(*again).code == 1  # the tokenizer is still away

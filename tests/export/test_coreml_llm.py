@@ -433,7 +433,7 @@ def test_one_package_anew(folder: Path, tmp_path: Path, served: Callable[..., Pa
         replace_package(served(), copy, "coreml-llm", "chunk5")
     with pytest.raises(CetaneError, match="no such folder"):
         replace_package(served(), tmp_path / "none", "coreml-llm", "chunk4")
-    with pytest.raises(CetaneError, match="has none of meta.yaml, model_config.json"):
+    with pytest.raises(CetaneError, match=r"has none of meta\.yaml, model_config\.json"):
         check_folder(tmp_path)
 
 

@@ -36,7 +36,6 @@ COMMANDS = {
     "serve": Listed("Run", "cetane serve smollm2"),
     "bench": Listed("Run", "cetane bench smollm2 --drafters ngram,union"),
     "export": Listed("Run", "cetane export smollm2 --layout anemll -o smollm2-anemll"),
-    "check": Listed("Judge", "cetane check smollm2-anemll"),
     "push": Listed("Run", "cetane push smollm2 me/smollm2-ane --dry-run"),
     "sweep": Listed("Research", "cetane sweep model.gguf --budget 4.25 -o sweep"),
     "vocabulary": Listed("Research", "cetane vocabulary model.gguf --text book.txt -o subset.json"),
