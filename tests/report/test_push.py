@@ -42,7 +42,7 @@ def front(card: str) -> dict[str, Any]:
 
 
 def test_a_dry_run_contacts_nothing(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(huggingface_hub, "HfApi")
+    monkeypatch.setattr(huggingface_hub, "HfApi", None)
     done = push(bundle.path, "me/tiny", license="apache-2.0", dry_run=True)
     assert done.url is None and done.kind == "bundle"
     assert set(bundle.manifest.files) | {"manifest.json"} <= set(done.files)

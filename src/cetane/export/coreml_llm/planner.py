@@ -183,7 +183,8 @@ class PrefillPlanner(ContractPlanner):
     def __init__(self, checkpoint: ModelSource, recipe: Recipe, like: Planner) -> None:
         shared, layers = first_reader(like), by_layer(like.model.layers)
         if len(like.members) in VERIFYING:
-            cuts = sorted({*chunk_bounds(recipe.layout, layers)[1:-1], shared})
+            cuts = chunk_bounds(recipe.layout, layers)[1:-1]
+            cuts = sorted({*cuts, shared}) if len(cuts) == 2 else cuts
         else:  # merged packages say nothing; halves as in the four packages of E2B
             cuts = [-(-shared // 2), shared, (shared + len(layers)) // 2]
         if len(cuts) != 3 or cuts[1] != shared:
