@@ -1,13 +1,14 @@
 """The folder of `cetane export --layout anemll`, played by ANEMLL's own rules: every greedy token
 is transformers' choice, past a window and past the end of the context.
 
-    PYTHONPATH=. python benchmarks/anemll_host.py MODEL --context 1024
+    PYTHONPATH=. python benchmarks/anemll_host.py MODEL MODEL --context 512 1024
 
 Each token is compared with transformers' logits for the tokens that the host has in its context.
 Weights are rounded to fp16 on both sides. A token differs only if its logit is not the largest;
 `tie` is the largest distance of such a logit.
 """
 
+import argparse
 import sys
 import time
 from pathlib import Path
@@ -22,56 +23,58 @@ import cetane.bridge
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.export.anemll import check, export
 from cetane.schema.recipe import parse_recipe
-from common import WORK, arguments, report
+from common import WORK, report
 
 
 def main() -> None:
-    parser = arguments(__doc__ or "")
-    parser.add_argument("--context", type=int, default=512)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="+", help="Hugging Face folders, GGUF files or hub ids")
+    parser.add_argument("--context", type=int, nargs="+", default=[512, 1024])
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--prompt", type=int, help="tokens; by default past two thirds")
-    parser.add_argument("--beyond", type=int, default=64, help="tokens after the first shift")
+    parser.add_argument("--beyond", type=int, default=64, help="tokens after the context is full")
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     options = parser.parse_args()
-    checkpoint = open_checkpoint(options.model)
-    name = f"anemll-{Path(options.model).stem[:16]}-{options.context}"
+    WORK.mkdir(parents=True, exist_ok=True)
+    rows, result = [], {}
+    for model in options.models:
+        checkpoint = open_checkpoint(model)
+        for context in options.context:
+            one = played(checkpoint, context, options.batch, options.beyond)
+            result[f"{checkpoint.model_name}-{context}"] = one
+            rows.append([checkpoint.model_name[:30], context, *one.values()])
+            print(rows[-1], file=sys.stderr, flush=True)
+    columns = ["model", "context", "window", "prompt", "tokens", "kept at the end", "different",
+               "tie", "problems", "seconds"]  # fmt: skip
+    title = "tokens of the played ANEMLL host that are not transformers' greedy choice"
+    report(title, columns, rows, result, options.json)
+
+
+def played(checkpoint: Checkpoint, context: int, batch: int, beyond: int) -> dict[str, Any]:
+    """Export a model, play it past the end of its context, and compare every token."""
+    name = f"anemll-{checkpoint.model_name.replace('/', '-')}-{context}"
     recipe = parse_recipe(
         {
             "name": name,
             "layout": {"kind": "chunks", "chunks": 2},
-            "cache": {"context": options.context},
-            "tokens": {"prefill": options.batch},
+            "cache": {"context": context},
+            "tokens": {"prefill": batch},
         },
         name,
     )
     folder = WORK / name
-    WORK.mkdir(parents=True, exist_ok=True)
-    started = time.perf_counter()
     if not folder.is_dir():
         export(recipe, checkpoint, folder, lambda what, *_: print(what, file=sys.stderr))
-    problems = check(folder)
-    made = time.perf_counter() - started
-    length = options.prompt or options.context * 2 // 3 + 17
-    prompt = text_tokens(checkpoint, length)
+    length = context * 2 // 3 + 17  # past a window of 512, and no multiple of a batch
     host = opened(folder)
     started = time.perf_counter()
-    count = options.context - 2 - length + options.beyond
-    steps = host.generate(prompt, count)
-    played = time.perf_counter() - started
-    wrong, tie = compared(checkpoint, steps)
-    window = host.folder.window
-    result: dict[str, Any] = {
-        "problems": problems, "tokens": count, "different": wrong, "tie": tie,
-        "shifts": host.shifts, "window": window,
+    steps = host.generate(text_tokens(checkpoint, length), context - 2 - length + beyond)
+    seconds = time.perf_counter() - started
+    different, tie = compared(checkpoint, steps)
+    return {
+        "window": host.folder.window, "prompt": length, "tokens": len(steps),
+        "kept": host.shifts, "different": different, "tie": tie,
+        "problems": len(check(folder)), "seconds": round(seconds, 1),
     }  # fmt: skip
-    report(
-        "tokens of the played ANEMLL host that differ from transformers' greedy choice",
-        ["model", "context", "window", "prompt", "tokens", "kept at the end", "different", "tie",
-         "export", "run"],
-        [[Path(options.model).name[:30], options.context, window or "-", length, count,
-          host.shifts, wrong, tie, f"{made:.0f} s", f"{played:.0f} s"]],
-        result,
-        options.json,
-    )  # fmt: skip
 
 
 def text_tokens(checkpoint: Checkpoint, count: int) -> list[int]:

@@ -29,16 +29,19 @@ CONTEXT, BATCH, WINDOW = 64, 8, 32
 MODELS: dict[str, Callable[[], Any]] = {
     "llama": lambda: build_model("llama"),
     "qwen2": lambda: build_model("qwen2", vocab_size=289, tie_word_embeddings=True),
-    "qwen3": lambda: build_model("qwen3"),
     "gemma3": lambda: build_gemma3(),
 }
 RECIPES: dict[str, dict[str, Any]] = {
     "llama": {"layout": {"kind": "chunks", "chunks": 2}},
-    "qwen2": {"layout": {"kind": "single"}, "tensor_layout": "ct1", "contract": "shift"},
-    "qwen3": {"layout": {"kind": "single"}, "head": {"choose": True}, "prefill": 16},
+    "qwen2": {
+        "layout": {"kind": "single"},
+        "tensor_layout": "ct1",
+        "head": {"choose": True},
+        "prefill": 16,
+    },
     "gemma3": {"layout": {"kind": "chunks", "chunks": 2}},
 }
-"""Vocabularies that their parts divide, and that no parts divide; logits, and choices."""
+"""Vocabularies that their parts divide, and that is padded; logits, and choices."""
 
 
 class Exported:
@@ -53,7 +56,9 @@ class Exported:
         build_tokenizer().save_pretrained(root / "checkpoint")
         self.folder = root / "folder"
         recipe = tiny_recipe(context=CONTEXT, **RECIPES[family])
-        export(recipe, open_checkpoint(root / "checkpoint"), self.folder, lambda *_: None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("cetane.export.anemll.contract.MOST_ROWS", 128)
+            export(recipe, open_checkpoint(root / "checkpoint"), self.folder, lambda *_: None)
 
     @torch.inference_mode()
     def gap(self, seen: list[int], token: int) -> float:
@@ -94,13 +99,6 @@ def test_the_played_host_gives_transformers_tokens(exported, load, family: str) 
     steps = host.generate(prompt, 40)
     assert host.shifts[:1] == [(CONTEXT // host.folder.batch - 2) * host.folder.batch]
     assert host.folder.window == (WINDOW if family == "gemma3" else None)
-    assert max(made.gap(seen, token) for seen, token in steps) < 2e-3
-
-
-def test_a_prompt_within_the_window(exported, load) -> None:
-    """The first functions, and the step to the others in the middle of an answer."""
-    made = exported("gemma3")
-    steps = Host(Folder(made.folder, load)).generate(list(range(5, 22)), 25)
     assert max(made.gap(seen, token) for seen, token in steps) < 2e-3
 
 
@@ -331,8 +329,9 @@ def test_refused(model, options: dict[str, Any], words: str) -> None:
         ("gemma3_text", 262144, 1, 16),
         ("qwen3", 151936, 1, 16),
         ("qwen3", 151936, 32, 4),  # 9,496 rows are no groups of 32
-        ("llama", 50257, 1, 8),  # a prime: its last part is padded
-        ("llama", 3, 1, 2),
+        ("llama", 50257, 1, 1),  # a prime
+        ("llama", 128257, 1, 8),  # too many rows for one part: the last is padded
+        ("llama", 3, 1, 1),
     ],
 )
 def test_parts(architecture: str, vocab: int, group: int, parts: int) -> None:

@@ -101,8 +101,12 @@ def imported(code: str) -> set[str]:
     return plain | {str(n.module) for n in nodes if isinstance(n, ast.ImportFrom)}
 
 
-@pytest.mark.parametrize("contract", CONTRACTS)
-@pytest.mark.parametrize("family", FAMILIES)
+CASES = [(family, contract) for family in ("zaya", "gemma 4") for contract in CONTRACTS]
+
+
+@pytest.mark.parametrize(
+    ("family", "contract"), [*CASES, ("gemma 3", "shift"), ("gemma 3", "stateful")]
+)
 def test_the_host_gives_the_engines_logits(tmp_path: Path, family: str, contract: str) -> None:
     """A prompt longer than a window, in several calls with padding, and then token by token."""
     engine = FAMILIES[family](contract)
@@ -122,10 +126,9 @@ def test_the_host_gives_the_engines_logits(tmp_path: Path, family: str, contract
         ours.feed([1, 2])
 
 
-@pytest.mark.parametrize("variant", ["readonly", "stateful"])
-def test_a_bundle_through_core_ml(tiny_bundle, tmp_path: Path, variant: str) -> None:
+def test_a_bundle_through_core_ml(tiny_bundle, tmp_path: Path) -> None:
     """host.py in a process of its own, on the bridge, and transformers' greedy tokens."""
-    bundle: Bundle = tiny_bundle(contract=variant, **VARIANTS[variant])
+    bundle: Bundle = tiny_bundle(contract="stateful", **VARIANTS["stateful"])
     folder = export_contract(bundle.path, tmp_path / "out")
     prompt = list(range(3, 25))
     command = [sys.executable, "-m", "cetane.bridge", folder / "host.py", *prompt, "--new", "12"]
