@@ -88,9 +88,10 @@ class Reference:
         size = sum(4 * parameter.numel() for parameter in empty.parameters())
         self.names = stored_names(empty, config)
         """The checkpoint's names of each module's own tensors, by module path."""
-        loaded = load_by_transformers(checkpoint, config, self.names) if size <= RESIDENT else None
-        self.loader = "transformers" if loaded is not None else "cetane"
         self.resident = size <= RESIDENT
+        """Whether the model stays in memory between runs."""
+        loaded = load_by_transformers(checkpoint, config, self.names) if self.resident else None
+        self.loader = "transformers" if loaded is not None else "cetane"
         self.model: Any = empty if loaded is None else loaded
         self.model.requires_grad_(False)
         if loaded is None:
