@@ -19,7 +19,7 @@ from cetane.gates.compressions import Judge, Window
 from cetane.gates.probes import texts
 from cetane.pipeline.choose import resolve_recipe
 from cetane.pipeline.request import FORMATS
-from cetane.planner import Planner
+from cetane.planner import Planner, turned
 from cetane.schema.recipe import Recipe, load_recipe, override
 from common import arguments, report, standard_library_text
 
@@ -32,11 +32,13 @@ def main() -> None:
     parser.add_argument("--bits", type=int, nargs="+", default=[4])
     parser.add_argument("--formats", nargs="+", default=[], help="In place of those of --bits.")
     parser.add_argument("--methods", nargs="+", default=["plain", "gptq"])
+    parser.add_argument("--rotate", action="store_true", help="Turn the channels first.")
     parser.add_argument("--minutes", type=float, default=30.0, help="For tuning.")
     parser.add_argument("--tokens", type=int, default=1024, help="Of each text.")
     options = parser.parse_args()
-    checkpoint = open_checkpoint(options.model)
-    base = override(load_recipe("default"), {"cache.context": 512})
+    base = override(load_recipe("default"), {"cache.context": 512, "embedding.format": "int8"})
+    base = override(base, {"compression.rotate": options.rotate})
+    checkpoint = turned(open_checkpoint(options.model), base)
     judge = Judge(checkpoint, base)
     tokens = checkpoint.tokenizer.encode
     passages = {
@@ -61,7 +63,7 @@ def main() -> None:
         for name, windows in truth.items():
             found = judge.compare(windows)
             row = {
-                "format": form, "method": method, "bits": bits, "bytes": size, "text": name,
+                "format": form, "method": method, "turned": options.rotate, "bits": bits, "bytes": size, "text": name,
                 "fp16": found.reference, "perplexity": found.perplexity,
                 "ratio": found.perplexity / found.reference, "kl": found.kl, "top1": found.top1,
                 "seconds": seconds,

@@ -42,6 +42,7 @@ class Selection(Data):
     - `method` finds the constants of a format. `plain` needs only the weight. The others need the
       model: `weighted` the mean squares of a layer's inputs, `gptq` all their products. `tuned`
       continues from `gptq` with the model's answers.
+    - `rotate` turns channels before, so that no outlier is left.
     - `fitted` names the file of constants that such a method made. A build adds it.
     """
 
@@ -52,6 +53,9 @@ class Selection(Data):
     method: Method = Field(default="plain", exclude_if=lambda method: method == "plain")
     minutes: float = Field(default=30.0, gt=0, exclude_if=lambda minutes: minutes == 30.0)
     """That `tuned` may take, the rounding before it and the text aside."""
+    rotate: bool = Field(default=False, exclude_if=lambda rotate: not rotate)
+    """Whether the residual stream and the values of attention are turned first, which spreads
+    outliers: the same function, with weights that round better."""
     fitted: FittedFile | None = Field(default=None, exclude_if=lambda file: file is None)
 
     @model_validator(mode="after")

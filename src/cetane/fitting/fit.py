@@ -107,7 +107,7 @@ class Fitting:
     """One model on its way to fitted constants."""
 
     def __init__(self, checkpoint: Checkpoint, planner: Planner, progress: Progress) -> None:
-        reference = Reference(checkpoint)
+        reference = Reference(checkpoint, own=True)
         self.model, self.resident, self.progress = reference.model, reference.resident, progress
         untie(self.model)
         self.names = {

@@ -11,7 +11,7 @@ from typing import Any
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
 from cetane.families import warn_unread
-from cetane.planner import Planner
+from cetane.planner import Planner, can_turn, turned
 from cetane.schema.recipe import Recipe, load_recipe, override, shipped
 
 FORMATS = {
@@ -100,10 +100,13 @@ def make_request(
     wanted |= changes or {}
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
     checkpoint = open_checkpoint(model)
+    if bits is not None and bits <= FITTED_BITS and can_turn(checkpoint, chosen):
+        wanted = {"compression.rotate": True} | wanted
     if isinstance(recipe, str) and recipe in shipped() and "cache.context" not in wanted:
         wanted |= fitting_context(checkpoint, chosen.cache.context)
     size = None if budget is None else read_size(budget)
-    return Request(checkpoint, override(chosen, wanted), frozenset(wanted), size)
+    final = override(chosen, wanted)
+    return Request(turned(checkpoint, final), final, frozenset(wanted), size)
 
 
 def read_size(text: str) -> int:
