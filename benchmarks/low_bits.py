@@ -63,7 +63,8 @@ def main() -> None:
         for name, windows in truth.items():
             found = judge.compare(windows)
             row = {
-                "format": form, "method": method, "turned": options.rotate, "bits": bits, "bytes": size, "text": name,
+                "format": form, "method": method, "turned": options.rotate, "bits": bits,
+                "bytes": size, "text": name,
                 "fp16": found.reference, "perplexity": found.perplexity,
                 "ratio": found.perplexity / found.reference, "kl": found.kl, "top1": found.top1,
                 "seconds": seconds,
