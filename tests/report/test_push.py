@@ -49,7 +49,7 @@ def test_a_dry_run_contacts_nothing(bundle: Bundle, monkeypatch: pytest.MonkeyPa
     about = front(done.card)
     assert about["library_name"] == "coreml" and about["license"] == "apache-2.0"
     assert "base_model" not in about  # a local folder is on no hub
-    assert "| golden |" in done.card and "not run" in done.card
+    assert "| golden |" in done.card and "| not run |" in done.card
     assert "cetane run model" in done.card
     megabytes = sum(part.bytes for part in bundle.manifest.files.values()) / 1e6
     assert f"| {megabytes:.4g} MB" in done.card.replace("size | ", "| ")

@@ -106,7 +106,6 @@ class Template:
                         continue
                     for value in by_label[label][part]:
                         value.immediateValue.tensor.bytes.values = data.tobytes()
-        self.spec.description.metadata.userDefined.clear()
         self.spec.description.metadata.userDefined.update(metadata or {})
         (target / MODEL).write_bytes(self.spec.SerializeToString(deterministic=True))
 

@@ -258,7 +258,10 @@ def refuse(planner: ContractPlanner) -> None:
     """Raise CetaneError for a plan that their runtime cannot load."""
     recipe = planner.recipe
     if planner.checkpoint.config["model_type"] != "gemma4_text" or not planner.model.tables:
-        raise CetaneError("the layout coreml-llm is for Gemma 4 with per-layer embeddings")
+        raise CetaneError(
+            "the layout coreml-llm is for Gemma 4 with per-layer embeddings",
+            "the layout contract describes any bundle",
+        )
     apart = recipe.layout.kind != "single" and recipe.layout.head != "last"
     if len(planner.members) not in CHUNKS or apart:
         raise CetaneError(
