@@ -20,19 +20,12 @@ from cetane.planner import Encoder, Programs
 class Lowering:
     """Writes the packages of a plan's shards, and keeps the template of each structure."""
 
-<<<<<<< HEAD
     def __init__(
         self, planner: Programs, weights: Weights, metadata: Mapping[str, str] | None = None
     ) -> None:
         """`metadata` is for every package."""
         self.planner, self.weights, self.metadata = planner, weights, dict(metadata or {})
-        counted = planner.recipe.compression.sensitivity
-        self.sensitivities = counted.read() if counted else None
-=======
-    def __init__(self, planner: Programs, weights: Weights) -> None:
-        self.planner, self.weights = planner, weights
         self.encode = Encoder(weights, planner.recipe.compression)
->>>>>>> main
         self._structures: dict[str, str] = {}
         self._templates: dict[str, Template] = {}
 
