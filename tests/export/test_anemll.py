@@ -23,7 +23,7 @@ from cetane.export.anemll import check, export
 from cetane.export.anemll.contract import parts_for
 from cetane.export.anemll.planner import AnemllPlanner
 from cetane.mil.package import Package
-from cetane.pipeline.export import export_anemll
+from cetane.pipeline.export import export_runtime
 
 CONTEXT, BATCH, WINDOW = 64, 8, 32
 MODELS: dict[str, Callable[[], Any]] = {
@@ -166,7 +166,7 @@ def renamed(name: str, kind: str) -> Callable[[Path], None]:
             described = next(iter(content.description.functions), content.description)
             port = getattr(described, kind)[0]
             text = content.SerializeToString().replace(
-                tagged(port.name), tagged(port.name[:-1] + "9")
+                tagged(port.name), tagged(port.name[:-1] + "x")
             )
             content.ParseFromString(text)
 
@@ -343,4 +343,4 @@ def test_what_is_there_stays(tiny_bundle, tmp_path: Path) -> None:
                          tensor_layout="ct1")  # fmt: skip
     (tmp_path / "mine").mkdir()
     with pytest.raises(CetaneError, match="exists"):
-        export_anemll(bundle.path, tmp_path / "mine")
+        export_runtime(bundle.path, tmp_path / "mine", "anemll")
