@@ -36,7 +36,7 @@ _Rows = types.Array(types.float32, 2, "C", readonly=True)
 
 @njit(inline="always")
 def _half(x):  # type: ignore[no-untyped-def]
-    """A float32 rounded to the eleven bits of fp16, ties to even; too large ones become infinite."""
+    """A float32 rounded to eleven bits, ties to even; infinite beyond fp16."""
     bits = np.float32(x).view(np.uint32)
     odd = np.uint32(np.uint32(bits >> np.uint32(13)) & np.uint32(1))
     rounded = np.uint32((bits + np.uint32(0xFFF) + odd) & np.uint32(0xFFFFE000)).view(np.float32)
