@@ -1,8 +1,8 @@
 """The contract: the functions of an asset, and the names and shapes of their tensors.
 
-Sources, all in apple/coreai-models at 86b363d (2026-08-21): `python/src/coreai_models/_constants.py`
-and `models/base.py` (class BaseForCausalLMForiOS) for names, shapes, ladder and constraints, and
-`swift/.../InferenceEngines/CoreAIStaticShapeEngine.swift` for the host.
+Sources, all in apple/coreai-models at 86b363d (2026-08-21): in `python/src/coreai_models`,
+`_constants.py` and `models/base.py` (class BaseForCausalLMForiOS) for names, shapes, ladder and
+constraints; `swift/.../InferenceEngines/CoreAIStaticShapeEngine.swift` for the host.
 """
 
 from dataclasses import dataclass
@@ -14,10 +14,14 @@ TABLE, TOKENS, ROWS = "embedding_table", "in_new_token_ids", "gathered_embedding
 HIDDEN, POSITIONS, STEP = "transformer_input", "position_ids", "in_step"
 MASK, LOGITS = "causal_mask", "out_logits"
 KEYS, VALUES = "key_cache", "value_cache"
-WIDTHS = (8, 16, 64)
-"""Tokens of a call. The host aligns the start of a call down to a multiple of its width."""
-SHORTEST = 256
-"""The shortest context of a function; each longer one is twice as long."""
+WIDTHS = {EXTEND: (8, 64), PROMPT: (64,)}
+"""Tokens of a call. The host aligns the start of a call down to a multiple of its width. It calls
+`prompt_opt` only while more than 64 tokens are left. Apple's first exports also had 16 tokens, and
+`prompt_opt` of 8; a Neural Engine program holds only so many inputs and outputs, and later ones
+leave them out (models/gemma4/export.py at 40b9664)."""
+SHORTEST, STEP_UP = 256, 4
+"""The shortest context of a function, and the ratio of two contexts. Apple's ladder had the ratio
+2, until it was too long for a program; for Gemma 4 it is 4 to 8."""
 LONGEST = 1 << 16
 """Positions are 16-bit."""
 INTERLEAVE = 8
@@ -51,16 +55,27 @@ class Sizes:
 def contexts(longest: int) -> tuple[int, ...]:
     """The contexts of an asset, the longest last.
 
-    Raises CetaneError unless `longest` is 256 times a power of two, as the host's ladder is.
+    Raises CetaneError unless `longest` is a power of two from 256 to 65536: the last call of a
+    context must be as wide as any other, and positions are 16-bit.
     """
-    ladder = [SHORTEST]
-    while ladder[-1] < longest:
-        ladder.append(2 * ladder[-1])
-    if ladder[-1] != longest or longest > LONGEST:
-        below = max((c for c in ladder if c < longest), default=SHORTEST)
+    if not SHORTEST <= longest <= LONGEST or longest & (longest - 1):
+        below = min(max(SHORTEST, 1 << (longest.bit_length() - 1)), LONGEST)
         raise CetaneError(
-            f"cache.context = {longest}: Core AI's host takes contexts of {SHORTEST} times a "
-            f"power of two, up to {LONGEST}",
-            f"port with cache.context = {min(below, LONGEST)}",
+            f"cache.context = {longest}: Core AI's contract has contexts of a power of two from "
+            f"{SHORTEST} to {LONGEST}",
+            f"port with cache.context = {below}",
         )
-    return tuple(ladder)
+    ladder = [longest]
+    while ladder[-1] >= STEP_UP * SHORTEST:
+        ladder.append(ladder[-1] // STEP_UP)
+    return tuple(reversed(ladder))
+
+
+def call_name(kind: str, context: int, width: int) -> str:
+    """The name of `extend` or `prompt_opt` for a context and a number of tokens."""
+    return f"{kind}_{context}_{width}"
+
+
+def gather_name(width: int) -> str:
+    """The name of the function that looks up `width` tokens."""
+    return f"{GATHER}_{width}"

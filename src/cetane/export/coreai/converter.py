@@ -7,11 +7,11 @@ nor the graph's passes see a weight, and the codes are those of the bundle.
 
 import io
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -170,7 +170,9 @@ def lower_write(values: Any, node: Any, location: Any) -> Any:
 def norm_of_last_axis(x: Tensor, axis: int, eps: float) -> Tensor:
     """`cetane::layer_norm` as torch's, whose axis is the last: Core AI has it as one operation."""
     moved = x.transpose(axis, -1)
-    normed = nn.functional.layer_norm(moved, moved.shape[-1:], eps=eps)
+    shape = moved.shape[-1:]
+    gains, biases = torch.ones(shape, dtype=x.dtype), torch.zeros(shape, dtype=x.dtype)
+    normed = nn.functional.layer_norm(moved, shape, gains, biases, eps)
     return normed.transpose(axis, -1)
 
 

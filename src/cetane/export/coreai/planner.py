@@ -3,7 +3,7 @@
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
 from cetane.export.coreai.adapter import Adapter, Rows
-from cetane.export.coreai.contract import EXTEND, PROMPT, WIDTHS, Sizes, contexts
+from cetane.export.coreai.contract import EXTEND, PROMPT, WIDTHS, Sizes, call_name, contexts
 from cetane.families import CacheForm, CacheGroup, CacheSpec, Head
 from cetane.planner import CachePlan, FunctionGraph, ModelSource, Planner, Segment
 from cetane.schema.interface import Mask, State
@@ -73,9 +73,9 @@ class ContractPlanner(Planner):
         layers = tuple(block for block in segment.blocks if not isinstance(block, Head))
         context = self.recipe.cache.context
         return [
-            self.functions.graph(segment, f"{name}_{context}_{width}", width, blocks, ())
-            for name, blocks in ((EXTEND, segment.blocks), (PROMPT, layers))
-            for width in WIDTHS
+            self.functions.graph(segment, call_name(kind, context, width), width, blocks, ())
+            for kind, blocks in ((EXTEND, segment.blocks), (PROMPT, layers))
+            for width in WIDTHS[kind]
         ]
 
     def adapter(self, graph: FunctionGraph, positions: int) -> Adapter:
@@ -127,9 +127,7 @@ def refuse(planner: ContractPlanner) -> None:
     if len({(group.heads, group.dim) for group in groups.values()}) != 1:
         raise CetaneError(f"Core AI's contract has one shape of caches; layers of {kind} differ")
     if planner.recipe.head.subset is not None:
-        raise CetaneError(
-            "Core AI's host needs logits of all tokens", "port without head.subset"
-        )
+        raise CetaneError("Core AI's host needs logits of all tokens", "port without head.subset")
     if any(isinstance(s, Mask) and s.sinks for s in model.host.values()):
         raise CetaneError(
             "Core AI's host makes a causal mask; it cannot keep the first tokens in a window",
