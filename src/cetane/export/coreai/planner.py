@@ -2,8 +2,8 @@
 
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
+from cetane.export.coreai import contract
 from cetane.export.coreai.adapter import Adapter, Rows
-from cetane.export.coreai.contract import EXTEND, PROMPT, WIDTHS, Sizes, call_name, contexts
 from cetane.families import CacheForm, CacheGroup, CacheSpec, Head
 from cetane.planner import CachePlan, FunctionGraph, ModelSource, Planner, Segment
 from cetane.schema.interface import Mask, State
@@ -58,10 +58,10 @@ class ContractPlanner(Planner):
         super().__init__(checkpoint, adapted(recipe), like)
 
     @property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> contract.Sizes:
         """The sizes in the contract's shapes."""
         group = next(iter(self.memory.groups.values()))
-        return Sizes(
+        return contract.Sizes(
             layers=sum(len(block.keeps) for block in self.model.layers),
             channels=group.heads * group.dim,
             hidden=self.model.hidden,
@@ -73,9 +73,11 @@ class ContractPlanner(Planner):
         layers = tuple(block for block in segment.blocks if not isinstance(block, Head))
         context = self.recipe.cache.context
         return [
-            self.functions.graph(segment, call_name(kind, context, width), width, blocks, ())
-            for kind, blocks in ((EXTEND, segment.blocks), (PROMPT, layers))
-            for width in WIDTHS[kind]
+            self.functions.graph(
+                segment, contract.call_name(kind, context, width), width, blocks, ()
+            )
+            for kind, blocks in ((contract.EXTEND, segment.blocks), (contract.PROMPT, layers))
+            for width in contract.WIDTHS[kind]
         ]
 
     def adapter(self, graph: FunctionGraph, positions: int) -> Adapter:
@@ -105,7 +107,7 @@ def planners(checkpoint: Checkpoint, recipe: Recipe) -> list[ContractPlanner]:
     Raises CetaneError for a model or a recipe that the contract cannot hold.
     """
     made: list[ContractPlanner] = []
-    for context in contexts(recipe.cache.context):
+    for context in contract.contexts(recipe.cache.context):
         cache = recipe.cache.model_copy(update={"context": context})
         shorter = recipe.model_copy(update={"cache": cache})
         made.append(ContractPlanner(checkpoint, shorter, made[0] if made else None))

@@ -5,8 +5,9 @@ function runs, where its tokens start, what its mask shows.
 """
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from cetane.errors import CetaneError
 from cetane.export.coreai import contract
-from cetane.export.coreai.converter import import_coreai, quiet
+from cetane.export.coreai.converter import import_coreai
 from cetane.schema.interface import MASKED
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class Runner:
 
     def _function(self, name: str) -> Any:
         if name not in self.functions:
-            with quiet():
+            with no_remarks():
                 self.functions[name] = self.model.load_function(name)
         return self.functions[name]
 
@@ -145,6 +146,19 @@ class Runner:
             return outputs
 
         return self.loop.run(call())
+
+
+@contextmanager
+def no_remarks() -> Iterator[None]:
+    """A context without the runtime's remarks: its library writes to the file of standard error."""
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def array(values: npt.NDArray[Any]) -> "NDArray":
