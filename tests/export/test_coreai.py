@@ -245,7 +245,7 @@ def test_a_context_beside_the_ladder_is_refused(longest: int, near: int) -> None
 
 
 def test_positions_are_16_bit() -> None:
-    with pytest.raises(CetaneError, match="up to|to 65536"):
+    with pytest.raises(CetaneError, match="to 65536"):
         contract.contexts(1 << 17)
 
 
@@ -271,7 +271,7 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "coreai_torch", None)
     with pytest.raises(CetaneError, match="Core AI's packages are not installed") as refused:
         import_coreai()
-    assert refused.value.hint == 'pip install --pre "cetane[coreai]"'
+    assert refused.value.hint == 'pip install "cetane[coreai]"'
 
 
 class Echo:

@@ -485,6 +485,10 @@ PROGRAM_CASES = {
     ),
     "tiny-program": (Model(lambda x: conv(x, 64)), wide(1)),
     "lone-linear": (linears(3, 4096), linears(3, 8192)),
+    "regions": (
+        Model(lambda x: mb.relu(x=fp32_softmax(mb.relu(x=x)))),
+        Model(lambda x: mb.reduce_argmax(x=mb.relu(x=x), axis=1)),
+    ),
     "op-count": (long_program(6001), long_program(5999)),
 }
 

@@ -25,7 +25,8 @@ from cetane.lower.tracing import Constant, replaced
 if TYPE_CHECKING:
     from coreai.authoring import AIProgram
 
-INSTALL = 'pip install --pre "cetane[coreai]"'
+INSTALL = 'pip install "cetane[coreai]"'
+"""There are wheels for Linux on x86-64 and for macOS 26 on Apple silicon."""
 
 
 def import_coreai() -> ModuleType:
