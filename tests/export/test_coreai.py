@@ -187,6 +187,8 @@ def test_a_bundle_becomes_the_folder_that_their_runner_reads(
         "extend": ["extend_256_8", "extend_256_64"],
         "prompt_opt": ["prompt_opt_256_64"],
     }
+    stops = json.loads((target / "tokenizer/tokenizer_config.json").read_text())
+    assert stops["additional_special_tokens"] == ["<eos>"] and language["eos_token_ids"] == [0]
     described(target / "tiny.aimodel")
 
 

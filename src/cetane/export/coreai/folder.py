@@ -1,5 +1,6 @@
 """Writes the folder that Apple's runner loads: an asset, a tokenizer and metadata."""
 
+import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from cetane.bundle import Bundle
-from cetane.checkpoint import Checkpoint
+from cetane.checkpoint import Checkpoint, Tokenizer
 from cetane.export.coreai import contract
 from cetane.export.coreai.check import check
 from cetane.export.coreai.converter import Converter
@@ -60,7 +61,7 @@ def export(
             verdict = judge(plain)
         constrain(program, [name for each in made for name in call_names(each)], longest)
         program.save_asset(folder / f"{target.name}.aimodel")
-        checkpoint.tokenizer.save(folder / "tokenizer")
+        write_tokenizer(checkpoint.tokenizer, folder / "tokenizer")
         write_json(folder / "metadata.json", metadata(made, checkpoint, target.name))
     return warnings, verdict
 
@@ -162,6 +163,7 @@ def metadata(made: list[ContractPlanner], checkpoint: Checkpoint, name: str) -> 
             "vocab_size": planner.sizes.vocabulary,
             "max_context_length": planner.recipe.cache.context,
             "embedded_tokenizer": True,
+            "eos_token_ids": list(checkpoint.tokenizer.eos_ids),
             "function_map": {
                 contract.LOAD: [contract.LOAD],
                 contract.GATHER: [
