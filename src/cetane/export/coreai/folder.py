@@ -148,6 +148,15 @@ def constrain(program: "AIProgram", calls: list[str], longest: int) -> None:
         program.set_hardware_constraints(name, {contract.TABLE: table})
 
 
+def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """The tokenizer's files. Their runner stops at the end token and at all additional special
+    tokens (`LanguageConfig.swift`); it does not read `generation_config.json`."""
+    tokenizer.save(folder)
+    path = folder / "tokenizer_config.json"
+    stops = [tokenizer.backend.id_to_token(token) for token in tokenizer.eos_ids]
+    write_json(path, json.loads(path.read_text()) | {"additional_special_tokens": stops})
+
+
 def metadata(made: list[ContractPlanner], checkpoint: Checkpoint, name: str) -> dict[str, Any]:
     """metadata.json, version 0.2."""
     planner = made[-1]
