@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,9 @@ from cetane.pipeline.export import export_coreai
 from cetane.schema.interface import MASKED
 from cetane.schema.recipe import parse_recipe
 
-try:
-    import coreai_torch  # noqa: F401
-except ImportError:
-    needs_coreai = pytest.mark.skip(reason="the extra cetane[coreai] is not installed")
-else:
-    needs_coreai = pytest.mark.filterwarnings("ignore")
+needs_coreai = pytest.mark.skipif(
+    find_spec("coreai_torch") is None, reason="the extra cetane[coreai] is not installed"
+)
 
 CONTEXT, WINDOW = 256, 48
 MODELS: dict[str, Callable[[], Any]] = {
