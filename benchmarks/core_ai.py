@@ -1,6 +1,6 @@
 """Real models in Apple's Core AI runtime, on this CPU, against transformers.
 
-    python benchmarks/coreai.py MODEL BUNDLE [--write FOLDER] [--greedy N]
+    python benchmarks/core_ai.py MODEL BUNDLE [--write FOLDER] [--greedy N]
 
 `BUNDLE` is a port of the checkpoint `MODEL`, with a context of a power of two. It is exported; the
 asset reads a text and then writes `N` tokens greedily. Cosines are those of its logits to the
