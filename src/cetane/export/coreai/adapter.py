@@ -71,13 +71,15 @@ class Rows(CacheForm):
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         row, self.row = self.row, self.row + 1
-        return self.write(row, self.tensors[KEYS], k), self.write(row, self.tensors[VALUES], v)
+        for name, new in ((KEYS, k), (VALUES, v)):
+            self.tensors[name] = self.write(row, self.tensors[name], new)
+        shape = (1, *k.shape[1:3], -1)
+        return self.tensors[KEYS][row].reshape(shape), self.tensors[VALUES][row].reshape(shape)
 
     def write(self, layer: int, cache: Tensor, new: Tensor) -> Tensor:
-        name = KEYS if cache is self.tensors[KEYS] else VALUES
+        """The whole state, with the new columns in a layer's row."""
         columns = new.reshape(1, 1, -1, 1, new.shape[-1])
-        self.tensors[name] = write_columns(cache, columns, layer, self.tensors[STEP])
-        return self.tensors[name][layer].reshape(1, *new.shape[1:3], cache.shape[-1])
+        return write_columns(cache, columns, layer, self.tensors[STEP])
 
     def results(self) -> dict[str, Tensor]:
         return {f"{name}_out": self.tensors[name] for name in (KEYS, VALUES)}
@@ -100,18 +102,12 @@ class Adapter(nn.Module):
             cos, sin = table.cos_sin(positions).half()
             self.register_buffer(f"cos_{name}", cos)
             self.register_buffer(f"sin_{name}", sin)
-        self.sources = {item.name: item.source for item in shard.inputs}
-        for source in self.sources.values():
-            if isinstance(source, Mask):
-                window = window_columns(source.window, *self.mask_shape())
-                if window is not None:
-                    self.register_buffer(f"window_{source.window}", window)
-
-    def mask_shape(self) -> tuple[int, int]:
-        """The context and the number of tokens of a call."""
-        (shard,) = self.shard
-        mask = next(item for item in shard.inputs if isinstance(item.source, Mask))
-        return mask.shape[3], mask.shape[2]
+        for item in shard.inputs:
+            if isinstance(item.source, Mask):
+                *_, tokens, context = item.shape
+                columns = window_columns(item.source.window, context, tokens)
+                if columns is not None:
+                    self.register_buffer(f"window_{item.source.window}", columns)
 
     def forward(
         self,
@@ -122,12 +118,11 @@ class Adapter(nn.Module):
         key_cache: Tensor,
         value_cache: Tensor,
     ) -> Tensor:
-        """`out_logits (1, 1, T, V)`; without a head, one number of each state, summed: the host
-        reads nothing, but a function needs an output."""
+        """`out_logits (1, 1, T, V)`. Without a head, one number of each state, summed: a function
+        needs an output, which the host does not read then."""
         (shard,) = self.shard
         states = {KEYS: key_cache, VALUES: value_cache}
         positions = position_ids.to(torch.int32).flatten()
-        mask = causal_mask[0, :, 0]
 
         def given(item: Input) -> Tensor:
             match item.source:
@@ -137,7 +132,8 @@ class Adapter(nn.Module):
                     rows = self.get_buffer(f"{part}_{table}")[positions]
                     return rows.transpose(0, 1)[None, None]
                 case Mask(window=window):
-                    return self.windowed(mask, window, in_step).transpose(0, 1)[None, None]
+                    mask = self.windowed(causal_mask[0, :, 0], window, in_step)
+                    return mask.transpose(0, 1)[None, None]
                 case Position():
                     return in_step
             assert isinstance(item.source, FromCache)
@@ -145,16 +141,18 @@ class Adapter(nn.Module):
 
         values = shard(*(given(item) for item in shard.inputs))
         made = dict(zip((output.name for output in shard.outputs), values, strict=True))
-        keys, values_ = made[f"{KEYS}_out"], made[f"{VALUES}_out"]
-        key_cache.copy_(keys)
-        value_cache.copy_(values_)
-        logits = [value for name, value in made.items() if name.startswith("logits_")]
-        if not logits:
-            return keys[0, 0, 0, 0, 0] + values_[0, 0, 0, 0, 0]
-        whole = torch.cat(logits, 1) if len(logits) > 1 else logits[0]
-        if self.softcap is not None:
-            whole = torch.tanh(whole / self.softcap) * self.softcap
-        return whole.permute(0, 2, 3, 1)
+        for name, state in states.items():
+            state.copy_(made[f"{name}_out"])
+        slices = [value for name, value in made.items() if name.startswith("logits_")]
+        if not slices:
+            return made[f"{KEYS}_out"][0, 0, 0, 0, 0] + made[f"{VALUES}_out"][0, 0, 0, 0, 0]
+        return self.capped(torch.cat(slices, 1)).permute(0, 2, 3, 1)
+
+    def capped(self, logits: Tensor) -> Tensor:
+        """Logits within the model's bound, which their host does not apply."""
+        if self.softcap is None:
+            return logits
+        return torch.tanh(logits / self.softcap) * self.softcap
 
     def windowed(self, mask: Tensor, window: int | None, in_step: Tensor) -> Tensor:
         """The mask `(S, T)` of layers that see only a window."""
