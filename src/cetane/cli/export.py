@@ -1,5 +1,6 @@
 """cetane export: writes programs or a bundle for another runtime."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
@@ -18,12 +19,13 @@ def export(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")],
     layout: Annotated[
-        Literal["contract", "anemll", "coreml-llm", "onnx"],
+        Literal["contract", "anemll", "coreml-llm", "coreai", "onnx"],
         typer.Option(
             "--layout",
+            "--target",
             "--to",
             help="contract: packages, their description and a NumPy host; anemll, coreml-llm: the "
-            "folder of that app; onnx: every function.",
+            "folder of that app; coreai: Apple's runner; onnx: every function.",
         ),
     ],
     package: Annotated[
@@ -36,14 +38,14 @@ def export(
 ) -> None:
     """Write a bundle for an app: in the form of its runtime, or with a description for your own.
 
-    Exit code 1 when the folder breaks the other runtime's contract.
+    Exit code 1 when the folder breaks the other runtime's contract, or when Apple's runtime does
+    not compute what the bundle does.
     """
     if layout == "anemll" or layout == "coreml-llm":
         for_runtime(source, output, layout, package, json)
     if package is not None:
         raise typer.BadParameter(f"the layout {layout} has no single packages")
-    write = as_contract if layout == "contract" else as_onnx
-    write(source, output, json)
+    WRITERS[layout](source, output, json)
 
 
 def as_onnx(source: Path, output: Path, json: bool) -> None:
@@ -91,3 +93,31 @@ def show(folder: "RuntimeFolder") -> None:
         warn(problem)
     if folder.passed:
         say(f"on a Mac, in {folder.path}: {folder.compile}")
+
+
+def as_coreai(source: Path, output: Path, json: bool) -> None:
+    """Write a folder for Apple's Core AI runner, and print how its runtime judged it here."""
+    from cetane.cli.gate_tables import show_checks
+    from cetane.pipeline.export import export_coreai
+
+    with progress("export") as update:
+        folder = export_coreai(source, output, progress=update)
+    if json:
+        print_json(
+            {"folder": str(folder.path), "compile": folder.compile, "passed": folder.result.passed,
+             "warnings": folder.warnings, **folder.result.model_dump(mode="json")}
+        )  # fmt: skip
+    else:
+        for warning in folder.warnings:
+            warn(f"warning: {warning}")
+        show_checks("Apple's runtime on this CPU, against the bundle", folder.result.checks)
+        say(f"not run on a device; on a Mac with Xcode 27, in {folder.path}: {folder.compile}")
+    raise typer.Exit(0 if folder.result.passed else 1)
+
+
+WRITERS: dict[str, Callable[[Path, Path, bool], None]] = {
+    "contract": as_contract,
+    "coreai": as_coreai,
+    "onnx": as_onnx,
+}
+"""The function for each layout without packages of its own: it writes the folder, and prints."""

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
-from cetane.export import anemll, contract, coreml_llm
+from cetane.export import anemll, contract, coreai, coreml_llm
 from cetane.files import (
     Progress,
     check_outside,
@@ -18,6 +19,7 @@ from cetane.files import (
     replacing,
     silent,
 )
+from cetane.gates.coreai import CoreAIResult, judge_coreai
 from cetane.mil import load
 from cetane.pipeline.validate import checkpoint_of
 from cetane.schema.recipe import Recipe
@@ -43,6 +45,19 @@ RUNTIMES: dict[Runtime, RuntimeModule] = {"anemll": anemll, "coreml-llm": coreml
 
 CONFIGS: dict[str, Runtime] = {"meta.yaml": "anemll", "model_config.json": "coreml-llm"}
 """The runtime whose config has this name."""
+
+
+@dataclass(frozen=True)
+class CoreAIFolder:
+    """A folder that Apple's Core AI runner loads."""
+
+    path: Path
+    compile: str
+    """The command that compiles its asset, on a Mac."""
+    warnings: Sequence[str]
+    """The patterns in its program that are known to run off the Neural Engine, or slowly."""
+    result: CoreAIResult
+    """The comparison with the bundle, in Apple's runtime on this machine."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +131,6 @@ def export_runtime(
     """
     bundle = Bundle(Path(source))
     target = new_folder(output, bundle.path)
-    bundle.verify()
     checkpoint = own_checkpoint(bundle)
     module = RUNTIMES[runtime]
     with claimed(target, f"exporting {source}"), disk_errors(target):
@@ -140,7 +154,6 @@ def replace_package(
     bundle, folder, module = Bundle(Path(source)), Path(output), RUNTIMES[runtime]
     if not folder.is_dir():
         raise CetaneError(f"{folder}: no such folder", "leave out --package to write a whole one")
-    bundle.verify()
     makers = module.packages(bundle.plan.recipe, own_checkpoint(bundle))
     if package not in makers:
         raise CetaneError(f"no package {package!r}", f"there are {', '.join(makers)}")
@@ -189,8 +202,26 @@ def swapped(
     return problems
 
 
+def export_coreai(
+    source: str | Path, output: str | Path, *, progress: Progress = silent
+) -> CoreAIFolder:
+    """Write a bundle as the folder that Apple's Core AI runner loads, and judge it.
+
+    Apple's runtime runs the asset here, on the CPU. CetaneError if the folder exists, if the
+    checkpoint is not the bundle's own, or if the model does not fit their contract.
+    """
+    bundle = Bundle(Path(source))
+    target = new_folder(output, bundle.path)
+    checkpoint = own_checkpoint(bundle)
+    with claimed(target, f"exporting {source}"), disk_errors(target):
+        judge = partial(judge_coreai, bundle)
+        warnings, result = coreai.export(bundle, checkpoint, target, judge, progress)
+    return CoreAIFolder(target, coreai.COMPILE.format(name=target.name), warnings, result)
+
+
 def own_checkpoint(bundle: Bundle) -> Checkpoint:
-    """The checkpoint that a bundle was built from. CetaneError if another is in its place."""
+    """The checkpoint that a verified bundle was built from; CetaneError if it is another."""
+    bundle.verify()
     checkpoint = checkpoint_of(bundle)
     if checkpoint.fingerprint != bundle.manifest.fingerprint:
         raise CetaneError(
