@@ -36,6 +36,7 @@ COMMANDS = {
     "serve": Listed("Run", "cetane serve smollm2"),
     "bench": Listed("Run", "cetane bench smollm2 --drafters ngram,union"),
     "export": Listed("Run", "cetane export smollm2 --to onnx -o smollm2-onnx"),
+    "kit": Listed("Mac", "cetane kit smollm2 smollm2-int8 -o kit.zip"),
     "sweep": Listed("Research", "cetane sweep model.gguf --budget 4.25 -o sweep"),
     "vocabulary": Listed("Research", "cetane vocabulary model.gguf --text book.txt -o subset.json"),
     "quantize-activations": Listed(
