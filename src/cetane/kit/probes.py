@@ -93,7 +93,8 @@ def run(engine: Engine, name: str, tokens: Sequence[int], prompt: int) -> Expect
 
 def run_verifying(engine: Engine, tokens: Sequence[int]) -> Expected:
     """Calls of the verifier that keep all their tokens."""
-    session, wanted = engine.session(["verify"]), "all"
+    wanted: Wanted = "all"
+    session = engine.session(["verify"])
     cut = tuple(named(session.schedule.cut(0, len(tokens), wanted), tokens))
     calls = session.prepare(tokens, wanted)
     engine.run([(session, calls)], last=True)

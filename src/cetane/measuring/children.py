@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from contextlib import suppress
 from typing import IO, Any
 
 from .faults import Kind, ending, last_lines
@@ -46,7 +46,7 @@ class Child:
     """A running child."""
 
     def __init__(self, job: Json) -> None:
-        self.stderr: IO[bytes] = tempfile.TemporaryFile()
+        self.stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
             command(job), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.stderr,
             text=True, start_new_session=True,
@@ -63,11 +63,9 @@ class Child:
     def ask(self, order: Json, limit: float) -> Json:
         """Send an order, and wait for its answer."""
         assert self.process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):  # it died: `answer` tells how
             self.process.stdin.write(json.dumps(order) + "\n")
             self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it died: `answer` tells how
         return self.answer(limit)
 
     def answer(self, limit: float) -> Json:
@@ -88,11 +86,6 @@ class Child:
                     raise ChildFault("error", content["error"])
                 return content
 
-    def answers(self, limit: float) -> Iterator[Json]:
-        """All answers until the one that ends it, each within `limit` seconds."""
-        while "end" not in (content := self.answer(limit)):
-            yield content
-
     def errors(self) -> str:
         """Its stderr so far."""
         self.stderr.flush()
@@ -112,10 +105,8 @@ class Child:
     def close(self) -> None:
         """End it: it gets a moment to finish."""
         if self.process.stdin is not None:
-            try:
+            with suppress(BrokenPipeError):
                 self.process.stdin.close()
-            except BrokenPipeError:
-                pass
         try:
             self.process.wait(5)
         except subprocess.TimeoutExpired:

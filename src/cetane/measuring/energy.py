@@ -159,5 +159,3 @@ def joules(samples: list[Sample], begun: float, ended: float, tokens: int) -> Js
         "ane_silent": watts.get("ane", 0.0) == 0.0,
         "caveats": list(CAVEATS),
     }
-
-

@@ -1,7 +1,7 @@
 """A host for any bundle, in numpy: it fills the inputs of every call and keeps its outputs.
 
-`host.json` describes the bundle: its functions, with the source of each input and the sink of each
-output, its modes, its cache groups and its tables. cetane's docs/architecture.md explains the words.
+`host.json` describes the bundle: its functions, with the source of each input and the sink of
+each output, its modes and its cache groups. cetane's docs/architecture.md explains the words.
 The host runs calls that the caller chose: `Host.call(mode, tokens)`.
 """
 
@@ -59,7 +59,7 @@ class Host:
         }
 
     def call(self, mode: str, tokens: list[int], logits: bool = True) -> Array | None:
-        """Run one call of a mode. Returns logits fp32 `(len(tokens), V)`, or None for a silent call.
+        """Run one call of a mode. Returns logits fp32 `(len(tokens), V)`; None if it is silent.
 
         A call takes at most the mode's tokens; the rest of its columns is padding.
         """
@@ -165,7 +165,9 @@ class Call:
         name = "embedding" if table == "tokens" else f"embedding-{table}"
         rows = self.host.arrays[name][self.tokens].astype(np.float32)
         if f"{name}-scales" in self.host.arrays:
-            rows *= self.host.arrays[f"{name}-scales"][self.tokens].astype(np.float32)[:, None] / 127
+            rows *= (
+                self.host.arrays[f"{name}-scales"][self.tokens].astype(np.float32)[:, None] / 127
+            )
         return rows.T.astype(np.float16)
 
     def mask(self, source: Json) -> Array:

@@ -34,7 +34,7 @@ class Meter:
         """`growing`: a file that a meter already writes, in place of one that is started."""
         self.growing = growing
         self.command = None if growing else command()
-        self.output: IO[bytes] = tempfile.TemporaryFile()
+        self.output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self.process: subprocess.Popen[bytes] | None = None
 
     @property

@@ -152,7 +152,7 @@ class Measurement:
                 "zeros": function["zeros"],
                 "inputs": str(self.folder / label / function["inputs"]),
                 "units": self.options.compute_units,
-                "plan": not self.options.no_plan,
+                "plan": self.record.content["machine"]["mac"] and not self.options.no_plan,
             }
         )
         phase, failed = "start", False
@@ -187,13 +187,18 @@ class Measurement:
         """The probes of every bundle."""
         for label, bundle in self.kit["bundles"].items():
             for index, probe in enumerate(bundle["probes"]):
-                answer = chains[label].ask(f"{label}/probe/{probe}", {"do": "probe", "index": index})
+                answer = chains[label].ask(
+                    f"{label}/probe/{probe}", {"do": "probe", "index": index}
+                )
                 if answer is not None:
                     kept = self.record.content["bundles"][label]
                     kept.setdefault("probes", {})[probe] = answer["positions"]
                     if not all(row["finite"] for row in answer["positions"]):
                         self.record.add_fault(
-                            f"{label}/probe/{probe}", "", "not finite", "logits have NaN or infinity"
+                            f"{label}/probe/{probe}",
+                            "",
+                            "not finite",
+                            "logits have NaN or infinity",
                         )
                     chains[label].done()
 
@@ -206,7 +211,9 @@ class Measurement:
                 job = f"{label}/turn/{turn + 1}"
                 order = {"do": "turn", "steps": self.options.steps}
                 if (answer := chains[label].ask(job, order)) is not None:
-                    self.record.content["turns"].append({"bundle": label, "turn": turn + 1} | answer)
+                    self.record.content["turns"].append(
+                        {"bundle": label, "turn": turn + 1} | answer
+                    )
                     chains[label].done()
 
     def energy(self, chains: dict[str, OpenChain]) -> None:

@@ -17,12 +17,12 @@ from cetane.errors import CetaneError
 from cetane.gates.residency.audit import audit
 from cetane.gates.residency.measured import (
     Measured,
-    default_copy,
     measure,
     read_measured,
     with_measured,
 )
 from cetane.gates.residency.target import Target
+from cetane.measuring.compute_plan import with_default
 from cetane.mil.program import Program
 from cetane.mil.reader import load
 
@@ -173,7 +173,7 @@ def test_every_function_becomes_the_default(package: Path, tmp_path: Path) -> No
     for name in ("main", "more-2"):
         folder = tmp_path / name
         folder.mkdir()
-        copy = load(default_copy(package, name, folder))
+        copy = load(with_default(package, name, folder))
         assert copy.default == name
         assert copy.functions.keys() == load(package).functions.keys()
     assert load(package).default == "main"
