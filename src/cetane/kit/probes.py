@@ -22,8 +22,8 @@ from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 from cetane.validation import Data
 
-STEPS = 12
-"""Decoded tokens of the first probe."""
+SHORTEST, STEPS = 16, 12
+"""Tokens of the shortest prompt, and decoded tokens after it."""
 LARGEST_OUTPUT = 1 << 20
 """Elements of the largest output of a function that is kept for comparison."""
 
@@ -66,7 +66,7 @@ def expected_probes(bundle: Bundle) -> list[Expected]:
     resident = plan.weight_bytes <= RESIDENT
     engine = Engine(plan, backend, bundle.tables(), resident=resident)
     context, widest = plan.recipe.cache.context, widest_tokens(plan)
-    prompt = max(1, min(2 * widest + widest // 2, context // 2))
+    prompt = min(max(SHORTEST, 2 * widest + widest // 2), context // 2)
     text = text_tokens(bundle.tokenizer, min(prompt + STEPS, context))
     probes = [run(engine, "text", text, prompt)]
     width = plan.modes["verify"].tokens if "verify" in plan.modes else 0

@@ -64,7 +64,7 @@ class Host:
         A call takes at most the mode's tokens; the rest of its columns is padding.
         """
         chosen = self.plan["modes"][mode]
-        now = Call(self, tokens, chosen["tokens"])
+        now = Call(self, tokens, chosen["tokens"], logits)
         for step in chosen["steps" if logits else "silent"]:
             outputs = now.route(step) if "experts" in step else now.run(step)
             name = step["experts"][0][0] if "experts" in step else step["function"]
@@ -95,8 +95,9 @@ class Host:
 class Call:
     """One call on its way through the shards."""
 
-    def __init__(self, host: Host, tokens: list[int], width: int) -> None:
+    def __init__(self, host: Host, tokens: list[int], width: int, wanted: bool) -> None:
         self.host, self.width, self.count = host, width, len(tokens)
+        self.wanted = wanted  # a function of a silent call may give logits all the same
         self.tokens = np.asarray(tokens)
         self.positions = host.position + np.arange(self.count)
         self.groups = {
@@ -193,7 +194,7 @@ class Call:
             self.host.kept[sink["name"]] = np.take(joined, last, self.host.along)
         elif kind == "cache":
             self.write(sink, value)
-        else:
+        elif self.wanted:
             self.add_logits(sink, value)
 
     def write(self, sink: Json, value: Array) -> None:

@@ -29,8 +29,6 @@ Json = dict[str, Any]
 UNITS = ("CPU_AND_NE", "ALL", "CPU_ONLY", "CPU_AND_GPU")
 SPARE = 500_000_000
 """Bytes of disk that stay free."""
-ENOUGH_IDLE = 5.0
-"""Seconds without load before one that is for a power meter."""
 
 
 def main(folder: Path, arguments: list[str]) -> int:
@@ -60,6 +58,7 @@ def parse(arguments: list[str], folder: Path) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=6, help="turns of every bundle")
     parser.add_argument("--steps", type=int, default=64, help="decoded tokens of a turn")
     parser.add_argument("--energy", type=float, default=20, help="seconds; 0 for none")
+    parser.add_argument("--idle", type=float, default=10, help="seconds of rest before each load")
     parser.add_argument("--power", type=Path, help="a file that powermetrics or macmon writes")
     parser.add_argument("--no-plan", action="store_true", help="do not ask for compute plans")
     return parser.parse_args(arguments)
@@ -223,7 +222,7 @@ class Measurement:
             return
         for label, chain in chains.items():
             job = f"{label}/energy"
-            time.sleep(ENOUGH_IDLE)
+            time.sleep(self.options.idle)
             with meter:
                 order = {"do": "decode", "seconds": self.options.energy}
                 answer = chain.ask(job, order)

@@ -87,7 +87,7 @@ class DeviceOutcome:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "bundle": str(self.bundle),
+            "path": str(self.bundle),
             "machine": self.machine,
             "device": self.device,
             "date": self.date,
