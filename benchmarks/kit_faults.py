@@ -2,9 +2,9 @@
 
     python benchmarks/kit_faults.py BUNDLE OTHER
 
-Without faults first, then once for every fault in a function of the first bundle, then killed in the
-middle and resumed. It prints a line for each: the exit code, the recorded faults, and what was kept.
-Every child imports coremltools, which takes seconds, so the tests use a stand-in for it.
+Without faults first, then once for every fault in a function of the first bundle, then killed in
+the middle and resumed. It prints a line for each: the exit code, the recorded faults, and what was
+kept. Every child imports coremltools, which takes seconds, so the tests use a stand-in for it.
 """
 
 import json

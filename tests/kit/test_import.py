@@ -105,7 +105,7 @@ def test_a_device_that_computes_something_else_fails(write: Write, bundle: Bundl
     def wrong(content: Content) -> None:
         rows = content["bundles"]["A"]["probes"]["text"]
         row = next(row for row in rows if row["margin"] > 0.1)
-        row["top"] = row["top"][1:] + [[0, -100.0]]
+        row["top"] = [*row["top"][1:], [0, -100.0]]
 
     outcome = imported(write(wrong), bundle)
     assert not outcome.passed

@@ -28,7 +28,7 @@ def powermetrics(*samples: bytes) -> bytes:
 
 
 def test_a_plist_of_powermetrics_by_hand() -> None:
-    """Ten seconds of 1,500 mJ on the CPU, 200 on the GPU and 3,300 on the Neural Engine; 250 tokens.
+    """Ten seconds of 1,500 mJ on the CPU, 200 on the GPU, 3,300 on the Neural Engine; 250 tokens.
 
     5 W for 10 s are 50 J, and over 250 tokens 0.2 J each: 0.06, 0.008 and 0.132.
     """
@@ -75,7 +75,7 @@ def macmon(count: int, **others: Any) -> bytes:
 
 
 def test_a_stream_of_macmon_by_hand() -> None:
-    """2 W of the processor for 10 s are 20 J; over 100 tokens 0.2 J. The whole Mac has 6 W: 0.6 J."""
+    """2 W of the processor for 10 s are 20 J; over 100 tokens 0.2 J. The whole Mac's 6 W: 0.6 J."""
     made = joules(read_samples(macmon(20), 0.5), T0, T0 + 10, 100)
     assert made is not None
     assert made["joules_per_token"] == pytest.approx(

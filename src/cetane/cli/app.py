@@ -36,6 +36,7 @@ COMMANDS = {
     "run": Listed("Run", "cetane run smollm2 'What is the capital of France?'"),
     "serve": Listed("Run", "cetane serve smollm2"),
     "bench": Listed("Run", "cetane bench smollm2 --drafters ngram,union"),
+    "break-even": Listed("Run", "cetane break-even --t1 109 --tv 483 --k 4"),
     "export": Listed("Run", "cetane export smollm2 --to onnx -o smollm2-onnx"),
     "kit": Listed("Mac", "cetane kit smollm2 smollm2-int8 -o kit.zip"),
     "import": Listed("Mac", "cetane import measurements.json smollm2"),
