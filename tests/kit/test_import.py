@@ -11,11 +11,12 @@ import pytest
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
 from cetane.gates.residency.store import MEASURED
+from cetane.kit.device import DEVICE, DeviceResult
 from cetane.mil.program import Op
 from cetane.mil.reader import load
 from cetane.perf.evidence import read
 from cetane.pipeline.audit import audit
-from cetane.pipeline.imports import DEVICE, DeviceOutcome, import_kit
+from cetane.pipeline.imports import evidence_file, import_kit
 
 Content = dict[str, Any]
 Write = Callable[..., Path]
@@ -27,7 +28,7 @@ def bundle(pair: tuple[Bundle, Bundle], tmp_path: Path) -> Bundle:
     return Bundle(Path(shutil.copytree(pair[0].path, tmp_path / "tiny-A")))
 
 
-def imported(path: Path, bundle: Bundle) -> DeviceOutcome:
+def imported(path: Path, bundle: Bundle) -> DeviceResult:
     (outcome,) = import_kit(path, [bundle.path]).outcomes
     return outcome
 
@@ -70,8 +71,7 @@ def test_the_cost_model_shows_by_how_much_it_was_wrong(write: Write, bundle: Bun
 
 def test_figures_become_rows_that_the_fit_reads(write: Write, bundle: Bundle) -> None:
     outcome = imported(write(), bundle)
-    assert outcome.evidence is not None
-    rows, skipped = read([outcome.evidence])
+    rows, skipped = read([evidence_file(bundle)])
     assert not skipped and len(rows) == outcome.rows == 2
     assert {(row.kind, row.ms, row.chip.id) for row in rows} == {
         ("step", 4.0, "m4-max"), ("part", 2.0, "m4-max"),
@@ -96,7 +96,7 @@ def test_another_machines_record_is_judged_and_not_kept(
     write: Write, bundle: Bundle, machine: Content
 ) -> None:
     outcome = imported(write(lambda content: content["machine"].update(machine)), bundle)
-    assert outcome.passed and not outcome.device and outcome.evidence is None
+    assert outcome.passed and not outcome.device and not outcome.rows
     assert not {DEVICE, MEASURED} & set(bundle.gates())
     assert "not kept" in outcome.notes[-1] and not outcome.compared
 
@@ -208,9 +208,8 @@ def test_without_a_bundle_it_says_what_was_measured(write: Write) -> None:
 
 
 def test_a_row_of_evidence_must_be_of_numbers(write: Write, bundle: Bundle, tmp_path: Path) -> None:
-    outcome = imported(write(), bundle)
-    assert outcome.evidence is not None
-    text = outcome.evidence.read_text()
+    imported(write(), bundle)
+    text = evidence_file(bundle).read_text()
     for wrong in (text.replace(",4.0,", ",-4.0,"), text.replace('""calls"": 1', '""calls"": -1')):
         path = tmp_path / "wrong.csv"
         path.write_text(wrong)
@@ -220,5 +219,5 @@ def test_a_row_of_evidence_must_be_of_numbers(write: Write, bundle: Bundle, tmp_
 
 
 def test_the_record_of_the_outcome_is_json(write: Write, bundle: Bundle) -> None:
-    content = json.dumps(imported(write(), bundle).as_json(), allow_nan=False)
+    content = imported(write(), bundle).model_dump_json()
     assert json.loads(content)["figures"]["decode_ms"] == 4.0

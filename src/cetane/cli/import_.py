@@ -14,8 +14,9 @@ from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
     from cetane.gates.residency.refuted import Refuted
+    from cetane.kit.device import DeviceResult, EnergyResult
     from cetane.kit.speed import Figures
-    from cetane.pipeline.imports import DeviceOutcome, EnergyImport, KitImport, XcodeImport
+    from cetane.pipeline.imports import KitImport, XcodeImport
 
 
 def import_(
@@ -55,7 +56,7 @@ def import_(
     else:
         energy = import_power(file, tokens, given[0] if given else None)
         if json:
-            print_json(energy.as_json())
+            print_json(energy.model_dump(mode="json"))
         else:
             show_energy(energy)
 
@@ -81,10 +82,10 @@ def show_kit(result: KitImport) -> None:
         facts(shown, "the second bundle's time, over the first's")
 
 
-def show_outcome(outcome: DeviceOutcome) -> None:
+def show_outcome(outcome: DeviceResult) -> None:
     """Print the gate, the figures, and where predictions were wrong."""
     basis = "measured on" if outcome.device else "run, not on a device, on"
-    say(f"{outcome.bundle}: {basis} {outcome.machine}, {outcome.date}, {outcome.compute_units}")
+    say(f"{outcome.name}: {basis} {outcome.machine}, {outcome.date}, {outcome.compute_units}")
     table(
         "outputs against cetane's executor",
         ["check", "value", "limit", ""],
@@ -105,8 +106,8 @@ def show_outcome(outcome: DeviceOutcome) -> None:
         warn(f"fault: {line}")
     for line in outcome.notes:
         warn(f"note: {line}")
-    if outcome.evidence is not None:
-        say(f"{outcome.rows} rows of evidence: python -m cetane.perf.fit {outcome.evidence}")
+    if outcome.rows:
+        say(f"{outcome.rows} rows of evidence: python -m cetane.perf.fit BUNDLE/gates/device.csv")
     console.print(f"device: {verdict(outcome.passed)}")
 
 
@@ -160,7 +161,7 @@ def show_xcode(result: XcodeImport) -> None:
     console.print(f"residency, {result.audit.basis}: {verdict(result.passed)}")
 
 
-def show_energy(energy: EnergyImport) -> None:
+def show_energy(energy: EnergyResult) -> None:
     """Print watts and joules per token."""
     facts({rail: f"{watts:.4g} W" for rail, watts in energy.watts.items()}, "mean power")
     if energy.joules_per_token is not None:

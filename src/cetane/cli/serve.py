@@ -55,7 +55,8 @@ def serve(
     with progress("loading"):
         app = application(
             *bundles, backend=with_units(backend, compute_units), queue=queue, seconds=seconds,
-            max_tokens=max_tokens, prefixes=prefixes, speculation=speculation, grace=grace, api_key=api_key,
+            max_tokens=max_tokens, prefixes=prefixes, speculation=speculation, grace=grace,
+            api_key=api_key,
             origins=tuple(origin or ()), hosts=LOCAL if host in LOCAL else (),
         )  # fmt: skip
     if host not in LOCAL and api_key is None:

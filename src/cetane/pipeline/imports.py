@@ -23,14 +23,13 @@ from cetane.gates.residency.measured import (
 from cetane.gates.residency.refuted import Refuted, refuted
 from cetane.gates.residency.store import Artifact, InBundle, open_artifact
 from cetane.gates.residency.target import DEFAULT_OS, Target
-from cetane.gates.verdict import Check
 from cetane.hardware.chips import DEFAULT_CHIP, Chip, chip_named
+from cetane.kit.device import DEVICE, ENERGY, DeviceResult, EnergyResult
 from cetane.kit.judge import check_origin, check_reason, judge, ties
 from cetane.kit.measurements import LARGEST, Measurements, RecordedBundle, read_measurements
 from cetane.kit.speed import (
     Compared,
     EvidenceRow,
-    Figures,
     compare,
     evidence,
     figures,
@@ -46,78 +45,16 @@ from cetane.pipeline.validate import checkpoint_of
 from cetane.planner import Planner
 from cetane.schema.manifest import GATES
 
-DEVICE, ENERGY = "device", "energy"
 EVIDENCE = "device.csv"
 NOT_A_MAC = "was not measured on a Mac with a Neural Engine, so it is not kept"
-
-
-@dataclass(frozen=True)
-class DeviceOutcome:
-    """One bundle's part of a record, judged."""
-
-    bundle: Path
-    machine: str
-    device: bool
-    """Whether that machine has a Neural Engine. Else nothing is kept."""
-    date: str
-    compute_units: str
-    chip: str | None
-    """The id of its chip; None if cetane does not know it."""
-    checks: tuple[Check, ...]
-    ties: int
-    positions: int
-    figures: Figures
-    compared: tuple[Compared, ...]
-    rules: tuple[Refuted, ...]
-    measured_ops: int
-    """Ops whose place the machine gave."""
-    faults: tuple[str, ...]
-    refusals: tuple[str, ...]
-    """Lines in which Apple's compilers refused something."""
-    rows: int
-    evidence: Path | None
-    """The file of evidence for the cost model."""
-    caveats: tuple[str, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def passed(self) -> bool:
-        """Whether the machine computed what was expected."""
-        return all(check.passed for check in self.checks)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "path": str(self.bundle),
-            "machine": self.machine,
-            "device": self.device,
-            "date": self.date,
-            "compute_units": self.compute_units,
-            "chip": self.chip,
-            "passed": self.passed,
-            "checks": [check.model_dump(mode="json") for check in self.checks],
-            "ties": self.ties,
-            "positions": self.positions,
-            "figures": self.figures.model_dump(mode="json"),
-            "compared": [
-                one.model_dump(mode="json") | {"ratio": one.ratio, "inside": one.inside}
-                for one in self.compared
-            ],
-            "rules": [rule.model_dump(mode="json") for rule in self.rules],
-            "measured_ops": self.measured_ops,
-            "faults": list(self.faults),
-            "refusals": list(self.refusals),
-            "rows": self.rows,
-            "evidence": None if self.evidence is None else str(self.evidence),
-            "caveats": list(self.caveats),
-            "notes": list(self.notes),
-        }
 
 
 @dataclass(frozen=True)
 class KitImport:
     """A record, judged for every bundle that was given."""
 
-    outcomes: tuple[DeviceOutcome, ...]
+    outcomes: tuple[DeviceResult, ...]
+    """One of each bundle, in their order."""
     ratios: dict[str, float] = field(default_factory=dict)
     """The second bundle's milliseconds over the first's, as medians of the turns."""
 
@@ -128,7 +65,7 @@ class KitImport:
     def as_json(self) -> dict[str, Any]:
         return {
             "passed": self.passed,
-            "outcomes": [outcome.as_json() for outcome in self.outcomes],
+            "outcomes": [outcome.model_dump(mode="json") for outcome in self.outcomes],
             "b_over_a": self.ratios,
         }
 
@@ -152,6 +89,11 @@ def import_kit(
     return KitImport(tuple(one.keep() for one in imports), ratios(measurements))
 
 
+def evidence_file(bundle: Bundle) -> Path:
+    """The rows of evidence that imports into a bundle have written."""
+    return bundle.file(f"{GATES}/{EVIDENCE}")
+
+
 class OneImport:
     """One bundle's part of a record. Making it checks everything and keeps nothing."""
 
@@ -171,22 +113,21 @@ class OneImport:
         self.figures = figures(measurements, self.label)
         self.notes: list[str] = []
 
-    def keep(self) -> DeviceOutcome:
+    def keep(self) -> DeviceResult:
         """Keep what a device measured, and return everything."""
         device, recorded = self.machine.device, self.recorded
         placed, ops = self.residency()
         compared, rows = self.speed()
-        path: Path | None = None
-        if rows and device:
-            path = self.bundle.file(f"{GATES}/{EVIDENCE}")
-        outcome = DeviceOutcome(
-            bundle=self.bundle.path,
+        checks = judge(recorded)
+        outcome = DeviceResult(
+            name=self.bundle.path.name,
+            passed=all(check.passed for check in checks),
             machine=str(self.machine),
             device=device,
             date=self.measurements.date,
             compute_units=self.measurements.options.compute_units,
             chip=None if self.chip is None else self.chip.id,
-            checks=judge(recorded),
+            checks=checks,
             ties=sum(ties(positions) for positions in recorded.probes.values()),
             positions=sum(map(len, recorded.probes.values())),
             figures=self.figures,
@@ -195,16 +136,15 @@ class OneImport:
             measured_ops=ops,
             faults=tuple(str(one) for one in self.measurements.faults if self.mine(one.job)),
             refusals=self.refused(),
-            rows=len(rows) if device else 0,
-            evidence=path,
+            rows=len(rows),
             caveats=CAVEATS if self.figures.joules_per_token is not None else (),
             notes=tuple(self.notes),
         )
         if device:
-            self.bundle.write_gate(DEVICE, outcome.as_json())
+            self.bundle.write_gate(DEVICE, outcome.model_dump(mode="json"))
             self.artifact.judge(placed)
-            if path is not None:
-                write_rows(rows, path)
+            if rows:
+                write_rows(rows, evidence_file(self.bundle))
         return outcome
 
     def mine(self, job: str) -> bool:
@@ -340,32 +280,9 @@ def with_kept(measured: Measured, artifact: Artifact) -> Measured:
     return measured.model_copy(update={"packages": packages})
 
 
-@dataclass(frozen=True)
-class EnergyImport:
-    """A power meter's file, read as one load."""
-
-    file: Path
-    samples: int
-    seconds: float
-    watts: dict[str, float]
-    joules_per_token: dict[str, float] | None
-    ane_silent: bool
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "file": self.file.name,
-            "samples": self.samples,
-            "seconds": self.seconds,
-            "watts": self.watts,
-            "joules_per_token": self.joules_per_token,
-            "ane_silent": self.ane_silent,
-            "caveats": list(CAVEATS),
-        }
-
-
 def import_power(
     file: str | Path, tokens: int | None = None, bundle: str | Path | None = None
-) -> EnergyImport:
+) -> EnergyResult:
     """Read a plist of powermetrics, or a stream of macmon, that was recorded during one load.
 
     `tokens` are those that the load gave, in all its time. With a bundle, the joules per token are
@@ -382,16 +299,17 @@ def import_power(
     if made is None:
         raise CetaneError(f"{path}: it has {ended - begun:.1f} s, and the first {LAG:g} s are left "
                           "out", "record for longer")  # fmt: skip
-    result = EnergyImport(
-        path,
-        made["samples"],
-        ended - begun,
-        made["watts"],
-        made["joules_per_token"] if tokens else None,
-        made["ane_silent"],
+    result = EnergyResult(
+        file=path.name,
+        samples=made["samples"],
+        seconds=ended - begun,
+        watts=made["watts"],
+        joules_per_token=made["joules_per_token"] if tokens else None,
+        ane_silent=made["ane_silent"],
+        caveats=CAVEATS,
     )
     if bundle is not None:
         if tokens is None:
             raise CetaneError("energy per token needs the tokens of the load", "--tokens N")
-        Bundle(Path(bundle)).write_gate(ENERGY, result.as_json())
+        Bundle(Path(bundle)).write_gate(ENERGY, result.model_dump(mode="json"))
     return result
