@@ -1,4 +1,4 @@
-"""Xcode's reports and Core ML's analytics: read, matched to their package, and refused otherwise."""
+"""Xcode's reports and Core ML's analytics: read, matched to a package, or refused."""
 
 import json
 import shutil

@@ -1,7 +1,7 @@
 """Measures of an experiment: thin functions over the other rooms, called by name.
 
-`kind` tells how a figure was obtained. *Measured* figures are from this machine, on the backend that
-its users get, or from a device whose record was imported. Other figures that need an ANE are
+`kind` tells how a figure was obtained. *Measured* figures are from this machine, on the backend
+that its users get, or from a device whose record was imported. Other figures that need an ANE are
 *predicted*.
 """
 
