@@ -105,6 +105,14 @@ def test_a_disk_that_fills_stops_it_and_keeps_the_record(kit: Path) -> None:
     assert record(kit)["finished"] and turns(kit) == ["A", "B", "B", "A"]
 
 
+def test_a_compiler_without_disk_stops_it_and_is_tried_again(kit: Path) -> None:
+    stopped = run(kit, env=environment(FULL="1"))
+    assert stopped.returncode == 3 and "free some space" in stopped.stderr
+    assert faults(kit) == {"A/model/decode": "disk full"}
+    assert run(kit).returncode == 1  # the fault stays in the record
+    assert record(kit)["finished"] and record(kit)["jobs"]["A/model/decode"]["state"] == "done"
+
+
 def test_a_changed_file_of_the_kit_is_refused_by_name(kit: Path) -> None:
     weights = next((kit / "A").rglob("weight.bin"))
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")

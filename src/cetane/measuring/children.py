@@ -7,6 +7,7 @@ measured before a fault is kept.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import queue
@@ -83,7 +84,8 @@ class Child:
             if line.startswith(MARK):
                 content: Json = json.loads(line[len(MARK) :])
                 if "error" in content:
-                    raise ChildFault("error", content["error"])
+                    full = os.strerror(errno.ENOSPC) in content["error"]
+                    raise ChildFault("disk full" if full else "error", content["error"])
                 return content
 
     def errors(self) -> str:

@@ -82,16 +82,20 @@ def check(machine: Json, needed: int, folder: Path) -> None:
 
 
 def check_disk(needed: int, folder: Path) -> None:
-    """Raise Stop if a folder's disk has fewer free bytes than `needed`.
+    """Raise Stop if a folder's disk has fewer free bytes than `needed`."""
+    if lacking := short_of_disk(needed, folder):
+        raise Stop(f"{lacking}; free some space and run this again: it resumes")
+
+
+def short_of_disk(needed: int, folder: Path) -> str:
+    """What a folder's disk lacks of `needed` bytes, in words; empty if there is enough.
 
     Apple's compiler keeps inputs that were deleted; one machine lost 178 GiB to them.
     """
     free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise Stop(
-            f"{free / 1e9:.1f} GB are free in {folder}, and {needed / 1e9:.1f} GB are needed; "
-            "free some space and run this again: it resumes"
-        )
+    if free >= needed:
+        return ""
+    return f"{free / 1e9:.1f} GB are free in {folder}, and {needed / 1e9:.1f} GB are needed"
 
 
 def peak_bytes() -> int:

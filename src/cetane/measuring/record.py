@@ -81,6 +81,13 @@ class Record:
         self.content["jobs"][job]["state"] = "fault" if failed else "done"
         self.save()
 
+    def stop(self, job: str, reason: str) -> None:
+        """Stop for a full disk, which is no fault of the job: it is tried again."""
+        self.add_fault(job, "", "disk full", reason)
+        self.content["jobs"].setdefault(job, {"tries": 1})["state"] = "begun"
+        self.save()
+        raise Stop(f"{reason}; free some space and run this again: it resumes")
+
     def add_fault(self, job: str, phase: str, kind: Kind, detail: str) -> None:
         self.content["faults"].append(fault(job, phase, kind, detail) | {"at": now()})
 

@@ -21,7 +21,7 @@ from .children import Child, ChildFault
 from .energy import BadSamples, joules
 from .faults import refusals
 from .functions import measure
-from .machine import check, check_disk, facts
+from .machine import check, facts, short_of_disk
 from .meter import Meter
 from .record import Record, Stop
 
@@ -135,7 +135,8 @@ class Measurement:
             return
         shard, package = function["shard"], self.folder / label / "shards"
         package /= f"{shard}.mlpackage"
-        check_disk(2 * size(package) + SPARE // 10, self.work)
+        if lacking := short_of_disk(2 * size(package) + SPARE // 10, self.work):
+            self.record.stop(name, lacking)
         (self.work / label).mkdir(exist_ok=True)
         compiled = self.work / label / f"{shard}.mlmodelc"
         kept: Json = {"shard": shard, "function": function["name"], "tokens": function["tokens"]}
@@ -161,6 +162,8 @@ class Measurement:
                 self.keep(kept, name, phase, answer)
             kept["peak_bytes"] = answer["peak_bytes"]
         except ChildFault as error:
+            if error.kind == "disk full":
+                self.record.stop(name, error.detail)
             failed = True
             self.record.add_fault(name, f"after {phase}", error.kind, error.detail)
         finally:
@@ -275,6 +278,8 @@ class OpenChain:
             return self.child.ask(order, limit)
         except ChildFault as error:
             self.broken = True
+            if error.kind == "disk full":
+                self.run.record.stop(job, error.detail)
             self.run.record.add_fault(job, order["do"], error.kind, error.detail)
             self.run.record.close(job, failed=True)
             self.close()
