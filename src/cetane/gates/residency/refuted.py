@@ -65,6 +65,8 @@ def narrowing(wrong: Sequence[Seen], right: Sequence[Seen]) -> str:
         return "it held for no op here: limit its chips or systems, or withdraw it"
     for name, trait in TRAITS.items():
         off, on = {trait(seen) for seen in wrong}, {trait(seen) for seen in right}
+        if not off & on and len(on) < len(off):
+            return f"it held only for {name} {', '.join(sorted(on))}"
         if not off & on:
-            return f"except {name} {', '.join(sorted(off))}; it held for {', '.join(sorted(on))}"
+            return f"all but {name} {', '.join(sorted(off))}"
     return "no kind, width or package alone separates the ops for which it held"
