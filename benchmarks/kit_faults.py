@@ -104,7 +104,7 @@ def main(bundles: list[str]) -> None:
         tell("resumed", done.returncode, kit)
         made = import_kit(kit / "measurements.json", bundles)
         for outcome in made.outcomes:
-            print(f"import: {outcome.bundle.name}: passed {outcome.passed}, {outcome.notes}")
+            print(f"import: {outcome.name}: passed {outcome.passed}, {outcome.notes}")
         print(f"the second's time over the first's: {made.ratios}")
 
 
