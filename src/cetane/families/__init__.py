@@ -39,6 +39,7 @@ from cetane.families.caches import (
     CacheSpec,
     HistorySpec,
     ReadOnly,
+    Stateful,
     cache_form,
 )
 from cetane.families.layers import AttentionHeads, Held, Leaf, Projection, RMSNorm, attend, rotate
@@ -76,6 +77,7 @@ __all__ = [
     "RotaryTable",
     "RoutedBlock",
     "Shard",
+    "Stateful",
     "StoredTable",
     "TokenTable",
     "Truth",
