@@ -69,7 +69,7 @@ class Weight:
     pick: Callable[[Tensor], Tensor] | None = None
     """A function that makes the parameter from the tensor; None if it only copies."""
     columns: tuple[int, int] | None = None
-    """The range of the tensor's last axis that the parameter holds; None for all."""
+    """The range of the last axis, after `pick`, that the parameter holds; None for all."""
 
     @property
     def elements(self) -> int:
@@ -86,9 +86,11 @@ class Weight:
                 f"which needs {wanted}"
             )
         check_finite(self.name, tensor)
+        if self.pick:
+            tensor = self.pick(tensor)
         if self.columns:
             tensor = tensor[..., slice(*self.columns)]
-        return (self.pick(tensor) if self.pick else tensor).reshape(self.shape)
+        return tensor.reshape(self.shape)
 
 
 Bits = Callable[[Weight], int]
@@ -213,16 +215,24 @@ class Part(Block):
 
 
 class RoutedBlock(Block):
-    """A block that sends each token to one of its experts.
+    """A block that sends each token to one of its experts, or to several.
 
-    As a block it computes all experts and masks their outputs. Its parts let an engine run only the
-    chosen expert. `router()` writes `scores (1, experts, 1, T)`; the largest channel chooses. Each
+    As a block it computes all experts and weighs their outputs. Its parts let an engine run only
+    the chosen ones. `router()` writes `scores (1, experts, 1, T)`; the largest channel chooses. Each
     part of `experts()` writes the block's outputs, for the tokens that chose it.
+
+    If the block `adds`, every channel that is not zero chooses. Then each part writes what its
+    experts add to the block's outputs.
     """
 
     scores: ClassVar[str] = "scores"
-    one_expert = True
-    """Whether a token's output comes from the one expert with the largest score."""
+    adds: ClassVar[bool] = False
+    chosen = 1
+    """The number of experts of a token."""
+    together = 1
+    """The number of experts in each part, but for the last."""
+    routable = True
+    """Whether a token needs only the experts that it chooses."""
 
     @abstractmethod
     def router(self) -> Part: ...

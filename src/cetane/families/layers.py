@@ -317,6 +317,18 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
     return ACTIVATIONS[name]
 
 
+def first_largest(scores: Tensor, classes: int, axes: Axes) -> Tensor:
+    """1 in the largest of `classes` channels, or the first of them in a tie; 0 in the others.
+
+    It uses neither argmax nor one-hot, which may leave the ANE. Ties do occur in fp16.
+    """
+    largest = (scores >= scores.amax(1, keepdim=True)).to(scores.dtype)
+    rows = largest.reshape(1, 1, classes, -1)
+    earlier = torch.tril(torch.ones(classes, classes), -1) @ rows
+    first = rows * (1 - earlier.clamp(0, 1))
+    return first.reshape(axes.shape(classes, -1))
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, dim: int) -> Tensor:
     """The rotary embedding of the first `dim` channels of each attention head, in half-split pairs.
 

@@ -5,10 +5,10 @@ stored as one, heads turned in part).
 The config gives their differences. The truth is transformers' `modeling_{model_type}.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from cetane.families.base import (
     Memory,
     Model,
     StoredTable,
+    Truth,
     Weight,
 )
 from cetane.families.layers import MLP, AttentionHeads, Held, Projection, RMSNorm, attend, rotate
@@ -76,8 +77,10 @@ class Traits:
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    head_norms: bool = False
-    """Whether queries and keys are normed."""
+    norms: Literal["none", "head", "whole"] = "none"
+    """Whether queries and keys are normed: each attention head, or all together."""
+    clip: float | None = None
+    """The bound of queries, keys and values, after their norms."""
     fused: bool = False
     """Whether one tensor stores q, k and v, and one gate and up."""
     scores: float | None = None
@@ -98,7 +101,7 @@ def traits(config: LlamaConfig) -> Traits:
             return Traits(qkv_bias=True)
         case "qwen3":
             own = config.attention_bias
-            return Traits(qkv_bias=own, out_bias=own, head_norms=True)
+            return Traits(qkv_bias=own, out_bias=own, norms="head")
         case "phi3":
             return Traits(fused=True)
         case "granite":
@@ -123,53 +126,105 @@ class LlamaAttention(nn.Module):
         self.k_proj = Projection(hidden, heads.kv * heads.dim, "attention", own.qkv_bias)
         self.v_proj = Projection(hidden, heads.kv * heads.dim, "attention", own.qkv_bias)
         self.o_proj = Projection(inner, hidden, "attention", own.out_bias, factor)
-        eps, normed = config.rms_norm_eps, own.head_norms
-        self.q_norm = RMSNorm(heads.dim, eps, axis=2) if normed else nn.Identity()
-        self.k_norm = RMSNorm(heads.dim, eps, axis=2) if normed else nn.Identity()
+        self.clip, self.whole = own.clip, own.norms == "whole"
+        for name, count in (("q_norm", heads.query), ("k_norm", heads.kv)):
+            size, axis = (count * heads.dim, 1) if self.whole else (heads.dim, 2)
+            normed = own.norms != "none"
+            norm = RMSNorm(size, config.rms_norm_eps, axis) if normed else nn.Identity()
+            self.add_module(name, norm)
+
+    def project(self, x: Tensor, letter: str, count: int) -> Tensor:
+        """Queries, keys or values `(1, count, D, T)`."""
+        norm: Callable[[Tensor], Tensor] = getattr(self, f"{letter}_norm", nn.Identity())
+        made = self.get_submodule(f"{letter}_proj")(x)
+        made = norm(made) if self.whole else made
+        if self.clip is not None:
+            made = made.clamp(-self.clip, self.clip)
+        made = self.heads.split(made, count)
+        return made if self.whole else norm(made)
 
     def forward(
         self, x: Tensor, turn: Callable[[Tensor], Tensor], mask: Tensor, extend: Callable[..., Any]
     ) -> Tensor:
         """`turn` gives queries and keys their positions."""
         heads = self.heads
-        q = self.q_norm(heads.split(self.q_proj(x), heads.query))
-        k = self.k_norm(heads.split(self.k_proj(x), heads.kv))
-        v = heads.split(self.v_proj(x), heads.kv)
+        q, k = self.project(x, "q", heads.query), self.project(x, "k", heads.kv)
+        v = self.project(x, "v", heads.kv)
         keys, values = extend(turn(k), v)
         return self.o_proj(heads.merge(attend(turn(q), keys, values, mask, heads)))
 
 
-class LlamaLayer(Block):
-    """Attention and MLP, each normed before. The residual stream is `scale` times the model's."""
+@dataclass(frozen=True)
+class Place:
+    """A layer's number, and what the host tells its attention."""
+
+    index: int
+    heads: AttentionHeads
+    mask: str
+    rotated: int
+    """The channels of an attention head that turn; 0 for none."""
+    scale: float
+    """The factor from the model's residual stream to the port's."""
+
+
+class LlamaAttentionBlock(Block):
+    """Attention, normed before. The residual stream is `scale` times the model's."""
 
     keeps = ("kv",)
+    kind = "attn"
 
-    def __init__(
-        self,
-        config: LlamaConfig,
-        own: Traits,
-        heads: AttentionHeads,
-        index: int,
-        mask: str,
-        rotated: int,
-        scale: float,
-    ) -> None:
-        """`rotated` channels of a head turn; 0 for none."""
-        super().__init__(f"layer-{index:02}", index, f"model.layers.{index}.")
-        rotary = ("rope_cos", "rope_sin") if rotated else ()
-        self.reads = ("hidden", *rotary, mask)
-        self.mask, self.rotated, self.fused = mask, rotated, own.fused
-        size, eps = config.hidden_size, residual_eps(config.rms_norm_eps, scale)
-        added = scale * own.residual
+    def __init__(self, config: LlamaConfig, own: Traits, place: Place) -> None:
+        index = place.index
+        super().__init__(f"{self.kind}-{index:02}", index, f"model.layers.{index}.")
+        self.mask, self.rotated, self.own = place.mask, place.rotated, own
+        self.reads = ("hidden", *(("rope_cos", "rope_sin") if place.rotated else ()), place.mask)
+        size, eps = config.hidden_size, residual_eps(config.rms_norm_eps, place.scale)
         self.input_layernorm = RMSNorm(size, eps)
-        self.self_attn = LlamaAttention(config, own, heads, added)
+        self.self_attn = LlamaAttention(config, own, place.heads, place.scale * own.residual)
+
+    def truths(self) -> dict[str, Truth]:
+        return {}  # no module of transformers gives the sum after attention
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        heads = self.self_attn.heads
+        shared = heads.kv, heads.query // heads.kv, heads.dim
+        qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        values = ("self_attn.v_proj.weight", "self_attn.v_proj.bias")
+        through = Exchange(("self_attn.o_proj",), values, shared)
+        return (
+            *((through,) if self.own.clip is None else ()),
+            Exchange(qkv, ("input_layernorm.weight",)),
+        )
+
+    def forward(self, flow: Flow, memory: Memory) -> None:
+        h = flow["hidden"]
+        x = self.input_layernorm(h)
+        turn: Callable[[Tensor], Tensor] = nn.Identity()
+        if self.rotated:
+            cos, sin = flow["rope_cos"], flow["rope_sin"]
+            turn = partial(rotate, cos=cos, sin=sin, dim=self.rotated)
+        flow["hidden"] = h + self.self_attn(x, turn, flow[self.mask], memory["kv"])
+
+
+class LlamaLayer(LlamaAttentionBlock):
+    """Attention and MLP, each normed before."""
+
+    kind = "layer"
+
+    def __init__(self, config: LlamaConfig, own: Traits, place: Place) -> None:
+        super().__init__(config, own, place)
+        size, eps = config.hidden_size, residual_eps(config.rms_norm_eps, place.scale)
+        added = place.scale * own.residual
         self.post_attention_layernorm = RMSNorm(size, eps)
         self.mlp = MLP(size, config.intermediate_size, config.hidden_act, own.mlp_bias, added)
+
+    def truths(self) -> dict[str, Truth]:
+        return Block.truths(self)
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         plain = super().weight(path, shape, held)
         module, _, name = path.removesuffix(".weight").rpartition(".")
-        whole = next((w for w in FUSED if self.fused and name in FUSED[w]), None)
+        whole = next((w for w in FUSED if self.own.fused and name in FUSED[w]), None)
         if whole is None:
             return plain
         parts = {part: self.get_submodule(f"{module}.{part}") for part in FUSED[whole]}
@@ -183,44 +238,46 @@ class LlamaLayer(Block):
         )
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        heads = self.self_attn.heads
-        shared = heads.kv, heads.query // heads.kv, heads.dim
-        qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        values = ("self_attn.v_proj.weight", "self_attn.v_proj.bias")
         return (
-            Exchange(("self_attn.o_proj",), values, shared),
+            *super().exchanges(),
             Exchange(("mlp.down_proj",), ("mlp.up_proj.weight", "mlp.up_proj.bias")),
-            Exchange(qkv, ("input_layernorm.weight",)),
             Exchange(("mlp.gate_proj", "mlp.up_proj"), ("post_attention_layernorm.weight",)),
         )
 
     def forward(self, flow: Flow, memory: Memory) -> None:
+        super().forward(flow, memory)
         h = flow["hidden"]
-        x = self.input_layernorm(h)
-        turn: Callable[[Tensor], Tensor] = nn.Identity()
-        if self.rotated:
-            cos, sin = flow["rope_cos"], flow["rope_sin"]
-            turn = partial(rotate, cos=cos, sin=sin, dim=self.rotated)
-        h = h + self.self_attn(x, turn, flow[self.mask], memory["kv"])
         flow["hidden"] = h + self.mlp(self.post_attention_layernorm(h))
 
 
 def author(config: LlamaConfig, options: ResidualOptions) -> Model:
     """The model for a config of one of `MODEL_TYPES`."""
-    own = traits(config)
+    own, windows = traits(config), layer_windows(config)
+    return decoder(
+        config, own, options.scale, windows, lambda place: (LlamaLayer(config, own, place),)
+    )
+
+
+def decoder(
+    config: LlamaConfig,
+    own: Traits,
+    scale: float,
+    windows: Sequence[int | None],
+    layer: Callable[[Place], tuple[Block, ...]],
+) -> Model:
+    """The model whose layers are the blocks that `layer` makes for each place."""
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     factor = dim**-0.5 if own.scores is None else own.scores
     heads = AttentionHeads(config.num_attention_heads, config.num_key_value_heads, dim, factor)
-    windows, scale = layer_windows(config), options.scale
     masks = {window: "mask" if window is None else "mask_window" for window in windows}
     part = config.rope_parameters.get("partial_rotary_factor") if own.fused else None
     rotary = rotary_table(config, dim, part=part)
     turning = getattr(config, "no_rope_layers", None) or [1] * config.num_hidden_layers
     with torch.device("meta"):
-        layers = tuple(
-            LlamaLayer(config, own, heads, index, masks[window], rotary.width * bool(turns), scale)
+        layers = [
+            layer(Place(index, heads, masks[window], rotary.width * bool(turns), scale))
             for index, (window, turns) in enumerate(zip(windows, turning, strict=True))
-        )
+        ]
     norm, table = "model.norm.weight", "model.embed_tokens.weight"
     host: dict[str, Source] = {
         "hidden": Embedding(),
@@ -232,7 +289,7 @@ def author(config: LlamaConfig, options: ResidualOptions) -> Model:
         hidden=config.hidden_size,
         vocab=config.vocab_size,
         eps=residual_eps(config.rms_norm_eps, scale),
-        layers=layers,
+        layers=tuple(block for blocks in layers for block in blocks),
         embedding=StoredTable(table, factor=scale * own.embedding),
         norm=norm,
         output=table if config.tie_word_embeddings else "lm_head.weight",

@@ -155,7 +155,8 @@ class Graphs(GraphMaker):
             return
         router, experts = self.calls.parts(block)
         before = (*segment.blocks[:-1], router)
-        yield self.graph(segment, full, tokens, before, [*experts, *later], wanted={block.scores})
+        wanted = {block.scores, *(block.writes if block.adds else ())}
+        yield self.graph(segment, full, tokens, before, [*experts, *later], wanted=wanted)
         for index, expert in enumerate(experts):
             called = f"expert-{index:02}-{full}"
             yield self.graph(segment, called, tokens, (expert,), later, made=segment.blocks)

@@ -107,8 +107,11 @@ class ModeCheck:
                 raise ValueError(f"{self.mode}: {shard} writes a {sink.host} that it does not read")
 
     def route(self, route: Route) -> None:
-        if self.channels.get(route.scores) != len(route.experts):
+        functions = -(-self.channels.get(route.scores, 0) // route.together)
+        if functions != len(route.experts):
             raise ValueError(f"{self.mode}: no {route.scores} for {len(route.experts)} experts")
+        if route.together > 1 and not route.adds:
+            raise ValueError(f"{self.mode}: of experts in one function, none can be chosen alone")
         written = set()
         before, after = self.channels, dict(self.channels)
         for names in route.experts:
@@ -123,6 +126,9 @@ class ModeCheck:
                     raise ValueError(f"{self.mode}: an expert of {route.shard} needs the host")
                 self.channels = dict(before)  # an expert cannot read what another one writes
                 self.call(function, route.shard)
+                changed = {n for n in before if self.channels[n] != before[n]}
+                if route.adds and (changed or self.channels.keys() != before.keys()):
+                    raise ValueError(f"{self.mode}: experts of {route.shard} add to no tensor")
                 after |= self.channels
                 written.add(
                     frozenset(
