@@ -5,10 +5,24 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+import torch
 import transformers
 
 INTERLEAVED = ("llama", "granite", "smollm3")
 """Architectures whose rows of q and k llama.cpp's converter puts in another order."""
+
+
+def apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors, with the gates of experts apart from what stands beside them."""
+    result: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if name.endswith("experts.gate_up_proj"):
+            gate, up = tensor.chunk(2, dim=1)
+            prefix = name.removesuffix("gate_up_proj")
+            result |= {f"{prefix}gate_proj.weight": gate, f"{prefix}up_proj.weight": up}
+        else:
+            result[name + (".weight" if name.endswith("experts.down_proj") else "")] = tensor
+    return result
 
 
 def write_gguf(
@@ -49,12 +63,17 @@ def write_gguf(
         writer.add_rope_dimension_count(turned)
         writer.add_sliding_window(config.sliding_window or 0)
         writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+    if getattr(config, "num_experts", None):
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if architecture == "qwen3moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if rope["rope_type"] == "longrope":
         for name in ("long", "short"):
             factors = np.array(rope[f"{name}_factor"], np.float32)
             writer.add_tensor(f"rope_factors_{name}.weight", factors)
         rope = rope | {"rope_type": "default"}  # llama.cpp tells it by the tensors
-    if architecture in ("gemma2", "gemma3", "qwen3"):
+    if architecture in ("gemma2", "gemma3", "qwen3", "qwen3moe"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     writer.add_rope_freq_base(rope["rope_theta"])
@@ -69,7 +88,7 @@ def write_gguf(
 
     kind = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
+    for name, tensor in apart(model.state_dict()).items():
         if name == skip or (name == "lm_head.weight" and config.tie_word_embeddings):
             continue
         values = tensor.numpy()

@@ -52,6 +52,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "smollm3": ("smollm3", {"model_type": "smollm3", "num_hidden_layers": 5}),
     "olmo2": ("olmo2", {"model_type": "olmo2"}),
+    "mixtral": ("llama", {"model_type": "mixtral", "num_local_experts": 4}),
+    "olmoe": ("olmoe", {"model_type": "olmoe", "num_experts": 5, "num_experts_per_tok": 2}),
+    "qwen3moe": (
+        "qwen3moe",
+        {
+            "model_type": "qwen3_moe",
+            "head_dim": 16,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+        },
+    ),
     "phi3": ("phi3", {"model_type": "phi3", "sliding_window": 9}),
     "phi3-longrope": (
         "phi3",

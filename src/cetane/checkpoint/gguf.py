@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +13,9 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from cetane.checkpoint.checkpoint import Checkpoint, StoredTensor
-from cetane.checkpoint.gguf_architectures import ARCHITECTURES, Architecture
+from cetane.checkpoint.checkpoint import Checkpoint, JoinedTensor, StackedTensor, StoredTensor
+from cetane.checkpoint.experts import fused
+from cetane.checkpoint.gguf_architectures import ARCHITECTURES, MIXTRAL, Architecture
 from cetane.checkpoint.gguf_config import build_config
 from cetane.checkpoint.gguf_file import GGUFFile, read_gguf
 from cetane.checkpoint.gguf_tokenizer import load_gguf_tokenizer
@@ -52,7 +54,8 @@ class GGUFCheckpoint(Checkpoint):
                 f"{path} is one part of a split model",
                 "join the parts with llama-gguf-split --merge",
             )
-        return cls(file, ARCHITECTURES[name])
+        mixtral = name == "llama" and file.metadata.get("llama.expert_count")
+        return cls(file, MIXTRAL if mixtral else ARCHITECTURES[name])
 
     def read(self, name: str) -> torch.Tensor:
         values = _dequantize(self._stored(name))
@@ -118,7 +121,29 @@ def _rename(
                     f"{file.path}: tensor {name!r} has shape {tensor.shape}, "
                     f"not {heads} heads of {config['head_dim']}"
                 )
+    return _with_experts(tensors, str(file.path))
+
+
+def _with_experts(tensors: dict[str, StoredTensor], where: str) -> dict[str, StoredTensor]:
+    """The tensors, with gates and rows beside them in one. llama.cpp keeps them apart."""
+    for name in [name for name in tensors if name.endswith(".experts.gate_proj.weight")]:
+        prefix = name.removesuffix(".gate_proj.weight")
+        gate, up, down = (
+            _split_experts(tensors.pop(f"{prefix}.{part}_proj.weight"), where)
+            for part in ("gate", "up", "down")
+        )
+        tensors |= fused(prefix, gate, up, down, f"{where}: {prefix}")
     return tensors
+
+
+def _split_experts(stored: StoredTensor, where: str) -> list[StoredTensor]:
+    """The matrices of a tensor of all experts. Raises CetaneError if it is none."""
+    if len(stored.shape) != 3:
+        raise CetaneError(f"{where}: a tensor of experts has shape {stored.shape}")
+    return [
+        replace(stored.rows(number, number + 1), shape=stored.shape[1:])
+        for number in range(stored.shape[0])
+    ]
 
 
 @cache
@@ -133,6 +158,9 @@ def _can_dequantize(dtype: str) -> bool:
 
 def _dequantize(stored: StoredTensor) -> np.ndarray:
     """The tensor as float32. Memory holds its stored bytes, the result and a little scratch."""
+    if isinstance(stored, StackedTensor | JoinedTensor):  # their parts may have different types
+        joined = np.concatenate([_dequantize(part) for part in stored.parts])
+        return joined.reshape(stored.shape)
     kind = GGMLQuantizationType[stored.dtype]
     data = np.frombuffer(stored.read(), np.uint8)
     if stored.dtype == "F32":

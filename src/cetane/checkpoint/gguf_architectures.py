@@ -48,6 +48,15 @@ _FUSED = {
 }
 
 
+_EXPERTS = {
+    **{name: ours for name, ours in _LAYER.items() if not ours.startswith("mlp.")},
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
+
+
 @dataclass(frozen=True)
 class Architecture:
     """One value of `general.architecture`."""
@@ -83,6 +92,8 @@ ARCHITECTURES = {
     "granite": Architecture("granite", "GraniteForCausalLM", _LAYER, interleaved_rope=True),
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", _LAYER, interleaved_rope=True),
     "phi3": Architecture("phi3", "Phi3ForCausalLM", _FUSED),
+    "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", _EXPERTS | _QK_NORMS),
+    "olmoe": Architecture("olmoe", "OlmoeForCausalLM", _EXPERTS | _QK_NORMS),
     "olmo2": Architecture(
         "olmo2",
         "Olmo2ForCausalLM",
@@ -100,3 +111,6 @@ ARCHITECTURES = {
         norms_plus_one=True,
     ),
 }
+
+MIXTRAL = Architecture("mixtral", "MixtralForCausalLM", _EXPERTS, interleaved_rope=True)
+"""A "llama" with experts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,8 @@ def build_config(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
         return config | _gemma2(keys, config)
     if architecture.model_type == "gemma3_text":
         return config | _gemma3(keys, config)
+    if keys.get("expert_count"):
+        config |= _experts(keys, architecture.model_type)
     if architecture.model_type in ("llama", "qwen3", "granite", "smollm3"):
         config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     if architecture.model_type == "granite":
@@ -85,6 +88,24 @@ def build_config(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
     return config | {"hidden_act": "silu"}
 
 
+def _experts(keys: Keys, model_type: str) -> dict[str, Any]:
+    """The numbers of experts, and of those that a token takes."""
+    count = "num_experts" if model_type != "mixtral" else "num_local_experts"
+    return {
+        count: keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        **_EXPERTS.get(model_type, lambda _: {})(keys),
+    }
+
+
+_EXPERTS: dict[str, Callable[[Keys], dict[str, Any]]] = {
+    # That weights are divided by their sum is not in the file; all releases do it.
+    "qwen3_moe": lambda keys: {
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+    },
+}
+"""What only some architectures have."""
 _GRANITE = {
     "attention_multiplier": "attention.scale",
     "embedding_multiplier": "embedding_scale",

@@ -218,8 +218,8 @@ class RoutedBlock(Block):
     """A block that sends each token to one of its experts, or to several.
 
     As a block it computes all experts and weighs their outputs. Its parts let an engine run only
-    the chosen ones. `router()` writes `scores (1, experts, 1, T)`; the largest channel chooses. Each
-    part of `experts()` writes the block's outputs, for the tokens that chose it.
+    the chosen ones. `router()` writes `scores (1, experts, 1, T)`; the largest channel chooses.
+    Each part of `experts()` writes the block's outputs, for the tokens that chose it.
 
     If the block `adds`, every channel that is not zero chooses. Then each part writes what its
     experts add to the block's outputs.

@@ -4,7 +4,7 @@ transformers keeps the experts of a layer as one tensor for each matrix, `(E, ro
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from pydantic import Field
@@ -132,7 +132,10 @@ def side_by_side(stored: Tensor) -> Tensor:
     return stored.transpose(0, 1).flatten(1)
 
 
-def chained(first: Callable[[Tensor], Tensor], then: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor], Tensor]:
+Pick = Callable[[Tensor], Tensor]
+
+
+def chained(first: Pick, then: Pick | None) -> Pick:
     """The first function, then the second one if there is one."""
     return first if then is None else lambda stored: then(first(stored))
 

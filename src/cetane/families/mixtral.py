@@ -5,7 +5,7 @@ The truth is transformers' `modeling_{model_type}.py`.
 """
 
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 from cetane.families.base import Block, Model
 from cetane.families.experts import ExpertOptions, ExpertsBlock, Mixture, with_experts

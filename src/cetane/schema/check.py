@@ -107,8 +107,7 @@ class ModeCheck:
                 raise ValueError(f"{self.mode}: {shard} writes a {sink.host} that it does not read")
 
     def route(self, route: Route) -> None:
-        functions = -(-self.channels.get(route.scores, 0) // route.together)
-        if functions != len(route.experts):
+        if -(-self.channels.get(route.scores, 0) // route.together) != len(route.experts):
             raise ValueError(f"{self.mode}: no {route.scores} for {len(route.experts)} experts")
         if route.together > 1 and not route.adds:
             raise ValueError(f"{self.mode}: of experts in one function, none can be chosen alone")
