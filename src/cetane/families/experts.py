@@ -85,12 +85,13 @@ class Stored:
 class Experts(nn.Module):
     """Some experts as one gated MLP: their inner channels lie side by side."""
 
-    def __init__(self, mixture: Mixture, start: int, stop: int) -> None:
+    def __init__(self, mixture: Mixture, start: int, stop: int, bias: bool = False) -> None:
+        """`bias` is of gates and ups."""
         super().__init__()
         self.start, self.stop = start, stop
         inner = (stop - start) * mixture.inner
-        self.gate_proj = Projection(mixture.hidden, inner, "experts")
-        self.up_proj = Projection(mixture.hidden, inner, "experts")
+        self.gate_proj = Projection(mixture.hidden, inner, "experts", bias)
+        self.up_proj = Projection(mixture.hidden, inner, "experts", bias)
         self.down_proj = Projection(inner, mixture.hidden, "experts", factor=mixture.factor)
         self.act = activation(mixture.act)
         self.stored = stored_rows(mixture)
@@ -146,21 +147,20 @@ class ExpertsBlock(RoutedBlock):
     reads = ("hidden",)
     adds = True
     scores = WEIGHTS
-    router_name = "gate"
-    """The checkpoint's name of the router, in `mlp`."""
 
     def __init__(
         self,
         mixture: Mixture,
         index: int,
         eps: float,
+        router: str = "gate",
         bias: bool = False,
-        group: type[Experts] = Experts,
+        group: Callable[[Mixture, int, int], Experts] = Experts,
     ) -> None:
-        """`bias` is the router's."""
+        """`router` is the checkpoint's name of the router, in `mlp`; `bias` is the router's."""
         super().__init__(f"moe-{index:02}", index, f"model.layers.{index}.")
         self.mixture, self.chosen, self.together = mixture, mixture.chosen, mixture.together
-        self.axes = Axes()
+        self.axes, self.router_name = Axes(), router
         self.post_attention_layernorm = RMSNorm(mixture.hidden, eps)
         self.router_proj = Projection(mixture.hidden, mixture.count, None, bias)
         self.groups = nn.ModuleList(group(mixture, *bounds) for bounds in mixture.bounds())

@@ -322,7 +322,8 @@ def first_largest(scores: Tensor, classes: int, axes: Axes) -> Tensor:
 
     It uses neither argmax nor one-hot, which may leave the ANE. Ties do occur in fp16.
     """
-    largest = (scores >= scores.amax(1, keepdim=True)).to(scores.dtype)
+    one, zero = torch.ones(1), torch.zeros(1)
+    largest = torch.where(scores == scores.amax(1, keepdim=True), one, zero)
     rows = largest.reshape(1, 1, classes, -1)
     earlier = torch.tril(torch.ones(classes, classes), -1) @ rows
     first = rows * (1 - earlier.clamp(0, 1))
@@ -340,16 +341,29 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, dim: int) -> Tensor:
     return torch.cat([turned, rest], dim=2) if x.shape[2] > dim else turned
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: AttentionHeads) -> Tensor:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    heads: AttentionHeads,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Grouped-query attention. The query heads of one KV head are rows of one matrix product.
 
     `q (1, H, D, T)`, `k`, `v (1, KV, D, S)`, additive `mask (1, 1, G*T, S)` -> `(1, H, D, T)`.
+    `sinks (1, KV, G, 1)` are scores of one more key for each query head, whose value is zero.
     """
     kv, groups, dim = heads.kv, heads.query // heads.kv, heads.dim
     rows = q.reshape(kv, groups, dim, -1).transpose(2, 3).reshape(1, kv, -1, dim)
     if heads.scale != 1:
         rows = rows * heads.scale
-    if heads.block is None or heads.block >= k.shape[3]:
+    if sinks is not None:
+        scores = heads.capped(rows @ k) + mask
+        column = sinks.expand(1, kv, groups, q.shape[3]).reshape(1, kv, -1, 1)
+        shares = torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)
+        mixed = shares[..., :-1] @ v.transpose(2, 3)
+    elif heads.block is None or heads.block >= k.shape[3]:
         mixed = torch.softmax(heads.capped(rows @ k) + mask, dim=-1) @ v.transpose(2, 3)
     else:
         mixed = attend_in_blocks(rows, k, v, mask, heads)
