@@ -54,6 +54,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {"model_type": "olmo2"}),
     "mixtral": ("llama", {"model_type": "mixtral", "num_local_experts": 4}),
     "olmoe": ("olmoe", {"model_type": "olmoe", "num_experts": 5, "num_experts_per_tok": 2}),
+    "gpt-oss": (
+        "gpt-oss",
+        {
+            "model_type": "gpt_oss",
+            "head_dim": 16,
+            "num_local_experts": 3,
+            "num_experts_per_tok": 2,
+            "sliding_window": 9,
+        },
+    ),
     "qwen3moe": (
         "qwen3moe",
         {

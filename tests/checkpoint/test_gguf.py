@@ -20,7 +20,8 @@ from cetane.errors import CetaneError
 
 ALL = [
     "llama", "llama-tied", "llama-bias", "qwen2", "qwen2-yarn", "qwen3", "gemma2", "gemma3",
-    "granite", "mixtral", "olmo2", "olmoe", "phi3", "phi3-longrope", "qwen3moe", "smollm3",
+    "gpt-oss", "granite", "mixtral", "olmo2", "olmoe", "phi3", "phi3-longrope", "qwen3moe",
+    "smollm3",
 ]  # fmt: skip
 
 

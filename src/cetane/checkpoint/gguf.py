@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +14,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from cetane.checkpoint.checkpoint import Checkpoint, JoinedTensor, StackedTensor, StoredTensor
-from cetane.checkpoint.experts import fused
+from cetane.checkpoint.checkpoint import Checkpoint, StoredTensor
 from cetane.checkpoint.gguf_architectures import ARCHITECTURES, MIXTRAL, Architecture
 from cetane.checkpoint.gguf_config import build_config
 from cetane.checkpoint.gguf_file import GGUFFile, read_gguf
@@ -121,29 +121,65 @@ def _rename(
                     f"{file.path}: tensor {name!r} has shape {tensor.shape}, "
                     f"not {heads} heads of {config['head_dim']}"
                 )
-    return _with_experts(tensors, str(file.path))
-
-
-def _with_experts(tensors: dict[str, StoredTensor], where: str) -> dict[str, StoredTensor]:
-    """The tensors, with gates and rows beside them in one. llama.cpp keeps them apart."""
-    for name in [name for name in tensors if name.endswith(".experts.gate_proj.weight")]:
-        prefix = name.removesuffix(".gate_proj.weight")
-        gate, up, down = (
-            _split_experts(tensors.pop(f"{prefix}.{part}_proj.weight"), where)
-            for part in ("gate", "up", "down")
-        )
-        tensors |= fused(prefix, gate, up, down, f"{where}: {prefix}")
+    _with_experts(tensors, str(file.path), architecture.turned_experts)
     return tensors
 
 
-def _split_experts(stored: StoredTensor, where: str) -> list[StoredTensor]:
-    """The matrices of a tensor of all experts. Raises CetaneError if it is none."""
-    if len(stored.shape) != 3:
-        raise CetaneError(f"{where}: a tensor of experts has shape {stored.shape}")
-    return [
-        replace(stored.rows(number, number + 1), shape=stored.shape[1:])
-        for number in range(stored.shape[0])
-    ]
+@dataclass(frozen=True, slots=True)
+class ComposedTensor(StoredTensor):
+    """A tensor that is made of others after they are dequantised, row by row."""
+
+    parts: tuple[StoredTensor, ...]
+    compose: Callable[..., np.ndarray]
+
+    @classmethod
+    def of(cls, compose: Callable[..., np.ndarray], *parts: StoredTensor) -> ComposedTensor:
+        """`compose` makes the tensor from the parts' values; its shape is tried on one row."""
+        row = compose(*(np.zeros((1, *part.shape[1:]), np.float32) for part in parts))
+        first, nbytes = parts[0], sum(part.nbytes for part in parts)
+        shape = (first.shape[0], *row.shape[1:])
+        return cls(first.file, first.offset, nbytes, shape, first.dtype, parts, compose)
+
+    def rows(self, start: int, stop: int) -> StoredTensor:
+        return self.of(self.compose, *(part.rows(start, stop) for part in self.parts))
+
+
+def _with_experts(tensors: dict[str, StoredTensor], where: str, turned: bool) -> None:
+    """Put gates and ups of experts into one tensor, as transformers has them.
+
+    `turned`: as gpt-oss has them, transposed, gates and ups in turn.
+    """
+    for name in [name for name in tensors if name.endswith(".experts.gate_proj.weight")]:
+        prefix = name.removesuffix("gate_proj.weight")
+        for end, theirs in (("weight", ""), ("bias", "_bias")):
+            if f"{prefix}gate_proj.{end}" not in tensors:
+                continue
+            names = [f"{prefix}{part}_proj.{end}" for part in ("gate", "up", "down")]
+            if not set(names) <= set(tensors):
+                raise CetaneError(f"{where}: experts with {names[0]} lack other tensors")
+            gate, up, down = (tensors.pop(name) for name in names)
+            alike = gate.shape == up.shape and gate.shape[0] == down.shape[0]
+            if not alike or {len(gate.shape), len(down.shape)} != {2 if theirs else 3}:
+                raise CetaneError(f"{where}: the shapes of {prefix}* do not fit each other")
+            together = _in_turn if turned else _one_after_other
+            tensors[f"{prefix}gate_up_proj{theirs}"] = ComposedTensor.of(together, gate, up)
+            turn = turned and not theirs
+            tensors[f"{prefix}down_proj{theirs}"] = (
+                ComposedTensor.of(_transposed, down) if turn else down
+            )
+
+
+def _one_after_other(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    return np.concatenate([gate, up], axis=1)
+
+
+def _in_turn(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    pairs = np.stack([gate, up], axis=2).reshape(len(gate), -1, *gate.shape[2:])
+    return _transposed(pairs) if pairs.ndim == 3 else pairs
+
+
+def _transposed(matrices: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(matrices.swapaxes(1, 2))
 
 
 @cache
@@ -158,9 +194,8 @@ def _can_dequantize(dtype: str) -> bool:
 
 def _dequantize(stored: StoredTensor) -> np.ndarray:
     """The tensor as float32. Memory holds its stored bytes, the result and a little scratch."""
-    if isinstance(stored, StackedTensor | JoinedTensor):  # their parts may have different types
-        joined = np.concatenate([_dequantize(part) for part in stored.parts])
-        return joined.reshape(stored.shape)
+    if isinstance(stored, ComposedTensor):
+        return stored.compose(*(_dequantize(part) for part in stored.parts))
     kind = GGMLQuantizationType[stored.dtype]
     data = np.frombuffer(stored.read(), np.uint8)
     if stored.dtype == "F32":

@@ -79,6 +79,8 @@ def build_config(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
         config |= _experts(keys, architecture.model_type)
     if architecture.model_type in ("llama", "qwen3", "granite", "smollm3"):
         config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    if architecture.model_type == "gpt_oss":
+        config |= _gpt_oss(keys, config)
     if architecture.model_type == "granite":
         config |= {name: keys.number(key) for name, key in _GRANITE.items()}
     if architecture.model_type == "smollm3":
@@ -90,7 +92,8 @@ def build_config(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
 
 def _experts(keys: Keys, model_type: str) -> dict[str, Any]:
     """The numbers of experts, and of those that a token takes."""
-    count = "num_experts" if model_type != "mixtral" else "num_local_experts"
+    local = model_type in ("mixtral", "gpt_oss")
+    count = "num_local_experts" if local else "num_experts"
     return {
         count: keys.integer("expert_count"),
         "num_experts_per_tok": keys.integer("expert_used_count"),
@@ -225,6 +228,16 @@ def _phi3(file: GGUFFile, keys: Keys, config: dict[str, Any], turned: int) -> di
         "rope_parameters": rope,
         "original_max_position_embeddings": known,
         "sliding_window": keys.integer("attention.sliding_window") if window else None,
+    }
+
+
+def _gpt_oss(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """The window, and what the only releases have: biases, and a yarn that is not rounded."""
+    return {
+        "intermediate_size": keys.integer("expert_feed_forward_length"),
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "attention_bias": True,
+        "rope_parameters": config["rope_parameters"] | {"truncate": False},
     }
 
 

@@ -7,8 +7,9 @@ runs and writes noise.
 
 The rules follow the published layouts: compressed-tensors (vllm-project/compressed-tensors), fp8
 (transformers' finegrained_fp8), AWQ (casper-hansen/AutoAWQ, "gemm"), GPTQ (ModelCloud/GPTQModel),
-bitsandbytes (its `state_dict` of Linear8bitLt and Params4bit), MLX (`mx.quantize`, affine), mxfp4 (the OCP
-Microscaling Formats specification 1.0, as transformers' integrations/mxfp4.py reads gpt-oss).
+bitsandbytes (its `state_dict` of Linear8bitLt and Params4bit), MLX (`mx.quantize`, affine), mxfp4
+(OCP's Microscaling Formats 1.0, in gpt-oss's layout, which transformers' integrations/mxfp4.py
+reads).
 """
 
 from __future__ import annotations

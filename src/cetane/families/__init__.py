@@ -106,6 +106,7 @@ LARGEST = 2**31
 LARGEST_NUMBERS = {
     "rope_theta": 1e12, "rope_local_base_freq": 1e12, "factor": 1e6, "rms_norm_eps": 1.0,
     "final_logit_softcapping": 1e6, "attn_logit_softcapping": 1e6, "clip_qkv": 1e6,
+    "swiglu_alpha": 1e4, "swiglu_limit": 1e4,
 }  # fmt: skip
 """The limits of numbers in a config, which must also be above zero. Beyond them, tables overflow
 and logits change sign."""

@@ -20,7 +20,7 @@ from cetane.families.experts import (
     Stored,
     with_experts,
 )
-from cetane.families.kinds import KINDS, LayerKind
+from cetane.families.kinds import LayerKind, kind_names
 from cetane.families.layers import (
     AttentionHeads,
     Held,
@@ -126,9 +126,7 @@ class GptOssExperts(Experts):
     transformers keeps their matrices transposed, with gates and ups in turn.
     """
 
-    def __init__(
-        self, alpha: float, limit: float, mixture: Mixture, start: int, stop: int
-    ) -> None:
+    def __init__(self, alpha: float, limit: float, mixture: Mixture, start: int, stop: int) -> None:
         super().__init__(mixture, start, stop, bias=True)
         self.alpha, self.limit = alpha, limit
         count = stop - start
@@ -153,7 +151,7 @@ class GptOssExperts(Experts):
 
 
 def in_turn(turn: int, stored: Tensor) -> Tensor:
-    """Every second column of each expert, as rows: `(experts * I, H)`; of a bias, `(experts * I)`."""
+    """Every second column of each expert, as rows `(experts * I, H)`; of a bias, as a vector."""
     mine = stored[..., turn::2]
     return mine.transpose(1, 2).flatten(0, 1) if mine.ndim == 3 else mine.flatten()
 
@@ -168,14 +166,11 @@ def author(config: GptOssConfig, options: ExpertOptions) -> Model:
     scale, dim, size = options.scale, config.head_dim, config.hidden_size
     heads = AttentionHeads(config.num_attention_heads, config.num_key_value_heads, dim, dim**-0.5)
     rotary = rotary_table(config, dim)
+    names = kind_names(config.layer_types)
+    windows = {"sliding": config.sliding_window, "full": None}
     kinds = {
-        layer_type: LayerKind(
-            name=KINDS[layer_type],
-            heads=heads,
-            window=config.sliding_window if layer_type == "sliding_attention" else None,
-            rotary=rotary,
-        )
-        for layer_type in dict.fromkeys(config.layer_types)
+        name: LayerKind(name=name, heads=heads, window=windows[name], rotary=rotary)
+        for name in dict.fromkeys(names)
     }
     mixture = Mixture(
         hidden=size,
@@ -191,8 +186,8 @@ def author(config: GptOssConfig, options: ExpertOptions) -> Model:
     eps = residual_eps(config.rms_norm_eps, scale)
     layers: list[Block] = []
     with torch.device("meta"):
-        for index, layer_type in enumerate(config.layer_types):
-            layers.append(AttentionBlock(config, index, kinds[layer_type], scale))
+        for index, name in enumerate(names):
+            layers.append(AttentionBlock(config, index, kinds[name], scale))
             layers.append(ExpertsBlock(mixture, index, eps, "router", True, group))
     table = "model.embed_tokens.weight"
     return Model(
