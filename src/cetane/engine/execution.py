@@ -15,11 +15,11 @@ from cetane.schema.function import Function, Route, Step
 from cetane.schema.interface import (
     FromCache,
     FromHistory,
+    FromMatrix,
     FromTensor,
     Input,
+    Kept,
     Sink,
-    ToCache,
-    ToHistory,
     ToTensor,
     hidden_shape,
 )
@@ -107,6 +107,8 @@ class Execution:
             return self.memory.caches[source.name]
         if isinstance(source, FromHistory):
             return self.memory.histories[source.name]
+        if isinstance(source, FromMatrix):
+            return self.memory.matrices[source.name].astype(self.shards.backend.dtype)
         if item.name not in running.hosted:
             dtype = self.shards.backend.dtype
             running.hosted[item.name] = host_input(item, running.call, self.tables, dtype)
@@ -122,7 +124,7 @@ class Execution:
         """Store an output in its sink, without padding."""
         if isinstance(sink, ToTensor):
             running.tensors[sink.name] = value
-        elif isinstance(sink, ToCache | ToHistory):
+        elif isinstance(sink, Kept):
             if running.held:
                 running.writes.append((sink, value))
             else:

@@ -23,6 +23,7 @@ from cetane.families.base import (
     Flow,
     Head,
     History,
+    Matrix,
     Memory,
     Model,
     Part,
@@ -38,6 +39,7 @@ from cetane.families.caches import (
     CacheForm,
     CacheSpec,
     HistorySpec,
+    MatrixSpec,
     ReadOnly,
     cache_form,
 )
@@ -66,6 +68,8 @@ __all__ = [
     "History",
     "HistorySpec",
     "Leaf",
+    "Matrix",
+    "MatrixSpec",
     "Memory",
     "Model",
     "Part",
@@ -98,7 +102,9 @@ SIZES = (
     "num_key_value_heads", "head_dim", "sliding_window", "max_position_embeddings",
     "num_experts", "num_local_experts", "num_experts_per_tok", "decoder_sparse_step",
     "moe_intermediate_size", "router_hidden_size", "cca_time0", "cca_time1",
-    "vocab_size_per_layer_input", "query_pre_attn_scalar",
+    "vocab_size_per_layer_input", "query_pre_attn_scalar", "linear_conv_kernel_dim",
+    "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads",
+    "linear_num_value_heads", "shared_expert_intermediate_size",
 )  # fmt: skip
 
 LARGEST = 2**31

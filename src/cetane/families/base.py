@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 Flow = dict[str, Tensor]
 Memory = dict[str, Callable[..., Any]]
-"""The memory of a block's layer, by name: `extend(k, v)` of a cache, `extend(x)` of a history."""
+"""The memory of a block's layer, by name: `extend(k, v)` of a cache, `extend(x)` of a history,
+`extend(rule)` of a matrix."""
 Truth = tuple[str, int]
 """The path of a Hugging Face module, and the index of its output."""
 
@@ -107,7 +108,7 @@ class Block(nn.Module):
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ("hidden",)
     keeps: tuple[str, ...] = ()
-    """Names of the model's memory (cache groups and histories) that this block extends."""
+    """Names of the model's memory (cache groups, histories, matrices) that this block extends."""
 
     def __init__(self, name: str, layer: int, prefix: str) -> None:
         super().__init__()
@@ -336,6 +337,17 @@ class History:
 
 
 @dataclass(frozen=True)
+class Matrix:
+    """One matrix for each head, `keys` by `groups * values`, in which a layer keeps all earlier
+    tokens. Each of the groups has a decay of its own."""
+
+    heads: int
+    keys: int
+    values: int
+    groups: int = 1
+
+
+@dataclass(frozen=True)
 class StoredTable:
     """A table that the host keeps: `(weight + bias) * scale * factor`, by canonical names."""
 
@@ -385,7 +397,7 @@ class Model:
     """Canonical name of the output projection: the embedding's if they are tied."""
     host: dict[str, Source]
     """The tensors that the host supplies, by the names that blocks read."""
-    memory: dict[str, CacheGroup | History]
+    memory: dict[str, CacheGroup | History | Matrix]
     rotary: dict[str, RotaryTable]
     max_context: int
     channels: dict[str, int]

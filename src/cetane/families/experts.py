@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from pydantic import Field
-from torch import Tensor, nn, softmax
+from torch import Tensor, nn, sigmoid, softmax
 
 from cetane.errors import CetaneError
 from cetane.families.axes import Axes
 from cetane.families.base import Flow, Memory, Part, RoutedBlock, Truth, Weight
-from cetane.families.layers import Held, Projection, RMSNorm, activation, first_largest
+from cetane.families.layers import MLP, Held, Projection, RMSNorm, activation, first_largest
 from cetane.families.options import ResidualOptions
 
 WEIGHTS = "weights"
@@ -141,6 +141,21 @@ def chained(first: Pick, then: Pick | None) -> Pick:
     return first if then is None else lambda stored: then(first(stored))
 
 
+class SharedExpert(nn.Module):
+    """An MLP for all tokens beside the experts, with a gate of its own if it is `gated`."""
+
+    def __init__(
+        self, hidden: int, inner: int, act: str, factor: float, gated: bool = False
+    ) -> None:
+        super().__init__()
+        self.expert = MLP(hidden, inner, act, factor=factor)
+        self.gate = Projection(hidden, 1, None) if gated else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.expert(x)
+        return made if self.gate is None else made * sigmoid(self.gate(x))
+
+
 class ExpertsBlock(RoutedBlock):
     """A layer's router and experts, normed before. The residual stream is scaled."""
 
@@ -156,12 +171,17 @@ class ExpertsBlock(RoutedBlock):
         router: str = "gate",
         bias: bool = False,
         group: Callable[[Mixture, int, int], Experts] = Experts,
+        shared: SharedExpert | None = None,
+        shared_name: str = "shared_expert",
+        unit_offset: bool = False,
     ) -> None:
-        """`router` is the checkpoint's name of the router, in `mlp`; `bias` is the router's."""
+        """`router` and `shared_name` are the checkpoint's names, in `mlp`; `bias` is the router's.
+        `unit_offset`: the checkpoint stores the norm's gains less one."""
         super().__init__(f"moe-{index:02}", index, f"model.layers.{index}.")
         self.mixture, self.chosen, self.together = mixture, mixture.chosen, mixture.together
         self.axes, self.router_name = Axes(), router
-        self.post_attention_layernorm = RMSNorm(mixture.hidden, eps)
+        self.shared, self.shared_name = shared, shared_name
+        self.post_attention_layernorm = RMSNorm(mixture.hidden, eps, unit_offset=unit_offset)
         self.router_proj = Projection(mixture.hidden, mixture.count, None, bias)
         self.groups = nn.ModuleList(group(mixture, *bounds) for bounds in mixture.bounds())
 
@@ -169,6 +189,11 @@ class ExpertsBlock(RoutedBlock):
         place, _, rest = path.partition(".")
         if place == "router_proj":
             return super().weight(f"mlp.{self.router_name}.{rest}", shape, held)
+        if place == "shared":
+            name = rest.replace("expert.", f"{self.shared_name}.").replace(
+                "gate.", f"{self.shared_name}_gate."
+            )
+            return super().weight(f"mlp.{name}", shape, held)
         if place != "groups":
             return super().weight(path, shape, held)
         number, _, name = rest.partition(".")
@@ -192,6 +217,8 @@ class ExpertsBlock(RoutedBlock):
     def route(self, flow: Flow) -> None:
         flow[NORMED] = self.post_attention_layernorm(flow["hidden"])
         flow[WEIGHTS] = self.mixture.weigh(self.router_proj(flow[NORMED]), self.axes)
+        if self.shared is not None:
+            flow["hidden"] = flow["hidden"] + self.shared(flow[NORMED])
 
     def share(self, number: int, flow: Flow) -> Tensor:
         """What a group of experts adds."""
@@ -205,9 +232,9 @@ class ExpertsBlock(RoutedBlock):
         return Router(
             name=f"{self.name}-router",
             whole=self,
-            modules=("post_attention_layernorm", "router_proj"),
+            modules=("post_attention_layernorm", "router_proj", "shared"),
             reads=("hidden",),
-            writes=(NORMED, WEIGHTS),
+            writes=(NORMED, WEIGHTS, *(("hidden",) if self.shared is not None else ())),
             run=self.route,
         )
 

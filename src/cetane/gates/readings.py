@@ -127,7 +127,9 @@ def rotary_tables(reference: Reference, positions: torch.Tensor) -> Iterator[Arr
         kinds = [{"layer_type": kind} for kind in dict.fromkeys(reference.model.config.layer_types)]
     for kind in kinds:
         cos, sin = rotary(torch.zeros(1), positions[None], **kind)
-        yield torch.stack([cos[0], sin[0]]).numpy()
+        halves = torch.stack([cos[0], sin[0]])
+        yield halves.numpy()
+        yield torch.cat([halves, halves], -1).numpy()  # some models keep one angle of each pair
 
 
 def judge(problems: Sequence[Misread]) -> Iterator[Check]:

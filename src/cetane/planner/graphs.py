@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from cetane.families import Block, CacheSpec, Head, HistorySpec, Model, RoutedBlock
+from cetane.families import Block, CacheSpec, Head, HistorySpec, MatrixSpec, Model, RoutedBlock
 from cetane.planner.calls import Calls
 from cetane.planner.layout import Arrangement, Segment, needed
 from cetane.planner.memory import CachePlan
@@ -25,12 +25,12 @@ from cetane.schema.interface import (
 
 @dataclass(frozen=True)
 class FunctionGraph:
-    """One function, with the blocks, caches and histories that it is traced from."""
+    """One function, with the blocks, caches, histories and matrices that it is traced from."""
 
     function: Function
     blocks: tuple[Block, ...]
     caches: tuple[CacheSpec, ...]
-    histories: tuple[HistorySpec, ...]
+    histories: tuple[HistorySpec | MatrixSpec, ...]
 
 
 class GraphMaker:

@@ -10,6 +10,7 @@ from cetane.schema.interface import (
     Embedding,
     FromCache,
     FromHistory,
+    FromMatrix,
     FromTensor,
     Mask,
     Position,
@@ -84,7 +85,7 @@ class ModeCheck:
                 raise ValueError(f"{self.mode}: no rotary table {source.table}")
             if isinstance(source, Embedding) and source.table not in self.plan.tables:
                 raise ValueError(f"{self.mode}: no table {source.table}")
-            if isinstance(source, FromCache | FromHistory):
+            if isinstance(source, FromCache | FromHistory | FromMatrix):
                 kept.add((source.host, source.name))
         for output in function.outputs:
             sink = output.sink

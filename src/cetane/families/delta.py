@@ -1,0 +1,107 @@
+"""The gated delta rule (arXiv 2412.06464), for a call of T tokens at once.
+
+A head keeps a matrix S. A token shrinks S by its decay, and corrects what S answers to its key:
+`S += k (beta (v - S^T k))^T`. Its answer is `S^T q`. With A the products of keys within the call,
+the corrections of all tokens solve a triangular system, (I + A) x = r.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cetane.families.axes import Axes
+from cetane.schema.interface import MASKED
+
+BLOCK = 4
+"""The tokens whose corrections are solved for at once: (I + A)^-1 = (I - A)(I + A^2) as A^4 = 0.
+Longer products would cancel in fp16."""
+
+
+@dataclass(frozen=True)
+class DeltaHeads:
+    """Key heads with their width, value heads for each of them with theirs."""
+
+    heads: int
+    groups: int
+    keys: int
+    values: int
+
+    @property
+    def count(self) -> int:
+        """The number of value heads."""
+        return self.heads * self.groups
+
+
+def delta_rule(
+    heads: DeltaHeads,
+    axes: Axes,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decays: Tensor,
+    rates: Tensor,
+) -> Callable[[Tensor], tuple[Tensor, tuple[Tensor, Tensor, Tensor]]]:
+    """The rule for the tokens of a call, to which a matrix is given.
+
+    `q`, `k (1, heads, keys, T)`; `v (1, heads * groups, values, T)`; hidden tensors of a channel
+    for each value head: logarithms of `decays`, and `rates` of correction. The rule takes a matrix
+    `(1, heads, keys, groups * values)`, and gives answers like `v`, and columns for the host.
+    """
+    tokens, groups = q.shape[-1], heads.groups
+    per_head = heads.heads, groups, tokens, 1
+
+    def rule(matrix: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        asked = torch.cat([k, q], dim=-1).transpose(2, 3)
+        answers = (asked @ matrix).reshape(heads.heads, 2 * tokens, groups, -1).transpose(1, 2)
+        products = (asked @ k).reshape(heads.heads, 1, 2 * tokens, tokens)
+        fades, whole = fading(decays.reshape(per_head), tokens)
+        rate = rates.reshape(per_head)
+        wanted = v.reshape(heads.heads, groups, heads.values, tokens).transpose(2, 3)
+        rest = rate * (wanted - whole * answers[:, :, :tokens])
+        earlier = rate * fades * products[:, :, :tokens] * torch.ones(tokens, tokens).tril(-1)
+        values = solve(earlier, rest, tokens)
+        mixed = whole * answers[:, :, tokens:] + (fades * products[:, :, tokens:]) @ values
+        columns = (
+            k.reshape(axes.shape(heads.heads * heads.keys, tokens)),
+            values.transpose(2, 3).reshape(axes.shape(heads.count * heads.values, tokens)),
+            decays,
+        )
+        return mixed.transpose(2, 3).reshape(v.shape), columns
+
+    return rule
+
+
+def fading(decays: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """What is left of each token at each later one `(heads, groups, T, T)`, and of the matrix at
+    each token `(heads, groups, T, 1)`, for logarithms of decays `(heads, groups, T, 1)`.
+
+    Each sum is a product with a constant of ones: a running sum leaves the ANE, and differences of
+    running sums lose small decays after a large one in fp16.
+    """
+    if tokens == 1:
+        return torch.ones(1, 1, 1, 1), decays.exp()
+    number = torch.arange(tokens)
+    at, since, token = number[:, None, None], number[None, :, None], number[None, None, :]
+    between = ((token > since) & (token <= at)).float().reshape(tokens * tokens, tokens)
+    later = torch.full((tokens, tokens), MASKED).triu(1)
+    sums = (between @ decays).reshape(*decays.shape[:2], tokens, tokens)
+    return (sums + later).exp(), (torch.ones(tokens, tokens).tril() @ decays).exp()
+
+
+def solve(earlier: Tensor, rest: Tensor, tokens: int) -> Tensor:
+    """The x with `x + earlier @ x = rest`, for `earlier (..., T, T)` below its diagonal."""
+    solved: Tensor | None = None
+    for start in range(0, tokens, BLOCK):
+        stop = min(start + BLOCK, tokens)
+        mine = rest[:, :, start:stop]
+        if solved is not None:
+            mine = mine - earlier[:, :, start:stop, :start] @ solved
+        if stop - start > 1:
+            own = earlier[:, :, start:stop, start:stop]
+            mine = mine + own @ (own @ mine)
+            mine = mine - own @ mine
+        solved = mine if solved is None else torch.cat([solved, mine], dim=2)
+    assert solved is not None
+    return solved
