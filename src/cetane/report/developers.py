@@ -28,9 +28,9 @@ from cetane.schema.interface import (
     ToCache,
     ToChoice,
     ToHistory,
-    ToMatrix,
     TokenIds,
     ToLogits,
+    ToMatrix,
     ToTensor,
     WriteMask,
 )
