@@ -114,6 +114,4 @@ def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 def test_anything(config: tuple[str, dict[str, Any]], contract: str, pieces: list[int]) -> None:
     if "full_attention" not in config[1]["layer_types"]:
         config[1]["layer_types"][-1] = "full_attention"
-    assert_parity(
-        build(config[0], **config[1]), recipe(contract, "per-layer"), {"pieces": pieces}
-    )
+    assert_parity(build(config[0], **config[1]), recipe(contract, "per-layer"), {"pieces": pieces})

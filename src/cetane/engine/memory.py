@@ -1,4 +1,4 @@
-"""The memory of a sequence: the positions in its slots, its caches, histories, matrices and marks."""
+"""The memory of a sequence: positions in slots, caches, histories, matrices and marks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,9 +96,7 @@ class Memory:
         self.slots = {name: group.after for name, group in call.groups.items()}
         self.position += len(call.tokens)
 
-    def accept(
-        self, call: Call, writes: Sequence[tuple[Kept, Array]], count: int
-    ) -> None:
+    def accept(self, call: Call, writes: Sequence[tuple[Kept, Array]], count: int) -> None:
         """Count the first `count` tokens of a call as run, and write their columns."""
         if count:
             for sink, value in writes:
@@ -170,9 +168,9 @@ def folded(matrices: Array, columns: Array, groups: int) -> Array:
     ends = decays.sum(-1, keepdims=True)
     later = np.exp(ends - decays.cumsum(-1))  # what the tokens after each one leave of it
     rows = values.reshape(layers, heads, groups, width // groups, -1) * later[:, :, :, None]
-    added = keys.reshape(layers, heads, size, -1) @ rows.reshape(
-        layers, heads, width, -1
-    ).swapaxes(2, 3)
+    added = keys.reshape(layers, heads, size, -1) @ rows.reshape(layers, heads, width, -1).swapaxes(
+        2, 3
+    )
     shrunk = matrices.reshape(layers, heads, size, groups, -1) * np.exp(ends)[:, :, None]
     result: Array = shrunk.reshape(matrices.shape) + added
     return result

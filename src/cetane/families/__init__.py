@@ -104,7 +104,8 @@ SIZES = (
     "moe_intermediate_size", "router_hidden_size", "cca_time0", "cca_time1",
     "vocab_size_per_layer_input", "query_pre_attn_scalar", "linear_conv_kernel_dim",
     "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads",
-    "linear_num_value_heads", "shared_expert_intermediate_size",
+    "linear_num_value_heads", "shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank",
+    "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts",
 )  # fmt: skip
 
 LARGEST = 2**31
@@ -118,7 +119,7 @@ LARGEST_NUMBERS = {
 and logits change sign."""
 MOST = {
     "num_hidden_layers": 1024, "num_experts": 4096, "num_local_experts": 4096,
-    "num_labels": 100_000,
+    "n_routed_experts": 4096, "num_labels": 100_000,
 }  # fmt: skip
 """The limits of sizes that become lists or modules, one item for each, when a config is read."""
 MOST_MODULES = 2**17
@@ -236,7 +237,7 @@ def check_counts(kind: str, settings: Mapping[str, Any]) -> None:
         if count > MOST[name]:
             raise CetaneError(f"{where}: {name} = {count}, more than {MOST[name]}")
     layers = counts.get("num_hidden_layers", 0)
-    experts = max(counts.get(f"num_{one}experts", 0) for one in ("", "local_"))
+    experts = max((counts[name] for name in counts if name.endswith("experts")), default=0)
     if layers * experts > MOST_MODULES:
         raise CetaneError(f"{where}: {layers} layers of {experts} experts")
 

@@ -145,10 +145,16 @@ class SharedExpert(nn.Module):
     """An MLP for all tokens beside the experts, with a gate of its own if it is `gated`."""
 
     def __init__(
-        self, hidden: int, inner: int, act: str, factor: float, gated: bool = False
+        self,
+        hidden: int,
+        inner: int,
+        act: str,
+        factor: float,
+        bias: bool = False,
+        gated: bool = False,
     ) -> None:
         super().__init__()
-        self.expert = MLP(hidden, inner, act, factor=factor)
+        self.expert = MLP(hidden, inner, act, bias, factor)
         self.gate = Projection(hidden, 1, None) if gated else None
 
     def forward(self, x: Tensor) -> Tensor:

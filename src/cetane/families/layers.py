@@ -209,6 +209,8 @@ class AttentionHeads:
     """The number of keys that attention takes at a time; None for all."""
     softcap: float | None = None
     """The bound c of scores, c * tanh(score / c); None for no bound."""
+    values: int | None = None
+    """The width of values; None for that of keys."""
     axes: Axes = field(default_factory=Axes)
 
     def split(self, x: Tensor, heads: int) -> Tensor:
@@ -217,7 +219,7 @@ class AttentionHeads:
 
     def merge(self, x: Tensor) -> Tensor:
         """`(1, H, D, T)` -> a hidden tensor."""
-        return x.reshape(self.axes.shape(self.query * self.dim, -1))
+        return x.reshape(self.axes.shape(self.query * (self.values or self.dim), -1))
 
     def capped(self, scores: Tensor) -> Tensor:
         """Scores within the bound."""
@@ -367,7 +369,8 @@ def attend(
         mixed = torch.softmax(heads.capped(rows @ k) + mask, dim=-1) @ v.transpose(2, 3)
     else:
         mixed = attend_in_blocks(rows, k, v, mask, heads)
-    return mixed.reshape(kv, groups, -1, dim).transpose(2, 3).reshape(1, heads.query, dim, -1)
+    width = heads.values or dim
+    return mixed.reshape(kv, groups, -1, width).transpose(2, 3).reshape(1, heads.query, width, -1)
 
 
 def attend_in_blocks(

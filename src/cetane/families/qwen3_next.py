@@ -167,9 +167,7 @@ class GatedAttention(nn.Module):
         self.q_norm = RMSNorm(heads.dim, eps, axis=2, unit_offset=True)
         self.k_norm = RMSNorm(heads.dim, eps, axis=2, unit_offset=True)
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, memory: Memory
-    ) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, memory: Memory) -> Tensor:
         heads = self.heads
         q = self.q_norm(heads.split(self.q_proj(x), heads.query))
         k = self.k_norm(heads.split(self.k_proj(x), heads.kv))
@@ -227,7 +225,8 @@ class MixBlock(Block):
         inner: int = 0,
     ) -> None:
         """With `inner` channels, an MLP follows; else experts do, in a block of their own."""
-        super().__init__(f"{'layer' if inner else 'mix'}-{index:02}", index, f"model.layers.{index}.")
+        name = f"{'layer' if inner else 'mix'}-{index:02}"
+        super().__init__(name, index, f"model.layers.{index}.")
         size, eps = config.hidden_size, residual_eps(config.rms_norm_eps, scale)
         self.together = stored_together(config.model_type, delta, heads)
         self.attends = config.layer_types[index] == "full_attention"

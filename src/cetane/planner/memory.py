@@ -127,9 +127,7 @@ class CachePlan:
             match self.model.memory[name]:
                 case History(channels, length):
                     specs.append(
-                        HistorySpec(
-                            segment.owner, name, layers, channels, length, self.model.axes
-                        )
+                        HistorySpec(segment.owner, name, layers, channels, length, self.model.axes)
                     )
                 case Matrix(heads, keys, values, groups):
                     specs.append(
