@@ -75,6 +75,11 @@ def write_gguf(
     if getattr(config, "num_experts", None):
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
+    if architecture == "olmo2" and config.model_type == "olmo3":
+        rope = rope["full_attention"]
+        writer.add_sliding_window(config.sliding_window)
+        slides = [kind == "sliding_attention" for kind in config.layer_types]
+        writer.add_sliding_window_pattern(slides)
     if architecture == "gpt-oss":
         writer.add_sliding_window(config.sliding_window)
         writer.add_expert_feed_forward_length(config.intermediate_size)

@@ -17,7 +17,7 @@ from gguf.quants import dequantize
 from cetane.checkpoint.checkpoint import Checkpoint, StoredTensor
 from cetane.checkpoint.gguf_architectures import ARCHITECTURES, MIXTRAL, Architecture
 from cetane.checkpoint.gguf_config import build_config
-from cetane.checkpoint.gguf_file import GGUFFile, read_gguf
+from cetane.checkpoint.gguf_file import GGUFFile, read_gguf, read_split
 from cetane.checkpoint.gguf_tokenizer import load_gguf_tokenizer
 from cetane.checkpoint.tokenizer import Tokenizer
 from cetane.errors import CetaneError
@@ -43,17 +43,11 @@ class GGUFCheckpoint(Checkpoint):
     @classmethod
     def open(cls, path: Path) -> GGUFCheckpoint:
         """Read the header of `path`. CetaneError if it is broken or not supported."""
-        file = read_gguf(path)
+        file = read_split(read_gguf(path))
         name = file.metadata.get("general.architecture")
         if not isinstance(name, str) or name not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
             raise CetaneError(f"{path} holds a model of architecture {name!r}; known are: {known}")
-        parts = file.metadata.get("split.count", 1)
-        if type(parts) is not int or parts > 1:
-            raise CetaneError(
-                f"{path} is one part of a split model",
-                "join the parts with llama-gguf-split --merge",
-            )
         mixtral = name == "llama" and file.metadata.get("llama.expert_count")
         return cls(file, MIXTRAL if mixtral else ARCHITECTURES[name])
 
@@ -89,7 +83,8 @@ class GGUFCheckpoint(Checkpoint):
         return load_gguf_tokenizer(self._file)
 
     def _fingerprint(self) -> str:
-        identity = file_identity(self._file.path) + self._file.digest
+        files = sorted({tensor.file for tensor in self._file.tensors.values()} | {self._file.path})
+        identity = "".join(map(file_identity, files)) + self._file.digest
         return hashlib.sha256(identity.encode()).hexdigest()
 
 

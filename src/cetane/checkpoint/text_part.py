@@ -15,6 +15,7 @@ from cetane.errors import CetaneError
 _TEXT_TYPES = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
+    "mistral3": "ministral3",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
@@ -36,7 +37,10 @@ def text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     text = config["text_config"]
     if not isinstance(text, dict):
         raise CetaneError(f"{path}: text_config is not an object")
-    return {**text, "model_type": _TEXT_TYPES[config["model_type"]]}
+    kind = _TEXT_TYPES[config["model_type"]]
+    if kind == "ministral3" and text.get("model_type") == "mistral":  # Mistral Small 3.1
+        kind = "mistral"
+    return {**text, "model_type": kind}
 
 
 def text_tensors(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:

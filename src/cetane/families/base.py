@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
@@ -397,7 +397,7 @@ class Model:
     """Canonical name of the output projection: the embedding's if they are tied."""
     host: dict[str, Source]
     """The tensors that the host supplies, by the names that blocks read."""
-    memory: dict[str, CacheGroup | History | Matrix]
+    memory: Mapping[str, CacheGroup | History | Matrix]
     rotary: dict[str, RotaryTable]
     max_context: int
     channels: dict[str, int]

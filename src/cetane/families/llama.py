@@ -1,6 +1,6 @@
-"""Llama and its relatives: SmolLM2, Mistral, Qwen2 (q/k/v biases), Qwen3 (q/k norms), SmolLM3 (some
-layers do not turn queries and keys), Granite (multipliers), Phi-3 and Phi-4-mini (q/k/v and gate/up
-stored as one, heads turned in part).
+"""Llama and its relatives: SmolLM2, Mistral and Ministral, Qwen2 (q/k/v biases), Qwen3 (q/k norms),
+SmolLM3 (some layers do not turn queries and keys), Granite (multipliers), Phi-3 and Phi-4-mini
+(q/k/v and gate/up stored as one, heads turned in part).
 
 The config gives their differences. The truth is transformers' `modeling_{model_type}.py`.
 """
@@ -30,7 +30,9 @@ from cetane.families.rotary import longest, rotary_table
 from cetane.schema.interface import Embedding, Mask, Rotary, Source
 
 Options = ResidualOptions
-MODEL_TYPES = ("granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3")
+MODEL_TYPES = (
+    "granite", "llama", "ministral", "ministral3", "mistral", "phi3", "qwen2", "qwen3", "smollm3",
+)  # fmt: skip
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Phi-3's tensors, and the projections that their rows are."""
@@ -58,9 +60,9 @@ class LlamaConfig(Protocol):
     mlp_bias: bool
     """Only Llama, SmolLM3 and Granite have it."""
     sliding_window: int | None
-    """Only Mistral, Phi-3, Qwen and SmolLM3 have it."""
+    """Only Mistral, Ministral, Phi-3, Qwen and SmolLM3 have it."""
     layer_types: list[str]
-    """Only Qwen and SmolLM3 have it."""
+    """Only Ministral, Qwen and SmolLM3 have it."""
     no_rope_layers: list[int]
     """Only SmolLM3 has it: 0 for a layer that does not turn queries and keys."""
     embedding_multiplier: float
@@ -307,7 +309,7 @@ def layer_windows(config: LlamaConfig) -> list[int | None]:
     """The attention window of every layer, in tokens; None for full attention."""
     if config.model_type in ("llama", "granite"):
         return [None] * config.num_hidden_layers
-    if config.model_type in ("mistral", "phi3"):
+    if config.model_type in ("ministral3", "mistral", "phi3"):
         return [config.sliding_window] * config.num_hidden_layers
     kinds = config.layer_types
     return [config.sliding_window if kind == "sliding_attention" else None for kind in kinds]
