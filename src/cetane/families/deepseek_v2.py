@@ -10,7 +10,7 @@ The truth is transformers' `modeling_deepseek_v2.py`.
 from dataclasses import replace
 from functools import partial
 from math import log
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +22,16 @@ from cetane.families.base import (
     Flow,
     Memory,
     Model,
-    StoredTable,
     Truth,
     Weight,
 )
+from cetane.families.decoder import TURNS, DecoderConfig, decoder_model
 from cetane.families.experts import (
     ExpertOptions,
     ExpertsBlock,
     Mixture,
     SharedExpert,
-    with_experts,
+    expert_channels,
 )
 from cetane.families.layers import (
     MLP,
@@ -45,7 +45,7 @@ from cetane.families.layers import (
 )
 from cetane.families.options import residual_eps
 from cetane.families.rotary import rotary_table
-from cetane.schema.interface import Embedding, Mask, Rotary
+from cetane.schema.interface import Mask
 
 Options = ExpertOptions
 MODEL_TYPES = ("deepseek_v2",)
@@ -56,21 +56,11 @@ LATENT_EPS = 1e-6
 """The epsilon of the norms of latents, whatever the config says of others."""
 
 
-class DeepseekConfig(Protocol):
+class DeepseekConfig(DecoderConfig, Protocol):
     """The keys that are read from a DeepseekV2Config."""
 
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
     num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
     hidden_act: str
-    rms_norm_eps: float
-    max_position_embeddings: int
-    tie_word_embeddings: bool
-    rope_parameters: dict[str, Any]
     attention_bias: bool
     mlp_bias: bool
     q_lora_rank: int | None
@@ -260,26 +250,14 @@ def author(config: DeepseekConfig, options: ExpertOptions) -> Model:
                 layers.append(
                     ExpertsBlock(mixture, index, eps, shared=shared, shared_name="shared_experts")
                 )
-    table = "model.embed_tokens.weight"
-    return Model(
-        hidden=size,
-        vocab=config.vocab_size,
-        eps=eps,
-        layers=tuple(layers),
-        embedding=StoredTable(table, factor=scale),
-        norm="model.norm.weight",
-        output=table if config.tie_word_embeddings else "lm_head.weight",
-        host={
-            "hidden": Embedding(),
-            "rope_cos": Rotary(table="default", part="cos"),
-            "rope_sin": Rotary(table="default", part="sin"),
-            "mask": Mask(group="kv"),
-        },
+    return decoder_model(
+        config,
+        layers,
+        scale,
+        host={**TURNS, "mask": Mask(group="kv")},
         memory={"kv": CacheGroup(heads.query, 1, (rank + turned) // 2)},
         rotary={"default": rotary_table(config, turned)},
-        max_context=config.max_position_embeddings,
-        channels=with_experts({"hidden": size}, mixture),
-        residual_scale=scale,
+        channels=expert_channels(mixture),
     )
 
 

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cetane.families.axes import Axes
+from cetane.families.base import Memory
+from cetane.families.layers import CausalTaps, Leaf, Projection, RMSNorm, normalize
 from cetane.schema.interface import MASKED
 
 BLOCK = 4
@@ -32,6 +34,11 @@ class DeltaHeads:
     def count(self) -> int:
         """The number of value heads."""
         return self.heads * self.groups
+
+    @property
+    def channels(self) -> int:
+        """The channels of queries, keys and values."""
+        return 2 * self.heads * self.keys + self.count * self.values
 
 
 def delta_rule(
@@ -105,3 +112,65 @@ def solve(earlier: Tensor, rest: Tensor, tokens: int) -> Tensor:
         solved = mine if solved is None else torch.cat([solved, mine], dim=2)
     assert solved is not None
     return solved
+
+
+TINY = 1e-6
+"""What transformers adds to the squared length of keys and queries."""
+
+
+class Decays(Leaf):
+    """Logarithms of decays, `-exp(A_log) * softplus(x + dt_bias)`."""
+
+    A_log: Tensor
+    dt_bias: Tensor
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.hold_channels("A_log", heads, pick=minus_exp)
+        self.hold_channels("dt_bias", heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.softplus(x + self.dt_bias) * self.A_log
+
+
+def minus_exp(stored: Tensor) -> Tensor:
+    return -stored.float().exp()
+
+
+class DeltaNet(nn.Module):
+    """The gated delta rule behind a short convolution, for `size` channels. `factor` multiplies its
+    output."""
+
+    def __init__(self, size: int, heads: DeltaHeads, taps: int, eps: float, factor: float) -> None:
+        super().__init__()
+        self.heads, self.axes, self.taps = heads, Axes(), taps
+        values = heads.count * heads.values
+        self.sizes = [heads.heads * heads.keys] * 2 + [values]
+        self.in_proj_qkv = Projection(size, heads.channels, "attention")
+        self.in_proj_z = Projection(size, values, "attention")
+        self.in_proj_b = Projection(size, heads.count, None)
+        self.in_proj_a = Projection(size, heads.count, None)
+        self.conv1d = CausalTaps(heads.channels, self.taps, bias=False)
+        self.decays = Decays(heads.count)
+        self.norm = RMSNorm(heads.values, eps, axis=2)
+        self.out_proj = Projection(values, size, "attention", factor=factor)
+
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+        heads, silu = self.heads, nn.functional.silu
+        mixed = self.in_proj_qkv(x)
+        mixed = silu(self.conv1d(memory["conv"](mixed) if self.taps > 1 else mixed))
+        q, k, v = mixed.split(self.sizes, dim=1)
+        q, k = (self.unit(one.reshape(1, heads.heads, heads.keys, -1)) for one in (q, k))
+        v = v.reshape(1, heads.count, heads.values, -1)
+        rates = torch.sigmoid(self.in_proj_b(x))
+        rule = delta_rule(
+            heads, self.axes, q * heads.keys**-0.5, k, v, self.decays(self.in_proj_a(x)), rates
+        )
+        answers = self.norm(memory["delta"](rule))
+        gated = answers * silu(self.in_proj_z(x).reshape(answers.shape))
+        return self.out_proj(gated.reshape(self.axes.shape(self.sizes[2], gated.shape[-1])))
+
+    def unit(self, x: Tensor) -> Tensor:
+        """Queries or keys of length one."""
+        size = self.heads.keys
+        return normalize(x, size, TINY / size, axis=2) * size**-0.5

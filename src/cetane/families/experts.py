@@ -265,6 +265,6 @@ class Router(Part):
         return {}
 
 
-def with_experts(channels: dict[str, int], mixture: Mixture) -> dict[str, int]:
-    """The channels of a model's tensors, with those between routers and experts."""
-    return channels | {NORMED: mixture.hidden, WEIGHTS: mixture.count}
+def expert_channels(mixture: Mixture) -> dict[str, int]:
+    """The channels of the tensors between routers and experts."""
+    return {NORMED: mixture.hidden, WEIGHTS: mixture.count}

@@ -11,14 +11,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from cetane.families.base import Block, Flow, Memory, Model, StoredTable, Truth, Weight
+from cetane.families.base import Block, Flow, Memory, Model, Truth, Weight
+from cetane.families.decoder import DecoderConfig, decoder_model
 from cetane.families.experts import (
     ExpertOptions,
     Experts,
     ExpertsBlock,
     Mixture,
     Stored,
-    with_experts,
+    expert_channels,
 )
 from cetane.families.kinds import LayerKind, kind_names
 from cetane.families.layers import (
@@ -32,7 +33,6 @@ from cetane.families.layers import (
 )
 from cetane.families.options import residual_eps
 from cetane.families.rotary import rotary_table
-from cetane.schema.interface import Embedding
 
 Options = ExpertOptions
 MODEL_TYPES = ("gpt_oss",)
@@ -40,20 +40,10 @@ MODEL_TYPES = ("gpt_oss",)
 __all__ = ["MODEL_TYPES", "Options", "author"]
 
 
-class GptOssConfig(Protocol):
+class GptOssConfig(DecoderConfig, Protocol):
     """The keys that are read from a GptOssConfig."""
 
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
     head_dim: int
-    rms_norm_eps: float
-    max_position_embeddings: int
-    tie_word_embeddings: bool
-    rope_parameters: dict[str, Any]
     attention_bias: bool
     sliding_window: int
     layer_types: list[str]
@@ -189,19 +179,12 @@ def author(config: GptOssConfig, options: ExpertOptions) -> Model:
         for index, name in enumerate(names):
             layers.append(AttentionBlock(config, index, kinds[name], scale))
             layers.append(ExpertsBlock(mixture, index, eps, "router", True, group))
-    table = "model.embed_tokens.weight"
-    return Model(
-        hidden=size,
-        vocab=config.vocab_size,
-        eps=eps,
-        layers=tuple(layers),
-        embedding=StoredTable(table, factor=scale),
-        norm="model.norm.weight",
-        output=table if config.tie_word_embeddings else "lm_head.weight",
-        host={"hidden": Embedding()} | {n: s for k in kinds.values() for n, s in k.host().items()},
+    return decoder_model(
+        config,
+        layers,
+        scale,
+        host={name: source for kind in kinds.values() for name, source in kind.host().items()},
         memory={kind.name: kind.group() for kind in kinds.values()},
         rotary={kind.name: kind.rotary for kind in kinds.values()},
-        max_context=config.max_position_embeddings,
-        channels=with_experts({"hidden": size}, mixture),
-        residual_scale=scale,
+        channels=expert_channels(mixture),
     )

@@ -5,7 +5,7 @@ SmolLM3 (some layers do not turn queries and keys), Granite (multipliers), Phi-3
 The config gives their differences. The truth is transformers' `modeling_{model_type}.py`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -20,14 +20,14 @@ from cetane.families.base import (
     Flow,
     Memory,
     Model,
-    StoredTable,
     Truth,
     Weight,
 )
+from cetane.families.decoder import TURNS, DecoderConfig, decoder_model
 from cetane.families.layers import MLP, AttentionHeads, Held, Projection, RMSNorm, attend, rotate
 from cetane.families.options import ResidualOptions, residual_eps
-from cetane.families.rotary import longest, rotary_table
-from cetane.schema.interface import Embedding, Mask, Rotary, Source
+from cetane.families.rotary import rotary_table
+from cetane.schema.interface import Mask
 
 Options = ResidualOptions
 MODEL_TYPES = (
@@ -40,21 +40,11 @@ FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj
 __all__ = ["MODEL_TYPES", "Options", "author"]
 
 
-class LlamaConfig(Protocol):
+class LlamaConfig(DecoderConfig, Protocol):
     """The keys that are read from a config of one of `MODEL_TYPES`."""
 
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
     num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
     hidden_act: str
-    rms_norm_eps: float
-    max_position_embeddings: int
-    tie_word_embeddings: bool
-    rope_parameters: dict[str, Any]
     attention_bias: bool
     """Only Llama, Qwen3, SmolLM3 and Granite have it."""
     mlp_bias: bool
@@ -266,8 +256,10 @@ def decoder(
     scale: float,
     windows: Sequence[int | None],
     layer: Callable[[Place], tuple[Block, ...]],
+    channels: Mapping[str, int] = {},
 ) -> Model:
-    """The model whose layers are the blocks that `layer` makes for each place."""
+    """The model whose layers are the blocks that `layer` makes for each place; `channels` are of
+    the tensors between them."""
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     factor = dim**-0.5 if own.scores is None else own.scores
     heads = AttentionHeads(config.num_attention_heads, config.num_key_value_heads, dim, factor)
@@ -280,28 +272,16 @@ def decoder(
             layer(Place(index, heads, masks[window], rotary.width * bool(turns), scale))
             for index, (window, turns) in enumerate(zip(windows, turning, strict=True))
         ]
-    norm, table = "model.norm.weight", "model.embed_tokens.weight"
-    host: dict[str, Source] = {
-        "hidden": Embedding(),
-        "rope_cos": Rotary(table="default", part="cos"),
-        "rope_sin": Rotary(table="default", part="sin"),
-    }
-    host |= {name: Mask(group="kv", window=window) for window, name in masks.items()}
-    return Model(
-        hidden=config.hidden_size,
-        vocab=config.vocab_size,
-        eps=residual_eps(config.rms_norm_eps, scale),
-        layers=tuple(block for blocks in layers for block in blocks),
-        embedding=StoredTable(table, factor=scale * own.embedding),
-        norm=norm,
-        output=table if config.tie_word_embeddings else "lm_head.weight",
-        host=host,
+    return decoder_model(
+        config,
+        [block for blocks in layers for block in blocks],
+        scale,
+        host=TURNS | {name: Mask(group="kv", window=window) for window, name in masks.items()},
         memory={"kv": CacheGroup(heads.query, heads.kv, dim)},
         rotary={"default": rotary},
-        max_context=longest(config, config.max_position_embeddings),
-        channels={"hidden": config.hidden_size},
-        logit_factor=own.logits,
-        residual_scale=scale,
+        channels=channels,
+        embedding=own.embedding,
+        logits=own.logits,
     )
 
 

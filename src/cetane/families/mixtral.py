@@ -4,11 +4,10 @@ together): Llama's attention, and many experts of which a token takes a few.
 The truth is transformers' `modeling_{model_type}.py`.
 """
 
-from dataclasses import replace
 from typing import Protocol
 
 from cetane.families.base import Block, Model
-from cetane.families.experts import ExpertOptions, ExpertsBlock, Mixture, with_experts
+from cetane.families.experts import ExpertOptions, ExpertsBlock, Mixture, expert_channels
 from cetane.families.llama import (
     LlamaAttentionBlock,
     LlamaConfig,
@@ -75,8 +74,8 @@ def author(config: MixtralConfig, options: ExpertOptions) -> Model:
         attention = LlamaAttentionBlock(config, own, place)
         return attention, ExpertsBlock(mixture, place.index, eps)
 
-    model = decoder(config, own, scale, [window] * config.num_hidden_layers, layer)
-    return replace(model, channels=with_experts(model.channels, mixture))
+    windows = [window] * config.num_hidden_layers
+    return decoder(config, own, scale, windows, layer, expert_channels(mixture))
 
 
 def is_dense(config: MixtralConfig, index: int) -> bool:

@@ -7,13 +7,12 @@ The truth is transformers' `modeling_qwen3_next.py`, `modeling_qwen3_5.py` and
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from cetane.errors import CetaneError
-from cetane.families.axes import Axes
 from cetane.families.base import (
     Block,
     CacheGroup,
@@ -22,58 +21,42 @@ from cetane.families.base import (
     Matrix,
     Memory,
     Model,
-    StoredTable,
     Truth,
     Weight,
 )
-from cetane.families.delta import DeltaHeads, delta_rule
+from cetane.families.decoder import TURNS, DecoderConfig, decoder_model
+from cetane.families.delta import DeltaHeads, DeltaNet
 from cetane.families.experts import (
     ExpertOptions,
     ExpertsBlock,
     Mixture,
     SharedExpert,
-    with_experts,
+    expert_channels,
 )
 from cetane.families.layers import (
     MLP,
     AttentionHeads,
-    CausalTaps,
     Held,
-    Leaf,
     Projection,
     RMSNorm,
     attend,
-    normalize,
     rotate,
 )
 from cetane.families.options import residual_eps
 from cetane.families.rotary import rotary_table
-from cetane.schema.interface import Embedding, Mask, Rotary, Source
+from cetane.schema.interface import Mask
 
 Options = ExpertOptions
 MODEL_TYPES = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 
 __all__ = ["MODEL_TYPES", "Options", "author"]
 
-TINY = 1e-6
-"""What transformers adds to the squared length of keys and queries."""
 
-
-class Qwen3NextConfig(Protocol):
+class Qwen3NextConfig(DecoderConfig, Protocol):
     """The keys that are read from a config of one of `MODEL_TYPES`."""
 
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
     head_dim: int
     hidden_act: str
-    rms_norm_eps: float
-    max_position_embeddings: int
-    tie_word_embeddings: bool
-    rope_parameters: dict[str, Any]
     attention_bias: bool
     layer_types: list[str]
     linear_conv_kernel_dim: int
@@ -90,63 +73,6 @@ class Qwen3NextConfig(Protocol):
     mlp_only_layers: list[int]
     decoder_sparse_step: int
     """Only Qwen3-Next has the last three."""
-
-
-class Decays(Leaf):
-    """Logarithms of decays, `-exp(A_log) * softplus(x + dt_bias)`."""
-
-    A_log: Tensor
-    dt_bias: Tensor
-
-    def __init__(self, heads: int) -> None:
-        super().__init__()
-        self.hold_channels("A_log", heads, pick=minus_exp)
-        self.hold_channels("dt_bias", heads)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.softplus(x + self.dt_bias) * self.A_log
-
-
-def minus_exp(stored: Tensor) -> Tensor:
-    return -stored.float().exp()
-
-
-class DeltaNet(nn.Module):
-    """The gated delta rule behind a short convolution. `factor` multiplies its output."""
-
-    def __init__(self, config: Qwen3NextConfig, heads: DeltaHeads, factor: float) -> None:
-        super().__init__()
-        self.heads, self.axes, self.taps = heads, Axes(), config.linear_conv_kernel_dim
-        size, values = config.hidden_size, heads.count * heads.values
-        self.sizes = [heads.heads * heads.keys] * 2 + [values]
-        self.in_proj_qkv = Projection(size, sum(self.sizes), "attention")
-        self.in_proj_z = Projection(size, values, "attention")
-        self.in_proj_b = Projection(size, heads.count, None)
-        self.in_proj_a = Projection(size, heads.count, None)
-        self.conv1d = CausalTaps(sum(self.sizes), self.taps, bias=False)
-        self.decays = Decays(heads.count)
-        self.norm = RMSNorm(heads.values, config.rms_norm_eps, axis=2)
-        self.out_proj = Projection(values, size, "attention", factor=factor)
-
-    def forward(self, x: Tensor, memory: Memory) -> Tensor:
-        heads, silu = self.heads, nn.functional.silu
-        mixed = self.in_proj_qkv(x)
-        mixed = silu(self.conv1d(memory["conv"](mixed) if self.taps > 1 else mixed))
-        q, k, v = mixed.split(self.sizes, dim=1)
-        q, k = (self.unit(one.reshape(1, heads.heads, heads.keys, -1)) for one in (q, k))
-        v = v.reshape(1, heads.count, heads.values, -1)
-        rates = torch.sigmoid(self.in_proj_b(x))
-        rule = delta_rule(
-            heads, self.axes, q * heads.keys**-0.5, k, v, self.decays(self.in_proj_a(x)), rates
-        )
-        answers = self.norm(memory["delta"](rule))
-        gated = answers * silu(self.in_proj_z(x).reshape(answers.shape))
-        return self.out_proj(gated.reshape(self.axes.shape(self.sizes[2], gated.shape[-1])))
-
-    def unit(self, x: Tensor) -> Tensor:
-        """Queries or keys of length one."""
-        size = self.heads.keys
-        return normalize(x, size, TINY / size, axis=2) * size**-0.5
 
 
 class GatedAttention(nn.Module):
@@ -237,7 +163,9 @@ class MixBlock(Block):
         else:
             self.reads = ("hidden",)
             self.keeps = (*(("conv",) if config.linear_conv_kernel_dim > 1 else ()), "delta")
-            self.linear_attn = DeltaNet(config, delta, scale)
+            self.linear_attn = DeltaNet(
+                config.hidden_size, delta, config.linear_conv_kernel_dim, config.rms_norm_eps, scale
+            )
         self.mlp: MLP | None = None
         if inner:
             self.post_attention_layernorm = RMSNorm(size, eps, unit_offset=True)
@@ -285,7 +213,6 @@ def author(config: Qwen3NextConfig, options: ExpertOptions) -> Model:
     rotary = rotary_table(config, dim, part=part)
     eps = residual_eps(config.rms_norm_eps, scale)
     mixture = mixture_of(config, options)
-    channels = {"hidden": size}
     layers: list[Block] = []
     with torch.device("meta"):
         for index in range(len(config.layer_types)):
@@ -297,37 +224,22 @@ def author(config: Qwen3NextConfig, options: ExpertOptions) -> Model:
             shared = SharedExpert(size, inner, config.hidden_act, scale, gated=True)
             layers.append(mix())
             layers.append(ExpertsBlock(mixture, index, eps, shared=shared, unit_offset=True))
-            channels = with_experts(channels, mixture)
-    table = "model.embed_tokens.weight"
-    host: dict[str, Source] = {
-        "hidden": Embedding(),
-        "rope_cos": Rotary(table="default", part="cos"),
-        "rope_sin": Rotary(table="default", part="sin"),
-        "mask": Mask(group="kv"),
-    }
     memory: dict[str, CacheGroup | History | Matrix] = {}
     if "full_attention" in config.layer_types:
         memory["kv"] = CacheGroup(heads.query, heads.kv, dim)
     if "linear_attention" in config.layer_types:
         memory["delta"] = Matrix(delta.heads, delta.keys, delta.values, delta.groups)
-        inner = 2 * delta.heads * delta.keys + delta.count * delta.values
         if config.linear_conv_kernel_dim > 1:
-            memory["conv"] = History(inner, config.linear_conv_kernel_dim - 1)
-    return Model(
-        hidden=size,
-        vocab=config.vocab_size,
-        eps=eps,
-        layers=tuple(layers),
-        embedding=StoredTable(table, factor=scale),
-        norm="model.norm.weight",
-        output=table if config.tie_word_embeddings else "lm_head.weight",
-        host=host,
+            memory["conv"] = History(delta.channels, config.linear_conv_kernel_dim - 1)
+    return decoder_model(
+        config,
+        layers,
+        scale,
+        host={**TURNS, "mask": Mask(group="kv")},
         memory=memory,
         rotary={"default": rotary},
-        max_context=config.max_position_embeddings,
-        channels=channels,
+        channels={} if mixture is None else expert_channels(mixture),
         unit_offset=True,
-        residual_scale=scale,
     )
 
 
