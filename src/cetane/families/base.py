@@ -54,6 +54,21 @@ class Exchange:
 
 
 @dataclass(frozen=True)
+class Spaces:
+    """The channels of a block that may have another orthogonal basis, by paths of projections."""
+
+    writers: tuple[str, ...] = ()
+    """Those whose outputs are added to the residual stream, as they are or times one number. Empty
+    if something else is added too, as the output of a norm."""
+    readers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Those that read the residual stream, by the path of the norm before them, which stores its
+    gains as they are."""
+    values: tuple[str, str, int] | None = None
+    """The projection that makes the values of attention heads, the one that reads what attention
+    makes of them, and a head's width."""
+
+
+@dataclass(frozen=True)
 class Weight:
     """One parameter of a block, and its place in a checkpoint."""
 
@@ -123,6 +138,10 @@ class Block(nn.Module):
         """The places where a factor on channels can move from writers to readers; none by
         default."""
         return ()
+
+    def spaces(self) -> Spaces | None:
+        """The channels that a rotation may turn; None if there are none."""
+        return None
 
     @property
     def root(self) -> Block:

@@ -16,6 +16,7 @@ from cetane.mil.executor import compile
 from cetane.mil.gap import Gap
 from cetane.mil.inputs import random_inputs, read_inputs
 from cetane.mil.program import Precision, listed
+from cetane.planner import turned
 from cetane.schema.manifest import MANIFEST
 from cetane.schema.recipe import Mode
 
@@ -139,7 +140,9 @@ def against_model(
     """Compare all shards of a bundle with the model."""
     bundle = verified(path)
     progress("reading the model", 0, 1)
-    against = AgainstModel(bundle, open_checkpoint(model), mode_of(bundle, function))
+    against = AgainstModel(
+        bundle, turned(open_checkpoint(model), bundle.plan.recipe), mode_of(bundle, function)
+    )
     return against.run(tolerance, progress)
 
 

@@ -17,6 +17,7 @@ from cetane.gates.quality import Quality, read_tokens
 from cetane.gates.quality import perplexity as measure_perplexity
 from cetane.gates.static import PackageProblem, static_checks
 from cetane.pipeline.port import explanation_json, judge
+from cetane.planner import turned
 from cetane.schema.draft_head import DraftHeadKind
 
 
@@ -125,10 +126,11 @@ def validate_layers(
 
 def checkpoint_of(bundle: Bundle, model: str | Path | None = None) -> Checkpoint:
     """The checkpoint of a bundle: `model`, or the one in the build's record."""
+    recipe = bundle.plan.recipe
     if model is not None:
-        return open_checkpoint(model)
+        return turned(open_checkpoint(model), recipe)
     try:
-        return open_checkpoint(bundle.manifest.source)
+        return turned(open_checkpoint(bundle.manifest.source), recipe)
     except CetaneError as error:
         raise CetaneError(
             f"the model of {bundle.path} cannot be opened where the build found it: "

@@ -6,6 +6,7 @@ It reads shapes from modules on torch's meta device, and no weights.
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
+from cetane.checkpoint import RotatedCheckpoint
 from cetane.errors import CetaneError
 from cetane.families import Block, CacheSpec, Head, Model, RoutedBlock, Shard, Truth, author
 from cetane.planner.calls import Calls, Parts
@@ -61,6 +62,8 @@ class Planner:
     ) -> None:
         """`like` is a planner of the same checkpoint, with which this one shares blocks and checks
         as far as the recipes agree. Raises CetaneError for a recipe that does not fit."""
+        if recipe.compression.rotate and not isinstance(checkpoint, RotatedCheckpoint):
+            raise CetaneError("compression.rotate: the checkpoint was not turned (planner.turned)")
         self.checkpoint, self.recipe = checkpoint, recipe
         refuse_unknown(checkpoint)
         check_layers(checkpoint)
