@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, models
 
 VOCABULARY = 1024
 SIZES: dict[str, dict[str, Any]] = {
@@ -80,10 +81,12 @@ def write(folder: Path, name: str) -> None:
         "num_hidden_layers": 1, "vocab_size": VOCABULARY, "max_position_embeddings": 4096,
         "bos_token_id": None, "eos_token_id": 0, "pad_token_id": None,
     }  # fmt: skip
-    if (folder / "config.json").is_file():
+    if (folder / "tokenizer.json").is_file():
         return
     folder.mkdir(parents=True, exist_ok=True)
     save_file({n: t.contiguous() for n, t in tensors(config)}, folder / "model.safetensors")
+    tokenizer = Tokenizer(models.WordLevel({f"t{n}": n for n in range(VOCABULARY)}, "t0"))
+    tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps(config))
 
 

@@ -367,7 +367,7 @@ def attend(
     rows = q.reshape(kv, groups, dim, -1).transpose(2, 3).reshape(1, kv, -1, dim)
     if heads.scale != 1:
         rows = rows * heads.scale
-    keys, width = k.shape[3], heads.values or dim
+    keys, width = int(k.shape[3]), heads.values or dim
     if sinks is None and (heads.block or LONGEST) < keys:
         mixed = attend_in_blocks(rows, k, v, mask, heads)
     else:
