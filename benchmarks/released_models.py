@@ -62,7 +62,8 @@ def table() -> Iterator[str]:
     yield "| --- |" + " ---: |" * (len(heads) - 1)
     content = tomllib.loads((HERE / "released_models.toml").read_text(encoding="utf-8"))
     for model in content["model"]:
-        yield "| " + " | ".join(row(model["name"], dict(model["config"]))) + " |"
+        config = {k: None if v == "none" else v for k, v in model["config"].items()}
+        yield "| " + " | ".join(row(model["name"], config)) + " |"
 
 
 def main() -> None:

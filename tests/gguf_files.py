@@ -5,10 +5,33 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+import torch
 import transformers
 
 INTERLEAVED = ("llama", "granite", "smollm3")
 """Architectures whose rows of q and k llama.cpp's converter puts in another order."""
+
+
+def apart(tensors: dict[str, torch.Tensor], turned: bool) -> dict[str, torch.Tensor]:
+    """The tensors, with the gates of experts apart from what stands beside them.
+
+    `turned`: as gpt-oss keeps them, transposed, gates and ups in turn.
+    """
+    result: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        prefix, _, last = name.partition("experts.")
+        end = ".bias" if last.endswith("_bias") else ".weight"
+        if turned and last and end == ".weight":
+            tensor = tensor.mT
+        if last.startswith("gate_up_proj"):
+            halves = (tensor[:, ::2], tensor[:, 1::2]) if turned else tensor.chunk(2, dim=1)
+            for part, half in zip(("gate", "up"), halves, strict=True):
+                result[f"{prefix}experts.{part}_proj{end}"] = half
+        elif last.startswith("down_proj"):
+            result[f"{prefix}experts.down_proj{end}"] = tensor
+        else:
+            result[f"{name}.weight" if name.endswith("sinks") else name] = tensor
+    return result
 
 
 def write_gguf(
@@ -49,12 +72,25 @@ def write_gguf(
         writer.add_rope_dimension_count(turned)
         writer.add_sliding_window(config.sliding_window or 0)
         writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+    if getattr(config, "num_experts", None):
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if architecture == "olmo2" and config.model_type == "olmo3":
+        rope = rope["full_attention"]
+        writer.add_sliding_window(config.sliding_window)
+        slides = [kind == "sliding_attention" for kind in config.layer_types]
+        writer.add_sliding_window_pattern(slides)
+    if architecture == "gpt-oss":
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+    if architecture == "qwen3moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if rope["rope_type"] == "longrope":
         for name in ("long", "short"):
             factors = np.array(rope[f"{name}_factor"], np.float32)
             writer.add_tensor(f"rope_factors_{name}.weight", factors)
         rope = rope | {"rope_type": "default"}  # llama.cpp tells it by the tensors
-    if architecture in ("gemma2", "gemma3", "qwen3"):
+    if architecture in ("gemma2", "gemma3", "qwen3", "qwen3moe", "gpt-oss"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     writer.add_rope_freq_base(rope["rope_theta"])
@@ -69,7 +105,7 @@ def write_gguf(
 
     kind = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
+    for name, tensor in apart(model.state_dict(), architecture == "gpt-oss").items():
         if name == skip or (name == "lm_head.weight" and config.tie_word_embeddings):
             continue
         values = tensor.numpy()

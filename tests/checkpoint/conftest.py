@@ -52,6 +52,47 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "smollm3": ("smollm3", {"model_type": "smollm3", "num_hidden_layers": 5}),
     "olmo2": ("olmo2", {"model_type": "olmo2"}),
+    "olmo3": (
+        "olmo2",
+        {
+            "model_type": "olmo3",
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 7,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 1e4,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                },
+            },
+        },
+    ),
+    "mixtral": ("llama", {"model_type": "mixtral", "num_local_experts": 4}),
+    "olmoe": ("olmoe", {"model_type": "olmoe", "num_experts": 5, "num_experts_per_tok": 2}),
+    "gpt-oss": (
+        "gpt-oss",
+        {
+            "model_type": "gpt_oss",
+            "head_dim": 16,
+            "num_local_experts": 3,
+            "num_experts_per_tok": 2,
+            "sliding_window": 9,
+        },
+    ),
+    "qwen3moe": (
+        "qwen3moe",
+        {
+            "model_type": "qwen3_moe",
+            "head_dim": 16,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+        },
+    ),
     "phi3": ("phi3", {"model_type": "phi3", "sliding_window": 9}),
     "phi3-longrope": (
         "phi3",

@@ -20,7 +20,8 @@ from cetane.errors import CetaneError
 
 ALL = [
     "llama", "llama-tied", "llama-bias", "qwen2", "qwen2-yarn", "qwen3", "gemma2", "gemma3",
-    "granite", "olmo2", "phi3", "phi3-longrope", "smollm3",
+    "gpt-oss", "granite", "mixtral", "olmo2", "olmo3", "olmoe", "phi3", "phi3-longrope", "qwen3moe",
+    "smollm3",
 ]  # fmt: skip
 
 
@@ -193,7 +194,7 @@ def test_bad_tensor_fields(good: Path, field: str, value: int, match: str) -> No
 @pytest.mark.parametrize(
     ("extra", "match"),
     [
-        (lambda w: w.add_uint32("split.count", 3), "one part of a split model"),
+        (lambda w: w.add_uint32("split.count", 3), "one of 3 parts"),
         (lambda w: w.add_key_length(7), "odd width"),
         (lambda w: w.add_rope_dimension_count(4), "rotates only part"),
         (lambda w: w.add_value_length(4), "different widths"),
@@ -271,3 +272,59 @@ def test_opening_loads_neither_torch_nor_transformers(good: Path) -> None:
         "assert not {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def split(path: Path, folder: Path, parts: int) -> list[Path]:
+    """The file in parts, as llama-gguf-split makes them: metadata in the first alone."""
+    reader = gguf.GGUFReader(path)
+    written = []
+    for number in range(parts):
+        target = folder / f"m-{number + 1:05}-of-{parts:05}.gguf"
+        writer = gguf.GGUFWriter(target, "llama")
+        if not number:
+            for name, field in reader.fields.items():
+                if not name.startswith("GGUF.") and name != "general.architecture":
+                    writer.add_key_value(name, field.contents(), field.types[0])
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", parts)
+        for tensor in reader.tensors[number::parts]:
+            writer.add_tensor(tensor.name, tensor.data)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        written.append(target)
+    return written
+
+
+def test_a_split_file_is_read_from_any_part(
+    tmp_path: Path, tiny_model: Any, write_gguf: Any
+) -> None:
+    whole = open_checkpoint(write_gguf(tmp_path / "m.gguf", "llama", tiny_model("llama")))
+    parts = split(tmp_path / "m.gguf", tmp_path, 3)
+    for path in parts:
+        checkpoint = open_checkpoint(path)
+        assert checkpoint.names() == whole.names()
+        for name in whole.names():
+            assert torch.equal(checkpoint.read(name), whole.read(name))
+    before = open_checkpoint(parts[0]).fingerprint
+    parts[2].touch()
+    assert open_checkpoint(parts[0]).fingerprint != before
+
+
+def test_parts_that_are_missing_or_another_models(
+    tmp_path: Path, tiny_model: Any, write_gguf: Any
+) -> None:
+    write_gguf(tmp_path / "m.gguf", "llama", tiny_model("llama"))
+    first, second, third = split(tmp_path / "m.gguf", tmp_path, 3)
+    content = second.read_bytes()
+    second.unlink()
+    with pytest.raises(CetaneError, match="is missing, one of 3 parts"):
+        open_checkpoint(first)
+    second.write_bytes(third.read_bytes())
+    with pytest.raises(CetaneError, match="is not part 1 of 3"):
+        open_checkpoint(first)
+    second.write_bytes(content)
+    first.rename(tmp_path / "first.gguf")
+    with pytest.raises(CetaneError, match="is not named"):
+        open_checkpoint(tmp_path / "first.gguf")

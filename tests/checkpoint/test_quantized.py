@@ -236,7 +236,7 @@ def test_companions_that_the_config_does_not_mention(
     assert "dequantize()" in (refusal.value.hint or "")
 
 
-METHODS = ("mxfp4", "hqq", "quanto", "torchao", "aqlm", "modelopt", "fbgemm_fp8", "no such thing")
+METHODS = ("nvfp4", "hqq", "quanto", "torchao", "aqlm", "modelopt", "fbgemm_fp8", "no such thing")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -270,3 +270,56 @@ def test_layouts_that_a_rule_does_not_fit(
 ) -> None:
     with pytest.raises(CetaneError, match=r"(quantised|not an object)"):
         open_checkpoint(folder(tmp_path, {"quantization_config": said}, tensors))
+
+
+def test_mxfp4(tmp_path: Path) -> None:
+    """By hand, and as transformers reads gpt-oss: experts, transposed, some of them alone."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    experts, outputs, groups = 3, 6, 2
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.randint(0, 256, (experts, outputs, groups, 16), generator=generator)
+    scales = torch.randint(100, 140, (experts, outputs, groups), generator=generator)
+    truth = np.zeros((experts, 32 * groups, outputs), np.float32)
+    magnitudes = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    for e, row, group, byte in np.ndindex(*blocks.shape):
+        packed, power = int(blocks[e, row, group, byte]), int(scales[e, row, group]) - 127
+        for half, nibble in enumerate((packed & 15, packed >> 4)):
+            sign = -1.0 if nibble & 8 else 1.0
+            value = sign * magnitudes[nibble & 7] * 2.0**power
+            truth[e, 32 * group + 2 * byte + half, row] = value
+    parts = {"blocks": blocks.to(torch.uint8), "scales": scales.to(torch.uint8)}
+    theirs = convert_moe_packed_tensors(**parts, dtype=torch.float32)
+    assert np.array_equal(theirs.numpy(), truth)
+
+    name = "model.layers.0.mlp.experts.down_proj"
+    stored = {f"{name}_{part}": tensor for part, tensor in parts.items()}
+    stored[f"{name}_bias"] = torch.ones(experts, outputs)
+    config = {"quantization_config": {"quant_method": "mxfp4"}}
+    checkpoint = open_checkpoint(folder(tmp_path, config, stored))
+    assert checkpoint.names() == [name, f"{name}_bias", "model.norm.weight"]
+    assert checkpoint.shape(name) == truth.shape
+    assert np.array_equal(checkpoint.read(name).numpy(), truth)
+    assert np.array_equal(checkpoint.read_rows(name, 1, 3).numpy(), truth[1:3])
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("scales", torch.zeros(2, 4, 3, dtype=torch.uint8)),
+        ("scales", torch.zeros(2, 4, 1)),
+        ("blocks", torch.zeros(2, 4, 1, 8, dtype=torch.uint8)),
+        ("blocks", torch.zeros(2, 4, 16, dtype=torch.uint8)),
+        ("blocks", torch.zeros(2, 4, 1, 16)),
+    ],
+)
+def test_mxfp4_that_does_not_fit(part: str, value: torch.Tensor, tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.experts.down_proj"
+    stored = {
+        f"{name}_blocks": torch.zeros(2, 4, 1, 16, dtype=torch.uint8),
+        f"{name}_scales": torch.zeros(2, 4, 1, dtype=torch.uint8),
+        f"{name}_{part}": value,
+    }
+    path = folder(tmp_path, {"quantization_config": {"quant_method": "mxfp4"}}, stored)
+    with pytest.raises(CetaneError, match="does not fit the format"):
+        open_checkpoint(path)

@@ -51,6 +51,23 @@ def run(engine: Engine, pieces: list[int]) -> np.ndarray:
     )
 
 
+def run_drafts(engine: Engine) -> np.ndarray:
+    """Logits at every position, from calls that also evaluate wrong drafts, which are refused."""
+    ids, session = tokens(engine.plan.vocab), engine.session()
+    rows: list[np.ndarray] = []
+    for kept in (2, 0, 3, 1, 4) * len(ids):
+        draft = ids[session.position :][:4]
+        if len(draft) < 4:
+            break
+        kept = min(kept, len(draft))
+        wrong = [(token + 1) % engine.plan.vocab for token in draft[kept:]]
+        rows.append(session.evaluate([*draft[:kept], *wrong])[:kept])
+        session.accept(kept)
+    if draft:
+        rows.append(session.feed(draft, "all"))
+    return np.concatenate(rows)
+
+
 def engine_of(model: Any, recipe: Recipe, config: dict[str, Any] | None = None) -> Engine:
     """The authored modules of a transformers model as it is now; `config` in place of its own."""
     checkpoint = InMemoryCheckpoint(model)
@@ -59,18 +76,27 @@ def engine_of(model: Any, recipe: Recipe, config: dict[str, Any] | None = None) 
     return authored_engine(Planner(checkpoint, recipe), checkpoint)
 
 
-def assert_close(engine: Engine, expected: np.ndarray, feeds: dict[str, list[int]]) -> None:
+def assert_close(
+    engine: Engine, expected: np.ndarray, feeds: dict[str, list[int]], drafts: bool = False
+) -> None:
     """The engine's logits are those expected, at every position."""
     assert np.abs(expected).max() > 0.1  # an error of 1e-4 means something
     errors = {
         name: float(np.abs(run(engine, pieces) - expected).max()) for name, pieces in feeds.items()
     }
+    if drafts:
+        errors["drafts"] = float(np.abs(run_drafts(engine) - expected).max())
     assert max(errors.values()) <= TOLERANCE, errors
 
 
 def assert_parity(
-    model: Any, recipe: Recipe, feeds: dict[str, list[int]], config: dict[str, Any] | None = None
+    model: Any,
+    recipe: Recipe,
+    feeds: dict[str, list[int]],
+    config: dict[str, Any] | None = None,
+    drafts: bool = False,
 ) -> None:
-    """The port's logits are transformers' own, at every position."""
+    """The port's logits are transformers' own, at every position; with `drafts`, also beside drafts
+    that are evaluated and refused."""
     length = sum(next(iter(feeds.values())))
-    assert_close(engine_of(model, recipe, config), truth(model, length), feeds)
+    assert_close(engine_of(model, recipe, config), truth(model, length), feeds, drafts)

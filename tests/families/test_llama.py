@@ -45,6 +45,16 @@ LONGROPE = {
     "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
     "original_max_position_embeddings": 64,
 }
+MINISTRAL = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "max_position_embeddings": 256,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 MULTIPLIERS = {
     "embedding_multiplier": 3.0,
     "attention_multiplier": 0.2,
@@ -74,6 +84,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": None}),
     **{f"mistral, window {w}": ("mistral", {"sliding_window": w}) for w in (1, 7, 31, 40)},
     "biases that mistral ignores": ("mistral", {"attention_bias": True, "mlp_bias": True}),
+    "ministral": (
+        "ministral",
+        {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "ministral3": ("ministral3", {"rope_parameters": MINISTRAL, "max_position_embeddings": 256}),
     "qwen2": ("qwen2", {}),
     "qwen2, tied": ("qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
     "qwen2, unused window": ("qwen2", {"sliding_window": 5, "use_sliding_window": False}),

@@ -78,6 +78,30 @@ class StackedTensor(StoredTensor):
         return StackedTensor.stack(self.parts[start:stop])
 
 
+@dataclass(frozen=True, slots=True)
+class JoinedTensor(StoredTensor):
+    """Stored tensors joined along axis 0, one after the other.
+
+    `file`, `offset` and `dtype` are those of the first part.
+    """
+
+    parts: tuple[StoredTensor, ...]
+
+    @classmethod
+    def join(cls, parts: tuple[StoredTensor, ...]) -> JoinedTensor:
+        """Join `parts`: at least one, with equal columns, which the caller must check."""
+        first = parts[0]
+        shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
+        nbytes = sum(part.nbytes for part in parts)
+        return cls(first.file, first.offset, nbytes, shape, first.dtype, parts)
+
+    def read(self) -> bytearray:
+        return bytearray().join(part.read() for part in self.parts)
+
+    def rows(self, start: int, stop: int) -> StoredTensor:
+        raise NotImplementedError("a joined tensor is only read whole")
+
+
 class Checkpoint(ABC):
     """A model's config, tokenizer and tensors. Only headers are read until a tensor is asked for.
 

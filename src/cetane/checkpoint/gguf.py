@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +15,9 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from cetane.checkpoint.checkpoint import Checkpoint, StoredTensor
-from cetane.checkpoint.gguf_architectures import ARCHITECTURES, Architecture
+from cetane.checkpoint.gguf_architectures import ARCHITECTURES, MIXTRAL, Architecture
 from cetane.checkpoint.gguf_config import build_config
-from cetane.checkpoint.gguf_file import GGUFFile, read_gguf
+from cetane.checkpoint.gguf_file import GGUFFile, read_gguf, read_split
 from cetane.checkpoint.gguf_tokenizer import load_gguf_tokenizer
 from cetane.checkpoint.tokenizer import Tokenizer
 from cetane.errors import CetaneError
@@ -41,18 +43,13 @@ class GGUFCheckpoint(Checkpoint):
     @classmethod
     def open(cls, path: Path) -> GGUFCheckpoint:
         """Read the header of `path`. CetaneError if it is broken or not supported."""
-        file = read_gguf(path)
+        file = read_split(read_gguf(path))
         name = file.metadata.get("general.architecture")
         if not isinstance(name, str) or name not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
             raise CetaneError(f"{path} holds a model of architecture {name!r}; known are: {known}")
-        parts = file.metadata.get("split.count", 1)
-        if type(parts) is not int or parts > 1:
-            raise CetaneError(
-                f"{path} is one part of a split model",
-                "join the parts with llama-gguf-split --merge",
-            )
-        return cls(file, ARCHITECTURES[name])
+        mixtral = name == "llama" and file.metadata.get("llama.expert_count")
+        return cls(file, MIXTRAL if mixtral else ARCHITECTURES[name])
 
     def read(self, name: str) -> torch.Tensor:
         values = _dequantize(self._stored(name))
@@ -86,7 +83,8 @@ class GGUFCheckpoint(Checkpoint):
         return load_gguf_tokenizer(self._file)
 
     def _fingerprint(self) -> str:
-        identity = file_identity(self._file.path) + self._file.digest
+        files = sorted({tensor.file for tensor in self._file.tensors.values()} | {self._file.path})
+        identity = "".join(map(file_identity, files)) + self._file.digest
         return hashlib.sha256(identity.encode()).hexdigest()
 
 
@@ -118,7 +116,65 @@ def _rename(
                     f"{file.path}: tensor {name!r} has shape {tensor.shape}, "
                     f"not {heads} heads of {config['head_dim']}"
                 )
+    _with_experts(tensors, str(file.path), architecture.turned_experts)
     return tensors
+
+
+@dataclass(frozen=True, slots=True)
+class ComposedTensor(StoredTensor):
+    """A tensor that is made of others after they are dequantised, row by row."""
+
+    parts: tuple[StoredTensor, ...]
+    compose: Callable[..., np.ndarray]
+
+    @classmethod
+    def of(cls, compose: Callable[..., np.ndarray], *parts: StoredTensor) -> ComposedTensor:
+        """`compose` makes the tensor from the parts' values; its shape is tried on one row."""
+        row = compose(*(np.zeros((1, *part.shape[1:]), np.float32) for part in parts))
+        first, nbytes = parts[0], sum(part.nbytes for part in parts)
+        shape = (first.shape[0], *row.shape[1:])
+        return cls(first.file, first.offset, nbytes, shape, first.dtype, parts, compose)
+
+    def rows(self, start: int, stop: int) -> StoredTensor:
+        return self.of(self.compose, *(part.rows(start, stop) for part in self.parts))
+
+
+def _with_experts(tensors: dict[str, StoredTensor], where: str, turned: bool) -> None:
+    """Put gates and ups of experts into one tensor, as transformers has them.
+
+    `turned`: as gpt-oss has them, transposed, gates and ups in turn.
+    """
+    for name in [name for name in tensors if name.endswith(".experts.gate_proj.weight")]:
+        prefix = name.removesuffix("gate_proj.weight")
+        for end, theirs in (("weight", ""), ("bias", "_bias")):
+            if f"{prefix}gate_proj.{end}" not in tensors:
+                continue
+            names = [f"{prefix}{part}_proj.{end}" for part in ("gate", "up", "down")]
+            if not set(names) <= set(tensors):
+                raise CetaneError(f"{where}: experts with {names[0]} lack other tensors")
+            gate, up, down = (tensors.pop(name) for name in names)
+            alike = gate.shape == up.shape and gate.shape[0] == down.shape[0]
+            if not alike or {len(gate.shape), len(down.shape)} != {2 if theirs else 3}:
+                raise CetaneError(f"{where}: the shapes of {prefix}* do not fit each other")
+            together = _in_turn if turned else _one_after_other
+            tensors[f"{prefix}gate_up_proj{theirs}"] = ComposedTensor.of(together, gate, up)
+            turn = turned and not theirs
+            tensors[f"{prefix}down_proj{theirs}"] = (
+                ComposedTensor.of(_transposed, down) if turn else down
+            )
+
+
+def _one_after_other(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    return np.concatenate([gate, up], axis=1)
+
+
+def _in_turn(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    pairs = np.stack([gate, up], axis=2).reshape(len(gate), -1, *gate.shape[2:])
+    return _transposed(pairs) if pairs.ndim == 3 else pairs
+
+
+def _transposed(matrices: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(matrices.swapaxes(1, 2))
 
 
 @cache
@@ -133,6 +189,8 @@ def _can_dequantize(dtype: str) -> bool:
 
 def _dequantize(stored: StoredTensor) -> np.ndarray:
     """The tensor as float32. Memory holds its stored bytes, the result and a little scratch."""
+    if isinstance(stored, ComposedTensor):
+        return stored.compose(*(_dequantize(part) for part in stored.parts))
     kind = GGMLQuantizationType[stored.dtype]
     data = np.frombuffer(stored.read(), np.uint8)
     if stored.dtype == "F32":

@@ -48,6 +48,19 @@ _FUSED = {
 }
 
 
+_BIASED = (
+    "q_proj", "k_proj", "v_proj", "o_proj", "router",
+    "experts.gate_proj", "experts.up_proj", "experts.down_proj",
+)  # fmt: skip
+_EXPERTS = {
+    **{name: ours for name, ours in _LAYER.items() if not ours.startswith("mlp.")},
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
+
+
 @dataclass(frozen=True)
 class Architecture:
     """One value of `general.architecture`."""
@@ -57,6 +70,7 @@ class Architecture:
     layer: dict[str, str]  # GGUF's name of a layer's module -> Hugging Face's
     interleaved_rope: bool = False  # rows of q and k are reordered for llama.cpp's rotary form
     norms_plus_one: bool = False  # norms are stored as 1 + weight
+    turned_experts: bool = False  # transformers keeps experts transposed, gates and ups in turn
 
     def tensor_names(self, layers: int) -> dict[str, str]:
         """Hugging Face's name of every weight and bias of such a model, by GGUF's name."""
@@ -66,11 +80,14 @@ class Architecture:
                 f"blk.{i}.{theirs}": f"model.layers.{i}.{ours}"
                 for theirs, ours in self.layer.items()
             }
-        weights = {f"{theirs}.weight": f"{ours}.weight" for theirs, ours in modules.items()}
+        weights = {
+            f"{theirs}.weight": ours if ours.endswith("sinks") else f"{ours}.weight"
+            for theirs, ours in modules.items()
+        }
         biases = {
             f"{theirs}.bias": f"{ours}.bias"
             for theirs, ours in modules.items()
-            if ours.endswith(("q_proj", "k_proj", "v_proj", "o_proj"))
+            if ours.endswith(_BIASED)
         }
         return weights | biases
 
@@ -83,6 +100,19 @@ ARCHITECTURES = {
     "granite": Architecture("granite", "GraniteForCausalLM", _LAYER, interleaved_rope=True),
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", _LAYER, interleaved_rope=True),
     "phi3": Architecture("phi3", "Phi3ForCausalLM", _FUSED),
+    "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", _EXPERTS | _QK_NORMS),
+    "olmoe": Architecture("olmoe", "OlmoeForCausalLM", _EXPERTS | _QK_NORMS),
+    "gpt-oss": Architecture(
+        "gpt_oss",
+        "GptOssForCausalLM",
+        {name: ours for name, ours in _EXPERTS.items() if name != "ffn_norm"}
+        | {
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_gate_inp": "mlp.router",
+            "attn_sinks": "self_attn.sinks",
+        },
+        turned_experts=True,
+    ),
     "olmo2": Architecture(
         "olmo2",
         "Olmo2ForCausalLM",
@@ -100,3 +130,6 @@ ARCHITECTURES = {
         norms_plus_one=True,
     ),
 }
+
+MIXTRAL = Architecture("mixtral", "MixtralForCausalLM", _EXPERTS, interleaved_rope=True)
+"""A "llama" with experts."""

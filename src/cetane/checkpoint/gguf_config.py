@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,11 +47,6 @@ def build_config(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
     turned = keys.integer("rope.dimension_count", head_dim)
     if turned != head_dim and architecture.model_type != "phi3":
         raise CetaneError(f"{file.path} rotates only part of each head, which is not supported")
-    if architecture.model_type == "olmo2" and keys.get("attention.sliding_window") is not None:
-        raise CetaneError(
-            f"{file.path} is OLMo 3, whose GGUF files are not supported", "use its safetensors"
-        )
-
     config: dict[str, Any] = {
         "model_type": architecture.model_type,
         "architectures": [architecture.model_class],
@@ -74,8 +70,14 @@ def build_config(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
         return config | _gemma2(keys, config)
     if architecture.model_type == "gemma3_text":
         return config | _gemma3(keys, config)
+    if keys.get("expert_count"):
+        config |= _experts(keys, architecture.model_type)
     if architecture.model_type in ("llama", "qwen3", "granite", "smollm3"):
         config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    if architecture.model_type == "olmo2" and keys.get("attention.sliding_window") is not None:
+        config |= _olmo3(keys, config)
+    if architecture.model_type == "gpt_oss":
+        config |= _gpt_oss(keys, config)
     if architecture.model_type == "granite":
         config |= {name: keys.number(key) for name, key in _GRANITE.items()}
     if architecture.model_type == "smollm3":
@@ -85,6 +87,25 @@ def build_config(file: GGUFFile, architecture: Architecture) -> dict[str, Any]:
     return config | {"hidden_act": "silu"}
 
 
+def _experts(keys: Keys, model_type: str) -> dict[str, Any]:
+    """The numbers of experts, and of those that a token takes."""
+    local = model_type in ("mixtral", "gpt_oss")
+    count = "num_local_experts" if local else "num_experts"
+    return {
+        count: keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        **_EXPERTS.get(model_type, lambda _: {})(keys),
+    }
+
+
+_EXPERTS: dict[str, Callable[[Keys], dict[str, Any]]] = {
+    # That weights are divided by their sum is not in the file; all releases do it.
+    "qwen3_moe": lambda keys: {
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+    },
+}
+"""What only some architectures have."""
 _GRANITE = {
     "attention_multiplier": "attention.scale",
     "embedding_multiplier": "embedding_scale",
@@ -107,24 +128,24 @@ class Keys:
         value = self.get(key)
         value = default if value is None else value
         if type(value) is not int or value <= 0:
-            raise self._bad(key, "a positive integer", value)
+            raise self.bad(key, "a positive integer", value)
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key)
         value = default if value is None else value
         if type(value) is not float or not 0 < value < float("inf"):
-            raise self._bad(key, "a positive number", value)
+            raise self.bad(key, "a positive number", value)
         return value
 
     def text(self, key: str, default: str) -> str:
         value = self.get(key)
         value = default if value is None else value
         if type(value) is not str:
-            raise self._bad(key, "a string", value)
+            raise self.bad(key, "a string", value)
         return value
 
-    def _bad(self, key: str, expected: str, value: Any) -> CetaneError:
+    def bad(self, key: str, expected: str, value: Any) -> CetaneError:
         state = "is missing" if value is None else f"is {value!r}, not {expected}"
         return CetaneError(f"{self.file.path}: metadata {self.architecture}.{key} {state}")
 
@@ -204,6 +225,33 @@ def _phi3(file: GGUFFile, keys: Keys, config: dict[str, Any], turned: int) -> di
         "rope_parameters": rope,
         "original_max_position_embeddings": known,
         "sliding_window": keys.integer("attention.sliding_window") if window else None,
+    }
+
+
+def _olmo3(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """OLMo 3 is an "olmo2" with windows. Its sliding layers turn as if contexts were short."""
+    slides = keys.get("attention.sliding_window_pattern")
+    layers = config["num_hidden_layers"]
+    if not isinstance(slides, np.ndarray) or slides.dtype != bool or len(slides) != layers:
+        raise keys.bad("attention.sliding_window_pattern", f"{layers} booleans", slides)
+    rope = config["rope_parameters"]
+    short = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+    return {
+        "model_type": "olmo3",
+        "architectures": ["Olmo3ForCausalLM"],
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "layer_types": ["sliding_attention" if one else "full_attention" for one in slides],
+        "rope_parameters": {"sliding_attention": short, "full_attention": rope},
+    }
+
+
+def _gpt_oss(keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """The window, and what the only releases have: biases, and a yarn that is not rounded."""
+    return {
+        "intermediate_size": keys.integer("expert_feed_forward_length"),
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "attention_bias": True,
+        "rope_parameters": config["rope_parameters"] | {"truncate": False},
     }
 
 

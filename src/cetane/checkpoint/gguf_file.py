@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import mmap
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from cetane.errors import CetaneError
 MAGIC = b"GGUF"
 _MAX_ITEMS = 1 << 24  # entries of any list; the largest vocabularies have under 2**20
 _MAX_DIMS = 4
+_MAX_PARTS = 10_000
+_PART = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
 _STRING, _ARRAY = 8, 9
 _SCALARS = dict(  # metadata value type -> numpy dtype; 8 and 9 are above
     zip(
@@ -58,6 +61,43 @@ def read_gguf(path: Path) -> GGUFFile:
             return _Parser(path, data).parse()
     except (OSError, ValueError) as error:  # mmap: ValueError for an empty file
         raise CetaneError(f"cannot read {path}: {error}") from error
+
+
+def read_split(first: GGUFFile) -> GGUFFile:
+    """All parts of a split model as one file, from any of them.
+
+    llama.cpp names the parts `NAME-00001-of-00003.gguf`. The first has all metadata. Raises
+    CetaneError unless every part is there and belongs to the others.
+    """
+    count = first.metadata.get("split.count", 1)
+    if type(count) is not int or not 0 <= count <= _MAX_PARTS:
+        raise CetaneError(f"{first.path}: metadata split.count is {count!r}")
+    if count <= 1:
+        return first
+    match = _PART.fullmatch(first.path.name)
+    if match is None or int(match[3]) != count:
+        raise CetaneError(
+            f"{first.path} is one of {count} parts, but is not named NAME-00001-of-{count:05}.gguf",
+            "give the parts the names that llama.cpp gave them",
+        )
+    parts: list[GGUFFile] = []
+    for number in range(count):
+        path = first.path.with_name(f"{match[1]}-{number + 1:05}-of-{match[3]}.gguf")
+        if not path.is_file():
+            raise CetaneError(f"{path} is missing, one of {count} parts", "download the rest")
+        part = read_gguf(path)
+        told = part.metadata.get("split.no"), part.metadata.get("split.count")
+        if told != (number, count):
+            raise CetaneError(f"{path} is not part {number} of {count} by its metadata, {told}")
+        parts.append(part)
+    tensors: dict[str, StoredTensor] = {}
+    for part in parts:
+        if tensors.keys() & part.tensors.keys():
+            raise CetaneError(f"{part.path} holds tensors that an earlier part holds too")
+        tensors |= part.tensors
+    digest = hashlib.sha256("".join(part.digest for part in parts).encode()).hexdigest()
+    head = parts[0]
+    return GGUFFile(head.path, head.metadata, tensors, digest, head.tokenizer_digest)
 
 
 class _Parser:

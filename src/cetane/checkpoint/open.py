@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cetane.checkpoint.checkpoint import Checkpoint
+from cetane.checkpoint.convert_tokenizer import SOURCES
 from cetane.checkpoint.gguf import GGUFCheckpoint
 from cetane.checkpoint.gguf_file import MAGIC
 from cetane.checkpoint.names import HUB_ID
@@ -63,7 +64,7 @@ def _download(repo_id: str) -> Path:
     try:
         folder = snapshot_download(
             repo_id,
-            allow_patterns=["*.json", "*.safetensors", "*.jinja"],
+            allow_patterns=["*.json", "*.safetensors", "*.jinja", *SOURCES],
             ignore_patterns=["*/*", "consolidated*"],  # other exports of the same weights
         )
     except Exception as error:  # the network, the hub and its HTTP client raise many kinds

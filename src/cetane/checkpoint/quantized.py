@@ -7,7 +7,9 @@ runs and writes noise.
 
 The rules follow the published layouts: compressed-tensors (vllm-project/compressed-tensors), fp8
 (transformers' finegrained_fp8), AWQ (casper-hansen/AutoAWQ, "gemm"), GPTQ (ModelCloud/GPTQModel),
-bitsandbytes (its `state_dict` of Linear8bitLt and Params4bit), MLX (`mx.quantize`, affine).
+bitsandbytes (its `state_dict` of Linear8bitLt and Params4bit), MLX (`mx.quantize`, affine), mxfp4
+(OCP's Microscaling Formats 1.0, in gpt-oss's layout, which transformers' integrations/mxfp4.py
+reads).
 """
 
 from __future__ import annotations
@@ -52,6 +54,8 @@ class QuantizedTensor(StoredTensor):
     decode: Decode
     label: str
     """Its storage, for messages and tables: `int4 (awq)`."""
+    sliced: bool = False
+    """Whether rows of the weight are decoded from the same rows of its parts."""
 
     @property
     def stored_as(self) -> str:
@@ -72,13 +76,15 @@ class QuantizedTensor(StoredTensor):
 
     def rows(self, start: int, stop: int) -> StoredTensor:
         row = self.nbytes // max(1, self.shape[0])
+        shape, nbytes = (stop - start, *self.shape[1:]), (stop - start) * row
+        if self.sliced:
+            parts = {role: part.rows(start, stop) for role, part in self.parts.items()}
+            return replace(self, shape=shape, nbytes=nbytes, parts=parts)
 
         def decode(parts: dict[str, torch.Tensor]) -> torch.Tensor:
             return self.decode(parts)[start:stop].clone()
 
-        return replace(
-            self, shape=(stop - start, *self.shape[1:]), nbytes=(stop - start) * row, decode=decode
-        )
+        return replace(self, shape=shape, nbytes=nbytes, decode=decode)
 
 
 def dequantized(
@@ -158,7 +164,14 @@ class QuantizedTensors:
         return tensor
 
     def join(
-        self, module: str, shape: tuple[int, ...], label: str, decode: Decode, **names: str
+        self,
+        module: str,
+        shape: tuple[int, ...],
+        label: str,
+        decode: Decode,
+        end: str = ".weight",
+        sliced: bool = False,
+        **names: str,
     ) -> None:
         """Replace the parts of a weight, named by role, by one tensor. A role that ends in `_` may
         be missing."""
@@ -169,7 +182,7 @@ class QuantizedTensors:
                 parts[role.rstrip("_")] = part
         first = next(iter(parts.values()))
         nbytes = 4 * math.prod(shape)
-        self.tensors[f"{module}.weight"] = QuantizedTensor(
+        self.tensors[f"{module}{end}"] = QuantizedTensor(
             first.file,
             first.offset,
             nbytes,
@@ -178,6 +191,7 @@ class QuantizedTensors:
             parts,
             decode,
             f"{label} ({self.method})",
+            sliced,
         )
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -480,6 +494,37 @@ def mlx(layout: QuantizedTensors) -> Tensors:
     return layout.tensors
 
 
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The magnitudes of a 4-bit float; the highest bit is the sign."""
+
+
+def mxfp4(layout: QuantizedTensors) -> Tensors:
+    """gpt-oss: 4-bit floats, the low half of a byte first. A block of 32 has a power of two, stored
+    plus 127. transformers keeps these matrices transposed."""
+
+    def decode(parts: dict[str, torch.Tensor]) -> torch.Tensor:
+        import torch
+
+        values = torch.tensor([*E2M1, *(-value for value in E2M1)])
+        blocks, powers = parts["blocks"].int(), parts["scales"].int() - 127
+        halves = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-2)
+        return torch.ldexp(values[halves], powers.unsqueeze(-1)).flatten(-2).mT
+
+    for module in layout.modules("_blocks"):
+        shape = layout.shape(f"{module}_blocks")
+        fits = len(shape) == 4 and min(shape) > 0 and shape[3] == 16
+        layout.check(fits and layout.tensors[f"{module}_blocks"].dtype == "U8", f"{module}_blocks")
+        scales = layout.shape(f"{module}_scales")
+        kind = layout.tensors[f"{module}_scales"].dtype
+        layout.check(scales == shape[:3] and kind == "U8", f"{module}_scales")
+        experts, outputs, groups, _ = shape
+        layout.join(
+            module, (experts, 32 * groups, outputs), "mxfp4", decode, end="", sliced=True,
+            blocks="_blocks", scales="_scales",
+        )  # fmt: skip
+    return layout.tensors
+
+
 RULES: dict[str, Callable[[QuantizedTensors], Tensors]] = {
     "fp8": fp8,
     "compressed-tensors": compressed_tensors,
@@ -487,4 +532,5 @@ RULES: dict[str, Callable[[QuantizedTensors], Tensors]] = {
     "gptq": gptq,
     "bitsandbytes": bitsandbytes,
     "mlx": mlx,
+    "mxfp4": mxfp4,
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cetane.checkpoint.checkpoint import Checkpoint, StoredTensor
+from cetane.checkpoint.experts import stack_experts
 from cetane.checkpoint.integers import DTYPES, to_torch
 from cetane.checkpoint.quantized import QuantizedTensor, dequantized
 from cetane.checkpoint.text_part import has_text_part, text_config, text_tensors
@@ -44,6 +45,7 @@ class SafetensorsCheckpoint(Checkpoint):
             tensors = hf_tensors(tensors, config, path)
         elif has_text_part(config):
             config, tensors = text_config(config, path), text_tensors(tensors)
+        tensors = stack_experts(tensors, path)
         super().__init__(source, config, tensors)
         self.quantization = quantization
 

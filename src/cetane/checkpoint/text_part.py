@@ -1,6 +1,7 @@
 """The text part of multimodal checkpoints: its place in their configs, and its tensors' names.
 
-Sources: the released Gemma 3 (4B and up) and Gemma 4 checkpoints, and what transformers 5 writes.
+Sources: the released Gemma 3 (4B and up), Gemma 4 and Qwen3.5 checkpoints, and what transformers 5
+writes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,13 @@ from typing import Any
 from cetane.checkpoint.checkpoint import StoredTensor
 from cetane.errors import CetaneError
 
-_TEXT_TYPES = {"gemma3": "gemma3_text", "gemma4": "gemma4_text"}
+_TEXT_TYPES = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "mistral3": "ministral3",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
 _PREFIXES = {
     "model.language_model.": "model.",  # transformers 5
     "language_model.model.": "model.",  # before that
@@ -30,7 +37,10 @@ def text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     text = config["text_config"]
     if not isinstance(text, dict):
         raise CetaneError(f"{path}: text_config is not an object")
-    return {**text, "model_type": _TEXT_TYPES[config["model_type"]]}
+    kind = _TEXT_TYPES[config["model_type"]]
+    if kind == "ministral3" and text.get("model_type") == "mistral":  # Mistral Small 3.1
+        kind = "mistral"
+    return {**text, "model_type": kind}
 
 
 def text_tensors(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:

@@ -15,12 +15,14 @@ from typing import Any
 import tokenizers
 
 from cetane.checkpoint.chat_template import LARGEST_TEMPLATE, render
+from cetane.checkpoint.convert_tokenizer import SOURCES, converted
 from cetane.checkpoint.trial import check_tokenizer
 from cetane.errors import CetaneError
 from cetane.files import read_json_if_present, read_text
 
 TOKENIZER_FILES = (
     "tokenizer.json",
+    *SOURCES,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
@@ -65,14 +67,18 @@ class Tokenizer:
     def load(cls, folder: Path) -> Tokenizer:
         """Read tokenizer.json, and the optional files beside it.
 
-        Raises CetaneError if there is no tokenizer.json, or if a file is malformed.
+        Without one, transformers makes it of SentencePiece's or tiktoken's file. Raises CetaneError
+        if there is none of these, or if a file is malformed.
         """
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise CetaneError(
-                f"{folder} has no tokenizer.json",
-                "load the tokenizer with transformers and save_pretrained it there",
-            )
+            made = converted(folder)
+            if made is None:
+                raise CetaneError(
+                    f"{folder} has no tokenizer.json, and no {' or '.join(SOURCES)} to make it of",
+                    "get the model's tokenizer files",
+                )
+            path = made
         check_tokenizer(path)
         with library_errors(f"{path} is not a valid tokenizer"):
             backend = tokenizers.Tokenizer.from_file(str(path))

@@ -8,7 +8,7 @@ import numpy as np
 from cetane.engine.backend import Array, Arrays
 from cetane.engine.logits import Logits
 from cetane.schema.function import Route, Step
-from cetane.schema.interface import Order, ToCache, ToHistory, hidden_shape
+from cetane.schema.interface import Kept, Order, hidden_shape
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Running:
     """The tensors for later shards, by name."""
     hosted: Arrays = field(default_factory=dict)
     """The inputs that the host has made; several shards may read one."""
-    writes: list[tuple[ToCache | ToHistory, Array]] = field(default_factory=list)
+    writes: list[tuple[Kept, Array]] = field(default_factory=list)
 
 
 def columns(value: Array) -> Array:

@@ -1,6 +1,6 @@
 """The execution of calls: it gathers inputs, calls functions, and stores outputs in their sinks."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,11 @@ from cetane.schema.function import Function, Route, Step
 from cetane.schema.interface import (
     FromCache,
     FromHistory,
+    FromMatrix,
     FromTensor,
     Input,
+    Kept,
     Sink,
-    ToCache,
-    ToHistory,
     ToTensor,
     hidden_shape,
 )
@@ -64,11 +64,13 @@ class Execution:
     def _route(self, route: Route, running: Running) -> Arrays:
         """Run the chosen experts, each on the columns of its tokens."""
         scores = columns(running.tensors[route.scores])[:, : len(running.call.tokens)]
-        choices = scores.argmax(axis=0)  # of equals, the first
         results: Arrays = {}
-        for expert in np.unique(choices):
+        if route.adds:
+            for item in self.functions[route.shard, route.experts[0][0]].outputs:
+                assert isinstance(item.sink, ToTensor)
+                results[item.name] = columns(running.tensors[item.sink.name]).astype(np.float32)
+        for expert, mine in chosen(route, scores):
             functions = [self.functions[route.shard, name] for name in route.experts[expert]]
-            mine = np.flatnonzero(choices == expert)
             while len(mine):
                 fitting = [f for f in functions if f.tokens >= len(mine)]
                 function = fitting[0] if fitting else functions[-1]
@@ -81,9 +83,15 @@ class Execution:
                     made = columns(value)
                     if name not in results:
                         results[name] = np.zeros((len(made), running.call.width), value.dtype)
-                    results[name][:, taken] = made[:, : len(taken)]
-        order = running.call.order
-        return {name: v.reshape(hidden_shape(order, *v.shape)) for name, v in results.items()}
+                    if route.adds:
+                        results[name][:, taken] += made[:, : len(taken)]
+                    else:
+                        results[name][:, taken] = made[:, : len(taken)]
+        order, dtype = running.call.order, self.shards.backend.dtype
+        return {
+            name: v.astype(dtype).reshape(hidden_shape(order, *v.shape))
+            for name, v in results.items()
+        }
 
     def _some(self, value: Array, taken: Array, width: int) -> Array:
         """The `taken` columns of a hidden tensor as a tensor of their own, zero-padded to
@@ -99,6 +107,8 @@ class Execution:
             return self.memory.caches[source.name]
         if isinstance(source, FromHistory):
             return self.memory.histories[source.name]
+        if isinstance(source, FromMatrix):
+            return self.memory.matrices[source.name].astype(self.shards.backend.dtype)
         if item.name not in running.hosted:
             dtype = self.shards.backend.dtype
             running.hosted[item.name] = host_input(item, running.call, self.tables, dtype)
@@ -119,7 +129,7 @@ class Execution:
         """Store an output in its sink, without padding."""
         if isinstance(sink, ToTensor):
             running.tensors[sink.name] = value
-        elif isinstance(sink, ToCache | ToHistory):
+        elif isinstance(sink, Kept):
             if running.held:
                 running.writes.append((sink, value))
             else:
@@ -142,6 +152,21 @@ class Execution:
         for (name, _), function in self.functions.items():
             if name == shard:
                 self.states.pop(function.owner, None)
+
+
+def chosen(route: Route, scores: Array) -> Iterator[tuple[int, Array]]:
+    """The functions of a route that tokens choose, and the columns of these tokens.
+
+    `scores (experts, n)`.
+    """
+    if route.adds:
+        for number in range(len(route.experts)):
+            own = scores[number * route.together : (number + 1) * route.together]
+            yield number, np.flatnonzero(own.any(axis=0))
+    else:
+        choices = scores.argmax(axis=0)  # of equals, the first
+        for number in np.unique(choices):
+            yield number, np.flatnonzero(choices == number)
 
 
 def run(

@@ -1,4 +1,4 @@
-"""The memory of a sequence: the positions in its slots, its caches, histories and marks."""
+"""The memory of a sequence: positions in slots, caches, histories, matrices and marks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,16 @@ from cetane.engine.backend import Array, Arrays
 from cetane.engine.call import Call, CallSlots
 from cetane.errors import CetaneError
 from cetane.schema.function import Function
-from cetane.schema.interface import FromCache, FromHistory, Order, ToCache, ToHistory, time_axis
+from cetane.schema.interface import (
+    FromCache,
+    FromHistory,
+    FromMatrix,
+    Kept,
+    Order,
+    ToHistory,
+    ToMatrix,
+    time_axis,
+)
 from cetane.schema.slots import Slots
 
 EMPTY = -1
@@ -24,14 +33,15 @@ class Mark:
     slots: dict[str, Array]
     caches: Arrays
     histories: Arrays
+    matrices: Arrays
 
     def copied(self) -> "Mark":
         """A mark with arrays of its own, for another session."""
-        slots, caches, histories = (
+        slots, caches, histories, matrices = (
             {name: array.copy() for name, array in arrays.items()}
-            for arrays in (self.slots, self.caches, self.histories)
+            for arrays in (self.slots, self.caches, self.histories, self.matrices)
         )
-        return Mark(self.position, slots, caches, histories)
+        return Mark(self.position, slots, caches, histories, matrices)
 
 
 class Memory:
@@ -66,6 +76,11 @@ class Memory:
             for item in inputs
             if isinstance(item.source, FromHistory)
         }
+        self.matrices: Arrays = {
+            item.source.name: np.zeros(item.shape, np.float32)
+            for item in inputs
+            if isinstance(item.source, FromMatrix)
+        }
 
     def place(self, tokens: Array, width: int) -> Call:
         """A call of the next tokens, in a function of `width` tokens."""
@@ -81,9 +96,7 @@ class Memory:
         self.slots = {name: group.after for name, group in call.groups.items()}
         self.position += len(call.tokens)
 
-    def accept(
-        self, call: Call, writes: Sequence[tuple[ToCache | ToHistory, Array]], count: int
-    ) -> None:
+    def accept(self, call: Call, writes: Sequence[tuple[Kept, Array]], count: int) -> None:
         """Count the first `count` tokens of a call as run, and write their columns."""
         if count:
             for sink, value in writes:
@@ -94,13 +107,17 @@ class Memory:
         }
         self.position += count
 
-    def write(self, sink: ToCache | ToHistory, value: Array, call: Call, count: int) -> None:
+    def write(self, sink: Kept, value: Array, call: Call, count: int) -> None:
         """Store the columns that a call wrote for its first `count` tokens."""
         if isinstance(sink, ToHistory):
             axis, past = time_axis(self.order), self.histories[sink.name]
             joined = np.concatenate([past, np.take(value, range(count), axis)], axis)
             length = past.shape[axis]
             self.histories[sink.name] = np.take(joined, range(-length, 0), axis)
+            return
+        if isinstance(sink, ToMatrix):
+            new = value.reshape(*value.shape[:2], -1)[..., :count]
+            self.matrices[sink.name] = folded(self.matrices[sink.name], new, sink.groups)
             return
         before, targets = self.caches[sink.name], call.groups[sink.group].targets[:count]
         shifts = self.groups[sink.group].contract == "shift"
@@ -128,12 +145,35 @@ class Memory:
         if "stateful" in limited:
             raise CetaneError("a state of a window keeps no earlier tokens, so it takes no marks")
         caches = {name: a.copy() if limited else a for name, a in self.caches.items()}
-        return Mark(self.position, self.slots, caches, dict(self.histories))
+        return Mark(self.position, self.slots, caches, dict(self.histories), dict(self.matrices))
 
     def rewind(self, mark: Mark) -> None:
         """Return to a mark. Later marks become void."""
         self.position, self.slots = mark.position, mark.slots
         self.caches, self.histories = dict(mark.caches), dict(mark.histories)
+        self.matrices = dict(mark.matrices)
+
+
+def folded(matrices: Array, columns: Array, groups: int) -> Array:
+    """Matrices after the tokens of some columns, fp32.
+
+    `matrices (L, heads, keys, groups * values)`; `columns (L, C, n)` hold keys, values and
+    logarithms of decays, one below the other (`ToMatrix`).
+    """
+    layers, heads, size, width = matrices.shape
+    new = columns.astype(np.float32)
+    at = (heads * size, heads * (size + width))
+    keys, values, decays = np.split(new, at, axis=1)
+    decays = decays.reshape(layers, heads, groups, -1)
+    ends = decays.sum(-1, keepdims=True)
+    later = np.exp(ends - decays.cumsum(-1))  # what the tokens after each one leave of it
+    rows = values.reshape(layers, heads, groups, width // groups, -1) * later[:, :, :, None]
+    added = keys.reshape(layers, heads, size, -1) @ rows.reshape(layers, heads, width, -1).swapaxes(
+        2, 3
+    )
+    shrunk = matrices.reshape(layers, heads, size, groups, -1) * np.exp(ends)[:, :, None]
+    result: Array = shrunk.reshape(matrices.shape) + added
+    return result
 
 
 def place(group: Slots, held: Array, positions: Array, width: int) -> CallSlots:

@@ -23,6 +23,7 @@ from cetane.families.base import (
     Flow,
     Head,
     History,
+    Matrix,
     Memory,
     Model,
     Part,
@@ -38,6 +39,7 @@ from cetane.families.caches import (
     CacheForm,
     CacheSpec,
     HistorySpec,
+    MatrixSpec,
     ReadOnly,
     Stateful,
     cache_form,
@@ -68,6 +70,8 @@ __all__ = [
     "History",
     "HistorySpec",
     "Leaf",
+    "Matrix",
+    "MatrixSpec",
     "Memory",
     "Model",
     "Part",
@@ -100,19 +104,27 @@ ADDING = "https://github.com/cetane/cetane/blob/main/docs/how-to/add-a-family.md
 SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "sliding_window", "max_position_embeddings",
-    "num_experts", "moe_intermediate_size", "router_hidden_size", "cca_time0", "cca_time1",
-    "vocab_size_per_layer_input", "query_pre_attn_scalar",
+    "num_experts", "num_local_experts", "num_experts_per_tok", "decoder_sparse_step",
+    "moe_intermediate_size", "router_hidden_size", "cca_time0", "cca_time1",
+    "vocab_size_per_layer_input", "query_pre_attn_scalar", "linear_conv_kernel_dim",
+    "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads",
+    "linear_num_value_heads", "shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank",
+    "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts",
 )  # fmt: skip
 
 LARGEST = 2**31
 """The limit of every size in a config; no model reaches it."""
 LARGEST_NUMBERS = {
     "rope_theta": 1e12, "rope_local_base_freq": 1e12, "factor": 1e6, "rms_norm_eps": 1.0,
-    "final_logit_softcapping": 1e6, "attn_logit_softcapping": 1e6,
+    "final_logit_softcapping": 1e6, "attn_logit_softcapping": 1e6, "clip_qkv": 1e6,
+    "swiglu_alpha": 1e4, "swiglu_limit": 1e4,
 }  # fmt: skip
 """The limits of numbers in a config, which must also be above zero. Beyond them, tables overflow
 and logits change sign."""
-MOST = {"num_hidden_layers": 1024, "num_experts": 4096, "num_labels": 100_000}
+MOST = {
+    "num_hidden_layers": 1024, "num_experts": 4096, "num_local_experts": 4096,
+    "n_routed_experts": 4096, "num_labels": 100_000,
+}  # fmt: skip
 """The limits of sizes that become lists or modules, one item for each, when a config is read."""
 MOST_MODULES = 2**17
 """The limit of experts in all layers; DeepSeek-V3 has 2**14."""
@@ -228,7 +240,8 @@ def check_counts(kind: str, settings: Mapping[str, Any]) -> None:
     for name, count in counts.items():
         if count > MOST[name]:
             raise CetaneError(f"{where}: {name} = {count}, more than {MOST[name]}")
-    layers, experts = counts.get("num_hidden_layers", 0), counts.get("num_experts", 0)
+    layers = counts.get("num_hidden_layers", 0)
+    experts = max((counts[name] for name in counts if name.endswith("experts")), default=0)
     if layers * experts > MOST_MODULES:
         raise CetaneError(f"{where}: {layers} layers of {experts} experts")
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 Flow = dict[str, Tensor]
 Memory = dict[str, Callable[..., Any]]
-"""The memory of a block's layer, by name: `extend(k, v)` of a cache, `extend(x)` of a history."""
+"""The memory of a block's layer, by name: `extend(k, v)` of a cache, `extend(x)` of a history,
+`extend(rule)` of a matrix."""
 Truth = tuple[str, int]
 """The path of a Hugging Face module, and the index of its output."""
 
@@ -84,7 +85,7 @@ class Weight:
     pick: Callable[[Tensor], Tensor] | None = None
     """A function that makes the parameter from the tensor; None if it only copies."""
     columns: tuple[int, int] | None = None
-    """The range of the tensor's last axis that the parameter holds; None for all."""
+    """The range of the last axis, after `pick`, that the parameter holds; None for all."""
 
     @property
     def elements(self) -> int:
@@ -101,9 +102,11 @@ class Weight:
                 f"which needs {wanted}"
             )
         check_finite(self.name, tensor)
+        if self.pick:
+            tensor = self.pick(tensor)
         if self.columns:
             tensor = tensor[..., slice(*self.columns)]
-        return (self.pick(tensor) if self.pick else tensor).reshape(self.shape)
+        return tensor.reshape(self.shape)
 
 
 Bits = Callable[[Weight], int]
@@ -120,7 +123,7 @@ class Block(nn.Module):
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ("hidden",)
     keeps: tuple[str, ...] = ()
-    """Names of the model's memory (cache groups and histories) that this block extends."""
+    """Names of the model's memory (cache groups, histories, matrices) that this block extends."""
 
     def __init__(self, name: str, layer: int, prefix: str) -> None:
         super().__init__()
@@ -232,16 +235,24 @@ class Part(Block):
 
 
 class RoutedBlock(Block):
-    """A block that sends each token to one of its experts.
+    """A block that sends each token to one of its experts, or to several.
 
-    As a block it computes all experts and masks their outputs. Its parts let an engine run only the
-    chosen expert. `router()` writes `scores (1, experts, 1, T)`; the largest channel chooses. Each
-    part of `experts()` writes the block's outputs, for the tokens that chose it.
+    As a block it computes all experts and weighs their outputs. Its parts let an engine run only
+    the chosen ones. `router()` writes `scores (1, experts, 1, T)`; the largest channel chooses.
+    Each part of `experts()` writes the block's outputs, for the tokens that chose it.
+
+    If the block `adds`, every channel that is not zero chooses. Then each part writes what its
+    experts add to the block's outputs.
     """
 
     scores: ClassVar[str] = "scores"
-    one_expert = True
-    """Whether a token's output comes from the one expert with the largest score."""
+    adds: ClassVar[bool] = False
+    chosen = 1
+    """The number of experts of a token."""
+    together = 1
+    """The number of experts in each part, but for the last."""
+    routable = True
+    """Whether a token needs only the experts that it chooses."""
 
     @abstractmethod
     def router(self) -> Part: ...
@@ -345,6 +356,17 @@ class History:
 
 
 @dataclass(frozen=True)
+class Matrix:
+    """One matrix for each head, `keys` by `groups * values`, in which a layer keeps all earlier
+    tokens. Each of the groups has a decay of its own."""
+
+    heads: int
+    keys: int
+    values: int
+    groups: int = 1
+
+
+@dataclass(frozen=True)
 class StoredTable:
     """A table that the host keeps: `(weight + bias) * scale * factor`, by canonical names."""
 
@@ -394,7 +416,7 @@ class Model:
     """Canonical name of the output projection: the embedding's if they are tied."""
     host: dict[str, Source]
     """The tensors that the host supplies, by the names that blocks read."""
-    memory: dict[str, CacheGroup | History]
+    memory: Mapping[str, CacheGroup | History | Matrix]
     rotary: dict[str, RotaryTable]
     max_context: int
     channels: dict[str, int]

@@ -1,7 +1,9 @@
 """Sliding and full layers: each kind has its own caches, mask and rotary table."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cetane.errors import CetaneError
 from cetane.families.base import CacheGroup
 from cetane.families.layers import AttentionHeads
 from cetane.families.rotary import RotaryTable
@@ -9,6 +11,14 @@ from cetane.schema.interface import Mask, Rotary, Source
 
 KINDS = {"sliding_attention": "sliding", "full_attention": "full"}
 """The names of kinds, by the `layer_types` of a config."""
+
+
+def kind_names(layer_types: Sequence[str]) -> list[str]:
+    """The kind of each layer. CetaneError for a type that is neither sliding nor full."""
+    for layer_type in layer_types:
+        if layer_type not in KINDS:
+            raise CetaneError(f"layer_types: {layer_type!r} is not one of {', '.join(KINDS)}")
+    return [KINDS[layer_type] for layer_type in layer_types]
 
 
 @dataclass(frozen=True)

@@ -209,6 +209,8 @@ class AttentionHeads:
     """The number of keys that attention takes at a time; None for all."""
     softcap: float | None = None
     """The bound c of scores, c * tanh(score / c); None for no bound."""
+    values: int | None = None
+    """The width of values; None for that of keys."""
     axes: Axes = field(default_factory=Axes)
 
     def split(self, x: Tensor, heads: int) -> Tensor:
@@ -217,7 +219,7 @@ class AttentionHeads:
 
     def merge(self, x: Tensor) -> Tensor:
         """`(1, H, D, T)` -> a hidden tensor."""
-        return x.reshape(self.axes.shape(self.query * self.dim, -1))
+        return x.reshape(self.axes.shape(self.query * (self.values or self.dim), -1))
 
     def capped(self, scores: Tensor) -> Tensor:
         """Scores within the bound."""
@@ -317,6 +319,19 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
     return ACTIVATIONS[name]
 
 
+def first_largest(scores: Tensor, classes: int, axes: Axes) -> Tensor:
+    """1 in the largest of `classes` channels, or the first of them in a tie; 0 in the others.
+
+    It uses neither argmax nor one-hot, which may leave the ANE. Ties do occur in fp16.
+    """
+    one, zero = torch.ones(1), torch.zeros(1)
+    largest = torch.where(scores == scores.amax(1, keepdim=True), one, zero)
+    rows = largest.reshape(1, 1, classes, -1)
+    earlier = torch.tril(torch.ones(classes, classes), -1) @ rows
+    first = rows * (1 - earlier.clamp(0, 1))
+    return first.reshape(axes.shape(classes, -1))
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, dim: int) -> Tensor:
     """The rotary embedding of the first `dim` channels of each attention head, in half-split pairs.
 
@@ -335,24 +350,38 @@ MOST = 128.0
 """The largest factor of `lift`: that of the most keys."""
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: AttentionHeads) -> Tensor:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    heads: AttentionHeads,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Grouped-query attention. The query heads of one KV head are rows of one matrix product.
 
     `q (1, H, D, T)`, `k`, `v (1, KV, D, S)`, additive `mask (1, 1, G*T, S)` -> `(1, H, D, T)`.
+    `sinks (1, KV, G, 1)` are scores of one more key for each query head, whose value is zero.
     """
     kv, groups, dim = heads.kv, heads.query // heads.kv, heads.dim
     rows = q.reshape(kv, groups, dim, -1).transpose(2, 3).reshape(1, kv, -1, dim)
     if heads.scale != 1:
         rows = rows * heads.scale
+    width = heads.values or dim
     keys = int(k.shape[3])  # a trace's number, so the factor of a flexible shape is a constant too
-    if (heads.block or LONGEST) < keys:
+    if sinks is None and (heads.block or LONGEST) < keys:
         mixed = attend_in_blocks(rows, k, v, mask, heads)
     else:
         factor = lift(keys)
-        weights = torch.softmax(heads.capped(rows @ k) + mask, dim=-1)
+        scores = heads.capped(rows @ k) + mask
+        if sinks is None:
+            weights = torch.softmax(scores, dim=-1)
+        else:
+            column = sinks.expand(1, kv, groups, q.shape[3]).reshape(1, kv, -1, 1)
+            weights = torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1]
         lifted = weights if factor == 1 else weights * factor
         mixed = mix(lifted, v, factor)
-    return mixed.reshape(kv, groups, -1, dim).transpose(2, 3).reshape(1, heads.query, dim, -1)
+    return mixed.reshape(kv, groups, -1, width).transpose(2, 3).reshape(1, heads.query, width, -1)
 
 
 def lift(keys: int) -> float:

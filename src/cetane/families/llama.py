@@ -1,14 +1,14 @@
-"""Llama and its relatives: SmolLM2, Mistral, Qwen2 (q/k/v biases), Qwen3 (q/k norms), SmolLM3 (some
-layers do not turn queries and keys), Granite (multipliers), Phi-3 and Phi-4-mini (q/k/v and gate/up
-stored as one, heads turned in part).
+"""Llama and its relatives: SmolLM2, Mistral and Ministral, Qwen2 (q/k/v biases), Qwen3 (q/k norms),
+SmolLM3 (some layers do not turn queries and keys), Granite (multipliers), Phi-3 and Phi-4-mini
+(q/k/v and gate/up stored as one, heads turned in part).
 
 The config gives their differences. The truth is transformers' `modeling_{model_type}.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +21,19 @@ from cetane.families.base import (
     Memory,
     Model,
     Spaces,
-    StoredTable,
+    Truth,
     Weight,
 )
+from cetane.families.decoder import TURNS, DecoderConfig, decoder_model
 from cetane.families.layers import MLP, AttentionHeads, Held, Projection, RMSNorm, attend, rotate
 from cetane.families.options import ResidualOptions, residual_eps
-from cetane.families.rotary import longest, rotary_table
-from cetane.schema.interface import Embedding, Mask, Rotary, Source
+from cetane.families.rotary import rotary_table
+from cetane.schema.interface import Mask
 
 Options = ResidualOptions
-MODEL_TYPES = ("granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3")
+MODEL_TYPES = (
+    "granite", "llama", "ministral", "ministral3", "mistral", "phi3", "qwen2", "qwen3", "smollm3",
+)  # fmt: skip
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Phi-3's tensors, and the projections that their rows are."""
@@ -38,29 +41,19 @@ FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj
 __all__ = ["MODEL_TYPES", "Options", "author"]
 
 
-class LlamaConfig(Protocol):
+class LlamaConfig(DecoderConfig, Protocol):
     """The keys that are read from a config of one of `MODEL_TYPES`."""
 
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
     num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
     hidden_act: str
-    rms_norm_eps: float
-    max_position_embeddings: int
-    tie_word_embeddings: bool
-    rope_parameters: dict[str, Any]
     attention_bias: bool
     """Only Llama, Qwen3, SmolLM3 and Granite have it."""
     mlp_bias: bool
     """Only Llama, SmolLM3 and Granite have it."""
     sliding_window: int | None
-    """Only Mistral, Phi-3, Qwen and SmolLM3 have it."""
+    """Only Mistral, Ministral, Phi-3, Qwen and SmolLM3 have it."""
     layer_types: list[str]
-    """Only Qwen and SmolLM3 have it."""
+    """Only Ministral, Qwen and SmolLM3 have it."""
     no_rope_layers: list[int]
     """Only SmolLM3 has it: 0 for a layer that does not turn queries and keys."""
     embedding_multiplier: float
@@ -77,8 +70,10 @@ class Traits:
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    head_norms: bool = False
-    """Whether queries and keys are normed."""
+    norms: Literal["none", "head", "whole"] = "none"
+    """Whether queries and keys are normed: each attention head, or all together."""
+    clip: float | None = None
+    """The bound of queries, keys and values, after their norms."""
     fused: bool = False
     """Whether one tensor stores q, k and v, and one gate and up."""
     scores: float | None = None
@@ -99,7 +94,7 @@ def traits(config: LlamaConfig) -> Traits:
             return Traits(qkv_bias=True)
         case "qwen3":
             own = config.attention_bias
-            return Traits(qkv_bias=own, out_bias=own, head_norms=True)
+            return Traits(qkv_bias=own, out_bias=own, norms="head")
         case "phi3":
             return Traits(fused=True)
         case "granite":
@@ -124,53 +119,105 @@ class LlamaAttention(nn.Module):
         self.k_proj = Projection(hidden, heads.kv * heads.dim, "attention", own.qkv_bias)
         self.v_proj = Projection(hidden, heads.kv * heads.dim, "attention", own.qkv_bias)
         self.o_proj = Projection(inner, hidden, "attention", own.out_bias, factor)
-        eps, normed = config.rms_norm_eps, own.head_norms
-        self.q_norm = RMSNorm(heads.dim, eps, axis=2) if normed else nn.Identity()
-        self.k_norm = RMSNorm(heads.dim, eps, axis=2) if normed else nn.Identity()
+        self.clip, self.whole = own.clip, own.norms == "whole"
+        for name, count in (("q_norm", heads.query), ("k_norm", heads.kv)):
+            size, axis = (count * heads.dim, 1) if self.whole else (heads.dim, 2)
+            normed = own.norms != "none"
+            norm = RMSNorm(size, config.rms_norm_eps, axis) if normed else nn.Identity()
+            self.add_module(name, norm)
+
+    def project(self, x: Tensor, letter: str, count: int) -> Tensor:
+        """Queries, keys or values `(1, count, D, T)`."""
+        norm: Callable[[Tensor], Tensor] = getattr(self, f"{letter}_norm", nn.Identity())
+        made = self.get_submodule(f"{letter}_proj")(x)
+        made = norm(made) if self.whole else made
+        if self.clip is not None:
+            made = made.clamp(-self.clip, self.clip)
+        made = self.heads.split(made, count)
+        return made if self.whole else norm(made)
 
     def forward(
         self, x: Tensor, turn: Callable[[Tensor], Tensor], mask: Tensor, extend: Callable[..., Any]
     ) -> Tensor:
         """`turn` gives queries and keys their positions."""
         heads = self.heads
-        q = self.q_norm(heads.split(self.q_proj(x), heads.query))
-        k = self.k_norm(heads.split(self.k_proj(x), heads.kv))
-        v = heads.split(self.v_proj(x), heads.kv)
+        q, k = self.project(x, "q", heads.query), self.project(x, "k", heads.kv)
+        v = self.project(x, "v", heads.kv)
         keys, values = extend(turn(k), v)
         return self.o_proj(heads.merge(attend(turn(q), keys, values, mask, heads)))
 
 
-class LlamaLayer(Block):
-    """Attention and MLP, each normed before. The residual stream is `scale` times the model's."""
+@dataclass(frozen=True)
+class Place:
+    """A layer's number, and what the host tells its attention."""
+
+    index: int
+    heads: AttentionHeads
+    mask: str
+    rotated: int
+    """The channels of an attention head that turn; 0 for none."""
+    scale: float
+    """The factor from the model's residual stream to the port's."""
+
+
+class LlamaAttentionBlock(Block):
+    """Attention, normed before. The residual stream is `scale` times the model's."""
 
     keeps = ("kv",)
+    kind = "attn"
 
-    def __init__(
-        self,
-        config: LlamaConfig,
-        own: Traits,
-        heads: AttentionHeads,
-        index: int,
-        mask: str,
-        rotated: int,
-        scale: float,
-    ) -> None:
-        """`rotated` channels of a head turn; 0 for none."""
-        super().__init__(f"layer-{index:02}", index, f"model.layers.{index}.")
-        rotary = ("rope_cos", "rope_sin") if rotated else ()
-        self.reads = ("hidden", *rotary, mask)
-        self.mask, self.rotated, self.fused = mask, rotated, own.fused
-        size, eps = config.hidden_size, residual_eps(config.rms_norm_eps, scale)
-        added = scale * own.residual
+    def __init__(self, config: LlamaConfig, own: Traits, place: Place) -> None:
+        index = place.index
+        super().__init__(f"{self.kind}-{index:02}", index, f"model.layers.{index}.")
+        self.mask, self.rotated, self.own = place.mask, place.rotated, own
+        self.reads = ("hidden", *(("rope_cos", "rope_sin") if place.rotated else ()), place.mask)
+        size, eps = config.hidden_size, residual_eps(config.rms_norm_eps, place.scale)
         self.input_layernorm = RMSNorm(size, eps)
-        self.self_attn = LlamaAttention(config, own, heads, added)
+        self.self_attn = LlamaAttention(config, own, place.heads, place.scale * own.residual)
+
+    def truths(self) -> dict[str, Truth]:
+        return {}  # no module of transformers gives the sum after attention
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        heads = self.self_attn.heads
+        shared = heads.kv, heads.query // heads.kv, heads.dim
+        qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        values = ("self_attn.v_proj.weight", "self_attn.v_proj.bias")
+        through = Exchange(("self_attn.o_proj",), values, shared)
+        return (
+            *((through,) if self.own.clip is None else ()),
+            Exchange(qkv, ("input_layernorm.weight",)),
+        )
+
+    def forward(self, flow: Flow, memory: Memory) -> None:
+        h = flow["hidden"]
+        x = self.input_layernorm(h)
+        turn: Callable[[Tensor], Tensor] = nn.Identity()
+        if self.rotated:
+            cos, sin = flow["rope_cos"], flow["rope_sin"]
+            turn = partial(rotate, cos=cos, sin=sin, dim=self.rotated)
+        flow["hidden"] = h + self.self_attn(x, turn, flow[self.mask], memory["kv"])
+
+
+class LlamaLayer(LlamaAttentionBlock):
+    """Attention and MLP, each normed before."""
+
+    kind = "layer"
+
+    def __init__(self, config: LlamaConfig, own: Traits, place: Place) -> None:
+        super().__init__(config, own, place)
+        size, eps = config.hidden_size, residual_eps(config.rms_norm_eps, place.scale)
+        added = place.scale * own.residual
         self.post_attention_layernorm = RMSNorm(size, eps)
         self.mlp = MLP(size, config.intermediate_size, config.hidden_act, own.mlp_bias, added)
+
+    def truths(self) -> dict[str, Truth]:
+        return Block.truths(self)
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         plain = super().weight(path, shape, held)
         module, _, name = path.removesuffix(".weight").rpartition(".")
-        whole = next((w for w in FUSED if self.fused and name in FUSED[w]), None)
+        whole = next((w for w in FUSED if self.own.fused and name in FUSED[w]), None)
         if whole is None:
             return plain
         parts = {part: self.get_submodule(f"{module}.{part}") for part in FUSED[whole]}
@@ -184,14 +231,9 @@ class LlamaLayer(Block):
         )
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        heads = self.self_attn.heads
-        shared = heads.kv, heads.query // heads.kv, heads.dim
-        qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        values = ("self_attn.v_proj.weight", "self_attn.v_proj.bias")
         return (
-            Exchange(("self_attn.o_proj",), values, shared),
+            *super().exchanges(),
             Exchange(("mlp.down_proj",), ("mlp.up_proj.weight", "mlp.up_proj.bias")),
-            Exchange(qkv, ("input_layernorm.weight",)),
             Exchange(("mlp.gate_proj", "mlp.up_proj"), ("post_attention_layernorm.weight",)),
         )
 
@@ -204,54 +246,51 @@ class LlamaLayer(Block):
         )
 
     def forward(self, flow: Flow, memory: Memory) -> None:
+        super().forward(flow, memory)
         h = flow["hidden"]
-        x = self.input_layernorm(h)
-        turn: Callable[[Tensor], Tensor] = nn.Identity()
-        if self.rotated:
-            cos, sin = flow["rope_cos"], flow["rope_sin"]
-            turn = partial(rotate, cos=cos, sin=sin, dim=self.rotated)
-        h = h + self.self_attn(x, turn, flow[self.mask], memory["kv"])
         flow["hidden"] = h + self.mlp(self.post_attention_layernorm(h))
 
 
 def author(config: LlamaConfig, options: ResidualOptions) -> Model:
     """The model for a config of one of `MODEL_TYPES`."""
-    own = traits(config)
+    own, windows = traits(config), layer_windows(config)
+    return decoder(
+        config, own, options.scale, windows, lambda place: (LlamaLayer(config, own, place),)
+    )
+
+
+def decoder(
+    config: LlamaConfig,
+    own: Traits,
+    scale: float,
+    windows: Sequence[int | None],
+    layer: Callable[[Place], tuple[Block, ...]],
+    channels: Mapping[str, int] = {},
+) -> Model:
+    """The model whose layers are the blocks that `layer` makes for each place; `channels` are of
+    the tensors between them."""
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     factor = dim**-0.5 if own.scores is None else own.scores
     heads = AttentionHeads(config.num_attention_heads, config.num_key_value_heads, dim, factor)
-    windows, scale = layer_windows(config), options.scale
     masks = {window: "mask" if window is None else "mask_window" for window in windows}
     part = config.rope_parameters.get("partial_rotary_factor") if own.fused else None
     rotary = rotary_table(config, dim, part=part)
     turning = getattr(config, "no_rope_layers", None) or [1] * config.num_hidden_layers
     with torch.device("meta"):
-        layers = tuple(
-            LlamaLayer(config, own, heads, index, masks[window], rotary.width * bool(turns), scale)
+        layers = [
+            layer(Place(index, heads, masks[window], rotary.width * bool(turns), scale))
             for index, (window, turns) in enumerate(zip(windows, turning, strict=True))
-        )
-    norm, table = "model.norm.weight", "model.embed_tokens.weight"
-    host: dict[str, Source] = {
-        "hidden": Embedding(),
-        "rope_cos": Rotary(table="default", part="cos"),
-        "rope_sin": Rotary(table="default", part="sin"),
-    }
-    host |= {name: Mask(group="kv", window=window) for window, name in masks.items()}
-    return Model(
-        hidden=config.hidden_size,
-        vocab=config.vocab_size,
-        eps=residual_eps(config.rms_norm_eps, scale),
-        layers=layers,
-        embedding=StoredTable(table, factor=scale * own.embedding),
-        norm=norm,
-        output=table if config.tie_word_embeddings else "lm_head.weight",
-        host=host,
+        ]
+    return decoder_model(
+        config,
+        [block for blocks in layers for block in blocks],
+        scale,
+        host=TURNS | {name: Mask(group="kv", window=window) for window, name in masks.items()},
         memory={"kv": CacheGroup(heads.query, heads.kv, dim)},
         rotary={"default": rotary},
-        max_context=longest(config, config.max_position_embeddings),
-        channels={"hidden": config.hidden_size},
-        logit_factor=own.logits,
-        residual_scale=scale,
+        channels=channels,
+        embedding=own.embedding,
+        logits=own.logits,
     )
 
 
@@ -259,7 +298,7 @@ def layer_windows(config: LlamaConfig) -> list[int | None]:
     """The attention window of every layer, in tokens; None for full attention."""
     if config.model_type in ("llama", "granite"):
         return [None] * config.num_hidden_layers
-    if config.model_type in ("mistral", "phi3"):
+    if config.model_type in ("ministral3", "mistral", "phi3"):
         return [config.sliding_window] * config.num_hidden_layers
     kinds = config.layer_types
     return [config.sliding_window if kind == "sliding_attention" else None for kind in kinds]

@@ -10,12 +10,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from cetane.families.base import Block, Exchange, Flow, Memory, Model, Spaces, StoredTable
+from cetane.families.base import Block, Exchange, Flow, Memory, Model, Spaces
+from cetane.families.decoder import DecoderConfig, decoder_model
 from cetane.families.kinds import KINDS, LayerKind
 from cetane.families.layers import MLP, AttentionHeads, Projection, RMSNorm, attend, rotate
-from cetane.families.options import ResidualOptions, residual_eps
+from cetane.families.options import ResidualOptions
 from cetane.families.rotary import rotary_table
-from cetane.schema.interface import Embedding
 
 Options = ResidualOptions
 MODEL_TYPES = ("olmo2", "olmo3")
@@ -23,22 +23,12 @@ MODEL_TYPES = ("olmo2", "olmo3")
 __all__ = ["MODEL_TYPES", "Options", "author"]
 
 
-class OlmoConfig(Protocol):
-    """The keys that are read from a config of one of `MODEL_TYPES`."""
+class OlmoConfig(DecoderConfig, Protocol):
+    """The keys that are read from a config of one of `MODEL_TYPES`; OLMo 3 has a table of rotary
+    parameters for each type of layer."""
 
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
     num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
     hidden_act: str
-    rms_norm_eps: float
-    max_position_embeddings: int
-    tie_word_embeddings: bool
-    rope_parameters: dict[str, Any]
-    """OLMo 3 has a table of them for each type of layer."""
     attention_bias: bool
     sliding_window: int
     layer_types: list[str]
@@ -122,19 +112,11 @@ def author(config: OlmoConfig, options: ResidualOptions) -> Model:
     }
     with torch.device("meta"):
         layers = tuple(OlmoLayer(config, i, kinds[t], scale) for i, t in enumerate(types))
-    table = "model.embed_tokens.weight"
-    return Model(
-        hidden=config.hidden_size,
-        vocab=config.vocab_size,
-        eps=residual_eps(config.rms_norm_eps, scale),
-        layers=layers,
-        embedding=StoredTable(table, factor=scale),
-        norm="model.norm.weight",
-        output=table if config.tie_word_embeddings else "lm_head.weight",
-        host={"hidden": Embedding()} | {n: s for k in kinds.values() for n, s in k.host().items()},
+    return decoder_model(
+        config,
+        layers,
+        scale,
+        host={name: source for kind in kinds.values() for name, source in kind.host().items()},
         memory={kind.name: kind.group() for kind in kinds.values()},
         rotary={kind.name: kind.rotary for kind in kinds.values()},
-        max_context=config.max_position_embeddings,
-        channels={"hidden": config.hidden_size},
-        residual_scale=scale,
     )

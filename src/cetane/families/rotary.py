@@ -43,10 +43,11 @@ def longest(config: RotaryConfig, positions: int) -> int:
     """The positions for which one table holds, of those that a model has.
 
     `longrope` has two tables. A text that grows beyond the first one's positions would need all of
-    its keys turned anew.
+    its keys turned anew. Beyond them, Ministral 3 also multiplies queries by a factor for each
+    position.
     """
     parameters = config.rope_parameters
-    if parameters.get("rope_type") != "longrope":
+    if parameters.get("rope_type") != "longrope" and "llama_4_scaling_beta" not in parameters:
         return positions
     return int(parameters.get("original_max_position_embeddings", positions))
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from cetane.families.base import Block, CacheGroup, Head, Memory, Model
-from cetane.families.caches import CacheSpec, HistorySpec, PastColumns
+from cetane.families.caches import CacheSpec, HistorySpec, MatrixSpec
 from cetane.schema.interface import Input, Mask, Output, ToChoice, ToLogits, ToTensor
 
 
@@ -22,7 +22,7 @@ class Shard(nn.Module):
         model: Model,
         blocks: Sequence[Block],
         caches: Sequence[CacheSpec],
-        histories: Sequence[HistorySpec],
+        histories: Sequence[HistorySpec | MatrixSpec],
         inputs: Sequence[Input],
         outputs: Sequence[Output],
     ) -> None:
@@ -41,7 +41,7 @@ class Shard(nn.Module):
             if repeats > 1:  # made once for all layers
                 flow[name] = torch.cat([flow[name]] * repeats, dim=2)
         caches = {spec.group: spec.form(spec, flow) for spec in self.caches}
-        histories = {spec.name: PastColumns(spec, flow) for spec in self.histories}
+        histories = {spec.name: spec.keeper(flow) for spec in self.histories}
         keepers = caches | histories
         memory: Memory = {name: keeper.extend for name, keeper in keepers.items()}
         heads: dict[int, Tensor] = {}

@@ -35,6 +35,7 @@ from cetane.families.layers import (
     RMSNorm,
     activation,
     attend,
+    first_largest,
     normalize,
     rotate,
 )
@@ -284,18 +285,6 @@ class Experts(nn.Module):
         """The output for tokens that chose `index`; the last index is the skip."""
         mixed = self.experts[index](x) if index < self.count else x
         return mixed * probabilities[:, index : index + 1]
-
-
-def first_largest(scores: Tensor, classes: int, axes: Axes) -> Tensor:
-    """1 in the largest of `classes` channels, or the first of them in a tie; 0 in the others.
-
-    It uses neither argmax nor one-hot, which may leave the ANE. Ties do occur in fp16.
-    """
-    largest = (scores >= scores.amax(1, keepdim=True)).to(scores.dtype)
-    rows = largest.reshape(1, 1, classes, -1)
-    earlier = torch.tril(torch.ones(classes, classes), -1) @ rows
-    first = rows * (1 - earlier.clamp(0, 1))
-    return first.reshape(axes.shape(classes, -1))
 
 
 class AttentionBlock(Block):

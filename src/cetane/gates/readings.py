@@ -80,6 +80,8 @@ def epsilons(reference: Reference) -> set[float]:
         if isinstance(value := getattr(module, name, None), float)
     }
     bare = any("qk_norm" in type(module).__name__.lower() for module in modules)
+    # The delta rule adds 1e-6 to the square of a length (transformers' `l2norm`), not to its mean.
+    own |= {1e-6 / module.head_k_dim for module in modules if hasattr(module, "head_k_dim")}
     return own | ({0.0} if bare or reference.model.config.model_type == "zaya" else set())
 
 
@@ -126,8 +128,11 @@ def rotary_tables(reference: Reference, positions: torch.Tensor) -> Iterator[Arr
     if "layer_type" in inspect.signature(rotary.forward).parameters:
         kinds = [{"layer_type": kind} for kind in dict.fromkeys(reference.model.config.layer_types)]
     for kind in kinds:
-        cos, sin = rotary(torch.zeros(1), positions[None], **kind)
-        yield torch.stack([cos[0], sin[0]]).numpy()
+        made = rotary(torch.zeros(1), positions[None], **kind)
+        cos, sin = (made.real, made.imag) if isinstance(made, torch.Tensor) else made
+        halves = torch.stack([cos[0], sin[0]])
+        yield halves.numpy()
+        yield torch.cat([halves, halves], -1).numpy()  # some models keep one angle of each pair
 
 
 def judge(problems: Sequence[Misread]) -> Iterator[Check]:

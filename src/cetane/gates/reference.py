@@ -30,8 +30,8 @@ class Observed:
     logits: Array
     tensors: dict[Truth, Array]
     margins: Array | None = None
-    """The distance from each token's best expert to the next, `(n,)`, in the layer where it is
-    smallest. Below rounding, the model itself is undecided. None without experts."""
+    """The distance from the last expert that a token takes to the next, `(n,)`, in the layer where
+    it is smallest. Below rounding, the model itself is undecided. None without experts."""
 
 
 @dataclass(frozen=True)
@@ -182,11 +182,13 @@ class Reference:
         """Notes the margins of every router, `(B, T)`."""
 
         def note(router: Any, _: Any, output: Any) -> None:
-            scores = torch.softmax(output[0].float(), -1) + router.balancing_biases
-            best = scores.reshape(*batch.shape, -1).topk(2, -1).values
-            least.append(best[..., 0] - best[..., 1])
+            scores = torch.softmax(output[0].float(), -1) + getattr(router, "balancing_biases", 0)
+            chosen = getattr(router, "top_k", 1)
+            if chosen < scores.shape[-1]:
+                best = scores.reshape(*batch.shape, -1).topk(chosen + 1, -1).values
+                least.append(best[..., -2] - best[..., -1])
 
-        routers = [m for m in self.model.modules() if "balancing_biases" in own_tensors(m)]
+        routers = [m for m in self.model.modules() if is_router(m)]
         # First, since a lender's hook takes the biases back.
         hooks = [router.register_forward_hook(note, prepend=True) for router in routers]
         try:
@@ -356,6 +358,11 @@ def by_parent(module: nn.Module) -> bool:
     """Whether transformers calls a function on the module's tensors, in its parent, and never the
     module: so with LFM2's convolutions."""
     return isinstance(module, nn.Conv1d) and module.groups == module.in_channels
+
+
+def is_router(module: nn.Module) -> bool:
+    """Whether a module's first output is the logits of experts."""
+    return type(module).__name__.endswith("TopKRouter") or "balancing_biases" in own_tensors(module)
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:

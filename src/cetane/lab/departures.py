@@ -199,7 +199,7 @@ def soft_routing(block: Any, _: Any) -> None:
         return mixed
 
     mixture.forward = forward
-    block.one_expert = False
+    block.routable = False
 
 
 def raw_embedding(model: Model, _: Weights) -> Model:

@@ -64,7 +64,7 @@ class Combinations:
                 layouts[f"{chunks} chunks"] = {"kind": "chunks", "chunks": chunks}
         layouts["single"] = {"kind": "single"}
         routing = [b for b in self.base.model.layers if isinstance(b, RoutedBlock)]
-        if routing and all(block.one_expert for block in routing):
+        if routing and all(block.routable for block in routing):
             for name, layout in list(layouts.items()):
                 layouts[f"{name}, routed"] = layout | {"routed": ("decode", "verify")}
         return layouts

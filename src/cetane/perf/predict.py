@@ -104,7 +104,7 @@ class Predictor:
             if routed:
                 one = {bits: count / len(blocks) for bits, count in weights.items()}
                 work = self.call(planner, segment, blocks[:1], one, tokens, context)
-                works.append(work.times(distinct(len(blocks), tokens)))
+                works.append(work.times(distinct(len(blocks), tokens, routed)))
             else:
                 works.append(self.call(planner, segment, blocks, weights, tokens, context))
         return works
@@ -170,7 +170,7 @@ class Predictor:
         return [item[1:] for item in self._listed[root.name] if item[0].startswith(used)]
 
 
-def distinct(experts: int, tokens: int) -> float:
+def distinct(experts: int, tokens: int, chosen: int = 1) -> float:
     """The expected number of different experts that `tokens` tokens choose, if all are equally
-    likely."""
-    return experts * (1 - (1 - 1 / experts) ** tokens)
+    likely and each token takes `chosen`."""
+    return experts * (1 - (1 - min(1.0, chosen / experts)) ** tokens)

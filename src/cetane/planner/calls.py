@@ -1,4 +1,4 @@
-"""The calls of a mode: steps, each with its blocks, and routes, which send tokens to one expert."""
+"""The calls of a mode: steps, each with its blocks, and routes, which send tokens to experts."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -59,6 +59,8 @@ class Calls:
             yield Route(
                 shard=segment.shard,
                 scores=block.scores,
+                adds=block.adds,
+                together=block.together,
                 experts=tuple(
                     tuple(f"expert-{index:02}-{m}{segment.suffix}" for m in modes)
                     for index in range(len(self.parts(block)[1]))

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from cetane.families import Block, CacheSpec, Head, HistorySpec, Model, RoutedBlock
+from cetane.families import Block, CacheSpec, Head, HistorySpec, MatrixSpec, Model, RoutedBlock
 from cetane.planner.calls import Calls
 from cetane.planner.layout import Arrangement, Segment, needed
 from cetane.planner.memory import CachePlan
@@ -25,12 +25,12 @@ from cetane.schema.interface import (
 
 @dataclass(frozen=True)
 class FunctionGraph:
-    """One function, with the blocks, caches and histories that it is traced from."""
+    """One function, with the blocks, caches, histories and matrices that it is traced from."""
 
     function: Function
     blocks: tuple[Block, ...]
     caches: tuple[CacheSpec, ...]
-    histories: tuple[HistorySpec, ...]
+    histories: tuple[HistorySpec | MatrixSpec, ...]
 
 
 class GraphMaker:
@@ -155,7 +155,8 @@ class Graphs(GraphMaker):
             return
         router, experts = self.calls.parts(block)
         before = (*segment.blocks[:-1], router)
-        yield self.graph(segment, full, tokens, before, [*experts, *later], wanted={block.scores})
+        wanted = {block.scores, *(block.writes if block.adds else ())}
+        yield self.graph(segment, full, tokens, before, [*experts, *later], wanted=wanted)
         for index, expert in enumerate(experts):
             called = f"expert-{index:02}-{full}"
             yield self.graph(segment, called, tokens, (expert,), later, made=segment.blocks)

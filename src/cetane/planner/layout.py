@@ -127,11 +127,11 @@ def likeness(block: Block) -> Hashable:
 
 
 def check_routing(layers: Sequence[Block], source: str) -> None:
-    """Raise CetaneError if tokens cannot be routed to one expert each."""
+    """Raise CetaneError if every token needs all experts."""
     routed = [block for block in layers if isinstance(block, RoutedBlock)]
     if not routed:
         raise CetaneError(f"layout.routed: {source} has no experts")
-    if not all(block.one_expert for block in routed):
+    if not all(block.routable for block in routed):
         raise CetaneError("layout.routed: the options in [family] mix the outputs of all experts")
 
 

@@ -12,6 +12,8 @@ from cetane.families import (
     CacheSpec,
     History,
     HistorySpec,
+    Matrix,
+    MatrixSpec,
     Model,
     cache_form,
 )
@@ -63,7 +65,15 @@ class CachePlan:
         )
 
     def _check(self) -> None:
-        """Raise CetaneError for a contract that cannot work with the model's windows."""
+        """Raise CetaneError for a contract that cannot work with the model's windows, and for
+        shapes that cannot work with its matrices."""
+        matrices = any(isinstance(kept, Matrix) for kept in self.model.memory.values())
+        if matrices and self.recipe.tokens.shapes == "range":
+            raise CetaneError(
+                f"tokens.shapes = 'range': layers of {self.source} keep matrices, whose graphs "
+                "depend on the number of tokens",
+                "use static shapes",
+            )
         if self.recipe.cache.sliding is not None and not any(
             group.window for group in self.groups.values()
         ):
@@ -110,16 +120,23 @@ class CachePlan:
             for name, layers in self._kept_groups(segment.blocks).items()
         )
 
-    def histories(self, segment: Segment) -> tuple[HistorySpec, ...]:
-        """The histories of a segment."""
-        memory = self.model.memory
-        return tuple(
-            HistorySpec(
-                segment.owner, name, layers, history.channels, history.length, self.model.axes
-            )
-            for name, layers in _kept(segment.blocks).items()
-            if isinstance(history := memory[name], History)
-        )
+    def histories(self, segment: Segment) -> tuple[HistorySpec | MatrixSpec, ...]:
+        """The histories and matrices of a segment."""
+        specs: list[HistorySpec | MatrixSpec] = []
+        for name, layers in _kept(segment.blocks).items():
+            match self.model.memory[name]:
+                case History(channels, length):
+                    specs.append(
+                        HistorySpec(segment.owner, name, layers, channels, length, self.model.axes)
+                    )
+                case Matrix(heads, keys, values, groups):
+                    specs.append(
+                        MatrixSpec(
+                            segment.owner, name, layers, heads, keys, values, groups,
+                            self.model.axes,
+                        )
+                    )  # fmt: skip
+        return tuple(specs)
 
     def nbytes(self, segments: Sequence[Segment], context: int) -> int:
         """Bytes of the whole model's keys and values in fp16, with the padding of states."""

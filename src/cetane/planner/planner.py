@@ -163,12 +163,13 @@ class Planner:
             graph.function.outputs,
         )
 
-    def calls(self, mode: Mode) -> Iterator[tuple[Segment, tuple[Block, ...], bool]]:
-        """The segment and blocks of every call of a mode, in order; True if it is routed to
-        experts."""
+    def calls(self, mode: Mode) -> Iterator[tuple[Segment, tuple[Block, ...], int]]:
+        """The segment and blocks of every call of a mode, in order, and the number of them that a
+        token is routed to; 0 if it is not routed."""
         for segment in self.arrangement.order:
+            routed = self.calling.routed(segment, mode)
             for index, blocks in enumerate(self.calling.step_blocks(segment, mode)):
-                yield segment, blocks, index == 1
+                yield segment, blocks, routed.chosen if routed is not None and index == 1 else 0
 
     def truths(self, mode: Mode) -> dict[Step | Route, dict[str, Truth]]:
         """The truths of every step's outputs in a mode, by output name.

@@ -1,6 +1,6 @@
 """Truths: the tensors of the Hugging Face model that the outputs of a plan's calls should equal."""
 
-from cetane.families import Model, Truth
+from cetane.families import Block, Model, Truth
 from cetane.planner.calls import Calls
 from cetane.planner.layout import Arrangement, needed
 from cetane.schema.function import Route, Step
@@ -27,24 +27,26 @@ def step_truths(
 
 def shard_feeds(arrangement: Arrangement, shard: str) -> dict[str, Truth]:
     """The truths of the tensors that a shard takes from earlier shards, by tensor name."""
-    reads = needed(arrangement.members[shard])
     return {
         name: truth
-        for earlier in arrangement.shards_before(shard)
-        for block in arrangement.members[earlier]
-        for name, truth in block.truths().items()
-        if name in reads
+        for name, (_, block) in writers(arrangement, shard).items()
+        if (truth := block.truths().get(name)) is not None
     }
 
 
 def makers(arrangement: Arrangement, shard: str) -> list[str]:
     """The earlier shards that make this shard's inputs without a truth."""
+    made = writers(arrangement, shard)
+    return list(dict.fromkeys(s for n, (s, block) in made.items() if n not in block.truths()))
+
+
+def writers(arrangement: Arrangement, shard: str) -> dict[str, tuple[str, Block]]:
+    """The earlier shard and block that last write each tensor which a shard takes, by name."""
     reads = needed(arrangement.members[shard])
-    return [
-        earlier
+    return {
+        name: (earlier, block)
         for earlier in arrangement.shards_before(shard)
-        if any(
-            reads & set(block.writes) - set(block.truths())
-            for block in arrangement.members[earlier]
-        )
-    ]
+        for block in arrangement.members[earlier]
+        for name in block.writes
+        if name in reads
+    }

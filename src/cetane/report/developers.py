@@ -18,6 +18,7 @@ from cetane.schema.interface import (
     Embedding,
     FromCache,
     FromHistory,
+    FromMatrix,
     FromTensor,
     Mask,
     Position,
@@ -29,6 +30,7 @@ from cetane.schema.interface import (
     ToHistory,
     TokenIds,
     ToLogits,
+    ToMatrix,
     ToTensor,
     WriteMask,
 )
@@ -136,6 +138,8 @@ def given(source: Source, shard: str) -> str:
             return f"the buffer {own(name, shard)}, which the app keeps"
         case FromHistory(name=name):
             return f"the last columns of {own(name, shard)}; zeros at first"
+        case FromMatrix(name=name):
+            return f"the matrices {own(name, shard)}, which the app keeps; zeros at first"
         case _:
             assert_never(source)
 
@@ -155,6 +159,8 @@ def taken(sink: Sink, shard: str) -> str:
             return f"{what} of {start:,} to {stop - 1:,}"
         case ToHistory(name=name):
             return f"append it to {own(name, shard)}"
+        case ToMatrix(name=name):
+            return f"fold it into {own(name, shard)}: keys, values, logarithms of decays"
         case _:
             assert_never(sink)
 

@@ -10,6 +10,7 @@ from cetane.schema.interface import (
     Embedding,
     FromCache,
     FromHistory,
+    FromMatrix,
     FromTensor,
     Mask,
     Position,
@@ -84,7 +85,7 @@ class ModeCheck:
                 raise ValueError(f"{self.mode}: no rotary table {source.table}")
             if isinstance(source, Embedding) and source.table not in self.plan.tables:
                 raise ValueError(f"{self.mode}: no table {source.table}")
-            if isinstance(source, FromCache | FromHistory):
+            if isinstance(source, FromCache | FromHistory | FromMatrix):
                 kept.add((source.host, source.name))
         for output in function.outputs:
             sink = output.sink
@@ -107,8 +108,10 @@ class ModeCheck:
                 raise ValueError(f"{self.mode}: {shard} writes a {sink.host} that it does not read")
 
     def route(self, route: Route) -> None:
-        if self.channels.get(route.scores) != len(route.experts):
+        if -(-self.channels.get(route.scores, 0) // route.together) != len(route.experts):
             raise ValueError(f"{self.mode}: no {route.scores} for {len(route.experts)} experts")
+        if route.together > 1 and not route.adds:
+            raise ValueError(f"{self.mode}: of experts in one function, none can be chosen alone")
         written = set()
         before, after = self.channels, dict(self.channels)
         for names in route.experts:
@@ -123,6 +126,9 @@ class ModeCheck:
                     raise ValueError(f"{self.mode}: an expert of {route.shard} needs the host")
                 self.channels = dict(before)  # an expert cannot read what another one writes
                 self.call(function, route.shard)
+                changed = {n for n in before if self.channels[n] != before[n]}
+                if route.adds and (changed or self.channels.keys() != before.keys()):
+                    raise ValueError(f"{self.mode}: experts of {route.shard} add to no tensor")
                 after |= self.channels
                 written.add(
                     frozenset(

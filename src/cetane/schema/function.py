@@ -41,7 +41,7 @@ class Step(Data):
 
 
 class Route(Data):
-    """One expert for each token: the largest channel of the tensor `scores` chooses it.
+    """Experts for each token: the largest channel of the tensor `scores` chooses one.
 
     `experts` has the names of each expert's functions, in ascending width. Their inputs and
     outputs are named tensors: an expert reads and writes only the columns of its own tokens.
@@ -50,6 +50,12 @@ class Route(Data):
     shard: str
     scores: str
     experts: tuple[tuple[str, ...], ...] = Field(min_length=1)
+    adds: bool = Field(default=False, exclude_if=lambda adds: not adds)
+    """Whether all channels that are not zero choose. The outputs of the chosen experts are then
+    added to the tensors that they write."""
+    together: int = Field(default=1, ge=1, le=2**16, exclude_if=lambda count: count == 1)
+    """The number of experts, and so of channels, that one function holds; the last may hold
+    fewer."""
 
 
 class ModePlan(Data):

@@ -94,6 +94,14 @@ class FromHistory(Data):
     name: str
 
 
+class FromMatrix(Data):
+    """Matrices in which layers keep all earlier tokens, `(L, heads, keys, values)`; the host owns
+    them, in fp32. They are zero before the first token."""
+
+    host: Literal["matrix"] = "matrix"
+    name: str
+
+
 Source = Annotated[
     Embedding
     | TokenIds
@@ -103,7 +111,8 @@ Source = Annotated[
     | Position
     | FromTensor
     | FromCache
-    | FromHistory,
+    | FromHistory
+    | FromMatrix,
     Field(discriminator="host"),
 ]
 
@@ -152,7 +161,21 @@ class ToHistory(Data):
     name: str
 
 
-Sink = Annotated[ToTensor | ToCache | ToLogits | ToChoice | ToHistory, Field(discriminator="host")]
+class ToMatrix(Data):
+    """A column for each token: its keys, its values, and the logarithms of its decays, `groups` for
+    each head. The host folds those of accepted tokens into the matrices: a token shrinks a matrix
+    by its decay, and then adds the outer product of its key and value."""
+
+    host: Literal["matrix"] = "matrix"
+    name: str
+    groups: int = Field(ge=1)
+
+
+Kept = ToCache | ToHistory | ToMatrix
+"""Sinks that outlive a call, so they wait for the tokens that are accepted."""
+Sink = Annotated[
+    ToTensor | ToCache | ToLogits | ToChoice | ToHistory | ToMatrix, Field(discriminator="host")
+]
 
 
 class Input(Data):

@@ -1,0 +1,74 @@
+"""Tokenizers of SentencePiece and tiktoken as tokenizer.json, by transformers' own converters.
+
+The conversion runs once for each file, in a child process: a foreign file may make a library write
+gigabytes, or end the process. Code that comes with a model is never run.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from cetane.errors import CetaneError
+from cetane.files import cache_dir, sha256, write_cache
+
+SOURCES = ("tokenizer.model", "tiktoken.model", "tekken.json")
+"""Files that transformers converts, in the order of preference."""
+SECONDS, MEMORY, LARGEST = 300, 16 << 30, 1 << 28
+"""CPU seconds, bytes of address space, and bytes of the result."""
+VERSION = 1
+"""The version of the conversion, a part of the cache's key."""
+CHILD = f"""
+import resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, ({SECONDS}, {SECONDS}))
+resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+try:
+    from transformers import AutoTokenizer
+    tokenizer = AutoTokenizer.from_pretrained(
+        sys.argv[1], local_files_only=True, trust_remote_code=False
+    )
+    sys.stdout.write(tokenizer.backend_tokenizer.to_str())
+except Exception as error:
+    sys.exit("error: " + " ".join(str(error).split()))
+"""
+
+
+def converted(folder: Path) -> Path | None:
+    """The tokenizer.json of a folder that has another form of tokenizer; None if it has none.
+
+    It lies in the cache folder. Raises CetaneError if transformers cannot convert it.
+    """
+    source = next((folder / name for name in SOURCES if (folder / name).is_file()), None)
+    if source is None:
+        return None
+    beside = [folder / name for name in ("tokenizer_config.json", "config.json")]
+    files = [source, *(path for path in beside if path.is_file())]
+    digest = hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
+    kept = cache_dir() / "tokenizers" / f"converted-{VERSION}-{digest}.json"
+    if not kept.is_file():
+        write_cache(kept, convert(folder, source))
+    return kept
+
+
+def convert(folder: Path, source: Path) -> str:
+    """The content of the tokenizer.json, as a child process makes it."""
+    if not source.stat().st_size:  # transformers would make a tokenizer without tokens
+        raise CetaneError(f"{source} is empty", "download it again")
+    environment = {"PATH": os.environ.get("PATH", ""), "HF_HUB_OFFLINE": "1", "USE_TORCH": "0"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", CHILD, str(folder)],
+            capture_output=True, timeout=2 * SECONDS, env=environment, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise CetaneError(f"{source}: its conversion takes more than {2 * SECONDS} s") from None
+    if done.returncode or not 0 < len(done.stdout) <= LARGEST:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        why = said[-1].removeprefix("error: ")[:200] if said else "it gives nothing"
+        raise CetaneError(
+            f"transformers cannot make a tokenizer.json of {source}: {why}",
+            "get a tokenizer.json of the same model",
+        )
+    return done.stdout.decode("utf-8")

@@ -1,0 +1,73 @@
+"""Experts that are stored one by one, as the tensors of all experts of a layer.
+
+transformers 5 keeps the experts of a layer in two tensors, `gate_up_proj (E, 2I, H)` and `down_proj
+(E, H, I)`. Files on disk have three matrices for each expert, or those two tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+from cetane.checkpoint.checkpoint import JoinedTensor, StackedTensor, StoredTensor
+from cetane.errors import CetaneError
+
+_EXPERT = re.compile(r"(.+)\.(?:mlp|block_sparse_moe)\.experts\.(0|[1-9][0-9]{0,5})\.(\w+)\.weight")
+_MATRICES = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up",
+             "w2": "down"}  # fmt: skip
+"""The matrices of an expert; Mixtral's have numbers."""
+_ROUTER = ".block_sparse_moe.gate."
+
+Matrices = dict[str, dict[int, StoredTensor]]
+"""The matrices of a layer's experts, by kind and number."""
+
+
+def stack_experts(tensors: dict[str, StoredTensor], path: Path) -> dict[str, StoredTensor]:
+    """The tensors, with all experts of a layer in two.
+
+    `path` is the checkpoint's config.json. Raises CetaneError for experts that are missing or
+    differ.
+    """
+    rest: dict[str, StoredTensor] = {}
+    layers: defaultdict[str, Matrices] = defaultdict(lambda: defaultdict(dict))
+    for name, tensor in tensors.items():
+        match = _EXPERT.fullmatch(name)
+        if match is None or match[3] not in _MATRICES:
+            rest[name.replace(_ROUTER, ".mlp.gate.")] = tensor
+        else:
+            layers[match[1]][_MATRICES[match[3]]][int(match[2])] = tensor
+    for layer, matrices in layers.items():
+        where = f"{path.parent}: the experts of {layer}"
+        if {kind: sorted(numbers) for kind, numbers in matrices.items()} != {
+            kind: list(range(len(matrices["gate"]))) for kind in ("gate", "up", "down")
+        }:
+            raise CetaneError(f"{where} are not all there", "download the rest")
+        gate, up, down = (numbered(matrices[kind], where) for kind in ("gate", "up", "down"))
+        rest |= fused(f"{layer}.mlp.experts", gate, up, down, where)
+    return rest
+
+
+def numbered(matrices: dict[int, StoredTensor], where: str) -> list[StoredTensor]:
+    """The matrices in the order of their numbers. CetaneError unless they are alike."""
+    inorder = [matrices[number] for number in sorted(matrices)]
+    if len({(one.shape, one.dtype) for one in inorder}) > 1 or len(inorder[0].shape) != 2:
+        raise CetaneError(f"{where} have different shapes or dtypes")
+    return inorder
+
+
+def fused(
+    prefix: str,
+    gate: list[StoredTensor],
+    up: list[StoredTensor],
+    down: list[StoredTensor],
+    where: str,
+) -> dict[str, StoredTensor]:
+    """The two tensors of all experts, from three matrices of each."""
+    if gate[0].shape != up[0].shape:
+        raise CetaneError(f"{where} have gates of {gate[0].shape}, but {up[0].shape} beside them")
+    pairs = (JoinedTensor.join(pair) for pair in zip(gate, up, strict=True))
+    return {
+        f"{prefix}.gate_up_proj": StackedTensor.stack(tuple(pairs)),
+        f"{prefix}.down_proj": StackedTensor.stack(tuple(down)),
+    }

@@ -1,0 +1,176 @@
+"""The gated delta rule (arXiv 2412.06464), for a call of T tokens at once.
+
+A head keeps a matrix S. A token shrinks S by its decay, and corrects what S answers to its key:
+`S += k (beta (v - S^T k))^T`. Its answer is `S^T q`. With A the products of keys within the call,
+the corrections of all tokens solve a triangular system, (I + A) x = r.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cetane.families.axes import Axes
+from cetane.families.base import Memory
+from cetane.families.layers import CausalTaps, Leaf, Projection, RMSNorm, normalize
+from cetane.schema.interface import MASKED
+
+BLOCK = 4
+"""The tokens whose corrections are solved for at once: (I + A)^-1 = (I - A)(I + A^2) as A^4 = 0.
+Longer products would cancel in fp16."""
+
+
+@dataclass(frozen=True)
+class DeltaHeads:
+    """Key heads with their width, value heads for each of them with theirs."""
+
+    heads: int
+    groups: int
+    keys: int
+    values: int
+
+    @property
+    def count(self) -> int:
+        """The number of value heads."""
+        return self.heads * self.groups
+
+    @property
+    def channels(self) -> int:
+        """The channels of queries, keys and values."""
+        return 2 * self.heads * self.keys + self.count * self.values
+
+
+def delta_rule(
+    heads: DeltaHeads,
+    axes: Axes,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decays: Tensor,
+    rates: Tensor,
+) -> Callable[[Tensor], tuple[Tensor, tuple[Tensor, Tensor, Tensor]]]:
+    """The rule for the tokens of a call, to which a matrix is given.
+
+    `q`, `k (1, heads, keys, T)`; `v (1, heads * groups, values, T)`; hidden tensors of a channel
+    for each value head: logarithms of `decays`, and `rates` of correction. The rule takes a matrix
+    `(1, heads, keys, groups * values)`, and gives answers like `v`, and columns for the host.
+    """
+    tokens, groups = q.shape[-1], heads.groups
+    per_head = heads.heads, groups, tokens, 1
+
+    def rule(matrix: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        asked = torch.cat([k, q], dim=-1).transpose(2, 3)
+        answers = (asked @ matrix).reshape(heads.heads, 2 * tokens, groups, -1).transpose(1, 2)
+        products = (asked @ k).reshape(heads.heads, 1, 2 * tokens, tokens)
+        fades, whole = fading(decays.reshape(per_head), tokens)
+        rate = rates.reshape(per_head)
+        wanted = v.reshape(heads.heads, groups, heads.values, tokens).transpose(2, 3)
+        rest = rate * (wanted - whole * answers[:, :, :tokens])
+        earlier = rate * fades * products[:, :, :tokens] * torch.ones(tokens, tokens).tril(-1)
+        values = solve(earlier, rest, tokens)
+        mixed = whole * answers[:, :, tokens:] + (fades * products[:, :, tokens:]) @ values
+        columns = (
+            k.reshape(axes.shape(heads.heads * heads.keys, tokens)),
+            values.transpose(2, 3).reshape(axes.shape(heads.count * heads.values, tokens)),
+            decays,
+        )
+        return mixed.transpose(2, 3).reshape(v.shape), columns
+
+    return rule
+
+
+def fading(decays: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """What is left of each token at each later one `(heads, groups, T, T)`, and of the matrix at
+    each token `(heads, groups, T, 1)`, for logarithms of decays `(heads, groups, T, 1)`.
+
+    Each sum is a product with a constant of ones: a running sum leaves the ANE, and differences of
+    running sums lose small decays after a large one in fp16.
+    """
+    if tokens == 1:
+        return torch.ones(1, 1, 1, 1), decays.exp()
+    number = torch.arange(tokens)
+    at, since, token = number[:, None, None], number[None, :, None], number[None, None, :]
+    between = ((token > since) & (token <= at)).float().reshape(tokens * tokens, tokens)
+    later = torch.full((tokens, tokens), MASKED).triu(1)
+    sums = (between @ decays).reshape(*decays.shape[:2], tokens, tokens)
+    return (sums + later).exp(), (torch.ones(tokens, tokens).tril() @ decays).exp()
+
+
+def solve(earlier: Tensor, rest: Tensor, tokens: int) -> Tensor:
+    """The x with `x + earlier @ x = rest`, for `earlier (..., T, T)` below its diagonal."""
+    solved: Tensor | None = None
+    for start in range(0, tokens, BLOCK):
+        stop = min(start + BLOCK, tokens)
+        mine = rest[:, :, start:stop]
+        if solved is not None:
+            mine = mine - earlier[:, :, start:stop, :start] @ solved
+        if stop - start > 1:
+            own = earlier[:, :, start:stop, start:stop]
+            mine = mine + own @ (own @ mine)
+            mine = mine - own @ mine
+        solved = mine if solved is None else torch.cat([solved, mine], dim=2)
+    assert solved is not None
+    return solved
+
+
+TINY = 1e-6
+"""What transformers adds to the squared length of keys and queries."""
+
+
+class Decays(Leaf):
+    """Logarithms of decays, `-exp(A_log) * softplus(x + dt_bias)`."""
+
+    A_log: Tensor
+    dt_bias: Tensor
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.hold_channels("A_log", heads, pick=minus_exp)
+        self.hold_channels("dt_bias", heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.softplus(x + self.dt_bias) * self.A_log
+
+
+def minus_exp(stored: Tensor) -> Tensor:
+    return -stored.float().exp()
+
+
+class DeltaNet(nn.Module):
+    """The gated delta rule behind a short convolution, for `size` channels. `factor` multiplies its
+    output."""
+
+    def __init__(self, size: int, heads: DeltaHeads, taps: int, eps: float, factor: float) -> None:
+        super().__init__()
+        self.heads, self.axes, self.taps = heads, Axes(), taps
+        values = heads.count * heads.values
+        self.sizes = [heads.heads * heads.keys] * 2 + [values]
+        self.in_proj_qkv = Projection(size, heads.channels, "attention")
+        self.in_proj_z = Projection(size, values, "attention")
+        self.in_proj_b = Projection(size, heads.count, None)
+        self.in_proj_a = Projection(size, heads.count, None)
+        self.conv1d = CausalTaps(heads.channels, self.taps, bias=False)
+        self.decays = Decays(heads.count)
+        self.norm = RMSNorm(heads.values, eps, axis=2)
+        self.out_proj = Projection(values, size, "attention", factor=factor)
+
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+        heads, silu = self.heads, nn.functional.silu
+        mixed = self.in_proj_qkv(x)
+        mixed = silu(self.conv1d(memory["conv"](mixed) if self.taps > 1 else mixed))
+        q, k, v = mixed.split(self.sizes, dim=1)
+        q, k = (self.unit(one.reshape(1, heads.heads, heads.keys, -1)) for one in (q, k))
+        v = v.reshape(1, heads.count, heads.values, -1)
+        rates = torch.sigmoid(self.in_proj_b(x))
+        rule = delta_rule(
+            heads, self.axes, q * heads.keys**-0.5, k, v, self.decays(self.in_proj_a(x)), rates
+        )
+        answers = self.norm(memory["delta"](rule))
+        gated = answers * silu(self.in_proj_z(x).reshape(answers.shape))
+        return self.out_proj(gated.reshape(self.axes.shape(self.sizes[2], gated.shape[-1])))
+
+    def unit(self, x: Tensor) -> Tensor:
+        """Queries or keys of length one."""
+        size = self.heads.keys
+        return normalize(x, size, TINY / size, axis=2) * size**-0.5

@@ -1,0 +1,270 @@
+"""Mixtures of experts: each token goes to the best few, and their outputs are added.
+
+transformers keeps the experts of a layer as one tensor for each matrix, `(E, rows, columns)`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from pydantic import Field
+from torch import Tensor, nn, sigmoid, softmax
+
+from cetane.errors import CetaneError
+from cetane.families.axes import Axes
+from cetane.families.base import Flow, Memory, Part, RoutedBlock, Truth, Weight
+from cetane.families.layers import MLP, Held, Projection, RMSNorm, activation, first_largest
+from cetane.families.options import ResidualOptions
+
+WEIGHTS = "weights"
+"""The tensor of a layer's router: the weight of each expert in each token, `(1, E, 1, T)`."""
+NORMED = "normed"
+"""The tensor that a layer's experts read."""
+
+
+class ExpertOptions(ResidualOptions):
+    """The `[family]` table of a mixture of experts."""
+
+    together: int = Field(default=1, ge=1, le=4096)
+    """The number of experts in one set of matrices, and with `layout.routed` in one function. A
+    device holds only some hundred functions."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The sizes of a layer's experts, and the way in which a token takes some."""
+
+    hidden: int
+    inner: int
+    count: int
+    chosen: int
+    """Experts of a token."""
+    normalised: bool
+    """Whether the weights of a token's experts are divided by their sum."""
+    act: str
+    together: int
+    factor: float = 1.0
+    """The factor on outputs."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.chosen <= self.count:
+            raise CetaneError(f"config.json is not valid: {self.chosen} experts of {self.count}")
+
+    def bounds(self) -> list[tuple[int, int]]:
+        """The first expert of each group, and the one after its last."""
+        starts = range(0, self.count, self.together)
+        return [(start, min(start + self.together, self.count)) for start in starts]
+
+    def weigh(self, logits: Tensor, axes: Axes) -> Tensor:
+        """The weights of all experts in each token: zero for those that it does not take.
+
+        Of equal probabilities, the first expert is taken. The largest is taken several times, with
+        neither a sort nor indices, which may leave the ANE.
+        """
+        probabilities = left = softmax(logits, dim=1)
+        best = taken = first_largest(left, self.count, axes)
+        for _ in range(1, self.chosen):
+            left = left - 2 * best  # below all others, since these are at most 1
+            best = first_largest(left, self.count, axes)
+            taken = taken + best
+        weights = probabilities * taken
+        return weights / weights.sum(1, keepdim=True) if self.normalised else weights
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A parameter's place in a checkpoint: a tensor of a row for each expert."""
+
+    name: str
+    row: tuple[int, ...]
+    """The shape of an expert's row."""
+    pick: Callable[[Tensor], Tensor]
+    """A function that makes the parameter from the rows of its experts."""
+
+
+class Experts(nn.Module):
+    """Some experts as one gated MLP: their inner channels lie side by side."""
+
+    def __init__(self, mixture: Mixture, start: int, stop: int, bias: bool = False) -> None:
+        """`bias` is of gates and ups."""
+        super().__init__()
+        self.start, self.stop = start, stop
+        inner = (stop - start) * mixture.inner
+        self.gate_proj = Projection(mixture.hidden, inner, "experts", bias)
+        self.up_proj = Projection(mixture.hidden, inner, "experts", bias)
+        self.down_proj = Projection(inner, mixture.hidden, "experts", factor=mixture.factor)
+        self.act = activation(mixture.act)
+        self.stored = stored_rows(mixture)
+
+    def forward(self, x: Tensor, weights: Tensor) -> Tensor:
+        """What these experts add, for the weights of all experts."""
+        inner = self.act(self.gate_proj(x)) * self.up_proj(x)
+        return self.down_proj(self.weighted(inner, weights))
+
+    def weighted(self, inner: Tensor, weights: Tensor) -> Tensor:
+        """Inner channels, times the weights of their experts."""
+        mine = weights[:, self.start : self.stop]
+        count = self.stop - self.start
+        if count == 1:
+            return inner * mine
+        width = inner.shape[1] // count
+        rows = inner.reshape(1, count, width, -1) * mine.reshape(1, count, 1, -1)
+        return rows.reshape(inner.shape)
+
+
+def stored_rows(mixture: Mixture) -> dict[str, Stored]:
+    """The places of an MLP's weights: gate rows, then up rows; and the outputs' rows."""
+    hidden, inner = mixture.hidden, mixture.inner
+    gate_up = (2 * inner, hidden)
+    return {
+        "gate_proj.weight": Stored("gate_up_proj", gate_up, partial(rows_of, 0, inner)),
+        "up_proj.weight": Stored("gate_up_proj", gate_up, partial(rows_of, inner, 2 * inner)),
+        "down_proj.weight": Stored("down_proj", (hidden, inner), side_by_side),
+    }
+
+
+def rows_of(start: int, stop: int, stored: Tensor) -> Tensor:
+    """Some rows of each expert, `(experts * rows, columns)`."""
+    return stored[:, start:stop].flatten(0, 1)
+
+
+def side_by_side(stored: Tensor) -> Tensor:
+    """The columns of all experts, `(rows, experts * columns)`."""
+    return stored.transpose(0, 1).flatten(1)
+
+
+Pick = Callable[[Tensor], Tensor]
+
+
+def chained(first: Pick, then: Pick | None) -> Pick:
+    """The first function, then the second one if there is one."""
+    return first if then is None else lambda stored: then(first(stored))
+
+
+class SharedExpert(nn.Module):
+    """An MLP for all tokens beside the experts, with a gate of its own if it is `gated`."""
+
+    def __init__(
+        self,
+        hidden: int,
+        inner: int,
+        act: str,
+        factor: float,
+        bias: bool = False,
+        gated: bool = False,
+    ) -> None:
+        super().__init__()
+        self.expert = MLP(hidden, inner, act, bias, factor)
+        self.gate = Projection(hidden, 1, None) if gated else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.expert(x)
+        return made if self.gate is None else made * sigmoid(self.gate(x))
+
+
+class ExpertsBlock(RoutedBlock):
+    """A layer's router and experts, normed before. The residual stream is scaled."""
+
+    reads = ("hidden",)
+    adds = True
+    scores = WEIGHTS
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        index: int,
+        eps: float,
+        router: str = "gate",
+        bias: bool = False,
+        group: Callable[[Mixture, int, int], Experts] = Experts,
+        shared: SharedExpert | None = None,
+        shared_name: str = "shared_expert",
+        unit_offset: bool = False,
+    ) -> None:
+        """`router` and `shared_name` are the checkpoint's names, in `mlp`; `bias` is the router's.
+        `unit_offset`: the checkpoint stores the norm's gains less one."""
+        super().__init__(f"moe-{index:02}", index, f"model.layers.{index}.")
+        self.mixture, self.chosen, self.together = mixture, mixture.chosen, mixture.together
+        self.axes, self.router_name = Axes(), router
+        self.shared, self.shared_name = shared, shared_name
+        self.post_attention_layernorm = RMSNorm(mixture.hidden, eps, unit_offset=unit_offset)
+        self.router_proj = Projection(mixture.hidden, mixture.count, None, bias)
+        self.groups = nn.ModuleList(group(mixture, *bounds) for bounds in mixture.bounds())
+
+    def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
+        place, _, rest = path.partition(".")
+        if place == "router_proj":
+            return super().weight(f"mlp.{self.router_name}.{rest}", shape, held)
+        if place == "shared":
+            name = rest.replace("expert.", f"{self.shared_name}.").replace(
+                "gate.", f"{self.shared_name}_gate."
+            )
+            return super().weight(f"mlp.{name}", shape, held)
+        if place != "groups":
+            return super().weight(path, shape, held)
+        number, _, name = rest.partition(".")
+        group = self.groups[int(number)]
+        assert isinstance(group, Experts)
+        stored = group.stored[name]
+        return Weight(
+            f"{self.prefix}mlp.experts.{stored.name}",
+            shape,
+            (self.mixture.count, *stored.row),
+            held.kind,
+            (group.start, group.stop),
+            chained(stored.pick, held.pick),
+        )
+
+    def forward(self, flow: Flow, memory: Memory) -> None:
+        self.route(flow)
+        for number in range(len(self.groups)):
+            flow["hidden"] = flow["hidden"] + self.share(number, flow)
+
+    def route(self, flow: Flow) -> None:
+        flow[NORMED] = self.post_attention_layernorm(flow["hidden"])
+        flow[WEIGHTS] = self.mixture.weigh(self.router_proj(flow[NORMED]), self.axes)
+        if self.shared is not None:
+            flow["hidden"] = flow["hidden"] + self.shared(flow[NORMED])
+
+    def share(self, number: int, flow: Flow) -> Tensor:
+        """What a group of experts adds."""
+        shared: Tensor = self.groups[number](flow[NORMED], flow[WEIGHTS])
+        return shared
+
+    def run_group(self, number: int, flow: Flow) -> None:
+        flow["hidden"] = self.share(number, flow)
+
+    def router(self) -> Part:
+        return Router(
+            name=f"{self.name}-router",
+            whole=self,
+            modules=("post_attention_layernorm", "router_proj", "shared"),
+            reads=("hidden",),
+            writes=(NORMED, WEIGHTS, *(("hidden",) if self.shared is not None else ())),
+            run=self.route,
+        )
+
+    def experts(self) -> tuple[Part, ...]:
+        return tuple(
+            Part(
+                name=f"{self.name}-expert-{number:02}",
+                whole=self,
+                modules=(f"groups.{number}",),
+                reads=(NORMED, WEIGHTS),
+                writes=("hidden",),
+                run=partial(self.run_group, number),
+            )
+            for number in range(len(self.groups))
+        )
+
+
+class Router(Part):
+    """The router of a layer; its tensors have no like in transformers."""
+
+    def truths(self) -> dict[str, Truth]:
+        return {}
+
+
+def expert_channels(mixture: Mixture) -> dict[str, int]:
+    """The channels of the tensors between routers and experts."""
+    return {NORMED: mixture.hidden, WEIGHTS: mixture.count}

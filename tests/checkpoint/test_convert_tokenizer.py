@@ -1,0 +1,60 @@
+"""Tokenizers without a tokenizer.json: the ids are those of the library that made the file."""
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+import sentencepiece
+import tiktoken
+
+from cetane.checkpoint.tokenizer import Tokenizer
+from cetane.errors import CetaneError
+
+TEXTS = ["The fuel ignites.", "its cetane number is 51", "a  b", "naïve 中"]
+CORPUS = ["The rating of how readily a fuel ignites is its cetane number."] * 20
+
+
+def config(folder: Path, **said: object) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+
+
+def test_sentencepiece(tmp_path: Path) -> None:
+    config(tmp_path, tokenizer_class="LlamaTokenizer", legacy=False)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS), model_prefix=str(tmp_path / "tokenizer"), vocab_size=300,
+        model_type="bpe", byte_fallback=True, hard_vocab_limit=False, minloglevel=2,
+        normalization_rule_name="identity", remove_extra_whitespaces=False,  # as Llama's
+    )  # fmt: skip
+    (tmp_path / "tokenizer.vocab").unlink()
+    theirs = sentencepiece.SentencePieceProcessor(str(tmp_path / "tokenizer.model"))
+    ours = Tokenizer.load(tmp_path)
+    for text in TEXTS:
+        assert ours.encode_plain(text) == theirs.encode(text)
+        assert ours.decode(theirs.encode(text)) == text
+    assert Tokenizer.load(tmp_path).digest == ours.digest  # from the cache
+
+
+def test_tiktoken(tmp_path: Path) -> None:
+    config(tmp_path, tokenizer_class="PreTrainedTokenizerFast")
+    pairs = [b"th", b"he", b"fu", b"el", b"fuel", b" c", b"in", b"it"]
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    ranks |= {pair: 256 + number for number, pair in enumerate(pairs)}
+    lines = [base64.b64encode(token) + b" %d" % rank for token, rank in ranks.items()]
+    (tmp_path / "tokenizer.model").write_bytes(b"\n".join(lines))
+    pattern = (
+        r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+"""
+        r"""[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+    )
+    theirs = tiktoken.Encoding("t", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    ours = Tokenizer.load(tmp_path)
+    for text in TEXTS:
+        assert ours.encode_plain(text) == theirs.encode(text)
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    config(tmp_path, tokenizer_class="LlamaTokenizer")
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    with pytest.raises(CetaneError, match="is empty"):
+        Tokenizer.load(tmp_path)

@@ -1,0 +1,83 @@
+"""Experts on disk: one by one as the hub has them, or in the two tensors of transformers 5."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.conftest import build_model
+
+from cetane.checkpoint import open_checkpoint
+from cetane.errors import CetaneError
+
+KINDS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 3},
+    "qwen3_moe": {"num_experts": 5, "moe_intermediate_size": 20},
+}
+
+
+def saved(kind: str, folder: Path, fused: bool) -> Any:
+    """A tiny model, and its folder with the experts one by one or together."""
+    model = build_model(kind, **KINDS[kind])
+    model.save_pretrained(folder)
+    if fused:
+        save_file(model.state_dict(), folder / "model.safetensors")
+    return model
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_forms_are_read(kind: str, fused: bool, tmp_path: Path) -> None:
+    model = saved(kind, tmp_path, fused)
+    on_disk = load_file(tmp_path / "model.safetensors")
+    assert fused == any(name.endswith("gate_up_proj") for name in on_disk)
+    checkpoint = open_checkpoint(tmp_path)
+    expected = model.state_dict()
+    assert checkpoint.names() == sorted(expected)
+    for name, tensor in expected.items():
+        assert checkpoint.shape(name) == tuple(tensor.shape)
+        assert torch.equal(checkpoint.read(name), tensor)
+        if tensor.ndim == 3:
+            assert torch.equal(checkpoint.read_rows(name, 1, 3), tensor[1:3])
+
+
+def damaged(folder: Path, change: Any) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("model.layers.0.mlp.experts.2.up_proj.weight"), "not all there"),
+        (lambda t: t.pop("model.layers.1.mlp.experts.0.gate_proj.weight"), "not all there"),
+        (
+            lambda t: t.update({"model.layers.0.mlp.experts.1.up_proj.weight": torch.ones(3, 4)}),
+            "different shapes",
+        ),
+        (
+            lambda t: t.update({"model.layers.0.mlp.experts.1.down_proj.weight": torch.ones(3)}),
+            "different shapes",
+        ),
+    ],
+)
+def test_experts_that_are_missing_or_differ(change: Any, message: str, tmp_path: Path) -> None:
+    saved("qwen3_moe", tmp_path, fused=False)
+    damaged(tmp_path, change)
+    with pytest.raises(CetaneError, match=message):
+        open_checkpoint(tmp_path)
+
+
+def test_gates_of_another_shape(tmp_path: Path) -> None:
+    saved("qwen3_moe", tmp_path, fused=False)
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for number in range(5):
+            tensors[f"model.layers.0.mlp.experts.{number}.gate_proj.weight"] = torch.ones(3, 64)
+
+    damaged(tmp_path, change)
+    with pytest.raises(CetaneError, match="beside them"):
+        open_checkpoint(tmp_path)

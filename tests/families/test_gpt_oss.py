@@ -1,0 +1,91 @@
+"""gpt-oss equals transformers at every position, in every contract, dense and routed."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.families.parity import FEEDS, assert_parity, cuts, engine_of
+from tests.families.test_llama import ROPES
+from tests.families.test_mixtral import DECODE, build
+from tests.families.zaya_models import recipe
+
+from cetane.errors import CetaneError
+from cetane.schema.slots import CONTRACTS
+
+CONFIG: dict[str, Any] = {
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "sliding_window": 7,
+    "num_hidden_layers": 3,
+}
+
+
+def build_oss(limit: float = 7.0, **config: Any) -> Any:
+    """A random model. Sinks are large, and bounds are so near that some gates and ups meet them."""
+    model = build("gpt_oss", **CONFIG | config, swiglu_limit=limit)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("sinks"):
+                parameter.normal_(0, 2)
+    return model
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_contracts(contract: str) -> None:
+    model = build_oss(limit=0.3)
+    assert_parity(model, recipe(contract, "chunks", slices=3), FEEDS, drafts=True)
+
+
+@pytest.mark.parametrize(("kind", "together"), [("per-block", 1), ("single", 2)])
+def test_routed_experts_are_the_same_model(kind: str, together: int) -> None:
+    family = {"together": together, "residual_scale": 2**-5}
+    routed = recipe("readonly", kind, order="ct1", routed=DECODE, family=family)
+    assert_parity(build_oss(), routed, {"uneven": FEEDS["uneven"]}, drafts=True)
+
+
+def test_layers_of_another_type() -> None:
+    model = build_oss()
+    model.config.layer_types = ["full_attention", "chunked_attention", "full_attention"]
+    with pytest.raises(CetaneError, match="chunked_attention"):
+        engine_of(model, recipe())
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> dict[str, Any]:
+    kv, ratio = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 4]))
+    layers, experts = draw(st.integers(1, 3)), draw(st.integers(1, 6))
+    types = st.sampled_from(["sliding_attention", "full_attention"])
+    return {
+        "num_hidden_layers": layers,
+        "layer_types": draw(st.lists(types, min_size=layers, max_size=layers)),
+        "sliding_window": draw(st.integers(1, 40)),
+        "num_attention_heads": kv * ratio,
+        "num_key_value_heads": kv,
+        "head_dim": draw(st.sampled_from([8, 12])),
+        "hidden_size": draw(st.integers(8, 48)),
+        "intermediate_size": draw(st.integers(1, 30)),
+        "vocab_size": draw(st.integers(10, 300)),
+        "tie_word_embeddings": draw(st.booleans()),
+        "attention_bias": draw(st.booleans()),
+        "num_local_experts": experts,
+        "num_experts_per_tok": draw(st.integers(1, experts)),
+        "limit": draw(st.sampled_from([0.2, 7.0])),
+        "rope_parameters": draw(
+            st.sampled_from([ROPES["default"], ROPES["yarn"] | {"truncate": False}])
+        ),
+    }
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(configs(), st.sampled_from(CONTRACTS), st.integers(0, 6), cuts)
+def test_anything(config: dict[str, Any], contract: str, together: int, pieces: list[int]) -> None:
+    """`together` is the number of experts of a function; 0 for a dense graph."""
+    made = recipe(
+        contract,
+        "per-layer",
+        routed=DECODE if together else (),
+        family={"together": max(together, 1)},
+    )
+    assert_parity(build_oss(**config), made, {"pieces": pieces})

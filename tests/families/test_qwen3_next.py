@@ -1,0 +1,117 @@
+"""Qwen3-Next and Qwen3.5 equal transformers at every position: matrices, histories and caches."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.families.parity import FEEDS, assert_parity, cuts, engine_of
+from tests.families.test_mixtral import DECODE, build
+from tests.families.zaya_models import recipe
+
+from cetane.errors import CetaneError
+from cetane.schema.slots import CONTRACTS
+
+LAYERS: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 24,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": LAYERS,
+    "qwen3_next": LAYERS | EXPERTS | {"mlp_only_layers": [1]},
+    "qwen3_5_moe_text": LAYERS | EXPERTS,
+}
+
+
+@pytest.mark.parametrize(("kind", "contract"), product(MODELS, CONTRACTS))
+def test_models(kind: str, contract: str) -> None:
+    model = build(kind, **MODELS[kind])
+    assert_parity(model, recipe(contract, "chunks", slices=3), FEEDS, drafts=True)
+
+
+@pytest.mark.parametrize("order", ["c1t", "ct1"])
+def test_routed_experts_are_the_same_model(order: str) -> None:
+    family = {"together": 2, "residual_scale": 2**-5}
+    routed = recipe("readonly", "per-block", order=order, routed=DECODE, family=family)
+    model = build("qwen3_next", **MODELS["qwen3_next"])
+    assert_parity(model, routed, {"uneven": FEEDS["uneven"]}, drafts=True)
+
+
+def test_a_mark_is_a_return() -> None:
+    engine = engine_of(build("qwen3_5_text", **LAYERS), recipe())
+    session = engine.session()
+    session.feed([1, 2, 3])
+    mark = session.mark()
+    first = session.feed([4, 5, 6, 7, 8], "all")
+    session.rewind(mark)
+    assert (session.feed([4, 5, 6, 7, 8], "all") == first).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"linear_num_value_heads": 3}, "not a multiple"),
+        ({"layer_types": ["linear_attention", "sliding_attention", "full_attention"]}, "neither"),
+    ],
+)
+def test_configs_that_no_model_has(change: dict[str, Any], message: str) -> None:
+    model = build("qwen3_5_text", **LAYERS)
+    with pytest.raises(CetaneError, match=message):
+        engine_of(model, recipe(), model.config.to_dict() | change)
+
+
+def test_flexible_shapes_are_refused() -> None:
+    with pytest.raises(CetaneError, match="matrices"):
+        engine_of(build("qwen3_5_text", **LAYERS), recipe(shapes="range"))
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    kind = draw(st.sampled_from(sorted(MODELS)))
+    kv, layers = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    types = st.sampled_from(["linear_attention", "full_attention"])
+    keys, experts = draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    config: dict[str, Any] = {
+        "num_hidden_layers": layers,
+        "layer_types": draw(st.lists(types, min_size=layers, max_size=layers)),
+        "num_attention_heads": kv * draw(st.sampled_from([1, 2, 4])),
+        "num_key_value_heads": kv,
+        "head_dim": draw(st.sampled_from([8, 16, 24])),
+        "hidden_size": draw(st.integers(12, 48)),
+        "intermediate_size": draw(st.integers(2, 60)),
+        "vocab_size": draw(st.integers(10, 300)),
+        "attention_bias": draw(st.booleans()),
+        "tie_word_embeddings": draw(st.booleans()),
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": keys * draw(st.integers(1, 3)),
+        "linear_key_head_dim": draw(st.integers(2, 12)),
+        "linear_value_head_dim": draw(st.integers(2, 12)),
+        "linear_conv_kernel_dim": draw(st.integers(1, 5)),
+    }
+    if kind != "qwen3_5_text":
+        config |= {
+            "num_experts": experts,
+            "num_experts_per_tok": draw(st.integers(1, experts)),
+            "moe_intermediate_size": draw(st.integers(1, 20)),
+            "shared_expert_intermediate_size": draw(st.integers(1, 20)),
+        }
+    return kind, config
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(configs(), st.sampled_from(CONTRACTS), cuts)
+def test_anything(config: tuple[str, dict[str, Any]], contract: str, pieces: list[int]) -> None:
+    if "full_attention" not in config[1]["layer_types"]:
+        config[1]["layer_types"][-1] = "full_attention"
+    assert_parity(build(config[0], **config[1]), recipe(contract, "per-layer"), {"pieces": pieces})
