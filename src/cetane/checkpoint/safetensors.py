@@ -46,6 +46,8 @@ class SafetensorsCheckpoint(Checkpoint):
             config, tensors = text_config(config, path), text_tensors(tensors)
         super().__init__(source, config, tensors)
         self.quantization = quantization
+        if folder.parent.name == "snapshots":  # the hub's cache names folders for commits
+            self.revision = folder.name
 
     @classmethod
     def open(

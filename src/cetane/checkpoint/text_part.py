@@ -36,8 +36,12 @@ def text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
 def text_tensors(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """The text part's tensors, by the names of a text model."""
     return {
-        ours + name.removeprefix(theirs): tensor
-        for name, tensor in tensors.items()
-        for theirs, ours in _PREFIXES.items()
-        if name.startswith(theirs)
+        ours: tensor for name, tensor in tensors.items() if (ours := text_name(name)) is not None
     }
+
+
+def text_name(name: str) -> str | None:
+    """A tensor's name in the text model, by its name in a multimodal one; None for other tensors."""
+    return next(
+        (ours + name.removeprefix(t) for t, ours in _PREFIXES.items() if name.startswith(t)), None
+    )
