@@ -32,6 +32,10 @@ class WrappedCheckpoint(Checkpoint):
         self.base = base
         self.quantization, self.revision = base.quantization, base.revision
 
+    @property
+    def unchanged(self) -> Checkpoint:
+        return self.base.unchanged
+
     def __contains__(self, name: object) -> bool:
         return name in self.base
 
@@ -140,7 +144,9 @@ class CheckpointWithAdapters(WrappedCheckpoint):
 
     def read(self, name: str) -> torch.Tensor:
         shape = self.shape(name)
-        return self._read_rows(name, 0, shape[0]) if AdapterTensor.parse(name) else super().read(name)
+        return (
+            self._read_rows(name, 0, shape[0]) if AdapterTensor.parse(name) else super().read(name)
+        )
 
     def _read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         wanted = AdapterTensor.parse(name)

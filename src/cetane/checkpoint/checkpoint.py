@@ -141,6 +141,11 @@ class Checkpoint(ABC):
     def _read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         return self.read(name)[start:stop].clone()
 
+    @property
+    def unchanged(self) -> Checkpoint:
+        """The checkpoint without its adapters."""
+        return self
+
     def with_merged(self, adapter: str) -> Checkpoint:
         """The base with one of `adapters` merged into it: the truth of a port's adapter."""
         raise CetaneError(f"{self.source} has no adapter {adapter!r}")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
 """The beginning of every tensor's name in peft's files."""
-MERGE = "--lora FOLDER merges such a change into the base"
 LARGEST_RANK = 4096
 COMMIT = re.compile("[0-9a-f]{40}")
 FLOATS = ("F32", "F16", "BF16")
@@ -44,7 +43,8 @@ NEUTRAL = {
 itself ignores `fan_in_fan_out` for linear layers, and all layers here are linear."""
 PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` that leave the base as it is."""
-PATTERN = re.compile(r"\^?(?:[\w.-]|\\[.d]|\[[\w-]+\])(?:[\w.-]|\\[.d]|\[[\w-]+\]|[*+](?![*+]))*\$?")
+ATOM = r"(?:[\w.-]|\\[.d]|\[[\w-]+\])"
+PATTERN = re.compile(rf"\^?(?:{ATOM}[*+]?)+\$?")
 MOST_REPEATS, LONGEST_PATTERN = 2, 200
 """Patterns of names are regular expressions of an untrusted file: without groups and with few
 repeats, a match takes no long time."""
@@ -162,7 +162,7 @@ class Lora:
         """SHA-256 (hex) of headers, file sizes and modification times."""
         digest = hashlib.sha256(self.config.model_dump_json().encode())
         digest.update(file_identity(self.folder / WEIGHTS).encode())
-        for name, stored in sorted([*self.replaced.items(), *parts(self.changes)]):
+        for name, stored in (*self.replaced.items(), *parts(self.changes)):
             digest.update(f"{name} {stored.offset} {stored.shape} {stored.dtype}\n".encode())
         return digest.hexdigest()
 
@@ -332,15 +332,3 @@ class AdapterReader:
 
     def wrong(self, why: str, hint: str = "save the adapter with peft again") -> CetaneError:
         return CetaneError(f"{self.file}: {why}", hint)
-
-
-def content_of(lora: Lora) -> dict[str, Any]:
-    """A few facts about an adapter, for `cetane inspect`."""
-    return {
-        "folder": str(lora.folder),
-        "base": lora.config.base_model_name_or_path,
-        "rank": lora.rank,
-        "dora": lora.config.use_dora,
-        "changes": len(lora.changes),
-        "replaces": sorted(lora.replaced),
-    }

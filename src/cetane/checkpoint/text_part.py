@@ -41,7 +41,7 @@ def text_tensors(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def text_name(name: str) -> str | None:
-    """A tensor's name in the text model, by its name in a multimodal one; None for other tensors."""
+    """The text model's name of a tensor, by a multimodal model's; None for other tensors."""
     return next(
         (ours + name.removeprefix(t) for t, ours in _PREFIXES.items() if name.startswith(t)), None
     )

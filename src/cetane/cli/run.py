@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cetane.cli.options import Backend, BundlePath, DraftTokens, Json, MaxNew
+from cetane.cli.options import AdapterName, Backend, BundlePath, DraftTokens, Json, MaxNew
 from cetane.cli.output import facts, print_json, progress, warn
 from cetane.errors import CetaneError
 
@@ -31,6 +31,7 @@ def run(
     prompt: Annotated[str | None, typer.Argument(help="The prompt.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Hold a conversation.")] = False,
     prompt_ids: PromptIdsOption = None,
+    adapter: AdapterName = None,
     max_new: MaxNew = 512,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(min=0, help="0 keeps all.")] = 0,
@@ -66,7 +67,7 @@ def run(
     if speculative is not None:
         drafter = DrafterOptions(speculative, ngram_min, ngram_max, draft_tokens)
     with progress("loading"):
-        model = load(bundle, backend=backend, speculative=drafter, exclusive=True)
+        model = load(bundle, backend=backend, speculative=drafter, exclusive=True, adapter=adapter)
     with model:
         if chat:
             Chat(model, max_new, sampling).run()

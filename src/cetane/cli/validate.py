@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cetane.cli.options import Checkpoint, Json, Verbose
+from cetane.cli.options import Adapters, Checkpoint, Json, Lora, Verbose
 from cetane.cli.output import (
     conclude,
     console,
@@ -29,6 +29,8 @@ def validate(
         typer.Argument(metavar="BUNDLE", help="A bundle, or a folder for CoreML-LLM's runtime."),
     ],
     model: Checkpoint = None,
+    lora: Lora = None,
+    adapter: Adapters = None,
     text: Annotated[
         Path | None,
         typer.Option("--perplexity", help="Measure perplexity on a text file instead."),
@@ -58,6 +60,7 @@ def validate(
     code 1 when a gate fails.
     """
     from cetane.pipeline import validate as gates
+    from cetane.pipeline.request import read_adapters
 
     if (bundle / "model_config.json").is_file():  # no bundle has this file
         validate_folder(bundle, json)
@@ -75,7 +78,9 @@ def validate(
     if text is not None:
         measure(bundle, text, tokens, model, json)
     with progress("validate") as update:
-        result = gates.validate(bundle, model=model, progress=update)
+        result = gates.validate(
+            bundle, model=model, lora=lora, adapters=read_adapters(adapter or []), progress=update
+        )
     conclude(result, json, lambda outcome: show(outcome, verbose))
 
 

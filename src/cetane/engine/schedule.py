@@ -39,10 +39,11 @@ class Schedule:
         self.groups: Collection[Slots] = plan.caches.values()
         self.context = plan.recipe.cache.context
         self.whole = whole
-        adapted = {name: adapter.modes for name, adapter in plan.adapters.items()}
+        adapted: dict[str | None, Mapping[Mode, ModePlan]] = {None: plan.modes}
+        adapted |= {name: adapter.modes for name, adapter in plan.adapters.items()}
         self._steps = {
             (adapter, mode, logits): by_shard(steps)
-            for adapter, modes in {None: plan.modes, **adapted}.items()
+            for adapter, modes in adapted.items()
             for mode in self.modes
             for logits, steps in ((True, modes[mode].steps), (False, modes[mode].silent))
         }

@@ -95,12 +95,9 @@ def parameters(
 @contextmanager
 def adapter_on(blocks: Iterable[Block], name: str | None) -> Iterator[None]:
     """A context in which the projections of some blocks include an adapter."""
-    changed = [
-        module
-        for block in blocks
-        for module in block.root.modules()
-        if isinstance(module, Projection) and name in module.adapters
-    ]
+    modules = [module for block in blocks for module in block.root.modules()]
+    projections = [module for module in modules if isinstance(module, Projection)]
+    changed = [p for p in projections if name is not None and name in p.adapters]
     for module in changed:
         module.active = name
     try:

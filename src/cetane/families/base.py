@@ -130,18 +130,22 @@ class Block(nn.Module):
     def weights(self, adapter: str | None = None) -> Iterator[tuple[str, Weight]]:
         """The paths of the root's parameters that this block uses, with their weights.
 
-        With an adapter, its own parameters come after the base's.
+        With an adapter, its own parameters come after the base's, without the biases that it
+        replaces.
         """
+        added = {} if adapter is None else dict(self.adapter_weights(adapter))
+        replaced = {path.replace(f"adapters.{adapter}.bias", "bias") for path in added}
         for path, module in self.named_modules():
             if isinstance(module, Leaf):
                 for name, held in module.held.items():
                     full, stored = (
                         f"{path}.{leaf}" if path else leaf for leaf in (name, held.source or name)
                     )
+                    if full in replaced:
+                        continue
                     shape = tuple(module.get_parameter(name).shape)
                     yield full, replace(self.weight(stored, shape, held), columns=held.columns)
-        if adapter is not None:
-            yield from self.adapter_weights(adapter)
+        yield from added.items()
 
     def adapter_weights(self, adapter: str | None = None) -> Iterator[tuple[str, Weight]]:
         """The paths of an adapter's own parameters, with their weights; by default, of all."""

@@ -17,6 +17,7 @@ from cetane.families.axes import Axes
 if TYPE_CHECKING:
     from cetane.families.adapters import ProjectionAdapter
 
+
 @torch.library.custom_op("cetane::layer_norm", mutates_args=())
 def layer_norm(x: Tensor, axis: int, eps: float) -> Tensor:
     """Normalise `x` over any one axis. Core ML's `layer_norm` takes any axis, torch's does not.
@@ -138,7 +139,7 @@ class Projection(Leaf):
     @property
     def adapter(self) -> "ProjectionAdapter | None":
         """The active adapter, if it changes this projection."""
-        if self.active not in self.adapters:
+        if self.active is None or self.active not in self.adapters:
             return None
         return cast("ProjectionAdapter", self.adapters[self.active])
 

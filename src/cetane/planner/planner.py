@@ -227,13 +227,13 @@ class Planner:
         return makers(self.arrangement, shard)
 
     def plan(self) -> Plan:
-        """The whole plan."""
+        """The whole plan; `on` an adapter, its modes include that."""
         recipe, model = self.recipe, self.model
         shards = tuple(self._shard(name, blocks) for name, blocks in self.members.items())
         contexts = {c for c in CONTEXTS if c <= model.max_context} | {recipe.cache.context}
         order, context = self.arrangement.order, recipe.cache.context
         tables = self._tables()
-        return Plan(
+        plan = Plan(
             architecture=str(self.checkpoint.config["model_type"]),
             recipe=recipe,
             hidden=model.hidden,
@@ -252,9 +252,10 @@ class Planner:
             tables=tables,
             rotary=tuple(model.rotary),
             shards=shards,
-            modes=self._modes(self.adapter),
+            modes=self._modes(None),
             adapters={name: self._adapter(name, lora) for name, lora in self.adapters.items()},
         )
+        return plan.on(self.adapter)
 
     def _adapter(self, name: str, lora: Lora) -> AdapterPlan:
         return AdapterPlan(
@@ -287,7 +288,7 @@ class Planner:
         """A step in which functions include an adapter where it changes them."""
         if adapter is None:
             return step
-        own = self._changed(step.shard, adapter)
+        own = self.changes(step.shard, adapter)
 
         def name(function: str) -> str:
             return with_adapter(function, adapter) if function in own else function
@@ -297,8 +298,8 @@ class Planner:
         experts = tuple(tuple(map(name, functions)) for functions in step.experts)
         return step.model_copy(update={"experts": experts})
 
-    def _changed(self, shard: str, adapter: str) -> frozenset[str]:
-        """The names of a shard's base functions that an adapter changes."""
+    def changes(self, shard: str, adapter: str) -> frozenset[str]:
+        """The names of those of a shard's functions that an adapter changes."""
         key = shard, adapter
         if key not in self._changes:
             graphs = self.graphs(shard)

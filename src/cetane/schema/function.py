@@ -30,7 +30,9 @@ class Function(Data):
 
     def including(self, adapter: str) -> "Function":
         """The same function with an adapter."""
-        return self.model_copy(update={"name": with_adapter(self.name, adapter), "adapter": adapter})
+        return self.model_copy(
+            update={"name": with_adapter(self.name, adapter), "adapter": adapter}
+        )
 
 
 def with_adapter(function: str, adapter: str) -> str:

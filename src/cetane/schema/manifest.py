@@ -39,7 +39,7 @@ class Manifest(Data):
     """The checkpoint as the user named it. Gates compare with it unless another is given."""
     fingerprint: str
     """`Checkpoint.fingerprint`: a hash of headers, file sizes and dates."""
-    lora: tuple[AdapterSource, ...] = Field(default=(), exclude_if=lambda lora: not lora)
+    lora: AdapterSource | None = Field(default=None, exclude_if=lambda lora: lora is None)
     """The adapter that is merged into the weights."""
     adapters: dict[AdapterName, AdapterSource] = Field(
         default_factory=dict, exclude_if=lambda adapters: not adapters
