@@ -219,5 +219,7 @@ def with_adapters(base: Checkpoint, folders: Mapping[str, str | Path]) -> Checkp
     """The base with the adapters of some folders beside it, by name."""
     if len(folders) > MOST_ADAPTERS:
         raise CetaneError(f"{len(folders)} adapters: more than {MOST_ADAPTERS}")
-    opened = {name: open_lora(Path(f).expanduser(), base) for name, f in folders.items()}
+    opened = {
+        name: open_lora(Path(folder).expanduser(), base) for name, folder in sorted(folders.items())
+    }
     return CheckpointWithAdapters(base, opened)

@@ -277,16 +277,16 @@ class AdapterReader:
 
     def canonical(self, name: str) -> str:
         """The base's name for a tensor of the model that the adapter was trained on."""
-        known = name if name in self.base else text_name(name)
-        if known is None or known not in self.base:
-            raise self.wrong(
-                f"it changes {name}, which {self.base.source} does not have",
-                f"{self.stated}; give that base",
-            )
+        known = name if name in self.base else text_name(name) or name
         if self.tied and known in (EMBEDDING, HEAD):
             raise self.wrong(
                 f"it changes {name}, which is embedding and head at once: peft changes only one",
                 "train it without embed_tokens and lm_head",
+            )
+        if known not in self.base:
+            raise self.wrong(
+                f"it changes {name}, which {self.base.source} does not have",
+                f"{self.stated}; give that base",
             )
         return known
 
