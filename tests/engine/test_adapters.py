@@ -1,11 +1,14 @@
 """Adapters beside a base, on the programs: peft's models are the truth."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.conftest import build_model
+from tests.peft_folders import save_adapter
 
 from cetane.checkpoint import open_checkpoint
 from cetane.engine.authored import authored_engine
@@ -68,6 +71,39 @@ def test_an_adapter_changes_between_two_tokens(contract: str, adapted: Any, reci
     np.testing.assert_allclose(np.concatenate(ours), np.concatenate(wanted), rtol=0, atol=1e-4)
     alone = logits(adapted.merged["plain"], IDS)[-1]
     assert np.abs(wanted[-1][-1] - alone).max() > 0.1  # the switches count
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "phi3": {},
+    "granite": {"residual_multiplier": 0.3, "logits_scaling": 2.0},
+    "gemma3_text": {"sliding_window": 16, "tie_word_embeddings": True},
+    "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
+    "qwen2": {"num_hidden_layers": 1},
+}
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(
+    family: str, split: bool, tmp_path: Path, recipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No family knows of adapters: fused and split projections, factors and biases all work."""
+    if split:
+        monkeypatch.setattr("cetane.families.base.on_notch", lambda *_: True)
+        monkeypatch.setattr("cetane.families.base.cut", lambda *_: 32)
+    model = build_model(family, **FAMILIES[family])
+    model.save_pretrained(tmp_path / "base")
+    bias = "all" if family == "qwen2" else "none"
+    merged = save_adapter(
+        tmp_path / "lora", model, r=2, target_modules="all-linear", use_dora=True, bias=bias
+    )
+    checkpoint = open_checkpoint(tmp_path / "base", adapters={"a": tmp_path / "lora"})
+    planner = Planner(checkpoint, recipe(lowering={"split_contracting": split}))
+    engine = authored_engine(planner, checkpoint)
+    wanted = logits(merged, IDS)
+    assert np.abs(wanted - logits(model, IDS)).max() > 0.5
+    ours = engine.session(adapter="a").feed(IDS, "all")
+    np.testing.assert_allclose(ours, wanted, rtol=0, atol=1e-4)
 
 
 def test_a_refused_draft_leaves_nothing(adapted: Any, engine: Engine) -> None:

@@ -42,11 +42,13 @@ def base_checks(checkpoint: Checkpoint) -> Iterator[Check]:
 def unknown_bases(checkpoint: Checkpoint) -> Iterator[str]:
     """Warnings about adapters whose stated base is not on this machine."""
     for lora in (*checkpoint.merged, *checkpoint.adapters.values()):
-        if stated_base(lora) is None:
-            name = lora.config.base_model_name_or_path or "no base"
+        name = lora.config.base_model_name_or_path
+        if not name:
+            yield f"{lora.folder} states no base: only shapes were compared"
+        elif stated_base(lora) is None:
             yield (
-                f"{lora.folder} states {name}, which is not on this machine: only shapes were "
-                "compared"
+                f"{lora.folder} states the base {name}, which is not on this machine: only shapes "
+                "were compared"
             )
 
 

@@ -61,6 +61,11 @@ def export_coreml_llm(
     bundle = Bundle(Path(source))
     target = new_folder(output, bundle.path)
     bundle.verify()
+    if bundle.plan.adapters:
+        raise CetaneError(
+            f"{source} has adapters, which CoreML-LLM's runtime does not know",
+            "port the model with --lora FOLDER, which merges one",
+        )
     checkpoint = checkpoint_of(bundle)
     if checkpoint.fingerprint != bundle.manifest.fingerprint:
         raise CetaneError(
