@@ -56,6 +56,8 @@ def build_model(model_type: str = "llama", **config: Any) -> transformers.PreTra
 class InMemoryCheckpoint:
     """A transformers model as the checkpoint that its files would be."""
 
+    quantization = None
+
     def __init__(self, model: transformers.PreTrainedModel) -> None:
         self.source = f"a tiny {model.config.model_type}"
         self.config: dict[str, Any] = model.config.to_dict()

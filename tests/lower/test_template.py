@@ -14,7 +14,7 @@ import torch
 from cetane.errors import CetaneError
 from cetane.families import Block
 from cetane.lower.convert import convert_shard
-from cetane.lower.lower import Lowering, encode, files
+from cetane.lower.lower import Lowering, files
 from cetane.lower.package import WEIGHTS
 from cetane.lower.template import Template, used_by
 from cetane.mil import load
@@ -137,7 +137,7 @@ def test_the_constants_are_the_weights(lowering: Callable[..., Lowering], tmp_pa
     for shard in ("layer-00", "layer-01"):
         made.lower(shard, tmp_path / shard)
         used = used_by(made.planner, shard)
-        wanted = [encode(item, made.weights).decode() for item in used.values()]
+        wanted = [made.encode(item.weight).decode() for item in used.values()]
         for function in load(tmp_path / shard).functions.values():
             ops = {op.name: op for op in function.ops}
             for label, value in zip(used, wanted, strict=True):

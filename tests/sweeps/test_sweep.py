@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from cetane.checkpoint import Checkpoint, open_checkpoint
-from cetane.compress import Selection, parse_format, pattern
+from cetane.compress import Selection, SensitivityFile, parse_format, pattern
 from cetane.errors import CetaneError
 from cetane.families import Head
 from cetane.gates.compressions import Judge
@@ -321,7 +321,10 @@ def test_a_pattern_matches_what_it_should() -> None:
 
 
 def test_a_model_with_experts(
-    in_memory: Callable[..., Any], tiny_model: Callable[..., Any], recipe: Callable[..., Recipe]
+    in_memory: Callable[..., Any],
+    tiny_model: Callable[..., Any],
+    recipe: Callable[..., Recipe],
+    tmp_path: Path,
 ) -> None:
     """Every weight of every family is reached: those of experts, convolutions and cut heads too."""
     config = {"num_hidden_layers": 4, "num_experts": 2, "moe_intermediate_size": 32,
@@ -329,13 +332,12 @@ def test_a_model_with_experts(
     checkpoint = in_memory(tiny_model("zaya", **config))
     judge = Judge(checkpoint, recipe(verify=None, layout={"kind": "per-block"}))
     tokens = [int(t) for t in np.random.default_rng(1).integers(1, 288, 64)]
-    judge.sensitivities = moments.measure(judge, tokens)
+    digest = moments.measure(judge, tokens).save(tmp_path / "counted.safetensors")
+    counted = SensitivityFile(file="counted.safetensors", sha256=digest)
+    counted.beside(tmp_path / "recipe.toml")
     before = list(judge.read(tokens))
     for name in ("int8-per-channel", "palette8-weighted-per-tensor"):
-        form = parse_format(name)
-        for parameter in judge.parameters:
-            if parameter.weight.kind:
-                parameter.store(checkpoint, form, judge.sensitivities)
+        judge.compress(Selection(default=name, sensitivity=counted))
         found = judge.compare(before)
         assert 0 < found.kl < 0.1
         assert min(found.cosines.values()) > 0.99

@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cetane.checkpoint.checkpoint import Checkpoint
     from cetane.checkpoint.open import open_checkpoint
+    from cetane.checkpoint.rotated import Fold, RotatedCheckpoint, Turn
     from cetane.checkpoint.tokenizer import Tokenizer
 
-__all__ = ["Checkpoint", "Tokenizer", "open_checkpoint"]
+__all__ = ["Checkpoint", "Fold", "RotatedCheckpoint", "Tokenizer", "Turn", "open_checkpoint"]
 
-_MODULES = {"Checkpoint": "checkpoint", "Tokenizer": "tokenizer", "open_checkpoint": "open"}
+_MODULES = {
+    "Checkpoint": "checkpoint", "Tokenizer": "tokenizer", "open_checkpoint": "open",
+    "Fold": "rotated", "RotatedCheckpoint": "rotated", "Turn": "rotated",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -12,50 +12,16 @@ from typing import TYPE_CHECKING
 from cetane.checkpoint.checkpoint import Checkpoint
 from cetane.checkpoint.lora import Lora, open_lora
 from cetane.checkpoint.safetensors import read_tensor
+from cetane.checkpoint.wrapped import WrappedCheckpoint
 from cetane.errors import CetaneError
 from cetane.validation import ADAPTER_NAME
 
 if TYPE_CHECKING:
     import torch
 
-    from cetane.checkpoint.tokenizer import Tokenizer
 
 MOST_ADAPTERS = 32
 SHARED_BASE = "--lora FOLDER merges it into the base"
-
-
-class WrappedCheckpoint(Checkpoint):
-    """A checkpoint that reads from another one."""
-
-    def __init__(self, base: Checkpoint) -> None:
-        super().__init__(base.source, base.config, {})
-        self.base = base
-        self.quantization, self.revision = base.quantization, base.revision
-
-    @property
-    def unchanged(self) -> Checkpoint:
-        return self.base.unchanged
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.base
-
-    def names(self) -> list[str]:
-        return self.base.names()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.base.shape(name)
-
-    def dtype(self, name: str) -> str:
-        return self.base.dtype(name)
-
-    def read(self, name: str) -> torch.Tensor:
-        return self.base.read(name)
-
-    def _read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        return self.base.read_rows(name, start, stop)
-
-    def _load_tokenizer(self) -> Tokenizer:
-        return self.base.tokenizer
 
 
 class MergedCheckpoint(WrappedCheckpoint):
@@ -115,7 +81,6 @@ class CheckpointWithAdapters(WrappedCheckpoint):
 
     def __init__(self, base: Checkpoint, adapters: Mapping[str, Lora]) -> None:
         super().__init__(base)
-        self.merged = base.merged
         self.adapters = adapters
         for name, lora in adapters.items():
             check_beside(name, lora)

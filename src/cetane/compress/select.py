@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from cetane.compress.formats import Format, parse_format
+from cetane.compress.fitted import FittedFile
+from cetane.compress.formats import Format, Palette, parse_format
 from cetane.compress.sensitivity import SensitivityFile
 from cetane.errors import CetaneError
 from cetane.validation import Data, nearest
@@ -23,6 +24,7 @@ def _known_default(name: str) -> str:
     return name if name == AUTO else _known_format(name)
 
 
+Method = Literal["plain", "weighted", "gptq", "tuned"]
 FormatName = Annotated[str, AfterValidator(_known_format)]
 AUTO, SMALLEST = "auto", "palette6-kmeans-group32"
 """A default that a port chooses by what its recipe promises; and what stands for it until then, the
@@ -37,20 +39,44 @@ class Selection(Data):
     - `names` applies to weights by a case-sensitive glob pattern of their canonical name
       ("model.layers.0.*"), in the order of the file.
     - `sensitivity` names the file of sensitivities, for formats that need them.
+    - `method` finds the constants of a format. `plain` needs only the weight. The others need the
+      model: `weighted` the mean squares of a layer's inputs, `gptq` all their products. `tuned`
+      continues from `gptq` with the model's answers.
+    - `rotate` turns channels before, so that no outlier is left.
+    - `fitted` names the file of constants that such a method made. A build adds it.
     """
 
     default: Annotated[str, AfterValidator(_known_default)] = "fp16"
     types: dict[str, FormatName] = Field(default_factory=dict)
     names: dict[str, FormatName] = Field(default_factory=dict)
     sensitivity: SensitivityFile | None = None
+    method: Method = Field(default="plain", exclude_if=lambda method: method == "plain")
+    minutes: float = Field(default=30.0, gt=0, exclude_if=lambda minutes: minutes == 30.0)
+    """That `tuned` may take, the rounding before it and the text aside."""
+    rotate: bool = Field(default=False, exclude_if=lambda rotate: not rotate)
+    """Whether the residual stream and the values of attention are turned first, which spreads
+    outliers: the same function, with weights that round better."""
+    fitted: FittedFile | None = Field(default=None, exclude_if=lambda file: file is None)
 
     @model_validator(mode="after")
     def consistent(self) -> "Selection":
+        if self.fitted is not None and self.method == "plain":
+            raise ValueError("fitted: plain constants are no function of a file; name the method")
+        if self.auto and self.method != "plain":
+            raise ValueError(
+                f'method: "{self.method}" makes the constants of one format; name it in default'
+            )
         formats = (*self.types.values(), *self.names.values())
         for name in formats if self.auto else (self.default, *formats):
             if parse_format(name).weighted and self.sensitivity is None:
                 raise ValueError(
                     f"{name} needs compression.sensitivity: the file that cetane sweep writes"
+                )
+            form = parse_format(name)
+            if self.method != "plain" and isinstance(form, Palette) and form.mode != "kmeans":
+                raise ValueError(
+                    f"{name} places its palettes in a way of its own: with method = "
+                    f'"{self.method}", write {name.replace(form.mode, "kmeans")}'
                 )
         return self
 

@@ -14,11 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import Field, PrivateAttr
-
+from cetane.compress.beside import FileBeside
 from cetane.errors import CetaneError
 from cetane.files import read_bytes
-from cetane.validation import Data
 
 if TYPE_CHECKING:  # a recipe is read without numpy
     import numpy as np
@@ -79,46 +77,17 @@ def stored_key(path: Path) -> str | None:
         return None
 
 
-class SensitivityFile(Data):
-    """A recipe's `[compression.sensitivity]`: a safetensors file beside the recipe, and its hash.
-
-    The hash fixes what the recipe makes: a file that was replaced is refused.
-    """
-
-    file: str = Field(min_length=1)
-    sha256: str = Field(pattern="[0-9a-f]{64}")
-    _folder: Path = PrivateAttr(default_factory=Path)
-
-    def __eq__(self, other: object) -> bool:
-        """Equal if the hashes are: the recipe in a bundle does not know the folder."""
-        return isinstance(other, SensitivityFile) and self.sha256 == other.sha256
-
-    def __hash__(self) -> int:
-        return hash(self.sha256)
-
-    def beside(self, recipe: Path) -> None:
-        """Look for the file in the folder of this recipe."""
-        self._folder = recipe.parent
+class SensitivityFile(FileBeside):
+    """A recipe's `[compression.sensitivity]`."""
 
     def read(self) -> Sensitivities:
         """Read the file. Raises CetaneError if it is missing, has another hash or other content."""
         from safetensors import SafetensorError
         from safetensors.numpy import load
 
-        path = self._folder / self.file
+        path = self.verify("compression.sensitivity", "cetane sweep MODEL writes it")
         try:
-            content = read_bytes(path, LARGEST)
-        except CetaneError as error:
-            raise CetaneError(
-                f"compression.sensitivity: {error.message}", "cetane sweep MODEL writes it"
-            ) from error
-        if hashlib.sha256(content).hexdigest() != self.sha256:
-            raise CetaneError(
-                f"compression.sensitivity: {path} is not the file that the recipe was written for",
-                "cetane sweep MODEL writes both",
-            )
-        try:
-            inputs = load(content)
+            inputs = load(read_bytes(path, LARGEST))
         except (SafetensorError, ValueError, KeyError) as error:
             raise CetaneError(f"{path}: not a safetensors file: {error}") from error
         if any(v.dtype != "float32" or v.ndim != 1 for v in inputs.values()):

@@ -44,6 +44,7 @@ from cetane.families.caches import (
 )
 from cetane.families.layers import AttentionHeads, Held, Leaf, Projection, RMSNorm, attend, rotate
 from cetane.families.rotary import RotaryTable
+from cetane.families.rotation import rotated
 from cetane.families.shard import Shard
 from cetane.hardware.quiet import quiet_transformers
 from cetane.schema.interface import Order
@@ -89,6 +90,7 @@ __all__ = [
     "options_of",
     "parse_config",
     "rotate",
+    "rotated",
     "tensor_layout",
 ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
@@ -51,6 +51,21 @@ class Exchange:
     channels: tuple[int, int, int] = (1, 1, -1)
     """The shape of the channels that are read. The middle axis is written only once, for all query
     heads of a key/value head."""
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """The channels of a block that may have another orthogonal basis, by paths of projections."""
+
+    writers: tuple[str, ...] = ()
+    """Those whose outputs are added to the residual stream, as they are or times one number. Empty
+    if something else is added too, as the output of a norm."""
+    readers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Those that read the residual stream, by the path of the norm before them, which stores its
+    gains as they are."""
+    values: tuple[str, str, int] | None = None
+    """The projection that makes the values of attention heads, the one that reads what attention
+    makes of them, and a head's width."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +136,10 @@ class Block(nn.Module):
         """The places where a factor on channels can move from writers to readers; none by
         default."""
         return ()
+
+    def spaces(self) -> Spaces | None:
+        """The channels that a rotation may turn; None if there are none."""
+        return None
 
     @property
     def root(self) -> Block:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from cetane.errors import CetaneError
-from cetane.families.base import Block, Flow, Memory
+from cetane.families.base import Block, Flow, Memory, Spaces
 from cetane.families.kinds import KINDS, LayerKind
 from cetane.families.layers import MLP, AttentionHeads, Projection, RMSNorm, attend, rotate
 from cetane.families.options import ResidualOptions, residual_eps
@@ -164,6 +164,11 @@ class GemmaLayer(Block):
         self.pre_feedforward_layernorm = RMSNorm(size, before, unit_offset=unit)
         self.mlp = MLP(size, inner, config.hidden_activation)
         self.post_feedforward_layernorm = RMSNorm(size, eps, unit_offset=unit, factor=scale)
+
+    def spaces(self) -> Spaces | None:
+        """Norms make what is added to the residual stream: only values can be turned."""
+        width = self.self_attn.heads.dim
+        return Spaces(values=("self_attn.v_proj", "self_attn.o_proj", width))
 
     def kept(self, flow: Flow, memory: Memory) -> Any:
         """The memory that gives attention its keys and values."""

@@ -163,6 +163,10 @@ class Gemma4Layer(GemmaLayer):
             self.act = activation(config.hidden_activation)
         self.layer_scalar = Scalar()
 
+    def spaces(self) -> None:
+        """Nothing turns: values may be keys too, or another layer's."""
+        return
+
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         return super().weight(path.replace("layer_scalar.value", "layer_scalar"), shape, held)
 

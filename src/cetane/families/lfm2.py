@@ -17,6 +17,7 @@ from cetane.families.base import (
     History,
     Memory,
     Model,
+    Spaces,
     StoredTable,
 )
 from cetane.families.layers import AttentionHeads, CausalTaps, Projection, RMSNorm, attend, rotate
@@ -140,6 +141,19 @@ class Lfm2Layer(Block):
         return (
             Exchange(("feed_forward.w2",), ("feed_forward.w3.weight",)),
             Exchange(("feed_forward.w1", "feed_forward.w3"), ("ffn_norm.weight",)),
+        )
+
+    def spaces(self) -> Spaces:
+        if self.attends:
+            first: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+            writer, width = "self_attn.out_proj", self.self_attn.heads.dim
+            values = ("self_attn.v_proj", writer, width)
+        else:
+            first, writer, values = ("conv.in_proj",), "conv.out_proj", None
+        return Spaces(
+            (writer, "feed_forward.w2"),
+            {"operator_norm": first, "ffn_norm": ("feed_forward.w1", "feed_forward.w3")},
+            values,
         )
 
     def forward(self, flow: Flow, memory: Memory) -> None:

@@ -20,6 +20,7 @@ from cetane.families.base import (
     Flow,
     Memory,
     Model,
+    Spaces,
     StoredTable,
     Weight,
 )
@@ -192,6 +193,14 @@ class LlamaLayer(Block):
             Exchange(("mlp.down_proj",), ("mlp.up_proj.weight", "mlp.up_proj.bias")),
             Exchange(qkv, ("input_layernorm.weight",)),
             Exchange(("mlp.gate_proj", "mlp.up_proj"), ("post_attention_layernorm.weight",)),
+        )
+
+    def spaces(self) -> Spaces:
+        qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        return Spaces(
+            ("self_attn.o_proj", "mlp.down_proj"),
+            {"input_layernorm": qkv, "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj")},
+            ("self_attn.v_proj", "self_attn.o_proj", self.self_attn.heads.dim),
         )
 
     def forward(self, flow: Flow, memory: Memory) -> None:

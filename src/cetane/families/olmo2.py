@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from cetane.families.base import Block, Exchange, Flow, Memory, Model, StoredTable
+from cetane.families.base import Block, Exchange, Flow, Memory, Model, Spaces, StoredTable
 from cetane.families.kinds import KINDS, LayerKind
 from cetane.families.layers import MLP, AttentionHeads, Projection, RMSNorm, attend, rotate
 from cetane.families.options import ResidualOptions, residual_eps
@@ -93,6 +93,11 @@ class OlmoLayer(Block):
             Exchange(("self_attn.o_proj",), values, shared),
             Exchange(("mlp.down_proj",), ("mlp.up_proj.weight", "mlp.up_proj.bias")),
         )
+
+    def spaces(self) -> Spaces:
+        """Norms make what is added to the residual stream: only values can be turned."""
+        width = self.self_attn.heads.dim
+        return Spaces(values=("self_attn.v_proj", "self_attn.o_proj", width))
 
     def forward(self, flow: Flow, memory: Memory) -> None:
         h, *host = (flow[name] for name in self.reads)

@@ -11,7 +11,7 @@ import torch
 
 from cetane.bundle.tables import QuantizedRows, Tables, TokenRows, quantize_rows
 from cetane.checkpoint import Checkpoint
-from cetane.compress import Format, Selection, Sensitivities, parse_format
+from cetane.compress import Selection, parse_format
 from cetane.engine.authored import authored_engine
 from cetane.engine.backend import Array
 from cetane.engine.call import columns
@@ -19,7 +19,8 @@ from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
 from cetane.families import Block, Weight
 from cetane.gates import metrics
-from cetane.planner import Planner
+from cetane.planner import Encoder, Planner
+from cetane.planner.weights import format_of
 from cetane.schema.function import Route, Step
 from cetane.schema.recipe import Mode, Recipe, parse_recipe
 
@@ -58,31 +59,25 @@ class Parameter:
 
     def __init__(self, block: Block, path: str, weight: Weight) -> None:
         self.block, self.path, self.weight = block, path, weight
-        self.stored: str | None = None
-        """The format of its values."""
+        self.stored: tuple[str, str] | None = None
+        """The format of its values, and what they were fitted by."""
 
-    def store(
-        self, checkpoint: Checkpoint, form: Format, sensitivities: Sensitivities | None
-    ) -> None:
-        """Give the module the weight, encoded in a format and decoded again."""
-        if self.stored == form.name:
+    def store(self, encoder: Encoder) -> None:
+        """Give the module the weight, encoded and decoded again."""
+        form = format_of(self.weight, encoder.compression)
+        by = encoder.fitted_by if form.bits < FP16.bits else ""
+        if self.stored == (form.name, by):
             return
-        weight, parameter = self.weight, self.block.get_parameter(self.path).data
-        if self.stored == FP16.name:
-            values = parameter.to(torch.float16).numpy()
-        else:
-            values = weight.read(checkpoint).to(torch.float16).numpy()
-        counts = None
-        if sensitivities and form.weighted:
-            counts = sensitivities.of(weight.name, weight.shape, weight.columns)
-        parameter.copy_(torch.from_numpy(form.encode(values, counts).decode()))
-        self.stored = form.name
+        parameter = self.block.get_parameter(self.path).data
+        halves = parameter.to(torch.float16).numpy() if self.stored == (FP16.name, "") else None
+        parameter.copy_(torch.from_numpy(encoder(self.weight, halves).decode()))
+        self.stored = form.name, by
 
     def round(self) -> None:
         """Store in fp16 what the module was loaded with."""
         parameter = self.block.get_parameter(self.path).data
         parameter.copy_(parameter.to(torch.float16))
-        self.stored = FP16.name
+        self.stored = FP16.name, ""
 
 
 class RoundedRows:
@@ -105,7 +100,6 @@ class Judge:
         for shard in self.planner.members:
             self.engine.open(shard)
         self.tables = self.engine.tables
-        self.sensitivities: Sensitivities | None = None
         blocks = chain.from_iterable(self.planner.members.values())
         self.parameters = [Parameter(b, path, w) for b in blocks for path, w in b.weights()]
         for parameter in self.parameters:
@@ -113,10 +107,9 @@ class Judge:
 
     def compress(self, selection: Selection) -> None:
         """Store every weight in the format of a selection. Weights already in it are kept."""
+        encoder = Encoder(self.checkpoint, selection)
         for parameter in self.parameters:
-            weight = parameter.weight
-            form = selection.format_for(weight.name, weight.kind) if weight.kind else FP16
-            parameter.store(self.checkpoint, form, self.sensitivities)
+            parameter.store(encoder)
 
     def store_rows(self, quantized: bool) -> None:
         """Look tokens up in tables of int8, or in the checkpoint's own."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cetane.checkpoint import Checkpoint
+from cetane.checkpoint import Checkpoint, RotatedCheckpoint, Turn
 from cetane.checkpoint.lora import WEIGHTS, Lora
 from cetane.engine.backend import Array
 from cetane.errors import CetaneError
@@ -84,16 +84,25 @@ class Reference:
     memory as a whole.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, own: bool = False) -> None:
+        """With `own` the tensors are the checkpoint's as our reader gives them: of a turned
+        checkpoint the turned ones. Else a turned checkpoint's model is the original one, and only
+        its residual stream is given, and taken, in the turned basis.
+        """
+        self.stream: Turn | None = None
+        if isinstance(checkpoint, RotatedCheckpoint) and not own:
+            self.stream, checkpoint = checkpoint.stream, checkpoint.base
         config = parse_config(checkpoint.config)
         empty = unfilled(config)
         size = sum(4 * parameter.numel() for parameter in empty.parameters())
         self.names = stored_names(empty, config)
         """The checkpoint's names of each module's own tensors, by module path."""
-        loaded = load_by_transformers(checkpoint, config, self.names) if size <= RESIDENT else None
+        self.resident = size <= RESIDENT
+        """Whether the model stays in memory between runs."""
+        by_transformers = self.resident and not own
+        loaded = load_by_transformers(checkpoint, config, self.names) if by_transformers else None
         readers = "transformers and peft" if checkpoint.merged else "transformers"
         self.loader = readers if loaded is not None else "cetane"
-        self.resident = size <= RESIDENT
         self.model: Any = empty if loaded is None else loaded
         self.model.requires_grad_(False)
         if loaded is None:
@@ -165,7 +174,7 @@ class Reference:
         return [
             Observed(
                 logits[row, np.searchsorted(kept, one.kept)].numpy(),
-                {truth: tensor[row, : len(one.tokens)].numpy() for truth, tensor in seen.items()},
+                {truth: self._given(truth, t[row, : len(one.tokens)]) for truth, t in seen.items()},
                 torch.stack(least).amin(0)[row, : len(one.tokens)].numpy() if least else None,
             )
             for row, one in enumerate(asked)
@@ -214,7 +223,15 @@ class Reference:
         seen: dict[Truth, Tensor] = {}
         with self._keeping(wanted, seen, stop=True), suppress(Stop):
             self.model(torch.tensor([list(tokens)]), use_cache=False)
-        return {truth: tensor[0].numpy() for truth, tensor in seen.items()}
+        return {truth: self._given(truth, tensor[0]) for truth, tensor in seen.items()}
+
+    def _given(self, truth: Truth, tensor: Tensor) -> Array:
+        """A tensor `(n, C)` in the basis that the port has: of a layer's output it is the residual
+        stream's."""
+        residual = truth[0].rpartition(".")[2].isdigit()
+        if residual and self.stream is not None:
+            tensor = self.stream(tensor).float()
+        return tensor.numpy()
 
     def agrees(self, prompt: Sequence[int], generated: Sequence[int]) -> Array:
         """`choices` of the model itself."""
@@ -224,7 +241,10 @@ class Reference:
     def head(self, hidden: Array, norm: str) -> Array:
         """Logits `(n, V)` for hidden states `(n, C)` after the last layer; `norm` is the path of
         the final norm."""
-        normed = self.model.get_submodule(norm)(torch.from_numpy(hidden))
+        stream = torch.from_numpy(hidden)
+        if self.stream is not None:
+            stream = self.stream(stream, back=True).float()
+        normed = self.model.get_submodule(norm)(stream)
         logits: Tensor = self.model.lm_head(normed)
         config = self.model.config
         logits = logits / getattr(config, "logits_scaling", 1.0)

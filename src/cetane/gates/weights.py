@@ -1,7 +1,9 @@
 """Are the weights right? Every constant, bit for bit, against the parameter that it stands for.
 
 The formats are deterministic, so a constant is right if the checkpoint's parameter, encoded again,
-gives the same arrays. Palettes that were placed by sensitivities may be judged where these are
+gives the same arrays. Constants that were fitted to the model are those of the file that the recipe
+names by its hash; whether or not it is there, they must be as near to the parameter as their format
+allows, within a factor. Palettes that were placed by sensitivities may be judged where these are
 missing: every index must then name the nearest entry of its palette, and the entries must be as
 near to the weights as a palette of equal weights is.
 """
@@ -13,22 +15,24 @@ from math import prod
 import numpy as np
 
 from cetane.bundle.tables import QuantizedRows, Tables, TokenRows, quantize_rows
-from cetane.compress import Sensitivities, SensitivityFile, palettes
-from cetane.compress.encoded import Affine, Dense, Encoded
+from cetane.compress import Format, Selection, palettes
+from cetane.compress.encoded import Affine, Dense, Encoded, Palettized
 from cetane.engine.authored import host_tables
 from cetane.engine.backend import Array
 from cetane.errors import CetaneError
 from cetane.families import Weight, Weights
 from cetane.gates.port import Port, Stored
 from cetane.gates.verdict import Check
-from cetane.planner import Planner
+from cetane.planner import Encoder, Planner
+from cetane.planner.encoding import can_be_fitted
 from cetane.validation import Data
 
 ROWS = 4096
 """Of a table, in memory at a time."""
 WORSE = 4.0
-"""How many times the squared error of the best palettes of equally counted weights a weighted one
-may have. Another matrix's palette errs by more than a hundred times that at four bits."""
+"""How many times the squared error of the best palettes of equally counted weights a weighted or a
+fitted one may have. At four bits another matrix's palette errs by more than a hundred times
+that."""
 
 
 class WrongWeight(Data):
@@ -51,38 +55,62 @@ def wrong_weights(port: Port, weights: Weights, tables: Tables) -> Iterator[Wron
 
 def wrong_constants(port: Port, weights: Weights, shard: str) -> Iterator[WrongWeight]:
     """The constants of a shard that are not what their format makes of their parameter."""
-    rules = port.planner.recipe.compression
-    sensitivities = known(rules.sensitivity) if rules.sensitivity else None
+    compression = port.planner.recipe.compression
+    encoder = encoder_of(weights, compression)
     for stored in port.constants(shard):
-        problem = wrong(stored, weights, sensitivities)
+        problem = wrong(stored, weights, compression, encoder)
         if problem:
             name = stored.constant.weight.name if stored.constant else ""
             yield WrongWeight(shard=shard, label=stored.label, parameter=name, problem=problem)
 
 
-def known(file: SensitivityFile) -> Sensitivities | None:
-    """Sensitivities, where the file is still there."""
+def encoder_of(weights: Weights, compression: Selection) -> Encoder | None:
+    """What made the constants; None where a file that it needs is not here any more."""
     try:
-        return file.read()
+        return Encoder(weights, compression)
     except CetaneError:
         return None
 
 
-def wrong(stored: Stored, weights: Weights, sensitivities: Sensitivities | None) -> str | None:
+def wrong(
+    stored: Stored, weights: Weights, compression: Selection, encoder: Encoder | None
+) -> str | None:
     """What is wrong with a constant; None for nothing."""
     constant = stored.constant
     if constant is None:
         return "no parameter of the model has this name"
     if stored.value is None:
         return f"the function {stored.function} lacks it"
-    values = constant.weight.read(weights).float().numpy()
     form, weight = constant.format, constant.weight
-    if form.weighted and sensitivities is None:
+    values = weight.read(weights).float().numpy()
+    if encoder is not None:
+        other = differs(arrays(encoder(weight)), stored.parts, values)
+        return other or (too_far(stored.parts, values, form) if encoder.is_fitted(weight) else None)
+    if compression.method != "plain" and can_be_fitted(weight, form):
+        return too_far(stored.parts, values, form)
+    if form.weighted:
         return wrong_palette(stored.parts, values.astype(np.float16), form.bits)
-    counts = None
-    if form.weighted and sensitivities is not None:
-        counts = sensitivities.of(weight.name, weight.shape, weight.columns)
-    return differs(arrays(form.encode(values, counts)), stored.parts, values)
+    return differs(arrays(form.encode(values)), stored.parts, values)
+
+
+def too_far(parts: Mapping[str, Array], values: Array, form: Format) -> str | None:
+    """Why a constant cannot have been fitted to these weights: it errs by more than its format
+    needs to, by far. What it was fitted for, the compression's own checks judge."""
+    plain = form.encode(values)
+    if arrays(plain).keys() != parts.keys():
+        return f"it is stored as {', '.join(sorted(parts))}, not as {form.name}"
+    if any(array.shape != parts[name].shape for name, array in arrays(plain).items()):
+        return f"its arrays have not the shapes of {form.name}"
+    if isinstance(plain, Palettized):
+        given = Palettized(parts["indices"], parts["lut"], form.bits).decode()
+    else:
+        given = Affine(parts["data"], parts["scale"], form.bits).decode()
+    error, best = (
+        float(np.square(made.astype(np.float32) - values).sum()) for made in (given, plain.decode())
+    )
+    if not error <= WORSE * best + 1e-12:
+        return f"its values err by {error / max(best, 1e-30):.3g} times what they need to"
+    return None
 
 
 def arrays(encoded: Encoded) -> dict[str, Array]:

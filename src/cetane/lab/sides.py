@@ -17,7 +17,7 @@ from cetane.lab.journal import Figure
 from cetane.lab.metrics import METRICS
 from cetane.lab.workload import OpenWorkload, Setting
 from cetane.pipeline.build import build, build_key
-from cetane.planner import Planner
+from cetane.planner import Planner, turned
 from cetane.schema.recipe import Recipe, parse_recipe
 
 
@@ -62,12 +62,12 @@ class Side:
     def __init__(self, name: ArmName, arm: Arm, workload: OpenWorkload, progress: Progress) -> None:
         self.name, self.arm, self.workload, self.progress = name, arm, workload, progress
         self.recipe = self.narrowed(scaled(arm.recipe_here(), workload.spec.context))
-        self.key = build_key(workload.checkpoint, self.recipe)
+        self.key = build_key(self.checkpoint, self.recipe)
         self.made: Bundle | None = None
 
-    @property
+    @cached_property
     def checkpoint(self) -> Checkpoint:
-        return self.workload.checkpoint
+        return turned(self.workload.checkpoint, self.recipe)
 
     @property
     def bundle(self) -> Bundle:

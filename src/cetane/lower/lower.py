@@ -7,18 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
-from cetane.compress import Sensitivities
-from cetane.compress.encoded import Encoded
 from cetane.errors import CetaneError
 from cetane.families import Weights
 from cetane.lower.convert import Constants, convert_shard
 from cetane.lower.kept import keep, kept
 from cetane.lower.structure import structure
 from cetane.lower.template import Template, used_by
-from cetane.lower.tracing import Constant
-from cetane.planner import Programs
+from cetane.planner import Encoder, Programs
 
 
 class Lowering:
@@ -26,8 +21,7 @@ class Lowering:
 
     def __init__(self, planner: Programs, weights: Weights) -> None:
         self.planner, self.weights = planner, weights
-        counted = planner.recipe.compression.sensitivity
-        self.sensitivities = counted.read() if counted else None
+        self.encode = Encoder(weights, planner.recipe.compression)
         self._structures: dict[str, str] = {}
         self._templates: dict[str, Template] = {}
 
@@ -68,7 +62,7 @@ class Lowering:
         """A function that gives the constant of each label; it reads and encodes it on each
         call."""
         used = used_by(self.planner, shard)
-        return lambda label: encode(used[label], self.weights, self.sensitivities)
+        return lambda label: self.encode(used[label].weight)
 
     def _template(self, shard: str, folder: Path) -> Template:
         key = self.structure(shard)
@@ -82,19 +76,6 @@ class Lowering:
         shutil.rmtree(scratch)
         keep(self.structure(shard), template)
         return template
-
-
-def encode(item: Constant, weights: Weights, sensitivities: Sensitivities | None = None) -> Encoded:
-    """A weight in its format, encoded from its fp16 values."""
-    weight = item.weight
-    values = weight.read(weights).to(torch.float16).numpy()
-    counts = None
-    if sensitivities and item.format.weighted:
-        counts = sensitivities.of(weight.name, weight.shape, weight.columns)
-    try:
-        return item.format.encode(values, counts)
-    except CetaneError as error:
-        raise CetaneError(f"{item.weight.name}: {error.message}", error.hint) from error
 
 
 def files(package: Path) -> set[Path]:

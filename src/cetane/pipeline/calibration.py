@@ -27,6 +27,7 @@ from cetane.checkpoint import Checkpoint
 from cetane.compress import Sensitivities
 from cetane.families import Truth, options_of
 from cetane.files import Progress, cache_dir, replacing, silent
+from cetane.fitting.fit import fit
 from cetane.gates.reference import reference_of
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, decided
@@ -92,6 +93,17 @@ def resolve_scale(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = s
         return plain
     reason = f"the residual stream reaches {measured.largest_residual:.0f}, and fp16 ends at 65504"
     return decided(plain, {SCALE: scale}, {SCALE: reason})
+
+
+def resolve_fitted(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = silent) -> Recipe:
+    """The recipe with constants fitted to the model, where its method asks for them."""
+    compression = recipe.compression
+    if compression.method == "plain" or compression.fitted is not None:
+        return recipe
+    fitted = fit(checkpoint, Planner(checkpoint, recipe), progress)
+    return recipe.model_copy(
+        update={"compression": compression.model_copy(update={"fitted": fitted})}
+    )
 
 
 def calibrate(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = silent) -> Calibration:

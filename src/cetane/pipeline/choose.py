@@ -26,7 +26,7 @@ from cetane.gates.limits import limits
 from cetane.gates.probes import text_tokens
 from cetane.gates.quality import Agreement
 from cetane.gates.verdict import Check
-from cetane.pipeline.calibration import resolve_scale
+from cetane.pipeline.calibration import resolve_fitted, resolve_scale
 from cetane.planner import Planner
 from cetane.schema.manifest import producers
 from cetane.schema.recipe import Recipe, decided, override, value_of
@@ -100,7 +100,7 @@ def resolutions(
     since nothing is nearer to the model. What the recipe says of types and names stays. `budget` is
     the most bytes of weights and tables: CetaneError where nothing so small holds the promise.
     """
-    recipe = resolve_scale(checkpoint, recipe, progress)
+    recipe = resolve_fitted(checkpoint, resolve_scale(checkpoint, recipe, progress), progress)
     if not (recipe.compression.auto or recipe.embedding.format == AUTO):
         check_budget(Planner(checkpoint, recipe), budget)
         yield recipe

@@ -11,18 +11,23 @@ from typing import Any
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
 from cetane.families import warn_unread
-from cetane.planner import Planner
+from cetane.planner import Planner, can_turn, turned
 from cetane.schema.recipe import Recipe, load_recipe, override, shipped
 
 FORMATS = {
     16: "fp16",
     8: "int8-per-channel",
     6: "palette6-kmeans-group32",
-    4: "palette4-kmeans-group32",
-    3: "palette3-kmeans-group32",
-    2: "palette2-kmeans-group32",
+    4: "palette4-kmeans-group8",
+    3: "palette3-kmeans-group8",
+    2: "palette2-kmeans-group8",
 }
-"""Formats of `--bits`: palettes in groups of 32 channels are what the ANE runs most widely."""
+"""Formats of `--bits`. Palettes in groups of 32 channels are what the ANE runs most widely. With
+few bits groups of 8 are worth their palettes, 0.06 bits a weight where 576 channels are read; they
+are the smallest that Core AI's presets have (`4bit_weight_palettized_group8`)."""
+FITTED_BITS = 4
+"""From so few bits on, `--bits` has constants fitted to the model (`compression.method`): plain
+ones lose too much (docs/explanation/compression.md)."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +98,18 @@ def make_request(
         if bits not in FORMATS:
             raise CetaneError(f"{bits} bits: no format", f"known: {', '.join(map(str, FORMATS))}")
         wanted["compression.default"] = FORMATS[bits]
+        if bits <= FITTED_BITS:
+            wanted["compression.method"] = "gptq"
     wanted |= changes or {}
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
     checkpoint = open_checkpoint(model, lora, adapters)
+    if bits is not None and bits <= FITTED_BITS and can_turn(checkpoint, chosen):
+        wanted = {"compression.rotate": True} | wanted
     if isinstance(recipe, str) and recipe in shipped() and "cache.context" not in wanted:
         wanted |= fitting_context(checkpoint, chosen.cache.context)
     size = None if budget is None else read_size(budget)
-    return Request(checkpoint, override(chosen, wanted), frozenset(wanted), size)
+    final = override(chosen, wanted)
+    return Request(turned(checkpoint, final), final, frozenset(wanted), size)
 
 
 def read_size(text: str) -> int:

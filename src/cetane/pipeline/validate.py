@@ -17,6 +17,7 @@ from cetane.gates.quality import Quality, read_tokens
 from cetane.gates.quality import perplexity as measure_perplexity
 from cetane.gates.static import PackageProblem, static_checks
 from cetane.pipeline.port import explanation_json, judge
+from cetane.planner import turned
 from cetane.schema.draft_head import DraftHeadKind
 
 
@@ -137,7 +138,7 @@ def checkpoint_of(
 ) -> Checkpoint:
     """The checkpoint of a bundle, with its adapters: those in the build's record, but for the new
     places that are given."""
-    manifest = bundle.manifest
+    manifest, recipe = bundle.manifest, bundle.plan.recipe
     merged = lora or (manifest.lora.source if manifest.lora else None)
     unknown = sorted((adapters or {}).keys() - manifest.adapters.keys())
     if unknown:
@@ -145,9 +146,9 @@ def checkpoint_of(
     folders = {name: origin.source for name, origin in manifest.adapters.items()}
     folders |= {name: str(folder) for name, folder in (adapters or {}).items()}
     if model is not None:
-        return open_checkpoint(model, merged, folders)
+        return turned(open_checkpoint(model, merged, folders), recipe)
     try:
-        return open_checkpoint(manifest.source, merged, folders)
+        return turned(open_checkpoint(manifest.source, merged, folders), recipe)
     except CetaneError as error:
         raise CetaneError(
             f"the model of {bundle.path} cannot be opened where the build found it: "

@@ -1,14 +1,17 @@
 """The planner: it resolves a recipe against a checkpoint into shards, functions and calls."""
 
+from cetane.planner.encoding import Encoder
 from cetane.planner.graphs import FunctionGraph, GraphMaker
 from cetane.planner.layout import Segment, by_layer, chunk_bounds
 from cetane.planner.memory import CachePlan
 from cetane.planner.planner import Planner, Programs
+from cetane.planner.rotation import can_turn, turned
 from cetane.planner.tags import tags
 from cetane.planner.weights import ModelSource
 
 __all__ = [
     "CachePlan",
+    "Encoder",
     "FunctionGraph",
     "GraphMaker",
     "ModelSource",
@@ -16,6 +19,8 @@ __all__ = [
     "Programs",
     "Segment",
     "by_layer",
+    "can_turn",
     "chunk_bounds",
     "tags",
+    "turned",
 ]

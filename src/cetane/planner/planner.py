@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from typing import Protocol, Self
 
+from cetane.checkpoint import RotatedCheckpoint
 from cetane.checkpoint.adapted import SHARED_BASE, AdapterTensor
 from cetane.checkpoint.lora import Lora
 from cetane.errors import CetaneError
@@ -74,6 +75,8 @@ class Planner:
     ) -> None:
         """`like` is a planner of the same checkpoint, with which this one shares blocks and checks
         as far as the recipes agree. Raises CetaneError for a recipe that does not fit."""
+        if recipe.compression.rotate and not isinstance(checkpoint, RotatedCheckpoint):
+            raise CetaneError("compression.rotate: the checkpoint was not turned (planner.turned)")
         self.checkpoint, self.recipe = checkpoint, recipe
         self.adapters = adapters_of(checkpoint)
         self.adapter: str | None = None

@@ -180,7 +180,6 @@ class Sweep:
         score = self.scores.get(key)
         if score is None:
             truth = self.layer_truth
-            self.judge.sensitivities = self.sensitivities.read()
             self.judge.compress(selection)
             kl = self.judge.compare(truth).kl
             score = LayerScore(key=key, layer=group.layer, kind=group.kind, format=form.name, kl=kl)
@@ -218,8 +217,6 @@ class Sweep:
         self, wanted: Candidate, key: str, planner: Planner, predicted: Predicted, started: float
     ) -> Point:
         truth, answers = self.truth, self.answers
-        if wanted.selection.sensitivity is not None:
-            self.judge.sensitivities = wanted.selection.sensitivity.read()
         self.judge.compress(wanted.selection)
         judged = self.judge.compare(truth)
         answered = smoke.ask(self.judge)

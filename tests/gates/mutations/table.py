@@ -4,6 +4,7 @@
 *Constants*: the package holds other values than it should. *Host*: tables, masks, slots and calls.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cetane.compress.encoded import Affine, Dense
-from cetane.families.base import Block, RoutedBlock
+from cetane.families.base import Block, RoutedBlock, Weight
 from cetane.families.layers import RMSNorm
 from cetane.families.rotary import RotaryTable
 from cetane.lab.departures import ZAYA
@@ -109,6 +110,31 @@ def attention(port: AuthoredPort, layer: int = LAYER) -> Any:
     return blocks(port, "self_attn", layer)
 
 
+ALSO = {
+    "o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm",
+    "mlp": "feed_forward", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2",
+    "input_layernorm": "operator_norm", "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
+"""Llama's names, and LFM2's for the same parts."""
+
+
+def part(owner: Any, name: str) -> Any:
+    """A submodule by Llama's name; None if the family has nothing like it."""
+    return getattr(owner, name, None) or getattr(owner, ALSO.get(name, name), None)
+
+
+def layer_blocks(port: AuthoredPort, layer: int) -> list[Any]:
+    return [block for block in port.planner.model.layers if block.layer == layer]
+
+
+def layer_part(port: AuthoredPort, name: str) -> Any:
+    """A layer's norm or MLP by Llama's name."""
+    for block in layer_blocks(port, LAYER):
+        if (made := part(block, name)) is not None:
+            return made
+    raise Inapplicable
+
+
 def by_head(x: Tensor, heads: int) -> Tensor:
     return x.reshape(1, heads, x.shape[1] // heads, -1)
 
@@ -152,8 +178,8 @@ def _(port: AuthoredPort) -> None:
 @mutation("queries of one layer doubled", "graph")
 def _(port: AuthoredPort) -> None:
     attn = attention(port).self_attn
-    if hasattr(attn, "qk_norm") or isinstance(getattr(attn, "q_norm", None), RMSNorm):
-        target = getattr(attn, "q_norm", None)
+    if hasattr(attn, "qk_norm") or isinstance(part(attn, "q_norm"), RMSNorm):
+        target = part(attn, "q_norm")
         if target is None:
             raise Inapplicable
         after(target, lambda x: 2 * x)
@@ -170,31 +196,33 @@ def _(port: AuthoredPort) -> None:
 @mutation("heads merged in the wrong order", "graph")
 def _(port: AuthoredPort) -> None:
     attn = attention(port).self_attn
-    forward, query = attn.o_proj.forward, attn.heads.query
-    attn.o_proj.forward = lambda x: forward(by_head(x, query).transpose(1, 2).reshape(x.shape))
+    output, query = part(attn, "o_proj"), attn.heads.query
+    forward = output.forward
+    output.forward = lambda x: forward(by_head(x, query).transpose(1, 2).reshape(x.shape))
 
 
 @mutation("attention skipped", "graph")
 def _(port: AuthoredPort) -> None:
-    after(attention(port).self_attn.o_proj, torch.zeros_like)
+    after(part(attention(port).self_attn, "o_proj"), torch.zeros_like)
 
 
 @mutation("query and key norms swapped", "graph")
 def _(port: AuthoredPort) -> None:
     attn = attention(port).self_attn
-    if not isinstance(getattr(attn, "q_norm", None), RMSNorm):
+    if not isinstance(part(attn, "q_norm"), RMSNorm):
         raise Inapplicable
-    if not isinstance(getattr(attn, "k_norm", None), RMSNorm):
+    if not isinstance(part(attn, "k_norm"), RMSNorm):
         raise Inapplicable
-    attn.q_norm.forward, attn.k_norm.forward = attn.k_norm.forward, attn.q_norm.forward
+    query, key = part(attn, "q_norm"), part(attn, "k_norm")
+    query.forward, key.forward = key.forward, query.forward
 
 
 @mutation("query norm missing", "graph")
 def _(port: AuthoredPort) -> None:
     attn = attention(port).self_attn
-    if not isinstance(getattr(attn, "q_norm", None), RMSNorm):
+    if not isinstance(part(attn, "q_norm"), RMSNorm):
         raise Inapplicable
-    attn.q_norm.forward = lambda x: x
+    part(attn, "q_norm").forward = lambda x: x
 
 
 @mutation("value norm missing", "graph")
@@ -281,7 +309,7 @@ def _(port: AuthoredPort) -> None:
     table = next(iter(port.planner.model.rotary.values()))
     cos, sin = table.cos_sin(2)[:, 1]
     dim = cos.shape[0]
-    if not isinstance(getattr(attn, "q_norm", None), torch.nn.Identity | RMSNorm):
+    if not isinstance(part(attn, "q_norm"), torch.nn.Identity | RMSNorm):
         raise Inapplicable
     if dim != attn.heads.dim:
         raise Inapplicable
@@ -291,7 +319,7 @@ def _(port: AuthoredPort) -> None:
         other = torch.cat([-q[:, :, half:], q[:, :, :half]], 2)
         return q * cos[:, None] + other * sin[:, None]
 
-    after(attn.q_norm, turn)
+    after(part(attn, "q_norm"), turn)
 
 
 # Masks, slots, calls ------------------------------------------------------------------------------
@@ -467,7 +495,7 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("stale history", "host")
 def _(port: AuthoredPort) -> None:
-    if "delayed" not in port.planner.model.memory:
+    if not {"conv", "delayed"} & set(port.planner.model.memory):
         raise Inapplicable
 
     def change(_: str, __: str, inputs: dict[str, Any]) -> None:
@@ -476,6 +504,31 @@ def _(port: AuthoredPort) -> None:
                 inputs[name][...] = 0
 
     port.before.append(change)
+
+
+def short_convolution(port: AuthoredPort) -> Any:
+    for block in port.planner.model.layers:
+        if hasattr(block, "conv"):
+            return block.conv
+    raise Inapplicable
+
+
+@mutation("a convolution's gates swapped", "graph")
+def _(port: AuthoredPort) -> None:
+    conv = short_convolution(port)
+
+    def swapped(x: Tensor) -> Tensor:
+        before, behind, inner = x.split(conv.size, dim=1)
+        return torch.cat([behind, before, inner], 1)
+
+    after(conv.in_proj, swapped)
+
+
+@mutation("a convolution's taps in the wrong order", "graph")
+def _(port: AuthoredPort) -> None:
+    conv = short_convolution(port)
+    forward = conv.conv.forward
+    conv.conv.forward = lambda x: forward(x.flip(-1)).flip(-1)
 
 
 @mutation("history of the convolutions one column off", "host")
@@ -495,7 +548,7 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("a gain off by one", "graph")
 def _(port: AuthoredPort) -> None:
-    norm = module(port, "input_layernorm")
+    norm = layer_part(port, "input_layernorm")
     forward = norm.forward
 
     def changed(x: Tensor) -> Tensor:
@@ -511,14 +564,14 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("a norm without its gain", "graph")
 def _(port: AuthoredPort) -> None:
-    norm = module(port, "post_attention_layernorm")
+    norm = layer_part(port, "post_attention_layernorm")
     forward = norm.forward
     norm.forward = lambda x: forward(x) / norm.weight
 
 
 @mutation("LayerNorm for RMSNorm", "graph")
 def _(port: AuthoredPort) -> None:
-    norm = module(port, "input_layernorm")
+    norm = layer_part(port, "input_layernorm")
     forward = norm.forward
     norm.forward = lambda x: forward(x - x.mean(1, keepdim=True))
 
@@ -536,7 +589,7 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("epsilon of one layer's second norm", "graph")
 def _(port: AuthoredPort) -> None:
-    norm = module(port, "post_attention_layernorm")
+    norm = layer_part(port, "post_attention_layernorm")
     norm.eps *= 100
 
 
@@ -590,35 +643,35 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("gate and up swapped", "graph")
 def _(port: AuthoredPort) -> None:
-    mlp = module(port, "mlp")
-    if not hasattr(mlp, "gate_proj"):
+    mlp = layer_part(port, "mlp")
+    if part(mlp, "gate_proj") is None:
         expert = mlp.experts[0]
         inner = expert.inner
         after(expert.gate_up_proj, lambda x: torch.cat([x[:, inner:], x[:, :inner]], 1))
         return
-    gate, up = mlp.gate_proj.forward, mlp.up_proj.forward
-    mlp.gate_proj.forward, mlp.up_proj.forward = up, gate
+    gate, up = part(mlp, "gate_proj"), part(mlp, "up_proj")
+    gate.forward, up.forward = up.forward, gate.forward
 
 
 @mutation("another activation", "graph")
 def _(port: AuthoredPort) -> None:
-    mlp = module(port, "mlp")
-    for part in (mlp, *getattr(mlp, "experts", ())):
-        if hasattr(part, "act"):
-            part.act = torch.nn.functional.relu
+    mlp = layer_part(port, "mlp")
+    for owner in (mlp, *getattr(mlp, "experts", ())):
+        if hasattr(owner, "act"):
+            owner.act = torch.nn.functional.relu
 
 
 @mutation("gelu for its tanh form, or for silu", "graph")
 def _(port: AuthoredPort) -> None:
-    mlp = module(port, "mlp")
-    for part in (mlp, *getattr(mlp, "experts", ())):
-        if hasattr(part, "act"):
-            part.act = torch.nn.functional.gelu
+    mlp = layer_part(port, "mlp")
+    for owner in (mlp, *getattr(mlp, "experts", ())):
+        if hasattr(owner, "act"):
+            owner.act = torch.nn.functional.gelu
 
 
 @mutation("MLP skipped", "graph")
 def _(port: AuthoredPort) -> None:
-    mlp = module(port, "mlp")
+    mlp = layer_part(port, "mlp")
     after(mlp, torch.zeros_like)
 
 
@@ -670,17 +723,34 @@ def _(port: AuthoredPort) -> None:
 # Reading: a constant stands for another parameter -------------------------------------------------
 
 
-def rename(block: Block, change: Callable[[str], str], transpose: bool = False) -> None:
-    """Have a block read other tensors."""
-    weight = block.weight
+Read = Callable[[str, Any, Any], Weight]
+"""`Block.weight`: the weight of a parameter's path, of its shape, as its module holds it."""
 
-    def changed(path: str, shape: Any, held: Any) -> Any:
-        item = weight(path, shape, held)
-        if path != "self_attn.q_proj.weight" or not transpose:
+
+def reading(block: Block, change: Callable[[Read], Read]) -> None:
+    """Have a block read other tensors. Inapplicable if it reads what it read before."""
+    before = dict(block.weights())
+    block.weight = change(block.weight)  # type: ignore[method-assign]
+    if dict(block.weights()) == before:
+        raise Inapplicable
+
+
+def rename(block: Block, change: Callable[[str], str]) -> None:
+    """Have a block read tensors of other names."""
+
+    def changed(read: Read) -> Read:
+        def weight(path: str, shape: Any, held: Any) -> Weight:
+            item = read(path, shape, held)
             return replace(item, name=change(item.name))
-        return replace(item, pick=lambda tensor: tensor.T)
 
-    block.weight = changed  # type: ignore[method-assign]
+        return weight
+
+    reading(block, changed)
+
+
+def stand_in(block: Block, ours: str, theirs: str) -> None:
+    """Have one submodule of a block read another's tensors."""
+    reading(block, lambda read: lambda path, *rest: read(path.replace(ours, theirs), *rest))
 
 
 @mutation("a weight matrix transposed", "reading")
@@ -689,13 +759,26 @@ def _(port: AuthoredPort) -> None:
     shape = block.self_attn.q_proj.weight.shape
     if shape[0] != shape[1]:
         raise Inapplicable
-    rename(block, lambda name: name, transpose=True)
+
+    def transposed(read: Read) -> Read:
+        def weight(path: str, *rest: Any) -> Weight:
+            item = read(path, *rest)
+            queries = path == "self_attn.q_proj.weight"
+            return replace(item, pick=lambda tensor: tensor.T) if queries else item
+
+        return weight
+
+    reading(block, transposed)
 
 
 @mutation("a weight matrix is its neighbour's", "reading")
 def _(port: AuthoredPort) -> None:
-    rename(attention(port), lambda n: n.replace("layers.1.self_attn.o_proj",
-                                                "layers.0.self_attn.o_proj"))  # fmt: skip
+    block = attention(port)
+    output = "o_proj" if hasattr(block.self_attn, "o_proj") else "out_proj"
+    if not any("self_attn" in dict(b.named_modules()) for b in layer_blocks(port, LAYER - 1)):
+        raise Inapplicable
+    rename(block, lambda n: n.replace(f"layers.1.self_attn.{output}",
+                                      f"layers.0.self_attn.{output}"))  # fmt: skip
 
 
 @mutation("keys read the values' weights", "reading")
@@ -703,30 +786,48 @@ def _(port: AuthoredPort) -> None:
     block = attention(port)
     if not hasattr(block.self_attn, "v_proj"):
         raise Inapplicable
-    rename(block, lambda name: name.replace("k_proj", "v_proj"))
+    stand_in(block, "self_attn.k_proj", "self_attn.v_proj")
 
 
 @mutation("gate reads up's weights", "reading")
 def _(port: AuthoredPort) -> None:
-    block = blocks(port, "mlp")
-    if not hasattr(block.mlp, "gate_proj"):
-        raise Inapplicable
-    rename(block, lambda name: name.replace("gate_proj", "up_proj"))
+    block = next(iter(layer_blocks(port, LAYER)))
+    for gate, up in (("mlp.gate_proj", "mlp.up_proj"), ("feed_forward.w1", "feed_forward.w3")):
+        if gate in dict(block.named_modules()):
+            return stand_in(block, gate, up)
+    raise Inapplicable
 
 
 @mutation("two layers' norms swapped", "reading")
 def _(port: AuthoredPort) -> None:
-    swap = {"layers.0.input_layernorm": "layers.1.input_layernorm",
-            "layers.1.input_layernorm": "layers.0.input_layernorm"}  # fmt: skip
+    norm = re.compile(r"layers\.[01]\.(input_layernorm|post_attention_layernorm|operator_norm)")
+    swap = {"layers.0": "layers.1", "layers.1": "layers.0"}
 
     def change(name: str) -> str:
-        for ours, theirs in swap.items():
-            if ours in name:
-                return name.replace(ours, theirs)
-        return name
+        return re.sub(r"layers\.[01]", lambda m: swap[m[0]], name) if norm.search(name) else name
 
     for layer in (0, 1):
-        rename(attention(port, layer), change)
+        for block in layer_blocks(port, layer):
+            if any(norm.search(weight.name) for _, weight in block.weights()):
+                rename(block, change)
+
+
+def without_factor(projection: Any) -> None:
+    held = projection.held["weight"]
+    if held.pick is None:
+        raise Inapplicable
+    projection.held["weight"] = replace(held, pick=None)
+
+
+@mutation("factor on what attention adds missing", "reading")
+def _(port: AuthoredPort) -> None:
+    without_factor(part(attention(port).self_attn, "o_proj"))
+
+
+@mutation("factor on logits missing", "reading")
+def _(port: AuthoredPort) -> None:
+    for head in port.planner.heads:
+        without_factor(head.lm_head)
 
 
 @mutation("gains read without their offset", "reading")
@@ -757,7 +858,7 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("an expert swapped", "graph")
 def _(port: AuthoredPort) -> None:
-    experts = module(port, "mlp")
+    experts = layer_part(port, "mlp")
     if not hasattr(experts, "experts"):
         raise Inapplicable
     one, other = experts.experts[0], experts.experts[1]
@@ -821,11 +922,12 @@ def _(port: AuthoredPort) -> None:
 # Constants: the package holds other values --------------------------------------------------------
 
 
-def stored(port: AuthoredPort, suffix: str, shard: str = "chunk-00") -> tuple[str, Any]:
-    """A constant of a shard, by the end of its label."""
+def stored(port: AuthoredPort, name: str, shard: str = "chunk-00") -> tuple[str, Any]:
+    """A module's weight in a shard, by Llama's name."""
     made = port.encode(shard)
+    ends = tuple(f"{one}.weight" for one in (name, ALSO.get(name)) if one)
     for label, encoded in reversed(made.items()):
-        if label.endswith(suffix):
+        if label.endswith(ends):
             return label, encoded
     raise Inapplicable
 
@@ -845,13 +947,13 @@ def scaled(encoded: Any, factor: float) -> Any:
 
 @mutation("stored queries doubled", "constants")
 def _(port: AuthoredPort) -> None:
-    label, encoded = stored(port, "q_proj.weight")
+    label, encoded = stored(port, "q_proj")
     put(port, label, scaled(encoded, 2))
 
 
 @mutation("a stored matrix with the wrong sign", "constants")
 def _(port: AuthoredPort) -> None:
-    label, encoded = stored(port, "o_proj.weight")
+    label, encoded = stored(port, "o_proj")
     put(port, label, scaled(encoded, -1))
 
 
@@ -865,7 +967,7 @@ def rearranged(encoded: Any, change: Callable[[Any], Any]) -> Any:
 
 @mutation("a stored matrix transposed", "constants")
 def _(port: AuthoredPort) -> None:
-    label, encoded = stored(port, "q_proj.weight")
+    label, encoded = stored(port, "q_proj")
     shape = next(iter(vars(encoded).values())).shape
     if shape[0] != shape[1]:
         raise Inapplicable
@@ -874,13 +976,13 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("one stored key head is another's", "constants")
 def _(port: AuthoredPort) -> None:
-    label, encoded = stored(port, "k_proj.weight")
+    label, encoded = stored(port, "k_proj")
     put(port, label, rearranged(encoded, lambda x: np.roll(x, len(x) // 2, 0)))
 
 
 @mutation("one stored row is its neighbour's", "constants")
 def _(port: AuthoredPort) -> None:
-    label, encoded = stored(port, "down_proj.weight")
+    label, encoded = stored(port, "down_proj")
 
     def change(x: Any) -> Any:
         x = x.copy()
@@ -892,7 +994,7 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("one stored element is off", "constants")
 def _(port: AuthoredPort) -> None:
-    label, encoded = stored(port, "down_proj.weight")
+    label, encoded = stored(port, "down_proj")
 
     def change(x: Any) -> Any:
         x = x.copy()
@@ -904,7 +1006,7 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("a stored gain off by one", "constants")
 def _(port: AuthoredPort) -> None:
-    label, encoded = stored(port, "input_layernorm.weight")
+    label, encoded = stored(port, "input_layernorm")
     put(port, label, Dense(encoded.weight + np.float16(1)))
 
 
@@ -929,8 +1031,8 @@ def _(port: AuthoredPort) -> None:
 
 @mutation("stored head of the other slice", "constants")
 def _(port: AuthoredPort) -> None:
-    label, _ = stored(port, "lm_head.weight", "head-0")
-    _, other = stored(port, "lm_head.weight", "head-1")
+    label, _ = stored(port, "lm_head", "head-0")
+    _, other = stored(port, "lm_head", "head-1")
     put(port, label, other, "head-0")
 
 

@@ -214,6 +214,10 @@ OPERATION_CASES = {
         Model(quantized, **PHONE), Model(lambda x: conv(x, 64, "int8"), **PHONE),
     ),
     "activation-quantization-mac": (Model(quantized), Model(lambda x: conv(x, 64, "int8"))),
+    "quantized-product": (
+        Model(lambda x: mb.mul(x=quantized(x), y=quantized(mb.relu(x=x)))),
+        Model(lambda x: mb.mul(x=quantized(x), y=mb.relu(x=x))),
+    ),
     "contraction-notch": (
         Model(lambda x: conv(x, 4096), **of((1, 2048, 1, 1))),
         Model(lambda x: conv(x, 4096), **of((1, 2000, 1, 1))),
@@ -274,6 +278,7 @@ WEIGHT_CASES = {
     "int8-linear": (in_form("int8"), in_form("lut8")),
     "int8-folded": (in_form("int8", chip="m1-max"), in_form("int8", chip="m2")),
     "palette-per-block": (in_form("lut4-block"), in_form("lut4")),
+    "palette-per-channel": (Model(lambda x: conv(x, 128, "lut4-channel")), in_form("lut4")),
     "scaled-palette": (Model(scaled), in_form("lut8")),
     "int8-palette": (in_form("lut8-int8"), in_form("lut8")),
     "sparse-weights": (Model(sparse), in_form("fp16")),

@@ -44,7 +44,7 @@ class constexpr_test_weight(Operation):
 
 def weight(*shape: int, form: str = "fp16") -> Any:
     """A weight stored as `fp16`, `int8` or `int4` (per channel, or `-block32`), or as a palette of
-    groups of 32 channels `lut4`, `lut8` (or `-tensor`, `-block`, `-int8`)."""
+    groups of 32 channels `lut4`, `lut8` (or `-tensor`, `-channel`, `-block`, `-int8`)."""
     return mb.constexpr_test_weight(form=form, shape="x".join(map(str, shape)))
 
 
@@ -178,7 +178,8 @@ def store(op: Any) -> None:
     else:
         bits = int(form.removeprefix("lut"))
         groups = [1] * len(shape)
-        groups[0] = 1 if detail == "tensor" else max(1, shape[0] // 32)
+        sizes = {"tensor": shape[0], "channel": 1}
+        groups[0] = max(1, shape[0] // sizes.get(detail, 32))
         groups[1] = shape[1] // 32 if detail == "block" else 1
         op.type = "constexpr_lut_to_dense"
         add(op, "indices", blob(f"uint{bits}", shape))

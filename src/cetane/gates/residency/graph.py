@@ -184,9 +184,11 @@ class Graph:
                 bits = PACKED_BITS.get(indices.dtype, max(1, (entries - 1).bit_length()))
                 groups = sizes[:-2] if len(sizes) > 2 else ()
                 several = sum(size > 1 for size in groups)
+                a_row = several == 1 and groups[0] == shape[0] > 1
                 return ReadWeight(
                     shape, type_.dtype, nbytes, "lut", bits,
-                    "tensor" if several == 0 else "group" if several == 1 else "block",
+                    "tensor" if several == 0 else "channel" if a_row
+                    else "group" if several == 1 else "block",
                     palette=lut.dtype,
                 )  # fmt: skip
             case kind if "sparse" in kind:

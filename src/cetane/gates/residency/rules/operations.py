@@ -111,6 +111,13 @@ def activation_quantization(op: Op, graph: Graph) -> str | None:
     return op.kind if op.kind in ("quantize", "dequantize") else None
 
 
+@on_op("quantized-product")
+def quantized_product(op: Op, graph: Graph) -> str | None:
+    makers = graph.makers(op)
+    both = len(makers) == 2 and all(maker.kind == "dequantize" for maker in makers)
+    return "both factors" if op.kind == "mul" and both else None
+
+
 @on_op("contraction-notch")
 def contraction_notch(op: Op, graph: Graph) -> str | None:
     weight = graph.matrix(op)

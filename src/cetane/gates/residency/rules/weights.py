@@ -72,6 +72,12 @@ def palette_per_block(op: Op, graph: Graph) -> str | None:
     return f"{weight.shape}" if weight else None
 
 
+@on_op("palette-per-channel")
+def palette_per_channel(op: Op, graph: Graph) -> str | None:
+    found = first(op, graph, lambda w: w.encoding == "lut" and w.granularity == "channel")
+    return f"{found.shape}" if found else None
+
+
 @on_op("scaled-palette")
 def scaled_palette(op: Op, graph: Graph) -> str | None:
     weight = first(op, graph, lambda w: w.inner is not None and w.inner.encoding == "lut")

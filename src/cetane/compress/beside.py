@@ -1,0 +1,51 @@
+"""Files that a recipe names, with their hashes: a recipe says what it makes whatever a folder
+holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import Field, PrivateAttr
+
+from cetane.errors import CetaneError
+from cetane.files import sha256
+from cetane.validation import Data
+
+Named = TypeVar("Named", bound="FileBeside")
+
+
+class FileBeside(Data):
+    """A file beside the recipe, and its SHA-256."""
+
+    file: str = Field(min_length=1)
+    sha256: str = Field(pattern="[0-9a-f]{64}")
+    _folder: Path = PrivateAttr(default_factory=Path)
+
+    def __eq__(self, other: object) -> bool:
+        """Wherever it lies: a bundle's recipe does not know."""
+        return isinstance(other, type(self)) and self.sha256 == other.sha256
+
+    def __hash__(self) -> int:
+        return hash(self.sha256)
+
+    def beside(self, recipe: Path) -> None:
+        """Let the file be looked for where a recipe lies."""
+        self._folder = recipe.parent
+
+    @property
+    def path(self) -> Path:
+        return self._folder / self.file
+
+    def verify(self, key: str, hint: str) -> Path:
+        """The file's path; CetaneError that begins with the recipe's `key` for a file that is not
+        there, or is another."""
+        try:
+            same = sha256(self.path) == self.sha256
+        except CetaneError as error:
+            raise CetaneError(f"{key}: {error.message}", hint) from error
+        if not same:
+            raise CetaneError(
+                f"{key}: {self.path} is not the file that the recipe was written for", hint
+            )
+        return self.path

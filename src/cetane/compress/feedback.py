@@ -1,0 +1,86 @@
+"""The loops of second-order rounding, compiled by numba: see `second_order`.
+
+Rows of a weight matrix are independent, so the threads of `kernels.over_rows` share them out.
+Import this only to encode. Nothing here calls `kernels`: numba's cache would not notice it change.
+"""
+
+import numpy as np
+from numba import njit, types
+
+_Matrix = types.Array(types.float32, 2, "C", readonly=True)
+_Floats = types.float32[:, ::1]
+_Indices = types.uint8[:, ::1]
+
+
+@njit(inline="always")
+def _nearest(value, levels):  # type: ignore[no-untyped-def]
+    """The index of the nearest of some ascending levels."""
+    index = 0
+    for k in range(len(levels) - 1):  # no early end: the sum of comparisons is vectorised
+        index += 2 * value > levels[k] + levels[k + 1]
+    return index
+
+
+@njit(types.void(_Floats, _Matrix, _Indices, _Floats, _Matrix), nogil=True, cache=True)
+def round_block(weights, levels, indices, errors, factor):  # type: ignore[no-untyped-def]
+    """Round some columns of every row to its levels, from left to right.
+
+    What a column is off moves the columns to its right within the block, as `factor` says, the
+    upper Cholesky factor of the inverse Hessian. `errors` are for the columns right of the block.
+    """
+    size = weights.shape[1]
+    for row in range(len(weights)):
+        w, own = weights[row], levels[row]
+        for j in range(size):
+            index = _nearest(w[j], own)
+            error = (w[j] - own[index]) / factor[j, j]
+            indices[row, j], errors[row, j] = index, error
+            for right in range(j + 1, size):
+                w[right] -= error * factor[j, right]
+
+
+@njit(types.void(_Floats, _Matrix, _Indices, _Floats, _Matrix), nogil=True, cache=True)
+def descend_block(gradients, levels, indices, changes, hessian):  # type: ignore[no-untyped-def]
+    """Choose the best level of some columns of every row, one after another, all else as it is.
+
+    `gradients` are (weight − levels) · Hessian at these columns, `hessian` its part of them;
+    `changes` is what the levels change by.
+    """
+    size = gradients.shape[1]
+    for row in range(len(gradients)):
+        g, own = gradients[row], levels[row]
+        for j in range(size):
+            before = own[indices[row, j]]
+            index = _nearest(before + g[j] / hessian[j, j], own)
+            change = own[index] - before
+            indices[row, j], changes[row, j] = index, change
+            if change != 0:
+                for right in range(size):
+                    g[right] -= change * hessian[j, right]
+
+
+@njit(types.void(types.Array(types.uint8, 3, "C"), types.Array(types.float32, 3, "C"),
+                 types.Array(types.float64, 3, "C"), types.Array(types.float64, 2, "C"), _Matrix),
+      nogil=True, cache=True)  # fmt: skip
+def normal_equations(indices, targets, products, sums, hessian):  # type: ignore[no-untyped-def]
+    """What the best palettes of some groups of rows solve: `products · palette = sums`.
+
+    `indices` and `targets`, weight · Hessian, are (groups, rows, columns).
+    """
+    groups, rows, columns = indices.shape
+    size = sums.shape[1]
+    shared = np.empty((size, columns), dtype=np.float32)
+    for group in range(groups):
+        products[group] = 0
+        sums[group] = 0
+        for row in range(rows):
+            index = indices[group, row]
+            shared[:] = 0
+            for j in range(columns):
+                sums[group, index[j]] += targets[group, row, j]
+                entry = shared[index[j]]
+                for k in range(columns):
+                    entry[k] += hessian[j, k]
+            for entry in range(size):
+                for j in range(columns):
+                    products[group, entry, index[j]] += shared[entry, j]

@@ -1,0 +1,153 @@
+"""Constants that were fitted to a model, and are no function of one weight alone: GPTQ rounds by
+what a layer's inputs are, tuning by what the whole model answers. They are made once, lie in a
+file, and a recipe names the file by its content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cetane.compress.beside import FileBeside
+from cetane.compress.formats import Format, Palette, Shape
+from cetane.errors import CetaneError
+from cetane.files import cache_dir, replacing
+
+if TYPE_CHECKING:  # a recipe is read without numpy
+    import numpy.typing as npt
+    from safetensors import safe_open
+
+    from cetane.compress.encoded import Affine, Encoded, Palettized
+
+KEY = "key"
+"""Of the metadata: what a file depends on."""
+INDICES, LUT, DATA, SCALE = "/indices", "/lut", "/data", "/scale"
+"""Ends of tensors' names in the file, behind the names of a checkpoint's."""
+Span = tuple[int, int]
+
+
+class Fitted:
+    """The constants of a file, read one weight at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """CetaneError for what is no safetensors file."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            self.file: safe_open = safe_open(path, "np")
+            self.names = frozenset(self.file.keys())
+        except (OSError, SafetensorError) as error:
+            raise CetaneError(f"{path}: no safetensors file: {error}") from error
+        self.path = path
+
+    def of(
+        self, name: str, shape: Shape, form: Format, rows: Span | None, columns: Span | None
+    ) -> Encoded | None:
+        """The constants of the part of a tensor that a weight of this shape is; None for a tensor
+        that was not fitted.
+
+        CetaneError where the file has it in another format or shape.
+        """
+        try:
+            if name + LUT in self.names:
+                return self._palettized(name, shape, form, rows, columns)
+            if name + SCALE in self.names:
+                return self._affine(name, shape, form, rows, columns)
+        except (ValueError, KeyError, AttributeError, IndexError) as error:
+            raise CetaneError(
+                f"{self.path}: {name} is not fitted to a {form.name} of shape {shape}"
+            ) from error
+        return None
+
+    def _palettized(
+        self, name: str, shape: Shape, form: Format, rows: Span | None, columns: Span | None
+    ) -> Palettized:
+        from cetane.compress.encoded import Palettized
+
+        indices, lut = self.file.get_tensor(name + INDICES), self.file.get_tensor(name + LUT)
+        outputs = len(indices)
+        group = outputs // len(lut)
+        start, stop = rows or (0, outputs)
+        if not isinstance(form, Palette) or lut.shape != (form.groups((outputs,)), 2**form.bits):
+            raise ValueError
+        if start % group or stop % group or indices.max(initial=0) >= len(lut[0]):
+            raise ValueError
+        own = indices[start:stop, slice(*columns) if columns else slice(None)].reshape(shape)
+        groups = lut[start // group : stop // group]
+        lut_shape = (len(groups), *[1] * (len(shape) - 1), 2**form.bits, 1)
+        return Palettized(own, groups.reshape(lut_shape), form.bits)
+
+    def _affine(
+        self, name: str, shape: Shape, form: Format, rows: Span | None, columns: Span | None
+    ) -> Affine:
+        from cetane.compress.encoded import Affine
+
+        data, scale = self.file.get_tensor(name + DATA), self.file.get_tensor(name + SCALE)
+        limit = 2 ** (form.bits - 1) - 1
+        if form.name != f"int{form.bits}-per-channel" or len(scale) != len(data):
+            raise ValueError
+        if data.min(initial=0) < -limit or data.max(initial=0) > limit:
+            raise ValueError
+        part = slice(*rows) if rows else slice(None)
+        own = data[part, slice(*columns) if columns else slice(None)].reshape(shape)
+        return Affine(own, scale[part].reshape(-1, *[1] * (len(shape) - 1)), form.bits)
+
+
+class FittedFile(FileBeside):
+    """A recipe's `[compression.fitted]`: beside the recipe, else in the cache folder, by its
+    hash."""
+
+    def read(self) -> Fitted:
+        """CetaneError for a file that is not there, or is another."""
+        if not self.path.is_file() and (kept := by_content(self.sha256)).path.is_file():
+            return kept.read()
+        return Fitted(self.verify("compression.fitted", "cetane port makes it anew without it"))
+
+
+def folder() -> Path:
+    """Where fitted constants lie, by their hashes."""
+    return cache_dir() / "fitted"
+
+
+def save(constants: Mapping[str, Encoded], key: str) -> FittedFile:
+    """Keep constants, by the names of a checkpoint's tensors, in the cache folder; `key` is what
+    they depend on."""
+    from safetensors.numpy import save as serialized
+
+    from cetane.compress.encoded import Affine, Palettized
+
+    tensors: dict[str, npt.NDArray[Any]] = {}
+    for name, made in constants.items():
+        if isinstance(made, Palettized):
+            tensors[name + INDICES] = made.indices.reshape(len(made.indices), -1)
+            tensors[name + LUT] = made.lut.reshape(len(made.lut), -1)
+        elif isinstance(made, Affine):
+            tensors[name + DATA] = made.data.reshape(len(made.data), -1)
+            tensors[name + SCALE] = made.scale.reshape(-1)
+    content = serialized(tensors, {KEY: key})
+    digest = hashlib.sha256(content).hexdigest()
+    folder().mkdir(parents=True, exist_ok=True)
+    with replacing(folder() / f"{digest}.safetensors") as temporary:
+        temporary.write_bytes(content)
+    with replacing(folder() / f"{key}.json") as temporary:
+        temporary.write_text(json.dumps(digest), encoding="utf-8")
+    return by_content(digest)
+
+
+def by_content(digest: str) -> FittedFile:
+    """The cache folder's file of this hash."""
+    file = FittedFile(file=f"{digest}.safetensors", sha256=digest)
+    file.beside(folder() / "recipe.toml")
+    return file
+
+
+def kept(key: str) -> FittedFile | None:
+    """The constants that depend on `key`, where they were made before."""
+    with suppress(OSError, ValueError):
+        file = by_content(json.loads((folder() / f"{key}.json").read_text(encoding="utf-8")))
+        if file.path.is_file():
+            return file
+    return None

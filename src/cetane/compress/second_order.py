@@ -1,0 +1,258 @@
+"""Rounding that makes up for its own errors: GPTQ, for palettes of output groups and for integers.
+
+A layer's output errs by (weight − rounded) · x, so its squared error is a quadratic form with the
+Hessian H = mean(x xᵀ) of the layer's inputs. Columns are rounded one after another; what one is off
+moves those that are not rounded yet, so that the output changes least (Frantar et al., arXiv
+2210.17323). The levels that columns are rounded to, palettes or scales, are then fitted to the same
+form, as GPTVQ does (arXiv 2402.15319), and all begins again.
+
+coremltools has this for linear weights alone (`optimize.torch.layerwise_compression`), and no
+library has it for palettes that output channels share; so it is written here.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cetane.compress import palettes
+from cetane.compress.encoded import Affine, Encoded, Palettized
+from cetane.compress.formats import Format, Linear, Palette, Shape
+from cetane.errors import CetaneError
+
+Matrix = npt.NDArray[np.float32]
+Indices = npt.NDArray[np.uint8]
+
+DAMPING = 0.01
+"""Of the mean of the Hessian's diagonal, added to it: GPTQ's own choice."""
+ROUNDS = 2
+"""Of rounding and fitting; a third one changed the error of a layer by less than 0.2 %."""
+BLOCK = 128
+"""Columns between two products over all that are left."""
+RIDGE = 1e-4
+"""Of a palette's normal equations: entries that few weights use stay near where they were."""
+CLIPS = np.linspace(0.6, 1.0, 9, dtype=np.float32)
+"""Parts of the largest weight that a row's first scale may reach to."""
+MOST_BITS = 6
+"""With more, plain rounding is as good, and a palette's equations are large."""
+
+
+def serves(form: Format, shape: Shape) -> bool:
+    """Whether a format has levels that this rounds to; others are encoded as they are."""
+    if len(shape) < 2 or form.bits > MOST_BITS:
+        return False
+    return isinstance(form, Palette) or (isinstance(form, Linear) and form.per == "channel")
+
+
+def encode(weight: Matrix, form: Format, hessian: Matrix, damping: float = DAMPING) -> Encoded:
+    """The constants of a weight, fp32 `(O, I, ...)`, whose output errs least.
+
+    `hessian` is the mean product of the inputs, fp32 `(I, I)`; the axes behind I have length 1.
+    CetaneError for a format that `serves` refuses, and for a Hessian that does not fit.
+    """
+    if not serves(form, weight.shape):
+        raise CetaneError(f"{form.name} has no second order")
+    rows = np.ascontiguousarray(weight.reshape(len(weight), -1), dtype=np.float32)
+    if hessian.shape != (rows.shape[1],) * 2:
+        raise CetaneError(
+            f"a Hessian of shape {hessian.shape} does not fit a weight of shape {weight.shape}"
+        )
+    form.check(weight.shape, "the weight")
+    problem = Problem(rows, damped(hessian, damping))
+    levels = first_levels(problem, form)
+    indices = np.empty(rows.shape, dtype=np.uint8)
+    for _ in range(ROUNDS):
+        indices = problem.round(levels.rows)
+        problem.descend(levels.rows, indices)
+        levels, indices = levels.fitted(problem, indices)
+    return levels.encoded(indices, weight.shape)
+
+
+def damped(hessian: Matrix, damping: float) -> Matrix:
+    """A Hessian that can be inverted, even of inputs that are always zero."""
+    mean = float(np.diagonal(hessian).mean(dtype=np.float64)) or 1.0
+    identity = np.eye(len(hessian), dtype=np.float32)
+    return np.ascontiguousarray(hessian + np.float32(damping * mean) * identity)
+
+
+class Problem:
+    """A weight `(O, I)` and the quadratic form that its errors are measured in.
+
+    Columns are kept in the order of their rounding: the largest diagonal first, so that what counts
+    most is rounded while most columns can still make up for it.
+    """
+
+    def __init__(self, weight: Matrix, hessian: Matrix) -> None:
+        diagonal = np.diagonal(hessian)
+        self.order = np.argsort(-diagonal, kind="stable")
+        self.back = np.argsort(self.order)
+        self.weight = np.ascontiguousarray(weight[:, self.order])
+        self.hessian = np.ascontiguousarray(hessian[self.order][:, self.order])
+        self.factor = inverse_factor(self.hessian)
+
+    @property
+    def blocks(self) -> list[slice]:
+        columns = self.weight.shape[1]
+        return [slice(at, min(at + BLOCK, columns)) for at in range(0, columns, BLOCK)]
+
+    def round(self, levels: Matrix) -> Indices:
+        """The index of a level `(O, K)`, ascending, for every weight, each error made up for."""
+        from cetane.compress import feedback, kernels  # here because numba takes a while to load
+
+        left = self.weight.copy()
+        indices = np.empty(left.shape, dtype=np.uint8)
+        for block in self.blocks:
+            factor = np.ascontiguousarray(self.factor[block, block])
+            part = np.ascontiguousarray(left[:, block])
+            chosen, errors = np.empty(part.shape, np.uint8), np.empty_like(part)
+            kernels.over_rows(
+                lambda *rows, f=factor: feedback.round_block(*rows, f),
+                part, levels, chosen, errors,
+            )  # fmt: skip
+            indices[:, block] = chosen
+            left[:, block.stop :] -= errors @ self.factor[block, block.stop :]
+        return indices
+
+    def descend(self, levels: Matrix, indices: Indices) -> None:
+        """Improve indices once, column by column, in place."""
+        from cetane.compress import feedback, kernels
+
+        gradients = (self.weight - np.take_along_axis(levels, indices, 1)) @ self.hessian
+        for block in self.blocks:
+            own = np.ascontiguousarray(self.hessian[block, block])
+            part = np.ascontiguousarray(gradients[:, block])
+            chosen, changes = np.ascontiguousarray(indices[:, block]), np.empty_like(part)
+            kernels.over_rows(
+                lambda *rows, h=own: feedback.descend_block(*rows, h),
+                part, levels, chosen, changes,
+            )  # fmt: skip
+            indices[:, block] = chosen
+            gradients -= changes @ self.hessian[block]
+
+    def error(self, rounded: Matrix) -> float:
+        """The squared error of the output, of values in the order of the columns here."""
+        off = (self.weight - rounded).astype(np.float64)
+        return float(((off @ self.hessian) * off).sum())
+
+
+def inverse_factor(hessian: Matrix) -> Matrix:
+    """The upper Cholesky factor of a Hessian's inverse, fp32, computed in float64."""
+    inverse = np.linalg.inv(hessian.astype(np.float64))
+    upper = np.linalg.cholesky((inverse + inverse.T) / 2).T
+    # numpy gives the lower factor L of A = L Lᵀ; GPTQ's recursion needs the upper U of A = Uᵀ U.
+    return np.ascontiguousarray(upper, dtype=np.float32)
+
+
+class Levels(ABC):
+    """The values that the weights of every row can become."""
+
+    @property
+    @abstractmethod
+    def rows(self) -> Matrix:
+        """Ascending, `(O, K)`."""
+
+    @abstractmethod
+    def fitted(self, problem: Problem, indices: Indices) -> "tuple[Levels, Indices]":
+        """The best levels for some indices, and the indices of the same weights into them."""
+
+    @abstractmethod
+    def encoded(self, indices: Indices, shape: Shape) -> Encoded:
+        """The constants, whose columns are in their own order again."""
+
+
+def first_levels(problem: Problem, form: Format) -> Levels:
+    """Levels by the Hessian's diagonal alone."""
+    diagonal = np.diagonal(problem.hessian)
+    if isinstance(form, Palette):
+        groups = form.groups(problem.weight.shape)
+        halves = problem.weight.astype(np.float16).reshape(groups, -1)
+        costs = np.broadcast_to(diagonal, problem.weight.shape).reshape(groups, -1)
+        lut, _ = palettes.kmeans(halves, form.bits, np.ascontiguousarray(costs))
+        return PaletteLevels(problem, lut.astype(np.float32), form.bits)
+    limit = 2 ** (form.bits - 1) - 1
+    largest = np.abs(problem.weight).max(1)
+    scales = largest[None] * CLIPS[:, None] / limit
+    costs = np.stack([rounding_cost(problem.weight, scale, limit, diagonal) for scale in scales])
+    best = np.take_along_axis(scales, costs.argmin(0)[None], 0)[0]
+    return LinearLevels(problem, best, form.bits)
+
+
+def rounding_cost(weight: Matrix, scale: Matrix, limit: int, diagonal: Matrix) -> Matrix:
+    """What plain rounding of every row to a scale costs."""
+    scale = np.maximum(scale, np.finfo(np.float32).tiny)[:, None]
+    off = np.clip(np.rint(weight / scale), -limit, limit) * scale - weight
+    return np.asarray(np.square(off) @ diagonal, dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class PaletteLevels(Levels):
+    """One palette, fp32 `(groups, 2**bits)`, for each group of rows."""
+
+    problem: Problem
+    lut: Matrix
+    bits: int
+
+    @property
+    def rows(self) -> Matrix:
+        return np.repeat(self.lut, len(self.problem.weight) // len(self.lut), axis=0)
+
+    def fitted(self, problem: Problem, indices: Indices) -> "tuple[PaletteLevels, Indices]":
+        from cetane.compress import feedback, kernels
+
+        groups, size = self.lut.shape
+        own = indices.reshape(groups, -1, indices.shape[1])
+        targets = (problem.weight @ problem.hessian).reshape(own.shape)
+        products, sums = np.empty((groups, size, size)), np.empty((groups, size))
+        kernels.over_rows(
+            lambda *rows: feedback.normal_equations(*rows, problem.hessian),
+            own, targets, products, sums,
+        )  # fmt: skip
+        ridge = RIDGE * np.trace(products, axis1=1, axis2=2)[:, None] / size + 1e-30
+        products += ridge[:, :, None] * np.eye(size)
+        sums += ridge * self.lut
+        lut = np.linalg.solve(products, sums[:, :, None])[:, :, 0]
+        order = lut.argsort(1, kind="stable")
+        lut = np.take_along_axis(lut, order, 1).astype(np.float16).astype(np.float32)
+        places = order.argsort(1).astype(np.uint8)
+        sorted_indices = np.take_along_axis(places, indices.reshape(groups, -1), 1)
+        return PaletteLevels(problem, lut, self.bits), sorted_indices.reshape(indices.shape)
+
+    def encoded(self, indices: Indices, shape: Shape) -> Palettized:
+        lut_shape = (len(self.lut), *[1] * (len(shape) - 1), 2**self.bits, 1)
+        own = np.ascontiguousarray(indices[:, self.problem.back])
+        lut = self.lut.astype(np.float16).reshape(lut_shape)
+        return Palettized(own.reshape(shape), lut, self.bits)
+
+
+@dataclass(frozen=True)
+class LinearLevels(Levels):
+    """Integers from −limit to limit times a scale `(O,)`, fp32 rounded to fp16."""
+
+    problem: Problem
+    scale: Matrix
+    bits: int
+
+    @property
+    def limit(self) -> int:
+        return int(2 ** (self.bits - 1) - 1)
+
+    @property
+    def integers(self) -> Matrix:
+        return np.arange(-self.limit, self.limit + 1, dtype=np.float32)
+
+    @property
+    def rows(self) -> Matrix:
+        return self.integers * self.scale.astype(np.float16).astype(np.float32)[:, None]
+
+    def fitted(self, problem: Problem, indices: Indices) -> "tuple[LinearLevels, Indices]":
+        chosen = self.integers[indices]
+        weighted = chosen @ problem.hessian
+        squares = (weighted * chosen).sum(1)
+        scale = (weighted * problem.weight).sum(1) / np.where(squares > 0, squares, 1)
+        return LinearLevels(problem, np.where(scale > 0, scale, self.scale), self.bits), indices
+
+    def encoded(self, indices: Indices, shape: Shape) -> Affine:
+        own = indices[:, self.problem.back].astype(np.int16) - self.limit
+        scale = self.scale.astype(np.float16).reshape(-1, *[1] * (len(shape) - 1))
+        return Affine(own.astype(np.int8).reshape(shape), scale, self.bits)

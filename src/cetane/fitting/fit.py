@@ -1,0 +1,165 @@
+"""From a checkpoint and a compression to constants that are fitted to the model; made once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from cetane.checkpoint import Checkpoint
+from cetane.compress import Format
+from cetane.compress.fitted import Fitted, FittedFile, folder, kept, save
+from cetane.compress.select import Method
+from cetane.errors import CetaneError
+from cetane.files import Progress, remove
+from cetane.fitting.rounding import Rounder, linear_layers
+from cetane.fitting.teacher import ask
+from cetane.fitting.text import write_text
+from cetane.fitting.tunable import Tunable, tunable
+from cetane.fitting.tune import PIECE, Student, Tuner
+from cetane.gates.reference import Reference
+from cetane.planner import Planner
+from cetane.planner.encoding import can_be_fitted
+from cetane.planner.weights import format_of
+
+if TYPE_CHECKING:
+    from cetane.compress.encoded import Encoded
+
+VERSION = 1
+"""Of what is made: another one is made anew."""
+SEQUENCES, LENGTH, SEED = 64, 128, 1
+"""Of the model's own text that layers are rounded by: 8,192 tokens."""
+LESSONS = 192
+"""Sequences that tuning learns from; the first of them are those."""
+
+
+def fit(checkpoint: Checkpoint, planner: Planner, progress: Progress) -> FittedFile:
+    """The constants of a planner's compression, from the cache folder if they are there.
+
+    They are of the weights whose formats have a second order; all others are encoded as they are.
+    Raises CetaneError for the tuning of a model that does not fit in memory.
+    """
+    compression, formats = planner.recipe.compression, fitted_formats(planner)
+    if compression.method != "tuned":
+        return rounded(checkpoint, planner, formats, compression.method, progress)
+    key = key_of(checkpoint, formats, "tuned", compression.minutes)
+    known = kept(key)
+    if known is not None:
+        return known
+    first = rounded(checkpoint, planner, formats, "gptq", progress)
+    partial = folder() / f"{key}.tuning"
+    work = Fitting(checkpoint, planner, progress)
+    made = save(work.tuned(first.read(), formats, compression.minutes, partial), key)
+    remove(partial)
+    return made
+
+
+def rounded(
+    checkpoint: Checkpoint,
+    planner: Planner,
+    formats: Mapping[str, Format],
+    method: Method,
+    progress: Progress,
+) -> FittedFile:
+    """Constants layer by layer, kept or made now."""
+    key = key_of(checkpoint, formats, method)
+    known = kept(key)
+    if known is not None:
+        return known
+    return save(Fitting(checkpoint, planner, progress).rounded(formats, method), key)
+
+
+def key_of(
+    checkpoint: Checkpoint,
+    formats: Mapping[str, Format],
+    method: Method,
+    minutes: float | None = None,
+) -> str:
+    """A hash of what the constants depend on; `minutes` of tuning."""
+    content = [
+        VERSION, checkpoint.fingerprint, method, minutes,
+        {name: form.name for name, form in sorted(formats.items())},
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def fitted_formats(planner: Planner) -> dict[str, Format]:
+    """The formats of the tensors that can be fitted, by name: those of one format in all of their
+    parts, and in the shape that a checkpoint has."""
+    formats: dict[str, Format | None] = {}
+    for block in planner.blocks:
+        for _, weight in block.weights():
+            if weight.kind is None:
+                continue
+            form = format_of(weight, planner.recipe.compression)
+            own = form if can_be_fitted(weight, form) else None
+            if formats.setdefault(weight.name, own) != own:
+                formats[weight.name] = None
+    return {name: form for name, form in formats.items() if form is not None}
+
+
+class Fitting:
+    """One model on its way to fitted constants."""
+
+    def __init__(self, checkpoint: Checkpoint, planner: Planner, progress: Progress) -> None:
+        reference = Reference(checkpoint, own=True)
+        self.model, self.resident, self.progress = reference.model, reference.resident, progress
+        untie(self.model)
+        self.names = {
+            path: own["weight"] for path, own in reference.names.items() if "weight" in own
+        }
+        self.start = checkpoint.tokenizer.bos_id or 0
+        self.length = min(LENGTH, planner.model.max_context)
+
+    def rounded(self, formats: Mapping[str, Format], method: Method) -> dict[str, Encoded]:
+        """Constants layer by layer, in the order of the model's computation."""
+        rounder = Rounder(formats, method, self.progress)
+        rounder.run(self.model, self.names, self.text(SEQUENCES))
+        return rounder.constants
+
+    def tuned(
+        self, first: Fitted, formats: Mapping[str, Format], minutes: float, partial: Path
+    ) -> dict[str, Encoded]:
+        """Constants that learn from the first ones on; these, if they come out worse."""
+        if not self.resident:
+            raise CetaneError(
+                'compression.method = "tuned": the model is too large to learn on this machine',
+                'compression.method = "gptq" takes one layer at a time',
+            )
+        answers = ask(self.model, self.text(LESSONS), max(1, PIECE // self.length), self.progress)
+        layers = linear_layers(self.model, self.names, formats)
+        constants: dict[str, Encoded] = {}
+        weights: dict[str, Tunable] = {}
+        for name, layer in layers.items():
+            shape = tuple(layer.weight.shape)
+            made = first.of(name, shape, formats[name], None, None)
+            weight = None if made is None else tunable(layer.weight.detach(), made)
+            if made is not None and weight is not None:
+                constants[name], weights[name] = made, weight.to(device())
+        student = Student(self.model.to(device()), layers, weights)
+        if Tuner(student, answers, partial, self.progress).run(minutes):
+            return {name: weight.encoded() for name, weight in weights.items()}
+        return constants
+
+    def text(self, sequences: int) -> Tensor:
+        """The model's own, int64 `(sequences, length)`."""
+        return write_text(self.model, self.start, sequences, self.length, SEED, self.progress)
+
+
+def untie(model: Any) -> None:
+    """Give a model's head a weight of its own: what rounds the head must not change embeddings."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head.weight is embedding.weight:
+        head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+
+
+def device() -> str:
+    """The fastest one that this machine has."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"

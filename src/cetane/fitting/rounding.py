@@ -1,0 +1,92 @@
+"""Rounding a model's layers in the order of its computation, each by what its inputs are then.
+
+All tokens go through the model once. When a layer is reached, its inputs are those that the rounded
+layers before it make; it is rounded by them, and computes on with the result. So one pass both
+collects every Hessian and lets later layers make up for earlier ones, as GPTQ does block by block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cetane.compress import Format, second_order
+from cetane.compress.select import Method
+from cetane.files import Progress
+
+if TYPE_CHECKING:
+    from cetane.compress.encoded import Encoded
+
+
+def linear_layers(
+    model: Any, names: Mapping[str, str], wanted: Container[str]
+) -> dict[str, nn.Linear]:
+    """The linear layers of a model whose weights are wanted, by the checkpoint's names."""
+    return {
+        names[path]: module
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear) and names.get(path) in wanted
+    }
+
+
+class Done(Exception):
+    """Ends a pass when the last layer is rounded: nobody asks for logits."""
+
+
+class Rounder:
+    """Rounds the linear layers of a model while it runs."""
+
+    def __init__(self, formats: Mapping[str, Format], method: Method, progress: Progress) -> None:
+        """`formats` by the names of a checkpoint's tensors."""
+        self.formats, self.method, self.progress = formats, method, progress
+        self.constants: dict[str, Encoded] = {}
+        self._inputs: Tensor | None = None
+        self._hessian: Tensor | None = None
+
+    @torch.no_grad()
+    def run(self, model: Any, names: Mapping[str, str], tokens: Tensor) -> None:
+        """Round the layers of a transformers model, and leave it with what they became.
+
+        `names` are the checkpoint's, by the path of a module; `tokens` int64 `(B, T)`.
+        """
+        with ExitStack() as stack:
+            for name, layer in linear_layers(model, names, self.formats).items():
+                hook = layer.register_forward_pre_hook(partial(self.round, name))
+                stack.callback(hook.remove)
+            last = model.get_output_embeddings().register_forward_pre_hook(self.stop)
+            stack.callback(last.remove)
+            with suppress(Done):
+                model(tokens, use_cache=False)
+            self._inputs = self._hessian = None
+
+    def round(self, name: str, layer: nn.Linear, inputs: tuple[Tensor, ...]) -> None:
+        """Round a layer that is about to compute."""
+        if name in self.constants:
+            return
+        self.progress(f"rounding {name.removesuffix('.weight')}", len(self.constants),
+                      len(self.formats))  # fmt: skip
+        form, weight = self.formats[name], layer.weight.float().numpy()
+        hessian = self.hessian(inputs[0]).numpy()
+        if self.method == "weighted":
+            hessian = np.diag(np.diagonal(hessian))
+        made = second_order.encode(weight, form, np.ascontiguousarray(hessian))
+        self.constants[name] = made
+        layer.weight.data = torch.from_numpy(made.decode().astype(np.float32))
+
+    def hessian(self, inputs: Tensor) -> Tensor:
+        """The mean product of a layer's inputs, fp32 `(I, I)`; several layers read the same."""
+        if inputs is not self._inputs:
+            rows = inputs.reshape(-1, inputs.shape[-1]).float()
+            self._inputs, self._hessian = inputs, rows.T @ rows / len(rows)
+        assert self._hessian is not None
+        return self._hessian
+
+    def stop(self, *_: Any) -> None:
+        """Called when the head is about to compute, after it was rounded itself."""
+        raise Done

@@ -1,0 +1,164 @@
+"""Rounded weights that learn to answer as the model does.
+
+The student is the model with its rounded layers. It reads text that the model wrote, and its
+palettes, scales and roundings follow the gradient of the KL from the model's answers (knowledge
+distillation; LLM-QAT, arXiv 2305.17888; end-to-end tuning after GPTQ, AQLM, arXiv 2401.06118).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from cetane.files import Progress, replacing
+from cetane.fitting.teacher import Answers, quick
+from cetane.fitting.tunable import Rates, Tunable
+
+RATES = Rates(elements=0.03, levels=0.003)
+"""At the beginning; they fall to zero with the time that is left."""
+WARM = 5
+"""Steps until the rates are whole: means of gradients need some."""
+TOKENS, PIECE = 1024, 512
+"""Of a step, and of a part of it that is in memory at a time."""
+JUDGED = 1 / 16
+"""Part of the text that is not learnt from: by it, what was learnt is kept or not."""
+KEEP_EVERY = 300.0
+"""Seconds between two checkpoints."""
+
+
+class Student:
+    """A transformers model some of whose linear layers are rounded while they learn."""
+
+    def __init__(
+        self, model: Any, layers: Mapping[str, nn.Linear], weights: Mapping[str, Tunable]
+    ) -> None:
+        """`layers` and `weights` by the same names."""
+        self.model, self.layers, self.weights = model, layers, weights
+        self.write()
+
+    def write(self) -> None:
+        """Have the layers compute with the rounded values."""
+        for name, weight in self.weights.items():
+            parameter = self.layers[name].weight
+            parameter.data = weight.values()
+            parameter.requires_grad_(True)
+
+    def divergence(self, answers: Answers) -> Tensor:
+        """The mean KL from some answers."""
+        with quick(self.model):
+            logits = self.model(answers.tokens.to(self.model.device), use_cache=False).logits
+        return answers.divergence(logits)
+
+    def step(self, rates: Rates, number: int) -> None:
+        """Learn from the gradients that the layers have gathered."""
+        for name, weight in self.weights.items():
+            parameter = self.layers[name].weight
+            assert parameter.grad is not None
+            weight.step(parameter.grad, rates, number)
+            parameter.grad = None
+        self.write()
+
+
+@dataclass
+class Tuner:
+    """Lets a student learn a model's answers for some time."""
+
+    student: Student
+    answers: Answers
+    checkpoint: Path
+    progress: Progress
+    seconds: float = 0.0
+    """That it has learnt for, those of interrupted runs included."""
+    number: int = 0
+    """Of steps."""
+    losses: list[float] = field(default_factory=list)
+
+    def run(self, minutes: float) -> bool:
+        """Learn for some minutes; whether the student is nearer to the model than before.
+
+        What an interrupted run left at `checkpoint` is taken up.
+        """
+        count = max(1, round(len(self.answers.tokens) * JUDGED))
+        judged = self.answers.batch(torch.arange(count))
+        lessons = torch.arange(count, len(self.answers.tokens))
+        before = self.judge(judged)
+        self.restore()
+        kept = started = time.perf_counter()
+        random = torch.Generator().manual_seed(1)
+        size = max(1, TOKENS // self.answers.tokens.shape[1])
+        while (done := self.seconds / (60 * minutes)) < 1:
+            for rows in lessons[torch.randperm(len(lessons), generator=random)].split(size):
+                self.step(rows, 1 - done)
+                now = time.perf_counter()
+                self.seconds, started = self.seconds + now - started, now
+                if now - kept > KEEP_EVERY:
+                    self.keep()
+                    kept = now
+                done = self.seconds / (60 * minutes)
+                self.progress(self.told, min(round(100 * done), 100), 100)
+                if done >= 1:
+                    break
+        return self.judge(judged) < before
+
+    @property
+    def told(self) -> str:
+        """How far it is, for people."""
+        recent = self.losses[-10:]
+        return f"tuning, KL {sum(recent) / max(1, len(recent)):.4f}"
+
+    def step(self, rows: Tensor, left: float) -> None:
+        """Learn from some sequences; `left` is the part of the time that is left."""
+        loss = 0.0
+        for part in rows.split(self.piece):
+            share = len(part) / len(rows)
+            divergence = self.student.divergence(self.answers.batch(part)) * share
+            divergence.backward()
+            loss += float(divergence.detach())
+        self.losses.append(loss)
+        self.number += 1
+        factor = left * min(1.0, self.number / WARM)
+        self.student.step(Rates(RATES.elements * factor, RATES.levels * factor), self.number)
+
+    @property
+    def piece(self) -> int:
+        """Sequences that are in memory at a time."""
+        return max(1, PIECE // self.answers.tokens.shape[1])
+
+    @torch.no_grad()
+    def judge(self, answers: Answers) -> float:
+        """The KL of the student from some answers."""
+        parts = torch.arange(len(answers.tokens)).split(self.piece)
+        sums = [float(self.student.divergence(answers.batch(part))) * len(part) for part in parts]
+        return sum(sums) / len(answers.tokens)
+
+    def keep(self) -> None:
+        """Write a checkpoint."""
+        tensors = {f"{name}/{part}": tensor.contiguous()
+                   for name, weight in self.student.weights.items()
+                   for part, tensor in weight.state().items()}  # fmt: skip
+        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(self.checkpoint) as temporary:
+            save_file(tensors, temporary, {"seconds": str(self.seconds)})
+
+    def restore(self) -> None:
+        """Take up a checkpoint of the same weights, if there is one."""
+        try:
+            with safe_open(self.checkpoint, "pt") as file:
+                seconds = float((file.metadata() or {})["seconds"])
+            tensors = load_file(self.checkpoint)
+            states = {name: {part: tensors[f"{name}/{part}"] for part in weight.state()}
+                      for name, weight in self.student.weights.items()}  # fmt: skip
+        except (OSError, SafetensorError, KeyError, ValueError):
+            return
+        for name, weight in self.student.weights.items():
+            weight.restore(states[name])
+        self.seconds = seconds
+        self.student.write()

@@ -1,0 +1,76 @@
+"""A model's weights as the constants that a recipe's compression makes of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from cetane.compress import Format, Selection, second_order
+from cetane.errors import CetaneError
+from cetane.planner.weights import format_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from cetane.compress.encoded import Encoded
+    from cetane.compress.sensitivity import Sensitivities
+    from cetane.families import Weight, Weights
+
+
+class Encoder:
+    """Encodes weights by one compression; reads a weight, and what was fitted to it, on each
+    call."""
+
+    def __init__(self, weights: Weights, compression: Selection) -> None:
+        """CetaneError where a file that the compression names is not there, or is another, and
+        where nothing was fitted yet that its method asks for."""
+        if compression.method != "plain" and compression.fitted is None:
+            raise CetaneError(
+                f"compression.method = {compression.method!r}: nothing is fitted yet",
+                "cetane port does that before it builds",
+            )
+        self.weights, self.compression = weights, compression
+        counted, fitted = compression.sensitivity, compression.fitted
+        self.sensitivities: Sensitivities | None = counted.read() if counted else None
+        self.fitted = fitted.read() if fitted else None
+
+    @property
+    def fitted_by(self) -> str:
+        """The hashes of what constants depend on beside a weight and its format."""
+        files = self.compression.sensitivity, self.compression.fitted
+        return " ".join(file.sha256 for file in files if file is not None)
+
+    def __call__(self, weight: Weight, halves: NDArray[np.float16] | None = None) -> Encoded:
+        """The constants: those that were fitted, else what the format makes of the fp16 values.
+        `halves` are these values, if the caller has them."""
+        own = self._fitted(weight)
+        if own is not None:
+            return own
+        form, counts = format_of(weight, self.compression), None
+        if self.sensitivities and form.weighted:
+            counts = self.sensitivities.of(weight.name, weight.shape, weight.columns)
+        values = weight.read(self.weights).to(torch.float16).numpy() if halves is None else halves
+        try:
+            return form.encode(values, counts)
+        except CetaneError as error:
+            raise CetaneError(f"{weight.name}: {error.message}", error.hint) from error
+
+    def is_fitted(self, weight: Weight) -> bool:
+        """Whether the constants of a weight come from the file of those that were fitted."""
+        return self._fitted(weight) is not None
+
+    def _fitted(self, weight: Weight) -> Encoded | None:
+        form = format_of(weight, self.compression)
+        if self.fitted is None or not can_be_fitted(weight, form):
+            return None
+        return self.fitted.of(weight.name, weight.shape, form, weight.rows, weight.columns)
+
+
+def can_be_fitted(weight: Weight, form: Format) -> bool:
+    """Whether a weight is a matrix of the checkpoint, or rows or columns of one, and its format has
+    levels to choose among."""
+    if weight.kind is None or weight.pick is not None or len(weight.stored) != 2:
+        return False
+    return second_order.serves(form, weight.stored)

@@ -1,0 +1,115 @@
+"""Constants in files, as recipes name them: parts of tensors, and what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cetane.compress import Selection, parse_format
+from cetane.compress.encoded import Affine, Palettized
+from cetane.compress.fitted import Fitted, FittedFile, folder, kept, save
+from cetane.errors import CetaneError
+
+RANDOM = np.random.default_rng(0)
+PALETTE = Palettized(
+    RANDOM.integers(0, 16, (16, 6)).astype(np.uint8),
+    np.sort(RANDOM.normal(size=(2, 1, 16, 1)), axis=2).astype(np.float16),
+    4,
+)
+LINEAR = Affine(RANDOM.integers(-7, 8, (4, 6)).astype(np.int8), np.full((4, 1), 0.5, np.float16), 4)
+FOUR, INT4 = parse_format("palette4-kmeans-group8"), parse_format("int4-per-channel")
+
+
+@pytest.fixture(scope="module")
+def file() -> FittedFile:
+    return save({"a.weight": PALETTE, "b.weight": LINEAR}, "some-key")
+
+
+def test_constants_are_read_as_they_were_made(file: FittedFile) -> None:
+    fitted = file.read()
+    whole = fitted.of("a.weight", (16, 6, 1, 1), FOUR, None, None)
+    assert isinstance(whole, Palettized)
+    assert whole.lut.shape == (2, 1, 1, 1, 16, 1)
+    np.testing.assert_array_equal(whole.decode().reshape(16, 6), PALETTE.decode())
+    linear = fitted.of("b.weight", (4, 6, 1, 1), INT4, None, None)
+    assert isinstance(linear, Affine)
+    np.testing.assert_array_equal(linear.decode().reshape(4, 6), LINEAR.decode())
+    assert fitted.of("c.weight", (4, 6), INT4, None, None) is None
+
+
+def test_rows_and_columns_are_parts_of_a_tensor(file: FittedFile) -> None:
+    fitted = file.read()
+    rows = fitted.of("a.weight", (8, 6), FOUR, (8, 16), None)
+    assert rows is not None
+    np.testing.assert_array_equal(rows.decode(), PALETTE.decode()[8:])
+    columns = fitted.of("a.weight", (16, 4), FOUR, None, (2, 6))
+    assert columns is not None
+    np.testing.assert_array_equal(columns.decode(), PALETTE.decode()[:, 2:])
+    linear = fitted.of("b.weight", (2, 3), INT4, (1, 3), (0, 3))
+    assert linear is not None
+    np.testing.assert_array_equal(linear.decode(), LINEAR.decode()[1:3, :3])
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "form", "rows"),
+    [
+        ("a.weight", (16, 6), "palette4-kmeans-group16", None),
+        ("a.weight", (16, 6), "palette3-kmeans-group8", None),
+        ("a.weight", (16, 6), "int4-per-channel", None),
+        ("a.weight", (8, 6), "palette4-kmeans-group8", (4, 12)),
+        ("a.weight", (16, 7), "palette4-kmeans-group8", None),
+        ("b.weight", (4, 6), "palette4-kmeans-group8", None),
+        ("b.weight", (4, 6), "int4-per-tensor", None),
+    ],
+)
+def test_what_was_fitted_otherwise_is_refused(
+    file: FittedFile,
+    name: str,
+    shape: tuple[int, ...],
+    form: str,
+    rows: tuple[int, int] | None,
+) -> None:
+    with pytest.raises(CetaneError, match=f"{name} is not fitted to a {form}"):
+        file.read().of(name, shape, parse_format(form), rows, None)
+
+
+def test_what_was_made_is_found_by_what_it_depends_on(file: FittedFile) -> None:
+    assert kept("some-key") == file
+    assert kept("another-key") is None
+    (folder() / "damaged.json").write_text("[")
+    assert kept("damaged") is None
+    (folder() / "gone.json").write_text(json.dumps("0" * 64))
+    assert kept("gone") is None
+
+
+def test_a_recipe_finds_its_file_in_the_cache_or_beside_it(
+    file: FittedFile, tmp_path: Path
+) -> None:
+    named = FittedFile(file="mine.safetensors", sha256=file.sha256)
+    named.beside(tmp_path / "recipe.toml")
+    assert "a.weight/lut" in named.read().names
+    (tmp_path / "mine.safetensors").write_bytes(b"another file")
+    with pytest.raises(CetaneError, match=r"compression.fitted: .*is not the file"):
+        named.read()
+    (tmp_path / "mine.safetensors").write_bytes(file.path.read_bytes())
+    assert named.read().path == tmp_path / "mine.safetensors"
+    missing = FittedFile(file="mine.safetensors", sha256="0" * 64)
+    with pytest.raises(CetaneError, match=r"compression.fitted: cannot read"):
+        missing.read()
+
+
+def test_a_file_of_anything_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"no tensors")
+    with pytest.raises(CetaneError, match="no safetensors file"):
+        Fitted(tmp_path / "x")
+
+
+def test_a_method_has_formats_and_a_file_of_its_own() -> None:
+    with pytest.raises(ValueError, match="palette4-uniform-group8 places its palettes"):
+        Selection(default="palette4-uniform-group8", method="gptq")
+    with pytest.raises(ValueError, match="fitted: plain constants"):
+        Selection(default="palette4-kmeans-group8", fitted=FittedFile(file="x", sha256="0" * 64))
+    plain = Selection(default="palette4-kmeans-group8").model_dump()
+    assert "method" not in plain
+    assert "fitted" not in plain

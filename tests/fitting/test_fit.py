@@ -1,0 +1,144 @@
+"""A bundle of fitted constants: made once, and held to what they are of."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cetane.bundle import Bundle
+from cetane.checkpoint import Checkpoint, open_checkpoint
+from cetane.compress.fitted import folder
+from cetane.errors import CetaneError
+from cetane.fitting import fit as module
+from cetane.gates.port import packaged
+from cetane.gates.weights import wrong_constants
+from cetane.pipeline.build import build
+from cetane.pipeline.choose import resolve_recipe
+from cetane.planner import Encoder, Planner
+from cetane.schema.recipe import Recipe, parse_recipe
+
+
+def recipe(**compression: Any) -> Recipe:
+    return parse_recipe(
+        {
+            "name": "fitted",
+            "cache": {"context": 64},
+            "tokens": {"verify": 0, "prefill": 0},
+            "layout": {"kind": "single", "head": "last"},
+            "compression": {"default": "palette3-kmeans-group8",
+                            "types": {"head": "int8-per-channel"}} | compression,
+        },
+        "recipe",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_text() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SEQUENCES", 16)
+        patch.setattr(module, "LESSONS", 16)
+        patch.setattr(module, "LENGTH", 32)
+        yield
+
+
+@dataclass
+class Fixed:
+    checkpoint: Checkpoint
+    bundle: Bundle
+
+    def wrong(self) -> list[str]:
+        planner = Planner(self.checkpoint, self.bundle.plan.recipe)
+        port = packaged(self.bundle, planner, self.checkpoint)
+        return [w.problem for name in planner.members
+                for w in wrong_constants(port, self.checkpoint, name)]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def fitted(tiny_checkpoint_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Fixed:
+    checkpoint = open_checkpoint(tiny_checkpoint_folder)
+    target = tmp_path_factory.mktemp("fitted") / "bundle"
+    return Fixed(checkpoint, build(checkpoint, recipe(method="gptq"), target, lambda *_: None))
+
+
+def test_the_constants_are_those_of_the_file(fitted: Fixed) -> None:
+    compression = fitted.bundle.plan.recipe.compression
+    assert compression.method == "gptq"
+    assert compression.fitted is not None
+    names = {name.rpartition("/")[0] for name in compression.fitted.read().names}
+    assert "model.layers.1.mlp.down_proj.weight" in names
+    assert len(names) == 2 * 7, "all projections of two layers, and not the head"
+    assert fitted.wrong() == []
+
+
+def test_they_are_made_once(fitted: Fixed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Fitting", None)
+    again = resolve_recipe(fitted.checkpoint, recipe(method="gptq"))
+    assert again.compression == fitted.bundle.plan.recipe.compression
+
+
+def test_without_the_file_they_are_held_to_the_checkpoint(
+    fitted: Fixed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another matrix's constants are refused, and those that were fitted to this one are not."""
+    monkeypatch.setenv("CETANE_CACHE", str(tmp_path))
+    assert fitted.wrong() == []
+    other = Swapped(fitted.checkpoint)
+    problems = Fixed(other, fitted.bundle).wrong()  # type: ignore[arg-type]
+    assert len(problems) == 2
+    assert all("times what they need to" in problem for problem in problems)
+
+
+def test_constants_of_another_file_are_refused(fitted: Fixed) -> None:
+    """With the file, every bit counts: one entry of a palette that is off is found."""
+    planner = Planner(fitted.checkpoint, fitted.bundle.plan.recipe)
+    encoder = Encoder(fitted.checkpoint, fitted.bundle.plan.recipe.compression)
+    weight = next(w for b in planner.blocks for _, w in b.weights() if w.kind)
+    assert encoder.is_fitted(weight)
+    values = weight.read(fitted.checkpoint).numpy()
+    assert not np.array_equal(encoder(weight).decode(), recipe_plain(weight, values))
+
+
+def recipe_plain(weight: Any, values: np.ndarray) -> np.ndarray:
+    form = recipe().compression.format_for(weight.name, weight.kind)
+    return form.encode(values).decode()
+
+
+def test_nothing_is_encoded_before_it_is_fitted(fitted: Fixed) -> None:
+    with pytest.raises(CetaneError, match="nothing is fitted yet"):
+        Encoder(fitted.checkpoint, recipe(method="gptq").compression)
+
+
+def test_tuning_goes_on_from_there(fitted: Fixed) -> None:
+    steps: list[str] = []
+    tuned = resolve_recipe(
+        fitted.checkpoint,
+        recipe(method="tuned", minutes=1 / 60),
+        lambda what, *_: steps.append(what),
+    )
+    assert any(step.startswith("tuning, KL") for step in steps)
+    file = tuned.compression.fitted
+    assert file is not None
+    assert file.read().names == fitted.bundle.plan.recipe.compression.fitted.read().names  # type: ignore[union-attr]
+    assert not list(folder().glob("*.tuning"))
+
+
+class Swapped:
+    """A checkpoint two of whose matrices are exchanged."""
+
+    PAIR = ("model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.gate_proj.weight")
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.checkpoint, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.checkpoint
+
+    def read(self, name: str) -> Any:
+        if name in self.PAIR:
+            name = self.PAIR[1 - self.PAIR.index(name)]
+        return self.checkpoint.read(name)

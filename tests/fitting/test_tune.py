@@ -1,0 +1,134 @@
+"""Rounded weights that learn a model's answers, on models so small that it takes seconds."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cetane.compress import parse_format
+from cetane.compress.encoded import Encoded
+from cetane.files import silent
+from cetane.fitting.rounding import linear_layers
+from cetane.fitting.teacher import LIKELIEST, Answers, ask
+from cetane.fitting.tunable import Rates, tunable
+from cetane.fitting.tune import Student, Tuner
+
+NAMES = ("palette2-kmeans-group8", "int4-per-channel")
+
+
+def tokens(seed: int, sequences: int = 16) -> Tensor:
+    random = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 288, (sequences, 16), generator=random)
+
+
+def encoded(weight: Tensor, name: str) -> Encoded:
+    return parse_format(name).encode(weight.detach().numpy())
+
+
+def test_the_divergence_of_a_model_from_itself_is_none(tiny_model: Callable[..., Any]) -> None:
+    model = tiny_model("llama")
+    answers = ask(model, tokens(0), 4, silent)
+    assert answers.logs.shape == (16, 16, LIKELIEST)
+    with torch.no_grad():
+        own = model(answers.tokens).logits
+    assert float(answers.divergence(own)) < 1e-3
+
+
+def test_the_divergence_is_the_kl_of_distributions() -> None:
+    """With a vocabulary of four, of which three are kept: the fourth is the rest."""
+    random = torch.Generator().manual_seed(0)
+    theirs, ours = torch.randn(2, 2, 5, 4, generator=random)
+    logs = torch.log_softmax(theirs, -1)
+    top = logs.topk(3)
+    answers = Answers(torch.zeros(2, 5), top.indices, top.values)
+    p, q = logs.double().exp(), torch.softmax(ours.double(), -1)
+    wanted = (p * (p / q).log()).sum(-1).mean()
+    assert float(answers.divergence(ours)) == pytest.approx(float(wanted), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_untouched_weight_keeps_its_constants(name: str) -> None:
+    weight = torch.randn(16, 24, generator=torch.Generator().manual_seed(1))
+    made = encoded(weight, name)
+    weight_again = tunable(weight, made)
+    assert weight_again is not None
+    np.testing.assert_allclose(weight_again.values(), made.decode(), rtol=1e-3)  # of fp16
+    np.testing.assert_array_equal(weight_again.encoded().decode(), made.decode())
+    weight_again.step(torch.randn(16, 24), Rates(0.0, 0.0), 1)
+    np.testing.assert_array_equal(weight_again.encoded().decode(), made.decode())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_levels_follow_the_gradient_of_all_that_have_them(name: str) -> None:
+    """The gradient by torch's own differentiation, through the rounded values."""
+    weight = torch.randn(16, 8, generator=torch.Generator().manual_seed(2))
+    one = tunable(weight, encoded(weight, name))
+    assert one is not None
+    target = torch.randn(16, 8, generator=torch.Generator().manual_seed(3))
+    one.levels.requires_grad_(True)
+    values = one.values()
+    (values * target).sum().backward()
+    torch.testing.assert_close(one.of_levels(target), one.levels.grad)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_weight_alone_learns_to_be_another(name: str) -> None:
+    """What a layer should give is known: the other weight's output."""
+    random = torch.Generator().manual_seed(4)
+    wanted, mixed = torch.randn(16, 32, generator=random), torch.randn(32, 32, generator=random)
+    inputs = torch.randn(64, 32, generator=random) @ (mixed @ mixed.T)  # far from independent
+    one = tunable(wanted, encoded(wanted, name))
+    assert one is not None
+
+    def error() -> Tensor:
+        return (inputs @ (one.values() - wanted).T).square().mean()
+
+    before = error()
+    for number in range(1, 201):
+        off = inputs @ (one.values() - wanted).T
+        one.step(off.T @ inputs / len(inputs), Rates(0.03 * (1 - number / 201), 0.01), number)
+    assert float(error()) < 0.95 * float(before)
+    np.testing.assert_allclose(one.encoded().decode(), one.values().numpy(), rtol=2e-3, atol=1e-6)
+
+
+@pytest.fixture
+def student(tiny_model: Callable[..., Any]) -> tuple[Student, Answers]:
+    """A model in two bits, and what it answered before."""
+    model = tiny_model("llama", tie_word_embeddings=False).requires_grad_(False)
+    answers = ask(model, tokens(5, 64), 16, silent)
+    paths = {p: f"{p}.weight" for p, m in model.named_modules() if isinstance(m, nn.Linear)}
+    layers = linear_layers(model, paths, {f"{p}.weight" for p in paths if p != "lm_head"})
+    weights = {name: tunable(layer.weight, encoded(layer.weight, NAMES[0]))
+               for name, layer in layers.items()}  # fmt: skip
+    assert None not in weights.values()
+    return Student(model, layers, weights), answers  # type: ignore[arg-type]
+
+
+def test_a_student_learns(student: tuple[Student, Answers], tmp_path: Path) -> None:
+    told: list[str] = []
+    tuner = Tuner(*student, tmp_path / "x", lambda what, *_: told.append(what))
+    assert tuner.run(2 / 60)
+    assert tuner.seconds >= 2
+    assert told[-1].startswith("tuning, KL ")
+
+
+def test_an_interrupted_run_goes_on(student: tuple[Student, Answers], tmp_path: Path) -> None:
+    tuner = Tuner(*student, tmp_path / "x", silent)
+    tuner.step(torch.arange(8), 1.0)
+    tuner.seconds = 50.0
+    tuner.keep()
+    values = {name: weight.values() for name, weight in student[0].weights.items()}
+    tuner.step(torch.arange(8), 1.0)
+    again = Tuner(*student, tmp_path / "x", silent)
+    again.restore()
+    assert again.seconds == 50
+    for name, weight in student[0].weights.items():
+        torch.testing.assert_close(weight.values(), values[name])
+    (tmp_path / "x").write_bytes(b"half a file")
+    untouched = Tuner(*student, tmp_path / "x", silent)
+    untouched.restore()
+    assert untouched.seconds == 0
