@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -56,7 +57,8 @@ def build_model(model_type: str = "llama", **config: Any) -> transformers.PreTra
 class InMemoryCheckpoint:
     """A transformers model as the checkpoint that its files would be."""
 
-    quantization = None
+    quantization = revision = None
+    merged, adapters = (), MappingProxyType[str, Any]({})
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:
         self.source = f"a tiny {model.config.model_type}"

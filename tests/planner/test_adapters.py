@@ -72,6 +72,12 @@ def test_hostile_plans(plan: Plan, path: tuple[Any, ...], value: Any, reason: st
         validated(Plan, content, "plan")
 
 
+def test_names_that_python_uses(adapted: Any, recipe: Any) -> None:
+    folders = dict.fromkeys(("train", "keys", "weight", "on"), adapted.folders["dora"])
+    checkpoint = open_checkpoint(adapted.base, adapters=folders)
+    assert Planner(checkpoint, recipe()).plan().adapters.keys() == folders.keys()
+
+
 def test_a_change_that_no_projection_takes(adapted: Any, recipe: Any, tmp_path: Any) -> None:
     """A norm's bias, say: peft would not write it, a hostile file may."""
     folder = tmp_path / "lora"

@@ -63,7 +63,7 @@ def adapt(blocks: Iterable[Block], name: str, lora: Lora) -> None:
                 weights = dict(parameters(own, path, module, name, lora))
                 if weights:
                     with torch.device("meta"):
-                        module.adapters[name] = ProjectionAdapter(weights)
+                        module.adapt(name, ProjectionAdapter(weights))
 
 
 def parameters(

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from cetane.errors import CetaneError
-from cetane.families.adapters import ProjectionAdapter
 from cetane.families.axes import Axes
 from cetane.families.layers import Held, Leaf, Projection, RMSNorm
 from cetane.families.rotary import RotaryTable
@@ -153,7 +152,7 @@ class Block(nn.Module):
         replaces.
         """
         added = {} if adapter is None else dict(self.adapter_weights(adapter))
-        replaced = {path.replace(f"adapters.{adapter}.bias", "bias") for path in added}
+        replaced = {path.replace(f"adapter_{adapter}.bias", "bias") for path in added}
         for path, module in self.named_modules():
             if isinstance(module, Leaf):
                 for name, held in module.held.items():
@@ -172,9 +171,8 @@ class Block(nn.Module):
             if isinstance(module, Projection):
                 for name, added in module.adapters.items():
                     if adapter in (None, name):
-                        assert isinstance(added, ProjectionAdapter)
                         for leaf, weight in added.weights.items():
-                            yield f"{path}.adapters.{name}.{leaf}", weight
+                            yield f"{path}.adapter_{name}.{leaf}", weight
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         """The weight of a parameter."""

@@ -6,7 +6,7 @@ Hidden tensors are `(1, C, 1, T)` here; `axes.py` has the other layout.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -110,7 +110,7 @@ class Projection(Leaf):
         self.outputs = outputs
         self.at = 0
         """The channel at which the contracted axis is cut; 0 if it is not cut."""
-        self.adapters = nn.ModuleDict()
+        self.adapters: dict[str, ProjectionAdapter] = {}
         """What adapters add to the product, by their names."""
         self.active: str | None = None
         """The adapter that the next product includes; `adapter_on` sets it."""
@@ -139,9 +139,12 @@ class Projection(Leaf):
     @property
     def adapter(self) -> "ProjectionAdapter | None":
         """The active adapter, if it changes this projection."""
-        if self.active is None or self.active not in self.adapters:
-            return None
-        return cast("ProjectionAdapter", self.adapters[self.active])
+        return None if self.active is None else self.adapters.get(self.active)
+
+    def adapt(self, name: str, adapter: "ProjectionAdapter") -> None:
+        """Hold an adapter. Its parameters are those of the submodule `adapter_NAME`."""
+        self.adapters[name] = adapter
+        self.add_module(f"adapter_{name}", adapter)
 
     def forward(self, x: Tensor) -> Tensor:
         own = None if self.adapter is None else self.adapter.bias
