@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from cetane.checkpoint import open_checkpoint
+from cetane.engine.authored import authored_engine
 from cetane.errors import CetaneError
-from cetane.planner import Planner
+from cetane.planner import Planner, can_turn, turned
 from cetane.schema.function import Step
 from cetane.schema.plan import Plan
 from cetane.validation import validated
@@ -70,6 +73,22 @@ def test_hostile_plans(plan: Plan, path: tuple[Any, ...], value: Any, reason: st
     place[last] = value
     with pytest.raises(CetaneError, match=reason):
         validated(Plan, content, "plan")
+
+
+def test_turned_channels_take_a_merged_adapter_only(adapted: Any, recipe: Any) -> None:
+    turning = recipe(compression={"rotate": True})
+    beside = open_checkpoint(adapted.base, adapters=adapted.folders)
+    assert not can_turn(beside, turning)
+    with pytest.raises(CetaneError, match="cannot be turned"):
+        turned(beside, turning)
+    merged = open_checkpoint(adapted.base, adapted.folders["dora"])
+    made = turned(merged, turning)
+    assert made.merged == merged.merged
+    ids = list(range(5, 25))
+    with torch.inference_mode():
+        wanted = adapted.merged["dora"](torch.tensor([ids])).logits[0].numpy()
+    ours = authored_engine(Planner(made, turning), made).session().feed(ids, "all")
+    np.testing.assert_allclose(ours, wanted, rtol=0, atol=1e-3)
 
 
 def test_names_that_python_uses(adapted: Any, recipe: Any) -> None:
