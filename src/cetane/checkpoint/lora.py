@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+MERGED_ELSEWHERE = "merge it with peft (merge_and_unload), and give the merged model"
 PREFIX = "base_model.model."
 """The beginning of every tensor's name in peft's files."""
 LARGEST_RANK = 4096
@@ -211,9 +212,6 @@ def read_config(path: Path) -> LoraConfig:
     return config
 
 
-MERGED_ELSEWHERE = "merge it with peft (merge_and_unload), and give the merged model"
-
-
 def check_pattern(pattern: str, path: Path) -> None:
     """Raise CetaneError for a pattern of names that might take long to match."""
     repeats = pattern.count("*") + pattern.count("+")
@@ -264,6 +262,8 @@ class AdapterReader:
             raise self.wrong("it changes no weight")
         changes = {self.canonical(f"{m}.weight"): self.change(m, p) for m, p in modules.items()}
         names = {self.canonical(f"{module}.weight"): module for module in modules}
+        if len(names) < len(modules):
+            raise self.wrong("two of its modules change one weight")
         return Lora(self.folder, self.config, changes, replaced, names)
 
     def check_revision(self) -> None:
