@@ -26,7 +26,7 @@ from cetane.gates.reference import Reference, reference_of
 from cetane.schema.recipe import load_recipe, override
 from common import WORK, arguments, bundle_of, report, standard_library_text
 
-WINDOW, BATCH = 128, 4
+WINDOW, BATCH = 64, 1
 ADAPTERS = {
     "english": {"r": 8, "lora_alpha": 16, "use_rslora": True, "target_modules": "all-linear"},
     "python": {"r": 8, "lora_alpha": 16, "use_dora": True,
@@ -75,7 +75,7 @@ def train(base: Checkpoint, name: str, text: str, folder: Path, seconds: float) 
     )  # fmt: skip
     model = get_peft_model(reference.model, config).train()
     ids = torch.tensor(base.tokenizer.encode(text[:200_000]))
-    optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=5e-4)
+    optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-3)
     end, steps = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         starts = torch.randint(0, len(ids) - WINDOW, (BATCH,)).tolist()
@@ -85,8 +85,7 @@ def train(base: Checkpoint, name: str, text: str, folder: Path, seconds: float) 
         optimizer.step()
         optimizer.zero_grad()
         steps += 1
-        print(f"{name}: step {steps}, loss {float(loss):.3f}", file=sys.stderr)
-    model.peft_config["default"].base_model_name_or_path = str(Path(base.source).resolve())
+        print(f"{name}: step {steps}, loss {loss.item():.3f}", file=sys.stderr)
     model.save_pretrained(folder)
 
 

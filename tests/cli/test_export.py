@@ -6,6 +6,9 @@ import onnx
 import pytest
 
 from cetane.bundle import Bundle
+from cetane.gates.coreai import CoreAIResult
+from cetane.gates.verdict import at_least
+from cetane.pipeline import export
 
 from .conftest import Cetane
 
@@ -36,3 +39,18 @@ def test_a_missing_source(cetane: Cetane, tmp_path: Path, source: str) -> None:
 
 def test_one_form(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
     assert cetane("export", ported.path, "-o", tmp_path / "out").code == 2
+
+
+@pytest.mark.parametrize(("cosine", "code"), [(0.99999, 0), (0.5, 1)])
+def test_core_ai_shows_the_verdict_of_apples_runtime(
+    cetane: Cetane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cosine: float, code: int
+) -> None:
+    result = CoreAIResult(checks=(at_least("cosine after 3 tokens", cosine, 0.9999),))
+    made = export.CoreAIFolder(tmp_path, "xcrun coreai-build", ["int4: slow"], result)
+    monkeypatch.setattr(export, "export_coreai", lambda *_, **__: made)
+    shown = cetane("export", "bundle", "-o", tmp_path, "--target", "coreai")
+    assert shown.code == code and "cosine after 3 tokens" in shown.out
+    assert "not run on a device" in shown.out and "xcrun coreai-build" in shown.out
+    assert "warning: int4: slow" in shown.err
+    content = cetane("export", "bundle", "-o", tmp_path, "--to", "coreai", "--json").json
+    assert content["passed"] is (code == 0) and content["checks"][0]["value"] == cosine

@@ -20,7 +20,7 @@ FunctionOption = Annotated[
     typer.Option(help="A function of the packages, a mode of the bundles.", show_default="main"),
 ]
 PrecisionOption = Annotated[
-    Literal["fp32", "fp16"] | None,
+    Literal["fp32", "fp16", "ane"] | None,
     typer.Option(help="The second side's precision; the first runs in fp32.", show_default="fp32"),
 ]
 InputsOption = Annotated[

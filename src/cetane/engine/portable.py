@@ -73,10 +73,11 @@ Arithmetic = Precision | Literal["int8"]
 
 
 class PortableBackend:
-    """A backend on any machine, in one of three arithmetics.
+    """A backend on any machine, in one of four arithmetics.
 
     - fp32 runs compiled graphs, or the reference for a program with an op that they lack.
     - fp16 runs the reference, which rounds every result as an fp16 machine would.
+    - ane is fp16, with attention's products as an ANE was seen to compute them.
     - int8 is fp32, but linear weights of 8 or 4 bits stay packed in products of few tokens. There,
       activations are rounded to 8 bits, one scale for 32 channels, as llama.cpp does. `cetane run`
       uses it, so its graphs are kept between runs.
@@ -86,13 +87,15 @@ class PortableBackend:
 
     def __init__(self, packages: ShardPaths, precision: Arithmetic = "fp32") -> None:
         self.packages, self.precision = packages, precision
-        self.dtype: type[np.floating[Any]] = np.float16 if precision == "fp16" else np.float32
+        self.dtype: type[np.floating[Any]] = np.float32
+        if precision == "fp16" or precision == "ane":
+            self.dtype = np.float16
 
     def open(self, shard: str) -> ReferenceProgram | FastGraph:
         """Open the package of a shard. Raises CetaneError for an invalid package."""
         path = self.packages.shard(shard)
-        if self.precision == "fp16":
-            return ReferenceProgram(load(path), "fp16")
+        if self.precision == "fp16" or self.precision == "ane":
+            return ReferenceProgram(load(path), self.precision)
         if self.precision == "int8":
             prepared = PreparedProgram(path, pack=True)
             if prepared.known:

@@ -1,7 +1,7 @@
 """Bound ops: closures with constants computed once, and values freed after their last use."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +11,15 @@ from cetane.mil.guard import failures_at
 from cetane.mil.implementation import Implementation
 from cetane.mil.index import flatten, foldable, names_of
 from cetane.mil.ops import OPS
-from cetane.mil.program import Argument, Body, MilFunction, NamedValue, Op, StoredConstant
+from cetane.mil.program import (
+    Argument,
+    Body,
+    MilFunction,
+    NamedValue,
+    Op,
+    Precision,
+    StoredConstant,
+)
 from cetane.mil.shapes import RULES, KnownOp, result_shapes
 from cetane.mil.storage import from_numpy, to_dtype
 
@@ -68,10 +76,16 @@ class BoundBody:
         return [values[name] for name in self.outputs]
 
 
-def bind(function: MilFunction, rounds: bool) -> BoundBody:
-    """Bind every op of a function; `rounds` keeps fp16 results to float16 values."""
+def bind(function: MilFunction, precision: Precision) -> BoundBody:
+    """Bind every op of a function. All precisions but "fp32" keep fp16 results to float16 values;
+    "ane" has products of matrices of its own."""
     require_ops(function)
-    return _Binder(function.name, rounds).body(function.body, {})
+    ops = dict(OPS)
+    if precision == "ane":
+        from cetane.mil import ane  # compiles its loops
+
+        ops["matmul"] = replace(ops["matmul"], call=ane.matmul)
+    return _Binder(function.name, ops, precision != "fp32").body(function.body, {})
 
 
 def require_ops(function: MilFunction) -> None:
@@ -86,8 +100,8 @@ def require_ops(function: MilFunction) -> None:
 
 
 class _Binder:
-    def __init__(self, function: str, rounds: bool) -> None:
-        self._function = function
+    def __init__(self, function: str, ops: Mapping[str, Implementation], rounds: bool) -> None:
+        self._function, self._ops = function, ops
         self._rounds = rounds
 
     def body(self, body: Body, outer: Known) -> BoundBody:
@@ -118,7 +132,7 @@ class _Binder:
 
     def _bind(self, op: Op, known: Known) -> Callable[..., tuple[Any, ...]]:
         """A closure that computes the op's outputs, rounded to their declared types."""
-        implementation = OPS[op.kind]
+        implementation = self._ops[op.kind]
         # A device keeps decoded weights in the program's type.
         rounds = self._rounds or op.kind.startswith("constexpr_")
         where = f"function {self._function}, {op.kind} {op.name}"

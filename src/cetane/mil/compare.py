@@ -136,7 +136,7 @@ class Comparer:
         self._names = {b: a for m in self.matching.matches for a, b in m.values}
         self._lineages = Lineage(first.function), Lineage(second.function)
         self._constants = [tuple(self._differences(m)) for m in self.matching.matches]
-        rounds = second.precision == "fp16" and first.precision == "fp32"
+        rounds = second.precision != "fp32" and first.precision == "fp32"
         self._half = {
             name
             for name, t in self._lineages[1].index.types.items()

@@ -17,7 +17,7 @@ from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
 from cetane.validation import PLAIN_NAME
 
-Precision = Literal["fp32", "fp16"]
+Precision = Literal["fp32", "fp16", "ane"]
 LARGEST_FP16 = 65504.0
 
 

@@ -2,14 +2,30 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from cetane.bundle import Bundle
+from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
-from cetane.export import coreml_llm
+from cetane.export import coreai, coreml_llm
 from cetane.files import Progress, check_outside, claimed, disk_errors, replacing, silent
+from cetane.gates.coreai import CoreAIResult, judge_coreai
 from cetane.mil import load
 from cetane.pipeline.validate import checkpoint_of
+
+
+@dataclass(frozen=True)
+class CoreAIFolder:
+    """A folder that Apple's Core AI runner loads."""
+
+    path: Path
+    compile: str
+    """The command that compiles its asset, on a Mac."""
+    warnings: Sequence[str]
+    """The patterns in its program that are known to run off the Neural Engine, or slowly."""
+    result: CoreAIResult
+    """The comparison with the bundle, in Apple's runtime on this machine."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +76,31 @@ def export_coreml_llm(
     """
     bundle = Bundle(Path(source))
     target = new_folder(output, bundle.path)
+    checkpoint = own_checkpoint(bundle)
+    with claimed(target, f"exporting {source}"):
+        coreml_llm.export(bundle, checkpoint, target, progress)
+    return RuntimeFolder(target, coreml_llm.COMPILE, coreml_llm.check(target))
+
+
+def export_coreai(
+    source: str | Path, output: str | Path, *, progress: Progress = silent
+) -> CoreAIFolder:
+    """Write a bundle as the folder that Apple's Core AI runner loads, and judge it.
+
+    Apple's runtime runs the asset here, on the CPU. CetaneError if the folder exists, if the
+    checkpoint is not the bundle's own, or if the model does not fit their contract.
+    """
+    bundle = Bundle(Path(source))
+    target = new_folder(output, bundle.path)
+    checkpoint = own_checkpoint(bundle)
+    with claimed(target, f"exporting {source}"), disk_errors(target):
+        judge = partial(judge_coreai, bundle)
+        warnings, result = coreai.export(bundle, checkpoint, target, judge, progress)
+    return CoreAIFolder(target, coreai.COMPILE.format(name=target.name), warnings, result)
+
+
+def own_checkpoint(bundle: Bundle) -> Checkpoint:
+    """The checkpoint that a verified bundle was built from; CetaneError if it is another."""
     bundle.verify()
     if bundle.plan.adapters:
         raise CetaneError(
@@ -69,12 +110,10 @@ def export_coreml_llm(
     checkpoint = checkpoint_of(bundle)
     if checkpoint.fingerprint != bundle.manifest.fingerprint:
         raise CetaneError(
-            f"{checkpoint.source} is not the checkpoint that {source} was built from",
+            f"{checkpoint.source} is not the checkpoint that {bundle.path} was built from",
             "port the model again",
         )
-    with claimed(target, f"exporting {source}"):
-        coreml_llm.export(bundle, checkpoint, target, progress)
-    return RuntimeFolder(target, coreml_llm.COMPILE, coreml_llm.check(target))
+    return checkpoint
 
 
 def new_folder(path: str | Path, source: Path) -> Path:

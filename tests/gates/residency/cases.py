@@ -490,6 +490,10 @@ PROGRAM_CASES = {
     ),
     "tiny-program": (Model(lambda x: conv(x, 64)), wide(1)),
     "lone-linear": (linears(3, 4096), linears(3, 8192)),
+    "regions": (
+        Model(lambda x: conv(fp32_softmax(conv(x, 2048)), 2048)),
+        Model(lambda x: mb.reduce_argmax(x=many_convs(conv(x, 2048), 1, "fp16"), axis=1)),
+    ),
     "op-count": (long_program(6001), long_program(5999)),
 }
 

@@ -196,6 +196,11 @@ def place(graph: Graph, rules: Sequence[Rule]) -> FunctionAudit:
             worsen(placed[id(op)], rule)
     for op, leader in dragged(graph, drags):
         worsen(placed[id(op)], leading(placed[id(leader)], rules))
+    places = {key: op.placement for key, op in placed.items()}
+    for rule in rules:
+        scope, predicate = PREDICATES[rule.id]
+        if scope == "places" and (detail := predicate(graph, places)):
+            findings.append(finding(rule, [detail]))
     return FunctionAudit(
         graph.package, graph.function.name, graph.variant, graph.tokens,
         tuple(placed.values()), tuple(findings),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
@@ -32,7 +32,7 @@ Severity = Literal["fatal", "silent", "risk", "perf", "info"]
 """`fatal`: it does not run; `silent`: it silently runs elsewhere or wrong; `risk`: the evidence is
 thin or divided; `perf`: it is slower than necessary; `info`: good to know."""
 Confidence = Literal["high", "medium", "low"]
-Scope = Literal["op", "function", "bundle"]
+Scope = Literal["op", "function", "places", "bundle"]
 """The object of a predicate."""
 
 WORSE: tuple[Placement, ...] = ("ANE", "unknown", "CPU", "wrong", "fails")
@@ -93,9 +93,11 @@ class Rule(Known):
 
 OpPredicate = Callable[["Op", "Graph"], str | None]
 FunctionPredicate = Callable[["Graph"], str | None]
+PlacesPredicate = Callable[["Graph", Mapping[int, Placement]], str | None]
 BundlePredicate = Callable[[Sequence["Graph"]], str | None]
 """A function that describes the pattern, in words that follow the rule's message; None if there is
-no such pattern. For a bundle it gets the graphs of all functions."""
+no such pattern. For a bundle it gets the graphs of all functions; about places, where the other
+rules put each op, by its `id`."""
 
 PREDICATES: dict[str, tuple[Scope, Callable[..., str | None]]] = {}
 
@@ -108,6 +110,11 @@ def on_op(id: str) -> Callable[[OpPredicate], OpPredicate]:
 def on_function(id: str) -> Callable[[FunctionPredicate], FunctionPredicate]:
     """Register the predicate of a rule about all ops of a function."""
     return _register("function", id)
+
+
+def on_places(id: str) -> Callable[[PlacesPredicate], PlacesPredicate]:
+    """Register the predicate of a rule about where a function's ops are placed."""
+    return _register("places", id)
 
 
 def on_bundle(id: str) -> Callable[[BundlePredicate], BundlePredicate]:

@@ -1,9 +1,9 @@
 """Rules about whole programs: how much is in one, and how many there are."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cetane.gates.residency.graph import VOCABULARY, Graph
-from cetane.gates.residency.rule import on_bundle, on_function
+from cetane.gates.residency.rule import Placement, on_bundle, on_function, on_places
 
 GIB = 1 << 30
 MOST_CONSTANTS = 2 * GIB
@@ -69,6 +69,22 @@ def lone_linear(graph: Graph) -> str | None:
 @on_function("op-count")
 def op_count(graph: Graph) -> str | None:
     return f"{len(graph.ops)} ops" if len(graph.ops) > MOST_OPS else None
+
+
+@on_places("regions")
+def regions(graph: Graph, places: Mapping[int, Placement]) -> str | None:
+    """At least as many as lie on one path. An op's number is that of its region, or off the ANE,
+    that of the last region before it."""
+    number: dict[int, int] = {}
+    for op in graph.ops:
+        on = places[id(op)] != "CPU"
+        least = 1 if on else 0
+        for maker in graph.makers(op):
+            entered = on and places.get(id(maker)) == "CPU"
+            least = max(least, number.get(id(maker), 0) + entered)
+        number[id(op)] = least
+    count = max(number.values(), default=0)
+    return f"at least {count}" if count > 1 else None
 
 
 @on_bundle("program-count")

@@ -1,0 +1,152 @@
+"""Warnings about a program that no tool of Core AI's gives without a Mac."""
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from cetane.export.coreai import contract
+from cetane.validation import Data
+
+if TYPE_CHECKING:
+    from coreai.authoring import AIProgram
+
+SELECTING = {"coreai.sort", "coreai.argsort", "coreai.argmax", "coreai.argmin"}
+ALIGNED = 32
+"""fp16 numbers in 64 bytes."""
+
+
+class Source(Data):
+    """One piece of evidence, with the date of its publication."""
+
+    claim: str
+    where: str
+    date: str
+
+
+class Rule(Data):
+    """Knowledge about a pattern in a program."""
+
+    id: str
+    message: str
+    fix: str
+    sources: tuple[Source, ...] = Field(min_length=1)
+    most: int | None = None
+    """The largest number that was seen to work."""
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operation: its name, and the types of its operands and results."""
+
+    kind: str
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function: its ops, and the types of its inputs, states and outputs."""
+
+    name: str
+    ports: tuple[str, ...]
+    ops: tuple[Op, ...]
+
+
+@cache
+def rules() -> dict[str, Rule]:
+    """The rules, by id."""
+    content = resources.files("cetane.export.coreai").joinpath("rules.toml").read_text()
+    return {rule["id"]: Rule(**rule) for rule in tomllib.loads(content)["rule"]}
+
+
+def check(program: "AIProgram") -> list[str]:
+    """A warning for every rule that a program breaks."""
+    calls = list(functions(program))
+    warnings = []
+    for rule in rules().values():
+        detail = PREDICATES[rule.id](calls, rule)
+        if detail is not None:
+            warnings.append(f"{rule.id}: {rule.message} ({detail}): {rule.fix}")
+    return warnings
+
+
+def functions(program: "AIProgram") -> Iterator[Call]:
+    """The functions that a host calls. The compiler has its own code for composite operations such
+    as a norm, so their bodies do not count."""
+    for graph in program._module._body.operations:
+        held: Any = graph
+        if "composite_decl" in held.attributes:
+            continue
+        ports = (*held.type.inputs, *held.type.results)
+        yield Call(
+            held.sym_name.value,
+            tuple(text for port in ports if "token" not in (text := str(port))),
+            tuple(operations(held)),
+        )
+
+
+def operations(graph: Any) -> Iterator[Op]:
+    for op in graph.regions[0].blocks[0].operations:
+        types = [tuple(str(value.type) for value in part) for part in (op.operands, op.results)]
+        yield Op(op.operation.name, *types)
+
+
+def in_fp32(calls: list[Call], rule: Rule) -> str | None:
+    names = {
+        op.kind
+        for call in calls
+        for op in call.ops
+        if op.kind != "coreai.constant" and any("xf32" in result for result in op.results)
+    }
+    return ", ".join(sorted(names)) or None
+
+
+def selects(calls: list[Call], rule: Rule) -> str | None:
+    names = {op.kind for call in calls for op in call.ops} & SELECTING
+    return ", ".join(sorted(names)) or None
+
+
+def too_many_ports(calls: list[Call], rule: Rule) -> str | None:
+    count = sum(len(call.ports) for call in calls)
+    assert rule.most is not None
+    return f"{count}; {rule.most} were seen to work" if count > rule.most else None
+
+
+def unaligned(calls: list[Call], rule: Rule) -> str | None:
+    """The contract's own masks and positions are narrower, which no port can change."""
+    wide = {
+        port for call in calls for port in call.ports
+        if call.name.startswith((contract.EXTEND, contract.PROMPT)) and last_axis(port) > 64
+    }  # fmt: skip
+    odd = sorted({size for port in wide if (size := last_axis(port)) % ALIGNED})
+    return f"last axes of {', '.join(map(str, odd))}" if odd else None
+
+
+def last_axis(port: str) -> int:
+    """The size of a tensor type's last axis, such as 288 of `tensor<1x1x8x288xf16>`; 1 of a
+    number."""
+    *sizes, _ = re.split("[<>,]", port.partition("tensor")[2])[1].split("x")
+    return int(sizes[-1]) if sizes else 1
+
+
+def linear_int4(calls: list[Call], rule: Rule) -> str | None:
+    count = sum(
+        op.kind == "coreai.blockwise_shift_scale" and "xsi4>" in op.operands[0]
+        for op in calls[-1].ops
+    )
+    return f"{count} weights" if count else None
+
+
+PREDICATES: dict[str, Callable[[list[Call], Rule], str | None]] = {
+    "fp32": in_fp32,
+    "selection": selects,
+    "ports": too_many_ports,
+    "last-axis": unaligned,
+    "int4": linear_int4,
+}

@@ -1,0 +1,62 @@
+"""The functions of the embedding: one hands out its table, the others look tokens up in it."""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cetane.bundle.tables import quantize_rows
+from cetane.families import StoredTable, Weights
+
+ROWS = 1 << 14
+"""The rows of a table that are read at a time."""
+
+
+class LoadTable(nn.Module):
+    """Gives the table: int8 or fp16 `(V, 1, C)`."""
+
+    table: Tensor
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("table", table)
+
+    def forward(self) -> Tensor:
+        return self.table
+
+
+class Gather(nn.Module):
+    """Looks up `(1, T)` tokens, fp16 `(1, T, 1, C)`. An int8 table has an fp16 step for each row.
+
+    Apple's own exports have one step for the whole table; the host never sees it.
+    """
+
+    steps: Tensor
+
+    def __init__(self, steps: Tensor | None) -> None:
+        super().__init__()
+        if steps is not None:
+            self.register_buffer("steps", steps[:, None, None])
+        self.quantized = steps is not None
+
+    def forward(self, in_new_token_ids: Tensor, embedding_table: Tensor) -> Tensor:
+        rows = embedding_table[in_new_token_ids]
+        return rows.half() * self.steps[in_new_token_ids] if self.quantized else rows
+
+
+def read_table(
+    table: StoredTable, weights: Weights, rows: int, channels: int, quantized: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The table `(V, 1, C)`, and the step of each row if it is int8: the codes of the bundle."""
+    kind = torch.int8 if quantized else torch.float16
+    whole = torch.empty((rows, 1, channels), dtype=kind)
+    steps = torch.empty(rows, dtype=torch.float16) if quantized else None
+    for start in range(0, rows, ROWS):
+        stop = min(start + ROWS, rows)
+        read = table.read(weights, start, stop)
+        if steps is None:
+            whole[start:stop, 0] = read
+        else:
+            values, scales = quantize_rows(read.numpy())
+            whole[start:stop, 0] = torch.from_numpy(values)
+            steps[start:stop] = torch.from_numpy((scales / np.float32(127)).astype(np.float16))
+    return whole, steps

@@ -1,0 +1,61 @@
+"""The gate of a Core AI asset: Apple's own runtime runs it, and its logits are the bundle's.
+
+Both hold the same codes. So a difference is a wrong graph, or a runtime that reads it differently.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from cetane.bundle import Bundle
+from cetane.engine.engine import Engine
+from cetane.engine.portable import PortableBackend
+from cetane.export.coreai import Runner, contexts
+from cetane.gates import metrics
+from cetane.gates.limits import limits
+from cetane.gates.probes import text_tokens
+from cetane.gates.quality import refuse_choices
+from cetane.gates.verdict import Check, at_least, at_most
+from cetane.validation import Data
+
+POSITIONS, LATER = (3, 11, 12, 80), 300
+"""Where logits are compared: the numbers of tokens before the next one. 3 is a first call; 11 and
+12 compute a block again; 80 needs every function of a context. 300 is beyond the first context, if
+an asset has another. Their CPU interpreter is slow, so there are few."""
+
+
+class CoreAIResult(Data):
+    """The outcome: at each position, the cosine of the logits, and what the choice costs."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+
+def judge_coreai(bundle: Bundle, asset: Path) -> CoreAIResult:
+    """Compare an asset with the bundle that it was exported from.
+
+    The bundle runs in fp32, the asset in fp16 as it is written. A choice may differ where the
+    bundle's own two best tokens are a tie. Raises CetaneError for a bundle without logits.
+    """
+    plan = bundle.plan
+    refuse_choices(plan, str(bundle.path))
+    later = [LATER] if len(contexts(plan.recipe.cache.context)) > 1 else []
+    places = [*POSITIONS, *later]
+    tokens = text_tokens(bundle.tokenizer, places[-1])
+    ours = Engine(plan, PortableBackend(bundle), bundle.tables()).session().feed(tokens, "all")
+    assert ours is not None
+    limit, checks, fed = limits(), [], 0
+    with Runner(asset) as runner:
+        for place in places:
+            theirs, fed = runner.feed(tokens[fed:place]), place
+            truth = ours[place - 1]
+            cosine = float(metrics.cosine(theirs[None], truth[None])[0])
+            cost = float(truth.max() - truth[int(np.argmax(theirs))])
+            checks += [
+                at_least(f"cosine after {place} tokens", cosine, limit.fp16.logit_cosine),
+                at_most(f"margin of the choice after {place} tokens", cost, limit.evidence.margin),
+            ]
+    return CoreAIResult(checks=tuple(checks))
