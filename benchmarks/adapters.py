@@ -69,10 +69,7 @@ def train(base: Checkpoint, name: str, text: str, folder: Path, seconds: float) 
     """Train an adapter on windows of a text, and save it as peft does."""
     torch.manual_seed(1)
     reference = Reference(base)
-    config = LoraConfig(
-        task_type="CAUSAL_LM", base_model_name_or_path=str(Path(base.source).resolve()),
-        **ADAPTERS[name],
-    )  # fmt: skip
+    config = LoraConfig(task_type="CAUSAL_LM", **ADAPTERS[name])
     model = get_peft_model(reference.model, config).train()
     ids = torch.tensor(base.tokenizer.encode(text[:200_000]))
     optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-3)
@@ -86,6 +83,7 @@ def train(base: Checkpoint, name: str, text: str, folder: Path, seconds: float) 
         optimizer.zero_grad()
         steps += 1
         print(f"{name}: step {steps}, loss {loss.item():.3f}", file=sys.stderr)
+    model.peft_config["default"].base_model_name_or_path = str(Path(base.source).resolve())
     model.save_pretrained(folder)
 
 

@@ -104,7 +104,7 @@ def own_checkpoint(bundle: Bundle) -> Checkpoint:
     bundle.verify()
     if bundle.plan.adapters:
         raise CetaneError(
-            f"{source} has adapters, which CoreML-LLM's runtime does not know",
+            f"{bundle.path} has adapters, which other runtimes do not know",
             "port the model with --lora FOLDER, which merges one",
         )
     checkpoint = checkpoint_of(bundle)
