@@ -372,7 +372,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: AttentionHeads)
     rows = q.reshape(kv, groups, dim, -1).transpose(2, 3).reshape(1, kv, -1, dim)
     if heads.scale != 1:
         rows = rows * heads.scale
-    keys = k.shape[3]
+    keys = int(k.shape[3])  # a tensor while jit traces
     if (heads.block or LONGEST) < keys:
         mixed = attend_in_blocks(rows, k, v, mask, heads)
     else:
@@ -411,9 +411,9 @@ def attend_in_blocks(
     has a maximum too. Its weight vanishes beside a visible key, so 0 / 0 never arises.
     """
     before: tuple[Tensor, Tensor, Tensor] | None = None
-    block = heads.block or LONGEST
-    for start in range(0, k.shape[3], block):
-        part = slice(start, min(start + block, k.shape[3]))
+    block, keys = heads.block or LONGEST, int(k.shape[3])
+    for start in range(0, keys, block):
+        part = slice(start, min(start + block, keys))
         scores = heads.capped(rows @ k[..., part]) + mask[..., part]
         top = scores.amax(-1, keepdim=True)
         weights = torch.exp(scores - top)
