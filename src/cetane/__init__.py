@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     from cetane.pipeline.audit import ResidencyResult, audit
     from cetane.pipeline.diff import DiffResult, diff
     from cetane.pipeline.draft_head import DraftHeadSettings, TrainedDraftHead, train_draft_head
+    from cetane.pipeline.imports import KitImport, import_kit
+    from cetane.pipeline.kit import Kit, make_kit
     from cetane.pipeline.language_model import Completion, CompletionStream, LanguageModel, load
     from cetane.pipeline.plan import plan
     from cetane.pipeline.port import PortResult, port
     from cetane.pipeline.validate import Validation, perplexity, validate
+    from cetane.pipeline.versus import Versus, versus
     from cetane.schema.plan import Plan
     from cetane.schema.recipe import Recipe
     from cetane.server.app import serve
@@ -33,6 +36,8 @@ __all__ = [
     "DiffResult",
     "DraftHeadSettings",
     "Evaluation",
+    "Kit",
+    "KitImport",
     "LanguageModel",
     "Plan",
     "PortResult",
@@ -42,10 +47,13 @@ __all__ = [
     "TaskFigure",
     "TrainedDraftHead",
     "Validation",
+    "Versus",
     "audit",
     "diff",
     "evaluate",
+    "import_kit",
     "load",
+    "make_kit",
     "perplexity",
     "plan",
     "port",
@@ -53,6 +61,7 @@ __all__ = [
     "sweep",
     "train_draft_head",
     "validate",
+    "versus",
 ]
 
 HOMES = {
@@ -63,12 +72,15 @@ HOMES = {
     "cetane.pipeline.audit": ("ResidencyResult", "audit"),
     "cetane.pipeline.diff": ("DiffResult", "diff"),
     "cetane.pipeline.draft_head": ("TrainedDraftHead", "DraftHeadSettings", "train_draft_head"),
+    "cetane.pipeline.imports": ("KitImport", "import_kit"),
+    "cetane.pipeline.kit": ("Kit", "make_kit"),
     "cetane.pipeline.language_model": (
         "Completion", "CompletionStream", "LanguageModel", "load",
     ),
     "cetane.pipeline.plan": ("plan",),
     "cetane.pipeline.port": ("PortResult", "port"),
     "cetane.pipeline.validate": ("Validation", "perplexity", "validate"),
+    "cetane.pipeline.versus": ("Versus", "versus"),
     "cetane.schema.plan": ("Plan",),
     "cetane.schema.recipe": ("Recipe",),
     "cetane.server.app": ("serve",),

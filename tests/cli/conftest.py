@@ -13,7 +13,7 @@ from tests.converting import converted_once
 
 from cetane.bundle import Bundle
 from cetane.cli import main
-from cetane.pipeline import bench, language_model
+from cetane.pipeline import bench, language_model, versus
 
 RECIPE = """
 description = "The tiny model's."
@@ -30,7 +30,7 @@ prefill = 8
 @pytest.fixture(autouse=True)
 def own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command owns its process, a test does not."""
-    for module in (bench, language_model):
+    for module in (bench, language_model, versus):
         monkeypatch.setattr(module, "share_threads", lambda: None)
 
 

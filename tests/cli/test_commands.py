@@ -401,9 +401,13 @@ def test_run_a_question(cetane: Cetane, ported: Bundle, tokenizer: Any, continue
 def test_run_profile(cetane: Cetane, ported: Bundle) -> None:
     run = ("run", ported.path, QUESTION, "--max-new", 3, "--profile")
     profile = cetane(*run, "--json").json["profile"]
-    assert profile.keys() == {"load", "model", "host"}
-    assert all(seconds > 0 for seconds in profile.values())
-    assert "model" in cetane(*run).out
+    assert profile["seconds"].keys() == {"load", "model", "host"}
+    assert all(seconds > 0 for seconds in profile["seconds"].values())
+    assert profile["layers_ms"] > 0 and profile["head_ms"] is None  # a single shard has both
+    assert profile["layer_ms"] == profile["layers_ms"] / 2
+    shown = cetane(*run).out
+    for line in ("decode throughput", "total forward throughput", "average per layer", "warm"):
+        assert line in shown
 
 
 def test_run_seeded(cetane: Cetane, ported: Bundle) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tests.fuzz import bundles, checkpoints, documents
+from tests.fuzz import bundles, checkpoints, devices, documents
 from tests.fuzz.fuzzer import Fuzzer
 from tests.fuzz.packages import Package
 
@@ -30,4 +30,8 @@ FUZZERS: dict[str, Callable[[], Fuzzer]] = {
     "benchmark": documents.benchmark,
     "sensitivity": documents.SensitivitiesFile,
     "trie": documents.SuffixTrie,
+    "kit-measurements": devices.kit_measurements,
+    "mlperf": devices.performance_report,
+    "analytics": devices.Analytics,
+    "power": devices.Meter,
 }

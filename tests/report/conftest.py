@@ -12,7 +12,11 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
 from cetane.evaluation.figures import Evaluation, TaskFigure
 from cetane.gates.golden import golden
+from cetane.gates.residency.refuted import Refuted
+from cetane.gates.verdict import at_least
 from cetane.hardware.chips import find_chip
+from cetane.kit.device import DEVICE, DeviceResult
+from cetane.kit.speed import Compared, Figures
 from cetane.lab.entry import ExperimentReport, experiment_report
 from cetane.lab.experiment import Experiment, find_experiment, shipped
 from cetane.lab.journal import (
@@ -45,6 +49,22 @@ EVALUATION = Evaluation(
 """What `cetane eval --against reference` keeps in a bundle."""
 
 
+DEVICE_RESULT = DeviceResult(
+    name="tiny", passed=True, machine="Made-up M4 Max, macOS 26.1 (25B78)", device=True,
+    date="2026-11-20", compute_units="CPU_AND_NE", chip="m4-max",
+    checks=(at_least("least logit cosine", 0.99999, 0.9999),), ties=1, positions=13,
+    figures=Figures(decode_ms=4.0, decode_tok_s=250.0, prefill_tok_s=900.0, first_token_ms=30.0,
+                    load_ms=80.0, peak_bytes=10**8, joules_per_token=0.02, turns=6),
+    compared=(Compared(mode="decode", tokens=1, measured_ms=4.0, predicted_ms=3.0, low=2.5,
+                       high=3.5, binds="dispatch"),),
+    rules=(Refuted(rule="tiny-program", predicted="CPU", confidence="medium", ops=10, wrong=9,
+                   measured={"ANE": 9}, narrow="except kind conv; it held for softmax"),),
+    measured_ops=10, faults=("A/chunk-00/decode: died after load: " + HOSTILE,), refusals=(),
+    rows=2, caveats=("Power is an estimate.",), notes=(),
+)  # fmt: skip
+"""What an import keeps. It was made up: nothing was measured."""
+
+
 @pytest.fixture(scope="session")
 def judged(tiny_bundle: Callable[..., Bundle], tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A bundle of two chunks and a head in two, in two modes, after the golden gate."""
@@ -56,6 +76,7 @@ def judged(tiny_bundle: Callable[..., Bundle], tmp_path_factory: pytest.TempPath
     result = golden(bundle, checkpoint, lambda *_: None, prompts=1, greedy_tokens=16)
     bundle.write_gate("golden", result.model_dump(mode="json"))
     bundle.write_gate("evaluation", EVALUATION.model_dump(mode="json"))
+    bundle.write_gate(DEVICE, DEVICE_RESULT.model_dump(mode="json"))
     return bundle
 
 

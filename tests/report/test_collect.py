@@ -7,7 +7,7 @@ from pathlib import Path
 import coremltools as ct
 import numpy as np
 import pytest
-from tests.report.conftest import EVALUATION
+from tests.report.conftest import DEVICE_RESULT, EVALUATION
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
@@ -17,7 +17,15 @@ from cetane.hardware.chips import find_chip
 from cetane.perf.predict import Predictor
 from cetane.planner import Planner
 from cetane.report.collect import bundle_report, model_name, position_row
-from cetane.report.content import Absent, BundleReport, CallTimes, Positions, Ranges, Tasks
+from cetane.report.content import (
+    Absent,
+    BundleReport,
+    CallTimes,
+    OnDevice,
+    Positions,
+    Ranges,
+    Tasks,
+)
 
 
 def test_every_op_of_the_packages_is_on_the_map(full: BundleReport, judged: Bundle) -> None:
@@ -169,6 +177,18 @@ def test_tasks_are_those_of_the_evaluation(full: BundleReport) -> None:
     assert "evaluation" not in {verdict.gate for verdict in full.verdicts}
 
 
+def test_what_a_device_measured_stands_beside_what_was_predicted(full: BundleReport) -> None:
+    assert isinstance(full.device, OnDevice) and full.device.machine == DEVICE_RESULT.machine
+    rows = {row.name: row for row in full.device.rows}
+    assert rows["a token, decoding"].value == 4.0 and rows["a token, decoding"].predicted == 3.0
+    assert rows["energy of a token"].value == 0.02
+    figures = {(figure.name, figure.basis): figure.value for figure in full.figures}
+    assert figures["speed", "measured"] == 250.0 and figures["energy", "measured"] == 0.02
+    assert ("speed", "predicted") in figures
+    said = {verdict.gate: verdict for verdict in full.verdicts}["device"]
+    assert said.outcome == "passed" and said.basis == "measured"
+
+
 def test_a_failed_gate_fails_the_whole(judged: Bundle, tmp_path: Path) -> None:
     shutil.copytree(judged.path, tmp_path / "bundle")
     bundle = Bundle(tmp_path / "bundle")
@@ -180,7 +200,7 @@ def test_a_failed_gate_fails_the_whole(judged: Bundle, tmp_path: Path) -> None:
 
 def test_what_is_missing_says_how_to_make_it(empty: BundleReport) -> None:
     for section in ("positions", "ranges", "perplexity", "tasks", "quality", "speculation",
-                    "predicted"):  # fmt: skip
+                    "predicted", "device"):  # fmt: skip
         absent = getattr(empty, section)
         assert isinstance(absent, Absent), section
         assert absent.command.startswith("cetane ")

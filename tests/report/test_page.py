@@ -16,7 +16,7 @@ from cetane.report.page import page
 Report = BundleReport | ExperimentReport
 VOID = {"meta", "link", "hr", "br"}
 SECTIONS = ["verdicts", "placement", "agreement", "range", "sizes", "developers", "quality",
-            "speculation", "predicted", "provenance"]  # fmt: skip
+            "speculation", "predicted", "device", "provenance"]  # fmt: skip
 NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?!\w)")
 
 
@@ -174,7 +174,7 @@ def test_a_section_without_data_has_no_picture(empty: BundleReport) -> None:
     parsed = Parsed(page(empty))
     pictures = [a for _, a in parsed.elements if a.get("role") == "img"]
     assert len(pictures) == len(empty.residency.maps)
-    for section in ("positions", "quality", "speculation", "predicted"):
+    for section in ("positions", "quality", "speculation", "predicted", "device"):
         command = getattr(empty, section).command
         assert " ".join(command.split()) in " ".join("".join(parsed.texts).split())
 

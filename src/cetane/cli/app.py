@@ -5,6 +5,7 @@ or coremltools at its top.
 """
 
 import importlib
+import keyword
 import math
 from typing import Annotated, Any, NamedTuple
 
@@ -35,7 +36,10 @@ COMMANDS = {
     "run": Listed("Run", "cetane run smollm2 'What is the capital of France?'"),
     "serve": Listed("Run", "cetane serve smollm2"),
     "bench": Listed("Run", "cetane bench smollm2 --drafters ngram,union"),
+    "break-even": Listed("Run", "cetane break-even --t1 109 --tv 483 --k 4"),
     "export": Listed("Run", "cetane export smollm2 --to onnx -o smollm2-onnx"),
+    "kit": Listed("Mac", "cetane kit smollm2 smollm2-int8 -o kit.zip"),
+    "import": Listed("Mac", "cetane import measurements.json smollm2"),
     "sweep": Listed("Research", "cetane sweep model.gguf --budget 4.25 -o sweep"),
     "vocabulary": Listed("Research", "cetane vocabulary model.gguf --text book.txt -o subset.json"),
     "quantize-activations": Listed(
@@ -48,7 +52,7 @@ COMMANDS = {
     "recompile": Listed("Upkeep", "cetane recompile smollm2"),
 }
 """Each name is a module (with underscores) that has a function of that name, or `commands` of its
-own."""
+own. A word of Python, such as `import`, ends with an underscore there."""
 
 
 class Command(TyperCommand):
@@ -75,7 +79,7 @@ class Commands(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         panel, example = COMMANDS[cmd_name]
-        name = cmd_name.replace("-", "_")
+        name = cmd_name.replace("-", "_") + "_" * keyword.iskeyword(cmd_name)
         module = importlib.import_module(f"cetane.cli.{name}")
         if hasattr(module, "commands"):
             group: Any = typer.main.get_command(module.commands)

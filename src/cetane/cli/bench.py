@@ -1,21 +1,35 @@
-"""cetane bench: the gain of drafting on a bundle, measured on this machine."""
+"""cetane bench: two bundles beside each other, or the gain of drafting, on this machine."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cetane.cli.options import Backend, BundlePath, DraftTokens, Json, MaxNew
-from cetane.cli.output import conclude, progress, say, table
+from cetane.cli.options import (
+    Backend,
+    BundlePath,
+    ComputeUnits,
+    DraftTokens,
+    Json,
+    MaxNew,
+    with_units,
+)
+from cetane.cli.output import conclude, print_json, progress, say, table
 
 if TYPE_CHECKING:
     from cetane.pipeline.bench import DraftingBenchmark
+    from cetane.pipeline.versus import Versus
     from cetane.speculate.bench import Speed
 
 
 def bench(
     bundle: BundlePath,
+    other: Annotated[
+        Path | None,
+        typer.Argument(metavar="[OTHER]", help="Compare with this bundle, without drafts."),
+    ] = None,
     drafters: Annotated[
         str, typer.Option(help="Drafters of run --speculative, separated by commas.")
     ] = "ngram,suffix,union",
@@ -26,25 +40,64 @@ def bench(
         int | None, typer.Option(min=1, help="The most prompts of a category.")
     ] = None,
     max_new: MaxNew = 64,
-    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of the whole benchmark.")] = 1,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Repetitions.", show_default="1; with OTHER 5"),
+    ] = None,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=1, help="With OTHER: tokens of the prompt.")
+    ] = 128,
+    energy: Annotated[
+        float, typer.Option(min=0, help="With OTHER: seconds under a power meter, on a Mac.")
+    ] = 0,
     draft_tokens: DraftTokens = None,
     backend: Backend = "auto",
+    compute_units: ComputeUnits = None,
     json: Json = False,
 ) -> None:
     """Compare generation with and without drafts, prompt by prompt, in one process.
 
-    Exit code 1 if any token differs.
+    Exit code 1 if any token differs. With OTHER, compare two bundles instead, in turns: load, first
+    token, prefill, decoding, and energy.
     """
+    if other is not None:
+        from cetane.pipeline.versus import versus
+
+        with progress("bench") as update:
+            pair = versus(
+                bundle, other, prompt_tokens=prompt_tokens, tokens=max_new, rounds=rounds or 5,
+                energy=energy, backend=with_units(backend, compute_units), exclusive=True,
+                progress=update,
+            )  # fmt: skip
+        if json:
+            print_json(pair.as_json())
+        else:
+            show_pair(pair)
+        return
     from cetane.pipeline.bench import bench as measure
 
     with progress("bench") as update:
         result = measure(
             bundle, drafters=drafters.split(","),
             categories=[name for name in categories.split(",") if name], prompts=prompts,
-            tokens=max_new, rounds=rounds, draft_tokens=draft_tokens, backend=backend,
-            exclusive=True, progress=update,
+            tokens=max_new, rounds=rounds or 1, draft_tokens=draft_tokens,
+            backend=with_units(backend, compute_units), exclusive=True, progress=update,
         )  # fmt: skip
     conclude(result, json, show)
+
+
+def show_pair(pair: Versus) -> None:
+    """Print every figure of both, and their ratio with its range over the turns."""
+    a, b = (turns.bundle.name for turns in pair.turns)
+    table(
+        f"{b} over {a}, {pair.backend} backend, {pair.prompt_tokens} + {pair.tokens} tokens",
+        ["figure", a, b, "ratio", "of single turns"],
+        [
+            [r.name, f"{r.first:.4g}", f"{r.second:.4g}", f"{r.ratio:.3f}",
+             f"{r.low:.3f} to {r.high:.3f}"]
+            for r in pair.ratios
+        ],
+    )  # fmt: skip
 
 
 def show(result: DraftingBenchmark) -> None:

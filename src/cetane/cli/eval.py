@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cetane.cli.options import Backend, BundlePath, Checkpoint, Json
+from cetane.cli.options import Backend, BundlePath, Checkpoint, ComputeUnits, Json, with_units
 from cetane.cli.output import facts, print_json, progress, table, warn
 from cetane.errors import CetaneError
 
@@ -35,6 +35,7 @@ def eval(
         typer.Option("--output", "-o", metavar="FOLDER", help="Results, as lm-eval writes them."),
     ] = None,
     backend: Backend = "auto",
+    compute_units: ComputeUnits = None,
     json: Json = False,
 ) -> None:
     """Evaluate a bundle with lm-evaluation-harness.
@@ -48,7 +49,8 @@ def eval(
     with progress("eval") as update:
         result = evaluate(
             bundle, [task for task in tasks.split(",") if task], limit=limit, fewshot=fewshot,
-            chat=chat, against_reference=against is not None, model=model, backend=backend,
+            chat=chat, against_reference=against is not None, model=model,
+            backend=with_units(backend, compute_units),
             include=include, output=output, progress=update,
         )  # fmt: skip
     for warning in result.warnings:

@@ -87,7 +87,23 @@ Quality = Annotated[
     ),
 ]
 Backend = Annotated[str, typer.Option(help="auto, portable (any machine) or coreml (a Mac).")]
+ComputeUnits = Annotated[
+    str | None,
+    typer.Option(
+        "--compute-units",
+        metavar="UNITS",
+        help="With Core ML: CPU_AND_NE, ALL, CPU_ONLY or CPU_AND_GPU.",
+        show_default="CPU_AND_NE",
+    ),
+]
 MaxNew = Annotated[int, typer.Option("--max-new", min=1, help="The most tokens of an answer.")]
 DraftTokens = Annotated[
     int | None, typer.Option(help="The most tokens of a draft.", show_default="verify - 1")
 ]
+
+
+def with_units(backend: str, units: str | None) -> str:
+    """A backend's name with the compute units, which choose Core ML."""
+    if units is None:
+        return backend
+    return f"{'coreml' if backend == 'auto' else backend}:{units}"

@@ -6,12 +6,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cetane.cli.options import AdapterName, Backend, BundlePath, DraftTokens, Json, MaxNew
+from cetane.cli.options import (
+    AdapterName,
+    Backend,
+    BundlePath,
+    ComputeUnits,
+    DraftTokens,
+    Json,
+    MaxNew,
+    with_units,
+)
 from cetane.cli.output import facts, print_json, progress, warn
 from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
-    from cetane.pipeline.language_model import LanguageModel, Message, Prompt, Sampling
+    from cetane.pipeline.language_model import (
+        Completion,
+        LanguageModel,
+        Message,
+        Prompt,
+        Sampling,
+    )
 
 
 PromptIdsOption = Annotated[
@@ -45,11 +60,12 @@ def run(
         float, typer.Option(min=-2, max=2, help="Lowers it as often as the answer holds it.")
     ] = 0.0,
     backend: Backend = "auto",
+    compute_units: ComputeUnits = None,
     speculative: SpeculativeOption = None,
     ngram_min: Annotated[int, typer.Option(help="The shortest match, in tokens.")] = 1,
     ngram_max: Annotated[int, typer.Option(help="The longest match, in tokens.")] = 8,
     draft_tokens: DraftTokens = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Print the time by shard.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
     json: Json = False,
 ) -> None:
     """Generate text from a bundle's Core ML packages, on any machine."""
@@ -67,16 +83,19 @@ def run(
     if speculative is not None:
         drafter = DrafterOptions(speculative, ngram_min, ngram_max, draft_tokens)
     with progress("loading"):
-        model = load(bundle, backend=backend, speculative=drafter, exclusive=True, adapter=adapter)
+        model = load(
+            bundle, backend=with_units(backend, compute_units), speculative=drafter,
+            exclusive=True, adapter=adapter,
+        )  # fmt: skip
     with model:
         if chat:
             Chat(model, max_new, sampling).run()
+            if profile:
+                show_profile(model, None)
         else:
             question: Message = {"role": "user", "content": prompt or ""}
             asked: Prompt = [question] if ids is None else ids
             answer(model, asked, max_new, sampling, profile, json)
-    if profile and not json:
-        show_profile(model)
 
 
 def check(chat: bool, json: bool, prompt: str | None, prompt_ids: str | None) -> None:
@@ -92,7 +111,7 @@ def answer(
     asked: Prompt,
     max_new: int,
     sampling: Sampling,
-    profile: bool,
+    profiled: bool,
     json: bool,
 ) -> None:
     """Print one answer as it comes, or as JSON with its counters."""
@@ -101,23 +120,51 @@ def answer(
     if not json:
         completion = show(model.stream(asked, max_new_tokens=max_new, **sampling))
         warn(ending(completion, model.context))
-        return
-    content = model.generate(asked, max_new_tokens=max_new, **sampling).as_json()
-    print_json(content | counted(model, profile))
+    else:
+        completion = model.generate(asked, max_new_tokens=max_new, **sampling)
+        print_json(completion.as_json() | counted(model, completion if profiled else None))
+    if profiled and not json:
+        show_profile(model, completion)
 
 
-def counted(model: LanguageModel, profile: bool) -> dict[str, Any]:
-    """The counters of the drafter and of the engine."""
+def counted(model: LanguageModel, profiled: Completion | None) -> dict[str, Any]:
+    """The counters of the drafter, and the profile of an answer."""
+    from cetane.pipeline.profile import profile
+
     speculation = model.speculation()
-    return ({"profile": dict(model.engine.seconds)} if profile else {}) | (
-        {} if speculation is None else {"speculation": speculation}
+    made = {} if profiled is None else {"profile": profile(model.engine, profiled).as_json()}
+    return made | ({} if speculation is None else {"speculation": speculation})
+
+
+def show_profile(model: LanguageModel, completion: Completion | None) -> None:
+    """Print the figures that the published ports print, then the drafter's counters."""
+    from cetane.pipeline.profile import profile
+
+    made = profile(model.engine, completion)
+
+    def number(value: float | None, unit: str) -> str | None:
+        return None if value is None else f"{value:.4g} {unit}"
+
+    facts(
+        {
+            "decode throughput": number(made.decode_tok_s, "tok/s"),
+            "total forward throughput": number(made.forward_tok_s, "tok/s"),
+            "layers": number(made.layers_ms, "ms/token"),
+            "head": number(made.head_ms, "ms/token"),
+            "average per layer": number(made.layer_ms, "ms"),
+            "verifier": number(made.verify_ms, f"ms/call, T = {made.verify_tokens}"),
+        },
+        "profile",
     )
-
-
-def show_profile(model: LanguageModel) -> None:
-    """Print the seconds by shard, and the drafter's counters."""
-    for title, values in counted(model, profile=True).items():
-        facts({name: "-" if v is None else v for name, v in values.items()}, title)
+    facts(
+        {name: f"{one.cold_ms:.1f} ms cold, {one.warm_ms:.1f} ms warm"
+         for name, one in made.load.items()},
+        "load by shard",
+    )  # fmt: skip
+    facts({name: f"{spent:.3f} s" for name, spent in made.seconds.items()}, "seconds in all")
+    speculation = model.speculation()
+    if speculation is not None:
+        facts({name: "-" if v is None else v for name, v in speculation.items()}, "speculation")
 
 
 def parse_ids(text: str) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cetane.cli.options import Backend
+from cetane.cli.options import Backend, ComputeUnits, with_units
 from cetane.cli.output import progress, say, warn
 
 LOCAL = ("127.0.0.1", "localhost", "::1", "[::1]")
@@ -40,6 +40,7 @@ def serve(
         float, typer.Option(min=0, help="Seconds for running answers when it is stopped.")
     ] = 10,
     backend: Backend = "auto",
+    compute_units: ComputeUnits = None,
 ) -> None:
     """Serve bundles behind OpenAI's API, with a chat page.
 
@@ -53,8 +54,9 @@ def serve(
     share_threads()
     with progress("loading"):
         app = application(
-            *bundles, backend=backend, queue=queue, seconds=seconds, max_tokens=max_tokens,
-            prefixes=prefixes, speculation=speculation, grace=grace, api_key=api_key,
+            *bundles, backend=with_units(backend, compute_units), queue=queue, seconds=seconds,
+            max_tokens=max_tokens, prefixes=prefixes, speculation=speculation, grace=grace,
+            api_key=api_key,
             origins=tuple(origin or ()), hosts=LOCAL if host in LOCAL else (),
         )  # fmt: skip
     if host not in LOCAL and api_key is None:

@@ -2,7 +2,7 @@
 
 import shutil
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
@@ -12,6 +12,10 @@ from cetane.files import cache_dir, remove, replacing
 from cetane.hardware.mac import os_build
 from cetane.hardware.quiet import import_coremltools
 from cetane.schema.function import Function
+
+ComputeUnits = Literal["CPU_AND_NE", "ALL", "CPU_ONLY", "CPU_AND_GPU"]
+UNITS: tuple[ComputeUnits, ...] = get_args(ComputeUnits)
+"""Core ML's compute units. The first is the default."""
 
 
 class Compilable(Protocol):
@@ -29,13 +33,15 @@ class Compilable(Protocol):
 class CoreMLProgram:
     """A compiled shard. Each function is a model of its own; all share the shard's state."""
 
-    def __init__(self, path: Path, functions: list[str], stateful: bool) -> None:
+    def __init__(
+        self, path: Path, functions: list[str], stateful: bool, units: ComputeUnits
+    ) -> None:
         ct = import_coremltools()
         self.stateful = stateful
         self.models = {
             name: ct.models.CompiledMLModel(
                 str(path),
-                compute_units=ct.ComputeUnit.CPU_AND_NE,
+                compute_units=getattr(ct.ComputeUnit, units),
                 function_name=name if len(functions) > 1 else None,
             )
             for name in functions
@@ -56,19 +62,20 @@ class CoreMLBackend:
     name = "coreml"
     dtype: type[np.floating[Any]] = np.float16
 
-    def __init__(self, shards: Compilable) -> None:
+    def __init__(self, shards: Compilable, units: ComputeUnits = UNITS[0]) -> None:
         ct = import_coremltools()
         if ct.utils._macos_version() < (15, 0):
             raise CetaneError(
                 "the coreml backend needs macOS 15 or later",
                 "elsewhere, cetane run --backend portable runs the bundle",
             )
-        self.shards = shards
+        self.shards, self.units = shards, units
 
     def open(self, shard: str) -> CoreMLProgram:
         functions = self.shards.functions(shard)
         stateful = any(function.states for function in functions)
-        return CoreMLProgram(self.compiled(shard), [f.name for f in functions], stateful)
+        names = [function.name for function in functions]
+        return CoreMLProgram(self.compiled(shard), names, stateful, self.units)
 
     def compiled(self, shard: str) -> Path:
         """The `.mlmodelc` of a shard."""

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from cetane.bundle import Bundle
 from cetane.engine.backend import Array, Backend
-from cetane.engine.coreml import Compilable, CoreMLBackend
+from cetane.engine.coreml import UNITS, Compilable, ComputeUnits, CoreMLBackend
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
@@ -27,11 +27,22 @@ def open_engine(bundle: Bundle, backend: str = "auto") -> Engine:
 
 def open_backend(shards: Compilable, backend: str = "auto") -> Backend:
     """A backend by name. `auto` is Core ML on a Mac; elsewhere it is cetane's executor, in its
-    fastest arithmetic."""
-    if backend not in BACKENDS:
-        raise CetaneError(f"unknown backend {backend!r}; known: {', '.join(BACKENDS)}")
-    native = backend == "coreml" or (backend == "auto" and sys.platform == "darwin")
-    return CoreMLBackend(shards) if native else PortableBackend(shards, "int8")
+    fastest arithmetic. `coreml:CPU_AND_GPU`, and so on, is Core ML on other compute units."""
+    name, _, units = backend.partition(":")
+    if name not in BACKENDS:
+        raise CetaneError(f"unknown backend {name!r}; known: {', '.join(BACKENDS)}")
+    if units and name != "coreml":
+        raise CetaneError(f"the backend {name} has no compute units", "only coreml has them")
+    native = name == "coreml" or (name == "auto" and sys.platform == "darwin")
+    return CoreMLBackend(shards, known_units(units)) if native else PortableBackend(shards, "int8")
+
+
+def known_units(name: str) -> ComputeUnits:
+    """Compute units by name; the default for an empty name."""
+    for units in UNITS:
+        if units == (name or UNITS[0]):
+            return units
+    raise CetaneError(f"unknown compute units {name!r}; known: {', '.join(UNITS)}")
 
 
 class DraftSource(Protocol):

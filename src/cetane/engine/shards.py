@@ -33,13 +33,19 @@ class OpenShards:
         self.resident, self.flexible = resident, flexible
         self.seconds: dict[str, float] = defaultdict(float)
         """Seconds spent in each shard, in opening shards (`load`), and by the host (`host`)."""
+        self.times: dict[tuple[str, str], list[float]] = defaultdict(list)
+        """Seconds of every call, by shard and function."""
+        self.loads: dict[str, float] = {}
+        """Seconds of the first opening of each shard."""
         self._open: dict[str, OpenShard] = {}
 
     def open(self, name: str) -> OpenShard:
         """A shard, loaded on first use."""
         if name not in self._open:
+            started = time.perf_counter()
             with self._clock("load"):
                 self._open[name] = self.backend.open(name)
+            self.loads.setdefault(name, time.perf_counter() - started)
         return self._open[name]
 
     def leave(self, name: str) -> None:
@@ -56,8 +62,10 @@ class OpenShards:
     def call(self, name: str, function: Function, inputs: Arrays, state: Any) -> Arrays:
         """Run a function of a shard. Raises CetaneError if its outputs do not fit the plan."""
         shard = self.open(name)
+        before = self.seconds[name]
         with self._clock(name):
             outputs = shard.call(function.name, inputs, state)
+        self.times[name, function.name].append(self.seconds[name] - before)
         for item in function.outputs:  # plans and packages are not trusted
             value = outputs.get(item.name)
             if value is None or not (self.flexible or value.size == prod(item.shape)):
@@ -70,6 +78,7 @@ class OpenShards:
         """Set the time of all calls to zero; the time of loading stays."""
         loading = self.seconds["load"]
         self.seconds.clear()
+        self.times.clear()
         self.seconds["load"] = loading
 
     @contextmanager

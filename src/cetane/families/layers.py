@@ -372,7 +372,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: AttentionHeads)
     rows = q.reshape(kv, groups, dim, -1).transpose(2, 3).reshape(1, kv, -1, dim)
     if heads.scale != 1:
         rows = rows * heads.scale
-    keys = int(k.shape[3])  # a tensor while jit traces
+    keys = int(k.shape[3])  # a trace's number, so the factor of a flexible shape is a constant too
     if (heads.block or LONGEST) < keys:
         mixed = attend_in_blocks(rows, k, v, mask, heads)
     else:

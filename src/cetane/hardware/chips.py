@@ -89,3 +89,9 @@ def find_chip(name: str) -> Chip:
 def chip_of(device: str) -> Chip | None:
     """The chip of a device in the evidence; None if it is unknown."""
     return next((chip for chip in load_chips().values() if device in chip.devices), None)
+
+
+def chip_named(brand: str) -> Chip | None:
+    """The chip that a Mac names, such as "Apple M4 Max"; None if it is unknown."""
+    name = brand.removeprefix("Apple ").strip()
+    return next((chip for chip in load_chips().values() if chip.name == name), None)

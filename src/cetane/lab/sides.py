@@ -81,8 +81,8 @@ class Side:
 
     @cached_property
     def engine(self) -> Engine:
-        """The engine that a user of this machine gets."""
-        return open_engine(self.bundle, "portable")
+        """The engine that a user of this machine gets: Core ML's on a Mac."""
+        return open_engine(self.bundle)
 
     @cached_property
     def chip(self) -> Chip:

@@ -1,8 +1,8 @@
-"""The evidence: public measurements of decoding on the ANE, as work and milliseconds.
+"""The evidence: measurements of decoding on the ANE, as work and milliseconds.
 
-The files are `data/evidence/*.csv`; each row has its source, and README.md there explains the
-columns. A row becomes a measurement of a step, and of every part of it that was timed. Rows that
-the model cannot predict are left out, with the reason.
+The files are `data/evidence/*.csv`, and those that `cetane import` writes. Each row has its source,
+and README.md there explains the columns. A row becomes a measurement of a step, and of every part
+of it that was timed. Rows that the model cannot predict are left out, with the reason.
 """
 
 import csv
@@ -12,18 +12,27 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from itertools import accumulate
+from math import inf
 from pathlib import Path
 from typing import Literal
 
+from pydantic import TypeAdapter
+
 from cetane.errors import CetaneError
-from cetane.hardware.chips import Chip, chip_of
+from cetane.hardware.chips import Chip, chip_of, find_chip
 from cetane.perf.cost import Work
 from cetane.perf.shapes import COPIES, HALF, Bits, Contract, Decoder, load_decoders
+from cetane.validation import parse_json, validated
 
 Row = dict[str, str]
 Kind = Literal["step", "part", "prefill", "verify"]
-COLUMNS = {"book": ("topology", "ms_per_tok"), "chunks": ("layout", "ms_per_step")}
-"""The columns that tell the two kinds of files apart."""
+DEVICE_COLUMNS = ("id", "model", "chip", "what", "kind", "ms", "works", "source")
+COLUMNS = {
+    "book": ("topology", "ms_per_tok"),
+    "chunks": ("layout", "ms_per_step"),
+    "device": DEVICE_COLUMNS,
+}
+"""The columns that tell the three kinds of files apart."""
 UNUSABLE = {
     "prewarm": "a first step",
     "host loaded": "the machine was busy",
@@ -107,15 +116,12 @@ def rows(path: Path) -> Iterator[tuple[Row, Parse]]:
         raise CetaneError(f"{path}: not a CSV file: {error}") from error
     reader = csv.DictReader(lines)
     columns = reader.fieldnames or ()
-    for kind, wanted in COLUMNS.items():
-        if set(wanted) <= set(columns):
-            parse: Parse = book if kind == "book" else chunks
-            break
-    else:
-        raise CetaneError(
-            f"{path}: neither the columns {', '.join(COLUMNS['book'])} "
-            f"nor {', '.join(COLUMNS['chunks'])}"
-        )
+    parsers: dict[str, Parse] = {"book": book, "chunks": chunks, "device": device}
+    kinds = [kind for kind, wanted in COLUMNS.items() if set(wanted) <= set(columns)]
+    if not kinds:
+        known = " nor ".join(", ".join(wanted) for wanted in COLUMNS.values())
+        raise CetaneError(f"{path}: neither the columns {known}")
+    parse = parsers[kinds[0]]
     for row in reader:
         if None in row or None in row.values():
             raise CetaneError(f"{path}: line {reader.line_num} does not have {len(columns)} fields")
@@ -346,6 +352,32 @@ class ChunkedPort:
                     yield self.measured(name, "part", [work], part)
         if self.ms is not None:
             yield self.measured(layout, kind, [*works, Work(calls=0, host=1)], self.ms)
+
+
+# What kits measured: each row has its work with it.
+
+WORKS = TypeAdapter(list[Work])
+
+
+def device(file: str, row: Row) -> Iterator[Measurement]:
+    """A row that `cetane import` wrote: its work was computed from the bundle's own plan."""
+    where = f"{file}, row {row['id']}"
+    works = validated(WORKS, parse_json(row["works"], where), where)
+    ms = number(row, "ms")
+    amounts = [amount for work in works for amount in amounts_of(work)]
+    if ms is None or not 0 < ms < inf or not all(0 <= amount < inf for amount in amounts):
+        raise CetaneError(f"{where}: its time or its work is not a positive number")
+    yield Measurement(
+        file, row["id"], row["model"], find_chip(row["chip"]), row["what"],
+        validated(TypeAdapter(Kind), row["kind"], where), tuple(works), ms, row["source"],
+    )  # fmt: skip
+
+
+def amounts_of(work: Work) -> Iterator[float]:
+    """All numbers of a work."""
+    yield from (work.calls, work.any_unit, work.tokens, work.attention_macs)
+    yield from (work.memory, work.border, work.sorted, work.host)
+    yield from (number for pair in work.weights.items() for number in pair)
 
 
 def cuts_of(model: Decoder, layout: str) -> tuple[int, ...]:

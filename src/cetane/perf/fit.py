@@ -1,6 +1,7 @@
 """The fit: fits the rates to the evidence, and measures their errors on left-out groups.
 
-`python -m cetane.perf.fit` prints the errors; `--write` renews `data/rates.toml`.
+`python -m cetane.perf.fit` prints the errors; `--write` renews `data/rates.toml`. Files of further
+evidence, such as those that `cetane import` writes, can follow.
 
 The loss is the sum of absolute relative errors, smoothed near zero, so a few rows may be far off. A
 group is a model on a device. Its weight is the root of its number of rows, so that no model with
@@ -254,16 +255,17 @@ def rounded(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the errors of every group; with `--write` renew `data/rates.toml`."""
+    """Print the fit; with `--write` renew `data/rates.toml`. Other arguments are CSV files."""
     import sys
     from pathlib import Path
 
-    from cetane.perf.evidence import load_evidence
+    from cetane.perf.evidence import read, shipped
 
-    measurements, _ = load_evidence()
+    files = [Path(name) for name in sys.argv[1:] if name != "--write"]
+    measurements, _ = read([*shipped(), *files])
     made = fit(measurements)
     print(toml(made), end="")
-    if sys.argv[1:] == ["--write"]:
+    if "--write" in sys.argv[1:]:
         path = Path(__file__).parents[1] / "data" / "rates.toml"
         path.write_text(toml(made), encoding="utf-8")
 

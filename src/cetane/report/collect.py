@@ -31,6 +31,7 @@ from cetane.report.content import (
     Tasks,
 )
 from cetane.report.developers import for_developers
+from cetane.report.device import on_device
 from cetane.report.key_figures import key_figures
 from cetane.report.placement import residency
 from cetane.report.sizes import sizes
@@ -61,7 +62,7 @@ def bundle_report(
     golden, disk = gates.golden, sizes(bundle, programs)
     path = shlex.quote(str(bundle.path))
     no_golden = Absent(why="The golden gate has not run.", command=command("golden", bundle.path))
-    times = call_times(bundle, chip, model)
+    times, device = call_times(bundle, chip, model), on_device(gates)
     return BundleReport(
         title=model_name(manifest.source) or bundle.path.resolve().name,
         date=(gates.date("golden") or written(bundle.path / MANIFEST))[:10],
@@ -69,7 +70,7 @@ def bundle_report(
         architecture=plan.architecture,
         recipe=plan.recipe.name,
         outcome=overall(judged),
-        figures=tuple(key_figures(bundle, gates, placed, disk, times)),
+        figures=tuple(key_figures(bundle, gates, placed, disk, times, device)),
         verdicts=judged,
         residency=residency(plan, programs, placed),
         positions=positions(golden, path) if golden else no_golden,
@@ -89,6 +90,7 @@ def bundle_report(
             command=f"cetane bench {path} --json > bench.json, then --bench bench.json",
         ),
         predicted=times,
+        device=device,
         provenance=tuple(provenance(bundle, gates)),
     )
 

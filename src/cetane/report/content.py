@@ -305,6 +305,44 @@ class CallTimes(Data):
     """The median error of these steps."""
 
 
+class DeviceRow(Data):
+    """A figure of a device, beside its prediction."""
+
+    name: str
+    value: float
+    unit: str
+    predicted: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+class RefutedRule(Data):
+    """A rule that was wrong on the device."""
+
+    rule: str
+    predicted: Placement
+    wrong: int
+    ops: int
+    narrow: str
+
+
+class OnDevice(Data):
+    """What a device measured, by a kit."""
+
+    kind: Literal["device"] = "device"
+    machine: str
+    date: str
+    compute_units: str
+    outcome: Judgement
+    rows: tuple[DeviceRow, ...]
+    rules: tuple[RefutedRule, ...]
+    measured_ops: int
+    ties: int
+    positions: int
+    faults: tuple[str, ...]
+    caveats: tuple[str, ...]
+
+
 class TensorRow(Data):
     """One input, output or state of a function."""
 
@@ -398,7 +436,7 @@ class BundleReport(Data):
     """The page of a bundle."""
 
     kind: Literal["bundle"] = "bundle"
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     title: str
     """The model's name."""
     date: str
@@ -419,4 +457,5 @@ class BundleReport(Data):
     quality: SweepQuality | Absent
     speculation: DraftBench | Absent
     predicted: CallTimes | Absent
+    device: OnDevice | Absent
     provenance: tuple[Fact, ...]

@@ -6,13 +6,18 @@ from cetane.bundle import Bundle
 from cetane.gates.golden import GoldenResult
 from cetane.gates.limits import limits
 from cetane.gates.residency.audit import Audit, weights_off_ane
-from cetane.report.content import Absent, CallTimes, DiskUse, KeyFigure
+from cetane.report.content import Absent, CallTimes, DiskUse, KeyFigure, OnDevice
 from cetane.report.verdicts import Gates
 from cetane.schema.plan import Plan
 
 
 def key_figures(
-    bundle: Bundle, gates: Gates, audit: Audit, disk: DiskUse, times: CallTimes | Absent
+    bundle: Bundle,
+    gates: Gates,
+    audit: Audit,
+    disk: DiskUse,
+    times: CallTimes | Absent,
+    device: OnDevice | Absent,
 ) -> Iterator[KeyFigure]:
     """The answers to a reader's first questions: is it right, on the ANE, fast and small?"""
     if gates.golden is not None and gates.golden.logits:
@@ -37,6 +42,17 @@ def key_figures(
         limit=100 * limits().residency.weights_off_ane,
         note=f"by rules, {audit.target}" if audit.basis == "predicted" else str(audit.target),
     )
+    if isinstance(device, OnDevice):
+        for row in device.rows:
+            if row.name in ("decoding", "energy of a token"):
+                yield KeyFigure(
+                    name="speed" if row.name == "decoding" else "energy",
+                    value=row.value,
+                    unit=row.unit if row.name == "decoding" else "J a token",
+                    basis="measured",
+                    better="higher" if row.name == "decoding" else "lower",
+                    note=f"{row.name}, {device.machine}",
+                )
     if isinstance(times, CallTimes):
         decode = times.modes[0]
         yield KeyFigure(

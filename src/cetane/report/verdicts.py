@@ -14,6 +14,7 @@ from cetane.gates.ladder import LadderResult
 from cetane.gates.quality import Quality
 from cetane.gates.residency.audit import Audit
 from cetane.gates.residency.store import GATE, MEASURED
+from cetane.kit.device import DeviceResult
 from cetane.report.content import CheckRow, GateVerdict, Judgement
 from cetane.schema.manifest import GATES
 from cetane.validation import validated
@@ -25,6 +26,8 @@ QUESTIONS = {
     "perplexity": "Does it predict a text as well as the reference?",
     "residency": "Will every op run on the Neural Engine?",
 }
+FURTHER = {"device": "Does a device compute what the programs should?"}
+"""Questions of gates that not every bundle passes."""
 
 
 class Gates:
@@ -76,6 +79,7 @@ def command(gate: str, bundle: Path, source: str = "MODEL") -> str:
         "perplexity": f"cetane validate {path} --perplexity TEXT",
         "residency": f"cetane audit {path}",
         "evaluation": f"cetane eval {path} --against reference",
+        "device": f"cetane import measurements.json {path}",
     }.get(gate, f"cetane info {path}")
 
 
@@ -100,6 +104,9 @@ def verdict(gates: Gates, gate: str, audit: Audit) -> GateVerdict:
             notes = list(golden.warnings)
         case "ladder" if (ladder := gates.ladder) is not None:
             checks = [CheckRow(**check.model_dump(exclude={"interval"})) for check in ladder.checks]
+        case "device" if (device := gates.read(gate, DeviceResult)) is not None:
+            checks = [CheckRow(**check.model_dump(exclude={"interval"})) for check in device.checks]
+            notes = [f"{device.machine}, {device.date}", *device.faults]
         case "perplexity" if (judged := gates.perplexity) is not None:
             quality, _ = judged
             checks = [CheckRow(name="perplexity, times the reference's", value=quality.ratio,
@@ -109,7 +116,7 @@ def verdict(gates: Gates, gate: str, audit: Audit) -> GateVerdict:
             notes = list(audit.reasons)
     return GateVerdict(
         gate=gate,
-        question=QUESTIONS.get(gate, ""),
+        question=QUESTIONS.get(gate, FURTHER.get(gate, "")),
         outcome=outcome,
         basis=basis,
         command=command(gate, gates.bundle.path, gates.bundle.manifest.source),

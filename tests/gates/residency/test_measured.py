@@ -14,15 +14,16 @@ from tests.gates.residency.cases import many_convs
 from tests.gates.residency.graphs import Model, mb
 
 from cetane.errors import CetaneError
-from cetane.gates.residency.audit import audit
+from cetane.gates.residency.audit import FunctionAudit, Placed, audit
 from cetane.gates.residency.measured import (
     Measured,
-    default_copy,
     measure,
     read_measured,
     with_measured,
 )
+from cetane.gates.residency.refuted import Seen, narrowing
 from cetane.gates.residency.target import Target
+from cetane.measuring.compute_plan import with_default
 from cetane.mil.program import Program
 from cetane.mil.reader import load
 
@@ -173,7 +174,7 @@ def test_every_function_becomes_the_default(package: Path, tmp_path: Path) -> No
     for name in ("main", "more-2"):
         folder = tmp_path / name
         folder.mkdir()
-        copy = load(default_copy(package, name, folder))
+        copy = load(with_default(package, name, folder))
         assert copy.default == name
         assert copy.functions.keys() == load(package).functions.keys()
     assert load(package).default == "main"
@@ -185,3 +186,25 @@ def test_measurements_are_read_without_what_is_not_known() -> None:
         {"machine": "m", "system": "s", "tools": "t", "date": "d", "packages": {}, "more": 1}
     )
     assert str(said) == "m, s, d"
+
+
+def seen(kind: str, measured: str, tokens: int = 1, package: str = "p") -> Seen:
+    op = Placed(kind, kind, kind, "ANE", "r", "high", measured=measured)  # type: ignore[arg-type]
+    return FunctionAudit(package, "f", "", tokens, (op,), ()), op
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "said"),
+    [
+        ([seen("relu", "CPU")], [seen("conv", "ANE"), seen("add", "ANE")], "all but kind relu"),
+        ([seen("a", "CPU"), seen("b", "CPU")], [seen("c", "ANE")], "it held only for kind c"),
+        ([seen("a", "CPU", 4)], [seen("a", "ANE", 1)], "all but T 4"),
+        ([seen("a", "CPU", package="q")], [seen("a", "ANE")], "all but package q"),
+        ([seen("a", "CPU")], [seen("a", "ANE")], "no kind, width or package"),
+        ([seen("a", "CPU")], [], "it held for no op here"),
+    ],
+)
+def test_what_tells_wrong_ops_from_right_ones(
+    wrong: list[Seen], right: list[Seen], said: str
+) -> None:
+    assert narrowing(wrong, right).startswith(said)

@@ -1,31 +1,28 @@
 """Core ML's own placements: the MLComputePlan of every function, measured on a Mac, read anywhere.
 
-Core ML only plans a package's default function. So each other function becomes the default of a
-copy that shares the weight file.
+`cetane.measuring.compute_plan` asks for one function's plan.
 """
 
 from __future__ import annotations
 
 import hashlib
 import platform
-import shutil
 import tempfile
 from collections import defaultdict, deque
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field, StringConstraints
 
 from cetane.errors import CetaneError
 from cetane.files import read_bytes
 from cetane.gates.residency.audit import Audit, FunctionAudit, Placed, judged
 from cetane.gates.residency.rule import Placement
 from cetane.hardware.mac import BRAND, BUILD, is_mac, sysctl
-from cetane.hardware.quiet import import_coremltools
+from cetane.measuring.compute_plan import plan
 from cetane.mil.package import Package
 from cetane.validation import Data, parse_json, validated
 
@@ -39,11 +36,11 @@ LARGEST = 1 << 28
 class MeasuredOp(Data):
     """One op of a plan."""
 
-    output: str
-    kind: str
+    output: Annotated[str, StringConstraints(max_length=1000)]
+    kind: Annotated[str, StringConstraints(max_length=100)]
     device: Device | None
     """The preferred device; None if there is none, as for constants."""
-    cost: float | None = None
+    cost: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """Its share of the function's time, as Core ML estimates it."""
 
 
@@ -106,19 +103,19 @@ def with_measured(predicted: Audit, measured: Measured, packages: dict[str, Path
     return judged(predicted.target, functions, predicted.findings)
 
 
-def merged(function: FunctionAudit, plan: MeasuredFunction | None) -> FunctionAudit:
+def merged(function: FunctionAudit, made: MeasuredFunction | None) -> FunctionAudit:
     """A function with the plan that a Mac made of it."""
-    if plan is None:
+    if made is None:
         return function
-    by_output = {op.output: op for op in plan.ops if op.output}
+    by_output = {op.output: op for op in made.ops if op.output}
     nameless: defaultdict[str, deque[MeasuredOp]] = defaultdict(deque)
     # Writes of states have no result: they are told by their order.
-    for said in plan.ops:
+    for said in made.ops:
         if not said.output:
             nameless[said.kind].append(said)
 
     def place(op: Placed) -> Placed:
-        if plan.error is not None:
+        if made.error is not None:
             return replace(op, measured="fails")
         queue = nameless[op.kind]
         said = by_output.get(op.output) if op.output else queue.popleft() if queue else None
@@ -157,72 +154,12 @@ def measure(packages: dict[str, Path]) -> Measured:
 
 def measure_package(path: Path) -> MeasuredPackage:
     """The plans of all functions of a package."""
-    functions = Package(path).spec.mlProgram.functions
     plans = {}
-    for name in sorted(functions):
+    for name in sorted(Package(path).spec.mlProgram.functions):
         with tempfile.TemporaryDirectory(prefix="cetane-plan-") as folder:
             try:
-                copy = default_copy(path, name, Path(folder)) if len(functions) > 1 else path
-                plans[name] = MeasuredFunction(ops=tuple(plan_of(copy, name, Path(folder))))
+                ops = tuple(MeasuredOp(**op) for op in plan(path, name, Path(folder)))
+                plans[name] = MeasuredFunction(ops=ops)
             except (RuntimeError, ValueError) as error:  # what the compiler refuses
                 plans[name] = MeasuredFunction(error=" ".join(str(error).split()))
     return MeasuredPackage(specification=specification(path), functions=plans)
-
-
-def default_copy(path: Path, function: str, folder: Path) -> Path:
-    """A package whose default function is `function`, beside links to the other files."""
-    package = Package(path)
-    spec = type(package.spec)()
-    spec.CopyFrom(package.spec)
-    spec.description.defaultFunctionName = function
-    copy = folder / path.name
-    for file in (p for p in path.rglob("*") if p.is_file()):
-        target = copy / file.relative_to(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if file == package.spec_path:
-            target.write_bytes(spec.SerializeToString())
-        else:
-            link(file, target)
-    return copy
-
-
-def link(file: Path, target: Path) -> None:
-    """Link a file under another name; copy it if the disk is another one."""
-    try:
-        target.hardlink_to(file)
-    except OSError:
-        shutil.copyfile(file, target)
-
-
-def plan_of(package: Path, function: str, folder: Path) -> Iterator[MeasuredOp]:
-    """Core ML's plan of a package's default function, for the CPU and the ANE."""
-    ct = import_coremltools()
-    from coremltools.models.compute_plan import MLComputePlan
-    from coremltools.models.utils import compile_model
-
-    compiled = compile_model(str(package), str(folder / "plan.mlmodelc"))
-    plan = MLComputePlan.load_from_path(compiled, compute_units=ct.ComputeUnit.CPU_AND_NE)
-    program = plan.model_structure.program
-    yield from planned(plan, program.functions[function].block)
-
-
-def planned(plan: Any, block: Any) -> Iterator[MeasuredOp]:
-    """The ops of a block, and of the blocks inside them."""
-    for op in block.operations:
-        usage = plan.get_compute_device_usage_for_mlprogram_operation(op)
-        cost = plan.get_estimated_cost_for_mlprogram_operation(op)
-        yield MeasuredOp(
-            output=op.outputs[0].name if op.outputs else "",
-            kind=op.operator_name.rpartition(".")[2],  # "ios18.conv"
-            device=None if usage is None else device(usage.preferred_compute_device),
-            cost=None if cost is None else cost.weight,
-        )
-        for inner in op.blocks:
-            yield from planned(plan, inner)
-
-
-def device(unit: Any) -> Device | None:
-    """The short name of coremltools' MLNeuralEngineComputeDevice and its like."""
-    names: dict[str, Device] = {"NeuralEngine": "ANE", "CPU": "CPU", "GPU": "GPU"}
-    kind = type(unit).__name__.removeprefix("ML").removesuffix("ComputeDevice")
-    return names.get(kind)

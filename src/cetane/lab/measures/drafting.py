@@ -22,7 +22,7 @@ def drafting(side: Side) -> Findings:
     if not side.arm.drafter:
         return Findings()
     options, workload = DrafterOptions(side.arm.drafter), side.workload.spec
-    make = partial(open_drafters, options, side.bundle, Sampler(), "portable", remember=False)
+    make = partial(open_drafters, options, side.bundle, Sampler(), "auto", remember=False)
     if options.drafter in KINDS:
         ensure_head(side, make)
     longest = longest_draft(options, side.engine)

@@ -14,7 +14,7 @@ from cetane.schema.manifest import shard_path
 from cetane.schema.recipe import Mode
 from cetane.speculate.controller import measure as measure_calls
 
-HERE = "portable backend"
+HERE = "native backend" if sys.platform == "darwin" else "portable backend"
 WARM = 4
 """The uncounted first steps of a round."""
 
@@ -106,7 +106,7 @@ from pathlib import Path
 from cetane.bundle import Bundle
 from cetane.engine.generate import generate, open_engine
 from cetane.engine.sampling import Sampler
-engine = open_engine(Bundle(Path(sys.argv[1])), "portable")
+engine = open_engine(Bundle(Path(sys.argv[1])))
 list(generate(engine.session(), [1, 2, 3], Sampler(), 8))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """

@@ -1,0 +1,170 @@
+"""cetane import: reads what a Mac measured into a bundle."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cetane.cli.options import Checkpoint, Json
+from cetane.cli.output import conclude, console, facts, print_json, say, table, verdict, warn
+from cetane.errors import CetaneError
+
+if TYPE_CHECKING:
+    from cetane.gates.residency.refuted import Refuted
+    from cetane.kit.device import DeviceResult, EnergyResult
+    from cetane.kit.speed import Figures
+    from cetane.pipeline.imports import KitImport, XcodeImport
+
+
+def import_(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="A kit's measurements.json; Xcode's .mlperf folder; Core ML's analytics.mil; or "
+            "a file of powermetrics (plist) or macmon (JSON lines).",
+        ),
+    ],
+    bundles: Annotated[
+        list[Path] | None, typer.Argument(metavar="[BUNDLE]...", help="The bundles it measured.")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="With a power meter's file: tokens of that load.")
+    ] = None,
+    model: Checkpoint = None,
+    json: Json = False,
+) -> None:
+    """Read what a Mac measured: placements, times, outputs and energy.
+
+    Placements then win over rules, the outputs are a gate, and times become evidence for the cost
+    model. Exit code 1 if the device computed something else than expected.
+    """
+    from cetane.pipeline.imports import import_kit, import_power, import_xcode
+
+    given = bundles or []
+    kind = kind_of(file)
+    if kind == "kit":
+        conclude(import_kit(file, given, model=model), json, show_kit)
+    elif kind == "xcode":
+        if len(given) != 1:
+            raise CetaneError(f"{file} is about one package", "give its bundle or .mlpackage")
+        day = datetime.fromtimestamp(file.stat().st_mtime, UTC).date().isoformat()
+        conclude(import_xcode(file, given[0], day), json, show_xcode)
+    else:
+        energy = import_power(file, tokens, given[0] if given else None)
+        if json:
+            print_json(energy.model_dump(mode="json"))
+        else:
+            show_energy(energy)
+
+
+def kind_of(path: Path) -> str:
+    """The kind of a file, by its name, or by its first bytes."""
+    if path.is_dir() or path.suffix == ".mil":
+        return "xcode"
+    if not path.is_file():
+        raise CetaneError(f"{path}: no such file")
+    with path.open("rb") as file:
+        start = file.read(4096).lstrip()
+    meter = start.startswith((b"<?xml", b"<plist", b"bplist")) or b'_power"' in start
+    return "power" if meter else "kit"
+
+
+def show_kit(result: KitImport) -> None:
+    """Print every bundle's outcome, then the two beside each other."""
+    for outcome in result.outcomes:
+        show_outcome(outcome)
+    if result.ratios:
+        shown = {name.replace("_", " "): f"{ratio:.3f}" for name, ratio in result.ratios.items()}
+        facts(shown, "the second bundle's time, over the first's")
+
+
+def show_outcome(outcome: DeviceResult) -> None:
+    """Print the gate, the figures, and where predictions were wrong."""
+    basis = "measured on" if outcome.device else "run, not on a device, on"
+    say(f"{outcome.name}: {basis} {outcome.machine}, {outcome.date}, {outcome.compute_units}")
+    table(
+        "outputs against cetane's executor",
+        ["check", "value", "limit", ""],
+        [[c.name, f"{c.value:.6g}", f"{c.limit:.6g}", "pass" if c.passed else "FAIL"]
+         for c in outcome.checks],
+    )  # fmt: skip
+    facts(figures(outcome.figures))
+    for one in outcome.compared:
+        inside = {True: "inside its interval", False: "outside its interval", None: ""}[one.inside]
+        say(
+            f"{one.mode}: measured {one.measured_ms:.2f} ms, predicted {one.predicted_ms:.2f} ms "
+            f"({one.ratio:.2f} times; {one.binds} binds) {inside}"
+        )
+    show_rules(outcome.rules)
+    for line in outcome.refusals:
+        warn(f"the compiler refused: {line}")
+    for line in outcome.faults:
+        warn(f"fault: {line}")
+    for line in outcome.notes:
+        warn(f"note: {line}")
+    if outcome.rows:
+        say(f"{outcome.rows} rows of evidence: python -m cetane.perf.fit BUNDLE/gates/device.csv")
+    console.print(f"device: {verdict(outcome.passed)}")
+
+
+def figures(own: Figures) -> dict[str, str | None]:
+    """Names and values of the figures that were measured."""
+
+    def number(value: float | None, unit: str) -> str | None:
+        return None if value is None else f"{value:.4g} {unit}"
+
+    return {
+        "decoding": number(own.decode_tok_s, "tokens/s"),
+        "a token, median": number(own.decode_ms, "ms"),
+        "a token, 95 %": number(own.decode_p95_ms, "ms"),
+        "prefill": number(own.prefill_tok_s, "tokens/s"),
+        "first token": number(own.first_token_ms, "ms"),
+        "a verifying call": number(own.verify_ms, f"ms, T = {own.verify_tokens}"),
+        "load, after compiling": number(own.load_ms, "ms"),
+        "load, again": number(own.load_again_ms, "ms"),
+        "memory at most": number(own.peak_bytes and own.peak_bytes / 1e6, "MB"),
+        "energy": number(own.joules_per_token, "J a token"),
+    }
+
+
+def show_rules(rules: tuple[Refuted, ...]) -> None:
+    """Print the rules that were wrong."""
+    if rules:
+        table(
+            "rules that were wrong here",
+            ["rule", "predicted", "wrong", "of", "measured", "narrow it"],
+            [[r.rule, r.predicted, r.wrong, r.ops,
+              ", ".join(f"{n} {place}" for place, n in r.measured.items()), r.narrow]
+             for r in rules],
+        )  # fmt: skip
+
+
+def show_xcode(result: XcodeImport) -> None:
+    """Print the places of ops, and where rules were wrong."""
+    told = result.told
+    say(f"{result.package}: {told.machine}, {told.system}, {told.compute_units}")
+    facts(
+        {
+            "a prediction": None if told.predict_ms is None else f"{told.predict_ms:.4g} ms",
+            "load": None if told.load_ms is None else f"{told.load_ms:.4g} ms",
+            "compile": None if told.compile_ms is None else f"{told.compile_ms:.4g} ms",
+        }
+        | {f"estimated, {name}": f"{ms:.4g} ms" for name, ms in told.estimated_ms.items()}
+    )
+    for reason, count in told.refusals.items():
+        say(f"  off the ANE, {count} ops: {reason}")
+    show_rules(result.rules)
+    console.print(f"residency, {result.audit.basis}: {verdict(result.passed)}")
+
+
+def show_energy(energy: EnergyResult) -> None:
+    """Print watts and joules per token."""
+    facts({rail: f"{watts:.4g} W" for rail, watts in energy.watts.items()}, "mean power")
+    if energy.joules_per_token is not None:
+        facts({r: f"{j:.4g} J" for r, j in energy.joules_per_token.items()}, "energy a token")
+    if energy.ane_silent:
+        warn("note: the Neural Engine's counter stayed at 0")

@@ -1,0 +1,57 @@
+"""What is kept of a device's measurements, with a bundle's gates."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from cetane.gates.residency.refuted import Refuted
+from cetane.gates.verdict import Check
+from cetane.kit.speed import Compared, Figures
+from cetane.validation import Data
+
+DEVICE, ENERGY = "device", "energy"
+"""The names of the gates' files."""
+Watts = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class DeviceResult(Data):
+    """One bundle's part of a kit's record, judged."""
+
+    name: str
+    passed: bool
+    """Whether the machine computed what was expected."""
+    machine: str
+    device: bool
+    """Whether that machine has a Neural Engine. Else nothing is kept."""
+    date: str
+    compute_units: str
+    chip: str | None
+    """The id of its chip; None if cetane does not know it."""
+    checks: tuple[Check, ...]
+    ties: int
+    """Probed positions whose two best tokens are too near to be judged."""
+    positions: int
+    figures: Figures
+    compared: tuple[Compared, ...]
+    rules: tuple[Refuted, ...]
+    measured_ops: int
+    """Ops whose place the machine gave."""
+    faults: tuple[str, ...]
+    refusals: tuple[str, ...]
+    """Lines in which Apple's compilers refused something."""
+    rows: int
+    """Rows of evidence for the cost model."""
+    caveats: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+class EnergyResult(Data):
+    """A power meter's file, read as one load."""
+
+    file: str
+    samples: int
+    seconds: float
+    watts: dict[str, Watts]
+    joules_per_token: dict[str, Watts] | None
+    ane_silent: bool
+    caveats: tuple[str, ...]

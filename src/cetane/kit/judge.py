@@ -1,0 +1,119 @@
+"""The device gate: what a Mac computed, against what cetane's executor expects in fp32."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from cetane.bundle import Bundle
+from cetane.errors import CetaneError
+from cetane.gates.limits import limits
+from cetane.gates.verdict import Check, at_least, at_most
+from cetane.hardware.chips import Chip
+from cetane.kit.measurements import Measurements, Position, RecordedBundle
+from cetane.kit.probes import expected_probes
+from cetane.kit.write import GATE, choices
+from cetane.mil.program import Program
+from cetane.schema.function import Route
+from cetane.schema.plan import Plan
+
+BEYOND = 10
+"""How many times faster than its chip's published rate a program may read its weights."""
+FASTEST = 2000.0
+"""GB/s, for a chip without a published rate."""
+KNOWN_OPS = 0.5
+"""The least share of a plan's ops that the function must have. Core ML renames some of them."""
+
+
+def expected_choices(bundle: Bundle) -> dict[str, list[int]]:
+    """The expected tokens of every probe: those that the kit's writer kept, else computed again."""
+    kept: Any = bundle.gates().get(GATE, {}).get("positions")
+    if isinstance(kept, dict) and kept:
+        return kept
+    return {one.probe.name: choices(one) for one in expected_probes(bundle)}
+
+
+def check_origin(recorded: RecordedBundle, bundle: Bundle, programs: Mapping[str, Program]) -> None:
+    """Raise CetaneError if a record is not of this bundle's functions and probes."""
+    plan = bundle.plan
+    for name, function in recorded.functions.items():
+        where = f"measurements of {name}"
+        key = (function.shard, function.function)
+        if key not in plan.functions or name != "/".join(key):
+            raise CetaneError(f"{where}: the bundle has no such function")
+        if function.tokens != plan.functions[key].tokens:
+            raise CetaneError(f"{where}: of {function.tokens} tokens, not of the bundle's function")
+        if function.plan:
+            own = {value.name for op in programs[key[0]].functions[key[1]].ops
+                   for value in op.outputs}  # fmt: skip
+            named = [op.output for op in function.plan if op.output]
+            if sum(output in own for output in named) < KNOWN_OPS * len(named):
+                raise CetaneError(f"{where}: its plan names ops that the function does not have")
+    expected = expected_choices(bundle)
+    for name, positions in recorded.probes.items():
+        if [position.expected for position in positions] != expected.get(name):
+            raise CetaneError(f"the probe {name} expects other tokens than this bundle's")
+        ids = [token for position in positions for token, _ in position.top]
+        if any(token >= plan.vocab for token in ids):
+            raise CetaneError(f"the probe {name} names a token beyond the vocabulary")
+
+
+def check_reason(
+    measurements: Measurements, recorded: RecordedBundle, plan: Plan, chip: Chip | None
+) -> None:
+    """Raise CetaneError for times in which no chip could read the weights."""
+    rate = BEYOND * chip.figure("stream").value if chip and chip.stream else FASTEST
+    experts = {
+        (step.shard, name)
+        for mode in plan.modes.values()
+        for step in (*mode.steps, *mode.silent)
+        if isinstance(step, Route)
+        for group in step.experts
+        for name in group
+    }
+    routed = {shard for shard, _ in experts}
+    for name, function in recorded.functions.items():
+        if function.predict is None or function.shard in routed:
+            continue
+        parts = sum(f.tokens == function.tokens for f in plan.by_name[function.shard].functions)
+        size = plan.by_name[function.shard].weight_bytes / max(parts, 1)
+        speed = size / 1e6 / function.predict.min_ms
+        if speed > rate:
+            raise CetaneError(
+                f"{name}: {function.predict.min_ms:g} ms for {size / 1e6:,.0f} MB of weights would "
+                f"be {speed:,.0f} GB/s, beyond reason",
+                "measure again",
+            )
+    label = measurements.label(recorded.digest)
+    for turn in measurements.turns:
+        if turn.bundle == label and any(token >= plan.vocab for token in turn.tokens):
+            raise CetaneError(f"turn {turn.turn} gave a token beyond the vocabulary")
+
+
+def judge(recorded: RecordedBundle) -> tuple[Check, ...]:
+    """The checks of the device gate. A bundle whose probes did not run has none that passes."""
+    return tuple(checks(recorded))
+
+
+def checks(recorded: RecordedBundle) -> Iterator[Check]:
+    """Finite, near in fp16's limits, and the same token wherever the choice is no tie."""
+    ask = limits().fp16
+    positions = [position for probe in recorded.probes.values() for position in probe]
+    yield at_least("probed positions", len(positions), 1)
+    if not positions:
+        return
+    count = len(positions)
+    yield at_least("finite positions, share", sum(p.finite for p in positions) / count, 1.0)
+    yield at_least("least logit cosine", min(p.cosine for p in positions), ask.logit_cosine)
+    yield at_most("mean KL, nats", sum(p.kl for p in positions) / count, ask.kl)
+    decided = [p for p in positions if p.margin >= limits().evidence.margin]
+    same = sum(chosen(p) == p.expected for p in decided)
+    yield at_least("same token where decided, share", same / max(len(decided), 1), 1.0)
+
+
+def chosen(position: Position) -> int | None:
+    """The token that the device would choose."""
+    return position.top[0][0] if position.finite and position.top else None
+
+
+def ties(positions: Sequence[Position]) -> int:
+    """The number of positions whose two best tokens are too near to be judged."""
+    return sum(position.margin < limits().evidence.margin for position in positions)

@@ -1,0 +1,210 @@
+"""The probes of a kit: calls with known tokens, and the logits that cetane's executor expects.
+
+The golden gate compared that executor's arithmetic with the Hugging Face model. So a Mac needs only
+to be compared with the executor.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cetane.bundle import Bundle
+from cetane.engine.backend import Array, Arrays, Backend, OpenShard
+from cetane.engine.call import Running
+from cetane.engine.engine import Engine
+from cetane.engine.portable import PortableBackend
+from cetane.engine.schedule import ScheduledCall, Wanted
+from cetane.gates.probes import text_tokens, widest_tokens
+from cetane.gates.reference import RESIDENT
+from cetane.schema.interface import FromCache, FromHistory
+from cetane.schema.plan import Plan
+from cetane.schema.recipe import Mode
+from cetane.validation import Data
+
+SHORTEST, STEPS = 16, 12
+"""Tokens of the shortest prompt, and decoded tokens after it."""
+LARGEST_OUTPUT = 1 << 20
+"""Elements of the largest output of a function that is kept for comparison."""
+
+
+class ProbeCall(Data):
+    """One call of a probe."""
+
+    mode: Mode
+    tokens: tuple[int, ...]
+    logits: bool
+
+
+class KitProbe(Data):
+    """Calls, one after the other, from the start of a sequence.
+
+    With `every`, every token's logits are judged, else those of each call's last token. `prompt`
+    are the calls that read the prompt.
+    """
+
+    name: str
+    calls: tuple[ProbeCall, ...]
+    every: bool
+    prompt: int
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A probe, and its judged positions' logits, fp32 `(n, V)`."""
+
+    probe: KitProbe
+    logits: Array
+
+
+def expected_probes(bundle: Bundle) -> list[Expected]:
+    """The probes of a bundle: a prompt and decoded text, and verifying calls if it has any.
+
+    They are the same for the same bundle.
+    """
+    plan, backend = bundle.plan, PortableBackend(bundle, "fp32")
+    resident = plan.weight_bytes <= RESIDENT
+    engine = Engine(plan, backend, bundle.tables(), resident=resident)
+    context, widest = plan.recipe.cache.context, widest_tokens(plan)
+    prompt = min(max(SHORTEST, 2 * widest + widest // 2), context // 2)
+    text = text_tokens(bundle.tokenizer, min(prompt + STEPS, context))
+    probes = [run(engine, "text", text, prompt)]
+    width = plan.modes["verify"].tokens if "verify" in plan.modes else 0
+    if width and 2 * width <= context:
+        probes.append(run_verifying(engine, text_tokens(bundle.tokenizer, 2 * width)))
+    return probes
+
+
+def run(engine: Engine, name: str, tokens: Sequence[int], prompt: int) -> Expected:
+    """Read a prompt in the widest calls, then the other tokens one by one."""
+    modes: list[Mode] = [mode for mode in engine.plan.modes if mode != "verify"]
+    session = engine.session(modes)
+    cut = list(named(session.schedule.cut(0, prompt, "last"), tokens))
+    calls = session.prepare(tokens[:prompt], "last")
+    for token in tokens[prompt:]:
+        cut.append(ProbeCall(mode="decode", tokens=(token,), logits=True))
+        calls += session.prepare([token], "last", ["decode"])
+    count = len(session.schedule.cut(0, prompt, "last"))
+    engine.run([(session, calls)], last=True)
+    rows = [last_row(call) for call in calls if call.logits is not None]
+    probe = KitProbe(name=name, calls=tuple(cut), every=False, prompt=count)
+    return Expected(probe, np.stack(rows))
+
+
+def run_verifying(engine: Engine, tokens: Sequence[int]) -> Expected:
+    """Calls of the verifier that keep all their tokens."""
+    wanted: Wanted = "all"
+    session = engine.session(["verify"])
+    cut = tuple(named(session.schedule.cut(0, len(tokens), wanted), tokens))
+    calls = session.prepare(tokens, wanted)
+    engine.run([(session, calls)], last=True)
+    rows = [call.logits.rows for call in calls if call.logits is not None]
+    probe = KitProbe(name="verify", calls=cut, every=True, prompt=0)
+    return Expected(probe, np.concatenate([row for row in rows if row is not None]))
+
+
+def named(cut: Sequence[ScheduledCall], tokens: Sequence[int]) -> list[ProbeCall]:
+    """Scheduled calls with their tokens."""
+    calls, start = [], 0
+    for one in cut:
+        taken = tuple(int(token) for token in tokens[start : start + one.count])
+        calls.append(ProbeCall(mode=one.mode, tokens=taken, logits=one.logits))
+        start += one.count
+    return calls
+
+
+def last_row(call: Running) -> Array:
+    assert call.logits is not None and call.logits.rows is not None
+    row: Array = call.logits.rows[-1]
+    return row
+
+
+@dataclass
+class FunctionCall:
+    """The first call of a function: its inputs without caches, its outputs, and the shapes of the
+    caches and histories that were empty."""
+
+    inputs: Arrays
+    outputs: Arrays
+    zeros: dict[str, tuple[int, ...]]
+
+
+class Recorder:
+    """A backend that keeps the first call of every function. Inputs are rounded to fp16 first, as
+    Core ML gets them."""
+
+    name, dtype = "recorder", np.float32
+
+    def __init__(self, backend: Backend, plan: Plan) -> None:
+        self.backend, self.plan = backend, plan
+        self.calls: dict[tuple[str, str], FunctionCall] = {}
+
+    def open(self, shard: str) -> OpenShard:
+        return RecordedShard(self, shard, self.backend.open(shard))
+
+
+class RecordedShard:
+    """A shard of a recorder."""
+
+    def __init__(self, recorder: Recorder, name: str, shard: OpenShard) -> None:
+        self.recorder, self.name, self.shard = recorder, name, shard
+
+    def make_state(self, function: str) -> object:
+        return self.shard.make_state(function)
+
+    def call(self, function: str, inputs: Arrays, state: object) -> Arrays:
+        halves = {name: half(value) for name, value in inputs.items()}
+        outputs = self.shard.call(function, {n: wide(v) for n, v in halves.items()}, state)
+        if (self.name, function) not in self.recorder.calls:
+            described = self.recorder.plan.functions[self.name, function]
+            empty = {
+                item.name: item.shape
+                for item in described.inputs
+                if isinstance(item.source, FromCache | FromHistory)
+            }
+            self.recorder.calls[self.name, function] = FunctionCall(
+                {name: value for name, value in halves.items() if name not in empty},
+                {n: half(v) for n, v in outputs.items() if v.size <= LARGEST_OUTPUT},
+                empty,
+            )
+        return outputs
+
+
+def half(value: Array) -> Array:
+    return value.astype(np.float16) if value.dtype.kind == "f" else value.astype(np.int32)
+
+
+def wide(value: Array) -> Array:
+    return value.astype(np.float32) if value.dtype.kind == "f" else value
+
+
+def function_calls(bundle: Bundle) -> dict[tuple[str, str], FunctionCall]:
+    """The first call of every function, at the start of a sequence, where all caches are empty.
+
+    A function that no call reached, such as an expert that no token chose, gets the inputs of
+    another with the same signature, and nothing to compare with; without one, it is left out.
+    """
+    plan = bundle.plan
+    recorder = Recorder(PortableBackend(bundle, "fp32"), plan)
+    resident = plan.weight_bytes <= RESIDENT
+    engine = Engine(plan, recorder, bundle.tables(), resident=resident)
+    for mode, described in plan.modes.items():
+        for wanted in ("all", "none"):
+            feed(engine, mode, text_tokens(bundle.tokenizer, described.tokens), wanted)
+    signatures = {signature(plan, key): call for key, call in recorder.calls.items()}
+    for key in plan.functions:
+        twin = signatures.get(signature(plan, key))
+        if key not in recorder.calls and twin is not None:
+            recorder.calls[key] = FunctionCall(twin.inputs, {}, twin.zeros)
+    return recorder.calls
+
+
+def feed(engine: Engine, mode: Mode, tokens: Sequence[int], wanted: Wanted) -> None:
+    """One call of a mode, on a new sequence."""
+    session = engine.session([mode])
+    engine.run([(session, session.prepare(tokens, wanted))], last=True)
+
+
+def signature(plan: Plan, key: tuple[str, str]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The names and shapes of a function's inputs."""
+    return tuple((item.name, item.shape) for item in plan.functions[key].inputs)

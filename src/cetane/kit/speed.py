@@ -1,0 +1,204 @@
+"""Measured speed beside the cost model's, and rows of evidence for its next fit."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from cetane.files import disk_errors, replacing
+from cetane.kit.measurements import Energy, Measurements, RecordedBundle
+from cetane.perf.cost import Term, Work
+from cetane.perf.evidence import DEVICE_COLUMNS
+from cetane.perf.predict import Predictor
+from cetane.planner import Planner
+from cetane.schema.function import Step
+from cetane.schema.plan import Plan
+from cetane.schema.recipe import Mode
+from cetane.validation import Data
+
+
+class Figures(Data):
+    """The figures of a bundle on a machine: medians of its turns. None was not measured."""
+
+    decode_ms: float | None = None
+    decode_p95_ms: float | None = None
+    decode_tok_s: float | None = None
+    prefill_tok_s: float | None = None
+    first_token_ms: float | None = None
+    verify_ms: float | None = None
+    verify_tokens: int | None = None
+    load_ms: float | None = None
+    """All functions, each in a process of its own, first after compiling."""
+    load_again_ms: float | None = None
+    peak_bytes: int | None = None
+    joules_per_token: float | None = None
+    """Of processor, GPU and Neural Engine together."""
+    turns: int = 0
+
+
+class Compared(Data):
+    """A step of a mode: measured, and as the cost model predicts it."""
+
+    mode: Mode
+    tokens: int
+    measured_ms: float
+    predicted_ms: float
+    low: float | None
+    high: float | None
+    binds: Term
+
+    @property
+    def ratio(self) -> float:
+        """Measured, divided by predicted."""
+        return self.measured_ms / self.predicted_ms
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether it lies in the predicted interval; None without one."""
+        if self.low is None or self.high is None:
+            return None
+        return self.low <= self.measured_ms <= self.high
+
+
+def figures(measurements: Measurements, label: str) -> Figures:
+    """The figures of one bundle of a record."""
+    turns = [turn for turn in measurements.turns if turn.bundle == label]
+    bundle = measurements.bundles[label]
+    loads = [(f.load_ms, f.load_again_ms) for f in bundle.functions.values()]
+    first = [one for one, _ in loads if one is not None]
+    again = [two for _, two in loads if two is not None]
+    whole = len(first) == len(loads) > 0
+    verified = [turn.verify.median_ms for turn in turns if turn.verify is not None]
+    spent = [joules(energy) for energy in measurements.energy if energy.bundle == label]
+    if not turns:
+        return Figures(load_ms=sum(first) if whole else None)
+    return Figures(
+        decode_ms=median(turn.decode.median_ms for turn in turns),
+        decode_p95_ms=median(turn.decode.p95_ms for turn in turns),
+        decode_tok_s=median(turn.decode_tok_s for turn in turns),
+        prefill_tok_s=median(turn.prefill_tok_s for turn in turns),
+        first_token_ms=median(turn.first_token_ms for turn in turns),
+        verify_ms=median(verified) if verified else None,
+        verify_tokens=turns[0].verify_tokens,
+        load_ms=sum(first) if whole else None,
+        load_again_ms=sum(again) if len(again) == len(loads) > 0 else None,
+        peak_bytes=max(turn.peak_bytes for turn in turns),
+        joules_per_token=median(spent) if spent else None,
+        turns=len(turns),
+    )
+
+
+def joules(energy: Energy) -> float:
+    return energy.joules_per_token["processor"]
+
+
+def ratios(measurements: Measurements) -> dict[str, float]:
+    """B's figures divided by A's, turn by turn, as medians; empty without two bundles."""
+    by_turn: dict[int, dict[str, dict[str, float]]] = {}
+    for turn in measurements.turns:
+        by_turn.setdefault(turn.turn, {})[turn.bundle] = {
+            "decode_ms": turn.decode.median_ms,
+            "first_token_ms": turn.first_token_ms,
+        }
+    pairs = [pair for pair in by_turn.values() if {"A", "B"} <= set(pair)]
+    if not pairs:
+        return {}
+    return {name: median(p["B"][name] / p["A"][name] for p in pairs) for name in pairs[0]["A"]}
+
+
+def compare(own: Figures, planner: Planner, predictor: Predictor) -> Iterator[Compared]:
+    """Decode and verifying steps, measured and predicted."""
+    steps: dict[Mode, float | None] = {"decode": own.decode_ms, "verify": own.verify_ms}
+    for mode, ms in steps.items():
+        if ms is not None and mode in planner.recipe.tokens.by_mode():
+            said = predictor.predict(planner, mode)
+            yield Compared(
+                mode=said.mode, tokens=said.tokens, measured_ms=ms, predicted_ms=said.ms,
+                low=said.low, high=said.high, binds=said.binds,
+            )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EvidenceRow:
+    """A row that `cetane.perf.evidence` reads."""
+
+    id: str
+    model: str
+    chip: str
+    what: str
+    kind: str
+    ms: float
+    works: Sequence[Work]
+    source: str
+
+    def cells(self) -> dict[str, str]:
+        works = [
+            {key: value for key, value in asdict(work).items() if value} for work in self.works
+        ]
+        return {
+            name: json.dumps(works) if name == "works" else str(getattr(self, name))
+            for name in DEVICE_COLUMNS
+        }
+
+
+def evidence(
+    recorded: RecordedBundle,
+    own: Figures,
+    planner: Planner,
+    predictor: Predictor,
+    source: str,
+) -> Iterator[EvidenceRow]:
+    """Decode and verify steps, and the functions of every shard, each with its work."""
+    plan, context = planner.plan(), planner.recipe.cache.context
+    model, chip, short = recorded.name, predictor.chip.id, recorded.digest[:8]
+    for mode in plan.modes:
+        works = predictor.works(planner, mode, context)
+        step = {"decode": own.decode_ms, "verify": own.verify_ms}.get(mode)
+        if step is not None:
+            kind = "step" if mode == "decode" else "verify"
+            row = f"{short}-{mode}"
+            yield EvidenceRow(row, model, chip, f"{mode} step", kind, step, works, source)
+        if mode == "verify":
+            continue
+        for shard, mine in by_shard(planner, mode, works[1:]).items():
+            ms = alone(recorded, plan, mode, shard)
+            if ms is not None:
+                kind = "part" if mode == "decode" else "prefill"
+                row = f"{short}-{mode}-{shard}"
+                yield EvidenceRow(row, model, chip, f"{mode}: {shard}", kind, ms, mine, source)
+
+
+def by_shard(planner: Planner, mode: Mode, works: Sequence[Work]) -> dict[str, list[Work]]:
+    """The work of every shard in a mode. Shards with routed calls are left out."""
+    grouped: dict[str, list[Work]] = {}
+    routed = set()
+    for (segment, _, route), work in zip(planner.calls(mode), works, strict=True):
+        grouped.setdefault(segment.shard, []).append(work)
+        if route:
+            routed.add(segment.shard)
+    return {shard: mine for shard, mine in grouped.items() if shard not in routed}
+
+
+def alone(recorded: RecordedBundle, plan: Plan, mode: Mode, shard: str) -> float | None:
+    """The sum of the medians of a shard's functions in a mode; None if one was not measured."""
+    total = 0.0
+    for step in plan.modes[mode].steps:
+        if isinstance(step, Step) and step.shard == shard:
+            function = recorded.functions.get(f"{shard}/{step.function}")
+            if function is None or function.predict is None:
+                return None
+            total += function.predict.median_ms
+    return total or None
+
+
+def write_rows(rows: Sequence[EvidenceRow], path: Path) -> None:
+    """Write rows as a CSV file of evidence."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, DEVICE_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(row.cells() for row in rows)
+    with disk_errors(path), replacing(path) as temporary:
+        temporary.write_text(text.getvalue(), encoding="utf-8")

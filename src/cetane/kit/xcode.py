@@ -1,0 +1,293 @@
+"""What Xcode knows of a package: its performance reports, and the compiler's `analytics.mil`.
+
+`NAME.mlperf` is a folder with `report.json`. `analytics.mil` lies in Core ML's cache: MIL text in
+which every op has the chosen backend, estimated seconds by backend, and reasons for refusals. Apple
+documents neither form. They are read as Anemll's `analyze_coreml_ops.py` (3a31f6b0) reads them.
+Neither names the package, so it is found by the names of its ops' outputs.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cetane.errors import CetaneError
+from cetane.files import read_bytes, read_text
+from cetane.gates.residency.measured import (
+    Device,
+    Measured,
+    MeasuredFunction,
+    MeasuredOp,
+    MeasuredPackage,
+    specification,
+)
+from cetane.mil.program import Program
+from cetane.validation import Data, parse_json, validated
+
+LARGEST = 1 << 28
+REPORT = "report.json"
+UNITS = {0: "CPU_ONLY", 1: "CPU_AND_GPU", 2: "ALL", 3: "CPU_AND_NE"}
+BACKENDS: dict[str, Device] = {
+    "ane": "ANE", "bnns": "CPU", "classic_cpu": "CPU", "mps_graph": "GPU",
+}  # fmt: skip
+SAME = 0.8
+"""The least share of a report's ops that a function must have to be the one."""
+
+
+class Told(Data):
+    """What one file says of one package's functions."""
+
+    machine: str
+    system: str
+    compute_units: str
+    functions: dict[str, tuple[MeasuredOp, ...]]
+    predict_ms: float | None = None
+    load_ms: float | None = None
+    compile_ms: float | None = None
+    estimated_ms: dict[str, float] = Field(default_factory=dict)
+    """The compiler's own estimate of a function's time, at the backends that it chose."""
+    refusals: dict[str, int] = Field(default_factory=dict)
+    """Its reasons against the Neural Engine, as "KIND: REASON", with the number of ops."""
+
+
+class Loose(BaseModel):
+    """A part of an undocumented form: unknown keys are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
+Word = Annotated[str, Field(max_length=1000)]
+
+
+class DeviceInfo(Loose):
+    modelName: Word = ""
+    displayName: Word = ""
+    osNameAndVersionWithoutBuildNumber: Word = ""
+
+
+class Samples(Loose):
+    samples: Annotated[tuple[Seconds, ...], Field(max_length=1_000_000)] = ()
+
+    @property
+    def ms(self) -> float | None:
+        return 1e3 * median(self.samples) if self.samples else None
+
+
+class Cost(Loose):
+    weight: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+
+
+class Preferred(Loose):
+    deviceType: dict[str, Any] | Word = ""
+
+
+class Usage(Loose):
+    preferred: Preferred = Preferred()
+
+
+class Named(Loose):
+    name: Word = ""
+
+
+class Operation(Loose):
+    operatorName: Word = ""
+    cost: Cost | None = None
+    deviceUsage: Usage | None = None
+    outputs: tuple[Named, ...] = ()
+
+
+class Block(Loose):
+    operations: Annotated[tuple[Operation, ...], Field(max_length=1_000_000)] = ()
+
+
+class ReportedFunction(Loose):
+    block: Block = Block()
+
+
+class Functions(Loose):
+    functions: dict[Word, ReportedFunction] = Field(default_factory=dict)
+
+
+class Structure(Loose):
+    program: dict[str, Functions] = Field(default_factory=dict)
+
+
+class Results(Loose):
+    predict: Samples = Samples()
+    load: Samples = Samples()
+    compile: Samples = Samples()
+    modelStructure: Structure = Structure()
+
+
+class Report(Loose):
+    deviceInfo: DeviceInfo = DeviceInfo()
+    computeUnit: int | None = None
+    deviceResults: Results
+
+
+def read_report(folder: Path) -> Told:
+    """An `.mlperf` folder. Raises CetaneError for another one."""
+    path = folder / REPORT
+    hint = "Xcode writes one: open a package, Performance, +"
+    content = parse_json(read_bytes(path, LARGEST, follow=False), str(path), hint)
+    report = validated(Report, content, f"{path}: not a performance report", hint)
+    info, results = report.deviceInfo, report.deviceResults
+    program = results.modelStructure.program.get("_0", Functions())
+    return Told(
+        machine=info.modelName or info.displayName or "unknown",
+        system=info.osNameAndVersionWithoutBuildNumber or "unknown",
+        compute_units=UNITS.get(-1 if report.computeUnit is None else report.computeUnit, "ALL"),
+        functions={
+            name: tuple(reported(op) for op in function.block.operations)
+            for name, function in program.functions.items()
+        },
+        predict_ms=results.predict.ms,
+        load_ms=results.load.ms,
+        compile_ms=results.compile.ms,
+    )
+
+
+def reported(op: Operation) -> MeasuredOp:
+    """An operation of a report. Its device is a word, or an object with one key."""
+    said = op.deviceUsage.preferred.deviceType if op.deviceUsage else ""
+    text = said if isinstance(said, str) else " ".join(said)
+    device: Device | None = None
+    for word, named in (("neuralEngine", "ANE"), ("cpu", "CPU"), ("gpu", "GPU")):
+        if word.lower() in text.lower():
+            device = named  # type: ignore[assignment]
+            break
+    return MeasuredOp(
+        output=op.outputs[0].name if op.outputs else "",
+        kind=op.operatorName.rpartition(".")[2],
+        device=device,
+        cost=op.cost.weight if op.cost else None,
+    )
+
+
+FUNCTION = re.compile(r"^\s*func\s+([\w.@-]{1,255})\s*<")
+OPERATION = re.compile(
+    r"^\s*(?:[\w<>\[\], ?]{1,2000}>\s+([\w.@/-]{1,1000})[^=]{0,2000}?\s=\s)?(\w{1,100})\("
+)
+BACKEND = re.compile(r'SelectedBackend = string\("(\w{1,40})"\)')
+RUNTIMES = re.compile(r"EstimatedRuntime = dict<string, fp64>\(\{\{(.{1,4000}?)\}\}\)")
+RUNTIME = re.compile(r'"(\w{1,40})", ([0-9a-fA-FxXpP.+-]{1,40})')
+MESSAGES = re.compile(r"ValidationMessage = dict<string, string>\(\{\{(.{1,20000}?)\}\}\)")
+MESSAGE = re.compile(r'"(\w{1,40})", "((?:[^"\\]|\\.){1,1000})"')
+LONGEST_LINE = 1 << 20
+
+
+def read_analytics(path: Path) -> Told:
+    """An `analytics.mil`. Raises CetaneError for a file without a chosen backend."""
+    functions: dict[str, list[MeasuredOp]] = {}
+    estimated: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    name = "main"
+    for line in read_text(path, LARGEST).splitlines():
+        if len(line) > LONGEST_LINE:
+            raise CetaneError(f"{path}: a line of {len(line):,} characters, which no op has")
+        if begun := FUNCTION.match(line):
+            name = begun[1]
+            continue
+        backend, op = BACKEND.search(line), OPERATION.match(line)
+        if backend is None or op is None:
+            continue
+        chosen = BACKENDS.get(backend[1])
+        seconds = runtimes(line)
+        own = seconds.get(backend[1])
+        functions.setdefault(name, []).append(
+            MeasuredOp(output=op[1] or "", kind=op[2], device=chosen, cost=own)
+        )
+        estimated[name] += 1e3 * (own or 0.0)  # type: ignore[assignment]
+        for at, reason in messages(line).items():
+            if at == "ane":
+                reasons[f"{op[2]}: {reason}"] += 1
+    if not functions:
+        raise CetaneError(
+            f"{path}: no op with a SelectedBackend, so not Core ML's analytics.mil",
+            "it lies in com.apple.e5rt.e5bundlecache, under ~/Library/Caches",
+        )
+    return Told(
+        machine="unknown",
+        system="unknown",
+        compute_units="CPU_AND_NE",
+        functions={name: tuple(ops) for name, ops in functions.items()},
+        estimated_ms={name: float(ms) for name, ms in estimated.items()},
+        refusals=dict(reasons.most_common(20)),
+    )
+
+
+def runtimes(line: str) -> dict[str, float]:
+    """Estimated seconds by backend, in decimal or in hexadecimal form."""
+    listed = RUNTIMES.search(line)
+    made = {}
+    for backend, text in RUNTIME.findall(listed[1]) if listed else []:
+        try:
+            value = float.fromhex(text) if "x" in text.lower() else float(text)
+        except (ValueError, OverflowError):
+            continue
+        if 0 <= value < 86_400:
+            made[backend] = value
+    return made
+
+
+def messages(line: str) -> dict[str, str]:
+    """Reasons against a backend, by backend."""
+    listed = MESSAGES.search(line)
+    return {b: text.replace('\\"', '"') for b, text in MESSAGE.findall(listed[1])} if listed else {}
+
+
+def as_measured(
+    told: Told, programs: Mapping[str, Program], packages: Mapping[str, Path], date: str
+) -> Measured:
+    """The file as measurements of the package that it is about.
+
+    Raises CetaneError if no package has its ops, or if several have them.
+    """
+    name = owner(told, programs)
+    functions = {f: MeasuredFunction(ops=ops) for f, ops in told.functions.items()}
+    known = {f: made for f, made in functions.items() if f in programs[name].functions}
+    if not known and len(functions) == len(programs[name].functions) == 1:
+        known = dict(zip(programs[name].functions, functions.values(), strict=True))
+    if not known:
+        raise CetaneError(f"{name} has none of the functions {', '.join(functions)}")
+    return Measured(
+        machine=told.machine,
+        system=told.system,
+        tools="Xcode",
+        compute_units=told.compute_units,
+        date=date,
+        packages={
+            name: MeasuredPackage(specification=specification(packages[name]), functions=known)
+        },
+    )
+
+
+def owner(told: Told, programs: Mapping[str, Program]) -> str:
+    """The package whose ops these are, by the names of their outputs."""
+    named = {op.output for ops in told.functions.values() for op in ops if op.output}
+    shares = {
+        name: len(named & outputs(program)) / max(len(named), 1)
+        for name, program in programs.items()
+    }
+    best = max(shares.values(), default=0.0)
+    if best < SAME:
+        raise CetaneError(
+            f"its {len(named)} ops are not those of any package here: at most {best:.0%} agree",
+            "name the package that was profiled",
+        )
+    nearest = [name for name, share in shares.items() if share == best]
+    if len(nearest) > 1:
+        raise CetaneError(
+            f"its ops are those of {', '.join(nearest[:4])} alike", "name one .mlpackage of them"
+        )
+    return nearest[0]
+
+
+def outputs(program: Program) -> set[str]:
+    """The names of all results of a program."""
+    return {v.name for f in program.functions.values() for op in f.ops for v in op.outputs}

@@ -1,0 +1,25 @@
+"""Figures that a device measured: what `cetane import` kept in the built bundles."""
+
+from cetane.kit.device import DEVICE, DeviceResult
+from cetane.lab.sides import Findings, Side, each, figure
+from cetane.validation import validated
+
+
+@each("device")
+def device(side: Side) -> Findings:
+    """Milliseconds and joules of a kit's record; without one, how to get it."""
+    kept = side.bundle.gates().get(DEVICE)
+    names = ("device_ms", "device_verify_ms", "device_joules")
+    if kept is None:
+        note = f"no device has measured it: cetane kit {side.bundle.path}"
+        return Findings({name: figure(name, None, note=note) for name in names})
+    content = {name: value for name, value in kept.items() if name != "bundle"}
+    result = validated(DeviceResult, content, str(side.bundle.path))
+    own, note = result.figures, f"{result.machine}, {result.date}"
+    values = (own.decode_ms, own.verify_ms, own.joules_per_token)
+    return Findings(
+        {
+            name: figure(name, value, n=max(1, own.turns), note=note)
+            for name, value in zip(names, values, strict=True)
+        }
+    )

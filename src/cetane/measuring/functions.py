@@ -1,0 +1,128 @@
+"""A child's job: one function, loaded, called and planned by Core ML."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from .children import tell
+from .compute_plan import plan
+from .machine import peak_bytes
+
+Json = dict[str, Any]
+WARM, SAMPLES, ENOUGH = 2, 200, 5.0
+"""Predictions that are not counted; the most that are; and the seconds after which they end."""
+
+
+def measure(job: Json) -> None:
+    """Measure one function, and tell every phase as it ends.
+
+    `job` has `package`, `compiled`, `function` (its name, and whether the package has others),
+    `inputs` (an .npz of inputs and expected outputs), `units` and `plan`.
+    """
+    compiled = Path(job["compiled"])
+    if not compiled.is_dir():
+        tell({"phase": "compile", "ms": clocked(lambda: compile(Path(job["package"]), compiled))})
+    loads: list[Any] = []
+    for _ in range(2):
+        tell_ms = clocked(lambda: loads.append(load(job)))
+        tell({"phase": "load again" if len(loads) > 1 else "load", "ms": tell_ms})
+    tell({"phase": "predict", **predictions(loads[-1], job)})
+    if job["plan"]:
+        with tempfile.TemporaryDirectory(prefix="plan-") as folder:
+            ops = plan(Path(job["package"]), job["function"], Path(folder), job["units"])
+        tell({"phase": "plan", "ops": ops})
+    tell({"end": True, "peak_bytes": peak_bytes()})
+
+
+def clocked(work: Any) -> float:
+    """The milliseconds that some work takes."""
+    started = time.perf_counter()
+    work()
+    return round(1e3 * (time.perf_counter() - started), 4)
+
+
+def compile(package: Path, target: Path) -> None:
+    """Compile a package. The folder appears only when it is complete."""
+    from coremltools.models.utils import compile_model
+
+    temporary = target.with_name(f".{target.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    made = Path(compile_model(str(package), str(temporary.with_suffix(".mlmodelc"))))
+    made.rename(target)
+
+
+def load(job: Json) -> Any:
+    """A compiled function."""
+    import coremltools as ct
+
+    return ct.models.CompiledMLModel(
+        job["compiled"],
+        compute_units=getattr(ct.ComputeUnit, job["units"]),
+        function_name=job["function"] if job["several"] else None,
+    )
+
+
+def predictions(model: Any, job: Json) -> Json:
+    """The times of predictions on the kit's inputs, and the errors of their outputs."""
+    with np.load(job["inputs"], allow_pickle=False) as arrays:
+        stored = {name: arrays[name] for name in arrays.files}
+    inputs = {name[3:]: value for name, value in stored.items() if name.startswith("in/")}
+    for name, shape in job["zeros"].items():  # caches and histories of a new sequence
+        inputs[name] = np.zeros(shape, np.float16)
+    state = model.make_state() if job["stateful"] else None
+
+    def predict() -> dict[str, Any]:
+        made: dict[str, Any] = (
+            model.predict(inputs) if state is None else model.predict(inputs, state)
+        )
+        return made
+
+    first = time.perf_counter()
+    outputs = predict()  # before the state has anything
+    first_ms = 1e3 * (time.perf_counter() - first)
+    expected = {name[4:]: value for name, value in stored.items() if name.startswith("out/")}
+    times = timed(predict)
+    return {
+        "first_ms": round(first_ms, 4),
+        **spread(times),
+        "finite": all(bool(np.isfinite(v).all()) for v in outputs.values() if v.dtype.kind == "f"),
+        "errors": {name: error(outputs[name], want) for name, want in expected.items()},
+    }
+
+
+def timed(work: Any) -> list[float]:
+    """Milliseconds of single calls, after some that are not counted."""
+    for _ in range(WARM):
+        work()
+    times: list[float] = []
+    begun = time.perf_counter()
+    while len(times) < SAMPLES and (len(times) < 10 or time.perf_counter() - begun < ENOUGH):
+        times.append(clocked(work))
+    return times
+
+
+def spread(times: list[float]) -> Json:
+    """Median, 95th percentile, least and count of milliseconds."""
+    ordered = sorted(times)
+    return {
+        "median_ms": round(median(ordered), 4),
+        "p95_ms": ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))],
+        "min_ms": ordered[0],
+        "count": len(ordered),
+    }
+
+
+def error(value: Any, expected: Any) -> float | None:
+    """The norm of the difference over the norm of what was expected; None if not finite."""
+    value, expected = np.asarray(value, np.float64), np.asarray(expected, np.float64)
+    if value.size != expected.size or not np.isfinite(value).all():
+        return None
+    gap = np.linalg.norm(value.reshape(-1) - expected.reshape(-1))
+    return float(gap / max(float(np.linalg.norm(expected)), 1e-30))

@@ -1,0 +1,330 @@
+"""The measurement of a kit: every function alone, then the bundles in turns, then their energy.
+
+The record is written after every step. A run that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .chain import serve
+from .children import Child, ChildFault
+from .energy import BadSamples, joules
+from .faults import refusals
+from .functions import measure
+from .machine import check, facts, short_of_disk
+from .meter import Meter
+from .record import Record, Stop
+
+Json = dict[str, Any]
+UNITS = ("CPU_AND_NE", "ALL", "CPU_ONLY", "CPU_AND_GPU")
+SPARE = 500_000_000
+"""Bytes of disk that stay free."""
+
+
+def main(folder: Path, arguments: list[str]) -> int:
+    """Measure the kit in `folder`. Returns 0, 1 if there are faults, 2 or 3 if it stopped."""
+    if arguments[:1] == ["--child"]:
+        job = json.loads(arguments[1])
+        return child(job)
+    options = parse(arguments, folder)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        return Measurement(folder, options).run()
+    except Stop as reason:
+        print(f"stopped: {reason}", file=sys.stderr)
+        return 3
+    except KeyboardInterrupt:
+        print("stopped; run it again: it resumes", file=sys.stderr)
+        return 130
+
+
+def parse(arguments: list[str], folder: Path) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="measure.py", description="Measure the bundles of this kit on this machine."
+    )
+    parser.add_argument("-o", "--output", type=Path, default=folder / "measurements.json")
+    parser.add_argument("--compute-units", choices=UNITS, default="CPU_AND_NE")
+    parser.add_argument("--limit", type=float, default=600, help="seconds for one answer")
+    parser.add_argument("--rounds", type=int, default=6, help="turns of every bundle")
+    parser.add_argument("--steps", type=int, default=64, help="decoded tokens of a turn")
+    parser.add_argument("--energy", type=float, default=20, help="seconds; 0 for none")
+    parser.add_argument("--idle", type=float, default=10, help="seconds of rest before each load")
+    parser.add_argument("--power", type=Path, help="a file that powermetrics or macmon writes")
+    parser.add_argument("--no-plan", action="store_true", help="do not ask for compute plans")
+    return parser.parse_args(arguments)
+
+
+def child(job: Json) -> int:
+    """Do a child's job. An error of Core ML becomes an answer."""
+    from .children import tell
+
+    try:
+        serve(job) if job["do"] == "chain" else measure(job)
+    except Exception as error:  # whatever it is, the parent records it
+        tell({"error": f"{type(error).__name__}: {error}"[:1000]})
+        return 1
+    return 0
+
+
+class Measurement:
+    """One run of this script."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        self.folder, self.options = folder, options
+        self.kit: Json = json.loads((folder / "kit.json").read_text(encoding="utf-8"))
+        self.work = options.output.resolve().parent / "compiled"
+        machine = facts()
+        needed = 3 * sum(file["bytes"] for file in self.kit["files"].values()) + SPARE
+        check(machine, SPARE if self.work.is_dir() else needed, folder)
+        verify(folder, self.kit["files"])
+        names = ("compute_units", "rounds", "steps")
+        self.record = Record(
+            options.output,
+            {
+                "kit": self.kit["id"],
+                "machine": machine,
+                "options": {name: getattr(options, name) for name in names},
+            },
+        )
+
+    def run(self) -> int:
+        """All jobs that are still to do."""
+        self.work.mkdir(exist_ok=True)
+        content = self.record.content
+        for label, bundle in self.kit["bundles"].items():
+            content["bundles"].setdefault(
+                label, {"name": bundle["name"], "digest": bundle["digest"], "functions": {}}
+            )
+        self.record.save()
+        jobs = list(self.functions())
+        for number, (name, label, function) in enumerate(jobs, 1):
+            say(f"[{number}/{len(jobs)}] {name}")
+            self.function(name, label, function)
+        chains = {label: OpenChain(self, label) for label in self.kit["bundles"]}
+        try:
+            self.probes(chains)
+            self.turns(chains)
+            self.energy(chains)
+        finally:
+            for chain in chains.values():
+                chain.close()
+        content["finished"] = True
+        self.record.save()
+        shutil.rmtree(self.work, ignore_errors=True)
+        return self.conclude()
+
+    def functions(self) -> Iterator[tuple[str, str, Json]]:
+        """Every function as a job: its name, its bundle, and its entry in the kit."""
+        for label, bundle in self.kit["bundles"].items():
+            for function in bundle["functions"]:
+                yield f"{label}/{function['shard']}/{function['name']}", label, function
+
+    def function(self, name: str, label: str, function: Json) -> None:
+        """Measure a function in a child of its own, and keep every phase as it comes."""
+        if not self.record.open(name):
+            return
+        shard, package = function["shard"], self.folder / label / "shards"
+        package /= f"{shard}.mlpackage"
+        if lacking := short_of_disk(2 * size(package) + SPARE // 10, self.work):
+            self.record.stop(name, lacking)
+        (self.work / label).mkdir(exist_ok=True)
+        compiled = self.work / label / f"{shard}.mlmodelc"
+        kept: Json = {"shard": shard, "function": function["name"], "tokens": function["tokens"]}
+        self.record.content["bundles"][label]["functions"][f"{shard}/{function['name']}"] = kept
+        made = Child(
+            {
+                "do": "function",
+                "package": str(package),
+                "compiled": str(compiled),
+                "function": function["name"],
+                "several": function["several"],
+                "stateful": function["stateful"],
+                "zeros": function["zeros"],
+                "inputs": str(self.folder / label / function["inputs"]),
+                "units": self.options.compute_units,
+                "plan": self.record.content["machine"]["mac"] and not self.options.no_plan,
+            }
+        )
+        phase, failed = "start", False
+        try:
+            while "end" not in (answer := made.answer(self.options.limit)):
+                phase = answer.pop("phase")
+                self.keep(kept, name, phase, answer)
+            kept["peak_bytes"] = answer["peak_bytes"]
+        except ChildFault as error:
+            if error.kind == "disk full":
+                self.record.stop(name, error.detail)
+            failed = True
+            self.record.add_fault(name, f"after {phase}", error.kind, error.detail)
+        finally:
+            made.close()
+        if lines := refusals(made.errors()):
+            kept["refusals"] = lines
+        self.record.close(name, failed)
+
+    def keep(self, kept: Json, job: str, phase: str, answer: Json) -> None:
+        """Keep a phase's figures."""
+        match phase:
+            case "compile" | "load" | "load again":
+                kept[f"{phase.replace(' ', '_')}_ms"] = answer["ms"]
+            case "predict":
+                kept["predict"] = answer
+                if not answer["finite"]:
+                    self.record.add_fault(job, phase, "not finite", "an output has NaN or infinity")
+            case "plan":
+                kept["plan"] = answer["ops"]
+        self.record.save()
+
+    def probes(self, chains: dict[str, OpenChain]) -> None:
+        """The probes of every bundle."""
+        for label, bundle in self.kit["bundles"].items():
+            for index, probe in enumerate(bundle["probes"]):
+                answer = chains[label].ask(
+                    f"{label}/probe/{probe}", {"do": "probe", "index": index}
+                )
+                if answer is not None:
+                    kept = self.record.content["bundles"][label]
+                    kept.setdefault("probes", {})[probe] = answer["positions"]
+                    if not all(row["finite"] for row in answer["positions"]):
+                        self.record.add_fault(
+                            f"{label}/probe/{probe}",
+                            "",
+                            "not finite",
+                            "logits have NaN or infinity",
+                        )
+                    chains[label].done()
+
+    def turns(self, chains: dict[str, OpenChain]) -> None:
+        """The bundles in turns: A B, then B A, so that a machine that warms up is fair to both."""
+        labels = list(chains)
+        for turn in range(self.options.rounds):
+            say(f"turn {turn + 1} of {self.options.rounds}")
+            for label in labels if turn % 2 == 0 else reversed(labels):
+                job = f"{label}/turn/{turn + 1}"
+                order = {"do": "turn", "steps": self.options.steps}
+                if (answer := chains[label].ask(job, order)) is not None:
+                    self.record.content["turns"].append(
+                        {"bundle": label, "turn": turn + 1} | answer
+                    )
+                    chains[label].done()
+
+    def energy(self, chains: dict[str, OpenChain]) -> None:
+        """The energy of decoding, if there is a power meter."""
+        meter = Meter(self.options.power)
+        if not self.options.energy or meter.name is None:
+            return
+        for label, chain in chains.items():
+            job = f"{label}/energy"
+            time.sleep(self.options.idle)
+            with meter:
+                order = {"do": "decode", "seconds": self.options.energy}
+                answer = chain.ask(job, order)
+            if answer is None:
+                continue
+            try:
+                made = joules(meter.samples(), answer["begun"], answer["ended"], answer["tokens"])
+            except BadSamples as error:
+                self.record.add_fault(job, "samples", "error", str(error))
+                made = None
+            if made is not None:
+                self.record.content["energy"].append({"bundle": label, "meter": meter.name} | made)
+            chain.done()
+
+    def conclude(self) -> int:
+        """Print what was recorded. Returns the exit code."""
+        content = self.record.content
+        for label, bundle in content["bundles"].items():
+            medians = [t["decode"]["median_ms"] for t in content["turns"] if t["bundle"] == label]
+            if medians:
+                middle = sorted(medians)[len(medians) // 2]
+                say(f"{label} ({bundle['name']}): {middle:.2f} ms a token, decoding")
+        for one in content["faults"]:
+            say(f"fault: {one['job']}: {one['kind']} {one['phase']}: {one['detail'][:160]}")
+        say(f"measurements: {self.options.output}; bring that file back: cetane import FILE")
+        return 1 if content["faults"] else 0
+
+
+class OpenChain:
+    """The child that holds a whole bundle. It opens on first use; after a fault it stays shut."""
+
+    def __init__(self, run: Measurement, label: str) -> None:
+        self.run, self.label, self.job = run, label, ""
+        self.child: Child | None = None
+        self.broken = False
+
+    def ask(self, job: str, order: Json) -> Json | None:
+        """The answer to an order; None if the job was done before, or if it fails.
+
+        The caller keeps the answer, and then calls `done`.
+        """
+        if self.broken or not self.run.record.open(job):
+            return None
+        self.job = job
+        limit = self.run.options.limit + order.get("seconds", 0)
+        try:
+            if self.child is None:
+                self._open(limit)
+            assert self.child is not None
+            return self.child.ask(order, limit)
+        except ChildFault as error:
+            self.broken = True
+            if error.kind == "disk full":
+                self.run.record.stop(job, error.detail)
+            self.run.record.add_fault(job, order["do"], error.kind, error.detail)
+            self.run.record.close(job, failed=True)
+            self.close()
+            return None
+
+    def _open(self, limit: float) -> None:
+        run, label = self.run, self.label
+        self.child = Child(
+            {
+                "do": "chain",
+                "folder": str(run.folder / label),
+                "compiled": str(run.work / label),
+                "units": run.options.compute_units,
+            }
+        )
+        count = len(run.kit["bundles"][label]["functions"])
+        opened = self.child.ask({"do": "open"}, limit * max(1, count))
+        run.record.content["bundles"][label]["chain"] = opened
+
+    def done(self) -> None:
+        """Mark the last job as done."""
+        self.run.record.close(self.job)
+
+    def close(self) -> None:
+        if self.child is not None:
+            if lines := refusals(self.child.errors()):
+                self.run.record.content["bundles"][self.label]["refusals"] = lines
+            self.child.close()
+            self.child = None
+
+
+def verify(folder: Path, files: dict[str, Json]) -> None:
+    """Raise Stop if a file of the kit is missing or changed."""
+    for name, record in files.items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != record["bytes"]:
+            raise Stop(f"{name} is missing or cut off: unpack the kit again")
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
+                raise Stop(f"{name} is not the file of this kit: unpack it again")
+
+
+def size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def say(text: str) -> None:
+    print(text, flush=True)

@@ -1,0 +1,315 @@
+"""What a Mac measured, read into the bundles that it measured.
+
+Residency becomes measured, the device gate is judged, and the cost model gets evidence. Only a Mac
+with a Neural Engine counts: the record of any other machine is judged and shown, and not kept.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cetane.bundle import Bundle
+from cetane.errors import CetaneError
+from cetane.files import read_bytes
+from cetane.gates.residency.audit import Audit, audit
+from cetane.gates.residency.measured import (
+    Measured,
+    MeasuredFunction,
+    MeasuredPackage,
+    specification,
+    with_measured,
+)
+from cetane.gates.residency.refuted import Refuted, refuted
+from cetane.gates.residency.store import Artifact, InBundle, open_artifact
+from cetane.gates.residency.target import DEFAULT_OS, Target
+from cetane.hardware.chips import DEFAULT_CHIP, Chip, chip_named
+from cetane.kit.device import DEVICE, ENERGY, DeviceResult, EnergyResult
+from cetane.kit.judge import check_origin, check_reason, judge, ties
+from cetane.kit.measurements import LARGEST, Measurements, RecordedBundle, read_measurements
+from cetane.kit.speed import (
+    Compared,
+    EvidenceRow,
+    compare,
+    evidence,
+    figures,
+    ratios,
+    write_rows,
+)
+from cetane.kit.xcode import Told, as_measured, read_analytics, read_report
+from cetane.measuring.energy import CAVEATS, LAG, BadSamples, joules, read_samples
+from cetane.mil.program import Program
+from cetane.mil.reader import load
+from cetane.perf.predict import Predictor
+from cetane.pipeline.validate import checkpoint_of
+from cetane.planner import Planner
+from cetane.schema.manifest import GATES
+
+EVIDENCE = "device.csv"
+NOT_A_MAC = "was not measured on a Mac with a Neural Engine, so it is not kept"
+
+
+@dataclass(frozen=True)
+class KitImport:
+    """A record, judged for every bundle that was given."""
+
+    outcomes: tuple[DeviceResult, ...]
+    """One of each bundle, in their order."""
+    ratios: dict[str, float] = field(default_factory=dict)
+    """The second bundle's milliseconds over the first's, as medians of the turns."""
+
+    @property
+    def passed(self) -> bool:
+        return all(outcome.passed for outcome in self.outcomes)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "passed": self.passed,
+            "outcomes": [outcome.model_dump(mode="json") for outcome in self.outcomes],
+            "b_over_a": self.ratios,
+        }
+
+
+def import_kit(
+    file: str | Path, bundles: Sequence[str | Path], *, model: str | Path | None = None
+) -> KitImport:
+    """Read a kit's `measurements.json` into the bundles that it measured.
+
+    `model` is the checkpoint's new place, whose shapes the cost model needs. CetaneError for a file
+    that was changed, for another bundle, and for figures beyond reason; then nothing is kept.
+    """
+    measurements = read_measurements(Path(file))
+    opened = [Bundle(Path(path)) for path in bundles]
+    if not opened:
+        names = " ".join(bundle.name for bundle in measurements.bundles.values())
+        raise CetaneError(f"{file} measured {names}", f"cetane import {file} BUNDLE...")
+    for bundle in opened:
+        bundle.verify()
+    imports = [OneImport(measurements, bundle, model) for bundle in opened]
+    return KitImport(tuple(one.keep() for one in imports), ratios(measurements))
+
+
+def evidence_file(bundle: Bundle) -> Path:
+    """The rows of evidence that imports into a bundle have written."""
+    return bundle.file(f"{GATES}/{EVIDENCE}")
+
+
+class OneImport:
+    """One bundle's part of a record. Making it checks everything and keeps nothing."""
+
+    def __init__(
+        self, measurements: Measurements, bundle: Bundle, model: str | Path | None
+    ) -> None:
+        self.measurements, self.bundle, self.model = measurements, bundle, model
+        self.label = measurements.label(bundle.digest)
+        self.recorded: RecordedBundle = measurements.bundles[self.label]
+        self.machine = measurements.machine
+        self.chip: Chip | None = chip_named(self.machine.chip)
+        self.artifact = InBundle(bundle)
+        shards = {shard.name: bundle.shard(shard.name) for shard in bundle.plan.shards}
+        self.programs: dict[str, Program] = {name: load(path) for name, path in shards.items()}
+        check_origin(self.recorded, bundle, self.programs)
+        check_reason(measurements, self.recorded, bundle.plan, self.chip)
+        self.figures = figures(measurements, self.label)
+        self.notes: list[str] = []
+
+    def keep(self) -> DeviceResult:
+        """Keep what a device measured, and return everything."""
+        device, recorded = self.machine.device, self.recorded
+        placed, ops = self.residency()
+        compared, rows = self.speed()
+        checks = judge(recorded)
+        outcome = DeviceResult(
+            name=self.bundle.path.name,
+            passed=all(check.passed for check in checks),
+            machine=str(self.machine),
+            device=device,
+            date=self.measurements.date,
+            compute_units=self.measurements.options.compute_units,
+            chip=None if self.chip is None else self.chip.id,
+            checks=checks,
+            ties=sum(ties(positions) for positions in recorded.probes.values()),
+            positions=sum(map(len, recorded.probes.values())),
+            figures=self.figures,
+            compared=tuple(compared),
+            rules=tuple(refuted(placed)),
+            measured_ops=ops,
+            faults=tuple(str(one) for one in self.measurements.faults if self.mine(one.job)),
+            refusals=self.refused(),
+            rows=len(rows),
+            caveats=CAVEATS if self.figures.joules_per_token is not None else (),
+            notes=tuple(self.notes),
+        )
+        if device:
+            self.bundle.write_gate(DEVICE, outcome.model_dump(mode="json"))
+            self.artifact.judge(placed)
+            if rows:
+                write_rows(rows, evidence_file(self.bundle))
+        return outcome
+
+    def mine(self, job: str) -> bool:
+        return job.startswith(f"{self.label}/")
+
+    def refused(self) -> tuple[str, ...]:
+        """The compilers' refusals, of single functions and of the whole."""
+        lines = [f"{n}: {line}" for n, f in self.recorded.functions.items() for line in f.refusals]
+        return (*lines, *self.recorded.refusals)
+
+    def residency(self) -> tuple[Audit, int]:
+        """The audit with the machine's placements, and their number. A device's are kept."""
+        target = Target(DEFAULT_CHIP if self.chip is None else self.chip.id, DEFAULT_OS)
+        predicted = audit(self.programs, target)
+        measured = self.placements()
+        if measured is None:
+            self.notes.append("no compute plan was recorded, so residency stays as predicted")
+            return predicted, 0
+        placed = with_measured(predicted, measured, self.artifact.packages)
+        if self.machine.device:
+            self.artifact.keep(measured)
+        return placed, sum(op.measured is not None for f in placed.functions for op in f.ops)
+
+    def placements(self) -> Measured | None:
+        """The record's compute plans; None if it has none, or none of a Neural Engine."""
+        plans: dict[str, dict[str, MeasuredFunction]] = {}
+        for function in self.recorded.functions.values():
+            if function.plan:
+                plans.setdefault(function.shard, {})[function.function] = MeasuredFunction(
+                    ops=function.plan
+                )
+        if not plans or not self.machine.device:
+            return None
+        machine = self.machine
+        return Measured(
+            machine=machine.chip,
+            system=f"{machine.system} ({machine.build})",
+            tools=f"coremltools {machine.coremltools}",
+            compute_units=self.measurements.options.compute_units,
+            date=self.measurements.date,
+            packages={
+                shard: MeasuredPackage(
+                    specification=specification(self.bundle.shard(shard)), functions=functions
+                )
+                for shard, functions in plans.items()
+            },
+        )
+
+    def speed(self) -> tuple[list[Compared], list[EvidenceRow]]:
+        """The cost model beside the measurement, and rows of evidence. Both need a known chip and
+        the checkpoint's shapes."""
+        if not self.machine.device:
+            self.notes.append(f"{self.machine} {NOT_A_MAC}")
+            return [], []
+        if self.chip is None or not self.chip.stream:
+            self.notes.append(f"the cost model does not know {self.machine.chip}: no evidence")
+            return [], []
+        if self.measurements.options.compute_units != "CPU_AND_NE":
+            self.notes.append("not measured on CPU and Neural Engine alone: no evidence")
+            return [], []
+        try:
+            checkpoint = checkpoint_of(self.bundle, self.model)
+        except CetaneError as error:
+            self.notes.append(f"no evidence for the cost model: {error.message}; give --model")
+            return [], []
+        planner, predictor = Planner(checkpoint, self.bundle.plan.recipe), Predictor(self.chip)
+        source = f"a kit on {self.machine}, {self.measurements.date}"
+        rows = evidence(self.recorded, self.figures, planner, predictor, source)
+        return list(compare(self.figures, planner, predictor)), list(rows)
+
+
+@dataclass(frozen=True)
+class XcodeImport:
+    """What Xcode or Core ML's cache said of a package."""
+
+    package: str
+    told: Told
+    audit: Audit
+    rules: tuple[Refuted, ...]
+
+    @property
+    def passed(self) -> bool:
+        return self.audit.passed
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "package": self.package,
+            "passed": self.passed,
+            "basis": self.audit.basis,
+            "told": self.told.model_dump(mode="json", exclude={"functions"}),
+            "functions": {
+                f"{function.package}/{function.function}": function.table()
+                for function in self.audit.functions
+                if function.package == self.package
+            },
+            "rules": [rule.model_dump(mode="json") for rule in self.rules],
+        }
+
+
+def import_xcode(file: str | Path, artifact: str | Path, date: str) -> XcodeImport:
+    """Read an `.mlperf` folder or an `analytics.mil` into a bundle or a package.
+
+    CetaneError if it is of another package.
+    """
+    path, opened = Path(file), open_artifact(Path(artifact))
+    told = read_report(path) if path.is_dir() else read_analytics(path)
+    programs = {name: load(package) for name, package in opened.packages.items()}
+    measured = as_measured(told, programs, opened.packages, date)
+    package = next(iter(measured.packages))
+    chip = chip_named(told.machine)
+    target = Target(DEFAULT_CHIP if chip is None else chip.id, DEFAULT_OS)
+    joined = with_kept(measured, opened)
+    placed = with_measured(audit(programs, target), joined, opened.packages)
+    opened.keep(joined)
+    opened.judge(placed)
+    return XcodeImport(package, told, placed, tuple(refuted(placed)))
+
+
+def with_kept(measured: Measured, artifact: Artifact) -> Measured:
+    """New measurements, and the kept ones of other functions, if they are of the same build."""
+    kept = artifact.measured()
+    if kept is None:
+        return measured
+    packages = {
+        name: package
+        for name, package in kept.packages.items()
+        if name in artifact.packages
+        and package.specification == specification(artifact.packages[name])
+    }
+    for name, package in measured.packages.items():
+        before = packages[name].functions if name in packages else {}
+        packages[name] = package.model_copy(update={"functions": {**before, **package.functions}})
+    return measured.model_copy(update={"packages": packages})
+
+
+def import_power(
+    file: str | Path, tokens: int | None = None, bundle: str | Path | None = None
+) -> EnergyResult:
+    """Read a plist of powermetrics, or a stream of macmon, that was recorded during one load.
+
+    `tokens` are those that the load gave, in all its time. With a bundle, the joules per token are
+    kept there. CetaneError for any other file, and for powers beyond reason.
+    """
+    path = Path(file)
+    try:
+        samples = read_samples(read_bytes(path, LARGEST))
+    except BadSamples as error:
+        hint = "powermetrics -f plist, or macmon pipe, writes one"
+        raise CetaneError(f"{path}: {error}", hint) from None
+    begun, ended = samples[0].end - samples[0].seconds, samples[-1].end
+    made = joules(samples, begun, ended, tokens or 1)
+    if made is None:
+        raise CetaneError(f"{path}: it has {ended - begun:.1f} s, and the first {LAG:g} s are left "
+                          "out", "record for longer")  # fmt: skip
+    result = EnergyResult(
+        file=path.name,
+        samples=made["samples"],
+        seconds=ended - begun,
+        watts=made["watts"],
+        joules_per_token=made["joules_per_token"] if tokens else None,
+        ane_silent=made["ane_silent"],
+        caveats=CAVEATS,
+    )
+    if bundle is not None:
+        if tokens is None:
+            raise CetaneError("energy per token needs the tokens of the load", "--tokens N")
+        Bundle(Path(bundle)).write_gate(ENERGY, result.model_dump(mode="json"))
+    return result

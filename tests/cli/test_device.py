@@ -1,0 +1,78 @@
+"""Commands about devices: kits, imports, two bundles beside each other, break-even, units."""
+
+import json
+import plistlib
+import zipfile
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cetane.bundle import Bundle
+
+Cetane = Any
+
+
+def test_a_kit_and_files_that_are_not_its_record(
+    cetane: Cetane, ported: Bundle, tmp_path: Path
+) -> None:
+    made = cetane("kit", ported.path, "-o", tmp_path / "kit.zip", "--json").json
+    assert made["bundles"] == {"A": ported.path.name} and made["functions"] == 3
+    assert len(zipfile.ZipFile(tmp_path / "kit.zip").namelist()) > 20
+    shown = cetane("kit", ported.path, "-o", tmp_path / "kit.zip").out
+    assert "uv run measure.py" in shown and "cetane import measurements.json" in shown
+    assert "no such file" in cetane("import", tmp_path / "nothing.json", ported.path).error
+    (tmp_path / "x.json").write_text("{}")
+    assert "not the measurements" in cetane("import", tmp_path / "x.json", ported.path).error
+    (tmp_path / "x.mlperf").mkdir()
+    assert "report.json" in cetane("import", tmp_path / "x.mlperf", ported.path).error
+    assert "about one package" in cetane("import", tmp_path / "x.mlperf").error
+
+
+def test_energy_of_a_load(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
+    """By hand: 5 W for 10 s are 50 J; of 100 tokens, 0.5 J each."""
+    samples = [
+        {"elapsed_ns": 10**9, "timestamp": datetime(2026, 11, 22, 12, 0, second),
+         "processor": {"cpu_energy": 2000, "gpu_energy": 0, "ane_energy": 3000}}
+        for second in range(1, 11)
+    ]  # fmt: skip
+    path = tmp_path / "power.plist"
+    path.write_bytes(b"\0".join(map(plistlib.dumps, samples)))
+    made = cetane("import", path, ported.path, "--tokens", 100, "--json").json
+    assert made["joules_per_token"]["processor"] == pytest.approx(0.5)
+    assert made["watts"] == {"ane": 3.0, "cpu": 2.0, "gpu": 0.0} and made["caveats"]
+    assert ported.gates()["energy"]["joules_per_token"]["ane"] == pytest.approx(0.3)
+    (ported.path / "gates" / "energy.json").unlink()
+    assert "processor  0.5 J" in cetane("import", path, "--tokens", 100).out
+    assert "joules_per_token" in json.dumps(cetane("import", path, "--json").json)
+    assert "--tokens" in cetane("import", path, ported.path).err
+
+
+def test_two_bundles_beside_each_other(cetane: Cetane, ported: Bundle) -> None:
+    pair = ("bench", ported.path, ported.path, "--prompt-tokens", 9, "--max-new", 3)
+    made = cetane(*pair, "--rounds", 2, "--json").json
+    assert len(made["turns"]) == 2 and len(made["turns"][0]["decode_ms"]) == 2
+    shown = cetane(*pair, "--rounds", 2).out
+    for figure in ("decode, ms a token", "prefill", "first token", "load again"):
+        assert figure in shown
+    assert "do not fit" in cetane("bench", ported.path, ported.path).error
+
+
+def test_break_even_from_ones_own_milliseconds(cetane: Cetane) -> None:
+    """ane-book's experiment 35: a call of 4 takes 483 ms, a step 109: no acceptance pays."""
+    made = cetane("break-even", "--t1", 109, "--tv", 483, "--k", 4, "--json").json
+    assert made["slowdown"] == pytest.approx(483 / 109) and made["pays"] is False
+    assert made["share"] is made["chance"] is None
+    assert "no acceptance pays" in cetane("break-even", "--t1", 109, "--tv", 483, "--k", 4).out
+    made = cetane("break-even", "--t1", 100, "--tv", 130, "--k", 4, "--json").json
+    assert made["share"] == pytest.approx(0.1) and made["ceiling"] == pytest.approx(4 / 1.3)
+    assert "10.0% of drafted" in cetane("break-even", "--t1", 100, "--tv", 130, "--k", 4).out
+    for wrong in (("--t1", 0, "--tv", 5, "--k", 4), ("--t1", 5, "--tv", 5, "--k", 1)):
+        assert "must be positive" in cetane("break-even", *wrong).error
+
+
+def test_compute_units_choose_core_ml(cetane: Cetane, ported: Bundle) -> None:
+    run = ("run", ported.path, "Hi", "--max-new", 2, "--compute-units")
+    assert "macOS 15" in cetane(*run, "CPU_AND_GPU").error
+    assert "has no compute units" in cetane(*run, "ALL", "--backend", "portable").error

@@ -1,0 +1,223 @@
+"""What comes back from a Mac: it is kept if it is the bundle's, and refused by name if not."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cetane.bundle import Bundle
+from cetane.errors import CetaneError
+from cetane.gates.residency.store import MEASURED
+from cetane.kit.device import DEVICE, DeviceResult
+from cetane.mil.program import Op
+from cetane.mil.reader import load
+from cetane.perf.evidence import read
+from cetane.pipeline.audit import audit
+from cetane.pipeline.imports import evidence_file, import_kit
+
+Content = dict[str, Any]
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def bundle(pair: tuple[Bundle, Bundle], tmp_path: Path) -> Bundle:
+    """A copy of the first bundle."""
+    return Bundle(Path(shutil.copytree(pair[0].path, tmp_path / "tiny-A")))
+
+
+def imported(path: Path, bundle: Bundle) -> DeviceResult:
+    (outcome,) = import_kit(path, [bundle.path]).outcomes
+    return outcome
+
+
+def test_a_macs_record_becomes_gates_residency_and_evidence(write: Write, bundle: Bundle) -> None:
+    outcome = imported(write(), bundle)
+    assert outcome.passed and outcome.device and outcome.chip == "m4-max"
+    assert (outcome.positions, outcome.figures.decode_ms, outcome.figures.turns) == (13, 4.0, 2)
+    assert outcome.figures.joules_per_token == 0.02 and outcome.caveats
+    gates = bundle.gates()
+    assert gates[DEVICE]["passed"] and gates[DEVICE]["machine"].startswith("Apple M4 Max")
+    assert gates[MEASURED]["measured"]["machine"] == "Apple M4 Max"
+    again = audit(bundle.path)  # without a word about the file
+    assert again.audit.basis != "predicted"
+    places = {op.kind: op.measured for f in again.audit.functions for op in f.ops}
+    assert places["softmax"] == "CPU" and places["conv"] == "ANE"
+
+
+def test_rules_show_where_they_were_wrong(write: Write, bundle: Bundle) -> None:
+    """Programs this small are predicted on the CPU; the made-up Mac ran all but softmax on the
+    ANE."""
+    ops = [op for op in load(bundle.shard("model")).functions["decode"].ops if is_compute(op)]
+    softmax = sum(op.kind == "softmax" for op in ops)
+    (rule,) = imported(write(), bundle).rules
+    assert (rule.rule, rule.predicted) == ("tiny-program", "CPU")
+    assert (rule.ops, rule.wrong) == (len(ops), len(ops) - softmax)
+    assert rule.measured == {"ANE": rule.wrong}
+    assert rule.narrow == "it held only for kind softmax"
+
+
+def is_compute(op: Op) -> bool:
+    return op.kind != "const" and not op.kind.startswith("constexpr")
+
+
+def test_the_cost_model_shows_by_how_much_it_was_wrong(write: Write, bundle: Bundle) -> None:
+    (step,) = imported(write(), bundle).compared
+    assert step.mode == "decode" and step.measured_ms == 4.0
+    assert step.ratio == pytest.approx(4.0 / step.predicted_ms)
+
+
+def test_figures_become_rows_that_the_fit_reads(write: Write, bundle: Bundle) -> None:
+    outcome = imported(write(), bundle)
+    rows, skipped = read([evidence_file(bundle)])
+    assert not skipped and len(rows) == outcome.rows == 2
+    assert {(row.kind, row.ms, row.chip.id) for row in rows} == {
+        ("step", 4.0, "m4-max"), ("part", 2.0, "m4-max"),
+    }  # fmt: skip
+    weights = sum(n for row in rows for work in row.works for n in work.weights.values()) / 2
+    assert weights == pytest.approx(bundle.plan.weight_bytes / 2, rel=0.02)  # fp16
+
+
+def test_two_bundles_are_compared_turn_by_turn(
+    write: Write, pair: tuple[Bundle, Bundle], tmp_path: Path
+) -> None:
+    copies = [shutil.copytree(one.path, tmp_path / f"b{n}") for n, one in enumerate(pair)]
+    made = import_kit(write(), copies)
+    assert made.ratios == {"decode_ms": 0.75, "first_token_ms": 1.0}
+    assert [outcome.figures.decode_ms for outcome in made.outcomes] == [4.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "machine", [{"mac": False, "chip": "x86_64", "system": "Linux"}, {"virtual": True}]
+)
+def test_another_machines_record_is_judged_and_not_kept(
+    write: Write, bundle: Bundle, machine: Content
+) -> None:
+    outcome = imported(write(lambda content: content["machine"].update(machine)), bundle)
+    assert outcome.passed and not outcome.device and not outcome.rows
+    assert not {DEVICE, MEASURED} & set(bundle.gates())
+    assert "not kept" in outcome.notes[-1] and not outcome.compared
+
+
+def test_a_device_that_computes_something_else_fails(write: Write, bundle: Bundle) -> None:
+    def wrong(content: Content) -> None:
+        rows = content["bundles"]["A"]["probes"]["text"]
+        row = next(row for row in rows if row["margin"] > 0.1)
+        row["top"] = [*row["top"][1:], [0, -100.0]]
+
+    outcome = imported(write(wrong), bundle)
+    assert not outcome.passed
+    assert [c.name for c in outcome.checks if not c.passed] == ["same token where decided, share"]
+    assert bundle.gates()[DEVICE]["passed"] is False
+
+
+def test_a_device_with_nan_fails(write: Write, bundle: Bundle) -> None:
+    def nan(content: Content) -> None:
+        row = content["bundles"]["A"]["probes"]["text"][3]
+        for name in ("top", "cosine", "kl", "largest_error"):
+            del row[name]
+        row["finite"] = False
+
+    assert not imported(write(nan), bundle).passed
+
+
+def test_a_changed_file_is_refused(write: Write, bundle: Bundle) -> None:
+    path = write()
+    path.write_text(path.read_text().replace('"median_ms": 4.0', '"median_ms": 3.9'))
+    with pytest.raises(CetaneError, match="changed after it was written"):
+        imported(path, bundle)
+    assert DEVICE not in bundle.gates()
+
+
+def test_another_bundles_file_is_refused(write: Write, bundle: Bundle) -> None:
+    def other(content: Content) -> None:
+        for one in content["bundles"].values():
+            one["digest"] = "0" * 64
+
+    with pytest.raises(CetaneError, match=r"another bundle: tiny-A \(000000000000\)"):
+        imported(write(other), bundle)
+
+
+def function(content: Content) -> Content:
+    result: Content = content["bundles"]["A"]["functions"]["model/decode"]
+    return result
+
+
+def turn(content: Content) -> Content:
+    result: Content = content["turns"][0]
+    return result
+
+
+def put(where: Callable[[Content], Content], **values: Any) -> Callable[[Content], None]:
+    return lambda content: where(content).update(values)
+
+
+BEYOND = {
+    "min_ms": 1e-7, "median_ms": 1e-7, "p95_ms": 1e-7, "count": 9, "first_ms": 1.0, "finite": True,
+    "errors": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (put(function, predict=BEYOND), "GB/s, beyond reason"),
+        (put(function, load_ms=-1.0), "load_ms"),
+        (put(function, load_ms=1e12), "load_ms"),
+        (put(function, tokens=4), "not of the bundle's function"),
+        (put(function, shard="other"), "no such function"),
+        (put(function, more=1), "unknown key"),
+        (put(function, plan=[{"output": "x", "kind": "conv", "device": "ANE"}]), "ops that the"),
+        (put(function, plan=[{"output": "x", "kind": "conv", "device": "TPU"}]), "device"),
+        (put(turn, decode_tok_s=1e6), "than the fastest step allows"),
+        (put(turn, prefill_tok_s=9.0), "rate of prefill"),
+        (put(turn, tokens=[10**6]), "beyond the vocabulary"),
+        (put(turn, decode={"median_ms": 3, "p95_ms": 2, "min_ms": 1, "count": 2}), "not in order"),
+        (put(lambda c: c["energy"][0], watts={"cpu": 1e5}), "watts"),
+        (put(lambda c: c["energy"][0], tokens=1), "not its watts times the time"),
+        (put(lambda c: c["bundles"]["A"]["probes"]["text"][0], expected=7), "other tokens"),
+        (put(lambda c: c["bundles"]["A"]["probes"]["text"][0], cosine=1.5), "cosine"),
+        (put(lambda c: c, schema_version=9), "schema 9, not 1"),
+        (put(lambda c: c, turns="none"), "turns"),
+        (put(lambda c: c["machine"], chip="x" * 5000), "chip"),
+    ],
+)  # fmt: skip
+def test_figures_beyond_reason_and_wrong_forms_are_refused_by_name(
+    write: Write, bundle: Bundle, change: Callable[[Content], None], reason: str
+) -> None:
+    with pytest.raises(CetaneError, match=reason):
+        imported(write(change), bundle)
+    assert not {DEVICE, MEASURED} & set(bundle.gates())
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"kit": 1, "kit": 2}', "[" * 100_000, '{"kit": NaN}', "\0" * 100]
+)
+def test_other_files_are_refused(tmp_path: Path, bundle: Bundle, text: str) -> None:
+    path = tmp_path / "measurements.json"
+    path.write_text(text)
+    with pytest.raises(CetaneError):
+        imported(path, bundle)
+
+
+def test_without_a_bundle_it_says_what_was_measured(write: Write) -> None:
+    with pytest.raises(CetaneError, match="measured tiny-A tiny-B"):
+        import_kit(write(), [])
+
+
+def test_a_row_of_evidence_must_be_of_numbers(write: Write, bundle: Bundle, tmp_path: Path) -> None:
+    imported(write(), bundle)
+    text = evidence_file(bundle).read_text()
+    for wrong in (text.replace(",4.0,", ",-4.0,"), text.replace('""calls"": 1', '""calls"": -1')):
+        path = tmp_path / "wrong.csv"
+        path.write_text(wrong)
+        assert wrong != text
+        with pytest.raises(CetaneError, match="not a positive number"):
+            read([path])
+
+
+def test_the_record_of_the_outcome_is_json(write: Write, bundle: Bundle) -> None:
+    content = imported(write(), bundle).model_dump_json()
+    assert json.loads(content)["figures"]["decode_ms"] == 4.0

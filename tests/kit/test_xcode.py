@@ -1,0 +1,148 @@
+"""Xcode's reports and Core ML's analytics: read, matched to a package, or refused."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cetane.bundle import Bundle
+from cetane.errors import CetaneError
+from cetane.mil.program import Op
+from cetane.mil.reader import load
+from cetane.pipeline.imports import import_xcode
+
+DAY = "2026-11-20"
+BACKEND = {"conv": "ane", "softmax": "classic_cpu", "matmul": "mps_graph"}
+
+
+@pytest.fixture
+def bundle(pair: tuple[Bundle, Bundle], tmp_path: Path) -> Bundle:
+    """A bundle of one package."""
+    return Bundle(Path(shutil.copytree(pair[0].path, tmp_path / "tiny")))
+
+
+def ops(bundle: Bundle, shard: str) -> list[Op]:
+    return list(load(bundle.shard(shard)).functions["decode"].ops)
+
+
+@pytest.fixture
+def report(bundle: Bundle, tmp_path: Path) -> Callable[..., Path]:
+    """`report(shard, ...)`: an .mlperf folder about a shard, in the published form."""
+
+    def written(shard: str, **others: Any) -> Path:
+        operations = [
+            {"operatorName": f"ios18.{op.kind}", "outputs": [{"name": op.outputs[0].name}],
+             "cost": {"weight": 0.01},
+             "deviceUsage": {"preferred": {"deviceType": {"neuralEngine" if op.kind != "softmax"
+                                                          else "cpu": {}}}}}
+            for op in ops(bundle, shard) if op.outputs
+        ]  # fmt: skip
+        functions = {"decode": {"block": {"operations": operations}}}
+        content = {
+            "deviceInfo": {"modelName": "Apple M4 Max",
+                           "osNameAndVersionWithoutBuildNumber": "macOS 26.1"},
+            "computeUnit": 3, "extra": [1],
+            "deviceResults": {
+                "predict": {"samples": [0.002, 0.001, 0.003], "numOperations": len(operations)},
+                "load": {"samples": [0.5]},
+                "modelStructure": {"program": {"_0": {"functions": functions}}},
+            },
+        } | others  # fmt: skip
+        folder = tmp_path / "decode.mlperf"
+        folder.mkdir()
+        (folder / "report.json").write_text(json.dumps(content))
+        return folder
+
+    return written
+
+
+def test_a_performance_report(bundle: Bundle, report: Callable[..., Path]) -> None:
+    shard = bundle.plan.shards[0].name
+    made = import_xcode(report(shard), bundle.path, DAY)
+    assert made.package == shard and made.told.compute_units == "CPU_AND_NE"
+    assert (made.told.predict_ms, made.told.load_ms, made.told.compile_ms) == (2.0, 500.0, None)
+    places = {op.kind: op.measured for f in made.audit.functions for op in f.ops}
+    assert places["softmax"] == "CPU" and places["conv"] == "ANE"
+    assert bundle.gates()["residency-measured"]["measured"]["tools"] == "Xcode"
+
+
+def analytics(listed: list[Op], function: str = "decode") -> str:
+    """MIL text with the compiler's remarks, in the form that Core ML's cache has."""
+    lines = ["program(1.3)", "{", f"    func {function}<ios18>(tensor<fp16, [1, 64, 1, 1]> x) {{"]
+    for op in listed:
+        if not op.outputs:
+            continue
+        chosen = BACKEND.get(op.kind, "ane")
+        remark = ', ValidationMessage = dict<string, string>({{"ane", "Unsupported \\"axis\\""}})'
+        lines.append(
+            f"            tensor<fp16, [1, 64, 1, 1]> {op.outputs[0].name} = {op.kind}(x = x)"
+            f'[EstimatedRuntime = dict<string, fp64>({{{{"ane", 1.5e-06}}, {{"{chosen}", 2e-06}}}})'
+            f'{remark if chosen != "ane" else ""}, SelectedBackend = string("{chosen}"), '
+            f'name = string("{op.name}")];'
+        )
+    return "\n".join([*lines, "    } -> (y);", "}"])
+
+
+def test_analytics_of_the_compiler(bundle: Bundle, tmp_path: Path) -> None:
+    shard = bundle.plan.shards[0].name
+    path = tmp_path / "analytics.mil"
+    listed = ops(bundle, shard)
+    path.write_text(analytics(listed))
+    made = import_xcode(path, bundle.path, DAY)
+    assert made.package == shard
+    places = {op.kind: op.measured for f in made.audit.functions for op in f.ops}
+    assert (places["softmax"], places["matmul"], places["conv"]) == ("CPU", "CPU", "ANE")
+    softmax = sum(op.kind == "softmax" for op in listed)
+    assert made.told.refusals['softmax: Unsupported "axis"'] == softmax
+
+
+def test_the_compilers_estimate_is_of_the_chosen_backends(bundle: Bundle, tmp_path: Path) -> None:
+    """By hand: 2 us on another backend; on the ANE its last figure, 2 us as well."""
+    path = tmp_path / "analytics.mil"
+    listed = [op for op in ops(bundle, bundle.plan.shards[0].name) if op.outputs]
+    path.write_text(analytics(listed))
+    told = import_xcode(path, bundle.path, DAY).told
+    assert told.estimated_ms == {"decode": pytest.approx(2e-3 * len(listed))}
+
+
+@pytest.mark.parametrize("text", ["", "program(1.3)\n{\n}", "x" * 5000, "\0", "func a<b>(" * 999])
+def test_other_texts_are_refused(bundle: Bundle, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "analytics.mil"
+    path.write_text(text)
+    with pytest.raises(CetaneError, match=r"not Core ML's analytics.mil"):
+        import_xcode(path, bundle.path, DAY)
+
+
+def test_a_package_that_is_not_there_is_named(bundle: Bundle, tmp_path: Path) -> None:
+    path = tmp_path / "analytics.mil"
+    text = analytics(ops(bundle, bundle.plan.shards[0].name))
+    path.write_text(text.replace("> ", "> of_another_"))
+    with pytest.raises(CetaneError, match="not those of any package here"):
+        import_xcode(path, bundle.path, DAY)
+
+
+@pytest.mark.parametrize(
+    ("others", "reason"),
+    [
+        ({"deviceResults": None}, "deviceResults"),
+        ({"deviceResults": {"predict": {"samples": [-1.0]}}}, "samples"),
+        ({"deviceResults": {"predict": {"samples": ["fast"]}}}, "samples"),
+        ({"deviceResults": {}}, "not those of any package"),
+    ],
+)
+def test_other_reports_are_refused(
+    bundle: Bundle, report: Callable[..., Path], others: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(CetaneError, match=reason):
+        import_xcode(report(bundle.plan.shards[0].name, **others), bundle.path, DAY)
+
+
+def test_a_report_that_is_a_link_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+    folder = tmp_path / "x.mlperf"
+    folder.mkdir()
+    (folder / "report.json").symlink_to("/etc/passwd")
+    with pytest.raises(CetaneError, match="link"):
+        import_xcode(folder, bundle.path, DAY)

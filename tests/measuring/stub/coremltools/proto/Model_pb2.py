@@ -1,0 +1,10 @@
+"""Enough for a package of one function."""
+
+from types import SimpleNamespace
+
+
+class Model:
+    mlProgram = SimpleNamespace(functions={"main": None})
+
+    def ParseFromString(self, data):
+        pass

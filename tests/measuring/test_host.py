@@ -1,0 +1,85 @@
+"""The kit's host gives the engine's logits, whatever the contract: it runs the same programs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cetane.bundle import Bundle
+from cetane.engine.engine import Engine
+from cetane.engine.portable import PortableBackend
+from cetane.kit.write import host_description
+from cetane.measuring.host import Host
+from cetane.schema.manifest import rotary_path, scales_path, table_path
+
+TOKENS = [5, 17, 3, 99, 42, 7, 250, 11, 60, 61, 5, 17, 8]
+
+
+class Function:
+    """A function of the portable backend, as coremltools' compiled model."""
+
+    def __init__(self, shard: Any, name: str) -> None:
+        self.shard, self.name = shard, name
+
+    def make_state(self) -> Any:
+        return self.shard.make_state(self.name)
+
+    def predict(self, data: dict[str, Any], state: Any = None) -> dict[str, Any]:
+        wide = {n: v.astype(np.float32) if v.dtype.kind == "f" else v for n, v in data.items()}
+        return dict(self.shard.call(self.name, wide, state))
+
+
+def host_of(bundle: Bundle, folder: Path) -> Host:
+    """A host in the folder that a kit would have, without the packages."""
+    (folder / "host.json").write_text(json.dumps(host_description(bundle.plan)))
+    np.save(folder / "head-tokens.npy", bundle.plan.choosable)
+    names = [rotary_path(name) for name in bundle.plan.rotary]
+    names += [path(name) for name in bundle.plan.tables for path in (table_path, scales_path)]
+    for name in names:
+        if (bundle.path / name).exists():
+            (folder / name).write_bytes((bundle.path / name).read_bytes())
+    backend = PortableBackend(bundle, "fp32")
+    opened = {shard.name: backend.open(shard.name) for shard in bundle.plan.shards}
+    return Host(folder, lambda shard, function: Function(opened[shard], function))
+
+
+def follow(bundle: Bundle, folder: Path) -> None:
+    """Both run the same calls, and agree on all logits."""
+    engine = Engine(bundle.plan, PortableBackend(bundle, "fp32"), bundle.tables())
+    modes = [mode for mode in bundle.plan.modes if mode != "verify"]
+    session, host = engine.session(modes), host_of(bundle, folder)
+    start = 0
+    for call in session.schedule.cut(0, len(TOKENS), "last"):
+        taken = TOKENS[start : start + call.count]
+        start += call.count
+        made = host.call(call.mode, taken, call.logits)
+        assert (made is not None) == call.logits
+    expected = session.feed(TOKENS)
+    for _ in range(6):
+        assert made is not None and expected is not None
+        token = int(expected.argmax())
+        assert int(made[-1].argmax()) == token
+        assert np.allclose(made[-1], expected, rtol=0.02, atol=0.02)  # inputs are fp16 here
+        made, expected = host.call("decode", [token]), session.feed([token])
+
+
+def test_every_contract(variant: Bundle, tmp_path: Path) -> None:
+    follow(variant, tmp_path)
+
+
+def test_a_reset_begins_anew(pair: tuple[Bundle, Bundle], tmp_path: Path) -> None:
+    host = host_of(pair[0], tmp_path)
+    first = host.call("decode", [5])
+    host.call("decode", [6])
+    host.reset()
+    again = host.call("decode", [5])
+    assert first is not None and again is not None
+    assert host.position == 1 and np.array_equal(first, again)
+
+
+@pytest.mark.parametrize("mode", ["verify", "nothing"])
+def test_a_mode_that_is_not_there(pair: tuple[Bundle, Bundle], tmp_path: Path, mode: str) -> None:
+    with pytest.raises(KeyError):
+        host_of(pair[0], tmp_path).call(mode, [1])
