@@ -5,6 +5,7 @@ Each is trained for a minute on a text of its own: a rank-stabilised LoRA on Eng
 documentation of Python. Greedy tokens come from the packages in fp32 arithmetic.
 """
 
+import json
 import sys
 import time
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import save_file
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
@@ -102,6 +104,7 @@ def tokens_equal(
             answers.setdefault(adapter, []).append(answer)
             worst = min(worst, float(truth.agrees(prompt, answer).mean()))
         shares[f"{adapter or 'base'}, tokens of {truth.loader}"] = worst
+        print(f"{adapter or 'base'}: {worst:.3f} of {truth.loader}", file=sys.stderr)
         if adapter is not None:
             pairs = zip(answers[None], answers[adapter], strict=True)
             changed = sum(one != other for one, other in pairs)
@@ -130,11 +133,13 @@ def judged_on_another_base(base: Checkpoint, folders: Mapping[str, Path]) -> dic
     """What the gates' check says of the adapters beside a model of the same shapes."""
     other = WORK / "another-base"
     if not other.exists():
-        model = Reference(base).model
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter += 0.5 * parameter.std() * torch.randn_like(parameter)
-        model.to(torch.bfloat16).save_pretrained(other)
+        other.mkdir()
+        tensors = {name: base.read(name).float() for name in base.names()}
+        for tensor in tensors.values():
+            tensor += 0.5 * tensor.std() * torch.randn_like(tensor)
+        halves = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
+        save_file(halves, other / "model.safetensors")
+        (other / "config.json").write_text(json.dumps(base.config))
     checks = base_checks(open_checkpoint(other, adapters=folders))
     return {c.name: f"{'pass' if c.passed else 'RED'}, {c.value:.2g}" for c in checks}
 
