@@ -37,6 +37,33 @@ def test_a_missing_source(cetane: Cetane, tmp_path: Path, source: str) -> None:
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".*tmp"))
 
 
+def test_a_folder_for_your_own_app(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
+    result = cetane("export", ported.path, "-o", tmp_path / "out", "--layout", "contract")
+    assert result.code == 0 and "host.py" in result.out
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {
+        "CONTRACT.md", "contract.json", "host.py", "shards", "tokenizer",
+    }  # fmt: skip
+    result = cetane("push", tmp_path / "out", "me/tiny", "--bundle", ported.path, "--dry-run")
+    assert result.code == 0 and "nothing uploaded, dry run" in result.out
+
+
+def test_a_folder_for_anemll(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = cetane("export", ported.path, "-o", out, "--layout", "anemll")
+    assert result.code == 0 and "sh compile.sh" in result.out
+    assert cetane("validate", out).code == 0
+    (out / "tokenizer.json").unlink()
+    result = cetane("validate", out, "--json")
+    assert result.code == 1 and "tokenizer.json" in result.json["problems"][0]
+    again = ("export", ported.path, "-o", out, "--layout", "anemll", "--package", "llama_lm_head")
+    assert cetane(*again).code == 1  # the tokenizer is still away
+
+
+def test_no_single_packages(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
+    result = cetane("export", ported.path, "-o", tmp_path, "--to", "onnx", "--package", "model")
+    assert result.code == 2 and "has no single packages" in result.err
+
+
 def test_one_form(cetane: Cetane, ported: Bundle, tmp_path: Path) -> None:
     assert cetane("export", ported.path, "-o", tmp_path / "out").code == 2
 

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -22,8 +23,11 @@ from cetane.engine.portable import ReferenceProgram
 from cetane.errors import CetaneError
 from cetane.export.coreml_llm import check, export
 from cetane.export.coreml_llm.adapter import Adapter
+from cetane.export.coreml_llm.contract import CHUNKS
 from cetane.export.coreml_llm.planner import planners
+from cetane.files import sha256
 from cetane.mil import load
+from cetane.pipeline.export import check_folder, replace_package
 
 CONTEXT, WINDOW, DRAFTS, PREFILL, LENGTH = 64, 32, 3, 40, 52
 KINDS = [S, F, S, S, S, F, S, F]
@@ -36,6 +40,7 @@ MODEL: dict[str, Any] = {
 FIRST, SHARED = 3, 6
 FOUR = {"kind": "chunks", "cuts": [FIRST, SHARED, 7], "head": "last"}
 THREE = {"kind": "chunks", "cuts": [FIRST, 7], "head": "last"}
+MERGED = {"two": {"kind": "chunks", "cuts": [SHARED], "head": "last"}, "one": {"kind": "single"}}
 DIMS = {S: 16, F: 32}
 
 
@@ -50,13 +55,6 @@ def wanted(**options: Any) -> Any:
         }
         | options
     )
-
-
-class Made:
-    """What `export` takes of a bundle."""
-
-    def __init__(self, **options: Any) -> None:
-        self.plan = type("Plan", (), {"recipe": wanted(**options)})
 
 
 @cache
@@ -133,10 +131,31 @@ def runtime(request: pytest.FixtureRequest) -> Callable[[], Runtime]:
 
 
 def test_decode(runtime: Callable[[], Runtime]) -> None:
-    session = runtime()
+    assert_decodes(runtime())
+
+
+def assert_decodes(session: Runtime) -> None:
     found = [session.decode(token) for token in ids()]
     np.testing.assert_allclose([logit for _, logit in found], logits().max(1), atol=1e-3)
     assert [token for token, _ in found] == choices()
+
+
+@pytest.mark.parametrize("layout", MERGED)
+def test_merged_packages_decode(layout: str) -> None:
+    """One package owns all caches; what layers share stays inside."""
+    session = authored({"layout": MERGED[layout]})
+    session.decode_function, session.first = "main", len(session.kinds)
+    session.__post_init__()
+    assert_decodes(session)
+    assert session.chunks == CHUNKS[len(session.chunks)]
+
+
+def test_merged_packages_prefill_with_four() -> None:
+    """As their published split of E2B: half of the owners, all of them, half of the readers."""
+    checkpoint = InMemoryCheckpoint(build_gemma4(**MODEL))
+    _, prefill = planners(checkpoint, wanted(layout=MERGED["one"]))
+    layers = [sorted({b.layer for b in m} - {8}) for m in prefill.members.values()]
+    assert layers == [[0, 1, 2], [3, 4, 5], [6], [7]]
 
 
 @pytest.mark.parametrize("length", [1, 2, WINDOW - 1, WINDOW, WINDOW + 1, PREFILL])
@@ -185,7 +204,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("coreml-llm")
     build_gemma4(**MODEL).save_pretrained(root / "checkpoint")
     build_tokenizer().save_pretrained(root / "checkpoint")
-    export(Made(), open_checkpoint(root / "checkpoint"), root / "out", lambda *_: None)
+    export(wanted(), open_checkpoint(root / "checkpoint"), root / "out", lambda *_: None)
     return root / "out"
 
 
@@ -369,6 +388,59 @@ def test_a_damaged_folder(
     assert any(re.search(problem, found) for found in problems), problems
 
 
+class Served:
+    """What `replace_package` takes of a bundle, without building one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, content = path, json.loads((path / "recipe.json").read_text())
+        self.plan = type("Plan", (), {"recipe": wanted(**content)})
+
+    def verify(self) -> None: ...
+
+
+@pytest.fixture
+def served(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """`served(**recipe)`: the path of a bundle of the exported model, of this recipe."""
+    checkpoint = open_checkpoint(folder.parent / "checkpoint")
+    monkeypatch.setattr("cetane.pipeline.export.Bundle", Served)
+    monkeypatch.setattr("cetane.pipeline.export.own_checkpoint", lambda _: checkpoint)
+
+    def bundle(**options: Any) -> Path:
+        path = Path(tempfile.mkdtemp(dir=tmp_path))
+        (path / "recipe.json").write_text(json.dumps(options))
+        return path
+
+    return bundle
+
+
+def test_one_package_anew(folder: Path, tmp_path: Path, served: Callable[..., Path]) -> None:
+    """A chunk4 for another context is named; its rebuild takes its place; another context's does
+    not (the published log's rebuild_chunk4_8k)."""
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    before = digests(copy / "chunk4.mlpackage")
+    short = served(context=CONTEXT * 2)
+    refused = replace_package(short, copy, "coreml-llm", "chunk4")
+    assert any("chunk4" in p and "causal_mask_full of shape" in p for p in refused.problems)
+    assert digests(copy / "chunk4.mlpackage") == before and check(copy) == []
+    shutil.rmtree(copy / "chunk4.mlpackage")
+    replace_package(short, copy, "coreml-llm", "chunk4")
+    assert not check_folder(copy).passed
+    assert replace_package(served(), copy, "coreml-llm", "chunk4").passed
+    assert digests(copy / "chunk4.mlpackage") == before
+    assert check_folder(copy).passed
+    with pytest.raises(CetaneError, match="no package 'chunk5'"):
+        replace_package(served(), copy, "coreml-llm", "chunk5")
+    with pytest.raises(CetaneError, match="no such folder"):
+        replace_package(served(), tmp_path / "none", "coreml-llm", "chunk4")
+    with pytest.raises(CetaneError, match=r"has none of meta\.yaml, model_config\.json"):
+        check_folder(tmp_path)
+
+
+def digests(package: Path) -> dict[str, str]:
+    return {p.name: sha256(p) for p in package.rglob("*") if p.is_file()}
+
+
 def small() -> InMemoryCheckpoint:
     return InMemoryCheckpoint(build_gemma4(**MODEL))
 
@@ -378,7 +450,8 @@ def small() -> InMemoryCheckpoint:
     [
         ({"contract": "readonly", "sliding": "readonly"}, "full layers have blend caches"),
         ({"sliding": "blend"}, "sliding layers have shift caches"),
-        ({"layout": {"kind": "single"}}, "3 or 4 packages"),
+        ({"layout": {"kind": "per-layer"}}, "1 to 4 packages"),
+        ({"layout": FOUR | {"cuts": [4]}}, "owns all caches: layers up to 6, .* cut at 4"),
         ({"windowed": False}, "keep a window"),
         ({"layout": FOUR | {"cuts": [2, 4, 7]}}, "own all caches: layers up to 6, .* 2, 4, 7"),
     ],

@@ -11,12 +11,13 @@ from tests.report.conftest import DEVICE_RESULT, EVALUATION
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
+from cetane.checkpoint.names import model_name
 from cetane.errors import CetaneError
 from cetane.gates.scores import shard_score
 from cetane.hardware.chips import find_chip
 from cetane.perf.predict import Predictor
 from cetane.planner import Planner
-from cetane.report.collect import bundle_report, model_name, position_row
+from cetane.report.collect import bundle_report, position_row
 from cetane.report.content import (
     Absent,
     BundleReport,

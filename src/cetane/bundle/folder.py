@@ -35,6 +35,10 @@ from cetane.schema.plan import Plan
 if TYPE_CHECKING:
     from cetane.checkpoint import Tokenizer
 
+HUB_FILES = ("README.md", ".gitattributes")
+"""Files of a repository on the hub. Nothing here reads them."""
+HUB_CACHE = ".cache/huggingface/"
+"""The folder in which the hub's client notes its downloads."""
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -135,7 +139,8 @@ class Bundle(ListedFolder[Manifest]):
 
 
 def relative_files(root: Path) -> Iterator[str]:
-    """The files that a bundle's manifest lists: all but the manifest and the gates' results."""
+    """The files that a bundle's manifest lists: all but the manifest, the gates' results, and what
+    a download from the Hugging Face hub has beside them."""
     for name in regular_files(root):
-        if not name.startswith(f"{GATES}/") and name != MANIFEST:
+        if not name.startswith((f"{GATES}/", HUB_CACHE)) and name not in (MANIFEST, *HUB_FILES):
             yield name

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from cetane.checkpoint.names import model_name
 from cetane.errors import CetaneError
 from cetane.files import read_exactly
 
@@ -101,6 +102,11 @@ class Checkpoint(ABC):
         self.source = source
         self.config = config
         self._tensors = tensors
+
+    @property
+    def model_name(self) -> str:
+        """The model's id on the Hugging Face hub, or its file's name (`model_name`)."""
+        return model_name(self.source, self.config)
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors

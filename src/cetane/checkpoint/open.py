@@ -9,10 +9,10 @@ from cetane.checkpoint.adapted import with_adapters, with_lora
 from cetane.checkpoint.checkpoint import Checkpoint
 from cetane.checkpoint.gguf import GGUFCheckpoint
 from cetane.checkpoint.gguf_file import MAGIC
+from cetane.checkpoint.names import HUB_ID
 from cetane.checkpoint.safetensors import SafetensorsCheckpoint, refuse_pickle
 from cetane.errors import CetaneError
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _WEIGHT_FILE = re.compile(r".*\.(gguf|safetensors|bin|pth?|ckpt|pkl)", re.IGNORECASE)
 
 
@@ -45,7 +45,7 @@ def open_base(source: str | Path) -> Checkpoint:
     if path.is_file():
         return _open_file(path)
     name = str(source)
-    if _HUB_ID.fullmatch(name) and not _WEIGHT_FILE.fullmatch(name):
+    if HUB_ID.fullmatch(name) and not _WEIGHT_FILE.fullmatch(name):
         return SafetensorsCheckpoint.open(_download(name), source=name)
     raise CetaneError(
         f"no such file or folder: {name}", "give a folder, a .gguf file, or a hub id like org/name"

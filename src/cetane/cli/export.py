@@ -1,12 +1,16 @@
 """cetane export: writes programs or a bundle for another runtime."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
 from cetane.cli.options import Json
-from cetane.cli.output import print_json, progress, say, warn
+from cetane.cli.output import conclude, print_json, progress, say, warn
+
+if TYPE_CHECKING:
+    from cetane.pipeline.export import Runtime, RuntimeFolder
 
 
 def export(
@@ -14,27 +18,34 @@ def export(
         Path, typer.Argument(metavar="BUNDLE", help="A bundle; for ONNX also an .mlpackage.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")],
-    to: Annotated[
-        Literal["onnx", "coreml-llm", "coreai"],
+    layout: Annotated[
+        Literal["contract", "anemll", "coreml-llm", "coreai", "onnx"],
         typer.Option(
-            "--to",
+            "--layout",
             "--target",
-            help="onnx: every function; coreml-llm: that runtime's folder; coreai: Apple's runner.",
+            "--to",
+            help="contract: packages, their description and a NumPy host; anemll, coreml-llm: the "
+            "folder of that app; coreai: Apple's runner; onnx: every function.",
         ),
     ],
+    package: Annotated[
+        str | None,
+        typer.Option(
+            "--package", help="Make only this package anew, in a folder that an app loads."
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Write Core ML programs as ONNX files, or a bundle for another runtime.
+    """Write a bundle for an app: in the form of its runtime, or with a description for your own.
 
     Exit code 1 when the folder breaks the other runtime's contract, or when Apple's runtime does
     not compute what the bundle does.
     """
-    if to == "onnx":
-        as_onnx(source, output, json)
-    elif to == "coreai":
-        as_coreai(source, output, json)
-    else:
-        as_coreml_llm(source, output, json)
+    if layout == "anemll" or layout == "coreml-llm":
+        for_runtime(source, output, layout, package, json)
+    if package is not None:
+        raise typer.BadParameter(f"the layout {layout} has no single packages")
+    WRITERS[layout](source, output, json)
 
 
 def as_onnx(source: Path, output: Path, json: bool) -> None:
@@ -49,22 +60,39 @@ def as_onnx(source: Path, output: Path, json: bool) -> None:
         say(f"wrote {output}: {sum(map(len, written.values()))} functions")
 
 
-def as_coreml_llm(source: Path, output: Path, json: bool) -> None:
-    """Write a folder for CoreML-LLM's runtime, and print how to compile its packages."""
-    from cetane.pipeline.export import export_coreml_llm
+def as_contract(source: Path, output: Path, json: bool) -> None:
+    """Write the packages with their contract and a host."""
+    from cetane.pipeline.export import export_contract
 
     with progress("export") as update:
-        folder = export_coreml_llm(source, output, progress=update)
+        folder = export_contract(source, output, progress=update)
     if json:
-        print_json(
-            {"folder": str(folder.path), "compile": folder.compile, "problems": folder.problems}
-        )
+        print_json({"folder": str(folder)})
     else:
-        for problem in folder.problems:
-            warn(problem)
-        if not folder.problems:
-            say(f"on a Mac, in {folder.path}: {folder.compile}")
-    raise typer.Exit(1 if folder.problems else 0)
+        say(f"wrote {folder}: read CONTRACT.md; on a Mac, python {folder}/host.py 1 2 3")
+        say(f"here: python -m cetane.bridge {folder}/host.py 1 2 3")
+
+
+def for_runtime(
+    source: Path, output: Path, runtime: "Runtime", package: str | None, json: bool
+) -> NoReturn:
+    """Write an app's folder or one package of it, and print how to compile it or its problems."""
+    from cetane.pipeline.export import export_runtime, replace_package
+
+    with progress("export") as update:
+        if package is None:
+            folder = export_runtime(source, output, runtime, progress=update)
+        else:
+            folder = replace_package(source, output, runtime, package, progress=update)
+    conclude(folder, json, show)
+
+
+def show(folder: "RuntimeFolder") -> None:
+    """Print a folder's problems, or how to compile its packages."""
+    for problem in folder.problems:
+        warn(problem)
+    if folder.passed:
+        say(f"on a Mac, in {folder.path}: {folder.compile}")
 
 
 def as_coreai(source: Path, output: Path, json: bool) -> None:
@@ -85,3 +113,11 @@ def as_coreai(source: Path, output: Path, json: bool) -> None:
         show_checks("Apple's runtime on this CPU, against the bundle", folder.result.checks)
         say(f"not run on a device; on a Mac with Xcode 27, in {folder.path}: {folder.compile}")
     raise typer.Exit(0 if folder.result.passed else 1)
+
+
+WRITERS: dict[str, Callable[[Path, Path, bool], None]] = {
+    "contract": as_contract,
+    "coreai": as_coreai,
+    "onnx": as_onnx,
+}
+"""The function for each layout without packages of its own: it writes the folder, and prints."""

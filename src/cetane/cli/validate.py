@@ -1,7 +1,7 @@
 """cetane validate: runs the gates of a finished bundle."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     from cetane.gates.layers import LayersResult
     from cetane.pipeline.validate import Validation
 
+APP_CONFIGS = ("meta.yaml", "model_config.json")
+"""Files of folders that apps load. No bundle has them."""
+
 
 def validate(
     bundle: Annotated[
         Path,
-        typer.Argument(metavar="BUNDLE", help="A bundle, or a folder for CoreML-LLM's runtime."),
+        typer.Argument(metavar="BUNDLE", help="A bundle, or a folder for ANEMLL or CoreML-LLM."),
     ],
     model: Checkpoint = None,
     lora: Lora = None,
@@ -62,7 +65,7 @@ def validate(
     from cetane.pipeline import validate as gates
     from cetane.pipeline.request import read_adapters
 
-    if (bundle / "model_config.json").is_file():  # no bundle has this file
+    if any((bundle / name).is_file() for name in APP_CONFIGS):
         validate_folder(bundle, json)
     if layer is not None and full:
         raise CetaneError("--layer and --full exclude each other")
@@ -103,16 +106,12 @@ def show_layers(result: "LayersResult") -> None:
     say(result.line)
 
 
-def validate_folder(folder: Path, json: bool) -> None:
-    """Check a folder against the contract of CoreML-LLM's runtime."""
-    from cetane.export import coreml_llm
+def validate_folder(folder: Path, json: bool) -> NoReturn:
+    """Check a folder that an app loads: its config, its packages, and how they fit together."""
+    from cetane.cli.export import show as show_folder
+    from cetane.pipeline.export import check_folder
 
-    problems = coreml_llm.check(folder)
-    if json:
-        print_json({"problems": problems})
-    for problem in problems if not json else []:
-        warn(problem)
-    raise typer.Exit(1 if problems else 0)
+    conclude(check_folder(folder), json, show_folder)
 
 
 def measure(bundle: Path, text: Path, tokens: int, model: str | None, json: bool) -> None:

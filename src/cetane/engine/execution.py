@@ -105,7 +105,12 @@ class Execution:
         return running.hosted[item.name]
 
     def _call(self, shard: str, function: Function, inputs: Arrays) -> Arrays:
-        """Call a shard's function, with the MLStates of this sequence."""
+        """Call a shard's function, with the MLStates of this sequence.
+
+        An expert has none, though functions of its owner do.
+        """
+        if not function.states:
+            return self.shards.call(shard, function, inputs, None)
         if function.owner not in self.states:
             self.states[function.owner] = self.shards.make_state(shard, function)
         return self.shards.call(shard, function, inputs, self.states[function.owner])

@@ -40,6 +40,7 @@ from cetane.families.caches import (
     CacheSpec,
     HistorySpec,
     ReadOnly,
+    Stateful,
     cache_form,
 )
 from cetane.families.layers import AttentionHeads, Held, Leaf, Projection, RMSNorm, attend, rotate
@@ -77,6 +78,7 @@ __all__ = [
     "RotaryTable",
     "RoutedBlock",
     "Shard",
+    "Stateful",
     "StoredTable",
     "TokenTable",
     "Truth",

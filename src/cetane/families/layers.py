@@ -376,7 +376,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: AttentionHeads)
     if (heads.block or LONGEST) < keys:
         mixed = attend_in_blocks(rows, k, v, mask, heads)
     else:
-        factor = lift(keys)
+        factor = lift(int(keys))  # a tensor while a graph is traced
         weights = torch.softmax(heads.capped(rows @ k) + mask, dim=-1)
         lifted = weights if factor == 1 else weights * factor
         mixed = mix(lifted, v, factor)

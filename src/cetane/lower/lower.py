@@ -3,7 +3,7 @@
 import filecmp
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from cetane.errors import CetaneError
 from cetane.families import Weights
 from cetane.lower.convert import Constants, convert_shard
 from cetane.lower.kept import keep, kept
+from cetane.lower.package import annotate
 from cetane.lower.structure import structure
 from cetane.lower.template import Template, used_by
 from cetane.planner import Encoder, Programs
@@ -19,8 +20,11 @@ from cetane.planner import Encoder, Programs
 class Lowering:
     """Writes the packages of a plan's shards, and keeps the template of each structure."""
 
-    def __init__(self, planner: Programs, weights: Weights) -> None:
-        self.planner, self.weights = planner, weights
+    def __init__(
+        self, planner: Programs, weights: Weights, metadata: Mapping[str, str] | None = None
+    ) -> None:
+        """`metadata` is for every package."""
+        self.planner, self.weights, self.metadata = planner, weights, dict(metadata or {})
         self.encode = Encoder(weights, planner.recipe.compression)
         self._structures: dict[str, str] = {}
         self._templates: dict[str, Template] = {}
@@ -38,14 +42,16 @@ class Lowering:
             kinds.setdefault(self.structure(shard), []).append(shard)
         return kinds
 
-    def lower(self, shard: str, target: Path) -> None:
-        """Write the package of a shard to `target`, which must not exist.
+    def lower(self, shard: str, target: Path, metadata: Mapping[str, str] | None = None) -> None:
+        """Write the package of a shard to `target`, which must not exist. `metadata` is only for
+        this package.
 
         Only the first shard of a structure is converted; the others take seconds. Raises
         CetaneError for a damaged weight, or one that its format cannot hold.
         """
         with scratch(target) as folder:
-            self._template(shard, folder).stamp(self.constants(shard), folder / "stamped")
+            every = self.metadata | dict(metadata or {})
+            self._template(shard, folder).stamp(self.constants(shard), folder / "stamped", every)
             (folder / "stamped").rename(target)
 
     def verify(self, shard: str, package: Path) -> None:
@@ -53,6 +59,7 @@ class Lowering:
         with scratch(package) as folder:
             slow = folder / "slow.mlpackage"
             convert_shard(self.planner, shard, self.constants(shard), slow)
+            annotate(slow, self.metadata)
             for path in files(slow) | files(package):
                 pair = slow / path, package / path
                 if not all(p.is_file() for p in pair) or not filecmp.cmp(*pair, shallow=False):

@@ -2,11 +2,15 @@
 
 import json
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cetane.hardware.quiet import import_coremltools
 
+EXPORTER = "co.huggingface.exporters.name"
+"""The key of the model's name in a package's metadata. swift-transformers fetches a tokenizer by
+it."""
 MANIFEST = Path("Manifest.json")
 MODEL = Path("Data/com.apple.CoreML/model.mlmodel")
 WEIGHTS = Path("Data/com.apple.CoreML/weights/weight.bin")
@@ -33,6 +37,31 @@ def normalize(package: Path) -> None:
     content["rootModelIdentifier"] = renamed[content["rootModelIdentifier"]]
     # coremltools' own form: it rewrites the manifest of every package that it opens.
     manifest.write_text(json.dumps(content, indent=4, sort_keys=True) + "\n")
+
+
+def annotate(package: Path, metadata: Mapping[str, str]) -> None:
+    """Add to a package's metadata, in place."""
+    spec = import_coremltools().utils.load_spec(str(package))
+    spec.description.metadata.userDefined.update(metadata)
+    (package / MODEL).write_bytes(spec.SerializeToString(deterministic=True))
+
+
+def enumerate_shapes(package: Path) -> None:
+    """Allow only two shapes of every flexible input: its default, and its largest.
+
+    Core ML runs a range of sizes on the ANE only at its default; it compiles enumerated ones.
+    """
+    ct = import_coremltools()
+    spec = ct.utils.load_spec(str(package))
+    for item in spec.description.input:
+        array = item.type.multiArrayType
+        largest = [size.upperBound for size in array.shapeRange.sizeRanges]
+        if not largest:
+            continue
+        array.ClearField("shapeRange")
+        for shape in (array.shape, largest):
+            array.enumeratedShapes.shapes.add().shape.extend(shape)
+    (package / MODEL).write_bytes(spec.SerializeToString(deterministic=True))
 
 
 def single_function(package: Path, function: str) -> Any:

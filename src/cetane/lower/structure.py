@@ -32,9 +32,7 @@ def structure(planner: Programs, shard: str) -> str:
 
 def widest(planner: Programs, shard: str) -> list[Function]:
     """Every function of a shard, at its largest number of tokens."""
-    flexible = planner.recipe.tokens.shapes == "range"
-    graphs = planner.widest(shard) if flexible else planner.graphs(shard)
-    return [graph.function for graph in graphs]
+    return [graph.function for graph in planner.widest(shard)]
 
 
 def describe(planner: Programs, shard: str, graph: FunctionGraph, wide: Function) -> Iterator[str]:

@@ -76,8 +76,11 @@ class Template:
         rest = [(a, blobs.bytes(a, b).tobytes()) for a, b in gaps(slots, blobs.size)]
         return cls(spec, manifest, placed, slots, blobs.size, rest)
 
-    def stamp(self, constant: Constants, target: Path) -> None:
-        """Write a package with the weights that `constant` gives for their labels, one at a time.
+    def stamp(
+        self, constant: Constants, target: Path, metadata: Mapping[str, str] | None = None
+    ) -> None:
+        """Write a package with the weights that `constant` gives for their labels, one at a time,
+        and with this metadata.
 
         `target` must not exist. The bytes are equal to those of `convert_shard` with these weights.
         """
@@ -103,6 +106,7 @@ class Template:
                         continue
                     for value in by_label[label][part]:
                         value.immediateValue.tensor.bytes.values = data.tobytes()
+        self.spec.description.metadata.userDefined.update(metadata or {})
         (target / MODEL).write_bytes(self.spec.SerializeToString(deterministic=True))
 
 

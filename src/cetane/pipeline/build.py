@@ -12,6 +12,7 @@ from cetane.bundle import Bundle
 from cetane.bundle.tables import quantize_rows
 from cetane.checkpoint import Checkpoint
 from cetane.checkpoint.lora import Lora
+from cetane.checkpoint.names import model_name
 from cetane.errors import CetaneError
 from cetane.files import (
     FileRecord,
@@ -27,6 +28,7 @@ from cetane.files import (
     write_toml,
 )
 from cetane.lower.lower import Lowering
+from cetane.lower.package import EXPORTER
 from cetane.pipeline.choose import resolve_recipe
 from cetane.planner import Planner, tags
 from cetane.schema.manifest import (
@@ -113,7 +115,8 @@ class Build:
         self.planner = Planner(checkpoint, recipe)
         if recipe.head.subset is not None:
             recipe.head.subset.check(checkpoint.tokenizer)
-        self.lowering = Lowering(self.planner, checkpoint)
+        named = {EXPORTER: model_name(checkpoint.source, checkpoint.config)}
+        self.lowering = Lowering(self.planner, checkpoint, named)
         self.partial = Partial(target)
         self.jobs = parts(self.planner, checkpoint, self.lowering)
 

@@ -1,18 +1,50 @@
 """Exports: programs as ONNX files, or a whole bundle as the folder of another runtime."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal, Protocol
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
-from cetane.export import coreai, coreml_llm
-from cetane.files import Progress, check_outside, claimed, disk_errors, replacing, silent
+from cetane.export import anemll, contract, coreai, coreml_llm
+from cetane.files import (
+    Progress,
+    check_outside,
+    claimed,
+    disk_errors,
+    remove,
+    replacing,
+    silent,
+)
 from cetane.gates.coreai import CoreAIResult, judge_coreai
 from cetane.mil import load
 from cetane.pipeline.validate import checkpoint_of
+from cetane.schema.recipe import Recipe
+
+Runtime = Literal["anemll", "coreml-llm"]
+
+
+class RuntimeModule(Protocol):
+    """A package of `cetane.export` for a runtime whose packages are lowered once more."""
+
+    COMPILE: str
+
+    def export(
+        self, recipe: Recipe, checkpoint: Checkpoint, target: Path, progress: Progress, /
+    ) -> None: ...
+    def packages(
+        self, recipe: Recipe, checkpoint: Checkpoint, /
+    ) -> Mapping[str, Callable[[Path], None]]: ...
+    def check(self, folder: Path, /) -> Sequence[str]: ...
+
+
+RUNTIMES: dict[Runtime, RuntimeModule] = {"anemll": anemll, "coreml-llm": coreml_llm}
+
+CONFIGS: dict[str, Runtime] = {"meta.yaml": "anemll", "model_config.json": "coreml-llm"}
+"""The runtime whose config has this name."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +69,15 @@ class RuntimeFolder:
     """The command that compiles its packages, on a Mac."""
     problems: Sequence[str]
     """The parts of the runtime's contract that the folder breaks."""
+
+    @property
+    def passed(self) -> bool:
+        return not self.problems
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "folder": str(self.path), "compile": self.compile, "problems": list(self.problems)
+        }  # fmt: skip
 
 
 def export_onnx(
@@ -67,19 +108,98 @@ def export_onnx(
     return written
 
 
-def export_coreml_llm(
-    source: str | Path, output: str | Path, *, progress: Progress = silent
-) -> RuntimeFolder:
-    """Write a bundle as the folder that CoreML-LLM's runtime loads, and check it.
+def export_contract(source: str | Path, output: str | Path, *, progress: Progress = silent) -> Path:
+    """Write a bundle's packages with a description of every call, and a host in NumPy.
 
-    CetaneError if the folder exists, or if the checkpoint is not the bundle's own.
+    Returns the folder. CetaneError if it exists, or if the bundle is damaged.
+    """
+    bundle = Bundle(Path(source))
+    target = new_folder(output, bundle.path)
+    bundle.verify()
+    with claimed(target, f"exporting {source}"), disk_errors(target):
+        contract.export(bundle, target, progress)
+    return target
+
+
+def export_runtime(
+    source: str | Path, output: str | Path, runtime: Runtime, *, progress: Progress = silent
+) -> RuntimeFolder:
+    """Write a bundle as the folder that another runtime loads, and check it.
+
+    CetaneError if the folder exists, if the checkpoint is not the bundle's own, or if the runtime
+    cannot run such a model.
     """
     bundle = Bundle(Path(source))
     target = new_folder(output, bundle.path)
     checkpoint = own_checkpoint(bundle)
-    with claimed(target, f"exporting {source}"):
-        coreml_llm.export(bundle, checkpoint, target, progress)
-    return RuntimeFolder(target, coreml_llm.COMPILE, coreml_llm.check(target))
+    module = RUNTIMES[runtime]
+    with claimed(target, f"exporting {source}"), disk_errors(target):
+        module.export(bundle.plan.recipe, checkpoint, target, progress)
+    return RuntimeFolder(target, module.COMPILE, module.check(target))
+
+
+def replace_package(
+    source: str | Path,
+    output: str | Path,
+    runtime: Runtime,
+    package: str,
+    *,
+    progress: Progress = silent,
+) -> RuntimeFolder:
+    """Make one package of an exported folder anew, from a bundle, and check the folder.
+
+    If the folder has a problem then, the old package comes back. CetaneError if there is no such
+    folder or package.
+    """
+    bundle, folder, module = Bundle(Path(source)), Path(output), RUNTIMES[runtime]
+    if not folder.is_dir():
+        raise CetaneError(f"{folder}: no such folder", "leave out --package to write a whole one")
+    makers = module.packages(bundle.plan.recipe, own_checkpoint(bundle))
+    if package not in makers:
+        raise CetaneError(f"no package {package!r}", f"there are {', '.join(makers)}")
+    target = folder / f"{package}.mlpackage"
+    fresh, old = (folder.parent / f".{folder.name}.{kind}" for kind in ("fresh", "old"))
+    with claimed(folder, f"replacing {package}"), disk_errors(folder):
+        remove(fresh)
+        progress(package, 0, 1)
+        try:
+            makers[package](fresh)
+            problems = swapped(target, fresh, old, folder, module)
+        finally:
+            remove(fresh)
+        progress("done", 1, 1)
+    return RuntimeFolder(folder, module.COMPILE, problems)
+
+
+def check_folder(folder: str | Path) -> RuntimeFolder:
+    """Check a folder that an app loads, of the runtime whose config lies in it.
+
+    CetaneError if there is none.
+    """
+    path = Path(folder)
+    for name, runtime in CONFIGS.items():
+        if (path / name).is_file():
+            module = RUNTIMES[runtime]
+            return RuntimeFolder(path, module.COMPILE, module.check(path))
+    raise CetaneError(
+        f"{path} has none of {', '.join(CONFIGS)}", "cetane export --layout writes such a folder"
+    )
+
+
+def swapped(
+    target: Path, fresh: Path, old: Path, folder: Path, module: RuntimeModule
+) -> Sequence[str]:
+    """The problems of a folder with a fresh package; if there are any, the old one is back."""
+    remove(old)
+    if target.exists():
+        target.rename(old)
+    fresh.rename(target)
+    problems = module.check(folder)
+    if problems and old.exists():
+        remove(target)
+        old.rename(target)
+    remove(old)
+    return problems
 
 
 def export_coreai(

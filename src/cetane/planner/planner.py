@@ -58,7 +58,8 @@ class Programs(Protocol):
         """Every function of a shard."""
 
     def widest(self, shard: str) -> list[FunctionGraph]:
-        """The same functions, at the largest number of tokens that a flexible shape takes."""
+        """The same functions, at the largest number of tokens that a flexible shape takes. Static
+        functions are the same."""
 
     def module(self, graph: FunctionGraph) -> Shard:
         """The torch module of a function."""
@@ -176,6 +177,8 @@ class Planner:
 
     def widest(self, shard: str) -> list[FunctionGraph]:
         """The same functions at the largest number of tokens that a flexible shape takes."""
+        if self.recipe.tokens.shapes == "static":
+            return self.graphs(shard)
         most = max(self.recipe.tokens.by_mode().values())
         return self._with_adapters(
             [

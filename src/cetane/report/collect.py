@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator
 
 from cetane.bundle import Bundle
+from cetane.checkpoint.names import model_name
 from cetane.evaluation.figures import Evaluation
 from cetane.gates.golden import NEAR_LIMIT, GoldenResult
 from cetane.gates.residency.audit import audit
@@ -64,7 +65,7 @@ def bundle_report(
     no_golden = Absent(why="The golden gate has not run.", command=command("golden", bundle.path))
     times, device = call_times(bundle, chip, model), on_device(gates)
     return BundleReport(
-        title=model_name(manifest.source) or bundle.path.resolve().name,
+        title=model_name(manifest.source).rpartition("/")[2] or bundle.path.resolve().name,
         date=(gates.date("golden") or written(bundle.path / MANIFEST))[:10],
         folder=bundle.path.resolve().name,
         architecture=plan.architecture,
@@ -93,11 +94,6 @@ def bundle_report(
         device=device,
         provenance=tuple(provenance(bundle, gates)),
     )
-
-
-def model_name(source: str) -> str:
-    """A checkpoint's name for a title: the last part of its path or hub id, without `.gguf`."""
-    return source.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
 
 
 def overall(judged: tuple[GateVerdict, ...]) -> Judgement:

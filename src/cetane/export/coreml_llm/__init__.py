@@ -7,6 +7,6 @@ and the builders of its packages.
 """
 
 from cetane.export.coreml_llm.check import check
-from cetane.export.coreml_llm.folder import COMPILE, export
+from cetane.export.coreml_llm.folder import COMPILE, export, packages
 
-__all__ = ["COMPILE", "check", "export"]
+__all__ = ["COMPILE", "check", "export", "packages"]

@@ -1,6 +1,7 @@
 """Static checks of a folder: problems that would stop their runtime or make it compute wrongly."""
 
 import json
+import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from cetane.export.coreml_llm.contract import (
     SHARED,
     SLIDING,
     VERIFY,
+    VERIFYING,
     Mode,
     PackageSizes,
     positions,
@@ -148,7 +150,7 @@ class Chain:
             needed |= {name for name in possible if name.startswith("token_")}
         if not last or self.mode != "prefill":
             needed.add("hidden_states_out")
-        if "per_layer_raw" in function.inputs:
+        if "per_layer_raw" in function.inputs and not last:
             needed.add("per_layer_combined_out")
         for name in sorted(needed - set(function.outputs)):
             yield f"{where}: gives no {name}"
@@ -175,17 +177,29 @@ def check_packages(folder: Path, sizes: PackageSizes, owners: list[str]) -> Iter
     """
     layouts = [names for names in CHUNKS.values() if (folder / f"{names[-1]}.mlpackage").is_dir()]
     if not layouts:
-        yield "no chunk4.mlpackage and no chunk3_3way.mlpackage"
-        return
-    names = layouts[0]
+        lasts = [f"{names[-1]}.mlpackage" for names in CHUNKS.values()]
+        yield f"none of {', '.join(lasts)}"
+    owned = 0
+    for names in layouts:
+        owned = yield from check_layout(folder, sizes, owners, names)
+    if any((folder / f"{name}.mlpackage").is_dir() for name in PREFILL):
+        split = owned if layouts and len(layouts[-1]) in VERIFYING else None
+        yield from check_prefill(folder, sizes, owners, split)
+
+
+def check_layout(
+    folder: Path, sizes: PackageSizes, owners: list[str], names: tuple[str, ...]
+) -> Generator[str, None, int]:
+    """Problems of the packages that decode, and verify. The result is the number of layers with
+    caches in the first."""
     programs = yield from opened(folder, names)
     if len(programs) != len(names):
-        return
+        return 0
     functions = {frozenset(program.functions) for program in programs}
     if functions not in ({frozenset({"main"})}, {frozenset({DECODE, VERIFY})}):
         listed = "; ".join(", ".join(sorted(f)) for f in sorted(functions, key=sorted))
         yield f"functions are {listed}: main everywhere, or {DECODE} and {VERIFY} everywhere"
-        return
+        return 0
     both = functions == {frozenset({DECODE, VERIFY})}
     owned = [caches(program.functions[DECODE if both else "main"]) for program in programs]
     if sum(sum(kinds.values()) for kinds in owned) != len(owners):
@@ -201,15 +215,19 @@ def check_packages(folder: Path, sizes: PackageSizes, owners: list[str]) -> Iter
         for chain, function in ((decode, DECODE), (verify, VERIFY)):
             where = f"{name}/{function}"
             yield from chain.problems(where, program.functions[function], kinds, last)
-    if any((folder / f"{name}.mlpackage").is_dir() for name in PREFILL):
-        yield from check_prefill(folder, sizes, owners, sum(owned[0].values()))
+    return sum(owned[0].values())
 
 
 def check_prefill(
-    folder: Path, sizes: PackageSizes, owners: list[str], first: int
+    folder: Path, sizes: PackageSizes, owners: list[str], first: int | None
 ) -> Iterator[str]:
-    """Problems of the prefill packages; the first has `first` layers."""
+    """Problems of the prefill packages; the first has `first` layers. None if the packages that
+    decode do not say it: then as many as it has keys for."""
     programs = yield from opened(folder, PREFILL)
+    if first is None and programs and "main" in programs[0].functions:
+        outputs = programs[0].functions["main"].outputs
+        first = sum(re.fullmatch(r"K\d+", name) is not None for name in outputs)
+    first = first or 0
     chain = Chain(sizes, "prefill")
     parts: tuple[list[str], ...] = (owners[:first], owners[first:], [], [])
     for name, program, kinds in zip(PREFILL, programs, parts, strict=False):

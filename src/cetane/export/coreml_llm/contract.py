@@ -6,10 +6,15 @@ from typing import Literal
 Mode = Literal["decode", "verify", "prefill"]
 
 CHUNKS = {
-    4: ("chunk1", "chunk2", "chunk3", "chunk4"),
+    1: ("merged_full",),
+    2: ("merged_chunk1", "merged_chunk2"),
     3: ("chunk1", "chunk2_3way", "chunk3_3way"),
+    4: ("chunk1", "chunk2", "chunk3", "chunk4"),
 }
-"""Names of the packages that decode and verify, by the number of packages."""
+"""Names of the packages that decode, by their number. Their runtime takes the first of these
+layouts whose packages are there; it had the merged ones until commit 820a5b4."""
+VERIFYING = (3, 4)
+"""The layouts whose packages also verify."""
 PREFILL = ("prefill_chunk1", "prefill_chunk2", "prefill_chunk3", "prefill_chunk4")
 """Names of the prefill packages: always four."""
 DECODE, VERIFY = "decode_q1", "verify_qK"

@@ -1,6 +1,6 @@
 """Writes the folder: packages, embeddings, rotary tables, config and tokenizer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cetane.bundle import Bundle
 from cetane.bundle.tables import quantize_rows
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
@@ -17,7 +16,9 @@ from cetane.export.coreml_llm.planner import ContractPlanner, planners
 from cetane.families import parse_config
 from cetane.files import Progress, replacing, write_json
 from cetane.lower.lower import Lowering
+from cetane.lower.package import EXPORTER
 from cetane.planner import Planner
+from cetane.schema.recipe import Recipe
 
 COMPILE = "for p in *.mlpackage; do xcrun coremlcompiler compile $p . && rm -r $p; done"
 """The command to run in the folder on a Mac: phones only load compiled packages."""
@@ -25,24 +26,21 @@ ROWS = 1 << 12
 """The rows of an embedding that are in memory at a time."""
 
 
-def export(bundle: Bundle, checkpoint: Checkpoint, target: Path, progress: Progress) -> None:
+def export(recipe: Recipe, checkpoint: Checkpoint, target: Path, progress: Progress) -> None:
     """Write the folder; `target` must not exist.
 
-    It has prefill packages and verify functions if the bundle has these modes. Raises CetaneError
+    It has prefill packages and verify functions if the recipe has these modes. Raises CetaneError
     for a model other than Gemma 4, and for a layout or contracts that their runtime lacks.
     """
-    made = planners(checkpoint, bundle.plan.recipe)
-    planner = made[0]
+    planner, *_ = made = planners(checkpoint, recipe)
     if target.exists():
         raise CetaneError(f"{target} exists", "choose another name")
     with replacing(target) as folder:
         folder.mkdir(parents=True)
-        parts: dict[str, Callable[[], None]] = {}
-        for each in made:
-            lowering = Lowering(each, checkpoint)
-            for shard, name in each.names.items():
-                file = f"{name}.mlpackage"
-                parts[file] = partial(lowering.lower, shard, folder / file)
+        parts = {
+            name: partial(make, folder / f"{name}.mlpackage")
+            for name, make in packages_of(made, checkpoint).items()
+        }
         parts["embeddings"] = partial(write_embeddings, planner, checkpoint, folder)
         parts["rotary tables"] = partial(write_rotary, planner, folder)
         parts["config"] = partial(write_config, planner, checkpoint, folder)
@@ -50,6 +48,23 @@ def export(bundle: Bundle, checkpoint: Checkpoint, target: Path, progress: Progr
             progress(name, done, len(parts))
             make()
         progress("done", len(parts), len(parts))
+
+
+def packages(recipe: Recipe, checkpoint: Checkpoint) -> dict[str, Callable[[Path], None]]:
+    """A function for each package's name, which writes it. Raises CetaneError as `export`."""
+    return packages_of(planners(checkpoint, recipe), checkpoint)
+
+
+def packages_of(
+    made: Sequence[ContractPlanner], checkpoint: Checkpoint
+) -> dict[str, Callable[[Path], None]]:
+    """The same, for planners."""
+    return {
+        name: partial(lowering.lower, shard)
+        for planner in made
+        for lowering in [Lowering(planner, checkpoint, {EXPORTER: checkpoint.model_name})]
+        for shard, name in planner.names.items()
+    }
 
 
 def write_embeddings(planner: Planner, checkpoint: Checkpoint, folder: Path) -> None:

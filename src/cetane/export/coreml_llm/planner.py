@@ -15,6 +15,7 @@ from cetane.export.coreml_llm.contract import (
     SHARED,
     SLIDING,
     VERIFY,
+    VERIFYING,
     WIDTH,
     Mode,
     PackageSizes,
@@ -31,7 +32,9 @@ from cetane.planner import (
 )
 from cetane.schema.function import Function
 from cetane.schema.interface import FromTensor, Input, Output, ToTensor
-from cetane.schema.recipe import Recipe
+from cetane.schema.recipe import Layout, Recipe
+
+HINT = "port with one of the recipes gemma4-1chunk to gemma4-4chunk"
 
 
 class ContractCaches(CachePlan):
@@ -66,10 +69,9 @@ class ContractPlanner(Planner):
 
     @property
     def modes(self) -> dict[str, Mode]:
-        """The modes of a package's functions, by name."""
-        return {DECODE: "decode", VERIFY: "verify"} if self.recipe.tokens.verify else {
-            "main": "decode"
-        }  # fmt: skip
+        """The modes of a package's functions, by name. Merged packages only decode."""
+        verifies = self.recipe.tokens.verify and len(self.members) in VERIFYING
+        return {DECODE: "decode", VERIFY: "verify"} if verifies else {"main": "decode"}
 
     @property
     def names(self) -> dict[str, str]:
@@ -179,17 +181,19 @@ class PrefillPlanner(ContractPlanner):
     cache_plan = PrefillCaches
 
     def __init__(self, checkpoint: ModelSource, recipe: Recipe, like: Planner) -> None:
-        cuts = chunk_bounds(recipe.layout, by_layer(like.model.layers))[1:-1]
-        shared = first_reader(like)
-        if len(cuts) == 2:
-            cuts = sorted({*cuts, shared})
+        shared, layers = first_reader(like), by_layer(like.model.layers)
+        if len(like.members) in VERIFYING:
+            cuts = chunk_bounds(recipe.layout, layers)[1:-1]
+            cuts = sorted({*cuts, shared}) if len(cuts) == 2 else cuts
+        else:  # merged packages say nothing; halves as in the four packages of E2B
+            cuts = [-(-shared // 2), shared, (shared + len(layers)) // 2]
         if len(cuts) != 3 or cuts[1] != shared:
             raise CetaneError(
                 f"their first two prefill packages own all caches: layers up to {shared}, but "
                 f"this layout is cut at {', '.join(map(str, cuts))}",
-                "port with the recipe gemma4-4chunk or gemma4-3chunk",
+                HINT,
             )
-        layout = recipe.layout.model_copy(update={"chunks": None, "cuts": tuple(cuts)})
+        layout = Layout(kind="chunks", cuts=tuple(cuts), head="last")
         super().__init__(checkpoint, recipe.model_copy(update={"layout": layout}), like)
 
     @property
@@ -228,6 +232,12 @@ def first_reader(planner: Planner) -> int:
     )
 
 
+def second_layer(planner: Planner) -> int:
+    """The first layer of the second package."""
+    _, blocks, *_ = planner.members.values()
+    return blocks[0].layer
+
+
 def swapped(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape with channels last."""
     *outer, channels, tokens = shape
@@ -248,18 +258,29 @@ def refuse(planner: ContractPlanner) -> None:
     """Raise CetaneError for a plan that their runtime cannot load."""
     recipe = planner.recipe
     if planner.checkpoint.config["model_type"] != "gemma4_text" or not planner.model.tables:
-        raise CetaneError("the layout coreml-llm is for Gemma 4 with per-layer embeddings")
-    if len(planner.members) not in CHUNKS or recipe.layout.head != "last":
         raise CetaneError(
-            f"their runtime loads 3 or 4 packages, not {len(planner.members)}",
-            "port with the recipe gemma4-4chunk or gemma4-3chunk",
+            "the layout coreml-llm is for Gemma 4 with per-layer embeddings",
+            "the layout contract describes any bundle",
+        )
+    apart = recipe.layout.kind != "single" and recipe.layout.head != "last"
+    if len(planner.members) not in CHUNKS or apart:
+        raise CetaneError(
+            f"their runtime loads 1 to 4 packages, the last with the head, not "
+            f"{len(planner.members)}{' with a head apart' if apart else ''}",
+            HINT,
+        )
+    if len(planner.members) == 2 and second_layer(planner) != first_reader(planner):
+        raise CetaneError(
+            f"their first merged package owns all caches: layers up to {first_reader(planner)}, "
+            f"but this layout is cut at {second_layer(planner)}",
+            HINT,
         )
     for name, contract in (("full", "blend"), ("sliding", "shift")):
         if planner.slots[name].contract != contract or recipe.tensor_layout != "c1t":
             raise CetaneError(
                 f"their {name} layers have {contract} caches, this bundle's "
                 f"{planner.slots[name].contract}",
-                "port with the recipe gemma4-4chunk or gemma4-3chunk",
+                HINT,
             )
     if not planner.slots["sliding"].limited or planner.slots["full"].limited:
         raise CetaneError("their sliding layers keep a window, their full layers the context")

@@ -7,8 +7,10 @@ import torch
 
 from cetane.bundle import Bundle
 from cetane.bundle.draft_heads import DraftHead
+from cetane.checkpoint.names import model_name
 from cetane.files import disk_errors, records, remove, write_json
 from cetane.lower.lower import Lowering
+from cetane.lower.package import EXPORTER
 from cetane.schema.draft_head import (
     FOLDER,
     HELD_OUT,
@@ -64,7 +66,8 @@ def write(
     """Write all files of a draft head; the manifest comes last."""
     config = draft_head.config
     planner = DraftHeadPlanner(config, bundle.plan)
-    Lowering(planner, DraftHeadWeights(draft_head)).lower(
+    named = {EXPORTER: model_name(bundle.manifest.source)}
+    Lowering(planner, DraftHeadWeights(draft_head), named).lower(
         config.kind, folder / f"{config.kind}.mlpackage"
     )
     draft_head.save(folder / SOURCE)

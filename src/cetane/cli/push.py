@@ -1,0 +1,54 @@
+"""cetane push: uploads a bundle or an exported folder to the Hugging Face hub."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cetane.cli.options import ChipName, Json
+from cetane.cli.output import print_json, progress, say
+
+
+def push(
+    folder: Annotated[Path, typer.Argument(help="A bundle, or a folder of cetane export.")],
+    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The repository.")],
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="The bundle that an exported folder is from; its gates fill the card."),
+    ] = None,
+    license: Annotated[
+        str | None, typer.Option(help="The model's license, by its id on the hub.")
+    ] = None,
+    chip: ChipName = None,
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the card and the files; upload nothing.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Upload a folder to the Hugging Face hub, with a model card from the bundle's gates.
+
+    It uses your login: hf auth login.
+    """
+    from cetane.hardware.chips import DEFAULT_CHIP
+    from cetane.report.push import push as upload
+
+    with progress("push"):
+        done = upload(
+            folder,
+            repo,
+            bundle=bundle,
+            license=license,
+            chip=chip or DEFAULT_CHIP,
+            public=public,
+            dry_run=dry_run,
+        )
+    if json:
+        print_json(done.as_json())
+        return
+    if dry_run:
+        say(done.card)
+        for name, size in done.files.items():
+            say(f"{size:>14,} {name}")
+    megabytes = sum(done.files.values()) / 1e6
+    say(f"{len(done.files)} files, {megabytes:.1f} MB: {done.url or 'nothing uploaded, dry run'}")

@@ -1,0 +1,12 @@
+"""The folder that ANEMLL's app and `chat.py` load (Anemll/Anemll, commit 45ce981).
+
+Its packages differ from cetane's. One state holds the keys and values of all layers, tokens are
+looked up in a package of their own, and rotary tables are inside the graph. So shards are lowered
+once more, from the same checkpoint and recipe. Sources of the contract: `ModelLoader.swift`,
+`YAMLConfig.swift`, `InferenceManager.swift` and `tests/chat.py` of that repository.
+"""
+
+from cetane.export.anemll.check import check
+from cetane.export.anemll.folder import COMPILE, export, packages
+
+__all__ = ["COMPILE", "check", "export", "packages"]

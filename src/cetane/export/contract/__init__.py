@@ -1,0 +1,10 @@
+"""A bundle for developers of other apps: its packages, a description of every call, and a host.
+
+`contract.json` describes all functions as data, `CONTRACT.md` in words. `host.py` runs the bundle
+with NumPy and Core ML, and imports nothing of cetane. It is written for the bundle: it has code
+only for what the bundle's functions take and give.
+"""
+
+from cetane.export.contract.folder import export
+
+__all__ = ["export"]

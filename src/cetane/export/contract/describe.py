@@ -1,0 +1,156 @@
+"""The contract of a bundle as data: what a host gives to every function, and takes from it."""
+
+from typing import Any
+
+from cetane.engine.schedule import skips
+from cetane.schema.function import Function, ShardPlan
+from cetane.schema.interface import (
+    MASKED,
+    Embedding,
+    FromCache,
+    FromHistory,
+    FromTensor,
+    Input,
+    Mask,
+    Output,
+    Position,
+    Rotary,
+    ToCache,
+    ToChoice,
+    TokenIds,
+    ToLogits,
+    ToTensor,
+)
+from cetane.schema.manifest import rotary_path, scales_path, shard_path, table_path
+from cetane.schema.plan import Plan
+from cetane.schema.slots import Slots
+
+SCHEMA = 1
+
+
+def describe(plan: Plan) -> dict[str, Any]:
+    """What follows from a bundle's plan. Paths are relative to the folder."""
+    subset = plan.recipe.head.subset
+    return {
+        "schema": SCHEMA,
+        "architecture": plan.architecture,
+        "order": plan.recipe.tensor_layout,
+        "context": plan.recipe.cache.context,
+        "vocabulary": plan.vocab,
+        "rows": None if subset is None else [int(token) for token in subset.ids],
+        "softcap": plan.softcap,
+        "masked": MASKED,
+        "tables": tables(plan),
+        "groups": {name: group(plan, slots) for name, slots in plan.caches.items()},
+        "buffers": buffers(plan),
+        "modes": modes(plan),
+        "shards": [shard(plan, one) for one in plan.shards],
+    }
+
+
+def tables(plan: Plan) -> dict[str, list[str]]:
+    """The files of every table."""
+    quantized = plan.recipe.embedding.quantized
+    rows = {
+        name: [table_path(name), *([scales_path(name)] if quantized else [])]
+        for name in plan.tables
+    }
+    return rows | {f"rotary-{name}": [rotary_path(name)] for name in plan.rotary}
+
+
+def group(plan: Plan, slots: Slots) -> dict[str, Any]:
+    """A cache group. `forms` has the contract of its calls by mode; `ends` is true if a call must
+    not pass its last slot."""
+    forms = {mode: slots.form(chosen.tokens) for mode, chosen in plan.modes.items()}
+    ends = slots.contract == "stateful" and slots.limited
+    return slots.model_dump() | {"forms": forms, "ends": ends}
+
+
+def buffers(plan: Plan) -> dict[str, tuple[int, ...]]:
+    """The shapes of the caches and histories that the host keeps, by name."""
+    return {
+        item.source.name: item.shape
+        for function in plan.functions.values()
+        for item in function.inputs
+        if isinstance(item.source, FromCache | FromHistory)
+    }
+
+
+def modes(plan: Plan) -> list[dict[str, Any]]:
+    """The modes in ascending width, of one width only the first. `pads` is true if a call may hold
+    fewer tokens; `skips` if its silent calls leave out layers."""
+    described: dict[int, dict[str, Any]] = {}
+    for tokens, name in sorted((mode.tokens, name) for name, mode in plan.modes.items()):
+        mode = plan.modes[name]
+        described.setdefault(tokens, {"name": name} | mode.model_dump() | {
+            "pads": all(slots.pads(tokens) for slots in plan.caches.values()),
+            "skips": skips(plan, mode),
+        })  # fmt: skip
+    return list(described.values())
+
+
+def shard(plan: Plan, described: ShardPlan) -> dict[str, Any]:
+    """A package and its functions."""
+    return {
+        "name": described.name,
+        "package": shard_path(described.name),
+        "blocks": described.blocks,
+        "functions": [function(plan, one) for one in described.functions],
+    }
+
+
+def function(plan: Plan, described: Function) -> dict[str, Any]:
+    """A function. `means` says in words who fills an input, and what becomes of an output."""
+    content = described.model_dump()
+    for side, ports in (("inputs", described.inputs), ("outputs", described.outputs)):
+        content[side] = [port.model_dump() | {"means": means(plan, port)} for port in ports]
+    return content
+
+
+def means(plan: Plan, port: Input | Output) -> str:
+    """Who fills an input, and when; or what becomes of an output."""
+    return given(plan, port) if isinstance(port, Input) else taken(plan, port)
+
+
+def given(plan: Plan, item: Input) -> str:
+    """Who fills an input, and when."""
+    match item.source:
+        case Embedding(table=table):
+            return f"the rows of the call's tokens in {table_path(table)}, as columns"
+        case TokenIds():
+            return "the token ids of the call"
+        case Rotary(table=table, part=part):
+            return f"the {part} rows of the call's positions in {rotary_path(table)}, as columns"
+        case Mask(group=name, window=window, sinks=sinks):
+            seen = "all tokens up to its own" if window is None else f"the last {window} tokens"
+            first = f" and the first {sinks} of the sequence" if sinks else ""
+            return f"0 where a token sees a key of {name}, else {MASKED:g}; it sees {seen}{first}"
+        case Position(group=name):
+            return f"the slot of {name} into which the call's first token is written"
+        case FromTensor(name=name):
+            return f"the tensor {name}, which an earlier function of the call gave"
+        case FromCache(name=name):
+            return f"the buffer {name}, zeros before the first call"
+        case FromHistory(name=name):
+            return f"the buffer {name}: the last columns before this call, zeros at the start"
+    return f"1 in each token's row at the slot of {item.source.group} that it is written into"
+
+
+def taken(plan: Plan, item: Output) -> str:
+    """What becomes of an output."""
+    match item.sink:
+        case ToTensor(name=name):
+            return f"the tensor {name}, for a later function of the call"
+        case ToCache(name=name, write="replace"):
+            return f"replaces the buffer {name}"
+        case ToCache(name=name, group=cache):
+            if plan.caches[cache].contract == "shift":
+                return f"new columns: append them to the buffer {name}, drop as many oldest ones"
+            return f"new columns: write each into the buffer {name}, at its token's slot"
+        case ToLogits(start=start, stop=stop):
+            return f"logits of the head's rows {start} to {stop - 1}"
+        case ToChoice(part="row", start=start):
+            return f"each token's largest logit of the slice: its row, less {start}"
+        case ToChoice():
+            return "each token's largest logit of the slice"
+    return f"new columns: append them to the buffer {item.sink.name}, drop as many oldest ones"

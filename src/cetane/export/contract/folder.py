@@ -1,0 +1,100 @@
+"""Writes the folder: the bundle's packages, tables and tokenizer, the contract and the host."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from cetane.bundle import Bundle
+from cetane.export.contract.describe import describe
+from cetane.export.contract.memory import memory_figures
+from cetane.files import Progress, replacing, write_json
+from cetane.schema.manifest import TOKENIZER
+from cetane.templates import environment
+
+
+def export(bundle: Bundle, target: Path, progress: Progress) -> None:
+    """Write the folder; `target` must not exist."""
+    contract = contract_of(bundle)
+    with replacing(target) as folder:
+        folder.mkdir(parents=True)
+        parts = [shard["package"] for shard in contract["shards"]]
+        parts += [file for files in contract["tables"].values() for file in files]
+        for done, part in enumerate([*parts, TOKENIZER]):
+            progress(part, done, len(parts) + 1)
+            copy(bundle.file(part), folder / part)
+        write_json(folder / "contract.json", contract)
+        (folder / "host.py").write_text(host(contract), encoding="utf-8")
+        (folder / "CONTRACT.md").write_text(document(contract), encoding="utf-8")
+        progress("done", len(parts) + 1, len(parts) + 1)
+
+
+def contract_of(bundle: Bundle) -> dict[str, Any]:
+    """The content of `contract.json`."""
+    contract, memory = describe(bundle.plan), memory_figures(bundle)
+    for shard in contract["shards"]:
+        shard["bytes"] = memory.packages[shard["name"]]
+    return contract | {
+        "bundle": bundle.digest,
+        "source": bundle.manifest.source,
+        "stop": list(bundle.tokenizer.eos_ids),
+        "memory": memory.as_json(),
+    }
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a file or a folder."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target)
+    else:
+        shutil.copyfile(source, target)
+
+
+def host(contract: dict[str, Any]) -> str:
+    """The host's code, with only what this contract needs."""
+    functions = [function for shard in contract["shards"] for function in shard["functions"]]
+    groups, steps = contract["groups"], [s for m in contract["modes"] for s in m["steps"]]
+    sources = [item["source"] for function in functions for item in function["inputs"]]
+    return templates().get_template("host.py.j2").render(
+        name=plain(Path(contract["source"]).name),
+        order=contract["order"],
+        time=3 if contract["order"] == "c1t" else 2,
+        sources={source["host"] for source in sources},
+        sinks={item["sink"]["host"] for function in functions for item in function["outputs"]},
+        groups=groups,
+        buffers=contract["buffers"],
+        contracts={each["contract"] for each in groups.values()},
+        forms={form for each in groups.values() for form in each["forms"].values()},
+        ends=any(each["ends"] for each in groups.values()),
+        windows=any(source.get("window") for source in sources),
+        states=any(function["states"] for function in functions),
+        routed=any("experts" in step for step in steps),
+        skips=any(mode["skips"] for mode in contract["modes"]),
+        quantized=any(len(files) > 1 for files in contract["tables"].values()),
+        subset=contract["rows"] is not None,
+        softcap=contract["softcap"],
+    )  # fmt: skip
+
+
+def document(contract: dict[str, Any]) -> str:
+    """The contract in words."""
+    return templates().get_template("contract.md.j2").render(**contract)
+
+
+def templates() -> Any:
+    """The templates, with their filters."""
+    return environment("cetane.export.contract", {"shape": shape, "mb": megabytes, "plain": plain})
+
+
+def plain(text: str) -> str:
+    """A name for code and tables: a model's source may hold any characters."""
+    return re.sub(r"[^\w./@ -]", "_", text)[:100]
+
+
+def shape(sizes: tuple[int, ...]) -> str:
+    return " x ".join(map(str, sizes))
+
+
+def megabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.1f} MB"

@@ -1,0 +1,112 @@
+"""The memory that a bundle needs, by what holds it: computed from shapes, measured on no device."""
+
+from math import prod
+
+from cetane.bundle import Bundle
+from cetane.mil import MilFunction, TensorType, load
+from cetane.mil.index import FunctionIndex
+from cetane.schema.function import Function
+from cetane.schema.interface import Dtype, FromCache, FromHistory, Input, Output
+from cetane.schema.manifest import shard_path
+from cetane.validation import Data
+
+BYTES: dict[Dtype, int] = {"fp16": 2, "int32": 4}
+
+
+class MemoryFigures(Data):
+    """Bytes, computed from shapes and file sizes. A runtime's own overhead is not in them."""
+
+    packages: dict[str, int]
+    """Every shard's package. A runtime may hold it once for each function that it loads."""
+    tables: int
+    """The host's tables. Mapped from disk, they need not be in memory."""
+    caches: int
+    """Buffers that the host keeps, in fp16."""
+    states: int
+    call: int
+    """The largest call: its inputs and outputs, without the host's buffers."""
+    activations: int
+    """The largest sum of intermediate values that are alive at once in a function, in the order
+    of its ops. A compiler that fuses ops needs less."""
+
+    def as_json(self) -> dict[str, int]:
+        """The figures with all packages together, and their sum as `peak`. The host's buffers
+        count twice there, since a call may take one and give another."""
+        figures: dict[str, int] = self.model_dump() | {"packages": sum(self.packages.values())}
+        return figures | {"peak": sum(figures.values()) + self.caches}
+
+
+def memory_figures(bundle: Bundle) -> MemoryFigures:
+    """The memory of a bundle. Reads the packages' specifications, no weights."""
+    plan, files = bundle.plan, bundle.manifest.files
+    functions = list(plan.functions.values())
+    programs = [load(bundle.shard(shard.name)) for shard in plan.shards]
+    buffers = {
+        item.source.name: nbytes(item.shape, item.dtype)
+        for function in functions
+        for item in function.inputs
+        if isinstance(item.source, FromCache | FromHistory)
+    }
+    states = {
+        (function.owner, state.name): nbytes(state.shape, state.dtype)
+        for function in functions
+        for state in function.states
+    }
+    sizes = {name: record.bytes for name, record in files.items()}
+    return MemoryFigures(
+        packages={
+            shard.name: sum(
+                size
+                for name, size in sizes.items()
+                if name.startswith(f"{shard_path(shard.name)}/")
+            )
+            for shard in plan.shards
+        },
+        tables=sum(size for name, size in sizes.items() if name.endswith(".npy")),
+        caches=sum(buffers.values()),
+        states=sum(states.values()),
+        call=max(call_bytes(function) for function in functions),
+        activations=max(
+            activation_bytes(function)
+            for program in programs
+            for function in program.functions.values()
+        ),
+    )
+
+
+def nbytes(shape: tuple[int, ...], dtype: Dtype) -> int:
+    return prod(shape) * BYTES[dtype]
+
+
+def call_bytes(function: Function) -> int:
+    """Bytes of a function's inputs and outputs, but for buffers that the host keeps."""
+    given = [i for i in function.inputs if not isinstance(i.source, FromCache | FromHistory)]
+    ports: list[Input | Output] = [*given, *function.outputs]
+    return sum(nbytes(port.shape, port.dtype) for port in ports)
+
+
+def activation_bytes(function: MilFunction) -> int:
+    """The largest sum of a function's intermediate values that are alive at once."""
+    index = FunctionIndex(function)
+    last = {name: at for at, op in enumerate(index.ops) for name in op.references()}
+    last |= dict.fromkeys(function.outputs, len(index.ops))
+    alive: dict[str, int] = {}
+    most = 0
+    for at, op in enumerate(index.ops):
+        for value in op.outputs:
+            if value.name not in index.fixed and value.name not in function.outputs:
+                alive[value.name] = type_bytes(value.type)
+        most = max(most, sum(alive.values()))
+        for name in op.references():
+            if last[name] == at:
+                alive.pop(name, None)
+    return most
+
+
+def type_bytes(type_: TensorType | None) -> int:
+    """Bytes of a value; 0 if its shape is known only at run time."""
+    shape = None if type_ is None else type_.static_shape
+    if type_ is None or shape is None:
+        return 0
+    bits = {"fp32": 32, "int32": 32, "fp16": 16, "int16": 16, "uint16": 16}.get(type_.dtype, 8)
+    return prod(shape) * bits // 8

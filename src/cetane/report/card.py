@@ -1,0 +1,51 @@
+"""The model card of a folder for the Hugging Face hub, written from a bundle's gates."""
+
+import json
+import re
+from typing import Literal
+
+from cetane.bundle import Bundle
+from cetane.checkpoint.names import HUB_ID, model_name
+from cetane.hardware.chips import Chip
+from cetane.report.collect import bundle_report
+from cetane.report.content import KeyFigure
+from cetane.templates import environment
+
+FolderKind = Literal["bundle", "contract", "anemll", "coreml-llm"]
+OUTCOMES = {"passed": "yes", "failed": "**no**", "not run": "not run"}
+
+
+def card(bundle: Bundle, kind: FolderKind, repo: str, license: str | None, chip: Chip) -> str:
+    """The card as Markdown: where the model comes from, its quality, its sizes, how to run it.
+
+    `license` is the id of the model's license on the hub; the card names none without it.
+    """
+    content = bundle_report(bundle, chip, None, None, None)
+    name = model_name(bundle.manifest.source)
+    return (
+        environment("cetane.report", {"plain": plain, "figure": figure, "quoted": json.dumps})
+        .get_template("card.md.j2")
+        .render(
+            page=content,
+            kind=kind,
+            repo=repo,
+            base=name if HUB_ID.fullmatch(name) else None,
+            name=name,
+            license=license,
+            plan=bundle.plan,
+            outcomes=OUTCOMES,
+            producer=bundle.manifest.producer,
+        )
+    )
+
+
+def plain(text: str) -> str:
+    """A text for a table or a line of Markdown: a manifest's names may hold any characters."""
+    return re.sub(r"[^\w .,:;()/@+-]", "_", text)[:100]
+
+
+def figure(value: KeyFigure) -> str:
+    """A figure with its unit, and its limit."""
+    bound = {"lower": "at most", "higher": "at least"}[value.better]
+    limit = "" if value.limit is None else f" ({bound} {value.limit:.4g})"
+    return f"{value.value:.4g} {value.unit}{limit}"

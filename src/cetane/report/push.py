@@ -1,0 +1,105 @@
+"""Uploads of folders to the Hugging Face hub, with their model cards."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cetane.bundle import Bundle
+from cetane.checkpoint.names import HUB_ID
+from cetane.errors import CetaneError
+from cetane.files import regular_files
+from cetane.hardware.chips import find_chip
+from cetane.report.card import FolderKind, card
+from cetane.schema.manifest import MANIFEST
+
+CARD = "README.md"
+KINDS: dict[str, FolderKind] = {
+    MANIFEST: "bundle",
+    "contract.json": "contract",
+    "meta.yaml": "anemll",
+    "model_config.json": "coreml-llm",
+}
+"""The kind of a folder with this file."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What is uploaded, or would be."""
+
+    repo: str
+    kind: FolderKind
+    card: str
+    files: dict[str, int]
+    """The bytes of every file, by its path; the card is not among them."""
+    url: str | None = None
+    """The address of the commit; None for a dry run."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "repo": self.repo, "kind": self.kind, "files": self.files, "card": self.card,
+            "url": self.url,
+        }  # fmt: skip
+
+
+def push(
+    folder: str | Path,
+    repo: str,
+    *,
+    bundle: str | Path | None = None,
+    license: str | None = None,
+    chip: str = "m4-max",
+    public: bool = False,
+    dry_run: bool = False,
+) -> Upload:
+    """Upload a bundle, or a folder that was exported from `bundle`, with a model card.
+
+    A repository that is not there yet is made, private unless `public`. A dry run contacts nothing.
+    CetaneError for a damaged bundle, a folder of no known kind, and a refusal of the hub.
+    """
+    path = Path(folder)
+    if not HUB_ID.fullmatch(repo):
+        raise CetaneError(f"{repo!r} is no repository", "its name has the form OWNER/NAME")
+    kind = kind_of(path)
+    if kind != "bundle" and bundle is None:
+        raise CetaneError(
+            f"{path} has no gates for its card", "--bundle names the bundle that it is from"
+        )
+    source = Bundle(path if kind == "bundle" else Path(bundle or path))
+    source.verify()
+    files = {name: (path / name).stat().st_size for name in regular_files(path) if name != CARD}
+    upload = Upload(repo, kind, card(source, kind, repo, license, find_chip(chip)), files)
+    if dry_run:
+        return upload
+    return Upload(repo, kind, upload.card, files, url=commit(path, upload, public))
+
+
+def kind_of(folder: Path) -> FolderKind:
+    """The kind of a folder, by the files that are there."""
+    for name, kind in KINDS.items():
+        if (folder / name).is_file():
+            return kind
+    raise CetaneError(
+        f"{folder} is neither a bundle nor an export", "cetane port makes a bundle"
+    )  # fmt: skip
+
+
+def commit(folder: Path, upload: Upload, public: bool) -> str:
+    """Upload everything in one commit; its address."""
+    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+
+    api = HfApi(library_name="cetane")
+    adds = [
+        CommitOperationAdd(path_in_repo=CARD, path_or_fileobj=upload.card.encode()),
+        *(CommitOperationAdd(path_in_repo=name, path_or_fileobj=folder / name)
+          for name in upload.files),
+    ]  # fmt: skip
+    try:
+        api.create_repo(upload.repo, private=not public, exist_ok=True)
+        made = api.create_commit(upload.repo, adds, commit_message=f"Add {folder.name}")
+    except (HfHubHTTPError, LocalTokenNotFoundError, OSError) as error:
+        raise CetaneError(
+            f"cannot push to {upload.repo}: {' '.join(str(error).split())}",
+            "log in with: hf auth login",
+        ) from error
+    return str(made.commit_url)

@@ -1,0 +1,182 @@
+"""The contract of a bundle: its NumPy host gives the engine's logits, for every family and cache
+contract, and imports nothing of cetane."""
+
+import ast
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.conftest import VARIANTS, build_model
+from tests.families import gemma_models, zaya_models
+from tests.families.parity import engine_of
+
+from cetane.bundle import Bundle
+from cetane.engine.engine import Engine
+from cetane.export.contract.describe import describe
+from cetane.export.contract.folder import document, host
+from cetane.export.contract.memory import activation_bytes
+from cetane.mil import load
+from cetane.pipeline.export import export_contract
+from cetane.schema.slots import CONTRACTS
+
+MOST_LINES = 200
+ROUTED = {"kind": "per-block", "routed": ("decode", "verify", "prefill")}
+FAMILIES: dict[str, Callable[[str], Engine]] = {
+    "zaya": lambda contract: engine_of(zaya(), zaya_models.recipe(contract, **ROUTED, slices=2)),
+    "gemma 3": lambda contract: engine_of(
+        gemma_models.build_gemma3(),
+        gemma_models.recipe(contract, tokens={"verify": 4, "prefill": 24}),
+    ),
+    "gemma 4": lambda contract: engine_of(
+        gemma_models.build_gemma4(), gemma_models.recipe(contract, head={"choose": True})
+    ),
+}
+"""Routed experts and histories; windows; caches that layers share."""
+
+
+@cache
+def zaya() -> Any:
+    return zaya_models.build_zaya()
+
+
+class Models:
+    """An engine's programs, as the host calls Core ML's."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def __call__(self, shard: str, function: str) -> "Model":
+        return Model(self.engine.open(shard), function)
+
+
+class Model:
+    def __init__(self, program: Any, function: str) -> None:
+        self.program, self.function = program, function
+
+    def make_state(self) -> Any:
+        return self.program.make_state(self.function)
+
+    def predict(self, inputs: dict[str, np.ndarray], state: Any = None) -> dict[str, np.ndarray]:
+        for name, value in inputs.items():
+            assert value.dtype in (np.float32, np.int32), (name, value.dtype)
+        return self.program.call(self.function, inputs, {} if state is None else state)
+
+
+def write(engine: Engine, folder: Path) -> dict[str, Any]:
+    """A contract and its host, without packages."""
+    plan, tables = engine.plan, engine.tables
+    contract = describe(plan) | {"stop": [], "source": 'a """tiny""" model'}
+    for name, table in plan.tables.items():
+        rows = tables.rows(name)[np.arange(table.rows)]
+        np.save(folder / contract["tables"][name][0], rows.astype(np.float32))
+    for name, values in tables.rotary.items():
+        np.save(folder / contract["tables"][f"rotary-{name}"][0], values)
+    (folder / "contract.json").write_text(json.dumps(contract))
+    (folder / "host.py").write_text(host(contract))
+    return contract
+
+
+def module(folder: Path) -> Any:
+    """The host as a module."""
+    found = importlib.util.spec_from_file_location("host", folder / "host.py")
+    assert found is not None and found.loader is not None
+    made = importlib.util.module_from_spec(found)
+    found.loader.exec_module(made)
+    return made
+
+
+def imported(code: str) -> set[str]:
+    """The packages that a module imports."""
+    nodes = list(ast.walk(ast.parse(code)))
+    plain = {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
+    return plain | {str(n.module) for n in nodes if isinstance(n, ast.ImportFrom)}
+
+
+CASES = [(family, contract) for family in ("zaya", "gemma 4") for contract in CONTRACTS]
+
+
+@pytest.mark.parametrize(
+    ("family", "contract"), [*CASES, ("gemma 3", "shift"), ("gemma 3", "stateful")]
+)
+def test_the_host_gives_the_engines_logits(tmp_path: Path, family: str, contract: str) -> None:
+    """A prompt longer than a window, in several calls with padding, and then token by token."""
+    engine = FAMILIES[family](contract)
+    write(engine, tmp_path)
+    code = (tmp_path / "host.py").read_text()
+    assert len(code.splitlines()) <= MOST_LINES
+    session, ours = engine.session(), module(tmp_path).Host(tmp_path, Models(engine))
+    fed = [int(t) for t in np.random.default_rng(1).integers(1, 100, engine.session().context - 9)]
+    for _ in range(9):
+        wanted, given = session.feed(fed), ours.feed(fed)
+        assert wanted is not None
+        finite = np.isfinite(given) & (given > -1e4)
+        assert finite.any() and given.argmax() == wanted.argmax()
+        np.testing.assert_allclose(given[finite], wanted[finite], rtol=1e-5, atol=1e-5)
+        fed = [int(given.argmax())]
+    with pytest.raises(ValueError, match="no room"):
+        ours.feed([1, 2])
+
+
+def test_a_bundle_through_core_ml(tiny_bundle, tmp_path: Path) -> None:
+    """host.py in a process of its own, on the bridge, and transformers' greedy tokens."""
+    bundle: Bundle = tiny_bundle(contract="stateful", **VARIANTS["stateful"])
+    folder = export_contract(bundle.path, tmp_path / "out")
+    prompt = list(range(3, 25))
+    command = [sys.executable, "-m", "cetane.bridge", folder / "host.py", *prompt, "--new", "12"]
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, check=True, env=os.environ,
+        cwd=tmp_path,
+    )  # fmt: skip
+    given = [int(token) for token in done.stdout.split()]
+    model, seen = build_model("llama"), list(prompt)
+    for token in given:
+        with torch.no_grad():
+            logits = model(torch.tensor([seen])).logits[0, -1]
+        assert logits.max() - logits[token] < 1e-2
+        seen.append(token)
+    assert len(given) == 12 or int(logits.argmax()) == 0
+    code = (folder / "host.py").read_text()
+    assert imported(code) == {"argparse", "coremltools", "functools", "json", "numpy", "pathlib"}
+    contract = json.loads((folder / "contract.json").read_text())
+    figures = contract["memory"]
+    assert figures["packages"] == sum(shard["bytes"] for shard in contract["shards"])
+    assert figures["peak"] > figures["packages"] + figures["activations"] > 0
+    text = (folder / "CONTRACT.md").read_text()
+    for shard in contract["shards"]:
+        for function in shard["functions"]:
+            assert f"### {shard['name']}/{function['name']}" in text
+            for port in (*function["inputs"], *function["outputs"], *function["states"]):
+                assert f"`{port['name']}`" in text
+
+
+def test_activations_by_hand(tiny_bundle) -> None:
+    """A head: its largest moment holds the norm's input and result, or more; never its weights."""
+    bundle: Bundle = tiny_bundle(contract="readonly", **VARIANTS["readonly"])
+    name = bundle.plan.shards[-1].name
+    functions = load(bundle.shard(name)).functions
+    hidden = bundle.plan.hidden * 2
+    assert 2 * hidden <= activation_bytes(functions["decode"]) <= 8 * hidden
+    tokens = bundle.plan.modes["prefill"].tokens
+    assert activation_bytes(functions["prefill"]) == tokens * activation_bytes(functions["decode"])
+
+
+def test_a_subset_and_hostile_names(tmp_path: Path) -> None:
+    """Rows of a head for some tokens; and a source that would end a docstring or a table."""
+    engine = FAMILIES["gemma 3"]("readonly")
+    contract = write(engine, tmp_path) | {"rows": [3, 5, 7], "bundle": "", "source": '"""|\n# x'}
+    contract["shards"] = [shard | {"bytes": 1} for shard in contract["shards"]]
+    contract["memory"] = dict.fromkeys(
+        ("packages", "tables", "caches", "states", "call", "activations", "peak"), 1
+    )
+    assert "self.rows = np.array" in host(contract)
+    ast.parse(host(contract))
+    assert "___" in document(contract).splitlines()[0]

@@ -1,0 +1,96 @@
+"""Uploads to the Hugging Face hub: the card, the files, and what is refused; no network."""
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import huggingface_hub
+import pytest
+import yaml
+from huggingface_hub.errors import HfHubHTTPError
+
+from cetane.bundle import Bundle
+from cetane.errors import CetaneError
+from cetane.report.push import push
+
+
+@pytest.fixture
+def bundle(tiny_bundle) -> Bundle:
+    return tiny_bundle(contract="stateful", layout={"kind": "single"}, tensor_layout="ct1",
+                       head={"slices": 2})  # fmt: skip
+
+
+class Hub:
+    """The hub's client, without a hub."""
+
+    made: ClassVar[list[Any]] = []
+
+    def __init__(self, **_: Any) -> None:
+        Hub.made = []
+
+    def create_repo(self, repo: str, **options: Any) -> None:
+        Hub.made.append((repo, options))
+
+    def create_commit(self, repo: str, operations: list[Any], **options: Any) -> Any:
+        Hub.made.append(operations)
+        return type("Info", (), {"commit_url": f"https://huggingface.co/{repo}/commit/1"})
+
+
+def front(card: str) -> dict[str, Any]:
+    """The card's metadata."""
+    return yaml.safe_load(card.split("---\n")[1])
+
+
+def test_a_dry_run_contacts_nothing(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "HfApi", None)
+    done = push(bundle.path, "me/tiny", license="apache-2.0", dry_run=True)
+    assert done.url is None and done.kind == "bundle"
+    assert set(bundle.manifest.files) | {"manifest.json"} <= set(done.files)
+    about = front(done.card)
+    assert about["library_name"] == "coreml" and about["license"] == "apache-2.0"
+    assert "base_model" not in about  # a local folder is on no hub
+    assert "| golden |" in done.card and "| not run |" in done.card
+    assert "cetane run model" in done.card
+    megabytes = sum(part.bytes for part in bundle.manifest.files.values()) / 1e6
+    assert f"| {megabytes:.4g} MB" in done.card.replace("size | ", "| ")
+    assert huggingface_hub.ModelCard(done.card).data.library_name == "coreml"
+
+
+def test_an_upload(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    done = push(bundle.path, "me/tiny")
+    assert done.url == "https://huggingface.co/me/tiny/commit/1"
+    (repo, options), operations = Hub.made
+    assert repo == "me/tiny" and options == {"private": True, "exist_ok": True}
+    paths = {operation.path_in_repo for operation in operations}
+    assert paths == {"README.md", *done.files}
+
+
+def test_a_hub_that_refuses(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(Hub):
+        def create_repo(self, repo: str, **options: Any) -> None:
+            raise OSError("no network\nhere")
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Refusing)
+    with pytest.raises(CetaneError, match="cannot push to me/tiny: no network here") as caught:
+        push(bundle.path, "me/tiny")
+    assert "hf auth login" in str(caught.value.hint)
+    assert issubclass(HfHubHTTPError, OSError) or HfHubHTTPError is not None
+
+
+def test_what_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+    with pytest.raises(CetaneError, match="'tiny' is no repository"):
+        push(bundle.path, "tiny", dry_run=True)
+    with pytest.raises(CetaneError, match="neither a bundle nor an export"):
+        push(tmp_path, "me/tiny", dry_run=True)
+    (tmp_path / "meta.yaml").write_text("{}")
+    with pytest.raises(CetaneError, match="no gates for its card"):
+        push(tmp_path, "me/tiny", dry_run=True)
+
+
+def test_an_exported_folder(bundle: Bundle, tmp_path: Path) -> None:
+    """Its card has the gates of its bundle, and says how its app runs it."""
+    (tmp_path / "meta.yaml").write_text("{}")
+    done = push(tmp_path, "me/tiny-anemll", bundle=bundle.path, dry_run=True)
+    assert done.kind == "anemll" and "compile.sh" in done.card and list(done.files) == ["meta.yaml"]
+    json.dumps(done.as_json())
