@@ -4,7 +4,9 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -55,7 +57,8 @@ def build_model(model_type: str = "llama", **config: Any) -> transformers.PreTra
 class InMemoryCheckpoint:
     """A transformers model as the checkpoint that its files would be."""
 
-    quantization = None
+    quantization = revision = None
+    merged, adapters = (), MappingProxyType[str, Any]({})
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:
         self.source = f"a tiny {model.config.model_type}"
@@ -188,6 +191,38 @@ def tiny_bundle(
         return made[key]
 
     return bundle
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A bundle of the tiny llama with two adapters, and the models that peft merges."""
+
+    bundle: Bundle
+    base: Path
+    folders: dict[str, Path]
+    merged: dict[str | None, transformers.PreTrainedModel]
+    """By adapter; the base's own model under None."""
+
+
+@pytest.fixture(scope="session")
+def adapted(tiny_checkpoint_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Adapted:
+    """`plain` is a LoRA of every linear layer, `dora` one of the first layer's queries."""
+    from tests.peft_folders import save_adapter  # peft takes a second to import
+
+    folder, model = tmp_path_factory.mktemp("adapted"), build_model("llama")
+    folders = {name: folder / name for name in ("plain", "dora")}
+    merged: dict[str | None, transformers.PreTrainedModel] = {
+        None: model,
+        "plain": save_adapter(folders["plain"], model, target_modules="all-linear", r=3),
+        "dora": save_adapter(
+            folders["dora"], model, seed=2, r=2, use_dora=True,
+            target_modules=["q_proj"], layers_to_transform=[0],
+        ),
+    }  # fmt: skip
+    checkpoint = open_checkpoint(tiny_checkpoint_folder, adapters=folders)
+    recipe = tiny_recipe(verify=None, layout={"kind": "chunks", "chunks": 1})
+    bundle = build(checkpoint, recipe, folder / "tiny", lambda *_: None)
+    return Adapted(bundle, tiny_checkpoint_folder, folders, merged)
 
 
 TOOL_TEMPLATE = (

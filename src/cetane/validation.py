@@ -17,6 +17,8 @@ MOST_DIGITS = 40
 
 PLAIN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,254}$"
 """A name that is one component of a path: no slash, and no dot or dash first."""
+ADAPTER_NAME = r"^[A-Za-z][A-Za-z0-9_]{0,31}$"
+"""A name of an adapter, which is part of the names of functions: Core ML must take it."""
 
 Content = TypeVar("Content")
 

@@ -208,6 +208,56 @@ class Safetensors(Fuzzer):
             checkpoint.read(name)
 
 
+ADAPTER, WEIGHTS = "lora/adapter_config.json", "lora/adapter_model.safetensors"
+
+
+class Adapter(Fuzzer):
+    """An adapter of peft, merged into a base and beside it."""
+
+    @cached_property
+    def good(self) -> Files:
+        module = "base_model.model.model.layers.0.self_attn.q_proj"
+        tensors = {
+            f"{module}.lora_A.weight": np.ones((2, 4), np.float32),
+            f"{module}.lora_B.weight": np.ones((6, 2), np.float16),
+            f"{module}.lora_magnitude_vector": np.ones(6, np.float32),
+        }
+        said = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "use_dora": True,
+                "rank_pattern": {"q_proj": 2}, "alpha_pattern": {}, "bias": "none",
+                "revision": None, "init_lora_weights": True}  # fmt: skip
+        base = {"model.layers.0.self_attn.q_proj.weight": np.ones((6, 4), np.float32)}
+        return {
+            ADAPTER: dumped(said), WEIGHTS: save(tensors),
+            "config.json": dumped({"model_type": "llama"}), "model.safetensors": save(base),
+        }  # fmt: skip
+
+    @property
+    def seeds(self) -> list[Files]:
+        return [self.good]
+
+    def mutate(self, random: Random) -> Files:
+        if random.random() < 0.5:
+            content = damaged(random, json.loads(self.good[ADAPTER]))
+            return self.good | {ADAPTER: dumped(content)}
+        weights = self.good[WEIGHTS]
+        length = int.from_bytes(weights[:8], "little")
+        header = dumped(damaged(random, json.loads(weights[8 : 8 + length])))
+        changed = len(header).to_bytes(8, "little") + header + weights[8 + length :]
+        return self.good | {WEIGHTS: torn(random, weights) if random.random() < 0.3 else changed}
+
+    def check(self, files: Files) -> None:
+        self.write(files)
+        folder = self.folder / "lora"
+        merged = open_checkpoint(self.folder, folder)
+        for name in merged.names():
+            merged.read(name)
+        beside = open_checkpoint(self.folder, adapters={"a": folder})
+        for name in merged.names():
+            for part in ("down", "up", "factor", "bias"):
+                if f"a:{name}:{part}" in beside:
+                    beside.read(f"a:{name}:{part}")
+
+
 class Config(Fuzzer):
     @property
     def seeds(self) -> list[Files]:

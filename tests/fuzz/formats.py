@@ -9,6 +9,7 @@ from tests.fuzz.packages import Package
 FUZZERS: dict[str, Callable[[], Fuzzer]] = {
     "gguf": checkpoints.GGUF,
     "safetensors": checkpoints.Safetensors,
+    "adapter": checkpoints.Adapter,
     "config": checkpoints.Config,
     "tokenizer": checkpoints.TokenizerFile,
     "template": checkpoints.ChatTemplate,

@@ -27,14 +27,14 @@ def ask(client: openai.OpenAI, number: int, stream: bool = False) -> str:
 @pytest.fixture
 def forgetful(application: Any, bundle: Any) -> None:
     """The server without what it knows of earlier prompts."""
-    (worker,) = application.state.service.workers.values()
+    (worker,) = application.state.service.workers
     worker.served.prefixes = Prefixes(open_engine(bundle))
 
 
 def test_drafts_change_nothing_but_the_speed(
     client: openai.OpenAI, application: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (worker,) = application.state.service.workers.values()
+    (worker,) = application.state.service.workers
 
     def always(sampler: Sampler) -> Speculator:
         return Speculator([Ngram()], 3)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cetane.checkpoint.names import model_name
@@ -16,6 +17,7 @@ from cetane.files import read_exactly
 if TYPE_CHECKING:
     import torch
 
+    from cetane.checkpoint.lora import Lora
     from cetane.checkpoint.tokenizer import Tokenizer
 
 
@@ -111,6 +113,12 @@ class Checkpoint(ABC):
 
     quantization: str | None = None
     """The quantisation of the stored weights, for messages; None for plain weights."""
+    revision: str | None = None
+    """The commit of a model that came from the Hugging Face hub; None if it is not known."""
+    merged: tuple[Lora, ...] = ()
+    """The adapters that are merged into the tensors, in order."""
+    adapters: Mapping[str, Lora] = MappingProxyType({})
+    """The adapters beside the tensors, by name."""
 
     def __init__(
         self, source: str, config: dict[str, Any], tensors: Mapping[str, StoredTensor]
@@ -162,6 +170,15 @@ class Checkpoint(ABC):
 
     def _read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         return self.read(name)[start:stop].clone()
+
+    @property
+    def unchanged(self) -> Checkpoint:
+        """The checkpoint without its adapters."""
+        return self
+
+    def with_merged(self, adapter: str) -> Checkpoint:
+        """The base with one of `adapters` merged into it: the truth of a port's adapter."""
+        raise CetaneError(f"{self.source} has no adapter {adapter!r}")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

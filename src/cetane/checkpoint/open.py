@@ -1,9 +1,11 @@
 """The way to open a checkpoint: a folder, a file, or a model on the Hugging Face hub."""
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from cetane.checkpoint.adapted import with_adapters, with_lora
 from cetane.checkpoint.checkpoint import Checkpoint
 from cetane.checkpoint.convert_tokenizer import SOURCES
 from cetane.checkpoint.gguf import GGUFCheckpoint
@@ -15,12 +17,26 @@ from cetane.errors import CetaneError
 _WEIGHT_FILE = re.compile(r".*\.(gguf|safetensors|bin|pth?|ckpt|pkl)", re.IGNORECASE)
 
 
-def open_checkpoint(source: str | Path) -> Checkpoint:
+def open_checkpoint(
+    source: str | Path,
+    lora: str | Path | None = None,
+    adapters: Mapping[str, str | Path] | None = None,
+) -> Checkpoint:
     """Open a folder, a .safetensors or .gguf file, or a hub id such as "org/name".
 
     An existing path wins over a hub id. Reads only headers, and loads neither torch nor a weight.
-    Raises CetaneError if nothing is there, or if it is broken, unsupported or unsafe.
+    `lora` is the folder of a peft adapter that is merged into the tensors; `adapters` are folders
+    of adapters that stay beside them, by name. Raises CetaneError if nothing is there, or if it is
+    broken, unsupported or unsafe, and for an adapter that does not fit.
     """
+    opened = open_base(source)
+    if lora is not None:
+        opened = with_lora(opened, lora)
+    return with_adapters(opened, adapters) if adapters else opened
+
+
+def open_base(source: str | Path) -> Checkpoint:
+    """Open a checkpoint without adapters."""
     try:
         path = Path(source).expanduser()
     except RuntimeError:  # `~name` of an unknown user may still be a file

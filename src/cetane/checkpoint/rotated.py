@@ -17,11 +17,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from cetane.checkpoint.checkpoint import Checkpoint
+from cetane.checkpoint.wrapped import WrappedCheckpoint
 
 if TYPE_CHECKING:
     import torch
-
-    from cetane.checkpoint.tokenizer import Tokenizer
 
 VERSION = 1
 """Of the rotations: another one gives other weights."""
@@ -99,7 +98,7 @@ class Fold:
     """Whether all values become 1: a norm's gains that others have taken."""
 
 
-class RotatedCheckpoint(Checkpoint):
+class RotatedCheckpoint(WrappedCheckpoint):
     """A checkpoint with turned channels. Its head is a tensor of its own, since only the head takes
     the final norm's gains."""
 
@@ -112,9 +111,8 @@ class RotatedCheckpoint(Checkpoint):
     ) -> None:
         """`folds` by tensor; `copies` are tensors that the base has under another name; `stream`
         turns the residual stream, None leaves it as it is."""
-        super().__init__(base.source, base.config, {})
-        self.base, self.folds, self.copies, self.stream = base, folds, copies, stream
-        self.quantization = base.quantization
+        super().__init__(base)
+        self.folds, self.copies, self.stream = folds, copies, stream
         if copies:
             self.config = base.config | {"tie_word_embeddings": False}
 
@@ -152,9 +150,6 @@ class RotatedCheckpoint(Checkpoint):
         if fold.rows is not None:
             tensor = fold.rows(tensor, axis=0)
         return tensor.float()
-
-    def _load_tokenizer(self) -> Tokenizer:
-        return self.base.tokenizer
 
     def _fingerprint(self) -> str:
         content: Any = [

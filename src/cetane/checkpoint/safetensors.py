@@ -48,6 +48,8 @@ class SafetensorsCheckpoint(Checkpoint):
         tensors = stack_experts(tensors, path)
         super().__init__(source, config, tensors)
         self.quantization = quantization
+        if folder.parent.name == "snapshots":  # the hub's cache names folders for commits
+            self.revision = folder.name
 
     @classmethod
     def open(

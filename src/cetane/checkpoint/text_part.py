@@ -46,8 +46,12 @@ def text_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
 def text_tensors(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """The text part's tensors, by the names of a text model."""
     return {
-        ours + name.removeprefix(theirs): tensor
-        for name, tensor in tensors.items()
-        for theirs, ours in _PREFIXES.items()
-        if name.startswith(theirs)
+        ours: tensor for name, tensor in tensors.items() if (ours := text_name(name)) is not None
     }
+
+
+def text_name(name: str) -> str | None:
+    """The text model's name of a tensor, by a multimodal model's; None for other tensors."""
+    return next(
+        (ours + name.removeprefix(t) for t, ours in _PREFIXES.items() if name.startswith(t)), None
+    )

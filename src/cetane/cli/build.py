@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cetane.cli.options import (
+    Adapters,
     Bits,
     Context,
     Force,
     Json,
+    Lora,
     Model,
     Output,
     Rebuild,
@@ -29,6 +31,8 @@ def build(
     context: Context = None,
     bits: Bits = None,
     settings: Settings = None,
+    lora: Lora = None,
+    adapter: Adapters = None,
     only: Annotated[
         list[str] | None,
         typer.Option(help="Make only shards of this name or pattern, and no bundle yet."),
@@ -39,9 +43,12 @@ def build(
 ) -> None:
     """Build a bundle, without gates. After an interruption, run it again: it resumes."""
     from cetane.pipeline.build import build as build_bundle
-    from cetane.pipeline.request import make_request, read_changes
+    from cetane.pipeline.request import make_request, read_adapters, read_changes
 
-    request = make_request(model, recipe, context, bits, read_changes(settings or []))
+    request = make_request(
+        model, recipe, context, bits, read_changes(settings or []), lora=lora,
+        adapters=read_adapters(adapter or []),
+    )  # fmt: skip
     target = request.target(output)
     if only:
         build_some(request, target, only, rebuild, json)

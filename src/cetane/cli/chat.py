@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 HELP = """\
 /reset         forget the conversation
+/adapter NAME  use one of the bundle's adapters from now on; without a name, the model alone
 /system TEXT   tell the model how to answer; this starts a new conversation
 /help          this list
 Ctrl-C stops an answer. An empty line or Ctrl-D ends the conversation."""
@@ -61,10 +62,21 @@ class Chat:
                 self.system = [{"role": "system", "content": text.strip()}] if text.strip() else []
                 self.turns = []
                 warn("the conversation starts anew")
+            case "/adapter":
+                self.change(text.strip() or None)
             case "/help":
                 warn(HELP)
             case _:
                 warn(f"no command {command}; /help lists them")
+
+    def change(self, adapter: str | None) -> None:
+        """Go on with another adapter."""
+        try:
+            self.model.adapter = adapter
+        except CetaneError as error:
+            warn(str(error))
+        else:
+            warn(f"from now on: {adapter or 'the model alone'}")
 
     def answer(self, question: str) -> None:
         """Ask the model, print its answer, and keep both."""

@@ -10,6 +10,7 @@ from cetane.cli.output import facts, megabytes, print_json, table
 if TYPE_CHECKING:
     from cetane.bundle import Bundle
     from cetane.bundle.draft_heads import DraftHead
+    from cetane.schema.manifest import Manifest
 
 
 def info(bundle: BundlePath, verbose: Verbose = False, json: Json = False) -> None:
@@ -41,6 +42,7 @@ def show(bundle: Bundle, verbose: bool) -> None:
     facts(
         {
             "source": manifest.source,
+            **origins(manifest),
             "recipe": f"{bundle.plan.recipe.name}: {bundle.plan.recipe.description}",
             "digest": bundle.digest,
             "files": f"{len(manifest.files)}, {megabytes(total)}, all as built",
@@ -52,6 +54,12 @@ def show(bundle: Bundle, verbose: bool) -> None:
     if heads := bundle.draft_heads():
         columns = ["draft head", "functions", "proposes from", "weights", "right, held out"]
         table("draft heads", columns, [head_row(head) for head in heads.values()])
+
+
+def origins(manifest: Manifest) -> dict[str, str]:
+    """The folders of adapters."""
+    merged = {} if manifest.lora is None else {"merged adapter": manifest.lora.source}
+    return merged | {f"adapter {name}": one.source for name, one in manifest.adapters.items()}
 
 
 def head_row(head: DraftHead) -> list[str]:

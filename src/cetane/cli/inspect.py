@@ -3,18 +3,19 @@
 from collections.abc import Sequence
 from typing import Any
 
-from cetane.cli.options import Json, Model
+from cetane.cli.options import Adapters, Json, Lora, Model
 from cetane.cli.output import facts, print_json, say, table, warn
 
 SHOWN = 6
 """Names of a list that are shown."""
 
 
-def inspect(model: Model, json: Json = False) -> None:
-    """Show the content of a checkpoint, without reading weights."""
+def inspect(model: Model, lora: Lora = None, adapter: Adapters = None, json: Json = False) -> None:
+    """Show the content of a checkpoint and of its adapters, without reading weights."""
     from cetane.pipeline.inspect import inspect as look
+    from cetane.pipeline.request import read_adapters
 
-    content = look(model)
+    content = look(model, lora, read_adapters(adapter or []))
     if json:
         print_json(content)
         return
@@ -33,6 +34,8 @@ def inspect(model: Model, json: Json = False) -> None:
     table("tensors", ["name", "shape"], rows)
     if len(tensors) > len(rows):
         say(f"... and {len(tensors) - len(rows)} more (--json lists all)")
+    for name, about in content["adapters"].items():
+        show_adapter(name, about)
     if content["nearest"]:
         show_nearest(content["nearest"])
     if content["unread"]:
@@ -40,6 +43,20 @@ def inspect(model: Model, json: Json = False) -> None:
             f"warning: the model reads nothing from {', '.join(content['unread'][:3])} "
             f"({len(content['unread'])} tensors)"
         )
+
+
+def show_adapter(name: str, about: dict[str, Any]) -> None:
+    """What an adapter states and changes."""
+    kind = f"rank {about['rank']}{', DoRA' if about['dora'] else ''}"
+    facts(
+        {
+            "folder": about["folder"],
+            "states its base as": about["stated_base"] or "nothing",
+            "changes": f"{about['changes']} weights, {kind}",
+            "replaces": some(about["replaces"]),
+        },
+        f"adapter {name}",
+    )
 
 
 def show_nearest(near: dict[str, Any]) -> None:

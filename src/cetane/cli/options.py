@@ -40,6 +40,22 @@ Settings = Annotated[
         "--set", metavar="KEY=VALUE", help="Any value of the recipe, such as tokens.verify=8."
     ),
 ]
+Lora = Annotated[
+    Path | None,
+    typer.Option("--lora", metavar="FOLDER", help="A peft LoRA to merge into the model."),
+]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="NAME=FOLDER",
+        help="A peft LoRA to keep beside the model, which shares its weights. May be repeated.",
+    ),
+]
+AdapterName = Annotated[
+    str | None,
+    typer.Option("--adapter", metavar="NAME", help="One of the bundle's adapters."),
+]
 Output = Annotated[
     Path | None,
     typer.Option(

@@ -4,7 +4,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cetane.cli.options import Bits, ChipName, Context, Json, Model, RecipeName, Settings, Verbose
+from cetane.cli.options import (
+    Adapters,
+    Bits,
+    ChipName,
+    Context,
+    Json,
+    Lora,
+    Model,
+    RecipeName,
+    Settings,
+    Verbose,
+)
 from cetane.cli.output import print_json, progress, say, warn
 from cetane.errors import CetaneError
 
@@ -26,6 +37,8 @@ def plan(
     context: Context = None,
     bits: Bits = None,
     settings: Settings = None,
+    lora: Lora = None,
+    adapter: Adapters = None,
     chip: ChipName = None,
     sweep: SweepOption = False,
     explain: ExplainOption = False,
@@ -39,11 +52,14 @@ def plan(
     from cetane.cli import forecast as shown
     from cetane.cli import plan_tables
     from cetane.pipeline.plan import forecast
-    from cetane.pipeline.request import make_request, read_changes
+    from cetane.pipeline.request import make_request, read_adapters, read_changes
 
     if chip is None and (sweep or explain):
         raise CetaneError("--sweep and --explain need a chip", shown.known_chips())
-    request = make_request(model, recipe, context, bits, read_changes(settings or []))
+    request = make_request(
+        model, recipe, context, bits, read_changes(settings or []), lora=lora,
+        adapters=read_adapters(adapter or []),
+    )  # fmt: skip
     with progress("plan"):
         resolved = request.planner.plan()
     predicted = forecast(request.planner, chip) if chip else None

@@ -19,9 +19,10 @@ def show(plan: Plan, chip: str | None = None, tables: bool = True) -> None:
     show_summary(plan)
     most = find_chip(chip or DEFAULT_CHIP).figure("programs").value
     if len(plan.functions) > most:
+        others = ", or fewer adapters" if plan.adapters else ""
         warn(
             f"warning: reports say that a process holds about {most:.0f} loaded programs; "
-            "use fewer modes or larger shards"
+            f"use fewer modes or larger shards{others}"
         )
     if tables:
         show_tables(plan)
@@ -45,6 +46,12 @@ def show_summary(plan: Plan) -> None:
         "tokens"
     )
     say(f"  weights {weights}, embedding {embedding}, cache {cache}")
+    for name, adapter in plan.adapters.items():
+        own = sum(function.adapter == name for function in plan.functions.values())
+        kind = f"rank {adapter.rank}{', DoRA' if adapter.dora else ''}"
+        say(f"  adapter {name}: {kind}, {megabytes(adapter.weight_bytes)} more, {own} functions")
+    if plan.adapters:
+        say("  adapters share the weights, which each package stores once")
     if plan.rows != plan.vocab:
         say(f"  the head can choose {plan.rows} of {plan.vocab} tokens")
 
@@ -84,10 +91,12 @@ def show_tables(plan: Plan) -> None:
 
 
 def functions(shard: ShardPlan) -> str:
-    """The names and widths of functions; those of experts only as a number."""
-    routed = [f for f in shard.functions if f.name.startswith("expert-")]
-    named = [f"{f.name}:{f.tokens}" for f in shard.functions if f not in routed]
-    return " ".join([*named, *([f"+ {len(routed)} of experts"] if routed else [])])
+    """The names and widths of functions; those of experts and adapters only as numbers."""
+    adapted = [f for f in shard.functions if f.adapter is not None]
+    routed = [f for f in shard.functions if f.name.startswith("expert-") and f not in adapted]
+    named = [f"{f.name}:{f.tokens}" for f in shard.functions if f not in (*routed, *adapted)]
+    more = {"experts": len(routed), "adapters": len(adapted)}
+    return " ".join([*named, *(f"+ {n} of {kind}" for kind, n in more.items() if n)])
 
 
 def interface(item: Input | Output | State) -> list[Any]:

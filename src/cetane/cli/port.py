@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cetane.cli.options import (
+    Adapters,
     Bits,
     ChipName,
     Context,
     Force,
     Json,
+    Lora,
     Model,
     OsNumber,
     Output,
@@ -50,6 +52,8 @@ def port(
     context: Context = None,
     bits: Bits = None,
     settings: Settings = None,
+    lora: Lora = None,
+    adapter: Adapters = None,
     chip: ChipName = None,
     os: OsNumber = None,
     require_residency: RequireResidency = None,
@@ -70,12 +74,14 @@ def port(
     from cetane.cli.plan_tables import show as show_plan
     from cetane.gates.residency.target import DEFAULT_OS
     from cetane.pipeline.port import port_request, residency_for
-    from cetane.pipeline.request import make_request, read_changes
+    from cetane.pipeline.request import make_request, read_adapters, read_changes
 
     asked = residency_for(chip, os or DEFAULT_OS, require_residency)
     changes = ({} if quality is None else {"quality": quality}) | read_changes(settings or [])
     with progress("plan"):
-        request = make_request(model, recipe, context, bits, changes, budget)
+        request = make_request(
+            model, recipe, context, bits, changes, budget, lora, read_adapters(adapter or [])
+        )
         plan = request.planner.plan()
     if not json:
         show_plan(plan, chip, tables=verbose)

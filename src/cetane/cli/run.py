@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cetane.cli.options import (
+    AdapterName,
     Backend,
     BundlePath,
     ComputeUnits,
@@ -45,6 +46,7 @@ def run(
     prompt: Annotated[str | None, typer.Argument(help="The prompt.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Hold a conversation.")] = False,
     prompt_ids: PromptIdsOption = None,
+    adapter: AdapterName = None,
     max_new: MaxNew = 512,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(min=0, help="0 keeps all.")] = 0,
@@ -82,8 +84,9 @@ def run(
         drafter = DrafterOptions(speculative, ngram_min, ngram_max, draft_tokens)
     with progress("loading"):
         model = load(
-            bundle, backend=with_units(backend, compute_units), speculative=drafter, exclusive=True
-        )
+            bundle, backend=with_units(backend, compute_units), speculative=drafter,
+            exclusive=True, adapter=adapter,
+        )  # fmt: skip
     with model:
         if chat:
             Chat(model, max_new, sampling).run()

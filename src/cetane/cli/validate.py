@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from cetane.cli.options import Checkpoint, Json, Verbose
+from cetane.cli.options import Adapters, Checkpoint, Json, Lora, Verbose
 from cetane.cli.output import (
     conclude,
     console,
@@ -32,6 +32,8 @@ def validate(
         typer.Argument(metavar="BUNDLE", help="A bundle, or a folder for ANEMLL or CoreML-LLM."),
     ],
     model: Checkpoint = None,
+    lora: Lora = None,
+    adapter: Adapters = None,
     text: Annotated[
         Path | None,
         typer.Option("--perplexity", help="Measure perplexity on a text file instead."),
@@ -61,6 +63,7 @@ def validate(
     code 1 when a gate fails.
     """
     from cetane.pipeline import validate as gates
+    from cetane.pipeline.request import read_adapters
 
     if any((bundle / name).is_file() for name in APP_CONFIGS):
         validate_folder(bundle, json)
@@ -78,7 +81,9 @@ def validate(
     if text is not None:
         measure(bundle, text, tokens, model, json)
     with progress("validate") as update:
-        result = gates.validate(bundle, model=model, progress=update)
+        result = gates.validate(
+            bundle, model=model, lora=lora, adapters=read_adapters(adapter or []), progress=update
+        )
     conclude(result, json, lambda outcome: show(outcome, verbose))
 
 

@@ -38,6 +38,7 @@ class Engine:
         watch: Sequence[Watch] = (),
         whole: bool = False,
         start: int = 0,
+        adapter: str | None = None,
     ) -> Session:
         """A new sequence with empty caches, whose first token has the position `start`.
 
@@ -45,12 +46,17 @@ class Engine:
         - `watch`: called with every output of a shard, for gates and draft heads.
         - `whole`: run all layers for every token, as draft heads need. By default, silent calls
           leave out layers that no later token depends on.
+        - `adapter`: the adapter of its first calls; `Session.adapter` changes it.
+
+        Raises CetaneError for an adapter that the plan lacks.
         """
         plan = self.plan
         functions, order = plan.functions, plan.recipe.tensor_layout
         memory = Memory(plan.caches, functions.values(), order, self.backend.dtype, start)
         execution = Execution(functions, self.shards, self.tables, memory, watch)
-        return Session(Schedule(plan, modes, whole), memory, execution, self.head)
+        session = Session(Schedule(plan, modes, whole), memory, execution, self.head)
+        session.adapter = adapter
+        return session
 
     def run(
         self,

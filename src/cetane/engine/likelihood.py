@@ -51,6 +51,7 @@ def likelihoods(
     start: int = 1,
     top: int = 1,
     check: Callable[[], None] = lambda: None,
+    adapter: str | None = None,
 ) -> tuple[list[TokenLikelihood], Fed]:
     """The scores of all tokens from position `start` >= 1 on, and the session that holds them.
 
@@ -64,5 +65,5 @@ def likelihoods(
             if start <= position < len(tokens):
                 scores.append(token_likelihood(row, tokens[position], top))
 
-    fed = prefixes.feed(tokens, rows, start - 1, check)
+    fed = prefixes.feed(tokens, rows, start - 1, check, adapter)
     return scores, fed

@@ -27,6 +27,8 @@ class PromptCall(NamedTuple):
     mode: Mode
     tokens: tuple[int, ...]
     end: int
+    adapter: str | None = None
+    """Calls with different adapters are never shared."""
 
 
 @dataclass
@@ -110,16 +112,18 @@ class Prefixes:
         rows: Rows | None = None,
         start: int = 0,
         check: Callable[[], None] = lambda: None,
+        adapter: str | None = None,
     ) -> Fed:
-        """Feed a prompt to a session.
+        """Feed a prompt to a session, with an adapter or without.
 
         `rows` receives the logits of all tokens from position `start` on, and perhaps of some
         before. `check` is called before every call; what it raises ends the feed. Raises
         CetaneError as `Session.feed`.
         """
-        calls = self.planned(tokens, scored=rows is not None)
+        calls = self.planned(tokens, rows is not None, adapter)
         unscored = [call for call in calls if rows is None or call.end <= start]
         known, shared = self.open(unscored, logits=len(unscored) == len(calls))
+        known.session.adapter = adapter
         for number, call in enumerate(calls[shared:], shared):
             check()
             scored, last = number >= len(unscored), number == len(calls) - 1
@@ -139,7 +143,9 @@ class Prefixes:
         assert known.logits is not None
         return Fed(known.session, known.logits, calls[shared - 1].end if shared else 0)
 
-    def planned(self, tokens: Sequence[int], scored: bool) -> list[PromptCall]:
+    def planned(
+        self, tokens: Sequence[int], scored: bool, adapter: str | None = None
+    ) -> list[PromptCall]:
         """The calls of a prompt; `scored`: for the logits of all tokens."""
         if not tokens:
             raise CetaneError("no tokens to run")
@@ -148,7 +154,7 @@ class Prefixes:
         for call in self.schedule.cut(0, len(tokens), "all" if scored else "last"):
             taken = tuple(tokens[end : end + call.count])
             end += call.count
-            calls.append(PromptCall(call.mode, taken, end))
+            calls.append(PromptCall(call.mode, taken, end, adapter))
         return calls
 
     def open(self, calls: Sequence[PromptCall], logits: bool) -> tuple[KnownPrompt, int]:

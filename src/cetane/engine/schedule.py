@@ -39,17 +39,20 @@ class Schedule:
         self.groups: Collection[Slots] = plan.caches.values()
         self.context = plan.recipe.cache.context
         self.whole = whole
+        adapted: dict[str | None, Mapping[Mode, ModePlan]] = {None: plan.modes}
+        adapted |= {name: adapter.modes for name, adapter in plan.adapters.items()}
         self._steps = {
-            (mode, logits): by_shard(steps)
-            for mode, chosen in self.modes.items()
-            for logits, steps in ((True, chosen.steps), (False, chosen.silent))
+            (adapter, mode, logits): by_shard(steps)
+            for adapter, modes in adapted.items()
+            for mode in self.modes
+            for logits, steps in ((True, modes[mode].steps), (False, modes[mode].silent))
         }
         self._skipping = {mode for mode, chosen in self.modes.items() if skips(plan, chosen)}
         """Modes whose silent calls skip layers beside the head."""
 
-    def steps(self, mode: Mode, logits: bool) -> Steps:
-        """The steps of every shard in a call."""
-        return self._steps[mode, logits]
+    def steps(self, mode: Mode, logits: bool, adapter: str | None = None) -> Steps:
+        """The steps of every shard in a call, with an adapter or without."""
+        return self._steps[adapter, mode, logits]
 
     def cut(self, position: int, tokens: int, wanted: Wanted) -> list[ScheduledCall]:
         """The calls for the next `tokens` tokens. Raises CetaneError if they do not fit."""

@@ -27,6 +27,7 @@ class Session:
         self.schedule, self.memory, self.execution, self.head = schedule, memory, execution, head
         self.plan = head.plan
         self._failed = False
+        self._adapter: str | None = None
         self._evaluated: Running | None = None
         """The last call of `evaluate`, until `accept` ends it."""
 
@@ -34,6 +35,20 @@ class Session:
     def position(self) -> int:
         """The position of the next token: the number of tokens so far, if the first was at 0."""
         return self.memory.position
+
+    @property
+    def adapter(self) -> str | None:
+        """The adapter of the next calls; None for the base alone.
+
+        It can change between any two calls. Caches and histories go on: earlier tokens keep what
+        their own adapter computed. Raises CetaneError for an adapter that the plan lacks.
+        """
+        return self._adapter
+
+    @adapter.setter
+    def adapter(self, name: str | None) -> None:
+        self.plan.on(name)
+        self._adapter = name
 
     @property
     def context(self) -> int:
@@ -119,7 +134,7 @@ class Session:
     def _running(self, schedule: Schedule, ids: Array, mode: Mode, logits: bool) -> Running:
         return Running(
             self.memory.place(ids, schedule.modes[mode].tokens),
-            schedule.steps(mode, logits),
+            schedule.steps(mode, logits, self.adapter),
             Logits(self.head, len(ids)) if logits else None,
         )
 

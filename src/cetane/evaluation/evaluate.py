@@ -14,13 +14,13 @@ from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 
 from cetane.bundle import Bundle
-from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 from cetane.evaluation.answers import KeptAnswers
 from cetane.evaluation.figures import Evaluation, TaskFigure
 from cetane.evaluation.models import BundleModel, ReferenceModel, TokenModel
 from cetane.files import Progress, cache_dir, silent
 from cetane.gates.reference import Reference
+from cetane.pipeline.validate import checkpoint_of
 from cetane.validation import guess
 
 GATE = "evaluation"
@@ -64,7 +64,7 @@ def evaluate(
     ours = run(own, tasks, manager, settings, output)
     theirs, truth = None, None
     if against_reference:
-        checkpoint = open_checkpoint(model or opened.manifest.source)
+        checkpoint = checkpoint_of(opened, model)
         truth = ReferenceModel(
             Reference(checkpoint), opened.tokenizer, own.max_length,
             kept(f"{checkpoint.fingerprint[:24]}-reference"), progress,

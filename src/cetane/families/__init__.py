@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from cetane.errors import CetaneError
+from cetane.families.adapters import adapt
 from cetane.families.axes import Axes, tensor_layout
 from cetane.families.base import (
     Bits,
@@ -87,6 +88,7 @@ __all__ = [
     "Truth",
     "Weight",
     "Weights",
+    "adapt",
     "attend",
     "author",
     "cache_form",

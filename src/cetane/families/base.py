@@ -148,16 +148,34 @@ class Block(nn.Module):
         """The block that owns the parameters: itself, or of a part, the whole block."""
         return self
 
-    def weights(self) -> Iterator[tuple[str, Weight]]:
-        """The paths of the root's parameters that this block uses, with their weights."""
+    def weights(self, adapter: str | None = None) -> Iterator[tuple[str, Weight]]:
+        """The paths of the root's parameters that this block uses, with their weights.
+
+        With an adapter, its own parameters come after the base's, without the biases that it
+        replaces.
+        """
+        added = {} if adapter is None else dict(self.adapter_weights(adapter))
+        replaced = {path.replace(f"adapter_{adapter}.bias", "bias") for path in added}
         for path, module in self.named_modules():
             if isinstance(module, Leaf):
                 for name, held in module.held.items():
                     full, stored = (
                         f"{path}.{leaf}" if path else leaf for leaf in (name, held.source or name)
                     )
+                    if full in replaced:
+                        continue
                     shape = tuple(module.get_parameter(name).shape)
                     yield full, replace(self.weight(stored, shape, held), columns=held.columns)
+        yield from added.items()
+
+    def adapter_weights(self, adapter: str | None = None) -> Iterator[tuple[str, Weight]]:
+        """The paths of an adapter's own parameters, with their weights; by default, of all."""
+        for path, module in self.named_modules():
+            if isinstance(module, Projection):
+                for name, added in module.adapters.items():
+                    if adapter in (None, name):
+                        for leaf, weight in added.weights.items():
+                            yield f"{path}.adapter_{name}.{leaf}", weight
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         """The weight of a parameter."""
@@ -179,7 +197,7 @@ class Block(nn.Module):
     def load(self, source: Weights) -> None:
         """Read the parameters, in fp32."""
         self.to_empty(device="cpu")
-        for path, weight in self.weights():
+        for path, weight in (*self.weights(), *self.adapter_weights()):
             self.get_parameter(path).data.copy_(weight.read(source))
 
     @abstractmethod
@@ -226,9 +244,13 @@ class Part(Block):
     def root(self) -> Block:
         return self._whole[0]
 
-    def weights(self) -> Iterator[tuple[str, Weight]]:
+    def weights(self, adapter: str | None = None) -> Iterator[tuple[str, Weight]]:
         used = tuple(f"{path}." for path in self.modules_used)
-        return ((path, w) for path, w in self.root.weights() if path.startswith(used))
+        return ((path, w) for path, w in self.root.weights(adapter) if path.startswith(used))
+
+    def adapter_weights(self, adapter: str | None = None) -> Iterator[tuple[str, Weight]]:
+        used = tuple(f"{path}." for path in self.modules_used)
+        return (item for item in self.root.adapter_weights(adapter) if item[0].startswith(used))
 
     def forward(self, flow: Flow, memory: Memory) -> None:
         self.run(flow)

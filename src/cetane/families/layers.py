@@ -6,12 +6,16 @@ Hidden tensors are `(1, C, 1, T)` here; `axes.py` has the other layout.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from cetane.errors import CetaneError
 from cetane.families.axes import Axes
+
+if TYPE_CHECKING:
+    from cetane.families.adapters import ProjectionAdapter
 
 
 @torch.library.custom_op("cetane::layer_norm", mutates_args=())
@@ -106,6 +110,10 @@ class Projection(Leaf):
         self.outputs = outputs
         self.at = 0
         """The channel at which the contracted axis is cut; 0 if it is not cut."""
+        self.adapters: dict[str, ProjectionAdapter] = {}
+        """What adapters add to the product, by their names."""
+        self.active: str | None = None
+        """The adapter that the next product includes; `adapter_on` sets it."""
         self.hold(
             "weight", (outputs, inputs, 1, 1), (outputs, inputs), kind, times(factor / inverse)
         )
@@ -128,11 +136,31 @@ class Projection(Leaf):
                 self.hold(name, (outputs, stop - start, 1, 1))
                 self.held[name] = replace(whole, columns=(start, stop), source="weight")
 
+    @property
+    def adapter(self) -> "ProjectionAdapter | None":
+        """The active adapter, if it changes this projection."""
+        return None if self.active is None else self.adapters.get(self.active)
+
+    def adapt(self, name: str, adapter: "ProjectionAdapter") -> None:
+        """Hold an adapter. Its parameters are those of the submodule `adapter_NAME`."""
+        self.adapters[name] = adapter
+        self.add_module(f"adapter_{name}", adapter)
+
     def forward(self, x: Tensor) -> Tensor:
-        return self.contract(x, self.bias)
+        own = None if self.adapter is None else self.adapter.bias
+        return self.contract(x, self.bias if own is None else own)
 
     def contract(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """The product with the weight, plus the given bias instead of the layer's own."""
+        adapter = self.adapter
+        if adapter is None:
+            return self._product(x, bias)
+        if adapter.factor is None:
+            return adapter.add(self._product(x, bias), x)
+        scaled = adapter.add(self._product(x, None), x) * adapter.factor
+        return scaled if bias is None else scaled + bias.reshape(1, -1, 1, 1)
+
+    def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if not self.at:
             return nn.functional.conv2d(x, self.weight, bias)
         first = nn.functional.conv2d(x[:, : self.at], self.first, bias)

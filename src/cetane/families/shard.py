@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from cetane.families.adapters import adapter_on
 from cetane.families.base import Block, CacheGroup, Head, Memory, Model
 from cetane.families.caches import CacheSpec, HistorySpec, MatrixSpec
 from cetane.schema.interface import Input, Mask, Output, ToChoice, ToLogits, ToTensor
@@ -25,9 +26,11 @@ class Shard(nn.Module):
         histories: Sequence[HistorySpec | MatrixSpec],
         inputs: Sequence[Input],
         outputs: Sequence[Output],
+        adapter: str | None = None,
     ) -> None:
         super().__init__()
         self.blocks, self.inputs, self.outputs = tuple(blocks), inputs, outputs
+        self.adapter = adapter
         self.caches, self.histories = caches, histories
         self.repeats = {i.name: rows_per_token(model, i) for i in inputs}
         for spec in caches:
@@ -45,10 +48,11 @@ class Shard(nn.Module):
         keepers = caches | histories
         memory: Memory = {name: keeper.extend for name, keeper in keepers.items()}
         heads: dict[int, Tensor] = {}
-        for block in self.blocks:
-            block(flow, memory)
-            if isinstance(block, Head):
-                heads[block.start] = flow["logits"]
+        with adapter_on(self.blocks, self.adapter):
+            for block in self.blocks:
+                block(flow, memory)
+                if isinstance(block, Head):
+                    heads[block.start] = flow["logits"]
         results = {name: value for k in keepers.values() for name, value in k.results().items()}
 
         def result(output: Output) -> Tensor:

@@ -10,6 +10,7 @@ from pydantic import Field, computed_field
 from cetane.checkpoint import Checkpoint, Tokenizer
 from cetane.compress import parse_format
 from cetane.gates.authored import Authored
+from cetane.gates.bases import STATED
 from cetane.gates.golden import NEAR_LIMIT, GoldenResult
 from cetane.gates.ladder import LadderResult
 from cetane.gates.limits import limits
@@ -18,6 +19,7 @@ from cetane.gates.reference import reference_of
 from cetane.gates.residency.audit import Audit
 from cetane.gates.residency.rule import load_rules
 from cetane.gates.structure import Deviation, excess
+from cetane.gates.verdict import Check
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Quality, Recipe, key_path, value_of
@@ -73,9 +75,11 @@ class Explanation(Data):
 
 
 def explain(
-    bundle: RefusedPort, checkpoint: Checkpoint, verdict: GoldenResult
+    bundle: RefusedPort, checkpoint: Checkpoint, verdict: GoldenResult, adapter: str | None = None
 ) -> Explanation | None:
     """The first cause, in the order in which one hides the next; None for a port that passed.
+
+    `verdict` is of the bundle with an adapter, or of the base and then of all adapters.
 
     Runs the authored modules where the graph is wrong, to tell authoring from conversion.
     """
@@ -83,13 +87,43 @@ def explain(
         return None
     recipe = bundle.plan.recipe
     red = [check.name for check in verdict.checks if not check.passed]
+    if any(name.endswith(STATED) for name in red):
+        red_bases = (c for c in verdict.checks if c.name.endswith(STATED) and not c.passed)
+        return other_base(next(red_bases))
+    adapted = tuple(f"{name}: " for name in verdict.adapters)
+    if verdict.adapters and all(name.startswith(adapted) for name in red):
+        name = red[0].partition(": ")[0]
+        return with_adapter(name, explain(bundle, checkpoint, verdict.adapters[name], name))
     if verdict.wrong_weights or verdict.unused:
         return wrong_weights(verdict, bundle.plan)
     if any(name.startswith("structure") for name in red):
-        return wrong_graph(bundle, checkpoint, verdict)
+        return wrong_graph(bundle, checkpoint, verdict, adapter)
     if any(name.startswith("fp16") for name in red):
         return beyond_fp16(verdict, recipe, Planner(checkpoint, recipe))
     return too_compressed(verdict, recipe)
+
+
+def with_adapter(name: str, own: Explanation | None) -> Explanation | None:
+    """The explanation of a bundle that is red only with an adapter."""
+    if own is None:
+        return None
+    return own.model_copy(
+        update={
+            "where": f"{own.where}, with the adapter {name}",
+            "sentence": f"With the adapter {name}: {own.sentence}",
+        }
+    )
+
+
+def other_base(check: Check) -> Explanation:
+    """The explanation of an adapter that was trained on another base."""
+    name = check.name.partition(": ")[0]
+    return Explanation(
+        cause="weights",
+        where=f"the adapter {name}",
+        sentence=f"The adapter {name} states a base whose weights are others than those here: they "
+        f"differ by {check.value:.2g}, the limit is {check.limit:g}. Give the adapter's own base.",
+    )
 
 
 def wrong_weights(verdict: GoldenResult, plan: Plan) -> Explanation:
@@ -111,11 +145,13 @@ def wrong_weights(verdict: GoldenResult, plan: Plan) -> Explanation:
     )
 
 
-def wrong_graph(bundle: RefusedPort, checkpoint: Checkpoint, verdict: GoldenResult) -> Explanation:
+def wrong_graph(
+    bundle: RefusedPort, checkpoint: Checkpoint, verdict: GoldenResult, adapter: str | None
+) -> Explanation:
     """The explanation of the first wrong tensor. If the torch modules are right, conversion
     errs."""
-    recipe = bundle.plan.recipe
-    authored = Authored(Planner(checkpoint, recipe), checkpoint, reference_of(checkpoint))
+    recipe, truth = bundle.plan.recipe, reference_of(checkpoint, adapter)
+    authored = Authored(Planner(checkpoint, recipe).on(adapter), checkpoint, truth)
     if verdict.misread:
         return wrong_reading(verdict.misread[0], authored)
     first = first_off(verdict.structure)
@@ -169,6 +205,7 @@ def mended(bundle: RefusedPort, checkpoint: Checkpoint, authored: "Authored") ->
     if plain == recipe.cache:
         return False
     planner = Planner(checkpoint, recipe.model_copy(update={"cache": plain}))
+    planner = planner.on(authored.planner.adapter)
     other = Authored(planner, checkpoint, authored.reference)
     return first_off(other.deviations(bundle.tokenizer)) is None
 
@@ -268,6 +305,8 @@ def weaker(quality: Quality) -> Iterator[tuple[str, Quality]]:
 def explain_ladder(verdict: LadderResult, recipe: Recipe) -> Explanation:
     """Why the first shards of every kind were refused."""
     first = next(check for check in verdict.checks if not check.passed)
+    if first.name.endswith(STATED):
+        return other_base(first)
     if verdict.wrong_weights:
         wrong = verdict.wrong_weights[0]
         return Explanation(

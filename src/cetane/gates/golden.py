@@ -6,10 +6,11 @@ ships, is as near to that model as its recipe promises. A fourth, *fp16*, asks w
 result costs. One shard is in memory at a time; greedy decoding runs as a user runs it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from pydantic import Field
 
 from cetane.bundle import Bundle
 from cetane.bundle.tables import Tables
@@ -18,9 +19,11 @@ from cetane.engine.authored import embedding_rows
 from cetane.engine.backend import Array
 from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
+from cetane.errors import CetaneError
 from cetane.families import Truth
 from cetane.files import Progress
 from cetane.gates import metrics
+from cetane.gates.bases import base_checks, unknown_bases
 from cetane.gates.limits import limits
 from cetane.gates.observe import Seen, Task, observe
 from cetane.gates.port import Port, packaged
@@ -51,6 +54,7 @@ from cetane.schema.recipe import Mode
 from cetane.validation import Data
 
 STEPS = 5
+OWN_MERGE = "cetane itself merged the adapters of the truth: pip install 'cetane[lora]' lets peft"
 TOO_LARGE = "greedy decoding was left out: the whole model would not fit in memory"
 NEAR_LIMIT = 32752.0
 """Half of the largest fp16 number: a larger residual stream gets a warning."""
@@ -110,6 +114,11 @@ class GoldenResult(Data):
     """The positions of text that judged the compression."""
     loader: str = ""
     """The loader that read the reference's weights."""
+    adapters: dict[str, "GoldenResult"] = Field(
+        default_factory=dict, exclude_if=lambda adapters: not adapters
+    )
+    """The bundle with each adapter, against the base with that adapter merged. `checks` has these
+    checks too, with the adapter's name in front."""
 
 
 def golden(
@@ -119,10 +128,52 @@ def golden(
     prompts: int = 2,
     greedy_tokens: int = 32,
 ) -> GoldenResult:
-    """Compare a bundle with the checkpoint's Hugging Face model."""
-    port = packaged(bundle, Planner(checkpoint, bundle.plan.recipe), checkpoint)
-    proof = Proof(port, checkpoint, reference_of(checkpoint), bundle.tables(), progress)
-    return proof.run(prompts, greedy_tokens)
+    """Compare a bundle with the checkpoint's Hugging Face model, and each of its adapters with that
+    model when the adapter is merged into it.
+
+    Raises CetaneError if the checkpoint has other adapters than the bundle.
+    """
+    planner = Planner(checkpoint, bundle.plan.recipe)
+    if planner.adapters.keys() != bundle.plan.adapters.keys():
+        raise CetaneError(
+            f"{bundle.path} has the adapters {listed(bundle.plan.adapters)}, "
+            f"but the checkpoint has {listed(planner.adapters)}"
+        )
+
+    def proof(adapter: str | None) -> Proof:
+        port = packaged(bundle, planner.on(adapter), checkpoint)
+        truth = reference_of(checkpoint, adapter)
+        named = progress if adapter is None else prefixed(adapter, progress)
+        return Proof(port, checkpoint, truth, bundle.tables(), named)
+
+    result = proof(None).run(prompts, greedy_tokens)
+    bases = [*base_checks(checkpoint)]
+    adapters = {name: proof(name).run(prompts, greedy_tokens) for name in planner.adapters}
+    checks = [*result.checks, *bases]
+    for name, own in adapters.items():
+        checks += [
+            check.model_copy(update={"name": f"{name}: {check.name}"}) for check in own.checks
+        ]
+    merged = checkpoint.merged or checkpoint.adapters
+    loaders = {result.loader, *(own.loader for own in adapters.values())}
+    told = [OWN_MERGE] if merged and "cetane" in loaders else []
+    return result.model_copy(
+        update={
+            "adapters": adapters,
+            "checks": tuple(checks),
+            "passed": all(check.passed for check in checks),
+            "warnings": (*result.warnings, *told, *unknown_bases(checkpoint)),
+        }
+    )
+
+
+def listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def prefixed(name: str, progress: Progress) -> Progress:
+    """The progress of one adapter's proof."""
+    return lambda what, done, total: progress(f"{name}: {what}", done, total)
 
 
 class Proof:
@@ -135,6 +186,7 @@ class Proof:
         """`tables` are the port's own."""
         self.port, self.weights, self.reference = port, weights, reference
         self.tables, self.progress = tables, progress
+        self.adapter = port.planner.adapter
         self.plan, self.planner = port.plan, port.planner
         self.scale = self.planner.model.residual_scale or 1.0
         self.mode = widest_mode(self.plan)
@@ -142,18 +194,20 @@ class Proof:
         self.probes = structure_probes(rows, port.tokenizer, self.plan)
 
     def run(self, prompts: int, greedy_tokens: int) -> GoldenResult:
-        """All questions, in order."""
-        wrong, unused = self.wrong_weights()
+        """All questions, in order. Weights and readings of adapters are the base's: they were asked
+        of all functions."""
+        alone = self.adapter is None
+        wrong, unused = self.wrong_weights() if alone else ([], [])
         deviated, text = self.structure()
         windows = {window.name: window.tokens for window in text.windows}
-        misreadings = list(misread(self.port, self.reference))
+        misreadings = list(misread(self.port, self.reference)) if alone else []
         compression, exact = self.compression(text)
         del text  # logits of a large vocabulary
         rounding = self.rounding(exact)
         greedy = self.greedy(prompts, greedy_tokens)
         checks = [
-            *judge_weights(wrong, unused),
-            *judge_readings(misreadings),
+            *(judge_weights(wrong, unused) if alone else ()),
+            *(judge_readings(misreadings) if alone else ()),
             *judge_structure(deviated),
             *judge_rounding(rounding),
             *compression.checks,

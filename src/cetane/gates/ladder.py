@@ -20,6 +20,7 @@ from cetane.engine.engine import Engine
 from cetane.engine.session import gather
 from cetane.families import Truth
 from cetane.gates import metrics
+from cetane.gates.bases import base_checks
 from cetane.gates.limits import limits
 from cetane.gates.observe import Task, Watched
 from cetane.gates.port import Packaged
@@ -64,21 +65,28 @@ def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) 
     plan, engine = port.plan, port.twin
     widest, context = widest_tokens(plan), plan.recipe.cache.context
     tokens = text_tokens(checkpoint.tokenizer, min(context, widest + widest // 8 + OWN))
-    rung = Rung(engine, planner, reference_of(checkpoint), tokens)
     ask, routed = limits().structure, is_routed(planner)
     limit = ask.routed.relative if routed else ask.relative
     scores: list[ShardScore] = []
     worst: dict[str, float] = {}
-    for shard in packages:
-        for pair in rung.pairs(shard, list(plan.modes)):
-            pairs = [(pair.ours, pair.wanted)]
-            scores.append(shard_score(shard, pair.tensor, pair.truth, pair.mode, pairs))
-            errors = metrics.relative(pair.ours, pair.wanted)
-            error = float(np.quantile(errors, ask.routed.share) if routed else errors.max())
-            key = f"{pair.tensor} of {shard}"
-            worst[key] = max(worst.get(key, 0.0), error)
+    for adapter in (None, *planner.adapters):
+        viewed, prefix = planner.on(adapter), "" if adapter is None else f"{adapter}: "
+        adapted = Engine(plan.on(adapter), engine.backend, engine.tables, resident=False)
+        rung = Rung(adapted, viewed, reference_of(checkpoint, adapter), tokens)
+        for shard in packages:
+            if adapter is not None and not planner.changes(shard, adapter):
+                continue
+            for pair in rung.pairs(shard, list(plan.modes)):
+                pairs = [(pair.ours, pair.wanted)]
+                tensor = f"{prefix}{pair.tensor}"
+                scores.append(shard_score(shard, tensor, pair.truth, pair.mode, pairs))
+                errors = metrics.relative(pair.ours, pair.wanted)
+                error = float(np.quantile(errors, ask.routed.share) if routed else errors.max())
+                key = f"{tensor} of {shard}"
+                worst[key] = max(worst.get(key, 0.0), error)
     wrong = [w for shard in packages for w in wrong_constants(port, checkpoint, shard)]
     checks = (
+        *base_checks(checkpoint),
         at_most("wrong constants", float(len(wrong)), 0),
         *(at_most(name, value, limit) for name, value in worst.items()),
     )

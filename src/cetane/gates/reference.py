@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cetane.checkpoint import Checkpoint, RotatedCheckpoint, Turn
+from cetane.checkpoint.lora import WEIGHTS, Lora
 from cetane.engine.backend import Array
 from cetane.errors import CetaneError
 from cetane.families import Truth, parse_config
@@ -78,8 +79,9 @@ class Reference:
 
     transformers' own loader reads the weights where the checkpoint is a file or folder that it
     knows and the model fits in memory (`loader` says so): then a reader of ours that errs shows.
-    Else a module takes its weights from the checkpoint when it runs, and gives them back after, so
-    that a large model is never in memory as a whole.
+    For the same reason, peft merges adapters where it is installed. Else a module takes its weights
+    from the checkpoint when it runs, and gives them back after, so that a large model is never in
+    memory as a whole.
     """
 
     def __init__(self, checkpoint: Checkpoint, own: bool = False) -> None:
@@ -99,7 +101,8 @@ class Reference:
         """Whether the model stays in memory between runs."""
         by_transformers = self.resident and not own
         loaded = load_by_transformers(checkpoint, config, self.names) if by_transformers else None
-        self.loader = "transformers" if loaded is not None else "cetane"
+        readers = "transformers and peft" if checkpoint.merged else "transformers"
+        self.loader = readers if loaded is not None else "cetane"
         self.model: Any = empty if loaded is None else loaded
         self.model.requires_grad_(False)
         if loaded is None:
@@ -277,10 +280,12 @@ class Reference:
 
 
 @lru_cache(maxsize=1)
-def reference_of(checkpoint: Checkpoint) -> Reference:
-    """The reference of a checkpoint. The last one stays in memory for the next gate: to load it
-    takes longer than most of what a gate asks of it."""
-    return Reference(checkpoint)
+def reference_of(checkpoint: Checkpoint, adapter: str | None = None) -> Reference:
+    """The reference of a checkpoint, or of its base with one of its adapters merged.
+
+    The last one stays in memory for the next gate: to load it takes longer than most of what a gate
+    asks of it."""
+    return Reference(checkpoint if adapter is None else checkpoint.with_merged(adapter))
 
 
 def unfilled(config: Any) -> Any:
@@ -308,8 +313,9 @@ def stored_names(model: nn.Module, config: Any) -> dict[str, dict[str, str]]:
 def load_by_transformers(
     checkpoint: Checkpoint, config: Any, names: dict[str, dict[str, str]]
 ) -> nn.Module | None:
-    """The model with the weights as transformers itself reads them; None for a checkpoint that it
-    does not know, or reads only in part. The config is given: of a GGUF file's it reads a part."""
+    """The model with the weights as transformers itself reads them, and adapters as peft merges
+    them; None for a checkpoint that they do not know, or read only in part. The config is given: of
+    a GGUF file's transformers reads a part."""
     from transformers import AutoModelForCausalLM
 
     path = Path(checkpoint.source)
@@ -333,7 +339,38 @@ def load_by_transformers(
     if not whole or not names.keys() <= paths:
         return None
     fill_buffers(model, checkpoint, names)
+    for lora in checkpoint.merged:
+        model = merged_by_peft(model, lora)
+        if model is None:
+            return None
     return model.eval()
+
+
+def merged_by_peft(model: nn.Module, lora: Lora) -> nn.Module | None:
+    """The model with an adapter that peft merged; None without peft, and if it does not take all of
+    the adapter's tensors.
+
+    peft gets the paths of modules in place of the config's patterns: those are regular expressions
+    of an untrusted file.
+    """
+    try:
+        from peft import LoraConfig, PeftModel, set_peft_model_state_dict
+    except ModuleNotFoundError:
+        return None
+    from safetensors.torch import load_file
+
+    config = LoraConfig.from_pretrained(str(lora.folder))
+    config.target_modules, config.exclude_modules = set(lora.modules.values()), None
+    config.layers_to_transform = config.layers_pattern = None
+    try:
+        with quiet_transformers():
+            adapted = PeftModel(model, config)
+            told: Any = set_peft_model_state_dict(adapted, load_file(lora.folder / WEIGHTS))
+            missing = [name for name in told.missing_keys if "lora_" in name]
+            whole = not missing and not told.unexpected_keys
+            return adapted.merge_and_unload() if whole else None
+    except (ValueError, RuntimeError, KeyError):  # for paths that the model does not have
+        return None
 
 
 def fill_buffers(

@@ -59,7 +59,7 @@ def constants(planner: Programs, shard: str, graph: FunctionGraph) -> list[Const
             rules.format_for(weight.name, weight.kind) if weight.kind else PLAIN,
         )
         for block in graph.blocks
-        for path, weight in block.weights()
+        for path, weight in block.weights(graph.function.adapter)
     ]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from cetane.bundle import Bundle
 from cetane.bundle.tables import quantize_rows
 from cetane.checkpoint import Checkpoint
+from cetane.checkpoint.lora import Lora
 from cetane.checkpoint.names import model_name
 from cetane.errors import CetaneError
 from cetane.files import (
@@ -34,6 +35,7 @@ from cetane.schema.manifest import (
     MANIFEST,
     RECIPE,
     TOKENIZER,
+    AdapterSource,
     Manifest,
     producers,
     rotary_path,
@@ -143,7 +145,9 @@ class Build:
         plan = self.planner.plan()
         there = sum(p.stat().st_size for p in self.partial.bundle.rglob("*") if p.is_file())
         largest = max(shard.weight_bytes for shard in plan.shards)
-        return max(0, plan.weight_bytes + plan.embedding_bytes - there) + 2 * largest
+        added = sum(adapter.weight_bytes for adapter in plan.adapters.values())
+        wanted = plan.weight_bytes + added + plan.embedding_bytes
+        return max(0, wanted - there) + 2 * (largest + added)
 
     def _make(
         self, names: list[str], progress: Callable[[str, int], None]
@@ -164,10 +168,13 @@ class Build:
 
     def finish(self) -> None:
         """Write the manifest and give the bundle its name."""
+        checkpoint = self.checkpoint
         manifest = Manifest(
             producer=producers(),
-            source=location(self.checkpoint.source),
-            fingerprint=self.checkpoint.fingerprint,
+            source=location(checkpoint.source),
+            fingerprint=checkpoint.fingerprint,
+            lora=origin(checkpoint.merged[0]) if checkpoint.merged else None,
+            adapters={name: origin(lora) for name, lora in checkpoint.adapters.items()},
             plan=self.planner.plan(),
             tags=tags(self.planner),
             files=self.partial.files(),
@@ -247,6 +254,11 @@ def read_note(path: Path) -> Any:
 def location(source: str) -> str:
     """A local checkpoint's full path, so that gates find it from anywhere; a hub id as it is."""
     return str(Path(source).resolve()) if Path(source).exists() else source
+
+
+def origin(lora: Lora) -> AdapterSource:
+    """Where an adapter came from."""
+    return AdapterSource(source=location(str(lora.folder)), fingerprint=lora.fingerprint)
 
 
 def existing(target: Path, recipe: Recipe, checkpoint: Checkpoint) -> Bundle:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from cetane.bundle import Bundle
-from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 from cetane.files import Progress, silent
 from cetane.gates.diff import AgainstModel, ModelDiff, compare_bundles
@@ -16,7 +15,7 @@ from cetane.mil.executor import compile
 from cetane.mil.gap import Gap
 from cetane.mil.inputs import random_inputs, read_inputs
 from cetane.mil.program import Precision, listed
-from cetane.planner import turned
+from cetane.pipeline.validate import checkpoint_of
 from cetane.schema.manifest import MANIFEST
 from cetane.schema.recipe import Mode
 
@@ -140,9 +139,7 @@ def against_model(
     """Compare all shards of a bundle with the model."""
     bundle = verified(path)
     progress("reading the model", 0, 1)
-    against = AgainstModel(
-        bundle, turned(open_checkpoint(model), bundle.plan.recipe), mode_of(bundle, function)
-    )
+    against = AgainstModel(bundle, checkpoint_of(bundle, model), mode_of(bundle, function))
     return against.run(tolerance, progress)
 
 

@@ -222,6 +222,11 @@ def export_coreai(
 def own_checkpoint(bundle: Bundle) -> Checkpoint:
     """The checkpoint that a verified bundle was built from; CetaneError if it is another."""
     bundle.verify()
+    if bundle.plan.adapters:
+        raise CetaneError(
+            f"{bundle.path} has adapters, which other runtimes do not know",
+            "port the model with --lora FOLDER, which merges one",
+        )
     checkpoint = checkpoint_of(bundle)
     if checkpoint.fingerprint != bundle.manifest.fingerprint:
         raise CetaneError(

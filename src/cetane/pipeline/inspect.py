@@ -1,26 +1,32 @@
 """The contents of a checkpoint."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from cetane.checkpoint import open_checkpoint
+from cetane.checkpoint.lora import Lora
 from cetane.errors import CetaneError
 from cetane.families import author, families, unread
 from cetane.planner.nearest import nearest_family
 
 
-def inspect(model: str | Path) -> dict[str, Any]:
+def inspect(
+    model: str | Path,
+    lora: str | Path | None = None,
+    adapters: Mapping[str, str | Path] | None = None,
+) -> dict[str, Any]:
     """A checkpoint's config, its tensors by shape, and its family, if cetane has it.
 
     Reads no weights. `nearest` is the family that would read most of a model that cetane does not
     know, and what it would not read. `unread` lists the tensors that the model does not use; many
     of them are a sign of a misread checkpoint. A missing or broken tokenizer is None here; `plan`
-    refuses it.
+    refuses it. `adapters` lists peft adapters, of which `lora` is the one that is merged.
     """
-    checkpoint = open_checkpoint(model)
+    checkpoint = open_checkpoint(model, lora, adapters)
     names = checkpoint.names()
     kind = checkpoint.config.get("model_type")
     try:
@@ -43,6 +49,25 @@ def inspect(model: str | Path) -> dict[str, Any]:
         "tokenizer_vocabulary": vocabulary,
         "unread": unread(names, known) if known else [],
         "nearest": None if near is None else asdict(near),
+        "adapters": {
+            name: adapter_content(opened)
+            for name, opened in [
+                *(("lora", one) for one in checkpoint.merged),
+                *checkpoint.adapters.items(),
+            ]
+        },
         "config": checkpoint.config,
         "tensors": {name: list(checkpoint.shape(name)) for name in names},
+    }
+
+
+def adapter_content(lora: Lora) -> dict[str, Any]:
+    """What an adapter states and changes."""
+    return {
+        "folder": str(lora.folder),
+        "stated_base": lora.config.base_model_name_or_path,
+        "rank": lora.rank,
+        "dora": lora.config.use_dora,
+        "changes": len(lora.changes),
+        "replaces": sorted(lora.replaced),
     }

@@ -133,6 +133,8 @@ class LanguageModel:
     """A bundle and its engine.
 
     It remembers the last prompt and answer. A prompt that continues them runs only its new tokens.
+    `adapter` names the adapter of all tokens from now on; None is the base alone. What a
+    conversation holds already stays as its own adapter computed it.
     """
 
     def __init__(
@@ -146,6 +148,17 @@ class LanguageModel:
             self._speculator = open_speculator(drafter, bundle, self.engine, self._sampler, backend)
         self._session: Session | None = None
         self._held: list[int] = []
+        self._adapter: str | None = None
+
+    @property
+    def adapter(self) -> str | None:
+        """The adapter of the next tokens. CetaneError for one that the bundle lacks."""
+        return self._adapter
+
+    @adapter.setter
+    def adapter(self, name: str | None) -> None:
+        self.bundle.plan.on(name)
+        self._adapter = name
 
     @property
     def context(self) -> int:
@@ -231,7 +244,7 @@ class LanguageModel:
         """
         if self.bundle.plan.recipe.head.choose:
             raise CetaneError(f"{self.bundle.path} gives choices, not logits")
-        logits = self.engine.session().feed(tokens, "all")
+        logits = self.engine.session(adapter=self.adapter).feed(tokens, "all")
         assert logits is not None
         return logits
 
@@ -268,6 +281,7 @@ class LanguageModel:
             self._session = None  # frees its memory before the next session takes as much
             session, held = self._new_session(), []
             self._session = session
+        session.adapter = self.adapter
         return generate(
             session, ids[len(held) :], self._sampler, most,
             self.bundle.tokenizer.eos_ids, self._speculator,
@@ -285,11 +299,13 @@ def load(
     backend: str = "auto",
     speculative: str | DrafterOptions | None = None,
     exclusive: bool = False,
+    adapter: str | None = None,
 ) -> LanguageModel:
     """Open a bundle for text generation; every file's hash is checked first.
 
     `backend` is `portable` (any machine), `coreml` (a Mac), or `auto`. `speculative` names a
-    drafter, or is a `DrafterOptions` with its settings. With `exclusive`, all programs share one
+    drafter, or is a `DrafterOptions` with its settings. `adapter` is the first value of
+    `LanguageModel.adapter`. With `exclusive`, all programs share one
     pool of threads. That is faster, but needs a process that runs nothing else on onnxruntime.
     CetaneError for a damaged or missing bundle.
 
@@ -304,4 +320,7 @@ def load(
     opened.verify()
     if isinstance(speculative, str):
         speculative = DrafterOptions(speculative)
-    return LanguageModel(opened, backend, speculative)
+    opened.plan.on(adapter)  # refuses before the model is opened
+    model = LanguageModel(opened, backend, speculative)
+    model.adapter = adapter
+    return model

@@ -28,16 +28,19 @@ def plan(
     context: int | None = None,
     bits: int | None = None,
     changes: Mapping[str, Any] | None = None,
+    lora: str | Path | None = None,
+    adapters: Mapping[str, str | Path] | None = None,
 ) -> Plan:
     """Resolve a recipe for a checkpoint: shards, functions, inputs, outputs, states and bytes.
 
-    Reads no weights. `context`, `bits` and `changes` replace values of the recipe. CetaneError
-    for whatever `port` would refuse.
+    Reads no weights. `context`, `bits` and `changes` replace values of the recipe; `lora` and
+    `adapters` are as in `port`. CetaneError for whatever `port` would refuse.
 
     >>> cetane.plan(model, recipe=recipe, context=512).recipe.cache.context
     512
     """
-    return make_request(model, recipe, context, bits, changes).planner.plan()
+    request = make_request(model, recipe, context, bits, changes, lora=lora, adapters=adapters)
+    return request.planner.plan()
 
 
 @dataclass(frozen=True)

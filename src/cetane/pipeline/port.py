@@ -120,6 +120,8 @@ def port(
     require_residency: bool | None = None,
     quality: Quality | None = None,
     budget: str | None = None,
+    lora: str | Path | None = None,
+    adapters: Mapping[str, str | Path] | None = None,
     fix: bool = False,
     force: bool = False,
     rebuild: bool = False,
@@ -137,16 +139,20 @@ def port(
     that weights and tables may take ("300MB"). A port for a `chip` and a system `os` (as iOS
     counts) gets a layout for it, and must be predicted to be on its ANE, unless
     `require_residency` says otherwise. With `fix`, a red gate's own advice is taken, a few times.
-    `output` is the bundle's folder, by default the model's name and the recipe's in the working
-    directory; `force` replaces another bundle there. Raises CetaneError for what cannot be ported:
-    nothing is left behind then.
+    `lora` is the folder of a peft adapter that is merged into the model as it is read. `adapters`
+    are folders of such adapters by name: each becomes functions beside the base's, which share its
+    weights. `output` is the bundle's folder, by default the model's name and the recipe's in the
+    working directory; `force` replaces another bundle there. Raises CetaneError for what cannot be
+    ported: nothing is left behind then.
 
     >>> result = cetane.port(model, recipe=recipe, output=bundle)
     >>> result.passed, list(result.gates)
     (True, ['golden'])
     """
     promised = {} if quality is None else {"quality": quality}
-    request = make_request(model, recipe, context, bits, promised | dict(changes or {}), budget)
+    request = make_request(
+        model, recipe, context, bits, promised | dict(changes or {}), budget, lora, adapters
+    )
     return port_request(
         request, output, residency=residency_for(chip, os, require_residency), fix=fix,
         force=force, rebuild=rebuild, progress=progress,

@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -80,13 +80,16 @@ def make_request(
     bits: int | None = None,
     changes: Mapping[str, Any] | None = None,
     budget: str | None = None,
+    lora: str | Path | None = None,
+    adapters: Mapping[str, str | Path] | None = None,
 ) -> Request:
     """Open a checkpoint and a recipe, and replace some of the recipe's values.
 
     `context` is in tokens; `bits` chooses the format of weights for which the recipe names no
     other. `changes` are values by dotted key, as `{"tokens.verify": 8}`, and win over both.
     `budget` is the most that weights and tables may take, as "300MB". A recipe by name has no
-    longer a context than the model.
+    longer a context than the model. `lora` and `adapters` are folders of peft adapters: one to
+    merge, and some to keep beside the model, by name.
     """
     wanted: dict[str, Any] = {}
     if context is not None:
@@ -99,7 +102,7 @@ def make_request(
             wanted["compression.method"] = "gptq"
     wanted |= changes or {}
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
-    checkpoint = open_checkpoint(model)
+    checkpoint = open_checkpoint(model, lora, adapters)
     if bits is not None and bits <= FITTED_BITS and can_turn(checkpoint, chosen):
         wanted = {"compression.rotate": True} | wanted
     if isinstance(recipe, str) and recipe in shipped() and "cache.context" not in wanted:
@@ -124,6 +127,19 @@ def fitting_context(checkpoint: Checkpoint, context: int) -> dict[str, int]:
     if not isinstance(longest, int) or not 32 <= longest < context:
         return {}
     return {"cache.context": longest // 32 * 32}
+
+
+def read_adapters(settings: Sequence[str]) -> dict[str, str]:
+    """`["sql=FOLDER"]` as folders by name; CetaneError for a name that comes twice."""
+    adapters: dict[str, str] = {}
+    for setting in settings:
+        name, _, folder = setting.partition("=")
+        if not name or not folder:
+            raise CetaneError(f"--adapter {setting!r}: not NAME=FOLDER", "as in sql=adapters/sql")
+        if name in adapters:
+            raise CetaneError(f"--adapter {name}: named twice")
+        adapters[name] = folder
+    return adapters
 
 
 def read_changes(settings: list[str]) -> dict[str, Any]:

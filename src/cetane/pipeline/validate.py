@@ -57,11 +57,17 @@ class Validation:
 
 
 def validate(
-    bundle: str | Path, *, model: str | Path | None = None, progress: Progress = silent
+    bundle: str | Path,
+    *,
+    model: str | Path | None = None,
+    lora: str | Path | None = None,
+    adapters: Mapping[str, str | Path] | None = None,
+    progress: Progress = silent,
 ) -> Validation:
     """Compare a bundle with its manifest and with the Hugging Face model.
 
-    `model` is the checkpoint's new place, if it was moved after the build. The outcomes are kept
+    `model`, `lora` and `adapters` are new places of the checkpoint and of adapters, if they were
+    moved after the build. The outcomes are kept
     in the bundle. CetaneError for a damaged bundle or a missing checkpoint.
 
     >>> cetane.validate(bundle).passed
@@ -74,7 +80,7 @@ def validate(
     if findings:
         return Validation(tuple(findings))
     opened.verify()  # which knows that a file is another one, not what is wrong with it
-    checkpoint = checkpoint_of(opened, model)
+    checkpoint = checkpoint_of(opened, model, lora, adapters)
     golden, why = judge(opened, checkpoint, progress)
     heads = judge_draft_heads(opened, progress)
     return Validation((), golden, why, heads, tuple(other_checkpoint(opened, checkpoint)))
@@ -124,18 +130,30 @@ def validate_layers(
     return result
 
 
-def checkpoint_of(bundle: Bundle, model: str | Path | None = None) -> Checkpoint:
-    """The checkpoint of a bundle: `model`, or the one in the build's record."""
-    recipe = bundle.plan.recipe
+def checkpoint_of(
+    bundle: Bundle,
+    model: str | Path | None = None,
+    lora: str | Path | None = None,
+    adapters: Mapping[str, str | Path] | None = None,
+) -> Checkpoint:
+    """The checkpoint of a bundle, with its adapters: those in the build's record, but for the new
+    places that are given."""
+    manifest, recipe = bundle.manifest, bundle.plan.recipe
+    merged = lora or (manifest.lora.source if manifest.lora else None)
+    unknown = sorted((adapters or {}).keys() - manifest.adapters.keys())
+    if unknown:
+        raise CetaneError(f"{bundle.path} has no adapter {unknown[0]!r}")
+    folders = {name: origin.source for name, origin in manifest.adapters.items()}
+    folders |= {name: str(folder) for name, folder in (adapters or {}).items()}
     if model is not None:
-        return turned(open_checkpoint(model), recipe)
+        return turned(open_checkpoint(model, merged, folders), recipe)
     try:
-        return turned(open_checkpoint(bundle.manifest.source), recipe)
+        return turned(open_checkpoint(manifest.source, merged, folders), recipe)
     except CetaneError as error:
         raise CetaneError(
             f"the model of {bundle.path} cannot be opened where the build found it: "
             f"{error.message}",
-            "--model MODEL says where it is now",
+            "--model MODEL says where it is now, --adapter NAME=FOLDER where an adapter is",
         ) from error
 
 

@@ -1,7 +1,7 @@
 """The graphs of functions: their blocks, inputs, outputs, caches and histories."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cetane.families import Block, CacheSpec, Head, HistorySpec, MatrixSpec, Model, RoutedBlock
 from cetane.planner.calls import Calls
@@ -31,6 +31,14 @@ class FunctionGraph:
     blocks: tuple[Block, ...]
     caches: tuple[CacheSpec, ...]
     histories: tuple[HistorySpec | MatrixSpec, ...]
+
+    def changed_by(self, adapter: str) -> bool:
+        """Whether an adapter changes one of its blocks."""
+        return any(True for block in self.blocks for _ in block.adapter_weights(adapter))
+
+    def including(self, adapter: str) -> "FunctionGraph":
+        """The same graph with an adapter."""
+        return replace(self, function=self.function.including(adapter))
 
 
 class GraphMaker:

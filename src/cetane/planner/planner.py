@@ -3,12 +3,15 @@
 It reads shapes from modules on torch's meta device, and no weights.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from typing import Protocol, Self
 
 from cetane.checkpoint import RotatedCheckpoint
+from cetane.checkpoint.adapted import SHARED_BASE, AdapterTensor
+from cetane.checkpoint.lora import Lora
 from cetane.errors import CetaneError
-from cetane.families import Block, CacheSpec, Head, Model, RoutedBlock, Shard, Truth, author
+from cetane.families import Block, CacheSpec, Head, Model, RoutedBlock, Shard, Truth, adapt, author
 from cetane.planner.calls import Calls, Parts
 from cetane.planner.graphs import FunctionGraph, Graphs
 from cetane.planner.layout import Arrangement, Segment
@@ -17,13 +20,23 @@ from cetane.planner.nearest import refuse_unknown
 from cetane.planner.truths import makers, shard_feeds, step_truths
 from cetane.planner.weights import (
     ModelSource,
+    adapter_bytes,
+    adapters_of,
     check_layers,
     check_weights,
     format_of,
     mean_bits,
     weight_bytes,
 )
-from cetane.schema.function import ModePlan, Route, ShardPlan, Step, TablePlan
+from cetane.schema.function import (
+    AdapterPlan,
+    ModePlan,
+    Route,
+    ShardPlan,
+    Step,
+    TablePlan,
+    with_adapter,
+)
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode, Recipe
 from cetane.schema.slots import Slots
@@ -66,6 +79,9 @@ class Planner:
         if recipe.compression.rotate and not isinstance(checkpoint, RotatedCheckpoint):
             raise CetaneError("compression.rotate: the checkpoint was not turned (planner.turned)")
         self.checkpoint, self.recipe = checkpoint, recipe
+        self.adapters = adapters_of(checkpoint)
+        self.adapter: str | None = None
+        """The adapter that the calls of this planner's modes include; `on` sets it."""
         refuse_unknown(checkpoint)
         check_layers(checkpoint)
         shared = like if like is not None and same_blocks(like.recipe, recipe) else None
@@ -81,11 +97,14 @@ class Planner:
         self.arrangement = Arrangement(
             self.model.layers, self.heads, recipe.layout, checkpoint.source
         )
+        self._changes: dict[tuple[str, str], frozenset[str]] = {}
         self._parts: dict[RoutedBlock, Parts] = {} if shared is None else shared._parts
         self.calling = Calls(self.model, recipe, self.arrangement, self._parts)
         self.functions = Graphs(
             self.model, recipe.head.choose, self.arrangement, self.memory, self.calling
         )
+        if shared is None:
+            check_adapters(self.adapters, self.blocks)
         if shared is None or shared.recipe.compression != recipe.compression:
             check_weights(checkpoint, self.model, self.blocks, recipe.compression)
 
@@ -96,7 +115,16 @@ class Planner:
         if recipe.lowering.split_contracting:
             bits = lambda weight: format_of(weight, recipe.compression).bits  # noqa: E731
         checkpoint = self.checkpoint
-        return author(checkpoint.config, recipe.tensor_layout, recipe.family, checkpoint, bits)
+        model = author(checkpoint.config, recipe.tensor_layout, recipe.family, checkpoint, bits)
+        for name, lora in self.adapters.items():
+            adapt(model.layers, name, lora)
+        return model
+
+    def on(self, adapter: str | None) -> Self:
+        """The same plan and blocks, with modes whose calls include an adapter."""
+        view = copy(self)
+        view.adapter = adapter
+        return view
 
     def _make_heads(self) -> list[Head]:
         recipe = self.recipe
@@ -107,7 +135,10 @@ class Planner:
                 f"{self.model.vocab}",
                 "cetane vocabulary makes one for a model",
             )
-        return self.model.heads(recipe.head.slices, None if subset is None else subset.ids)
+        heads = self.model.heads(recipe.head.slices, None if subset is None else subset.ids)
+        for name, lora in self.adapters.items():
+            adapt(heads, name, lora)
+        return heads
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -134,22 +165,36 @@ class Planner:
         return self.memory.caches(segment, tokens)
 
     def graphs(self, shard: str) -> list[FunctionGraph]:
-        """Every function of a shard."""
-        return [
-            graph
-            for segment in self.segments[shard]
-            for name, tokens in self.calling.widths.items()
-            for graph in self.functions.of_segment(segment, name, tokens)
-        ]
+        """Every function of a shard: the base's, then those that include an adapter."""
+        return self._with_adapters(
+            [
+                graph
+                for segment in self.segments[shard]
+                for name, tokens in self.calling.widths.items()
+                for graph in self.functions.of_segment(segment, name, tokens)
+            ]
+        )
 
     def widest(self, shard: str) -> list[FunctionGraph]:
         """The same functions at the largest number of tokens that a flexible shape takes."""
         if self.recipe.tokens.shapes == "static":
             return self.graphs(shard)
         most = max(self.recipe.tokens.by_mode().values())
-        return [
-            self.functions.graph(s, f"main{s.suffix}", most, s.blocks, self.arrangement.after(s))
-            for s in self.segments[shard]
+        return self._with_adapters(
+            [
+                self.functions.graph(
+                    s, f"main{s.suffix}", most, s.blocks, self.arrangement.after(s)
+                )
+                for s in self.segments[shard]
+            ]
+        )
+
+    def _with_adapters(self, graphs: list[FunctionGraph]) -> list[FunctionGraph]:
+        return graphs + [
+            graph.including(name)
+            for name in self.adapters
+            for graph in graphs
+            if graph.changed_by(name)
         ]
 
     def module(self, graph: FunctionGraph) -> Shard:
@@ -161,6 +206,7 @@ class Planner:
             graph.histories,
             graph.function.inputs,
             graph.function.outputs,
+            graph.function.adapter,
         )
 
     def calls(self, mode: Mode) -> Iterator[tuple[Segment, tuple[Block, ...], int]]:
@@ -176,7 +222,8 @@ class Planner:
 
         A truth is the tensor of the Hugging Face model that an output should equal.
         """
-        return step_truths(self.model, self.arrangement, self.calling, mode)
+        truths = step_truths(self.model, self.arrangement, self.calling, mode)
+        return {self._including(step, self.adapter): outputs for step, outputs in truths.items()}
 
     def feeds(self, shard: str) -> dict[str, Truth]:
         """The truths of the tensors that a shard takes from earlier shards, by tensor name."""
@@ -187,13 +234,13 @@ class Planner:
         return makers(self.arrangement, shard)
 
     def plan(self) -> Plan:
-        """The whole plan."""
+        """The whole plan; `on` an adapter, its modes include that."""
         recipe, model = self.recipe, self.model
         shards = tuple(self._shard(name, blocks) for name, blocks in self.members.items())
         contexts = {c for c in CONTEXTS if c <= model.max_context} | {recipe.cache.context}
         order, context = self.arrangement.order, recipe.cache.context
         tables = self._tables()
-        return Plan(
+        plan = Plan(
             architecture=str(self.checkpoint.config["model_type"]),
             recipe=recipe,
             hidden=model.hidden,
@@ -212,17 +259,63 @@ class Planner:
             tables=tables,
             rotary=tuple(model.rotary),
             shards=shards,
-            modes={
-                mode: ModePlan(
-                    tokens=tokens,
-                    steps=tuple(s for part in order for s in self.calling.steps(part, mode)),
-                    silent=tuple(
-                        s for part in order for s in self.calling.silent_steps(part, mode)
-                    ),
-                )
-                for mode, tokens in recipe.tokens.by_mode().items()
-            },
+            modes=self._modes(None),
+            adapters={name: self._adapter(name, lora) for name, lora in self.adapters.items()},
         )
+        return plan.on(self.adapter)
+
+    def _adapter(self, name: str, lora: Lora) -> AdapterPlan:
+        return AdapterPlan(
+            rank=lora.rank,
+            dora=lora.config.use_dora,
+            stated_base=lora.config.base_model_name_or_path,
+            weight_bytes=adapter_bytes(self.blocks, name),
+            modes=self._modes(name),
+        )
+
+    def _modes(self, adapter: str | None) -> dict[Mode, ModePlan]:
+        """The calls of every mode, with an adapter or without."""
+        order, calling = self.arrangement.order, self.calling
+        return {
+            mode: ModePlan(
+                tokens=tokens,
+                steps=tuple(
+                    self._including(s, adapter) for part in order for s in calling.steps(part, mode)
+                ),
+                silent=tuple(
+                    self._including(s, adapter)
+                    for part in order
+                    for s in calling.silent_steps(part, mode)
+                ),
+            )
+            for mode, tokens in self.recipe.tokens.by_mode().items()
+        }
+
+    def _including(self, step: Step | Route, adapter: str | None) -> Step | Route:
+        """A step in which functions include an adapter where it changes them."""
+        if adapter is None:
+            return step
+        own = self.changes(step.shard, adapter)
+
+        def name(function: str) -> str:
+            return with_adapter(function, adapter) if function in own else function
+
+        if isinstance(step, Step):
+            return step.model_copy(update={"function": name(step.function)})
+        experts = tuple(tuple(map(name, functions)) for functions in step.experts)
+        return step.model_copy(update={"experts": experts})
+
+    def changes(self, shard: str, adapter: str) -> frozenset[str]:
+        """The names of those of a shard's functions that an adapter changes."""
+        key = shard, adapter
+        if key not in self._changes:
+            graphs = self.graphs(shard)
+            self._changes[key] = frozenset(
+                graph.function.name
+                for graph in graphs
+                if graph.function.adapter is None and graph.changed_by(adapter)
+            )
+        return self._changes[key]
 
     def _tables(self) -> dict[str, TablePlan]:
         """The tables that the host keeps, with a row for each token."""
@@ -243,6 +336,23 @@ class Planner:
             weight_bytes=weight_bytes(blocks, self.recipe.compression),
             functions=tuple(graph.function for graph in self.graphs(name)),
         )
+
+
+def check_adapters(adapters: Mapping[str, Lora], blocks: Sequence[Block]) -> None:
+    """Raise CetaneError for a change that no projection of the model can take."""
+    for name, lora in adapters.items():
+        taken = {
+            piece.weight
+            for block in blocks
+            for _, weight in block.adapter_weights(name)
+            if (piece := AdapterTensor.parse(weight.name)) is not None
+        }
+        left = sorted((lora.changes.keys() | lora.replaced.keys()) - taken)
+        if left:
+            raise CetaneError(
+                f"adapter {name}: {lora.folder} changes {left[0]}, which is no projection here",
+                SHARED_BASE,
+            )
 
 
 def same_blocks(one: Recipe, other: Recipe) -> bool:

@@ -2,6 +2,7 @@
 
 from cetane.checkpoint import Checkpoint, RotatedCheckpoint
 from cetane.compress import Selection
+from cetane.errors import CetaneError
 from cetane.families import rotated
 from cetane.planner.planner import Planner
 from cetane.schema.recipe import Recipe
@@ -14,11 +15,18 @@ def turned(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
     """
     if not recipe.compression.rotate or isinstance(checkpoint, RotatedCheckpoint):
         return checkpoint
+    if checkpoint.adapters:
+        raise CetaneError(
+            "compression.rotate: adapters beside a base cannot be turned",
+            "set compression.rotate = false, or merge one with --lora FOLDER",
+        )
     return rotated(checkpoint, unturned(checkpoint, recipe).authored)
 
 
 def can_turn(checkpoint: Checkpoint, recipe: Recipe) -> bool:
-    """Whether anything of the recipe's model can be turned."""
+    """Whether anything of the recipe's model can be turned; nothing beside adapters is."""
+    if checkpoint.adapters:
+        return False
     blocks = unturned(checkpoint, recipe).authored.layers
     return any(block.spaces() is not None for block in blocks)
 

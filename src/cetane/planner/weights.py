@@ -1,8 +1,9 @@
 """A plan's weights: their formats and bytes, and checks that the checkpoint has them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+from cetane.checkpoint.lora import Lora
 from cetane.compress import Format, Fp16, Selection
 from cetane.errors import CetaneError
 from cetane.families import Block, Model, Weight, Weights
@@ -21,6 +22,11 @@ class ModelSource(Weights, Protocol):
     def shape(self, name: str) -> tuple[int, ...]: ...
 
 
+def adapters_of(checkpoint: ModelSource) -> Mapping[str, Lora]:
+    """The adapters beside a checkpoint, by name; a model of shapes alone has none."""
+    return getattr(checkpoint, "adapters", {})
+
+
 def format_of(weight: Weight, compression: Selection) -> Format:
     """The format of a weight. Gains and biases stay in fp16."""
     return compression.format_for(weight.name, weight.kind) if weight.kind else Fp16()
@@ -33,6 +39,12 @@ def weight_bytes(blocks: Iterable[Block], compression: Selection) -> int:
         for block in blocks
         for _, weight in block.weights()
     )
+
+
+def adapter_bytes(blocks: Iterable[Block], adapter: str) -> int:
+    """Bytes of all that an adapter adds to these blocks."""
+    added = (weight for block in blocks for _, weight in block.adapter_weights(adapter))
+    return sum(Fp16().nbytes(weight.shape) for weight in added)
 
 
 def mean_bits(blocks: Iterable[Block], compression: Selection) -> float:
@@ -71,6 +83,8 @@ def check_weights(
             if weight.kind:
                 kinds[weight.name] = weight.kind
                 format_of(weight, compression).check(weight.shape, weight.name)
+        for _, weight in block.adapter_weights():
+            check_shape(checkpoint, weight.name, weight.stored)
     compression.check(kinds)
 
 

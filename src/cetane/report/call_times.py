@@ -4,13 +4,14 @@ import shlex
 from pathlib import Path
 
 from cetane.bundle import Bundle
-from cetane.checkpoint import Checkpoint, open_checkpoint
+from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
 from cetane.hardware.chips import Chip
 from cetane.perf.combinations import CONTEXTS
 from cetane.perf.cost import TERM_OF
 from cetane.perf.predict import Prediction, Predictor
-from cetane.planner import Planner, turned
+from cetane.pipeline.validate import checkpoint_of
+from cetane.planner import Planner
 from cetane.report.content import Absent, CallTime, CallTimes
 
 
@@ -25,7 +26,7 @@ def call_times(bundle: Bundle, chip: Chip, model: str | None) -> CallTimes | Abs
             why=f"The checkpoint {source} is not on this machine, and predictions need its shapes.",
             command=f"cetane report {shlex.quote(str(bundle.path))} --model CHECKPOINT",
         )
-    checkpoint = same(turned(open_checkpoint(source), bundle.plan.recipe), bundle)
+    checkpoint = same(checkpoint_of(bundle, source), bundle)
     planner, predictor = Planner(checkpoint, bundle.plan.recipe), Predictor(chip)
     flexible = bundle.plan.recipe.tokens.shapes == "range"  # the ANE runs only the default shape
     modes = [

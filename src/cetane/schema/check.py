@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from typing import Protocol
 
-from cetane.schema.function import Function, ModePlan, Route, ShardPlan, Step
+from cetane.schema.function import AdapterPlan, Function, ModePlan, Route, ShardPlan, Step
 from cetane.schema.interface import (
     Embedding,
     FromCache,
@@ -40,11 +40,28 @@ class PlanCalls(Protocol):
     def rows(self) -> int: ...
 
 
+class AdaptedCalls(PlanCalls, Protocol):
+    """The parts of a plan that its adapters depend on."""
+
+    @property
+    def modes(self) -> Mapping[Mode, ModePlan]: ...
+
+
+def check_adapter(plan: AdaptedCalls, name: str, adapter: AdapterPlan) -> None:
+    """Raise ValueError unless an engine can change to and from an adapter between any two calls."""
+    widths = {mode: steps.tokens for mode, steps in adapter.modes.items()}
+    if widths != {mode: steps.tokens for mode, steps in plan.modes.items()}:
+        raise ValueError(f"the adapter {name} has other modes than the base")
+    for mode, steps in adapter.modes.items():
+        ModeCheck(plan, mode, name).steps(steps)
+
+
 class ModeCheck:
     """Follows the steps of one mode. Raises ValueError at a step that an engine cannot run."""
 
-    def __init__(self, plan: PlanCalls, mode: Mode) -> None:
-        self.plan, self.mode = plan, mode
+    def __init__(self, plan: PlanCalls, mode: Mode, adapter: str | None = None) -> None:
+        """`adapter` is the only one that the mode's functions may include."""
+        self.plan, self.mode, self.adapter = plan, mode, adapter
         self.channels: dict[str, int] = {}
         """Channels of each tensor written so far, by its name."""
         self.rows = 0
@@ -72,6 +89,10 @@ class ModeCheck:
         function = self.plan.functions.get((shard, name))
         if function is None:
             raise ValueError(f"{self.mode} calls {shard}/{name}: no such function")
+        if function.adapter not in (None, self.adapter):
+            raise ValueError(
+                f"{self.mode} calls {shard}/{name}, which includes the adapter {function.adapter}"
+            )
         return function
 
     def call(self, function: Function, shard: str) -> None:

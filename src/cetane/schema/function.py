@@ -5,10 +5,14 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from cetane.schema.interface import Input, Output, State
-from cetane.validation import PLAIN_NAME, Data
+from cetane.schema.recipe import Mode
+from cetane.validation import ADAPTER_NAME, PLAIN_NAME, Data
 
 Name = Annotated[str, StringConstraints(pattern=PLAIN_NAME)]
 """Name of a shard or a function. It also names folders and files."""
+
+
+AdapterName = Annotated[str, StringConstraints(pattern=ADAPTER_NAME)]
 
 
 class Function(Data):
@@ -21,6 +25,19 @@ class Function(Data):
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     states: tuple[State, ...] = ()
+    adapter: AdapterName | None = Field(default=None, exclude_if=lambda adapter: adapter is None)
+    """The adapter that it includes; None for a function of the base alone."""
+
+    def including(self, adapter: str) -> "Function":
+        """The same function with an adapter."""
+        return self.model_copy(
+            update={"name": with_adapter(self.name, adapter), "adapter": adapter}
+        )
+
+
+def with_adapter(function: str, adapter: str) -> str:
+    """The name of a function that includes an adapter, by the base's name."""
+    return f"{function}-{adapter}"
 
 
 class ShardPlan(Data):
@@ -65,6 +82,24 @@ class ModePlan(Data):
     steps: tuple[Step | Route, ...]
     silent: tuple[Step | Route, ...]
     """The calls for prompt tokens whose logits are not needed. They fill caches and histories."""
+
+
+class AdapterPlan(Data):
+    """An adapter beside the base: its functions share the base's weights.
+
+    A shard that it does not change has no function of its own for it.
+    """
+
+    rank: int = Field(ge=0)
+    """The largest rank of its changes."""
+    dora: bool
+    """Whether it scales outputs too (DoRA)."""
+    stated_base: str | None
+    """The base that its config names; nobody checks this name."""
+    weight_bytes: int
+    """Bytes of what it adds."""
+    modes: dict[Mode, ModePlan]
+    """The calls of every mode with this adapter."""
 
 
 class TablePlan(Data):

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from cetane.errors import CetaneError
 from cetane.files import FileRecord
+from cetane.schema.function import AdapterName
 from cetane.schema.plan import Plan
 from cetane.validation import Data
 
@@ -20,6 +21,15 @@ TOKENIZER = "tokenizer"
 PRODUCERS = ("cetane", "coremltools", "torch", "transformers")
 
 
+class AdapterSource(Data):
+    """The origin of an adapter."""
+
+    source: str
+    """Its folder."""
+    fingerprint: str
+    """`Lora.fingerprint`: a hash of its config, header, file size and date."""
+
+
 class Manifest(Data):
     """Everything that a runtime needs to know about a bundle. Paths are relative to it."""
 
@@ -29,6 +39,12 @@ class Manifest(Data):
     """The checkpoint as the user named it. Gates compare with it unless another is given."""
     fingerprint: str
     """`Checkpoint.fingerprint`: a hash of headers, file sizes and dates."""
+    lora: AdapterSource | None = Field(default=None, exclude_if=lambda lora: lora is None)
+    """The adapter that is merged into the weights."""
+    adapters: dict[AdapterName, AdapterSource] = Field(
+        default_factory=dict, exclude_if=lambda adapters: not adapters
+    )
+    """The origins of the plan's adapters."""
     plan: Plan
     tags: dict[str, str] = Field(default_factory=dict)
     """What a bundle's attention is, by the keys of the published ports' manifests."""

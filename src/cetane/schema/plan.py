@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from cetane.schema.check import ModeCheck, check_caches
-from cetane.schema.function import Function, ModePlan, ShardPlan, TablePlan
+from cetane.errors import CetaneError
+from cetane.schema.check import ModeCheck, check_adapter, check_caches
+from cetane.schema.function import (
+    AdapterName,
+    AdapterPlan,
+    Function,
+    ModePlan,
+    ShardPlan,
+    TablePlan,
+)
 from cetane.schema.recipe import Mode, Recipe
 from cetane.schema.slots import Slots
 from cetane.validation import Data
@@ -45,6 +53,10 @@ class Plan(Data):
     """Tables with a row for each token. `tokens` is the embedding, unless a shard holds it."""
     shards: tuple[ShardPlan, ...]
     modes: dict[Mode, ModePlan]
+    adapters: dict[AdapterName, AdapterPlan] = Field(
+        default_factory=dict, exclude_if=lambda adapters: not adapters
+    )
+    """Adapters that share the base's weights, by their names."""
 
     @model_validator(mode="after")
     def consistent(self) -> Plan:
@@ -60,6 +72,8 @@ class Plan(Data):
             raise ValueError(f"a subset of {subset.vocabulary} tokens, but a model of {self.vocab}")
         for mode, steps in self.modes.items():
             ModeCheck(self, mode).steps(steps)
+        for name, adapter in self.adapters.items():
+            check_adapter(self, name, adapter)
         check_caches(self.caches, self.functions.values())
         tokens = TablePlan(rows=self.vocab, channels=self.hidden)
         if self.tables.get("tokens", tokens) != tokens:
@@ -90,6 +104,18 @@ class Plan(Data):
     def functions(self) -> dict[tuple[str, str], Function]:
         """Functions by shard and name. A process loads at most this many."""
         return {(s.name, f.name): f for s in self.shards for f in s.functions}
+
+    def on(self, adapter: str | None) -> Plan:
+        """The plan whose modes include an adapter; the plan itself for None.
+
+        Raises CetaneError for no such adapter.
+        """
+        if adapter is None:
+            return self
+        if adapter not in self.adapters:
+            known = ", ".join(self.adapters) or "none"
+            raise CetaneError(f"no adapter {adapter!r}; known: {known}")
+        return self.model_copy(update={"modes": self.adapters[adapter].modes})
 
     @cached_property
     def by_name(self) -> dict[str, ShardPlan]:

@@ -49,31 +49,33 @@ class Service:
 
     def __init__(self, models: Sequence[Served], settings: Settings) -> None:
         self.settings, self.metrics = settings, Metrics()
-        self.workers = {served.name: Worker(served, settings, self.metrics) for served in models}
-        if len(self.workers) < len(models):
+        self.workers = [Worker(served, settings, self.metrics) for served in models]
+        self.models = {name: worker for worker in self.workers for name in worker.served.adapters}
+        """The workers by the names of models: of bundles, and of bundles with an adapter."""
+        if len(self.models) < sum(len(served.adapters) for served in models):
             raise CetaneError("two bundles have the same name", "rename one of the folders")
 
     def worker(self, name: str | None) -> Worker:
         """The worker of a model; without a name, of the first. Raises ApiError."""
         if name is None:
-            return next(iter(self.workers.values()))
-        if name not in self.workers:
-            known = ", ".join(self.workers)
+            return self.workers[0]
+        if name not in self.models:
+            known = ", ".join(self.models)
             raise ApiError(404, f"model: no {name!r}; known: {known}", "model", "model_not_found")
-        return self.workers[name]
+        return self.models[name]
 
     def close(self) -> None:
         """Take no more requests; answers that are being written may end."""
-        for worker in self.workers.values():
+        for worker in self.workers:
             worker.close(self.settings.grace)
 
     @asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        for worker in self.workers.values():
+        for worker in self.workers:
             worker.start()
         yield
         self.close()
-        for worker in self.workers.values():
+        for worker in self.workers:
             await asyncio.to_thread(worker.join)
 
 
@@ -217,12 +219,12 @@ def routes(service: Service) -> APIRouter:
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        data = [model(worker.served, settings) for worker in service.workers.values()]
+        data = [model(name, one.served, settings) for name, one in service.models.items()]
         return {"object": "list", "data": data}
 
     @router.get("/v1/models/{name}")
     async def one_model(name: str) -> dict[str, Any]:
-        return model(service.worker(name).served, settings)
+        return model(name, service.worker(name).served, settings)
 
     add_tokenizer(router, service)
 
@@ -234,10 +236,12 @@ def routes(service: Service) -> APIRouter:
     return router
 
 
-def model(served: Served, settings: Settings) -> dict[str, Any]:
-    """A model in the list of models. The last three fields are ours, for the chat page."""
+def model(name: str, served: Served, settings: Settings) -> dict[str, Any]:
+    """A model in the list of models. `parent` is the model that an adapter changes, as in vLLM; the
+    last three fields are ours, for the chat page."""
     return {
-        "id": served.name, "object": "model", "created": served.created, "owned_by": "cetane",
+        "id": name, "object": "model", "created": served.created, "owned_by": "cetane",
+        "parent": None if served.adapters[name] is None else served.name,
         "context_length": served.context, "chat": served.tokenizer.has_chat_template,
         "max_tokens": settings.max_tokens or served.context,
     }  # fmt: skip

@@ -82,6 +82,7 @@ def asks(
             top,
             echo,
             constraint,
+            served.adapters[request.model],
         )
         for ids in prompts
         for number in range(request.n)

@@ -100,7 +100,7 @@ class Form(ABC):
         usage: Usage | None = None,
     ) -> WholeAnswer:
         return WholeAnswer(
-            id=self.id, object=kind, created=self.created, model=self.served.name,
+            id=self.id, object=kind, created=self.created, model=self.request.model,
             system_fingerprint=f"cetane-{self.served.bundle.digest[:12]}",
             choices=choices, usage=usage,
         )  # fmt: skip

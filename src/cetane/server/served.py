@@ -24,6 +24,11 @@ class Served:
         self.bundle = Bundle(path)
         self.bundle.verify()
         self.name = path.resolve().name
+        adapters = self.bundle.plan.adapters
+        self.adapters: dict[str, str | None] = {
+            self.name: None, **{f"{self.name}:{adapter}": adapter for adapter in adapters}
+        }  # fmt: skip
+        """The adapter of every name under which clients ask for this model."""
         self.created = int((path / "manifest.json").stat().st_mtime)
         self.tokenizer = self.bundle.tokenizer
         self.engine = open_engine(self.bundle, backend)
@@ -34,7 +39,9 @@ class Served:
             self.longest = longest_draft(DrafterOptions("ngram"), self.engine)
             self.controller = open_controller(self.engine, self.longest)
         # What the first request would otherwise wait for: functions are prepared on first use.
-        Prefixes(self.engine, 0).feed([0] * min(max(widths), self.context))
+        for adapter in self.adapters.values():
+            tokens = [0] * min(max(widths), self.context)
+            Prefixes(self.engine, 0).feed(tokens, adapter=adapter)
 
     @property
     def plan(self) -> Plan:

@@ -37,6 +37,8 @@ class Ask:
     echo: bool = False
     """Whether the prompt's own tokens are scored too."""
     grammar: GrammarConstraint | None = None
+    adapter: str | None = None
+    """The adapter of the whole sequence; None for the base alone."""
 
 
 @dataclass(frozen=True)
@@ -123,10 +125,10 @@ class Writer:
         """
         served, ask = self.served, self.ask
         if ask.echo and ask.top is not None:
-            scores, fed = likelihoods(served.prefixes, ask.ids, 1, ask.top, self.check)
+            scores, fed = likelihoods(served.prefixes, ask.ids, 1, ask.top, self.check, ask.adapter)
             emit(Echo(tuple(scores)))
         else:
-            fed = served.prefixes.feed(ask.ids, check=self.check)
+            fed = served.prefixes.feed(ask.ids, check=self.check, adapter=ask.adapter)
         self.session = fed.session
         constraint = None if ask.grammar is None else ask.grammar.fresh()
         sampler = Sampler(**ask.sampling, constraint=constraint)

@@ -115,7 +115,7 @@ def add_calls(converter: Converter, planner: ContractPlanner, positions: int) ->
         states = torch.zeros((2, *planner.sizes.states(context)), dtype=torch.float16)
         converter.add(
             graph.function.name,
-            planner.adapter(graph, positions),
+            planner.wrapped(graph, positions),
             [*(torch.zeros(shape, dtype=TYPES[name]) for name, shape in shapes.items()),
              *(state.clone() for state in states)],
             tuple(shapes),

@@ -80,7 +80,7 @@ class ContractPlanner(Planner):
             for width in contract.WIDTHS[kind]
         ]
 
-    def adapter(self, graph: FunctionGraph, positions: int) -> Adapter:
+    def wrapped(self, graph: FunctionGraph, positions: int) -> Adapter:
         """The torch module of a function, with rotary tables for `positions` positions."""
         shard = self.module(graph)
         used = {item.source.table for item in shard.inputs if item.source.host == "rotary"}
