@@ -14,9 +14,11 @@ from coremltools.proto.MIL_pb2 import DataType
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
+from cetane.checkpoint.names import model_name
 from cetane.compress import parse_format
 from cetane.compress.encoded import Affine, Dense, Palettized
 from cetane.lower.lower import Lowering
+from cetane.lower.package import EXPORTER
 from cetane.planner import Planner
 from cetane.schema.function import ShardPlan
 from cetane.schema.recipe import Recipe
@@ -178,7 +180,8 @@ def test_lowering_twice_gives_the_same_bytes(
     bundle = tiny_bundle(contract="shift", layout={"kind": "single"}, prefill=None)
     checkpoint = open_checkpoint(tiny_checkpoint_folder)
     first, second = bundle.shard("model"), tmp_path / "second.mlpackage"
-    Lowering(Planner(checkpoint, bundle.plan.recipe), checkpoint).lower("model", second)
+    named = {EXPORTER: model_name(checkpoint.source, checkpoint.config)}
+    Lowering(Planner(checkpoint, bundle.plan.recipe), checkpoint, named).lower("model", second)
     files = sorted(p.relative_to(first) for p in first.rglob("*") if p.is_file())
     assert len(files) == 3
     assert files == sorted(p.relative_to(second) for p in second.rglob("*") if p.is_file())

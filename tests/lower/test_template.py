@@ -18,6 +18,7 @@ from cetane.lower.lower import Lowering, files
 from cetane.lower.package import WEIGHTS
 from cetane.lower.template import Template, used_by
 from cetane.mil import load
+from cetane.mil.package import Package
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe
 
@@ -182,6 +183,18 @@ def test_other_processes_write_the_same(
     ]  # fmt: skip
     assert structures[0] == structures[1]
     assert all_bytes(tmp_path / "1.mlpackage") == all_bytes(tmp_path / "2.mlpackage")
+
+
+def test_metadata_is_one_packages_own(lowering: Callable[..., Lowering], tmp_path: Path) -> None:
+    made = lowering(layout={"kind": "single"})
+    made.lower("model", tmp_path / "first.mlpackage", {"only": "first"})
+    made.lower("model", tmp_path / "second.mlpackage")
+    first, second = (
+        Package(tmp_path / f"{name}.mlpackage").spec.description.metadata.userDefined
+        for name in ("first", "second")
+    )
+    assert first["only"] == "first" and "only" not in second
+    assert second.keys() >= first.keys() - {"only"}
 
 
 def test_a_package_that_was_changed(lowering: Callable[..., Lowering], tmp_path: Path) -> None:

@@ -106,8 +106,12 @@ class Template:
                         continue
                     for value in by_label[label][part]:
                         value.immediateValue.tensor.bytes.values = data.tobytes()
-        self.spec.description.metadata.userDefined.update(metadata or {})
+        description = type(self.spec.description)()
+        description.CopyFrom(self.spec.description)  # the next package of the structure has its own
+        if metadata:
+            self.spec.description.metadata.userDefined.update(metadata)
         (target / MODEL).write_bytes(self.spec.SerializeToString(deterministic=True))
+        self.spec.description.CopyFrom(description)
 
 
 def gaps(slots: Mapping[str, Mapping[str, Slot]], size: int) -> Iterator[tuple[int, int]]:

@@ -9,6 +9,7 @@ from cetane.schema.interface import (
     Embedding,
     FromCache,
     FromHistory,
+    FromMatrix,
     FromTensor,
     Input,
     Mask,
@@ -29,7 +30,11 @@ SCHEMA = 1
 
 
 def describe(plan: Plan) -> dict[str, Any]:
-    """What follows from a bundle's plan. Paths are relative to the folder."""
+    """What follows from a bundle's plan. Paths are relative to the folder.
+
+    CetaneError for a plan that the generated host cannot run.
+    """
+    plan.check_plain("the NumPy host")
     subset = plan.recipe.head.subset
     return {
         "schema": SCHEMA,
@@ -131,6 +136,8 @@ def given(plan: Plan, item: Input) -> str:
             return f"the tensor {name}, which an earlier function of the call gave"
         case FromCache(name=name):
             return f"the buffer {name}, zeros before the first call"
+        case FromMatrix():
+            raise AssertionError("refused before: the host folds no matrices")
         case FromHistory(name=name):
             return f"the buffer {name}: the last columns before this call, zeros at the start"
     return f"1 in each token's row at the slot of {item.source.group} that it is written into"
