@@ -14,12 +14,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-import cetane.lower.lower
 from cetane.bundle import Bundle
 from cetane.cli.demo import DEMOS, Demo
 from cetane.cli.output import print_json
 from cetane.gates.limits import Limits, read
 from cetane.hardware.chips import ChipFigure, find_chip
+from cetane.planner import Encoder
 
 from .conftest import Cetane
 
@@ -177,18 +177,20 @@ def test_port_of_a_wrong_shard(
     lowered: list[str],
 ) -> None:
     """The first of its kind stops the build, until it is made anew."""
-    encode = cetane_lower.encode
 
-    def wrong(item: Any, *given: Any) -> Any:
-        encoded = encode(item, *given)
-        if item.weight.name == "model.layers.0.mlp.down_proj.weight":
-            encoded.weight[3] += 1
-        return encoded
+    class Wrong(Encoder):
+        """Makes other constants than the gate's own encoder."""
+
+        def __call__(self, weight: Any, halves: Any = None) -> Any:
+            encoded: Any = super().__call__(weight, halves)
+            if weight.name == "model.layers.0.mlp.down_proj.weight":
+                encoded.weight[3] += 1
+            return encoded
 
     target, partial = tmp_path / "out", tmp_path / "out.partial/bundle"
     port = ("port", tiny_checkpoint_folder, "-r", small_file, "-o", target)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cetane_lower, "encode", wrong)
+        patch.setattr("cetane.lower.lower.Encoder", Wrong)
         red = cetane(*port, "--json")
     assert red.code == 1
     assert red.json["bundle"] is None
@@ -229,10 +231,6 @@ def test_port_goes_on_after_the_ladder(
         assert cetane(*port).code == 1
     assert cetane(*port).code == 0
     assert lowered == ["layer-00", "head-0", "layer-01"]
-
-
-cetane_lower = cetane.lower.lower
-"""The module; `cetane` is a fixture here."""
 
 
 def test_build_only(

@@ -114,7 +114,9 @@ def test_tokens_that_cannot_be_run(tiny_bundle: Callable[..., Bundle], tokens: l
 def test_backends(tiny_bundle: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = tiny_bundle(contract="blend", shapes="range", layout={"kind": "chunks", "chunks": 1})
     chosen: dict[str, Any] = {}
-    monkeypatch.setattr("cetane.engine.generate.CoreMLBackend", lambda b: chosen.setdefault("b", b))
+    monkeypatch.setattr(
+        "cetane.engine.generate.CoreMLBackend", lambda b, units: chosen.setdefault("b", b)
+    )
     monkeypatch.setattr("cetane.engine.generate.sys.platform", "linux")
     assert isinstance(open_engine(bundle).backend, PortableBackend)
     assert not chosen

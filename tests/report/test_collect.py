@@ -11,7 +11,6 @@ from tests.report.conftest import DEVICE_RESULT, EVALUATION
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
-from cetane.checkpoint.names import model_name
 from cetane.errors import CetaneError
 from cetane.gates.scores import shard_score
 from cetane.hardware.chips import find_chip
@@ -112,18 +111,6 @@ def test_large_figures_have_the_gates_limits(full: BundleReport, empty: BundleRe
     assert figures["KL divergence"].holds and figures["same first choice"].holds
     assert figures["size"].holds is None
     assert "KL divergence" not in {figure.name for figure in empty.figures}
-
-
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("HuggingFaceTB/SmolLM2-135M", "SmolLM2-135M"),
-        ("/weights/model.Q4_1.gguf", "model.Q4_1"),
-        ("../zaya-tiny/", "zaya-tiny"),
-    ],
-)
-def test_a_models_name(source: str, name: str) -> None:
-    assert model_name(source) == name
 
 
 def test_ranges_name_the_largest(full: BundleReport) -> None:

@@ -1,6 +1,7 @@
 """Random draft heads, as torch modules and as shards of bundles."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,10 @@ class InMemory(Bundle):
     @property
     def digest(self) -> str:  # type: ignore[override]
         return "ab" * 32
+
+    @property
+    def manifest(self) -> Any:
+        return SimpleNamespace(source="a tiny model")
 
     def tables(self) -> Tables:
         return self.engine.tables

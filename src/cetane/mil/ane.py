@@ -28,6 +28,8 @@ GROUP = 8
 attention scaled by 64, sums of 8 0.056 %, sums of 16 0.074 %."""
 LEAST = np.float32(2.0**-14)
 """The least normal number of fp16."""
+EDGE = np.float32(2.0**-14 - 2.0**-25)
+"""The least number that is rounded to it."""
 LARGEST = np.float32(65504)
 
 Matrix = npt.NDArray[np.float32]
@@ -58,8 +60,12 @@ def multiply(rows, results, columns):  # type: ignore[no-untyped-def]
                 if factor == 0:  # as of all masked keys
                     continue
                 for n in range(width):
-                    product = _half(factor * columns[term, n])
-                    group[n] = _half(group[n] + (product if abs(product) >= LEAST else 0))
+                    product = factor * columns[term, n]
+                    if abs(product) < EDGE:
+                        product = np.float32(0)
+                    elif abs(product) < LEAST:
+                        product = LEAST if product > 0 else -LEAST
+                    group[n] = _half(group[n] + _half(product))
             for n in range(width):
                 total[n] += group[n]
 
