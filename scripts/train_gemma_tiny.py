@@ -41,7 +41,7 @@ CONFIG: dict[str, Any] = GEMMA4_E2B | {
     "global_head_dim": 32,
     "hidden_size_per_layer_input": 8,
     "sliding_window": WINDOW,
-    "max_position_embeddings": 4096,
+    "max_position_embeddings": 8192,
     "initializer_range": 0.06,
     "pad_token_id": None,
     "bos_token_id": None,

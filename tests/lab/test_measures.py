@@ -120,14 +120,14 @@ def test_placement_is_for_the_workloads_chip(bench: Callable[..., Sides]) -> Non
 
 
 def test_needles(bench: Callable[..., Sides]) -> None:
-    windowed = bench(changes={}, scaled={"family": {"full_window": 64}})
+    windowed = bench(changes={}, scaled={"family": {"full_window": 16}})
     with pytest.raises(KeyError):
         windowed.candidate.recipe.family["sinks"]
     found = take(windowed, "needle")
     near, far = (found["candidate"].figures[name].value for name in ("recall_near", "recall_far"))
     assert (near, far) == (1, 0)
     assert found["baseline"].figures["recall_far"].value == 1
-    assert dict(found["candidate"].curves["recall by distance"])[64.0] == 0
+    assert dict(found["candidate"].curves["recall by distance"])[16.0] == 0
 
 
 def test_memory_of_a_process(bench: Callable[..., Sides]) -> None:

@@ -11,23 +11,23 @@ import torch
 from torch import Tensor
 
 from cetane.engine.authored import authored_engine
+from cetane.errors import CetaneError
 from cetane.planner import Planner
 from cetane.schema.recipe import parse_recipe
 
 FILLER, NEEDLE, QUESTION = 0, 20, 40
 """The first token of each kind. There is only one question."""
 NEEDLES = 12
-CONTEXT, WINDOW, LENGTH = 160, 64, 150
-"""The number of slots, the window of a windowed arm, and the tokens of a text."""
-DISTANCES = (1, 8, 31, 62, 63, 64, 65, 90, 130, 149)
-"""Tokens from the question back to the needle. A window of 64 holds the question and 63 before."""
+LONGEST = 8192
+"""The longest context in which a needle is hidden, in tokens."""
 CONFIG: dict[str, Any] = {
     "model_type": "gemma4_text", "vocab_size": 48, "vocab_size_per_layer_input": 48,
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
     "layer_types": ["full_attention"], "num_attention_heads": 1, "num_key_value_heads": 1,
     "head_dim": 16, "global_head_dim": 32, "hidden_size_per_layer_input": 0,
     "num_kv_shared_layers": 0, "sliding_window": 32, "final_logit_softcapping": None,
-    "max_position_embeddings": 256, "pad_token_id": None, "bos_token_id": None, "eos_token_id": 0,
+    "max_position_embeddings": LONGEST, "pad_token_id": None, "bos_token_id": None,
+    "eos_token_id": 0,
 }  # fmt: skip
 
 
@@ -90,32 +90,50 @@ def fill(model: Any) -> None:
     layer.layer_scalar.fill_(1)
 
 
-def text(distance: int, needle: int) -> list[int]:
-    """A text of `LENGTH` tokens that ends with the question."""
-    last = LENGTH - 1
+def distances(window: int, context: int) -> list[int]:
+    """Tokens from the question back to the needle: dense around the end of a window, which holds
+    the question and `window - 1` tokens before it. The last is the first token of the text."""
+    near = {1, window // 8, window // 2, window - 2, window - 1}
+    far = {window, window + 1, (3 * window + context) // 4, (window + context) // 2, context - 1}
+    return sorted(near | far)
+
+
+def text(distance: int, needle: int, length: int) -> list[int]:
+    """A text of `length` tokens that ends with the question."""
+    last = length - 1
     tokens = np.random.default_rng(distance).integers(FILLER, NEEDLE, last).tolist()
     tokens[last - distance] = NEEDLE + needle
     return [*tokens, QUESTION]
 
 
-def recall(family: dict[str, Any], contract: str) -> dict[int, float]:
-    """The share of needles found, by distance; `family` are options of a recipe's `[family]`."""
+def recall(family: dict[str, Any], contract: str, context: int, window: int) -> dict[int, float]:
+    """The share of needles found, by distance, in texts that fill the context.
+
+    `family` are options of a recipe's `[family]`, `window` the tokens around whose end needles
+    lie. Raises CetaneError for a context above `LONGEST`.
+    """
+    if context > LONGEST:
+        raise CetaneError(
+            f"needles are hidden in at most {LONGEST} tokens, not {context}",
+            "give the workload a smaller context",
+        )
     seeker = Seeker()
     recipe = parse_recipe(
         {
             "name": "needle",
             "family": family,
             "layout": {"kind": "single"},
-            "cache": {"contract": contract, "context": CONTEXT},
-            "tokens": {"verify": 4, "prefill": 8},
+            "cache": {"contract": contract, "context": context},
+            "tokens": {"verify": 4, "prefill": max(8, context // 32)},
         },
         "needle",
     )
     engine = authored_engine(Planner(seeker, recipe), seeker)
     shares = {}
-    for distance in DISTANCES:
+    for distance in distances(window, context):
         needles = (0, 5, 11)
-        answers = [engine.session().feed(text(distance, needle)) for needle in needles]
+        texts = [text(distance, needle, context) for needle in needles]
+        answers = [engine.session().feed(tokens) for tokens in texts]
         chosen = [int(np.argmax(logits)) - NEEDLE for logits in answers if logits is not None]
         shares[distance] = float(np.mean(np.array(chosen) == needles))
     return shares

@@ -7,23 +7,40 @@ from pathlib import Path
 from cetane.bundle import Bundle
 from cetane.files import remove
 from cetane.lab.experiment import ArmName
-from cetane.lab.needle import DISTANCES, WINDOW, recall
-from cetane.lab.sides import Findings, Side, Sides, each, figure, measure
+from cetane.lab.needle import LONGEST, recall
+from cetane.lab.sides import Findings, Sides, figure, measure
 
 
-@each("needle")
-def needle(side: Side) -> Findings:
-    """Recall by distance with the arm's own attention, in a model that searches by content."""
-    recalled = recall(side.recipe.family, side.recipe.cache.contract)
-    near = [share for distance, share in recalled.items() if distance < WINDOW]
-    far = [share for distance, share in recalled.items() if distance >= WINDOW]
-    note = f"near is less than {WINDOW} tokens; a model made by hand"
+@measure("needle")
+def needle(bench: Sides) -> dict[ArmName, Findings]:
+    """Recall by distance with each side's attention, in a model that searches by content.
+
+    Near and far part at the end of the window that a side's full layers have; without one, at a
+    quarter of the context.
+    """
+    contexts = [side.recipe.cache.context for side in bench.sides.values()]
+    context = min(LONGEST, *contexts)
+    windows = [side.recipe.family.get("full_window") for side in bench.sides.values()]
+    window = next((size for size in windows if size), context // 4)
+    return {
+        name: by_distance(
+            recall(side.recipe.family, side.recipe.cache.contract, context, window), window
+        )
+        for name, side in bench.sides.items()
+    }
+
+
+def by_distance(recalled: dict[int, float], window: int) -> Findings:
+    """The findings of a side, from its share of needles by distance."""
+    near = [share for distance, share in recalled.items() if distance < window]
+    far = [share for distance, share in recalled.items() if distance >= window]
+    note = f"near is less than {window} tokens; a model made by hand"
     return Findings(
         {
             "recall_near": figure("recall_near", sum(near) / len(near), n=len(near), note=note),
             "recall_far": figure("recall_far", sum(far) / len(far), n=len(far), note=note),
         },
-        curves={"recall by distance": [(float(d), recalled[d]) for d in DISTANCES]},
+        curves={"recall by distance": [(float(d), share) for d, share in recalled.items()]},
     )
 
 
