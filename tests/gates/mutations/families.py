@@ -10,12 +10,17 @@ from typing import Any
 import torch
 from tests.conftest import build_model, build_tokenizer
 from tests.families.gemma_models import build_gemma2, build_gemma3, build_gemma4
+from tests.families.test_deepseek_v2 import CONFIG as LATENTS
+from tests.families.test_gpt_oss import build_oss
 from tests.families.test_llama import MULTIPLIERS
+from tests.families.test_mixtral import build as build_mixture
+from tests.families.test_qwen3_next import MODELS
 from tests.families.zaya_models import build_zaya
 
 from cetane.checkpoint import Tokenizer
 from cetane.schema.recipe import Recipe, parse_recipe
 
+MATRICES = MODELS["qwen3_next"]
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: build_model("llama", num_hidden_layers=3),
     "mistral": lambda: build_model("mistral", num_hidden_layers=3, sliding_window=32),
@@ -29,6 +34,18 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "lfm2": lambda: build_model(
         "lfm2", num_hidden_layers=4, layer_types=["conv", "full_attention", "conv", "conv"]
     ),
+    "mixtral": lambda: build_mixture("mixtral", num_hidden_layers=3, num_local_experts=4),
+    "qwen3_moe": lambda: build_mixture(
+        "qwen3_moe",
+        num_hidden_layers=3,
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=20,
+        norm_topk_prob=True,
+    ),
+    "gpt_oss": lambda: build_oss(limit=0.3, sliding_window=32),
+    "qwen3_next": lambda: build_mixture("qwen3_next", **MATRICES),
+    "deepseek_v2": lambda: build_mixture("deepseek_v2", **LATENTS | {"num_hidden_layers": 3}),
     "gemma2": build_gemma2,
     "gemma3": build_gemma3,
     "gemma4": build_gemma4,

@@ -727,11 +727,18 @@ Read = Callable[[str, Any, Any], Weight]
 """`Block.weight`: the weight of a parameter's path, of its shape, as its module holds it."""
 
 
-def reading(block: Block, change: Callable[[Read], Read]) -> None:
-    """Have a block read other tensors. Inapplicable if it reads what it read before."""
-    before = dict(block.weights())
+def reading(block: Block, change: Callable[[Read], Read], path: str | None = None) -> None:
+    """Have a block read other tensors, or another form of the parameters whose path has `path`.
+    Inapplicable if it reads what it read before."""
+
+    def places() -> list[Any]:
+        return [(at, item.name, item.rows, item.columns) for at, item in block.weights()]
+
+    before = places()
     block.weight = change(block.weight)  # type: ignore[method-assign]
-    if dict(block.weights()) == before:
+    if path is None and places() == before:
+        raise Inapplicable
+    if path is not None and not any(path in at for at, *_ in before):
         raise Inapplicable
 
 
@@ -768,7 +775,7 @@ def _(port: AuthoredPort) -> None:
 
         return weight
 
-    reading(block, transposed)
+    reading(block, transposed, "self_attn.q_proj.weight")
 
 
 @mutation("a weight matrix is its neighbour's", "reading")
@@ -877,6 +884,67 @@ def _(port: AuthoredPort) -> None:
         return replace(item, rows=(1, 2)) if item.rows == (0, 1) else item
 
     block.weight = changed  # type: ignore[method-assign]
+
+
+def mixtures(port: AuthoredPort) -> list[Any]:
+    blocks = [block for block in port.planner.model.layers if hasattr(block, "mixture")]
+    if not blocks:
+        raise Inapplicable
+    return blocks
+
+
+@mutation("a token takes one expert fewer", "graph")
+def _(port: AuthoredPort) -> None:
+    block = mixtures(port)[0]
+    block.mixture = replace(block.mixture, chosen=block.mixture.chosen - 1)
+
+
+@mutation("weights of experts normalised, or not", "graph")
+def _(port: AuthoredPort) -> None:
+    for block in mixtures(port):
+        block.mixture = replace(block.mixture, normalised=not block.mixture.normalised)
+
+
+@mutation("experts get each other's weights", "graph")
+def _(port: AuthoredPort) -> None:
+    for block in mixtures(port):
+        after(block.router_proj, lambda x: x.roll(1, 1))
+
+
+@mutation("bounds of experts left out", "graph")
+def _(port: AuthoredPort) -> None:
+    bounded = [m for b in mixtures(port) for m in b.modules() if hasattr(m, "limit")]
+    if not bounded:
+        raise Inapplicable
+    for experts in bounded:
+        experts.limit = 1e4
+
+
+@mutation("sinks of attention left out", "reading")
+def _(port: AuthoredPort) -> None:
+    block = attention(port)
+
+    def without(read: Read) -> Read:
+        def weight(path: str, *rest: Any) -> Weight:
+            item = read(path, *rest)
+            lost = "sinks" in path
+            return replace(item, pick=lambda x: torch.full_like(x, -1e4)) if lost else item
+
+        return weight
+
+    reading(block, without, "sinks")
+
+
+@mutation("matrices forgotten", "host")
+def _(port: AuthoredPort) -> None:
+    if "delta" not in port.planner.model.memory:
+        raise Inapplicable
+
+    def change(_: str, __: str, inputs: dict[str, Any]) -> None:
+        if "delta" in inputs:
+            inputs["delta"] = np.zeros_like(inputs["delta"])
+
+    port.before.append(change)
 
 
 @mutation("router state one layer late", "graph")
