@@ -99,8 +99,8 @@ def tables(rows: list[Row]) -> Iterator[str]:
         f"| {sum(map(short, right))} |"
     )
     yield ""
-    yield "*Not good enough*: only the third question says no. The port is right, and its compression"
-    yield "does not keep the promise `usable`: random weights have no shape that a palette could use."
+    yield "*Not good enough*: only the third question says no. The port is right, and its"
+    yield "compression does not keep the promise `usable`: random weights suit no palette."
     yield ""
     limit = limits().structure.relative
     yield f"Structure by family, whose limit is {limit:g}: the largest error of a right port, the"
