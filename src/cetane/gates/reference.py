@@ -164,7 +164,8 @@ class Reference:
         kept = sorted({number for one in asked for number in one.kept})
         seen: dict[Truth, Tensor] = {}
         least: list[Tensor] = []
-        with self._keeping(wanted, seen), self._scaled(scales), self._routing(batch, least):
+        hooks = self._keeping(wanted, seen), self._scaled(scales), self._routing(batch, least)
+        with quiet_transformers(), hooks[0], hooks[1], hooks[2]:
             logits = self.model(
                 batch,
                 position_ids=first + torch.arange(length),
@@ -223,7 +224,7 @@ class Reference:
     def tensors(self, tokens: Sequence[int], wanted: Sequence[Truth]) -> dict[Truth, Array]:
         """Only the wanted tensors of a sequence, `(n, C)`. The pass ends with the last of them."""
         seen: dict[Truth, Tensor] = {}
-        with self._keeping(wanted, seen, stop=True), suppress(Stop):
+        with quiet_transformers(), self._keeping(wanted, seen, stop=True), suppress(Stop):
             self.model(torch.tensor([list(tokens)]), use_cache=False)
         return {truth: self._given(truth, tensor[0]) for truth, tensor in seen.items()}
 
