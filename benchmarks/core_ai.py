@@ -17,7 +17,7 @@ import torch
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
-from cetane.export.coreai import Runner, export
+from cetane.export.coreai import AssetRunner, export
 from cetane.gates.probes import text_tokens
 from cetane.gates.reference import reference_of
 
@@ -33,7 +33,7 @@ def measure(model: str, bundle: Bundle, greedy: int, folder: Path) -> None:
     def judge(asset: Path) -> tuple[list[float], list[int]]:
         truth = reference.run([tokens])[0].logits
         cosines, fed = [], 0
-        with Runner(asset) as runner:
+        with AssetRunner(asset) as runner:
             for place in PLACES:
                 logits, fed = runner.feed(tokens[fed:place]), place
                 row = truth[place - 1]

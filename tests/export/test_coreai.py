@@ -19,7 +19,7 @@ from tests.lower.test_parity import half_logits_of
 from cetane.bundle import Bundle
 from cetane.compress import parse_format
 from cetane.errors import CetaneError
-from cetane.export.coreai import Runner, contract
+from cetane.export.coreai import AssetRunner, contract
 from cetane.export.coreai.adapter import window_columns
 from cetane.export.coreai.check import check, rules
 from cetane.export.coreai.converter import Converter, import_coreai
@@ -78,7 +78,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
     program = convert(made, InMemoryCheckpoint(model), lambda *_: None)
     assert check(program) == []
     program.save_asset(tmp_path / "made.aimodel")
-    with Runner(tmp_path / "made.aimodel") as runner:
+    with AssetRunner(tmp_path / "made.aimodel") as runner:
         assert runner.contexts == ([64, 256] if name == "gemma3" else [256])
         fed = 0
         for place in (5, 11, 12, 20, 93):
@@ -313,5 +313,5 @@ def test_the_gate_refuses_other_logits(
     engine = Engine(bundle.plan, PortableBackend(bundle), bundle.tables())
     truth = engine.session().feed(text_tokens(bundle.tokenizer, 80), "all")
     assert truth is not None
-    monkeypatch.setattr(gate, "Runner", lambda asset: Echo(truth, change))
+    monkeypatch.setattr(gate, "AssetRunner", lambda asset: Echo(truth, change))
     assert gate.judge_coreai(bundle, Path("unused")).passed is passes

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cetane.measuring.machine import check, facts
-from cetane.measuring.record import Stop
+from cetane.measuring.record import Halt
 
 
 def test_facts_of_this_machine() -> None:
@@ -21,7 +21,7 @@ def test_facts_of_this_machine() -> None:
 def test_a_full_disk_is_told_in_gigabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2 * 10**9))
     check(facts(), 10**9, tmp_path)
-    with pytest.raises(Stop, match=r"2.0 GB are free in .*, and 3.0 GB are needed"):
+    with pytest.raises(Halt, match=r"2.0 GB are free in .*, and 3.0 GB are needed"):
         check(facts(), 3 * 10**9, tmp_path)
 
 
@@ -33,5 +33,5 @@ def test_what_is_missing(
     machine: dict[str, Any], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "mac_ver", lambda: ("14.6", "", ""))
-    with pytest.raises(Stop, match=reason):
+    with pytest.raises(Halt, match=reason):
         check(facts() | {"system": "macOS 14.6"} | machine, 0, tmp_path)

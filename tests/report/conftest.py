@@ -16,7 +16,7 @@ from cetane.gates.residency.refuted import Refuted
 from cetane.gates.verdict import at_least
 from cetane.hardware.chips import find_chip
 from cetane.kit.device import DEVICE, DeviceResult
-from cetane.kit.speed import Compared, Figures
+from cetane.kit.speed import Figures, SpeedCompared
 from cetane.lab.entry import ExperimentReport, experiment_report
 from cetane.lab.experiment import Experiment, find_experiment, shipped
 from cetane.lab.journal import (
@@ -55,7 +55,7 @@ DEVICE_RESULT = DeviceResult(
     checks=(at_least("least logit cosine", 0.99999, 0.9999),), ties=1, positions=13,
     figures=Figures(decode_ms=4.0, decode_tok_s=250.0, prefill_tok_s=900.0, first_token_ms=30.0,
                     load_ms=80.0, peak_bytes=10**8, joules_per_token=0.02, turns=6),
-    compared=(Compared(mode="decode", tokens=1, measured_ms=4.0, predicted_ms=3.0, low=2.5,
+    compared=(SpeedCompared(mode="decode", tokens=1, measured_ms=4.0, predicted_ms=3.0, low=2.5,
                        high=3.5, binds="dispatch"),),
     rules=(Refuted(rule="tiny-program", predicted="CPU", confidence="medium", ops=10, wrong=9,
                    measured={"ANE": 9}, narrow="except kind conv; it held for softmax"),),

@@ -28,8 +28,8 @@ from cetane.families.base import (
 from cetane.families.decoder import TURNS, DecoderConfig, decoder_model
 from cetane.families.experts import (
     ExpertOptions,
-    ExpertsBlock,
     Mixture,
+    MixtureBlock,
     SharedExpert,
     expert_channels,
 )
@@ -248,7 +248,7 @@ def author(config: DeepseekConfig, options: ExpertOptions) -> Model:
                 width, act = inner * config.n_shared_experts, config.hidden_act
                 shared = SharedExpert(size, width, act, scale, config.mlp_bias)
                 layers.append(
-                    ExpertsBlock(mixture, index, eps, shared=shared, shared_name="shared_experts")
+                    MixtureBlock(mixture, index, eps, shared=shared, shared_name="shared_experts")
                 )
     return decoder_model(
         config,

@@ -72,7 +72,7 @@ class Mixture:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StackedRows:
     """A parameter's place in a checkpoint: a tensor of a row for each expert."""
 
     name: str
@@ -82,7 +82,7 @@ class Stored:
     """A function that makes the parameter from the rows of its experts."""
 
 
-class Experts(nn.Module):
+class MixtureExperts(nn.Module):
     """Some experts as one gated MLP: their inner channels lie side by side."""
 
     def __init__(self, mixture: Mixture, start: int, stop: int, bias: bool = False) -> None:
@@ -112,14 +112,14 @@ class Experts(nn.Module):
         return rows.reshape(inner.shape)
 
 
-def stored_rows(mixture: Mixture) -> dict[str, Stored]:
+def stored_rows(mixture: Mixture) -> dict[str, StackedRows]:
     """The places of an MLP's weights: gate rows, then up rows; and the outputs' rows."""
     hidden, inner = mixture.hidden, mixture.inner
     gate_up = (2 * inner, hidden)
     return {
-        "gate_proj.weight": Stored("gate_up_proj", gate_up, partial(rows_of, 0, inner)),
-        "up_proj.weight": Stored("gate_up_proj", gate_up, partial(rows_of, inner, 2 * inner)),
-        "down_proj.weight": Stored("down_proj", (hidden, inner), side_by_side),
+        "gate_proj.weight": StackedRows("gate_up_proj", gate_up, partial(rows_of, 0, inner)),
+        "up_proj.weight": StackedRows("gate_up_proj", gate_up, partial(rows_of, inner, 2 * inner)),
+        "down_proj.weight": StackedRows("down_proj", (hidden, inner), side_by_side),
     }
 
 
@@ -162,7 +162,7 @@ class SharedExpert(nn.Module):
         return made if self.gate is None else made * sigmoid(self.gate(x))
 
 
-class ExpertsBlock(RoutedBlock):
+class MixtureBlock(RoutedBlock):
     """A layer's router and experts, normed before. The residual stream is scaled."""
 
     reads = ("hidden",)
@@ -176,7 +176,7 @@ class ExpertsBlock(RoutedBlock):
         eps: float,
         router: str = "gate",
         bias: bool = False,
-        group: Callable[[Mixture, int, int], Experts] = Experts,
+        group: Callable[[Mixture, int, int], MixtureExperts] = MixtureExperts,
         shared: SharedExpert | None = None,
         shared_name: str = "shared_expert",
         unit_offset: bool = False,
@@ -204,7 +204,7 @@ class ExpertsBlock(RoutedBlock):
             return super().weight(path, shape, held)
         number, _, name = rest.partition(".")
         group = self.groups[int(number)]
-        assert isinstance(group, Experts)
+        assert isinstance(group, MixtureExperts)
         stored = group.stored[name]
         return Weight(
             f"{self.prefix}mlp.experts.{stored.name}",
@@ -235,7 +235,7 @@ class ExpertsBlock(RoutedBlock):
         flow["hidden"] = self.share(number, flow)
 
     def router(self) -> Part:
-        return Router(
+        return MixtureRouter(
             name=f"{self.name}-router",
             whole=self,
             modules=("post_attention_layernorm", "router_proj", "shared"),
@@ -258,7 +258,7 @@ class ExpertsBlock(RoutedBlock):
         )
 
 
-class Router(Part):
+class MixtureRouter(Part):
     """The router of a layer; its tensors have no like in transformers."""
 
     def truths(self) -> dict[str, Truth]:

@@ -15,10 +15,10 @@ from cetane.families.base import Block, Flow, Memory, Model, Truth, Weight
 from cetane.families.decoder import DecoderConfig, decoder_model
 from cetane.families.experts import (
     ExpertOptions,
-    Experts,
-    ExpertsBlock,
     Mixture,
-    Stored,
+    MixtureBlock,
+    MixtureExperts,
+    StackedRows,
     expert_channels,
 )
 from cetane.families.kinds import LayerKind, kind_names
@@ -88,7 +88,7 @@ class GptOssAttention(nn.Module):
         return self.o_proj(heads.merge(mixed))
 
 
-class AttentionBlock(Block):
+class SinkAttentionBlock(Block):
     """Attention, normed before. The residual stream is `scale` times the model's."""
 
     def __init__(self, config: GptOssConfig, index: int, kind: LayerKind, scale: float) -> None:
@@ -110,7 +110,7 @@ class AttentionBlock(Block):
         flow["hidden"] = h + mixed
 
 
-class GptOssExperts(Experts):
+class GptOssExperts(MixtureExperts):
     """Experts with biases: `(up + 1) * gate * sigmoid(alpha * gate)`, of bounded gates and ups.
 
     transformers keeps their matrices transposed, with gates and ups in turn.
@@ -123,14 +123,16 @@ class GptOssExperts(Experts):
         self.down_proj_bias = Projection(count, mixture.hidden, None, factor=mixture.factor)
         hidden, inner = mixture.hidden, mixture.inner
         self.stored = {
-            "down_proj.weight": Stored("down_proj", (inner, hidden), columns_of),
-            "down_proj_bias.weight": Stored("down_proj_bias", (hidden,), torch.t),
+            "down_proj.weight": StackedRows("down_proj", (inner, hidden), columns_of),
+            "down_proj_bias.weight": StackedRows("down_proj_bias", (hidden,), torch.t),
         }
         for turn, name in enumerate(("gate_proj", "up_proj")):
             every_second = partial(in_turn, turn)
             whole = (hidden, 2 * inner)
-            self.stored[f"{name}.weight"] = Stored("gate_up_proj", whole, every_second)
-            self.stored[f"{name}.bias"] = Stored("gate_up_proj_bias", (2 * inner,), every_second)
+            self.stored[f"{name}.weight"] = StackedRows("gate_up_proj", whole, every_second)
+            self.stored[f"{name}.bias"] = StackedRows(
+                "gate_up_proj_bias", (2 * inner,), every_second
+            )
 
     def forward(self, x: Tensor, weights: Tensor) -> Tensor:
         gate = self.gate_proj(x).clamp(max=self.limit)
@@ -177,8 +179,8 @@ def author(config: GptOssConfig, options: ExpertOptions) -> Model:
     layers: list[Block] = []
     with torch.device("meta"):
         for index, name in enumerate(names):
-            layers.append(AttentionBlock(config, index, kinds[name], scale))
-            layers.append(ExpertsBlock(mixture, index, eps, "router", True, group))
+            layers.append(SinkAttentionBlock(config, index, kinds[name], scale))
+            layers.append(MixtureBlock(mixture, index, eps, "router", True, group))
     return decoder_model(
         config,
         layers,

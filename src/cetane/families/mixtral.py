@@ -7,7 +7,7 @@ The truth is transformers' `modeling_{model_type}.py`.
 from typing import Protocol
 
 from cetane.families.base import Block, Model
-from cetane.families.experts import ExpertOptions, ExpertsBlock, Mixture, expert_channels
+from cetane.families.experts import ExpertOptions, Mixture, MixtureBlock, expert_channels
 from cetane.families.llama import (
     LlamaAttentionBlock,
     LlamaConfig,
@@ -72,7 +72,7 @@ def author(config: MixtralConfig, options: ExpertOptions) -> Model:
         if is_dense(config, place.index):
             return (LlamaLayer(config, own, place),)
         attention = LlamaAttentionBlock(config, own, place)
-        return attention, ExpertsBlock(mixture, place.index, eps)
+        return attention, MixtureBlock(mixture, place.index, eps)
 
     windows = [window] * config.num_hidden_layers
     return decoder(config, own, scale, windows, layer, expert_channels(mixture))

@@ -28,8 +28,8 @@ from cetane.families.decoder import TURNS, DecoderConfig, decoder_model
 from cetane.families.delta import DeltaHeads, DeltaNet
 from cetane.families.experts import (
     ExpertOptions,
-    ExpertsBlock,
     Mixture,
+    MixtureBlock,
     SharedExpert,
     expert_channels,
 )
@@ -223,7 +223,7 @@ def author(config: Qwen3NextConfig, options: ExpertOptions) -> Model:
             inner = config.shared_expert_intermediate_size
             shared = SharedExpert(size, inner, config.hidden_act, scale, gated=True)
             layers.append(mix())
-            layers.append(ExpertsBlock(mixture, index, eps, shared=shared, unit_offset=True))
+            layers.append(MixtureBlock(mixture, index, eps, shared=shared, unit_offset=True))
     memory: dict[str, CacheGroup | History | Matrix] = {}
     if "full_attention" in config.layer_types:
         memory["kv"] = CacheGroup(heads.query, heads.kv, dim)

@@ -53,7 +53,7 @@ def fit(checkpoint: Checkpoint, planner: Planner, progress: Progress) -> FittedF
         return known
     first = rounded(checkpoint, planner, formats, "gptq", progress)
     partial = folder() / f"{key}.tuning"
-    work = Fitting(checkpoint, planner, progress)
+    work = Fitter(checkpoint, planner, progress)
     made = save(work.tuned(first.read(), formats, compression.minutes, partial), key)
     remove(partial)
     return made
@@ -71,7 +71,7 @@ def rounded(
     known = kept(key)
     if known is not None:
         return known
-    return save(Fitting(checkpoint, planner, progress).rounded(formats, method), key)
+    return save(Fitter(checkpoint, planner, progress).rounded(formats, method), key)
 
 
 def key_of(
@@ -103,7 +103,7 @@ def fitted_formats(planner: Planner) -> dict[str, Format]:
     return {name: form for name, form in formats.items() if form is not None}
 
 
-class Fitting:
+class Fitter:
     """One model on its way to fitted constants."""
 
     def __init__(self, checkpoint: Checkpoint, planner: Planner, progress: Progress) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from cetane.bundle import Bundle
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
-from cetane.export.coreai import Runner, contexts
+from cetane.export.coreai import AssetRunner, contexts
 from cetane.gates import metrics
 from cetane.gates.limits import limits
 from cetane.gates.probes import text_tokens
@@ -48,7 +48,7 @@ def judge_coreai(bundle: Bundle, asset: Path) -> CoreAIResult:
     ours = Engine(plan, PortableBackend(bundle), bundle.tables()).session().feed(tokens, "all")
     assert ours is not None
     limit, checks, fed = limits(), [], 0
-    with Runner(asset) as runner:
+    with AssetRunner(asset) as runner:
         for place in places:
             theirs, fed = runner.feed(tokens[fed:place]), place
             truth = ours[place - 1]

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from cetane.gates.residency.refuted import Refuted
 from cetane.gates.verdict import Check
-from cetane.kit.speed import Compared, Figures
+from cetane.kit.speed import Figures, SpeedCompared
 from cetane.validation import Data
 
 DEVICE, ENERGY = "device", "energy"
@@ -32,7 +32,7 @@ class DeviceResult(Data):
     """Probed positions whose two best tokens are too near to be judged."""
     positions: int
     figures: Figures
-    compared: tuple[Compared, ...]
+    compared: tuple[SpeedCompared, ...]
     rules: tuple[Refuted, ...]
     measured_ops: int
     """Ops whose place the machine gave."""

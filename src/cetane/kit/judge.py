@@ -8,7 +8,7 @@ from cetane.errors import CetaneError
 from cetane.gates.limits import limits
 from cetane.gates.verdict import Check, at_least, at_most
 from cetane.hardware.chips import Chip
-from cetane.kit.measurements import Measurements, Position, RecordedBundle
+from cetane.kit.measurements import Measurements, ProbePosition, RecordedBundle
 from cetane.kit.probes import expected_probes
 from cetane.kit.write import GATE, choices
 from cetane.mil.program import Program
@@ -109,11 +109,11 @@ def checks(recorded: RecordedBundle) -> Iterator[Check]:
     yield at_least("same token where decided, share", same / max(len(decided), 1), 1.0)
 
 
-def chosen(position: Position) -> int | None:
+def chosen(position: ProbePosition) -> int | None:
     """The token that the device would choose."""
     return position.top[0][0] if position.finite and position.top else None
 
 
-def ties(positions: Sequence[Position]) -> int:
+def ties(positions: Sequence[ProbePosition]) -> int:
     """The number of positions whose two best tokens are too near to be judged."""
     return sum(position.margin < limits().evidence.margin for position in positions)

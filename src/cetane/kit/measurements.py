@@ -57,7 +57,7 @@ class Machine(Data):
         return f"{self.chip}, {self.system} ({self.build})"
 
 
-class Options(Data):
+class MeasuringOptions(Data):
     """How it measured."""
 
     compute_units: Literal["CPU_AND_NE", "ALL", "CPU_ONLY", "CPU_AND_GPU"]
@@ -104,7 +104,7 @@ class RecordedFunction(Data):
     refusals: Annotated[tuple[Text, ...], Field(max_length=20)] = ()
 
 
-class Position(Data):
+class ProbePosition(Data):
     """The logits of one position, against the expected ones."""
 
     expected: Token
@@ -116,7 +116,7 @@ class Position(Data):
     largest_error: Annotated[float, Field(ge=0, le=1e9)] = 1e9
 
     @model_validator(mode="after")
-    def ranked(self) -> "Position":
+    def ranked(self) -> "ProbePosition":
         logits = [logit for _, logit in self.top]
         if self.finite and (not logits or logits != sorted(logits, reverse=True)):
             raise ValueError("the best tokens are not in order")
@@ -137,14 +137,14 @@ class RecordedBundle(Data):
     name: Text
     digest: Sha256
     functions: dict[Name, RecordedFunction]
-    probes: dict[Name, Annotated[tuple[Position, ...], Field(max_length=100_000)]] = Field(
+    probes: dict[Name, Annotated[tuple[ProbePosition, ...], Field(max_length=100_000)]] = Field(
         default_factory=dict
     )
     chain: OpenedChain | None = None
     refusals: Annotated[tuple[Text, ...], Field(max_length=20)] = ()
 
 
-class Turn(Data):
+class MeasuredTurn(Data):
     """One turn of a bundle: a prompt, then greedy decoding."""
 
     bundle: Name
@@ -161,7 +161,7 @@ class Turn(Data):
     peak_bytes: Count
 
     @model_validator(mode="after")
-    def consistent(self) -> "Turn":
+    def consistent(self) -> "MeasuredTurn":
         if self.decode_tok_s * self.decode.min_ms > 1001:
             raise ValueError("more tokens a second than the fastest step allows")
         rate = 1e3 * self.prompt_tokens / self.first_token_ms
@@ -193,7 +193,7 @@ class Energy(Data):
         return self
 
 
-class Job(Data):
+class MeasuredJob(Data):
     state: Literal["running", "begun", "done", "fault"]
     tries: Annotated[int, Field(ge=1, le=100)]
 
@@ -217,14 +217,14 @@ class Measurements(Data):
     schema_version: Literal[1]
     kit: Sha256
     machine: Machine
-    options: Options
+    options: MeasuringOptions
     begun: Text
     written: Text
     finished: bool
     bundles: Annotated[dict[Name, RecordedBundle], Field(min_length=1, max_length=2)]
-    turns: Annotated[tuple[Turn, ...], Field(max_length=20_000)]
+    turns: Annotated[tuple[MeasuredTurn, ...], Field(max_length=20_000)]
     energy: Annotated[tuple[Energy, ...], Field(max_length=1000)]
-    jobs: dict[Name, Job]
+    jobs: dict[Name, MeasuredJob]
     faults: Annotated[tuple[Fault, ...], Field(max_length=100_000)]
     seal: Sha256
 

@@ -120,7 +120,7 @@ def last_row(call: Running) -> Array:
 
 
 @dataclass
-class FunctionCall:
+class ExampleCall:
     """The first call of a function: its inputs without caches, its outputs, and the shapes of the
     caches and histories that were empty."""
 
@@ -129,7 +129,7 @@ class FunctionCall:
     zeros: dict[str, tuple[int, ...]]
 
 
-class Recorder:
+class ExampleRecorder:
     """A backend that keeps the first call of every function. Inputs are rounded to fp16 first, as
     Core ML gets them."""
 
@@ -137,7 +137,7 @@ class Recorder:
 
     def __init__(self, backend: Backend, plan: Plan) -> None:
         self.backend, self.plan = backend, plan
-        self.calls: dict[tuple[str, str], FunctionCall] = {}
+        self.calls: dict[tuple[str, str], ExampleCall] = {}
 
     def open(self, shard: str) -> OpenShard:
         return RecordedShard(self, shard, self.backend.open(shard))
@@ -146,7 +146,7 @@ class Recorder:
 class RecordedShard:
     """A shard of a recorder."""
 
-    def __init__(self, recorder: Recorder, name: str, shard: OpenShard) -> None:
+    def __init__(self, recorder: ExampleRecorder, name: str, shard: OpenShard) -> None:
         self.recorder, self.name, self.shard = recorder, name, shard
 
     def make_state(self, function: str) -> object:
@@ -162,7 +162,7 @@ class RecordedShard:
                 for item in described.inputs
                 if isinstance(item.source, FromCache | FromHistory)
             }
-            self.recorder.calls[self.name, function] = FunctionCall(
+            self.recorder.calls[self.name, function] = ExampleCall(
                 {name: value for name, value in halves.items() if name not in empty},
                 {n: half(v) for n, v in outputs.items() if v.size <= LARGEST_OUTPUT},
                 empty,
@@ -178,14 +178,14 @@ def wide(value: Array) -> Array:
     return value.astype(np.float32) if value.dtype.kind == "f" else value
 
 
-def function_calls(bundle: Bundle) -> dict[tuple[str, str], FunctionCall]:
+def function_calls(bundle: Bundle) -> dict[tuple[str, str], ExampleCall]:
     """The first call of every function, at the start of a sequence, where all caches are empty.
 
     A function that no call reached, such as an expert that no token chose, gets the inputs of
     another with the same signature, and nothing to compare with; without one, it is left out.
     """
     plan = bundle.plan
-    recorder = Recorder(PortableBackend(bundle, "fp32"), plan)
+    recorder = ExampleRecorder(PortableBackend(bundle, "fp32"), plan)
     resident = plan.weight_bytes <= RESIDENT
     engine = Engine(plan, recorder, bundle.tables(), resident=resident)
     for mode, described in plan.modes.items():
@@ -195,7 +195,7 @@ def function_calls(bundle: Bundle) -> dict[tuple[str, str], FunctionCall]:
     for key in plan.functions:
         twin = signatures.get(signature(plan, key))
         if key not in recorder.calls and twin is not None:
-            recorder.calls[key] = FunctionCall(twin.inputs, {}, twin.zeros)
+            recorder.calls[key] = ExampleCall(twin.inputs, {}, twin.zeros)
     return recorder.calls
 
 

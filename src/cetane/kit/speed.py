@@ -39,7 +39,7 @@ class Figures(Data):
     turns: int = 0
 
 
-class Compared(Data):
+class SpeedCompared(Data):
     """A step of a mode: measured, and as the cost model predicts it."""
 
     mode: Mode
@@ -109,13 +109,13 @@ def ratios(measurements: Measurements) -> dict[str, float]:
     return {name: median(p["B"][name] / p["A"][name] for p in pairs) for name in pairs[0]["A"]}
 
 
-def compare(own: Figures, planner: Planner, predictor: Predictor) -> Iterator[Compared]:
+def compare(own: Figures, planner: Planner, predictor: Predictor) -> Iterator[SpeedCompared]:
     """Decode and verifying steps, measured and predicted."""
     steps: dict[Mode, float | None] = {"decode": own.decode_ms, "verify": own.verify_ms}
     for mode, ms in steps.items():
         if ms is not None and mode in planner.recipe.tokens.by_mode():
             said = predictor.predict(planner, mode)
-            yield Compared(
+            yield SpeedCompared(
                 mode=said.mode, tokens=said.tokens, measured_ms=ms, predicted_ms=said.ms,
                 low=said.low, high=said.high, binds=said.binds,
             )  # fmt: skip

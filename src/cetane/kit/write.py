@@ -10,7 +10,7 @@ import numpy as np
 
 from cetane.bundle import Bundle
 from cetane.files import FileRecord, Progress, json_sha256, records
-from cetane.kit.probes import Expected, FunctionCall, expected_probes, function_calls
+from cetane.kit.probes import ExampleCall, Expected, expected_probes, function_calls
 from cetane.schema.manifest import rotary_path, scales_path, shard_path, table_path
 from cetane.schema.plan import Plan
 
@@ -133,7 +133,7 @@ def choices(expected: Expected) -> list[int]:
     return [int(token) for token in expected.logits.argmax(axis=1)]
 
 
-def save_call(path: Path, call: FunctionCall) -> None:
+def save_call(path: Path, call: ExampleCall) -> None:
     arrays = {f"in/{name}": value for name, value in call.inputs.items()}
     arrays |= {f"out/{name}": value for name, value in call.outputs.items()}
     np.savez(path, **arrays)  # type: ignore[arg-type]

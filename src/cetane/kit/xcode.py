@@ -78,7 +78,7 @@ class Samples(Loose):
         return 1e3 * median(self.samples) if self.samples else None
 
 
-class Cost(Loose):
+class XcodeCost(Loose):
     weight: Annotated[float, Field(allow_inf_nan=False)] = 0.0
 
 
@@ -86,7 +86,7 @@ class Preferred(Loose):
     deviceType: dict[str, Any] | Word = ""
 
 
-class Usage(Loose):
+class XcodeUsage(Loose):
     preferred: Preferred = Preferred()
 
 
@@ -96,17 +96,17 @@ class Named(Loose):
 
 class Operation(Loose):
     operatorName: Word = ""
-    cost: Cost | None = None
-    deviceUsage: Usage | None = None
+    cost: XcodeCost | None = None
+    deviceUsage: XcodeUsage | None = None
     outputs: tuple[Named, ...] = ()
 
 
-class Block(Loose):
+class XcodeBlock(Loose):
     operations: Annotated[tuple[Operation, ...], Field(max_length=1_000_000)] = ()
 
 
 class ReportedFunction(Loose):
-    block: Block = Block()
+    block: XcodeBlock = XcodeBlock()
 
 
 class Functions(Loose):
@@ -124,7 +124,7 @@ class Results(Loose):
     modelStructure: Structure = Structure()
 
 
-class Report(Loose):
+class XcodeReport(Loose):
     deviceInfo: DeviceInfo = DeviceInfo()
     computeUnit: int | None = None
     deviceResults: Results
@@ -135,7 +135,7 @@ def read_report(folder: Path) -> Told:
     path = folder / REPORT
     hint = "Xcode writes one: open a package, Performance, +"
     content = parse_json(read_bytes(path, LARGEST, follow=False), str(path), hint)
-    report = validated(Report, content, f"{path}: not a performance report", hint)
+    report = validated(XcodeReport, content, f"{path}: not a performance report", hint)
     info, results = report.deviceInfo, report.deviceResults
     program = results.modelStructure.program.get("_0", Functions())
     return Told(

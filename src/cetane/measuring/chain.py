@@ -23,7 +23,7 @@ TOP = 5
 """The number of tokens whose logits are kept of every position."""
 
 
-class Chain:
+class ChainedRun:
     """An open bundle."""
 
     def __init__(self, job: Json) -> None:
@@ -165,7 +165,7 @@ def log_softmax(logits: Array) -> Array:
 
 def serve(job: Json) -> None:
     """Open a bundle, then obey the orders of stdin, one line of JSON each."""
-    chain = Chain(job)
+    chain = ChainedRun(job)
     for line in sys.stdin:
         order: Json = json.loads(line)
         match order["do"]:

@@ -23,7 +23,7 @@ EMPTY, MASKED = -1, -4e4
 """The position in a slot without a token, and the value of a mask where nothing is seen."""
 
 
-class Model(Protocol):
+class LoadedModel(Protocol):
     """A loaded function, as coremltools' `CompiledMLModel`."""
 
     def predict(self, data: dict[str, Array], state: Any = None) -> dict[str, Array]: ...
@@ -33,7 +33,7 @@ class Model(Protocol):
 class Host:
     """One bundle with its tables, and one sequence. `reset` begins a new sequence."""
 
-    def __init__(self, folder: Path, load: Callable[[str, str], Model]) -> None:
+    def __init__(self, folder: Path, load: Callable[[str, str], LoadedModel]) -> None:
         """`folder` holds `host.json` and the tables. `load(shard, function)` gives a model."""
         self.plan: Json = json.loads((folder / "host.json").read_text(encoding="utf-8"))
         self.functions = {(f["shard"], f["name"]): f for f in self.plan["functions"]}
@@ -41,7 +41,7 @@ class Host:
             path.stem: np.load(path, mmap_mode="r", allow_pickle=False)
             for path in folder.glob("*.npy")
         }
-        self.load, self.models = load, dict[tuple[str, str], Model]()
+        self.load, self.models = load, dict[tuple[str, str], LoadedModel]()
         self.along = 3 if self.plan["order"] == "c1t" else 2
         self.seconds: dict[str, float] = defaultdict(float)
         """Seconds spent in each shard's predictions."""
@@ -64,7 +64,7 @@ class Host:
         A call takes at most the mode's tokens; the rest of its columns is padding.
         """
         chosen = self.plan["modes"][mode]
-        now = Call(self, tokens, chosen["tokens"], logits)
+        now = HostCall(self, tokens, chosen["tokens"], logits)
         for step in chosen["steps" if logits else "silent"]:
             outputs = now.route(step) if "experts" in step else now.run(step)
             name = step["experts"][0][0] if "experts" in step else step["function"]
@@ -92,7 +92,7 @@ class Host:
         return outputs
 
 
-class Call:
+class HostCall:
     """One call on its way through the shards."""
 
     def __init__(self, host: Host, tokens: list[int], width: int, wanted: bool) -> None:

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .record import Stop
+from .record import Halt
 
 Json = dict[str, Any]
 OLDEST = (15, 0)
@@ -71,20 +71,20 @@ def said(*command: str) -> str:
 
 
 def check(machine: Json, needed: int, folder: Path) -> None:
-    """Raise Stop if this machine cannot measure. `needed` are bytes of disk in `folder`."""
+    """Raise Halt if this machine cannot measure. `needed` are bytes of disk in `folder`."""
     if machine["coremltools"] == "not installed":
-        raise Stop("coremltools is not installed: run this script with `uv run measure.py`")
+        raise Halt("coremltools is not installed: run this script with `uv run measure.py`")
     if machine["mac"]:
         release = tuple(int(part) for part in platform.mac_ver()[0].split(".")[:2])
         if release < OLDEST:
-            raise Stop(f"{machine['system']} is too old: the packages need macOS 15")
+            raise Halt(f"{machine['system']} is too old: the packages need macOS 15")
     check_disk(needed, folder)
 
 
 def check_disk(needed: int, folder: Path) -> None:
-    """Raise Stop if a folder's disk has fewer free bytes than `needed`."""
+    """Raise Halt if a folder's disk has fewer free bytes than `needed`."""
     if lacking := short_of_disk(needed, folder):
-        raise Stop(f"{lacking}; free some space and run this again: it resumes")
+        raise Halt(f"{lacking}; free some space and run this again: it resumes")
 
 
 def short_of_disk(needed: int, folder: Path) -> str:

@@ -17,7 +17,7 @@ TRIES = 2
 """How often a job is begun that this script did not survive."""
 
 
-class Stop(Exception):
+class Halt(Exception):
     """A reason to stop, in words for the user. What was measured is kept."""
 
 
@@ -33,13 +33,13 @@ def seal(content: Json) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-class Record:
+class RunRecord:
     """The measurements so far."""
 
     def __init__(self, path: Path, start: Json) -> None:
         """Continue the record at `path`, or begin it with the content `start`.
 
-        Raises Stop for a record of another kit or machine, and for a damaged one.
+        Raises Halt for a record of another kit or machine, and for a damaged one.
         """
         self.path = path
         self.content: Json = {"schema_version": SCHEMA, "begun": now(), **start}
@@ -53,14 +53,14 @@ class Record:
             kept = json.loads(self.path.read_text(encoding="utf-8"))
             whole = kept["seal"] == seal(kept)
         except (ValueError, KeyError, TypeError) as error:
-            raise Stop(f"{self.path} is damaged ({error}); move it away to begin anew") from None
+            raise Halt(f"{self.path} is damaged ({error}); move it away to begin anew") from None
         if not whole:
-            raise Stop(f"{self.path} was changed by hand; move it away to begin anew")
+            raise Halt(f"{self.path} was changed by hand; move it away to begin anew")
         for name in ("kit", "options"):
             if kept[name] != start[name]:
-                raise Stop(f"{self.path} has another {name}; move it away to begin anew")
+                raise Halt(f"{self.path} has another {name}; move it away to begin anew")
         if kept["machine"]["chip"] != start["machine"]["chip"]:
-            raise Stop(f"{self.path} is of {kept['machine']['chip']}; move it away to begin anew")
+            raise Halt(f"{self.path} is of {kept['machine']['chip']}; move it away to begin anew")
         self.content = kept
         for name, job in kept["jobs"].items():
             if job["state"] == "running":
@@ -82,17 +82,17 @@ class Record:
         self.save()
 
     def stop(self, job: str, reason: str) -> None:
-        """Stop for a full disk, which is no fault of the job: it is tried again."""
+        """Halt for a full disk, which is no fault of the job: it is tried again."""
         self.add_fault(job, "", "disk full", reason)
         self.content["jobs"].setdefault(job, {"tries": 1})["state"] = "begun"
         self.save()
-        raise Stop(f"{reason}; free some space and run this again: it resumes")
+        raise Halt(f"{reason}; free some space and run this again: it resumes")
 
     def add_fault(self, job: str, phase: str, kind: Kind, detail: str) -> None:
         self.content["faults"].append(fault(job, phase, kind, detail) | {"at": now()})
 
     def save(self) -> None:
-        """Write the record. Raises Stop if the disk is full; the file then has its old content."""
+        """Write the record. Raises Halt if the disk is full; the file then has its old content."""
         self.content["written"] = now()
         self.content["seal"] = seal(self.content)
         temporary = self.path.with_name(f".{self.path.name}.tmp")
@@ -104,4 +104,4 @@ class Record:
             os.replace(temporary, self.path)
         except OSError as error:
             temporary.unlink(missing_ok=True)
-            raise Stop(f"cannot write {self.path}: {error.strerror}; free some space") from error
+            raise Halt(f"cannot write {self.path}: {error.strerror}; free some space") from error

@@ -23,7 +23,7 @@ from .faults import refusals
 from .functions import measure
 from .machine import check, facts, short_of_disk
 from .meter import Meter
-from .record import Record, Stop
+from .record import Halt, RunRecord
 
 Json = dict[str, Any]
 UNITS = ("CPU_AND_NE", "ALL", "CPU_ONLY", "CPU_AND_GPU")
@@ -39,8 +39,8 @@ def main(folder: Path, arguments: list[str]) -> int:
     options = parse(arguments, folder)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        return Measurement(folder, options).run()
-    except Stop as reason:
+        return BundleMeasurement(folder, options).run()
+    except Halt as reason:
         print(f"stopped: {reason}", file=sys.stderr)
         return 3
     except KeyboardInterrupt:
@@ -76,7 +76,7 @@ def child(job: Json) -> int:
     return 0
 
 
-class Measurement:
+class BundleMeasurement:
     """One run of this script."""
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
@@ -88,7 +88,7 @@ class Measurement:
         check(machine, SPARE if self.work.is_dir() else needed, folder)
         verify(folder, self.kit["files"])
         names = ("compute_units", "rounds", "steps")
-        self.record = Record(
+        self.record = RunRecord(
             options.output,
             {
                 "kit": self.kit["id"],
@@ -257,7 +257,7 @@ class Measurement:
 class OpenChain:
     """The child that holds a whole bundle. It opens on first use; after a fault it stays shut."""
 
-    def __init__(self, run: Measurement, label: str) -> None:
+    def __init__(self, run: BundleMeasurement, label: str) -> None:
         self.run, self.label, self.job = run, label, ""
         self.child: Child | None = None
         self.broken = False
@@ -312,14 +312,14 @@ class OpenChain:
 
 
 def verify(folder: Path, files: dict[str, Json]) -> None:
-    """Raise Stop if a file of the kit is missing or changed."""
+    """Raise Halt if a file of the kit is missing or changed."""
     for name, record in files.items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != record["bytes"]:
-            raise Stop(f"{name} is missing or cut off: unpack the kit again")
+            raise Halt(f"{name} is missing or cut off: unpack the kit again")
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
-                raise Stop(f"{name} is not the file of this kit: unpack it again")
+                raise Halt(f"{name} is not the file of this kit: unpack it again")
 
 
 def size(folder: Path) -> int:

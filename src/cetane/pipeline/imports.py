@@ -28,8 +28,8 @@ from cetane.kit.device import DEVICE, ENERGY, DeviceResult, EnergyResult
 from cetane.kit.judge import check_origin, check_reason, judge, ties
 from cetane.kit.measurements import LARGEST, Measurements, RecordedBundle, read_measurements
 from cetane.kit.speed import (
-    Compared,
     EvidenceRow,
+    SpeedCompared,
     compare,
     evidence,
     figures,
@@ -193,7 +193,7 @@ class OneImport:
             },
         )
 
-    def speed(self) -> tuple[list[Compared], list[EvidenceRow]]:
+    def speed(self) -> tuple[list[SpeedCompared], list[EvidenceRow]]:
         """The cost model beside the measurement, and rows of evidence. Both need a known chip and
         the checkpoint's shapes."""
         if not self.machine.device:

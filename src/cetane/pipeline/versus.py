@@ -101,7 +101,7 @@ def versus(
         raise CetaneError("no power meter", "brew install macmon, or run as root on a Mac")
     if exclusive:
         share_threads()
-    sides = [Side(bundle, backend, prompt_tokens, tokens) for bundle in bundles]
+    sides = [BundleSide(bundle, backend, prompt_tokens, tokens) for bundle in bundles]
     for turn in range(rounds):
         for number in (0, 1) if turn % 2 == 0 else (1, 0):
             progress(bundles[number].path.name, 2 * turn + number, 2 * rounds)
@@ -110,7 +110,7 @@ def versus(
     return Versus(sides[0].engine.backend.name, prompt_tokens, tokens, (a, b), ratios(a, b))
 
 
-class Side:
+class BundleSide:
     """One bundle, open."""
 
     def __init__(self, bundle: Bundle, backend: str, prompt_tokens: int, tokens: int) -> None:

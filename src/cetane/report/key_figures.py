@@ -43,16 +43,7 @@ def key_figures(
         note=f"by rules, {audit.target}" if audit.basis == "predicted" else str(audit.target),
     )
     if isinstance(device, OnDevice):
-        for row in device.rows:
-            if row.name in ("decoding", "energy of a token"):
-                yield KeyFigure(
-                    name="speed" if row.name == "decoding" else "energy",
-                    value=row.value,
-                    unit=row.unit if row.name == "decoding" else "J a token",
-                    basis="measured",
-                    better="higher" if row.name == "decoding" else "lower",
-                    note=f"{row.name}, {device.machine}",
-                )
+        yield from on_device(device)
     if isinstance(times, CallTimes):
         decode = times.modes[0]
         yield KeyFigure(
@@ -97,3 +88,18 @@ def agreement(golden: GoldenResult, plan: Plan) -> Iterator[KeyFigure]:
             limit=promised.kl,
             note="from the original, worst mode",
         )
+
+
+def on_device(device: OnDevice) -> Iterator[KeyFigure]:
+    """Speed and energy as a device measured them."""
+    for row in device.rows:
+        if row.name in ("decoding", "energy of a token"):
+            speed = row.name == "decoding"
+            yield KeyFigure(
+                name="speed" if speed else "energy",
+                value=row.value,
+                unit=row.unit if speed else "J a token",
+                basis="measured",
+                better="higher" if speed else "lower",
+                note=f"{row.name}, {device.machine}",
+            )

@@ -7,6 +7,6 @@ Apple's runtime also runs the asset without a Mac, on the CPU, so it judges what
 
 from cetane.export.coreai.contract import contexts
 from cetane.export.coreai.folder import COMPILE, export
-from cetane.export.coreai.runner import Runner
+from cetane.export.coreai.runner import AssetRunner
 
-__all__ = ["COMPILE", "Runner", "contexts", "export"]
+__all__ = ["COMPILE", "AssetRunner", "contexts", "export"]

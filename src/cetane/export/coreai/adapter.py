@@ -85,7 +85,7 @@ class Rows(CacheForm):
         return {f"{name}_out": self.tensors[name] for name in (KEYS, VALUES)}
 
 
-class Adapter(nn.Module):
+class CoreAIAdapter(nn.Module):
     """A module whose `forward` takes the tensors of `extend`, and changes the states in place."""
 
     def __init__(

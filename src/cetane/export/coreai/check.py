@@ -21,7 +21,7 @@ ALIGNED = 32
 """fp16 numbers in 64 bytes."""
 
 
-class Source(Data):
+class RuleSource(Data):
     """One piece of evidence, with the date of its publication."""
 
     claim: str
@@ -29,19 +29,19 @@ class Source(Data):
     date: str
 
 
-class Rule(Data):
+class ExportRule(Data):
     """Knowledge about a pattern in a program."""
 
     id: str
     message: str
     fix: str
-    sources: tuple[Source, ...] = Field(min_length=1)
+    sources: tuple[RuleSource, ...] = Field(min_length=1)
     most: int | None = None
     """The largest number that was seen to work."""
 
 
 @dataclass(frozen=True)
-class Op:
+class AssetOp:
     """An operation: its name, and the types of its operands and results."""
 
     kind: str
@@ -50,19 +50,19 @@ class Op:
 
 
 @dataclass(frozen=True)
-class Call:
+class AssetCall:
     """A function: its ops, and the types of its inputs, states and outputs."""
 
     name: str
     ports: tuple[str, ...]
-    ops: tuple[Op, ...]
+    ops: tuple[AssetOp, ...]
 
 
 @cache
-def rules() -> dict[str, Rule]:
+def rules() -> dict[str, ExportRule]:
     """The rules, by id."""
     content = resources.files("cetane.export.coreai").joinpath("rules.toml").read_text()
-    return {rule["id"]: Rule(**rule) for rule in tomllib.loads(content)["rule"]}
+    return {rule["id"]: ExportRule(**rule) for rule in tomllib.loads(content)["rule"]}
 
 
 def check(program: "AIProgram") -> list[str]:
@@ -76,7 +76,7 @@ def check(program: "AIProgram") -> list[str]:
     return warnings
 
 
-def functions(program: "AIProgram") -> Iterator[Call]:
+def functions(program: "AIProgram") -> Iterator[AssetCall]:
     """The functions that a host calls. The compiler has its own code for composite operations such
     as a norm, so their bodies do not count."""
     for graph in program._module._body.operations:
@@ -84,20 +84,20 @@ def functions(program: "AIProgram") -> Iterator[Call]:
         if "composite_decl" in held.attributes:
             continue
         ports = (*held.type.inputs, *held.type.results)
-        yield Call(
+        yield AssetCall(
             held.sym_name.value,
             tuple(text for port in ports if "token" not in (text := str(port))),
             tuple(operations(held)),
         )
 
 
-def operations(graph: Any) -> Iterator[Op]:
+def operations(graph: Any) -> Iterator[AssetOp]:
     for op in graph.regions[0].blocks[0].operations:
         types = [tuple(str(value.type) for value in part) for part in (op.operands, op.results)]
-        yield Op(op.operation.name, *types)
+        yield AssetOp(op.operation.name, *types)
 
 
-def in_fp32(calls: list[Call], rule: Rule) -> str | None:
+def in_fp32(calls: list[AssetCall], rule: ExportRule) -> str | None:
     names = {
         op.kind
         for call in calls
@@ -107,18 +107,18 @@ def in_fp32(calls: list[Call], rule: Rule) -> str | None:
     return ", ".join(sorted(names)) or None
 
 
-def selects(calls: list[Call], rule: Rule) -> str | None:
+def selects(calls: list[AssetCall], rule: ExportRule) -> str | None:
     names = {op.kind for call in calls for op in call.ops} & SELECTING
     return ", ".join(sorted(names)) or None
 
 
-def too_many_ports(calls: list[Call], rule: Rule) -> str | None:
+def too_many_ports(calls: list[AssetCall], rule: ExportRule) -> str | None:
     count = sum(len(call.ports) for call in calls)
     assert rule.most is not None
     return f"{count}; {rule.most} were seen to work" if count > rule.most else None
 
 
-def unaligned(calls: list[Call], rule: Rule) -> str | None:
+def unaligned(calls: list[AssetCall], rule: ExportRule) -> str | None:
     """The contract's own masks and positions are narrower, which no port can change."""
     wide = {
         port for call in calls for port in call.ports
@@ -135,7 +135,7 @@ def last_axis(port: str) -> int:
     return int(sizes[-1]) if sizes else 1
 
 
-def linear_int4(calls: list[Call], rule: Rule) -> str | None:
+def linear_int4(calls: list[AssetCall], rule: ExportRule) -> str | None:
     count = sum(
         op.kind == "coreai.blockwise_shift_scale" and "xsi4>" in op.operands[0]
         for op in calls[-1].ops
@@ -143,7 +143,7 @@ def linear_int4(calls: list[Call], rule: Rule) -> str | None:
     return f"{count} weights" if count else None
 
 
-PREDICATES: dict[str, Callable[[list[Call], Rule], str | None]] = {
+PREDICATES: dict[str, Callable[[list[AssetCall], ExportRule], str | None]] = {
     "fp32": in_fp32,
     "selection": selects,
     "ports": too_many_ports,

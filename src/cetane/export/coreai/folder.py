@@ -15,7 +15,7 @@ from cetane.export.coreai import contract
 from cetane.export.coreai.check import check
 from cetane.export.coreai.converter import Converter
 from cetane.export.coreai.embeddings import Gather, LoadTable, read_table
-from cetane.export.coreai.planner import ContractPlanner, planners
+from cetane.export.coreai.planner import StaticPlanner, planners
 from cetane.files import Progress, replacing, write_json
 from cetane.lower.lower import Lowering
 from cetane.lower.tracing import constants
@@ -66,12 +66,12 @@ def export(
     return warnings, verdict
 
 
-def call_names(planner: ContractPlanner) -> list[str]:
+def call_names(planner: StaticPlanner) -> list[str]:
     """The names of a context's functions."""
     return [graph.function.name for graph in planner.graphs(SHARD)]
 
 
-def convert(made: list[ContractPlanner], checkpoint: Checkpoint, progress: Progress) -> "AIProgram":
+def convert(made: list[StaticPlanner], checkpoint: Checkpoint, progress: Progress) -> "AIProgram":
     """The program of all contexts and widths, and of the embedding."""
     longest = made[-1]
     converter = Converter(Lowering(longest, checkpoint).constants(SHARD))
@@ -87,7 +87,7 @@ def convert(made: list[ContractPlanner], checkpoint: Checkpoint, progress: Progr
     return converter.program()
 
 
-def add_embedding(converter: Converter, planner: ContractPlanner, checkpoint: Checkpoint) -> None:
+def add_embedding(converter: Converter, planner: StaticPlanner, checkpoint: Checkpoint) -> None:
     """Add `load_embeddings`, and `gather_embeddings` of every width."""
     sizes = planner.sizes
     quantized = planner.recipe.embedding.quantized
@@ -106,7 +106,7 @@ def add_embedding(converter: Converter, planner: ContractPlanner, checkpoint: Ch
         )
 
 
-def add_calls(converter: Converter, planner: ContractPlanner, positions: int) -> Iterator[str]:
+def add_calls(converter: Converter, planner: StaticPlanner, positions: int) -> Iterator[str]:
     """Add `extend` and `prompt_opt` of every width; gives each name before it is added."""
     context = planner.recipe.cache.context
     for graph in planner.graphs(SHARD):
@@ -157,7 +157,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     write_json(path, json.loads(path.read_text()) | {"additional_special_tokens": stops})
 
 
-def metadata(made: list[ContractPlanner], checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+def metadata(made: list[StaticPlanner], checkpoint: Checkpoint, name: str) -> dict[str, Any]:
     """metadata.json, version 0.2."""
     planner = made[-1]
     calls = [name for each in made for name in call_names(each)]

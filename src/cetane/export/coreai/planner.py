@@ -3,7 +3,7 @@
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
 from cetane.export.coreai import contract
-from cetane.export.coreai.adapter import Adapter, Rows
+from cetane.export.coreai.adapter import CoreAIAdapter, Rows
 from cetane.families import CacheForm, CacheGroup, CacheSpec, Head
 from cetane.planner import CachePlan, FunctionGraph, ModelSource, Planner, Segment
 from cetane.schema.interface import Mask, State
@@ -46,7 +46,7 @@ class SharedStates(CachePlan):
         return tuple(specs)
 
 
-class ContractPlanner(Planner):
+class StaticPlanner(Planner):
     """Plans the functions of one context: `extend` with logits, `prompt_opt` without."""
 
     cache_plan = SharedStates
@@ -80,12 +80,12 @@ class ContractPlanner(Planner):
             for width in contract.WIDTHS[kind]
         ]
 
-    def wrapped(self, graph: FunctionGraph, positions: int) -> Adapter:
+    def wrapped(self, graph: FunctionGraph, positions: int) -> CoreAIAdapter:
         """The torch module of a function, with rotary tables for `positions` positions."""
         shard = self.module(graph)
         used = {item.source.table for item in shard.inputs if item.source.host == "rotary"}
         rotary = {name: table for name, table in self.model.rotary.items() if name in used}
-        return Adapter(shard, rotary, positions, self.model.softcap)
+        return CoreAIAdapter(shard, rotary, positions, self.model.softcap)
 
 
 def adapted(recipe: Recipe) -> Recipe:
@@ -101,21 +101,21 @@ def adapted(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update=content)
 
 
-def planners(checkpoint: Checkpoint, recipe: Recipe) -> list[ContractPlanner]:
+def planners(checkpoint: Checkpoint, recipe: Recipe) -> list[StaticPlanner]:
     """A planner for each context, the longest last.
 
     Raises CetaneError for a model or a recipe that the contract cannot hold.
     """
-    made: list[ContractPlanner] = []
+    made: list[StaticPlanner] = []
     for context in contract.contexts(recipe.cache.context):
         cache = recipe.cache.model_copy(update={"context": context})
         shorter = recipe.model_copy(update={"cache": cache})
-        made.append(ContractPlanner(checkpoint, shorter, made[0] if made else None))
+        made.append(StaticPlanner(checkpoint, shorter, made[0] if made else None))
     refuse(made[-1])
     return made
 
 
-def refuse(planner: ContractPlanner) -> None:
+def refuse(planner: StaticPlanner) -> None:
     """Raise CetaneError for a plan that the contract cannot hold."""
     model, kind = planner.model, planner.checkpoint.config["model_type"]
     groups = planner.memory.groups

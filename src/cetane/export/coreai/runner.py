@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Logits = npt.NDArray[np.float32]
 
 
-class Runner:
+class AssetRunner:
     """An asset, open in Apple's runtime. A context manager."""
 
     def __init__(self, asset: Path) -> None:
