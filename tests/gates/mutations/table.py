@@ -172,6 +172,8 @@ def _(port: AuthoredPort) -> None:
 def _(port: AuthoredPort) -> None:
     attn = attention(port).self_attn
     dim = attn.heads.dim
+    if not hasattr(attn, "k_proj"):
+        raise Inapplicable
     after(attn.k_proj, lambda x: torch.cat([torch.zeros_like(x[:, :dim]), x[:, dim:]], 1))
 
 
@@ -223,6 +225,22 @@ def _(port: AuthoredPort) -> None:
     if not isinstance(part(attn, "q_norm"), RMSNorm):
         raise Inapplicable
     part(attn, "q_norm").forward = lambda x: x
+
+
+@mutation("latent norm missing", "graph")
+def _(port: AuthoredPort) -> None:
+    attn = attention(port).self_attn
+    if not hasattr(attn, "kv_a_layernorm"):
+        raise Inapplicable
+    attn.kv_a_layernorm.forward = lambda x: x
+
+
+@mutation("latents made for the wrong head", "graph")
+def _(port: AuthoredPort) -> None:
+    attn = attention(port).self_attn
+    if not hasattr(attn, "to_latent"):
+        raise Inapplicable
+    after(attn.to_latent, lambda x: by_head(x, attn.heads.query).roll(1, 1).reshape(x.shape))
 
 
 @mutation("value norm missing", "graph")
