@@ -96,7 +96,7 @@ def test_killed_in_the_middle_it_resumes(kit: Path) -> None:
 
 
 def small_files() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2500, 2500))
 
 
 def test_a_disk_that_fills_stops_it_and_keeps_the_record(kit: Path) -> None:
