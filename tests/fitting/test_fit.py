@@ -73,7 +73,7 @@ def test_the_constants_are_those_of_the_file(fitted: Fixed) -> None:
 
 
 def test_they_are_made_once(fitted: Fixed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "Fitting", None)
+    monkeypatch.setattr(module, "Fitter", None)
     again = resolve_recipe(fitted.checkpoint, recipe(method="gptq"))
     assert again.compression == fitted.bundle.plan.recipe.compression
 
