@@ -6,6 +6,7 @@ transformers keeps the experts of a layer as one tensor for each matrix, `(E, ro
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from pydantic import Field
 from torch import Tensor, nn, sigmoid, softmax
@@ -28,6 +29,18 @@ class ExpertOptions(ResidualOptions):
     together: int = Field(default=1, ge=1, le=4096)
     """The number of experts in one set of matrices, and with `layout.routed` in one function. A
     device holds only some hundred functions."""
+
+
+class PartlyDense(Protocol):
+    """The keys by which a Qwen says which layers have no experts."""
+
+    mlp_only_layers: list[int]
+    decoder_sparse_step: int
+
+
+def is_dense(config: PartlyDense, index: int) -> bool:
+    """Whether a layer has one MLP for all tokens."""
+    return index in config.mlp_only_layers or (index + 1) % config.decoder_sparse_step != 0
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,11 @@ gated experts with biases and bounds answer for a token.
 The truth is transformers' `modeling_gpt_oss.py`.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cetane.families.base import Block, Flow, Memory, Model, Truth, Weight
 from cetane.families.decoder import DecoderConfig, decoder_model
@@ -31,6 +30,7 @@ from cetane.families.layers import (
     attend,
     rotate,
 )
+from cetane.families.llama import LlamaAttention, Traits
 from cetane.families.options import residual_eps
 from cetane.families.rotary import rotary_table
 
@@ -63,29 +63,16 @@ class Sinks(Leaf):
         self.hold("weight", (1, heads.kv, heads.query // heads.kv, 1), (heads.query,))
 
 
-class GptOssAttention(nn.Module):
-    """`factor` multiplies its output."""
+class SinkAttention(LlamaAttention):
+    """Llama's attention with sinks. `factor` multiplies its output."""
 
     def __init__(self, config: GptOssConfig, heads: AttentionHeads, factor: float) -> None:
-        super().__init__()
-        self.heads = heads
-        size, bias = config.hidden_size, config.attention_bias
-        inner, shared = heads.query * heads.dim, heads.kv * heads.dim
-        self.q_proj = Projection(size, inner, "attention", bias)
-        self.k_proj = Projection(size, shared, "attention", bias)
-        self.v_proj = Projection(size, shared, "attention", bias)
-        self.o_proj = Projection(inner, size, "attention", bias, factor)
+        own = Traits(qkv_bias=config.attention_bias, out_bias=config.attention_bias)
+        super().__init__(config, own, heads, factor)
         self.sinks = Sinks(heads)
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, extend: Callable[..., Any]
-    ) -> Tensor:
-        heads = self.heads
-        q = rotate(heads.split(self.q_proj(x), heads.query), cos, sin, heads.dim)
-        k = rotate(heads.split(self.k_proj(x), heads.kv), cos, sin, heads.dim)
-        keys, values = extend(k, heads.split(self.v_proj(x), heads.kv))
-        mixed = attend(q, keys, values, mask, heads, self.sinks.weight)
-        return self.o_proj(heads.merge(mixed))
+    def mixed(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        return attend(q, keys, values, mask, self.heads, self.sinks.weight)
 
 
 class SinkAttentionBlock(Block):
@@ -96,7 +83,7 @@ class SinkAttentionBlock(Block):
         self.reads, self.keeps = ("hidden", *kind.reads), (kind.name,)
         eps = residual_eps(config.rms_norm_eps, scale)
         self.input_layernorm = RMSNorm(config.hidden_size, eps)
-        self.self_attn = GptOssAttention(config, kind.heads, scale)
+        self.self_attn = SinkAttention(config, kind.heads, scale)
 
     def truths(self) -> dict[str, Truth]:
         return {}  # no module of transformers gives the sum after attention
@@ -105,9 +92,10 @@ class SinkAttentionBlock(Block):
         return super().weight(path.replace("sinks.weight", "sinks"), shape, held)
 
     def forward(self, flow: Flow, memory: Memory) -> None:
-        h, *host = (flow[name] for name in self.reads)
-        mixed = self.self_attn(self.input_layernorm(h), *host, memory[self.keeps[0]])
-        flow["hidden"] = h + mixed
+        h, cos, sin, mask = (flow[name] for name in self.reads)
+        turn = partial(rotate, cos=cos, sin=sin, dim=self.self_attn.heads.dim)
+        x = self.input_layernorm(h)
+        flow["hidden"] = h + self.self_attn(x, turn, mask, memory[self.keeps[0]])
 
 
 class GptOssExperts(MixtureExperts):

@@ -109,15 +109,21 @@ def traits(config: LlamaConfig) -> Traits:
 
 class LlamaAttention(nn.Module):
     def __init__(
-        self, config: LlamaConfig, own: Traits, heads: AttentionHeads, factor: float
+        self,
+        config: DecoderConfig,
+        own: Traits,
+        heads: AttentionHeads,
+        factor: float = 1.0,
+        inverse: float = 1.0,
     ) -> None:
-        """`factor` multiplies its output."""
+        """`factor` multiplies its output. Its input is `inverse` times the model's."""
         super().__init__()
         self.heads = heads
         hidden, inner = config.hidden_size, heads.query * heads.dim
-        self.q_proj = Projection(hidden, inner, "attention", own.qkv_bias)
-        self.k_proj = Projection(hidden, heads.kv * heads.dim, "attention", own.qkv_bias)
-        self.v_proj = Projection(hidden, heads.kv * heads.dim, "attention", own.qkv_bias)
+        shared, bias = heads.kv * heads.dim, own.qkv_bias
+        self.q_proj = Projection(hidden, inner, "attention", bias, inverse=inverse)
+        self.k_proj = Projection(hidden, shared, "attention", bias, inverse=inverse)
+        self.v_proj = Projection(hidden, shared, "attention", bias, inverse=inverse)
         self.o_proj = Projection(inner, hidden, "attention", own.out_bias, factor)
         self.clip, self.whole = own.clip, own.norms == "whole"
         for name, count in (("q_norm", heads.query), ("k_norm", heads.kv)):
@@ -144,7 +150,11 @@ class LlamaAttention(nn.Module):
         q, k = self.project(x, "q", heads.query), self.project(x, "k", heads.kv)
         v = self.project(x, "v", heads.kv)
         keys, values = extend(turn(k), v)
-        return self.o_proj(heads.merge(attend(turn(q), keys, values, mask, heads)))
+        return self.o_proj(heads.merge(self.mixed(turn(q), keys, values, mask)))
+
+    def mixed(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """What queries make of all values `(1, H, D, T)`."""
+        return attend(q, keys, values, mask, self.heads)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,13 @@ The truth is transformers' `modeling_{model_type}.py`.
 from typing import Protocol
 
 from cetane.families.base import Block, Model
-from cetane.families.experts import ExpertOptions, Mixture, MixtureBlock, expert_channels
+from cetane.families.experts import (
+    ExpertOptions,
+    Mixture,
+    MixtureBlock,
+    expert_channels,
+    is_dense,
+)
 from cetane.families.llama import (
     LlamaAttentionBlock,
     LlamaConfig,
@@ -69,18 +75,10 @@ def author(config: MixtralConfig, options: ExpertOptions) -> Model:
     eps = residual_eps(config.rms_norm_eps, scale)
 
     def layer(place: Place) -> tuple[Block, ...]:
-        if is_dense(config, place.index):
+        if config.model_type == "qwen3_moe" and is_dense(config, place.index):
             return (LlamaLayer(config, own, place),)
         attention = LlamaAttentionBlock(config, own, place)
         return attention, MixtureBlock(mixture, place.index, eps)
 
     windows = [window] * config.num_hidden_layers
     return decoder(config, own, scale, windows, layer, expert_channels(mixture))
-
-
-def is_dense(config: MixtralConfig, index: int) -> bool:
-    """Whether a layer has one MLP for all tokens."""
-    if config.model_type != "qwen3_moe":
-        return False
-    listed = index in config.mlp_only_layers
-    return listed or (index + 1) % config.decoder_sparse_step != 0

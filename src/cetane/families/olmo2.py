@@ -4,16 +4,16 @@ normed over all heads together.
 The truth is transformers' `modeling_olmo2.py` and `modeling_olmo3.py`.
 """
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
 
 from cetane.families.base import Block, Exchange, Flow, Memory, Model, Spaces
 from cetane.families.decoder import DecoderConfig, decoder_model
 from cetane.families.kinds import KINDS, LayerKind
-from cetane.families.layers import MLP, AttentionHeads, Projection, RMSNorm, attend, rotate
+from cetane.families.layers import MLP, AttentionHeads, RMSNorm, rotate
+from cetane.families.llama import LlamaAttention, Traits
 from cetane.families.options import ResidualOptions
 from cetane.families.rotary import rotary_table
 
@@ -35,33 +35,6 @@ class OlmoConfig(DecoderConfig, Protocol):
     """Only OLMo 3 has the last two."""
 
 
-class OlmoAttention(nn.Module):
-    """Attention whose input is `scale` times the model's."""
-
-    def __init__(self, config: OlmoConfig, heads: AttentionHeads, scale: float) -> None:
-        super().__init__()
-        self.heads = heads
-        hidden, bias = config.hidden_size, config.attention_bias
-        inner, shared = heads.query * heads.dim, heads.kv * heads.dim
-        self.q_proj = Projection(hidden, inner, "attention", bias, inverse=scale)
-        self.k_proj = Projection(hidden, shared, "attention", bias, inverse=scale)
-        self.v_proj = Projection(hidden, shared, "attention", bias, inverse=scale)
-        self.o_proj = Projection(inner, hidden, "attention", bias)
-        self.q_norm = RMSNorm(inner, config.rms_norm_eps)
-        self.k_norm = RMSNorm(shared, config.rms_norm_eps)
-
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, extend: Callable[..., Any]
-    ) -> Tensor:
-        heads = self.heads
-        q = heads.split(self.q_norm(self.q_proj(x)), heads.query)
-        k = heads.split(self.k_norm(self.k_proj(x)), heads.kv)
-        v = heads.split(self.v_proj(x), heads.kv)
-        keys, values = extend(rotate(k, cos, sin, heads.dim), v)
-        mixed = attend(rotate(q, cos, sin, heads.dim), keys, values, mask, heads)
-        return self.o_proj(heads.merge(mixed))
-
-
 class OlmoLayer(Block):
     """Attention and MLP, each normed after. The residual stream is `scale` times the model's: what
     reads it undoes the factor, and the gains of the norms include it."""
@@ -70,7 +43,9 @@ class OlmoLayer(Block):
         super().__init__(f"layer-{index:02}", index, f"model.layers.{index}.")
         self.reads, self.keeps = ("hidden", *kind.reads), (kind.name,)
         size, eps = config.hidden_size, config.rms_norm_eps
-        self.self_attn = OlmoAttention(config, kind.heads, scale)
+        bias = config.attention_bias
+        own = Traits(qkv_bias=bias, out_bias=bias, norms="whole")
+        self.self_attn = LlamaAttention(config, own, kind.heads, inverse=scale)
         self.post_attention_layernorm = RMSNorm(size, eps, factor=scale)
         self.mlp = MLP(size, config.intermediate_size, config.hidden_act, inverse=scale)
         self.post_feedforward_layernorm = RMSNorm(size, eps, factor=scale)
@@ -90,8 +65,10 @@ class OlmoLayer(Block):
         return Spaces(values=("self_attn.v_proj", "self_attn.o_proj", width))
 
     def forward(self, flow: Flow, memory: Memory) -> None:
-        h, *host = (flow[name] for name in self.reads)
-        h = h + self.post_attention_layernorm(self.self_attn(h, *host, memory[self.keeps[0]]))
+        h, cos, sin, mask = (flow[name] for name in self.reads)
+        turn = partial(rotate, cos=cos, sin=sin, dim=self.self_attn.heads.dim)
+        mixed = self.self_attn(h, turn, mask, memory[self.keeps[0]])
+        h = h + self.post_attention_layernorm(mixed)
         flow["hidden"] = h + self.post_feedforward_layernorm(self.mlp(h))
 
 

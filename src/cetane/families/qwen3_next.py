@@ -32,6 +32,7 @@ from cetane.families.experts import (
     MixtureBlock,
     SharedExpert,
     expert_channels,
+    is_dense,
 )
 from cetane.families.layers import (
     MLP,
@@ -217,7 +218,8 @@ def author(config: Qwen3NextConfig, options: ExpertOptions) -> Model:
     with torch.device("meta"):
         for index in range(len(config.layer_types)):
             mix = partial(MixBlock, config, index, delta, heads, rotary.width, scale)
-            if mixture is None or is_dense(config, index):
+            listed = config.model_type == "qwen3_next"  # Qwen3.5 has experts in all layers or none
+            if mixture is None or (listed and is_dense(config, index)):
                 layers.append(mix(config.intermediate_size))
                 continue
             inner = config.shared_expert_intermediate_size
@@ -257,13 +259,6 @@ def mixture_of(config: Qwen3NextConfig, options: ExpertOptions) -> Mixture | Non
         together=options.together,
         factor=options.scale,
     )
-
-
-def is_dense(config: Qwen3NextConfig, index: int) -> bool:
-    """Whether a layer has one MLP for all tokens."""
-    if config.model_type != "qwen3_next":
-        return False
-    return index in config.mlp_only_layers or (index + 1) % config.decoder_sparse_step != 0
 
 
 def check(config: Qwen3NextConfig) -> None:
