@@ -5,11 +5,10 @@ gigabytes, or end the process. Code that comes with a model is never run.
 """
 
 import hashlib
-import os
 import subprocess
-import sys
 from pathlib import Path
 
+from cetane.checkpoint.child import Child
 from cetane.errors import CetaneError
 from cetane.files import cache_dir, sha256, write_cache
 
@@ -19,11 +18,7 @@ SECONDS, MEMORY, LARGEST = 300, 16 << 30, 1 << 28
 """CPU seconds, bytes of address space, and bytes of the result."""
 VERSION = 1
 """The version of the conversion, a part of the cache's key."""
-CHILD = f"""
-import resource, sys
-resource.setrlimit(resource.RLIMIT_CPU, ({SECONDS}, {SECONDS}))
-resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+CODE = """
 try:
     from transformers import AutoTokenizer
     tokenizer = AutoTokenizer.from_pretrained(
@@ -33,6 +28,8 @@ try:
 except Exception as error:
     sys.exit("error: " + " ".join(str(error).split()))
 """
+OFFLINE = {"HF_HUB_OFFLINE": "1", "USE_TORCH": "0"}
+CHILD = Child(CODE, SECONDS, MEMORY, 2 * SECONDS, OFFLINE)
 
 
 def converted(folder: Path) -> Path | None:
@@ -56,14 +53,10 @@ def convert(folder: Path, source: Path) -> str:
     """The content of the tokenizer.json, as a child process makes it."""
     if not source.stat().st_size:  # transformers would make a tokenizer without tokens
         raise CetaneError(f"{source} is empty", "download it again")
-    environment = {"PATH": os.environ.get("PATH", ""), "HF_HUB_OFFLINE": "1", "USE_TORCH": "0"}
     try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-c", CHILD, str(folder)],
-            capture_output=True, timeout=2 * SECONDS, env=environment, check=False,
-        )  # fmt: skip
+        done = CHILD.run(folder)
     except subprocess.TimeoutExpired:
-        raise CetaneError(f"{source}: its conversion takes more than {2 * SECONDS} s") from None
+        raise CetaneError(f"{source}: its conversion takes more than {CHILD.patience} s") from None
     if done.returncode or not 0 < len(done.stdout) <= LARGEST:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
         why = said[-1].removeprefix("error: ")[:200] if said else "it gives nothing"

@@ -9,7 +9,6 @@ channels then spread over all of them. Nothing is added at run time. Sources: Qu
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cetane.checkpoint.checkpoint import Checkpoint
 from cetane.checkpoint.wrapped import WrappedCheckpoint
+from cetane.files import json_sha256
 
 if TYPE_CHECKING:
     import torch
@@ -154,6 +154,6 @@ class RotatedCheckpoint(WrappedCheckpoint):
     def _fingerprint(self) -> str:
         content: Any = [
             VERSION, self.base.fingerprint, sorted(self.copies.items()),
-            {name: astuple(fold) for name, fold in sorted(self.folds.items())},
+            {name: astuple(fold) for name, fold in self.folds.items()},
         ]  # fmt: skip
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        return json_sha256(content)

@@ -5,11 +5,10 @@ match a regular expression for ever, or write gigabytes. None of these can be ca
 """
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
+from cetane.checkpoint.child import Child
 from cetane.errors import CetaneError
 from cetane.files import cache_dir, read_json, sha256, write_cache
 
@@ -17,18 +16,14 @@ SECONDS, MEMORY = 20, 4 << 30
 """CPU seconds and bytes of address space. Gemma's tokenizer of 33 MB takes 2 s and 1.2 GB."""
 VERSION = 1
 """The version of the trial, a part of the cache's key."""
-CHILD = f"""
-import resource, sys
-resource.setrlimit(resource.RLIMIT_CPU, ({SECONDS}, {SECONDS}))
-resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+CODE = """
 import tokenizers
 try:
     tokenizer = tokenizers.Tokenizer.from_file(sys.argv[1])
     tokenizer.no_truncation()
     tokenizer.no_padding()
 except Exception as error:
-    sys.exit(f"error: {{error}}")
+    sys.exit(f"error: {error}")
 letters = "".join(chr(c) for c in range(32, 127))
 words = "The quick brown fox, naïve café: 12345.678! 中文 العربية 🙂 "
 texts = ["", "a", words, letters, words * 20, "a" * 512, " " * 512, "7" * 512, "!" * 512,
@@ -41,6 +36,7 @@ for text in texts:
         tokenizer.decode(ids)
 tokenizer.get_vocab_size()
 """
+CHILD = Child(CODE, SECONDS, MEMORY, 3 * SECONDS, {"TOKENIZERS_PARALLELISM": "false"})
 
 
 def check_tokenizer(path: Path) -> None:
@@ -60,14 +56,10 @@ def check_tokenizer(path: Path) -> None:
 
 def tried(path: Path) -> str | None:
     """The error of a child that loaded the tokenizer and encoded some texts; None if it passed."""
-    environment = {"PATH": os.environ.get("PATH", ""), "TOKENIZERS_PARALLELISM": "false"}
     try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-c", CHILD, str(path)],
-            capture_output=True, timeout=3 * SECONDS, env=environment, check=False,
-        )  # fmt: skip
+        done = CHILD.run(path)
     except subprocess.TimeoutExpired:
-        return f"it does not encode a short text within {3 * SECONDS} s"
+        return f"it does not encode a short text within {CHILD.patience} s"
     said = done.stderr.decode("utf-8", "replace").strip()
     if done.returncode == 0:
         return None

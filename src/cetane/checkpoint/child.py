@@ -1,0 +1,39 @@
+"""A child process for a library that trusts foreign files.
+
+Such a library may write gigabytes, loop or abort. None of these can be caught.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Child:
+    """Python code that runs by itself, with the path of a file or folder as `sys.argv[1]`."""
+
+    code: str
+    seconds: int
+    """Of the processor."""
+    memory: int
+    """Bytes of address space."""
+    patience: int
+    """Seconds by the clock."""
+    environment: dict[str, str]
+    """All that it sees, beside PATH."""
+
+    def run(self, path: Path) -> subprocess.CompletedProcess[bytes]:
+        """Run it to its end. Raises subprocess.TimeoutExpired when the patience is over."""
+        limits = f"""
+import resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, ({self.seconds}, {self.seconds}))
+resource.setrlimit(resource.RLIMIT_AS, ({self.memory}, {self.memory}))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+"""
+        return subprocess.run(
+            [sys.executable, "-I", "-c", limits + self.code, str(path)],
+            capture_output=True, timeout=self.patience, check=False,
+            env={"PATH": os.environ.get("PATH", ""), **self.environment},
+        )  # fmt: skip
