@@ -4,6 +4,7 @@ import argparse
 import json
 import platform
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,15 @@ def standard_library_text() -> Path:
     if not path.exists():
         write_documentation(path)
     return path
+
+
+def put_lines(page: Path, name: str, lines: Iterable[str]) -> None:
+    """Replace what is between `<!-- name -->` and `<!-- end of name -->` on a page."""
+    start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, _, rest = page.read_text(encoding="utf-8").partition(start)
+    _, _, after = rest.partition(end)
+    content = "\n".join([start, "", *lines, "", end])
+    page.write_text(f"{before}{content}{after}", encoding="utf-8")
 
 
 def report(title: str, columns: list[str], rows: list[list[Any]], result: dict[str, Any],

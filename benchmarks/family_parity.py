@@ -18,6 +18,8 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.strategies import SearchStrategy
 
+from common import put_lines
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.conftest import build_model
@@ -36,7 +38,6 @@ from tests.families.zaya_models import recipe
 from cetane.schema.slots import CONTRACTS
 
 PAGE = Path(__file__).parents[1] / "docs/reference/models.md"
-START, END = "<!-- parity -->", "<!-- end of parity -->"
 
 Drawn = tuple[str, dict[str, Any]]
 Make = Callable[..., Any]
@@ -117,10 +118,7 @@ def main() -> None:
             print(lines[-1], flush=True)
         print(f"{family}: {time.process_time() - started:.0f} s", file=sys.stderr)
     if arguments.write:
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
-        after = rest.partition(END)[2]
-        content = "\n".join([START, "", *lines, "", END])
-        PAGE.write_text(f"{before}{content}{after}", encoding="utf-8")
+        put_lines(PAGE, "parity", lines)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from common import put_lines
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.gates.mutations.families import FAMILIES, FORMATS, build, recipe, tokenizer_of
@@ -32,7 +34,6 @@ from cetane.errors import CetaneError
 from cetane.gates.limits import limits
 
 PAGE = Path(__file__).parents[1] / "docs/reference/mutations.md"
-START, END = "<!-- tables -->", "<!-- end of tables -->"
 Row = dict[str, Any]
 
 
@@ -139,14 +140,6 @@ def summary(family: str, rows: list[Row]) -> str:
     )
 
 
-def write_page(rows: list[Row]) -> None:
-    """Put the tables in their place on the page."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
-    _, _, after = rest.partition(END)
-    content = "\n".join([START, "", *tables(rows), "", END])
-    PAGE.write_text(f"{before}{content}{after}", encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--families", nargs="*", default=list(FAMILIES))
@@ -156,7 +149,8 @@ def main() -> None:
     parser.add_argument("--page", type=Path, nargs="+", help="write the page of such files")
     arguments = parser.parse_args()
     if arguments.page:
-        write_page([row for path in arguments.page for row in json.loads(path.read_text())])
+        rows = [row for path in arguments.page for row in json.loads(path.read_text())]
+        put_lines(PAGE, "tables", tables(rows))
         return
     torch.set_num_threads(1)
     tok, started = tokenizer_of(), time.perf_counter()

@@ -17,10 +17,10 @@ from cetane.pipeline.fit import fit
 from cetane.pipeline.plan import forecast
 from cetane.planner import Planner
 from cetane.schema.recipe import load_recipe, override
+from common import put_lines
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs/reference/models.md"
-START, END = "<!-- table -->", "<!-- end of table -->"
 CHIPS = ("m4-max", "a19-pro")
 CHOSEN = {
     "compression.default": "palette6-kmeans-group32",
@@ -74,10 +74,7 @@ def main() -> None:
         lines.append(line)
         print(line, flush=True)
     if parser.parse_args().write:
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
-        after = rest.partition(END)[2]
-        content = "\n".join([START, "", *lines, "", END])
-        PAGE.write_text(f"{before}{content}{after}", encoding="utf-8")
+        put_lines(PAGE, "table", lines)
 
 
 if __name__ == "__main__":
