@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +14,7 @@ from cetane.compress import Format
 from cetane.compress.fitted import Fitted, FittedFile, folder, kept, save
 from cetane.compress.select import Method
 from cetane.errors import CetaneError
-from cetane.files import Progress, remove
+from cetane.files import Progress, json_sha256, remove
 from cetane.fitting.rounding import Rounder, linear_layers
 from cetane.fitting.teacher import ask
 from cetane.fitting.text import write_text
@@ -83,9 +81,9 @@ def key_of(
     """A hash of what the constants depend on; `minutes` of tuning."""
     content = [
         VERSION, checkpoint.fingerprint, method, minutes,
-        {name: form.name for name, form in sorted(formats.items())},
+        {name: form.name for name, form in formats.items()},
     ]  # fmt: skip
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    return json_sha256(content)
 
 
 def fitted_formats(planner: Planner) -> dict[str, Format]:

@@ -164,8 +164,12 @@ class Reference:
         kept = sorted({number for one in asked for number in one.kept})
         seen: dict[Truth, Tensor] = {}
         least: list[Tensor] = []
-        hooks = self._keeping(wanted, seen), self._scaled(scales), self._routing(batch, least)
-        with quiet_transformers(), hooks[0], hooks[1], hooks[2]:
+        with (
+            quiet_transformers(),
+            self._keeping(wanted, seen),
+            self._scaled(scales),
+            self._routing(batch, least),
+        ):
             logits = self.model(
                 batch,
                 position_ids=first + torch.arange(length),

@@ -20,6 +20,7 @@ from numba import njit, types
 from torch import Tensor
 
 from cetane.compress.kernels import over_rows
+from cetane.mil.ops import linear
 
 SHORT = 256
 """Terms of a sum from which the rules apply: more keys than a head has channels."""
@@ -72,12 +73,11 @@ def multiply(rows, results, columns):  # type: ignore[no-untyped-def]
 
 def matmul(x: Tensor, y: Tensor, transpose_x: bool = False, transpose_y: bool = False) -> Tensor:
     """MIL's `matmul` of fp16 values, fp32 tensors `(..., M, K)` and `(..., K, N)`."""
-    x = x.mT if transpose_x and x.ndim > 1 else x
-    y = y.mT if transpose_y and y.ndim > 1 else y
-    long = min(x.ndim, y.ndim) > 1 and x.shape[-1] >= SHORT
-    if not (long and x.is_floating_point() and y.is_floating_point()):
-        dtype = torch.promote_types(x.dtype, y.dtype)
-        return x.to(dtype) @ y.to(dtype)
+    terms = x.shape[-2 if transpose_x and x.ndim > 1 else -1]
+    floats = x.is_floating_point() and y.is_floating_point()
+    if min(x.ndim, y.ndim) < 2 or terms < SHORT or not floats:
+        return linear.matmul(x, y, transpose_x, transpose_y)
+    x, y = x.mT if transpose_x else x, y.mT if transpose_y else y
     batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     lefts, rights = (rows_of(one.expand(*batch, *one.shape[-2:])) for one in (x, y))
     results = np.empty((len(lefts), x.shape[-2], y.shape[-1]), np.float32)

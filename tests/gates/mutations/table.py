@@ -63,10 +63,6 @@ def blocks(port: AuthoredPort, attribute: str, layer: int = LAYER) -> Any:
     raise Inapplicable
 
 
-def module(port: AuthoredPort, path: str, layer: int = LAYER) -> Any:
-    return blocks(port, path, layer).get_submodule(path)
-
-
 def after(thing: Any, change: Callable[[Tensor], Tensor]) -> None:
     """Change what a module gives."""
     forward = thing.forward
