@@ -3,19 +3,24 @@
 python benchmarks/family_parity.py [--configs 30] [--families gpt_oss ...] [--write]
 
 The truth is transformers, in fp32. Every config runs in all four contracts: by prefill, in steps of
-one and of four tokens, in uneven pieces, and beside drafts that are evaluated and refused.
+one and of four tokens, in uneven pieces, and beside drafts that are evaluated and refused. Beside
+the errors stand the size of logits, and what transformers' own logits change if the last bit of
+every weight does: no port can be nearer to a model than that.
 """
 
 import argparse
+import copy
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, Phase, given, settings
+import torch
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis.strategies import SearchStrategy
 
 from common import put_lines
@@ -24,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.conftest import build_model
 from tests.families import (
+    gemma_models,
     test_deepseek_v2,
     test_gpt_oss,
     test_lfm2,
@@ -31,9 +37,10 @@ from tests.families import (
     test_mixtral,
     test_olmo2,
     test_qwen3_next,
+    test_zaya,
 )
 from tests.families.parity import FEEDS, engine_of, run, run_drafts, truth
-from tests.families.zaya_models import recipe
+from tests.families.zaya_models import build_zaya, margin, recipe
 
 from cetane.schema.slots import CONTRACTS
 
@@ -47,26 +54,75 @@ def named(kind: str, configs: SearchStrategy[dict[str, Any]]) -> SearchStrategy[
     return configs.map(lambda config: (kind, config))
 
 
-def build_oss(_: str, **config: Any) -> Any:
-    return test_gpt_oss.build_oss(**config)
+def of_one_kind(build: Make) -> Make:
+    """A builder whose model type is always the same, as one that gets it."""
+    return lambda _, **config: build(**config)
 
 
-FAMILIES: dict[str, tuple[SearchStrategy[Drawn], Make]] = {
-    "mixtral": (test_mixtral.configs(), test_mixtral.build),
-    "gpt_oss": (named("gpt_oss", test_gpt_oss.configs()), build_oss),
-    "qwen3_next": (test_qwen3_next.configs(), test_mixtral.build),
-    "deepseek_v2": (named("deepseek_v2", test_deepseek_v2.configs()), test_mixtral.build),
-    "llama": (test_llama.configs(), build_model),
-    "olmo2": (test_olmo2.configs(), build_model),
-    "lfm2": (named("lfm2", test_lfm2.configs()), build_model),
+def build_decided_zaya(_: str, **config: Any) -> Any:
+    """A ZAYA no token of which is near a tie: there, rounding would choose the expert."""
+    model = build_zaya(**config)
+    assume(margin(model) > test_zaya.TIE)
+    return model
+
+
+@dataclass(frozen=True)
+class Family:
+    """Random configs of a family's model types, and the function that makes a model of one."""
+
+    configs: SearchStrategy[Drawn]
+    build: Make
+    types: int = 1
+    """The number of model types that the configs have."""
+
+
+FAMILIES = {
+    "llama": Family(test_llama.configs(), build_model, 7),
+    "olmo2": Family(test_olmo2.configs(), build_model, 2),
+    "lfm2": Family(named("lfm2", test_lfm2.configs()), build_model),
+    "mixtral": Family(test_mixtral.configs(), test_mixtral.build, 3),
+    "gpt_oss": Family(
+        named("gpt_oss", test_gpt_oss.configs()), of_one_kind(test_gpt_oss.build_oss)
+    ),
+    "deepseek_v2": Family(named("deepseek_v2", test_deepseek_v2.configs()), test_mixtral.build),
+    "qwen3_next": Family(test_qwen3_next.configs(), test_mixtral.build, 3),
+    "gemma2": Family(
+        named("gemma2", gemma_models.gemma2_configs()), of_one_kind(gemma_models.build_gemma2)
+    ),
+    "gemma3": Family(
+        named("gemma3_text", gemma_models.gemma3_configs()), of_one_kind(gemma_models.build_gemma3)
+    ),
+    "gemma4": Family(
+        named("gemma4_text", gemma_models.gemma4_configs()), of_one_kind(gemma_models.build_gemma4)
+    ),
+    "zaya": Family(named("zaya", test_zaya.configs()), build_decided_zaya),
 }
+NO_CACHE = {"conv", "linear_attention"}
+"""Types of layers without keys and values. A model of only these is none that anybody has."""
+SIZE, NUDGED = "largest logit", "transformers, nudged"
+
+
+def nudged(model: Any) -> Any:
+    """The model with the last bit of every weight moved, up or down at random."""
+    other = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            upwards = torch.rand(parameter.shape, generator=generator) < 0.5
+            towards = torch.where(upwards, torch.inf, -torch.inf)
+            parameter.copy_(torch.nextafter(parameter, towards))
+    return other
 
 
 def errors(model: Any, number: int) -> dict[str, float]:
-    """The largest error of logits in every contract and way to feed; layouts take turns."""
+    """The largest error of logits in every contract and way to feed; layouts take turns. And how
+    large logits are, and what they change in transformers by themselves."""
     expected = truth(model)
     kinds = ("per-block", "per-layer", "single")
-    worst: dict[str, float] = {}
+    worst = {
+        SIZE: float(np.abs(expected).max()),
+        NUDGED: float(np.abs(truth(nudged(model)) - expected).max()),
+    }
     for turn, contract in enumerate(CONTRACTS):
         engine = engine_of(model, recipe(contract, kinds[(number + turn) % 3], slices=2))
         rows = {name: run(engine, pieces) for name, pieces in FEEDS.items()}
@@ -77,21 +133,21 @@ def errors(model: Any, number: int) -> dict[str, float]:
 
 
 def measure(family: str, configs: int) -> dict[str, tuple[int, dict[str, float]]]:
-    """By model type: the number of configs, and the worst error of each way to feed."""
-    drawn, make = FAMILIES[family]
+    """By model type: the number of configs, and the worst of each column."""
+    of = FAMILIES[family]
     worst: defaultdict[str, dict[str, float]] = defaultdict(dict)
     counts: defaultdict[str, int] = defaultdict(int)
 
     @settings(
-        max_examples=configs, deadline=None, derandomize=True, database=None,
+        max_examples=configs * of.types, deadline=None, derandomize=True, database=None,
         phases=[Phase.generate], suppress_health_check=list(HealthCheck),
     )  # fmt: skip
-    @given(drawn)
+    @given(of.configs)
     def every(one: Drawn) -> None:
         kind, config = one
-        if "full_attention" not in config.get("layer_types", ["full_attention"]):
+        if set(config.get("layer_types", ["full_attention"])) <= NO_CACHE:
             config["layer_types"][-1] = "full_attention"
-        made = errors(make(kind, **config), counts[kind])
+        made = errors(of.build(kind, **config), counts[kind])
         counts[kind] += 1
         for name, error in made.items():
             worst[kind][name] = max(worst[kind].get(name, 0.0), error)
@@ -102,18 +158,20 @@ def measure(family: str, configs: int) -> dict[str, tuple[int, dict[str, float]]
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--configs", type=int, default=30, help="of each family")
+    parser.add_argument("--configs", type=int, default=30, help="of a model type, on average")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--write", action="store_true", help="into docs/reference/models.md")
     arguments = parser.parse_args()
-    feeds = [*FEEDS, "refused drafts"]
-    lines = ["| model type | configs | " + " | ".join(feeds) + " |"]
-    lines.append("| --- |" + " ---: |" * (1 + len(feeds)))
+    columns = [*FEEDS, "refused drafts", SIZE, NUDGED]
+    lines = ["| model type | configs | " + " | ".join(columns) + " |"]
+    lines.append("| --- |" + " ---: |" * (1 + len(columns)))
     print("\n".join(lines), flush=True)
     for family in arguments.families:
         started = time.process_time()
         for kind, (count, worst) in measure(family, arguments.configs).items():
-            cells = " | ".join(f"{worst[name]:.1e}" for name in feeds)
+            cells = " | ".join(
+                f"{worst[name]:.1f}" if name == SIZE else f"{worst[name]:.1e}" for name in columns
+            )
             lines.append(f"| {kind} | {count} | {cells} |")
             print(lines[-1], flush=True)
         print(f"{family}: {time.process_time() - started:.0f} s", file=sys.stderr)

@@ -21,6 +21,41 @@ TINY = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+DELTA: dict[str, Any] = {
+    "head_dim": 16,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "shared_expert_intermediate_size": 20,
+}
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 5,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "rope_parameters": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     # general.architecture, then what the config has beyond TINY
     "llama": ("llama", {"model_type": "llama", "rope_parameters": {"rope_theta": 5e5}}),
@@ -109,6 +144,55 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
                 "long_factor": [2.0, 3.0],
                 "original_max_position_embeddings": 64,
             },
+        },
+    ),
+    "mistral3": (
+        "mistral3",
+        {
+            "model_type": "ministral3",
+            "head_dim": 16,
+            "max_position_embeddings": 256,
+            "rope_parameters": YARN
+            | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+        },
+    ),
+    "lfm2": (
+        "lfm2",
+        {
+            "model_type": "lfm2",
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "block_auto_adjust_ff_dim": False,
+        },
+    ),
+    "qwen3next": ("qwen3next", {"model_type": "qwen3_next", **DELTA, **EXPERTS}),
+    "qwen35": ("qwen35", {"model_type": "qwen3_5_text", **DELTA}),
+    "qwen35moe": ("qwen35moe", {"model_type": "qwen3_5_moe_text", **DELTA, **EXPERTS}),
+    "deepseek2": (
+        "deepseek2",
+        {"model_type": "deepseek_v2", "q_lora_rank": None, **LATENT},
+    ),
+    "deepseek2-queries": (
+        "deepseek2",
+        {"model_type": "deepseek_v2", "q_lora_rank": 14, **LATENT},
+    ),
+    "gemma4": (
+        "gemma4",
+        {
+            "model_type": "gemma4_text",
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "num_key_value_heads": 1,
+            "num_global_key_value_heads": 1,
+            "sliding_window": 9,
+            "hidden_size_per_layer_input": 6,
+            "vocab_size_per_layer_input": 64,
+            "final_logit_softcapping": 20.0,
+            "tie_word_embeddings": True,
         },
     ),
     "gemma2": (

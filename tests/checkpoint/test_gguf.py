@@ -19,8 +19,9 @@ from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
 
 ALL = [
-    "llama", "llama-tied", "llama-bias", "qwen2", "qwen2-yarn", "qwen3", "gemma2", "gemma3",
-    "gpt-oss", "granite", "mixtral", "olmo2", "olmo3", "olmoe", "phi3", "phi3-longrope", "qwen3moe",
+    "deepseek2", "deepseek2-queries", "gemma2", "gemma3", "gemma4", "gpt-oss", "granite", "lfm2",
+    "llama", "llama-tied", "llama-bias", "mistral3", "mixtral", "olmo2", "olmo3", "olmoe", "phi3",
+    "phi3-longrope", "qwen2", "qwen2-yarn", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next",
     "smollm3",
 ]  # fmt: skip
 
@@ -218,6 +219,61 @@ def test_what_cannot_be_read_faithfully_is_refused(
     write_gguf: Any,
 ) -> None:
     refused(write_gguf(tmp_path / "m.gguf", "llama", tiny_model("llama"), extra=extra), match)
+
+
+@pytest.mark.parametrize(
+    ("variant", "extra", "match"),
+    [
+        (
+            "deepseek2",
+            lambda w: w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID),
+            "not 1",
+        ),
+        ("deepseek2", lambda w: w.add_expert_group_count(4), "expert_group_count"),
+        ("deepseek2", lambda w: w.add_kv_lora_rank(21), "heads on a latent"),
+        ("deepseek2", lambda w: w.add_key_length_mla(8), "more than 8"),
+        ("qwen35", lambda w: w.add_ssm_inner_size(35), "multiple of 6 heads"),
+        ("qwen35", lambda w: w.add_ssm_group_count(3), "does not fit 3 key heads"),
+        ("qwen3next", lambda w: w.add_ssm_state_size(9), "do not fit 2 key heads"),
+        ("gemma4", lambda w: w.add_shared_kv_layers(9), "less than 4"),
+        ("lfm2", lambda w: w.add_head_count_kv([0, 2]), "3 integers"),
+    ],
+)
+def test_hybrids_that_cannot_be_read_faithfully_are_refused(
+    variant: str,
+    extra: Callable[[gguf.GGUFWriter], None],
+    match: str,
+    tmp_path: Path,
+    tiny_model: Any,
+    write_gguf: Any,
+) -> None:
+    refused(write_gguf(tmp_path / "m.gguf", variant, tiny_model(variant), extra=extra), match)
+
+
+def test_layers_that_only_draft_are_left_out(
+    tmp_path: Path, tiny_model: Any, write_gguf: Any
+) -> None:
+    model = tiny_model("qwen35")
+    whole = open_checkpoint(write_gguf(tmp_path / "m.gguf", "qwen35", model))
+
+    def drafting(writer: gguf.GGUFWriter) -> None:
+        writer.add_block_count(4)
+        writer.add_uint32("qwen35.nextn_predict_layers", 1)
+        writer.add_tensor("blk.3.nextn.eh_proj.weight", np.zeros((32, 64), np.float32))
+
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "n.gguf", "qwen35", model, extra=drafting))
+    assert checkpoint.config == whole.config and checkpoint.names() == whole.names()
+
+
+def test_rows_of_what_a_file_keeps_in_pieces(
+    tmp_path: Path, tiny_model: Any, write_gguf: Any
+) -> None:
+    for variant in ("gpt-oss", "qwen3next", "deepseek2", "lfm2"):
+        path = write_gguf(tmp_path / f"{variant}.gguf", variant, tiny_model(variant))
+        checkpoint = open_checkpoint(path)
+        for name in checkpoint.names():
+            whole = checkpoint.read(name)
+            assert torch.equal(checkpoint.read_rows(name, 1, len(whole)), whole[1:])
 
 
 def test_missing_tensor(tmp_path: Path, tiny_model: Any, write_gguf: Any) -> None:

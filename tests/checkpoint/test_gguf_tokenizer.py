@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX as QWEN2
+from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX as QWEN35
 
 from cetane.checkpoint import Tokenizer
 from cetane.checkpoint.gguf_file import read_gguf
@@ -39,6 +40,15 @@ TEXTS = [
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 LLAMA3 = QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|")
 
+# tiktoken's o200k_base.
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
 
 def split_on(regex: str) -> Any:
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -58,14 +68,18 @@ PUBLISHED: dict[str, Callable[[], Any]] = {
     ),
     "qwen2": lambda: split_on(QWEN2),
     "llama-bpe": lambda: split_on(LLAMA3),
+    "lfm2": lambda: split_on(LLAMA3),
+    "smaug-bpe": lambda: split_on(LLAMA3),
+    "qwen35": lambda: split_on(QWEN35),
+    "gpt-4o": lambda: split_on(O200K),
 }
 
 
 def byte_level_backend(pre: str) -> Backend:
-    backend = Backend(models.BPE(ignore_merges=pre == "llama-bpe"))
+    backend = Backend(models.BPE(ignore_merges=pre in ("llama-bpe", "lfm2")))
     backend.pre_tokenizer = PUBLISHED[pre]()
     backend.decoder = decoders.ByteLevel()
-    if pre == "qwen2":
+    if pre in ("qwen2", "qwen35"):
         backend.normalizer = normalizers.NFC()
     trainer = trainers.BpeTrainer(
         vocab_size=700,
@@ -120,7 +134,7 @@ def byte_level_gguf(path: Path, backend: Backend, pre: str | None, *extras: Extr
 def test_byte_level(pre: str, tmp_path: Path) -> None:
     backend = byte_level_backend(pre)
     tokenizer = load(byte_level_gguf(tmp_path / "m.gguf", backend, pre))
-    bos = [0] if pre == "llama-bpe" else []  # llama.cpp's default for it
+    bos = [0] if pre in ("llama-bpe", "lfm2") else []  # llama.cpp's default for it
     for text in TEXTS:
         ids = backend.encode(text).ids
         assert tokenizer.encode(text) == bos + ids
@@ -278,7 +292,7 @@ def good_bpe(writer: gguf.GGUFWriter) -> None:
         (
             "gpt2",
             [lambda w: w.add_token_list(["a"]), lambda w: w.add_tokenizer_pre("new")],
-            "pre-tokenizer 'new' is not known; known are: deepseek-r1-qwen, default, ",
+            "pre-tokenizer 'new' is not known; known are: dbrx, deepseek-r1-qwen, ",
         ),
         ("gpt2", [good_tokens], r"no tokenizer\.ggml\.merges"),
         ("gpt2", [good_tokens, lambda w: w.add_token_merges(["a z"])], "out of vocabulary"),

@@ -1,64 +1,167 @@
 """The names and orders that llama.cpp's converter gives each architecture, as data.
 
-Source: llama.cpp's convert_hf_to_gguf.py and gguf-py's tensor_mapping.
+Source: llama.cpp's conversion scripts and gguf-py's tensor_mapping.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-_TOP = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_QK_NORMS = {
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-}
-_GEMMA_NORMS = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
+from cetane.checkpoint import gguf_layouts as layouts
+from cetane.checkpoint.gguf_layouts import Made
+
+Config = Mapping[str, Any]
+Names = dict[str, str]
+"""Hugging Face's names, by GGUF's."""
 
 
-_NORMS_AFTER = {
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_FUSED = {
-    "attn_norm": "input_layernorm",
-    "attn_qkv": "self_attn.qkv_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_up": "mlp.gate_up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+def _weights(modules: Names) -> Names:
+    """The names of the weights of some modules."""
+    return {f"{theirs}.weight": f"{ours}.weight" for theirs, ours in modules.items()}
 
+
+_TOP = _weights(
+    {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+)
+_QKV = _weights(
+    {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj"}
+)
+_ATTENTION = _QKV | _weights({"attn_output": "self_attn.o_proj"})
+_QK_NORMS = _weights({"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"})
+_NORMS_BEFORE = _weights({"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"})
+_NORMS_AFTER = _weights(
+    {
+        "post_attention_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    }
+)
+_GEMMA_NORMS = _NORMS_AFTER | _weights(
+    {"attn_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm"}
+)
+# What Qwen3-Next and Qwen3.5 call post_attention_layernorm is llama.cpp's post_attention_norm.
+_QWEN_NORMS = _weights(
+    {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
+)
+_MLP = _weights({"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"})
+_EXPERTS = _weights(
+    {
+        "ffn_gate_inp": "mlp.gate",
+        "ffn_gate_exps": "mlp.experts.gate_proj",
+        "ffn_up_exps": "mlp.experts.up_proj",
+        "ffn_down_exps": "mlp.experts.down_proj",
+    }
+)
+_FUSED = _weights(
+    {
+        "attn_norm": "input_layernorm",
+        "attn_qkv": "self_attn.qkv_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_up": "mlp.gate_up_proj",
+        "ffn_down": "mlp.down_proj",
+    }
+)
+_DELTA = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"} | _weights(
+    {
+        "attn_qkv": "linear_attn.in_proj_qkv",
+        "attn_gate": "linear_attn.in_proj_z",
+        "ssm_conv1d": "linear_attn.conv1d",
+        "ssm_norm": "linear_attn.norm",
+        "ssm_out": "linear_attn.out_proj",
+    }
+)
+_GPT_OSS = (
+    _ATTENTION
+    | _EXPERTS
+    | {"attn_sinks.weight": "self_attn.sinks", "ffn_gate_inp.weight": "mlp.router.weight"}
+    | _weights({"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"})
+)
+_LLAMA = _ATTENTION | _NORMS_BEFORE | _MLP
+_MIXTURE = _ATTENTION | _NORMS_BEFORE | _EXPERTS
 
 _BIASED = (
     "q_proj", "k_proj", "v_proj", "o_proj", "router",
     "experts.gate_proj", "experts.up_proj", "experts.down_proj",
 )  # fmt: skip
-_EXPERTS = {
-    **{name: ours for name, ours in _LAYER.items() if not ours.startswith("mlp.")},
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.gate_proj",
-    "ffn_up_exps": "mlp.experts.up_proj",
-    "ffn_down_exps": "mlp.experts.down_proj",
-}
+"""The modules that may have biases."""
+
+
+def _shared(name: str) -> Names:
+    """The expert that all tokens share, by Hugging Face's name."""
+    return _weights(
+        {f"ffn_{part}_shexp": f"mlp.{name}.{part}_proj" for part in ("gate", "up", "down")}
+    )
+
+
+def _lfm2(config: Config, index: int) -> Names:
+    modules = {
+        "attn_norm": "operator_norm", "ffn_norm": "ffn_norm", "ffn_gate": "feed_forward.w1",
+        "ffn_up": "feed_forward.w3", "ffn_down": "feed_forward.w2",
+    }  # fmt: skip
+    if config["layer_types"][index] == "conv":
+        parts = {f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")}
+        return _weights(modules | parts)
+    norms = {"attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm"}
+    return _QKV | _weights(modules | norms | {"attn_output": "self_attn.out_proj"})
+
+
+def _mixer(config: Config, index: int) -> Names:
+    """The delta rule or attention of a Qwen3-Next or Qwen3.5."""
+    if config["layer_types"][index] == "full_attention":
+        return _QWEN_NORMS | _ATTENTION | _QK_NORMS
+    if config["model_type"] == "qwen3_next":
+        return _QWEN_NORMS | _DELTA | _weights({"ssm_ba": "linear_attn.in_proj_ba"})
+    rates = {"ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a"}
+    return _QWEN_NORMS | _DELTA | _weights(rates)
+
+
+def _qwen35(config: Config, index: int) -> Names:
+    return _mixer(config, index) | _MLP
+
+
+def _qwen_mixture(config: Config, index: int) -> Names:
+    shared = _shared("shared_expert") | _weights({"ffn_gate_inp_shexp": "mlp.shared_expert_gate"})
+    return _mixer(config, index) | _EXPERTS | shared
+
+
+def _deepseek2(config: Config, index: int) -> Names:
+    latent = {
+        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+        "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+        "attn_k_b": "self_attn.k_b_proj",
+        "attn_v_b": "self_attn.v_b_proj",
+        "attn_output": "self_attn.o_proj",
+    }
+    if config["q_lora_rank"] is None:
+        latent["attn_q"] = "self_attn.q_proj"
+    else:
+        latent |= {
+            "attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_layernorm",
+            "attn_q_b": "self_attn.q_b_proj",
+        }  # fmt: skip
+    dense = index < config["first_k_dense_replace"]
+    behind = _MLP if dense else _EXPERTS | _shared("shared_experts")
+    return _NORMS_BEFORE | _weights(latent) | behind
+
+
+def _gemma4(config: Config, index: int) -> Names:
+    layers, shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
+    names = _GEMMA_NORMS | _MLP | {"layer_output_scale.weight": "layer_scalar"}
+    if config["hidden_size_per_layer_input"]:
+        names |= _weights(
+            {
+                "inp_gate": "per_layer_input_gate",
+                "proj": "per_layer_projection",
+                "post_norm": "post_per_layer_input_norm",
+            }
+        )
+    attention = _ATTENTION | _QK_NORMS
+    lost = ("attn_k.", "attn_v.", "attn_k_norm.") if index >= layers - shared else ()
+    if config["attention_k_eq_v"] and config["layer_types"][index] == "full_attention":
+        lost = (*lost, "attn_v.")
+    return names | {k: v for k, v in attention.items() if not k.startswith(lost or ("-",))}
 
 
 @dataclass(frozen=True)
@@ -67,69 +170,91 @@ class Architecture:
 
     model_type: str  # Hugging Face's
     model_class: str
-    layer: dict[str, str]  # GGUF's name of a layer's module -> Hugging Face's
-    interleaved_rope: bool = False  # rows of q and k are reordered for llama.cpp's rotary form
-    norms_plus_one: bool = False  # norms are stored as 1 + weight
-    turned_experts: bool = False  # transformers keeps experts transposed, gates and ups in turn
+    layer: Names | Callable[[Config, int], Names]
+    """The names of a layer; a function where layers differ."""
+    made: tuple[Made, ...] = ()
+    """The tensors that the file keeps in another form, or in several pieces."""
+    top: Names = field(default_factory=lambda: _TOP)
+    """The names of what is in no layer."""
 
-    def tensor_names(self, layers: int) -> dict[str, str]:
-        """Hugging Face's name of every weight and bias of such a model, by GGUF's name."""
-        modules = dict(_TOP)
-        for i in range(layers):
-            modules |= {
-                f"blk.{i}.{theirs}": f"model.layers.{i}.{ours}"
-                for theirs, ours in self.layer.items()
+    def tensor_names(self, config: Config) -> tuple[Names, Names]:
+        """Hugging Face's names by GGUF's: of all weights, and of biases that there may be."""
+        weights = dict(self.top)
+        if config.get("hidden_size_per_layer_input"):
+            weights |= _PER_LAYER
+        for index in range(config["num_hidden_layers"]):
+            own = self.layer if isinstance(self.layer, dict) else self.layer(config, index)
+            weights |= {
+                f"blk.{index}.{theirs}": f"model.layers.{index}.{ours}"
+                for theirs, ours in own.items()
             }
-        weights = {
-            f"{theirs}.weight": ours if ours.endswith("sinks") else f"{ours}.weight"
-            for theirs, ours in modules.items()
-        }
         biases = {
-            f"{theirs}.bias": f"{ours}.bias"
-            for theirs, ours in modules.items()
-            if ours.endswith(_BIASED)
+            f"{theirs.removesuffix('.weight')}.bias": f"{module}.bias"
+            for theirs, ours in weights.items()
+            if (module := ours.removesuffix(".weight")).endswith(_BIASED)
         }
-        return weights | biases
+        return weights, biases
 
+
+_PER_LAYER = _weights(
+    {
+        "per_layer_token_embd": "model.embed_tokens_per_layer",
+        "per_layer_model_proj": "model.per_layer_model_projection",
+        "per_layer_proj_norm": "model.per_layer_projection_norm",
+    }
+)
+_LFM2_TOP = _weights(
+    {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm",
+     "output": "lm_head"}
+)  # fmt: skip
 
 ARCHITECTURES = {
     # Mistral is "llama" to llama.cpp; its modules and its config are the same.
-    "llama": Architecture("llama", "LlamaForCausalLM", _LAYER, interleaved_rope=True),
-    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _LAYER),
-    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _LAYER | _QK_NORMS),
-    "granite": Architecture("granite", "GraniteForCausalLM", _LAYER, interleaved_rope=True),
-    "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", _LAYER, interleaved_rope=True),
+    "llama": Architecture("llama", "LlamaForCausalLM", _LLAMA, layouts.INTERLEAVED),
+    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _LLAMA),
+    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _LLAMA | _QK_NORMS),
+    "granite": Architecture("granite", "GraniteForCausalLM", _LLAMA, layouts.INTERLEAVED),
+    "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", _LLAMA, layouts.INTERLEAVED),
+    "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", _LLAMA, layouts.INTERLEAVED),
     "phi3": Architecture("phi3", "Phi3ForCausalLM", _FUSED),
-    "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", _EXPERTS | _QK_NORMS),
-    "olmoe": Architecture("olmoe", "OlmoeForCausalLM", _EXPERTS | _QK_NORMS),
-    "gpt-oss": Architecture(
-        "gpt_oss",
-        "GptOssForCausalLM",
-        {name: ours for name, ours in _EXPERTS.items() if name != "ffn_norm"}
-        | {
-            "post_attention_norm": "post_attention_layernorm",
-            "ffn_gate_inp": "mlp.router",
-            "attn_sinks": "self_attn.sinks",
-        },
-        turned_experts=True,
+    "qwen3moe": Architecture(
+        "qwen3_moe", "Qwen3MoeForCausalLM", _MIXTURE | _QK_NORMS, layouts.EXPERTS
     ),
+    "olmoe": Architecture("olmoe", "OlmoeForCausalLM", _MIXTURE | _QK_NORMS, layouts.EXPERTS),
+    "gpt-oss": Architecture("gpt_oss", "GptOssForCausalLM", _GPT_OSS, layouts.TURNED_EXPERTS),
     "olmo2": Architecture(
-        "olmo2",
-        "Olmo2ForCausalLM",
-        {name: ours for name, ours in _LAYER.items() if not name.endswith("_norm")}
-        | _QK_NORMS
-        | _NORMS_AFTER,
+        "olmo2", "Olmo2ForCausalLM", _ATTENTION | _MLP | _QK_NORMS | _NORMS_AFTER
+    ),
+    "lfm2": Architecture("lfm2", "Lfm2ForCausalLM", _lfm2, layouts.SHORT_CONVOLUTIONS, _LFM2_TOP),
+    "qwen3next": Architecture(
+        "qwen3_next",
+        "Qwen3NextForCausalLM",
+        _qwen_mixture,
+        (*layouts.QWEN3_NEXT, *layouts.EXPERTS),
+    ),
+    "qwen35": Architecture("qwen3_5_text", "Qwen3_5ForCausalLM", _qwen35, layouts.QWEN3_5),
+    "qwen35moe": Architecture(
+        "qwen3_5_moe_text",
+        "Qwen3_5MoeForCausalLM",
+        _qwen_mixture,
+        (*layouts.QWEN3_5, *layouts.EXPERTS),
+    ),
+    "deepseek2": Architecture(
+        "deepseek_v2", "DeepseekV2ForCausalLM", _deepseek2, (*layouts.LATENTS, *layouts.EXPERTS)
     ),
     "gemma2": Architecture(
-        "gemma2", "Gemma2ForCausalLM", _LAYER | _GEMMA_NORMS, norms_plus_one=True
+        "gemma2", "Gemma2ForCausalLM", _ATTENTION | _MLP | _GEMMA_NORMS, layouts.GAINS_LESS_ONE
     ),
     "gemma3": Architecture(
         "gemma3_text",
         "Gemma3ForCausalLM",
-        _LAYER | _QK_NORMS | _GEMMA_NORMS,
-        norms_plus_one=True,
+        _ATTENTION | _MLP | _QK_NORMS | _GEMMA_NORMS,
+        layouts.GAINS_LESS_ONE,
     ),
+    "gemma4": Architecture("gemma4_text", "Gemma4ForCausalLM", _gemma4),
 }
 
-MIXTRAL = Architecture("mixtral", "MixtralForCausalLM", _EXPERTS, interleaved_rope=True)
+MIXTRAL = Architecture(
+    "mixtral", "MixtralForCausalLM", _MIXTURE, (*layouts.INTERLEAVED, *layouts.EXPERTS)
+)
 """A "llama" with experts."""

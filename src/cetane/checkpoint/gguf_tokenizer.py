@@ -30,10 +30,19 @@ _LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(
+    r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"
+)
 _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT4O = (
+    _TEKKEN.replace(r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]+" + _ENDINGS + "|")
+    .replace(r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*" + _ENDINGS + "|")
+    .replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 )
 
 
@@ -51,12 +60,15 @@ _PRE_TOKENIZERS = (
     dict.fromkeys(("gpt-2", "default"), _PreTokenizer((_GPT2,)))
     | dict.fromkeys(("smollm", "starcoder", "refact"), _PreTokenizer((r"\p{N}", _GPT2)))
     | dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3"),
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2"),
         _PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True),
     )
+    | dict.fromkeys(("dbrx", "smaug-bpe"), _PreTokenizer((_LLAMA3,)))
     | {
         "qwen2": _PreTokenizer((_QWEN2,), nfc=True),
         "deepseek-r1-qwen": _PreTokenizer((_QWEN2,)),
+        "qwen35": _PreTokenizer((_QWEN35,), nfc=True),
+        "gpt-4o": _PreTokenizer((_GPT4O,)),
         "tekken": _PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
     }
 )

@@ -1,0 +1,64 @@
+"""Typed access to the metadata of a GGUF file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cetane.checkpoint.gguf_file import GGUFFile
+from cetane.errors import CetaneError
+
+
+class Keys:
+    """Typed access to the metadata under the architecture's own prefix."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file = file
+        self.architecture = file.metadata["general.architecture"]
+
+    def get(self, key: str) -> Any:
+        return self.file.metadata.get(f"{self.architecture}.{key}")
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self.get(key)
+        value = default if value is None else value
+        if type(value) is not int or value <= 0:
+            raise self.bad(key, "a positive integer", value)
+        return value
+
+    def integers(self, key: str, count: int, default: int | None = None) -> list[int]:
+        """A number for each of `count` layers, which a file may write as one for all."""
+        value = self.get(key)
+        if isinstance(value, np.ndarray) and len(value) >= count and value.dtype.kind in "iu":
+            numbers = [int(number) for number in value[:count]]
+            if all(0 <= number < 1 << 31 for number in numbers):
+                return numbers
+        if isinstance(value, np.ndarray):
+            raise self.bad(key, f"{count} integers", value)
+        return [self.integer(key, default)] * count
+
+    def booleans(self, key: str, count: int) -> list[bool]:
+        """A boolean for each of `count` layers; a file may have more, of layers that draft."""
+        value = self.get(key)
+        if not isinstance(value, np.ndarray) or value.dtype != bool or len(value) < count:
+            raise self.bad(key, f"{count} booleans", value)
+        return [bool(one) for one in value[:count]]
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key)
+        value = default if value is None else value
+        if type(value) is not float or not 0 < value < float("inf"):
+            raise self.bad(key, "a positive number", value)
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        value = self.get(key)
+        value = default if value is None else value
+        if type(value) is not str:
+            raise self.bad(key, "a string", value)
+        return value
+
+    def bad(self, key: str, expected: str, value: Any) -> CetaneError:
+        state = "is missing" if value is None else f"is {value!r}, not {expected}"
+        return CetaneError(f"{self.file.path}: metadata {self.architecture}.{key} {state}")

@@ -1,0 +1,286 @@
+"""Tensors that a GGUF file keeps in another form than Hugging Face: how to make theirs of its.
+
+Source: `modify_tensors` in llama.cpp's conversion scripts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cetane.checkpoint.checkpoint import StoredTensor
+
+Config = Mapping[str, Any]
+Array = np.ndarray
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tensor, and the pieces of a file of which it is made."""
+
+    name: str
+    """The ending of its name."""
+    parts: tuple[str, ...]
+    """The endings of the names of the pieces, under which they were renamed."""
+    make: Callable[..., Array]
+    """`make(config, *pieces)`, of fp32 arrays. A ValueError if they do not fit each other."""
+    shape: Callable[..., Shape] | None = None
+    """`shape(config, *shapes of pieces)` of what is made of whole tensors. None if every row of it
+    is made of the same row of each piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeTensor(StoredTensor):
+    """A tensor that is made of pieces after they are dequantised."""
+
+    parts: tuple[StoredTensor, ...]
+    make: Callable[..., Array]
+    by_row: bool
+
+    @classmethod
+    def of(cls, config: Config, rule: Made, parts: tuple[StoredTensor, ...]) -> MadeTensor:
+        """The tensor by a rule. Its shape is tried on one row, or computed. ValueError if the
+        pieces do not fit each other."""
+
+        def make(*pieces: Array) -> Array:
+            return rule.make(config, *pieces)
+
+        first = parts[0]
+        if rule.shape is not None:
+            shape = rule.shape(config, *(part.shape for part in parts))
+        else:
+            if any(part.shape[0] != first.shape[0] for part in parts):
+                raise ValueError("different numbers of rows")
+            row = make(*(np.zeros((1, *part.shape[1:]), np.float32) for part in parts))
+            shape = (first.shape[0], *row.shape[1:])
+        nbytes = sum(part.nbytes for part in parts)
+        by_row = rule.shape is None
+        return cls(first.file, first.offset, nbytes, shape, first.dtype, parts, make, by_row)
+
+    def rows(self, start: int, stop: int) -> StoredTensor:
+        """Some rows; only of what is made row by row."""
+        assert self.by_row
+        parts = tuple(part.rows(start, stop) for part in self.parts)
+        nbytes = sum(part.nbytes for part in parts)
+        shape = (stop - start, *self.shape[1:])
+        return MadeTensor(self.file, self.offset, nbytes, shape, self.dtype, parts, self.make, True)
+
+
+def changed(name: str, make: Callable[..., Array], shape: Callable[..., Shape] | None) -> Made:
+    """A tensor that is made of one piece, which has its name."""
+    return Made(name, (name,), make, shape)
+
+
+def same(config: Config, shape: Shape) -> Shape:
+    return shape
+
+
+# llama.cpp rotates neighbours (0, 1), (2, 3) ... of each head. Hugging Face rotates the first half
+# against the second.
+
+
+def split_halves(heads: str) -> Callable[[Config, Array], Array]:
+    def make(config: Config, rows: Array) -> Array:
+        pairs = rows.reshape(config[heads], -1, 2, *rows.shape[1:])
+        return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+
+    return make
+
+
+def of_heads(heads: str) -> Callable[[Config, Shape], Shape]:
+    def shape(config: Config, stored: Shape) -> Shape:
+        if stored[0] != config[heads] * config["head_dim"]:
+            raise ValueError(f"shape {stored} is not {config[heads]} heads of {config['head_dim']}")
+        return stored
+
+    return shape
+
+
+INTERLEAVED = tuple(
+    changed(f".{part}_proj.{leaf}", split_halves(heads), of_heads(heads))
+    for part, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads"))
+    for leaf in ("weight", "bias")
+)
+
+
+def less_one(config: Config, stored: Array) -> Array:
+    return stored - 1
+
+
+def alike(config: Config, stored: Array) -> Array:
+    return stored
+
+
+GAINS_LESS_ONE = (changed("norm.weight", less_one, same),)
+QWEN_GAINS = (changed("linear_attn.norm.weight", alike, same), *GAINS_LESS_ONE)
+
+
+# Experts: transformers has gates and ups in one tensor; gpt-oss transposed, and in turn.
+
+
+def one_after_other(config: Config, gate: Array, up: Array) -> Array:
+    if gate.ndim != 3 or gate.shape != up.shape:
+        raise ValueError("gates and ups of different shapes")
+    return np.concatenate([gate, up], axis=1)
+
+
+def in_turn(config: Config, gate: Array, up: Array) -> Array:
+    if gate.ndim not in (2, 3) or gate.shape != up.shape:
+        raise ValueError("gates and ups of different shapes")
+    pairs = np.stack([gate, up], axis=2).reshape(len(gate), -1, *gate.shape[2:])
+    return turned(config, pairs) if pairs.ndim == 3 else pairs
+
+
+def turned(config: Config, matrices: Array) -> Array:
+    if matrices.ndim != 3:
+        raise ValueError("not a matrix for each expert")
+    return np.ascontiguousarray(matrices.swapaxes(1, 2))
+
+
+_PREFIX = ".mlp.experts."
+
+
+def gates_and_ups(name: str, leaf: str, make: Callable[..., Array]) -> Made:
+    parts = tuple(f"{_PREFIX}{part}_proj.{leaf}" for part in ("gate", "up"))
+    return Made(f"{_PREFIX}{name}", parts, make)
+
+
+EXPERTS = (
+    gates_and_ups("gate_up_proj", "weight", one_after_other),
+    Made(f"{_PREFIX}down_proj", (f"{_PREFIX}down_proj.weight",), alike),
+)
+TURNED_EXPERTS = (
+    gates_and_ups("gate_up_proj", "weight", in_turn),
+    gates_and_ups("gate_up_proj_bias", "bias", in_turn),
+    Made(f"{_PREFIX}down_proj", (f"{_PREFIX}down_proj.weight",), turned),
+    Made(f"{_PREFIX}down_proj_bias", (f"{_PREFIX}down_proj.bias",), alike),
+)
+
+
+# Short convolutions: a channel's taps are a row.
+
+
+def with_group(config: Config, taps: Array) -> Array:
+    return taps[:, None]
+
+
+SHORT_CONVOLUTIONS = (changed(".conv.conv.weight", with_group, None),)
+
+
+# DeepSeek: the file keeps what makes keys transposed for each head, apart from what makes values.
+
+
+def both_of_latent(config: Config, keys: Array, values: Array) -> Array:
+    heads = np.concatenate([keys.swapaxes(1, 2), values], axis=1)
+    return np.ascontiguousarray(heads).reshape(-1, heads.shape[2])
+
+
+def of_latent(config: Config, keys: Shape, values: Shape) -> Shape:
+    heads, rank = config["num_attention_heads"], config["kv_lora_rank"]
+    plain, out = config["qk_nope_head_dim"], config["v_head_dim"]
+    if (keys, values) != ((heads, rank, plain), (heads, out, rank)):
+        raise ValueError(f"shapes {keys} and {values} do not fit {heads} heads on a latent")
+    return heads * (plain + out), rank
+
+
+LATENTS = (
+    Made(".kv_b_proj.weight", (".k_b_proj.weight", ".v_b_proj.weight"), both_of_latent, of_latent),
+)
+
+
+# The delta rule. Qwen3-Next keeps q, k, v and z of a key head together, the file apart. Of Qwen3.5,
+# the file has the value heads of all key heads in turn, not those of one key head together.
+
+
+def decays_log(config: Config, stored: Array) -> Array:
+    with np.errstate(all="ignore"):  # what is not a decay becomes NaN, which no port takes
+        return np.log(-stored)
+
+
+def _delta(config: Config) -> tuple[int, int, int, int]:
+    """Key heads, value heads for each of them, and the widths of both."""
+    heads = config["linear_num_key_heads"]
+    groups = config["linear_num_value_heads"] // heads
+    return heads, groups, config["linear_key_head_dim"], config["linear_value_head_dim"]
+
+
+def by_key_head(config: Config, qkv: Array, z: Array) -> Array:
+    heads, groups, keys, values = _delta(config)
+    sizes = [heads * keys, heads * keys, heads * groups * values]
+    q, k, v = np.split(qkv, np.cumsum(sizes)[:-1])
+    parts = [part.reshape(heads, -1, qkv.shape[1]) for part in (q, k, v, z)]
+    return np.concatenate(parts, axis=1).reshape(-1, qkv.shape[1])
+
+
+def of_qkvz(config: Config, qkv: Shape, z: Shape) -> Shape:
+    heads, groups, keys, values = _delta(config)
+    rows = 2 * heads * keys, heads * groups * values
+    if qkv[0] != sum(rows) or z[0] != rows[1] or qkv[1:] != z[1:]:
+        raise ValueError(f"shapes {qkv} and {z} do not fit {heads} key heads")
+    return sum(rows) + rows[1], *qkv[1:]
+
+
+def grouped(config: Config, rows: Array) -> Array:
+    """Rows of value heads, those of a key head together."""
+    heads, groups, _, _ = _delta(config)
+    tiled = rows.reshape(groups, heads, -1, *rows.shape[1:])
+    return np.ascontiguousarray(tiled.swapaxes(0, 1)).reshape(rows.shape)
+
+
+def grouped_values(config: Config, qkv: Array) -> Array:
+    """The same where queries and keys lie before the values."""
+    heads, _, keys, _ = _delta(config)
+    before = 2 * heads * keys
+    return np.concatenate([qkv[:before], grouped(config, qkv[before:])])
+
+
+def grouped_columns(config: Config, stored: Array) -> Array:
+    return np.ascontiguousarray(grouped(config, stored.T).T)
+
+
+def of_values(config: Config, stored: Shape) -> Shape:
+    heads, groups, _, _ = _delta(config)
+    if stored[0] % (heads * groups):
+        raise ValueError(f"shape {stored} does not fit {heads * groups} value heads")
+    return stored
+
+
+def of_qkv(config: Config, stored: Shape) -> Shape:
+    heads, groups, keys, values = _delta(config)
+    if stored[0] != 2 * heads * keys + heads * groups * values:
+        raise ValueError(f"shape {stored} does not fit {heads} key heads")
+    return stored
+
+
+def of_columns(config: Config, stored: Shape) -> Shape:
+    of_values(config, stored[::-1])
+    return stored
+
+
+QWEN3_NEXT = (
+    *QWEN_GAINS,
+    Made(
+        ".in_proj_qkvz.weight", (".in_proj_qkv.weight", ".in_proj_z.weight"), by_key_head, of_qkvz
+    ),
+    changed(".conv1d.weight", with_group, None),
+    changed(".A_log", decays_log, same),
+)
+QWEN3_5 = (
+    *QWEN_GAINS,
+    changed(".in_proj_qkv.weight", grouped_values, of_qkv),
+    *(changed(f".in_proj_{part}.weight", grouped, of_values) for part in ("z", "a", "b")),
+    changed(
+        ".conv1d.weight",
+        lambda config, taps: grouped_values(config, taps)[:, None],
+        lambda config, stored: (of_qkv(config, stored)[0], 1, stored[1]),
+    ),
+    changed(
+        ".A_log", lambda config, stored: grouped(config, decays_log(config, stored)), of_values
+    ),
+    changed(".dt_bias", grouped, of_values),
+    changed(".linear_attn.out_proj.weight", grouped_columns, of_columns),
+)

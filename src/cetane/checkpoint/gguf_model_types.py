@@ -1,0 +1,323 @@
+"""What single model types add to the config of a GGUF file, or have otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cetane.checkpoint.gguf_file import GGUFFile
+from cetane.checkpoint.gguf_keys import Keys
+from cetane.errors import CetaneError
+
+_GEMMA_PERIOD = 6
+"""Gemma 3: one layer in six sees all tokens; the others have a rotary base of their own."""
+_LOCAL_THETA = 10_000.0
+_GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3_text": 62}
+_SMOLLM3_PERIOD = 4
+"""SmolLM3: every fourth layer does not turn queries and keys. Not in the file."""
+_SOFTMAX = 1
+"""llama.cpp's number for experts weighed by a softmax."""
+_GRANITE = {
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A file, and what every model type has in its config."""
+
+    file: GGUFFile
+    keys: Keys
+    config: dict[str, Any]
+    turned: int
+    """The channels of an attention head that turn."""
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        parameters: dict[str, Any] = self.config["rope_parameters"]
+        return parameters
+
+    @property
+    def layers(self) -> int:
+        return int(self.config["num_hidden_layers"])
+
+    def kinds(self, first: str, second: str, chosen: list[bool]) -> list[str]:
+        """The first kind where a layer is chosen, else the second."""
+        return [first if one else second for one in chosen]
+
+
+Own = Callable[[Facts], dict[str, Any]]
+OWN: dict[str, Own] = {}
+"""What a model type adds, by its name."""
+
+
+def of(*model_types: str) -> Callable[[Own], Own]:
+    def enter(own: Own) -> Own:
+        OWN.update(dict.fromkeys(model_types, own))
+        return own
+
+    return enter
+
+
+@of("llama", "qwen3")
+def _biased(facts: Facts) -> dict[str, Any]:
+    return {"attention_bias": "blk.0.attn_q.bias" in facts.file.tensors}
+
+
+@of("granite")
+def _granite(facts: Facts) -> dict[str, Any]:
+    return _biased(facts) | {name: facts.keys.number(key) for name, key in _GRANITE.items()}
+
+
+@of("smollm3")
+def _smollm3(facts: Facts) -> dict[str, Any]:
+    return _biased(facts) | {"no_rope_layer_interval": _SMOLLM3_PERIOD}
+
+
+@of("ministral3")
+def _ministral3(facts: Facts) -> dict[str, Any]:
+    """Beyond the table's positions, queries have a factor. A Mistral of the same architecture has
+    no such factor."""
+    beta = facts.keys.get("attention.temperature_scale")
+    if beta is None:
+        return {"model_type": "mistral", "architectures": ["MistralForCausalLM"],
+                "sliding_window": None}  # fmt: skip
+    own = {"llama_4_scaling_beta": facts.keys.number("attention.temperature_scale")}
+    return {"rope_parameters": facts.rope | _yarn_scales(facts, 1.0) | own}
+
+
+def _yarn_scales(facts: Facts, unit: float) -> dict[str, Any]:
+    """The scales of yarn, of which a file has one, times `unit`: all releases have equal ones."""
+    key = "rope.scaling.yarn_log_multiplier"
+    if facts.keys.get(key) is None:
+        return {}
+    scale = round(facts.keys.number(key) / unit, 6)  # the file has it in fp32
+    return {"mscale": scale, "mscale_all_dim": scale}
+
+
+@of("qwen3_moe")
+def _qwen3_moe(facts: Facts) -> dict[str, Any]:
+    """That weights are divided by their sum is not in the file; all releases do it."""
+    inner = facts.keys.integer("expert_feed_forward_length")
+    return {"moe_intermediate_size": inner, "norm_topk_prob": True}
+
+
+@of("phi3")
+def _phi3(facts: Facts) -> dict[str, Any]:
+    """The part of each head that turns, its two tables, and the window."""
+    file, keys, config, turned = facts.file, facts.keys, facts.config, facts.turned
+    rope = config["rope_parameters"] | {"partial_rotary_factor": turned / config["head_dim"]}
+    known = keys.integer("rope.scaling.original_context_length", config["max_position_embeddings"])
+    if "rope_factors_long.weight" in file.tensors:
+        rope["rope_type"] = "longrope"
+        rope["original_max_position_embeddings"] = known
+        rope["factor"] = config["max_position_embeddings"] / known
+        for name in ("short", "long"):
+            stored = file.tensors[f"rope_factors_{name}.weight"]
+            if stored.dtype != "F32" or stored.shape != (turned // 2,):
+                raise CetaneError(
+                    f"{file.path}: rope_factors_{name}.weight is {stored.dtype} of {stored.shape}"
+                )
+            rope[f"{name}_factor"] = np.frombuffer(stored.read(), np.float32).tolist()
+    window = keys.get("attention.sliding_window")  # llama.cpp writes 0 for none
+    return {
+        "rope_parameters": rope,
+        "original_max_position_embeddings": known,
+        "sliding_window": keys.integer("attention.sliding_window") if window else None,
+    }
+
+
+@of("olmo2")
+def _olmo(facts: Facts) -> dict[str, Any]:
+    """OLMo 3 is an "olmo2" with windows. Its sliding layers turn as if contexts were short."""
+    keys, rope = facts.keys, facts.rope
+    if keys.get("attention.sliding_window") is None:
+        return {}
+    slides = keys.booleans("attention.sliding_window_pattern", facts.layers)
+    short = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+    return {
+        "model_type": "olmo3",
+        "architectures": ["Olmo3ForCausalLM"],
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "layer_types": facts.kinds("sliding_attention", "full_attention", slides),
+        "rope_parameters": {"sliding_attention": short, "full_attention": rope},
+    }
+
+
+@of("gpt_oss")
+def _gpt_oss(facts: Facts) -> dict[str, Any]:
+    """The window, and what the only releases have: biases, and a yarn that is not rounded."""
+    return {
+        "intermediate_size": facts.keys.integer("expert_feed_forward_length"),
+        "sliding_window": facts.keys.integer("attention.sliding_window"),
+        "attention_bias": True,
+        "rope_parameters": facts.rope | {"truncate": False},
+    }
+
+
+@of("lfm2")
+def _lfm2(facts: Facts) -> dict[str, Any]:
+    """A layer without key/value heads is a convolution."""
+    heads = facts.keys.integers("attention.head_count_kv", facts.layers)
+    return {
+        "layer_types": facts.kinds("full_attention", "conv", [count > 0 for count in heads]),
+        "norm_eps": facts.config["rms_norm_eps"],
+        "conv_L_cache": facts.keys.integer("shortconv.l_cache"),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+@of("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+def _delta(facts: Facts) -> dict[str, Any]:
+    """The delta rule, the layers that attend instead, and experts where there are some."""
+    keys, heads = facts.keys, facts.keys.integer("ssm.time_step_rank")
+    width, period = keys.integer("ssm.inner_size"), keys.integer("full_attention_interval")
+    if width % heads:
+        raise keys.bad("ssm.inner_size", f"a multiple of {heads} heads", width)
+    attends = [(index + 1) % period == 0 for index in range(facts.layers)]
+    own: dict[str, Any] = {
+        "layer_types": facts.kinds("full_attention", "linear_attention", attends),
+        "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel"),
+        "linear_key_head_dim": keys.integer("ssm.state_size"),
+        "linear_value_head_dim": width // heads,
+        "linear_num_key_heads": keys.integer("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "rope_parameters": facts.rope
+        | {"partial_rotary_factor": facts.turned / facts.config["head_dim"]},
+    }
+    if keys.get("expert_count"):
+        own["moe_intermediate_size"] = keys.integer("expert_feed_forward_length")
+        shared = "expert_shared_feed_forward_length"
+        own["shared_expert_intermediate_size"] = keys.integer(shared)
+    return own
+
+
+@of("deepseek_v2")
+def _deepseek_v2(facts: Facts) -> dict[str, Any]:
+    """Heads that share one latent. Only a softmax without groups weighs experts."""
+    keys, turned = facts.keys, facts.turned
+    for key, plain in (("expert_gating_func", _SOFTMAX), ("expert_group_count", 1),
+                       ("expert_weights_norm", False)):  # fmt: skip
+        if keys.get(key) not in (None, plain):
+            raise keys.bad(key, f"{plain}, which alone is supported", keys.get(key))
+    width = keys.integer("attention.key_length_mla")
+    if width <= turned:
+        raise keys.bad("attention.key_length_mla", f"more than {turned}", width)
+    rank = keys.get("attention.q_lora_rank")
+    return {
+        "num_key_value_heads": facts.config["num_attention_heads"],
+        "head_dim": turned,
+        "q_lora_rank": None if rank is None else keys.integer("attention.q_lora_rank"),
+        "kv_lora_rank": keys.integer("attention.kv_lora_rank"),
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": width - turned,
+        "v_head_dim": keys.integer("attention.value_length_mla"),
+        "first_k_dense_replace": keys.get("leading_dense_block_count") or 0,
+        "n_shared_experts": keys.integer("expert_shared_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+        "topk_method": "greedy",
+        "rope_parameters": facts.rope | _yarn_scales(facts, 0.1),
+    }
+
+
+@of("gemma2")
+def _gemma2(facts: Facts) -> dict[str, Any]:
+    keys = facts.keys
+    return {
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "query_pre_attn_scalar": _scores_by(facts.config),
+        "attn_logit_softcapping": keys.number("attn_logit_softcapping"),
+        "final_logit_softcapping": keys.number("final_logit_softcapping"),
+    }
+
+
+def _scores_by(config: dict[str, Any]) -> int:
+    """Gemma's `query_pre_attn_scalar`, which is not in the file. As llama.cpp does, recognise the
+    only exceptions, the models of 27B, by their depth."""
+    if config["num_hidden_layers"] == _GEMMA_27B_LAYERS[config["model_type"]]:
+        return int(config["hidden_size"] // config["num_attention_heads"])
+    return int(config["head_dim"])
+
+
+@of("gemma3_text")
+def _gemma3(facts: Facts) -> dict[str, Any]:
+    keys = facts.keys
+    period = keys.integer("attention.sliding_window_pattern", _GEMMA_PERIOD)
+    slides = [(index + 1) % period != 0 for index in range(facts.layers)]
+    local = keys.number("rope.freq_base_swa", _LOCAL_THETA)
+    return _bounded(keys) | {
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "layer_types": facts.kinds("sliding_attention", "full_attention", slides),
+        "query_pre_attn_scalar": _scores_by(facts.config),
+        "rope_parameters": {
+            "full_attention": facts.rope,
+            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+        },
+    }
+
+
+def _bounded(keys: Keys) -> dict[str, Any]:
+    """The bound of logits, if there is one."""
+    key = "final_logit_softcapping"
+    return {} if keys.get(key) is None else {key: keys.number(key)}
+
+
+@of("gemma4_text")
+def _gemma4(facts: Facts) -> dict[str, Any]:
+    """Layers of two widths, the last of which may share keys and values."""
+    keys, config, tensors = facts.keys, facts.config, facts.file.tensors
+    slides = keys.booleans("attention.sliding_window_pattern", facts.layers)
+    heads = keys.integers("attention.head_count_kv", facts.layers)
+    inner = keys.integers("feed_forward_length", facts.layers)
+    shared = keys.get("attention.shared_kv_layers") or 0
+    if type(shared) is not int or not 0 <= shared < facts.layers:
+        raise keys.bad("attention.shared_kv_layers", f"less than {facts.layers}", shared)
+    full = [index for index, slide in enumerate(slides[: facts.layers - shared]) if not slide]
+    local = [count for count, slide in zip(heads, slides, strict=True) if slide]
+    wide = [count for count, slide in zip(heads, slides, strict=True) if not slide]
+    per_layer = keys.get("embedding_length_per_layer_input") or 0
+    own: dict[str, Any] = {
+        "layer_types": facts.kinds("sliding_attention", "full_attention", slides),
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "head_dim": keys.integer("attention.key_length_swa"),
+        "global_head_dim": config["head_dim"],
+        "num_key_value_heads": (local or wide)[0],
+        "num_global_key_value_heads": (wide or local)[0],
+        "num_kv_shared_layers": shared,
+        "attention_k_eq_v": any(f"blk.{i}.attn_v.weight" not in tensors for i in full),
+        "intermediate_size": min(inner),
+        "use_double_wide_mlp": min(inner) != max(inner),
+        "hidden_size_per_layer_input": per_layer,
+        "rope_parameters": {
+            "full_attention": facts.rope | _turned_pairs(facts),
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": keys.number("rope.freq_base_swa", _LOCAL_THETA),
+            },
+        },
+    }
+    if per_layer:
+        table = tensors.get("per_layer_token_embd.weight")
+        if table is None:
+            raise CetaneError(f"{facts.file.path} lacks tensor 'per_layer_token_embd.weight'")
+        own["vocab_size_per_layer_input"] = table.shape[0]
+    return _bounded(keys) | own
+
+
+def _turned_pairs(facts: Facts) -> dict[str, Any]:
+    """Full layers turn the first pairs of a head: the others have a factor beyond all numbers."""
+    half, stored = facts.config["head_dim"] // 2, facts.file.tensors.get("rope_freqs.weight")
+    if stored is None or stored.dtype != "F32" or stored.shape != (half,):
+        raise CetaneError(f"{facts.file.path} has no rope_freqs.weight of {half} numbers in F32")
+    factors = np.frombuffer(stored.read(), np.float32)
+    pairs = int((factors == 1).sum())
+    if not (factors[:pairs] == 1).all() or not (factors[pairs:] >= 1e29).all():
+        raise CetaneError(f"{facts.file.path}: rope_freqs.weight turns other pairs than the first")
+    return {"rope_type": "proportional", "partial_rotary_factor": pairs / half}

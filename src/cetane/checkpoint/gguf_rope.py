@@ -1,0 +1,63 @@
+"""The rotary parameters of a GGUF file, under Hugging Face's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cetane.checkpoint.gguf_file import GGUFFile
+from cetane.checkpoint.gguf_keys import Keys
+from cetane.errors import CetaneError
+
+# The scaling that all Llama 3 releases share. A GGUF file holds only the resulting factors.
+_LLAMA3_SCALING = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def rope_parameters(file: GGUFFile, keys: Keys, head_dim: int) -> dict[str, Any]:
+    """The parameters of all layers, or of those with full attention."""
+    # llama.cpp's default; only old Llama files rely on it.
+    theta = keys.number("rope.freq_base", 10_000.0 if keys.architecture == "llama" else None)
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
+    kind = keys.text("rope.scaling.type", "none")
+    if kind in ("linear", "yarn"):
+        rope |= {"rope_type": kind, "factor": keys.number("rope.scaling.factor")}
+    elif kind != "none":
+        raise CetaneError(f"{file.path} uses rope scaling {kind!r}, which is not supported")
+    if kind == "yarn":
+        length = keys.integer("rope.scaling.original_context_length")
+        rope["original_max_position_embeddings"] = length
+    if "rope_freqs.weight" in file.tensors and keys.architecture != "gemma4":
+        if rope["rope_type"] != "default":
+            raise CetaneError(f"{file.path} has both rope_freqs.weight and {kind} rope scaling")
+        rope |= _llama3_scaling(file, theta, head_dim)
+    return rope
+
+
+def _llama3_scaling(file: GGUFFile, theta: float, head_dim: int) -> dict[str, Any]:
+    """Llama 3's scaling, recovered from the factors of each frequency.
+
+    In general, the factors do not determine the parameters. Meta's releases differ only in
+    `factor`, so this takes the largest factor. Raises CetaneError if the other factors disagree
+    with it.
+    """
+    stored = file.tensors["rope_freqs.weight"]
+    if stored.dtype != "F32" or stored.shape != (head_dim // 2,):
+        raise CetaneError(f"{file.path}: rope_freqs.weight is {stored.dtype} of {stored.shape}")
+    factors = np.frombuffer(stored.read(), np.float32)
+    factor = float(factors.max())
+    low, high, length = _LLAMA3_SCALING.values()
+    turns = length * theta ** (-np.arange(0, head_dim, 2) / head_dim) / (2 * np.pi)
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    with np.errstate(all="ignore"):  # a factor of 0 or NaN is refused below
+        expected = 1 / ((1 - smooth) / factor + smooth)
+    if not np.allclose(factors, expected, rtol=1e-3):
+        raise CetaneError(
+            f"{file.path}: rope_freqs.weight does not hold the factors of Llama 3's rope scaling",
+            "use the model's safetensors, which name the scaling's parameters",
+        )
+    return {"rope_type": "llama3", "factor": factor, **_LLAMA3_SCALING}
