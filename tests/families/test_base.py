@@ -9,7 +9,8 @@ from tests.conftest import InMemoryCheckpoint, build_model
 from cetane.errors import CetaneError
 from cetane.families import author as author_with
 from cetane.families import families
-from cetane.families.base import Model, RoutedBlock, StoredTable
+from cetane.families.base import RoutedBlock
+from cetane.families.model import Model, StoredTable
 from cetane.planner import Planner
 from cetane.schema.recipe import parse_recipe
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -13,14 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from cetane.errors import CetaneError
-from cetane.families.axes import Axes
-from cetane.families.layers import Held, Leaf, Projection, RMSNorm
-from cetane.families.rotary import RotaryTable
+from cetane.families.layers import Exchange, Held, Leaf, Projection
 from cetane.hardware.notch import cut, on_notch
-from cetane.schema.interface import Source, TokenIds
 
 if TYPE_CHECKING:
-    from cetane.schema.subset import Ids
+    pass
 
 Flow = dict[str, Tensor]
 Memory = dict[str, Callable[..., Any]]
@@ -35,22 +31,6 @@ class Weights(Protocol):
 
     def read(self, name: str) -> Tensor: ...
     def read_rows(self, name: str, start: int, stop: int) -> Tensor: ...
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """Projections that read some channels, and the parameters that write these channels.
-
-    A factor that multiplies the writers and divides the readers leaves the model the same.
-    """
-
-    readers: tuple[str, ...]
-    """Paths of projections in a block."""
-    writers: tuple[str, ...]
-    """Paths of parameters whose first axis is these channels."""
-    channels: tuple[int, int, int] = (1, 1, -1)
-    """The shape of the channels that are read. The middle axis is written only once, for all query
-    heads of a key/value head."""
 
 
 @dataclass(frozen=True)
@@ -281,224 +261,3 @@ class RoutedBlock(Block):
 
     @abstractmethod
     def experts(self) -> tuple[Part, ...]: ...
-
-
-class Head(Block):
-    """A slice of the head: the final norm, and a row of the output projection for each of `tokens`.
-
-    Its logits are rows `start` to `stop` of the whole head.
-    """
-
-    writes = ("logits",)
-    reads = ("hidden",)
-
-    def __init__(
-        self, index: int, model: Model, start: int, stop: int, tokens: range | Ids
-    ) -> None:
-        super().__init__(f"head-{index}", len(model.layers), "")
-        self.start, self.stop, self.model, self.tokens = start, stop, (model,), tokens
-        self.norm = RMSNorm(
-            model.hidden, model.eps, unit_offset=model.unit_offset, factor=model.logit_factor
-        )
-        self.lm_head = Projection(model.hidden, stop - start, "head")
-
-    def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
-        model = self.model[0]
-        if held.kind is None:
-            return Weight(model.norm, shape, held.stored, None, pick=held.pick)
-        first, last = int(self.tokens[0]), int(self.tokens[-1])
-        whole, rows = (model.vocab, model.hidden), (first, last + 1)
-        if last - first == len(self.tokens) - 1:
-            return Weight(model.output, shape, whole, held.kind, rows)
-        wanted = torch.as_tensor(self.tokens) - first
-        return Weight(model.output, shape, whole, held.kind, rows, lambda read: read[wanted])
-
-    def truths(self) -> dict[str, Truth]:
-        return {}
-
-    def forward(self, flow: Flow, memory: Memory) -> None:
-        flow["logits"] = self.lm_head(self.norm(flow["hidden"]))
-
-
-class Lookup(Block):
-    """The embedding as a block: a gather over `token_ids (1, T)`."""
-
-    reads = ("token_ids",)
-
-    def __init__(self, model: Model) -> None:
-        super().__init__("embedding", 0, "")
-        self.axes, self.name_of, self.factor = (
-            model.axes, model.embedding.weight, model.embedding.factor,
-        )  # fmt: skip
-        self.rows = LookupRows(model.vocab, model.hidden)
-
-    def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
-        return Weight(self.name_of, shape, held.stored, held.kind)
-
-    def truths(self) -> dict[str, Truth]:
-        return {}
-
-    def forward(self, flow: Flow, memory: Memory) -> None:
-        rows = nn.functional.embedding(flow["token_ids"], self.rows.weight) * self.factor
-        shape = self.axes.shape(rows.shape[2], rows.shape[1])
-        flow["hidden"] = rows.transpose(1, 2).reshape(shape)
-
-
-class LookupRows(Leaf):
-    """A table with a row for each token."""
-
-    weight: Tensor
-
-    def __init__(self, rows: int, channels: int) -> None:
-        super().__init__()
-        self.hold("weight", (rows, channels), kind="embedding")
-
-
-@dataclass(frozen=True)
-class CacheGroup:
-    """Layers whose caches have equal shape: query heads, key/value heads and their width.
-
-    With a `window`, all these layers see only the last `window` tokens and the first `sinks` of the
-    sequence, so no more must be kept.
-    """
-
-    query: int
-    heads: int
-    dim: int
-    window: int | None = None
-    sinks: int = 0
-
-
-@dataclass(frozen=True)
-class History:
-    """The last `length` columns of a small tensor of `channels` channels."""
-
-    channels: int
-    length: int
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """One matrix for each head, `keys` by `groups * values`, in which a layer keeps all earlier
-    tokens. Each of the groups has a decay of its own."""
-
-    heads: int
-    keys: int
-    values: int
-    groups: int = 1
-
-
-@dataclass(frozen=True)
-class StoredTable:
-    """A table that the host keeps: `(weight + bias) * scale * factor`, by canonical names."""
-
-    weight: str
-    bias: str | None = None
-    scale: str | None = None
-    factor: float = 1.0
-
-    def read(self, source: Weights, start: int = 0, stop: int | None = None) -> Tensor:
-        """fp32 `(V, C)`, or some rows. CetaneError for NaN, infinity and values beyond fp16."""
-        stored = (
-            source.read(self.weight) if stop is None else source.read_rows(self.weight, start, stop)
-        )
-        table = stored.float()
-        if self.bias is not None:
-            table += source.read(self.bias).float()
-        if self.scale is not None:
-            table *= source.read(self.scale).float()
-        if self.factor != 1:
-            table *= self.factor
-        check_finite(self.weight, table)
-        return table
-
-
-@dataclass(frozen=True)
-class TokenTable:
-    """A table that the host keeps, with a row of `channels` for each of `rows` tokens."""
-
-    rows: int
-    channels: int
-    table: StoredTable
-
-
-@dataclass(frozen=True)
-class Model:
-    """A checkpoint's architecture in ANE form. Blocks are on torch's meta device until loaded."""
-
-    hidden: int
-    vocab: int
-    eps: float
-    layers: tuple[Block, ...]
-    """Blocks in order. The blocks of one layer all have its number."""
-    embedding: StoredTable
-    norm: str
-    """Canonical name of the final norm."""
-    output: str
-    """Canonical name of the output projection: the embedding's if they are tied."""
-    host: dict[str, Source]
-    """The tensors that the host supplies, by the names that blocks read."""
-    memory: Mapping[str, CacheGroup | History | Matrix]
-    rotary: dict[str, RotaryTable]
-    max_context: int
-    channels: dict[str, int]
-    """Channels of the tensors that blocks hand on, by name, `hidden` among them."""
-    shared: dict[str, str] = field(default_factory=dict)
-    """The cache groups of keys and values that one layer makes and others read, by tensor name."""
-    tables: dict[str, TokenTable] = field(default_factory=dict)
-    """Tables beside the embedding's, by their names in `Embedding` sources."""
-    unit_offset: bool = False
-    """Whether the checkpoint stores the final norm's gains less one."""
-    logit_factor: float = 1.0
-    """The factor on logits. The final norm's gains include it."""
-    softcap: float | None = None
-    """The bound c of logits, c * tanh(x / c). The host applies it: it keeps the greedy choice."""
-    residual_scale: float | None = None
-    """The factor from the Hugging Face model's hidden tensors to these; None if the family has no
-    such option."""
-    axes: Axes = field(default_factory=Axes)
-    """The layout of hidden tensors."""
-    bits: Bits | None = None
-    """The bits of weights, by which projections on the notch are split; None to split none."""
-
-    def tensors(self) -> set[str]:
-        """Canonical names of all tensors that the model reads."""
-        tables = [self.embedding, *(table.table for table in self.tables.values())]
-        names = {name for t in tables for name in (t.weight, t.bias, t.scale) if name is not None}
-        blocks = (weight.name for block in self.layers for _, weight in block.weights())
-        return {*names, *blocks, self.norm, self.output}
-
-    def with_lookup(self) -> Model:
-        """The model with its embedding as the first block."""
-        if self.embedding.bias is not None or self.embedding.scale is not None:
-            raise CetaneError("embedding.inside: this model's embedding is more than a table")
-        with torch.device("meta"):
-            layers = (Lookup(self), *self.layers)
-        return replace(self, layers=layers, host=self.host | {"token_ids": TokenIds()})
-
-    def split_contracting(self, bits: Bits) -> Model:
-        """The model with its projections on the notch split. Changes the blocks in place."""
-        for block in self.layers:
-            block.split_contracting(bits)
-        return replace(self, bits=bits)
-
-    def heads(self, slices: int, subset: Ids | None = None) -> list[Head]:
-        """The head in `slices` slices, for all tokens or those of a subset.
-
-        A large head is cut at multiples of 32 rows, so that groups of a palette fit.
-        """
-        tokens = range(self.vocab) if subset is None else subset
-        rows = len(tokens)
-        if slices > rows:
-            raise CetaneError(f"head.slices = {slices}: the head has only {rows} rows")
-        unit = 32 if rows >= 32 * slices else 1
-        cuts = [rows * i // slices // unit * unit for i in range(slices)] + [rows]
-        with torch.device("meta"):
-            heads = [
-                Head(index, self, start, stop, tokens[start:stop])
-                for index, (start, stop) in enumerate(pairwise(cuts))
-            ]
-        if self.bits is not None:
-            for head in heads:
-                head.split_contracting(self.bits)
-        return heads

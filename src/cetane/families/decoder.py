@@ -1,12 +1,17 @@
 """What decoders have in common: keys of their configs, and the model around their layers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from cetane.families.base import Block, CacheGroup, History, Matrix, Model, StoredTable
+from cetane.families.base import Block
+from cetane.families.kinds import LayerKind
+from cetane.families.layers import AttentionHeads, RMSNorm
+from cetane.families.model import CacheGroup, History, Matrix, Model, StoredTable
 from cetane.families.options import residual_eps
-from cetane.families.rotary import RotaryTable, longest
-from cetane.schema.interface import Embedding, Rotary, Source
+from cetane.families.rotary import longest
+from cetane.schema.interface import Embedding, Source
+
+TABLE = "model.embed_tokens.weight"
 
 
 class DecoderConfig(Protocol):
@@ -24,45 +29,68 @@ class DecoderConfig(Protocol):
     rope_parameters: dict[str, Any]
 
 
-TURNS: dict[str, Source] = {
-    "rope_cos": Rotary(table="default", part="cos"),
-    "rope_sin": Rotary(table="default", part="sin"),
-}
-"""The host's rotary tensors of a decoder with one table."""
+def heads_of(config: DecoderConfig, scale: float | None = None, **more: Any) -> AttentionHeads:
+    """The attention heads of a config. `scale` is the factor on scores, None for one over the root
+    of a head's width; `more` are other fields of `AttentionHeads`."""
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    factor = dim**-0.5 if scale is None else scale
+    return AttentionHeads(
+        config.num_attention_heads, config.num_key_value_heads, dim, factor, **more
+    )
 
 
 def decoder_model(
     config: DecoderConfig,
     layers: Sequence[Block],
-    scale: float,
-    host: Mapping[str, Source],
-    memory: Mapping[str, CacheGroup | History | Matrix],
-    rotary: dict[str, RotaryTable],
-    channels: Mapping[str, int] = {},
-    embedding: float = 1.0,
+    scale: float | None,
+    kinds: Iterable[LayerKind],
+    embedding: float | StoredTable = 1.0,
     logits: float = 1.0,
-    unit_offset: bool = False,
+    norm: str = "model.norm.weight",
+    eps: float | None = None,
+    host: Mapping[str, Source] = {},
+    memory: Mapping[str, CacheGroup | History | Matrix] = {},
+    channels: Mapping[str, int] = {},
+    **more: Any,
 ) -> Model:
-    """The model of some layers, whose residual stream is `scale` times transformers' own.
+    """The model of some layers, whose residual stream is `scale` times transformers' own; None for
+    a family without that option.
 
-    `channels` are those of tensors between blocks, beside `hidden`; `embedding` and `logits` are
-    factors.
+    `kinds` are the kinds of its layers; `host`, `memory` and `channels` what it has beside their
+    tensors and caches, and beside `hidden`. `embedding` and `logits` are factors, `norm` and `eps`
+    of the last norm. `more` are other fields of `Model`.
     """
-    table = "model.embed_tokens.weight"
+    made: dict[str, Source] = {"hidden": Embedding()}
+    kinds, factor = tuple(kinds), 1.0 if scale is None else scale
+    for kind in kinds:
+        made |= kind.host()
+    if isinstance(embedding, float | int):
+        embedding = StoredTable(TABLE, factor=factor * embedding)
     return Model(
         hidden=config.hidden_size,
         vocab=config.vocab_size,
-        eps=residual_eps(config.rms_norm_eps, scale),
+        eps=residual_eps(config.rms_norm_eps if eps is None else eps, factor),
         layers=tuple(layers),
-        embedding=StoredTable(table, factor=scale * embedding),
-        norm="model.norm.weight",
-        output=table if config.tie_word_embeddings else "lm_head.weight",
-        host={"hidden": Embedding(), **host},
-        memory=memory,
-        rotary=rotary,
+        embedding=embedding,
+        norm=norm,
+        output=TABLE if config.tie_word_embeddings else "lm_head.weight",
+        host={**made, **host},
+        memory={**{kind.name: kind.group() for kind in kinds}, **memory},
+        rotary={kind.table: kind.rotary for kind in kinds},
         max_context=longest(config, config.max_position_embeddings),
         channels={"hidden": config.hidden_size, **channels},
-        unit_offset=unit_offset,
         logit_factor=logits,
         residual_scale=scale,
+        **more,
     )
+
+
+class Norms:
+    """Makes the norms of layers whose residual stream is `scale` times the model's."""
+
+    def __init__(self, config: DecoderConfig, scale: float, **more: Any) -> None:
+        self.size, self.more = config.hidden_size, more
+        self.eps = residual_eps(config.rms_norm_eps, scale)
+
+    def __call__(self) -> RMSNorm:
+        return RMSNorm(self.size, self.eps, **self.more)

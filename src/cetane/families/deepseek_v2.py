@@ -1,59 +1,36 @@
-"""DeepSeek-V2, of which V2-Lite is a size: attention on a latent vector for each token.
-
-The cache holds the latent and one turned key, for all heads together. Queries are taken to the
-latent, and sums of latents to the heads' values, so no key or value of a head is ever made. Behind
-the first layers are experts, and some that all tokens share.
+"""DeepSeek-V2, of which V2-Lite is a size: attention on a latent vector for each token. Behind the
+first layers are experts, and some that all tokens share.
 
 The truth is transformers' `modeling_deepseek_v2.py`.
 """
 
 from dataclasses import replace
-from functools import partial
 from math import log
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
 
 from cetane.errors import CetaneError
-from cetane.families.base import (
-    Block,
-    CacheGroup,
-    Flow,
-    Memory,
-    Model,
-    Truth,
-    Weight,
-)
-from cetane.families.decoder import TURNS, DecoderConfig, decoder_model
+from cetane.families.base import Block, Weight
+from cetane.families.blocks import PreNormBlock
+from cetane.families.decoder import DecoderConfig, Norms, decoder_model
 from cetane.families.experts import (
     ExpertOptions,
-    Mixture,
     MixtureBlock,
     SharedExpert,
     expert_channels,
+    mixture_of,
 )
-from cetane.families.layers import (
-    MLP,
-    AttentionHeads,
-    Held,
-    Leaf,
-    Projection,
-    RMSNorm,
-    attend,
-    rotate,
-)
-from cetane.families.options import residual_eps
+from cetane.families.kinds import ALL, LayerKind
+from cetane.families.latents import LatentAttention, LatentSizes
+from cetane.families.layers import MLP, AttentionHeads, Held
+from cetane.families.model import CacheGroup, Model
 from cetane.families.rotary import rotary_table
-from cetane.schema.interface import Mask
 
 Options = ExpertOptions
 MODEL_TYPES = ("deepseek_v2",)
 
 __all__ = ["MODEL_TYPES", "Options", "author"]
-
-LATENT_EPS = 1e-6
-"""The epsilon of the norms of latents, whatever the config says of others."""
 
 
 class DeepseekConfig(DecoderConfig, Protocol):
@@ -87,176 +64,57 @@ def scores_factor(config: DeepseekConfig) -> float:
     return factor
 
 
-class PerHead(Leaf):
-    """A linear layer for each attention head, as a convolution in groups."""
-
-    weight: Tensor
-
-    def __init__(self, heads: int, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.hold("weight", (heads * outputs, inputs, 1, 1), kind="attention")
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.conv2d(x, self.weight, groups=self.heads)
-
-
-class LatentAttention(nn.Module):
-    """`factor` multiplies its output."""
-
-    def __init__(self, config: DeepseekConfig, heads: AttentionHeads, factor: float) -> None:
-        super().__init__()
-        size, bias, count = config.hidden_size, config.attention_bias, heads.query
-        self.heads, self.rank, self.turned = heads, config.kv_lora_rank, config.qk_rope_head_dim
-        self.plain = config.qk_nope_head_dim
-        width = count * (self.plain + self.turned)
-        if config.q_lora_rank is None:
-            self.q_proj = Projection(size, width, "attention")
-        else:
-            self.q_a_proj = Projection(size, config.q_lora_rank, "attention", bias)
-            self.q_a_layernorm = RMSNorm(config.q_lora_rank, LATENT_EPS)
-            self.q_b_proj = Projection(config.q_lora_rank, width, "attention")
-        self.low = config.q_lora_rank is not None
-        self.kv_a_proj_with_mqa = Projection(size, self.rank + self.turned, "attention", bias)
-        self.kv_a_layernorm = RMSNorm(self.rank, LATENT_EPS)
-        self.to_latent = PerHead(count, self.plain, self.rank)
-        self.from_latent = PerHead(count, self.rank, config.v_head_dim)
-        self.o_proj = Projection(count * config.v_head_dim, size, "attention", bias, factor)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, memory: Memory) -> Tensor:
-        heads, count = self.heads, self.heads.query
-        q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x))) if self.low else self.q_proj(x)
-        plain, turned = q[:, : count * self.plain], q[:, count * self.plain :]
-        turned = rotate(turned.reshape(1, count, self.turned, -1), cos, sin, self.turned)
-        latent = self.to_latent(plain).reshape(1, count, self.rank, -1)
-        compressed = self.kv_a_proj_with_mqa(x)
-        own = self.kv_a_layernorm(compressed[:, : self.rank]).reshape(1, 1, self.rank, -1)
-        key = compressed[:, self.rank :].reshape(1, 1, self.turned, -1)
-        own = torch.cat([own, rotate(key, cos, sin, self.turned)], dim=2)
-        # The two tensors of a cache hold the two halves, so nothing is kept twice.
-        half = (self.rank + self.turned) // 2
-        keys = torch.cat(memory["kv"](own[:, :, :half], own[:, :, half:]), dim=2)
-        asked = torch.cat([latent, turned], dim=2)
-        mixed = attend(asked, keys, keys[:, :, : self.rank], mask, heads)
-        return self.o_proj(self.from_latent(heads.merge(mixed)))
-
-
-def to_halves(rows: Tensor) -> Tensor:
-    """Rows `(..., P, C)` of turned pairs (0, 1), (2, 3) ... as two halves."""
-    return rows.unflatten(-2, (-1, 2)).transpose(-2, -3).flatten(-3, -2)
-
-
-def queries(heads: int, plain: int, stored: Tensor) -> Tensor:
-    """The plain rows of all heads, then their turned ones."""
-    rows = stored.unflatten(0, (heads, -1))
-    return torch.cat([rows[:, :plain].flatten(0, 1), to_halves(rows[:, plain:]).flatten(0, 1)])
-
-
-def latent_and_key(rank: int, stored: Tensor) -> Tensor:
-    """The rows of the latent, then those of the turned key; of a weight or a bias."""
-    rows = stored.reshape(len(stored), -1)
-    return torch.cat([rows[:rank], to_halves(rows[rank:])]).reshape(stored.shape)
-
-
-def towards_latent(heads: int, plain: int, stored: Tensor) -> Tensor:
-    """What makes keys, transposed for each head."""
-    return stored.unflatten(0, (heads, -1))[:, :plain].transpose(1, 2).flatten(0, 1)
-
-
-def towards_values(heads: int, plain: int, stored: Tensor) -> Tensor:
-    """What makes values."""
-    return stored.unflatten(0, (heads, -1))[:, plain:].flatten(0, 1)
-
-
-class DeepseekBlock(Block):
-    """Attention, and in the first layers an MLP, each normed before. The residual stream is `scale`
-    times the model's."""
-
-    reads = ("hidden", "rope_cos", "rope_sin", "mask")
-    keeps = ("kv",)
-
-    def __init__(
-        self, config: DeepseekConfig, heads: AttentionHeads, index: int, scale: float
-    ) -> None:
-        dense = index < config.first_k_dense_replace
-        name = f"{'layer' if dense else 'attn'}-{index:02}"
-        super().__init__(name, index, f"model.layers.{index}.")
-        size, eps = config.hidden_size, residual_eps(config.rms_norm_eps, scale)
-        self.input_layernorm = RMSNorm(size, eps)
-        self.self_attn = LatentAttention(config, heads, scale)
-        self.mlp: MLP | None = None
-        if dense:
-            inner, bias = config.intermediate_size, config.mlp_bias
-            self.post_attention_layernorm = RMSNorm(size, eps)
-            self.mlp = MLP(size, inner, config.hidden_act, bias, scale)
-        made = heads.query, config.qk_nope_head_dim
-        rows = heads.query * (config.qk_nope_head_dim + config.v_head_dim)
-        both = "self_attn.kv_b_proj", (rows, config.kv_lora_rank)
-        self.picks = {
-            "self_attn.q_proj": partial(queries, *made),
-            "self_attn.q_b_proj": partial(queries, *made),
-            "self_attn.kv_a_proj_with_mqa": partial(latent_and_key, config.kv_lora_rank),
-        }
-        self.halves = {
-            "self_attn.to_latent": (*both, partial(towards_latent, *made)),
-            "self_attn.from_latent": (*both, partial(towards_values, *made)),
-        }
-
-    def truths(self) -> dict[str, Truth]:
-        return super().truths() if self.mlp is not None else {}
+class LatentBlock(PreNormBlock):
+    """A layer whose attention takes the checkpoint's tensors apart."""
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
-        module = path.rpartition(".")[0]
-        if module in self.halves:
-            name, stored, pick = self.halves[module]
-            return Weight(f"{self.prefix}{name}.weight", shape, stored, held.kind, pick=pick)
-        plain = super().weight(path, shape, held)
-        return replace(plain, pick=self.picks.get(module, held.pick))
-
-    def forward(self, flow: Flow, memory: Memory) -> None:
-        h, *host = (flow[name] for name in self.reads)
-        h = h + self.self_attn(self.input_layernorm(h), *host, memory)
-        if self.mlp is not None:
-            h = h + self.mlp(self.post_attention_layernorm(h))
-        flow["hidden"] = h
+        plain, attention = super().weight(path, shape, held), self.part("self_attn")
+        module, _, leaf = path.removeprefix("self_attn.").rpartition(".")
+        pick = attention.picks().get(module, held.pick)
+        if module not in ("to_latent", "from_latent"):
+            return replace(plain, pick=pick)
+        sizes = attention.sizes
+        rows = attention.heads.query * (sizes.plain + sizes.values)
+        name = f"{self.prefix}self_attn.kv_b_proj.{leaf}"
+        return replace(plain, name=name, stored=(rows, sizes.rank), pick=pick)
 
 
 def author(config: DeepseekConfig, options: ExpertOptions) -> Model:
     """The model of a DeepseekV2Config."""
     check(config)
-    scale, size = options.scale, config.hidden_size
-    rank, turned = config.kv_lora_rank, config.qk_rope_head_dim
-    factor = scores_factor(config)
-    heads = AttentionHeads(config.num_attention_heads, 1, rank + turned, factor, values=rank)
-    eps = residual_eps(config.rms_norm_eps, scale)
-    inner = config.moe_intermediate_size
-    mixture = Mixture(
-        hidden=size,
-        inner=inner,
-        count=config.n_routed_experts,
-        chosen=config.num_experts_per_tok,
-        normalised=False,
-        act=config.hidden_act,
-        together=options.together,
-        factor=scale * config.routed_scaling_factor,
+    scale, size, act = options.scale, config.hidden_size, config.hidden_act
+    sizes = LatentSizes(
+        rank=config.kv_lora_rank,
+        turned=config.qk_rope_head_dim,
+        plain=config.qk_nope_head_dim,
+        values=config.v_head_dim,
+        queries=config.q_lora_rank,
     )
+    width, count = sizes.rank + sizes.turned, config.num_attention_heads
+    heads = AttentionHeads(count, 1, width, scores_factor(config), values=sizes.rank)
+    kind, norm = LayerKind(heads, rotary_table(config, sizes.turned)), Norms(config, scale)
+    inner, together = config.moe_intermediate_size, config.n_shared_experts
+    weighed = config.routed_scaling_factor
+    mixture = mixture_of(config, options, config.n_routed_experts, inner, False, weighed)
     layers: list[Block] = []
     with torch.device("meta"):
         for index in range(config.num_hidden_layers):
-            layers.append(DeepseekBlock(config, heads, index, scale))
-            if index >= config.first_k_dense_replace:
-                width, act = inner * config.n_shared_experts, config.hidden_act
-                shared = SharedExpert(size, width, act, scale, config.mlp_bias)
-                layers.append(
-                    MixtureBlock(mixture, index, eps, shared=shared, shared_name="shared_experts")
-                )
+            attention = LatentAttention(size, sizes, kind, config.attention_bias, scale)
+            if index < config.first_k_dense_replace:
+                mlp = MLP(size, config.intermediate_size, act, config.mlp_bias, scale)
+                layers.append(LatentBlock(index, norm(), attention, norm(), mlp))
+                continue
+            shared = SharedExpert(size, inner * together, act, scale, config.mlp_bias)
+            layers.append(LatentBlock(index, norm(), attention))
+            layers.append(
+                MixtureBlock(mixture, index, norm(), shared=shared, shared_name="shared_experts")
+            )
     return decoder_model(
         config,
         layers,
         scale,
-        host={**TURNS, "mask": Mask(group="kv")},
-        memory={"kv": CacheGroup(heads.query, 1, (rank + turned) // 2)},
-        rotary={"default": rotary_table(config, turned)},
+        [kind],
+        memory={ALL: CacheGroup(count, 1, width // 2)},
         channels=expert_channels(mixture),
     )
 

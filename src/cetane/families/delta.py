@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from cetane.families.axes import Axes
-from cetane.families.base import Memory
+from cetane.families.base import Flow, Memory
+from cetane.families.blocks import Mixer
 from cetane.families.layers import CausalTaps, Leaf, Projection, RMSNorm, normalize
 from cetane.schema.interface import MASKED
 
@@ -137,13 +138,14 @@ def minus_exp(stored: Tensor) -> Tensor:
     return -stored.float().exp()
 
 
-class DeltaNet(nn.Module):
+class DeltaNet(Mixer):
     """The gated delta rule behind a short convolution, for `size` channels. `factor` multiplies its
     output."""
 
     def __init__(self, size: int, heads: DeltaHeads, taps: int, eps: float, factor: float) -> None:
         super().__init__()
         self.heads, self.axes, self.taps = heads, Axes(), taps
+        self.keeps = (*(("conv",) if taps > 1 else ()), "delta")
         values = heads.count * heads.values
         self.sizes = [heads.heads * heads.keys] * 2 + [values]
         self.in_proj_qkv = Projection(size, heads.channels, "attention")
@@ -155,7 +157,7 @@ class DeltaNet(nn.Module):
         self.norm = RMSNorm(heads.values, eps, axis=2)
         self.out_proj = Projection(values, size, "attention", factor=factor)
 
-    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+    def forward(self, x: Tensor, flow: Flow, memory: Memory) -> Tensor:
         heads, silu = self.heads, nn.functional.silu
         mixed = self.in_proj_qkv(x)
         mixed = silu(self.conv1d(memory["conv"](mixed) if self.taps > 1 else mixed))

@@ -6,7 +6,7 @@ transformers keeps the experts of a layer as one tensor for each matrix, `(E, ro
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from pydantic import Field
 from torch import Tensor, nn, sigmoid, softmax
@@ -82,6 +82,38 @@ class Mixture:
             taken = taken + best
         weights = probabilities * taken
         return weights / weights.sum(1, keepdim=True) if self.normalised else weights
+
+
+class ExpertConfig(Protocol):
+    """The keys of the config of every mixture of experts."""
+
+    hidden_size: int
+    hidden_act: str
+    num_experts_per_tok: int
+
+
+def mixture_of(
+    config: ExpertConfig,
+    options: ExpertOptions,
+    count: int,
+    inner: int,
+    normalised: bool,
+    factor: float = 1.0,
+    **more: Any,
+) -> Mixture:
+    """The mixture of a config: `count` experts of `inner` channels. `factor` is that on outputs
+    beside the residual stream's; `more` are other fields of `Mixture`."""
+    return Mixture(
+        hidden=config.hidden_size,
+        inner=inner,
+        count=count,
+        chosen=config.num_experts_per_tok,
+        normalised=normalised,
+        act=config.hidden_act,
+        together=options.together,
+        factor=options.scale * factor,
+        **more,
+    )
 
 
 @dataclass(frozen=True)
@@ -186,33 +218,33 @@ class MixtureBlock(RoutedBlock):
         self,
         mixture: Mixture,
         index: int,
-        eps: float,
+        norm: RMSNorm,
         router: str = "gate",
         bias: bool = False,
         group: Callable[[Mixture, int, int], MixtureExperts] = MixtureExperts,
         shared: SharedExpert | None = None,
         shared_name: str = "shared_expert",
-        unit_offset: bool = False,
+        home: str = "mlp",
     ) -> None:
-        """`router` and `shared_name` are the checkpoint's names, in `mlp`; `bias` is the router's.
-        `unit_offset`: the checkpoint stores the norm's gains less one."""
+        """`router` and `shared_name` are the checkpoint's names, in `home`; `bias` is the
+        router's."""
         super().__init__(f"moe-{index:02}", index, f"model.layers.{index}.")
         self.mixture, self.chosen, self.together = mixture, mixture.chosen, mixture.together
-        self.axes, self.router_name = Axes(), router
+        self.axes, self.router_name, self.home = Axes(), router, home
         self.shared, self.shared_name = shared, shared_name
-        self.post_attention_layernorm = RMSNorm(mixture.hidden, eps, unit_offset=unit_offset)
+        self.post_attention_layernorm = norm
         self.router_proj = Projection(mixture.hidden, mixture.count, None, bias)
         self.groups = nn.ModuleList(group(mixture, *bounds) for bounds in mixture.bounds())
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         place, _, rest = path.partition(".")
         if place == "router_proj":
-            return super().weight(f"mlp.{self.router_name}.{rest}", shape, held)
+            return super().weight(f"{self.home}.{self.router_name}.{rest}", shape, held)
         if place == "shared":
             name = rest.replace("expert.", f"{self.shared_name}.").replace(
                 "gate.", f"{self.shared_name}_gate."
             )
-            return super().weight(f"mlp.{name}", shape, held)
+            return super().weight(f"{self.home}.{name}", shape, held)
         if place != "groups":
             return super().weight(path, shape, held)
         number, _, name = rest.partition(".")
@@ -220,7 +252,7 @@ class MixtureBlock(RoutedBlock):
         assert isinstance(group, MixtureExperts)
         stored = group.stored[name]
         return Weight(
-            f"{self.prefix}mlp.experts.{stored.name}",
+            f"{self.prefix}{self.home}.experts.{stored.name}",
             shape,
             (self.mixture.count, *stored.row),
             held.kind,

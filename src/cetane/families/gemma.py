@@ -4,33 +4,26 @@ Each of the two kinds has its own caches and masks, and from Gemma 3 on its own 
 stand before and after attention and MLP.
 """
 
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from pydantic import Field, model_validator
-from torch import Tensor, nn
 
 from cetane.errors import CetaneError
+from cetane.families.attention import Attention
 from cetane.families.base import Block, Flow, Memory, Spaces
+from cetane.families.decoder import DecoderConfig
 from cetane.families.kinds import KINDS, LayerKind
-from cetane.families.layers import MLP, AttentionHeads, Projection, RMSNorm, attend, rotate
+from cetane.families.layers import MLP, AttentionHeads, RMSNorm
 from cetane.families.options import ResidualOptions, residual_eps
 from cetane.families.rotary import RotaryConfig, rotary_table
 
 
-class GemmaConfig(RotaryConfig, Protocol):
+class GemmaConfig(DecoderConfig, Protocol):
     """The keys that are read from the config of every Gemma."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
     head_dim: int
     hidden_activation: str
-    rms_norm_eps: float
     attention_bias: bool
-    max_position_embeddings: int
-    tie_word_embeddings: bool
     layer_types: list[str]
     sliding_window: int
     use_bidirectional_attention: bool | str | None
@@ -82,58 +75,15 @@ def make_kind(
         part = parameters.get("partial_rotary_factor", 1.0)
         if part != 1:  # transformers ignores it
             raise CetaneError(f"rope_parameters: partial_rotary_factor = {part} of {layer_type}")
-    full = layer_type == "full_attention"
+    full, name = layer_type == "full_attention", KINDS[layer_type]
     return LayerKind(
-        name=KINDS[layer_type],
-        heads=heads,
+        heads,
+        rotary_table(of, heads.dim, layer_type if typed else None),
         window=options.full_window if full else config.sliding_window,
         sinks=options.sinks if full else 0,
-        rotary=rotary_table(of, heads.dim, layer_type if typed else None),
+        name=name,
+        table=name,
     )
-
-
-class GemmaAttention(nn.Module):
-    """Attention, from Gemma 3 on with normed queries and keys."""
-
-    def __init__(
-        self,
-        hidden: int,
-        heads: AttentionHeads,
-        bias: bool,
-        eps: float,
-        unit: bool,
-        normed: bool = True,
-    ) -> None:
-        super().__init__()
-        self.heads = heads
-        self.q_proj = Projection(hidden, heads.query * heads.dim, "attention", bias)
-        self.k_proj = Projection(hidden, heads.kv * heads.dim, "attention", bias)
-        self.v_proj = Projection(hidden, heads.kv * heads.dim, "attention", bias)
-        self.o_proj = Projection(heads.query * heads.dim, hidden, "attention", bias)
-        if normed:
-            self.q_norm: nn.Module = RMSNorm(heads.dim, eps, axis=2, unit_offset=unit)
-            self.k_norm: nn.Module = RMSNorm(heads.dim, eps, axis=2, unit_offset=unit)
-        else:
-            self.q_norm, self.k_norm = nn.Identity(), nn.Identity()
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, kept: Any) -> Tensor:
-        """`kept` is the layer's memory, which `keys_values` reads and extends."""
-        heads = self.heads
-        q = self.q_norm(heads.split(self.q_proj(x), heads.query))
-        keys, values = self.keys_values(x, cos, sin, kept)
-        mixed = attend(rotate(q, cos, sin, heads.dim), keys, values, mask, heads)
-        return self.o_proj(heads.merge(mixed))
-
-    def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor, kept: Any) -> tuple[Tensor, Tensor]:
-        heads = self.heads
-        k = self.k_norm(heads.split(self.k_proj(x), heads.kv))
-        seen: tuple[Tensor, Tensor] = kept(
-            rotate(k, cos, sin, heads.dim), self.values(heads.split(self.v_proj(x), heads.kv))
-        )
-        return seen
-
-    def values(self, v: Tensor) -> Tensor:
-        return v
 
 
 class GemmaLayer(Block):
@@ -147,15 +97,13 @@ class GemmaLayer(Block):
         self,
         config: GemmaConfig,
         index: int,
-        kind: LayerKind,
-        attention: GemmaAttention,
+        attention: Attention,
         inner: int,
         unit: bool,
         scale: float = 1.0,
     ) -> None:
         super().__init__(f"layer-{index:02}", index, f"model.layers.{index}.")
-        self.kind = kind
-        self.reads, self.keeps = ("hidden", *kind.reads), (kind.name,)
+        self.reads, self.keeps = ("hidden", *attention.reads), attention.keeps
         size, eps = config.hidden_size, config.rms_norm_eps
         before = residual_eps(eps, scale)
         self.input_layernorm = RMSNorm(size, before, unit_offset=unit)
@@ -170,14 +118,9 @@ class GemmaLayer(Block):
         width = self.self_attn.heads.dim
         return Spaces(values=("self_attn.v_proj", "self_attn.o_proj", width))
 
-    def kept(self, flow: Flow, memory: Memory) -> Any:
-        """The memory that gives attention its keys and values."""
-        return memory[self.kind.name]
-
     def forward(self, flow: Flow, memory: Memory) -> None:
         h = flow["hidden"]
-        cos, sin, mask = (flow[name] for name in self.kind.reads)
-        x = self.self_attn(self.input_layernorm(h), cos, sin, mask, self.kept(flow, memory))
+        x = self.self_attn(self.input_layernorm(h), flow, memory)
         h = h + self.post_attention_layernorm(x)
         x = self.mlp(self.pre_feedforward_layernorm(h))
         flow["hidden"] = h + self.post_feedforward_layernorm(x)

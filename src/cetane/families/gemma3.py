@@ -6,11 +6,13 @@ less one; one is added when they are read. Gemma 3's `attn_logit_softcapping` ha
 transformers, and none here.
 """
 
+from typing import Protocol
+
 import torch
 
-from cetane.families.base import Model, StoredTable
+from cetane.families.attention import Attention, Form
+from cetane.families.decoder import decoder_model, heads_of
 from cetane.families.gemma import (
-    GemmaAttention,
     GemmaConfig,
     GemmaLayer,
     GemmaOptions,
@@ -18,9 +20,7 @@ from cetane.families.gemma import (
     make_kind,
 )
 from cetane.families.kinds import KINDS
-from cetane.families.layers import AttentionHeads
-from cetane.families.options import residual_eps
-from cetane.schema.interface import Embedding
+from cetane.families.model import Model
 
 Options = GemmaOptions
 MODEL_TYPES = ("gemma2", "gemma3_text")
@@ -28,7 +28,7 @@ MODEL_TYPES = ("gemma2", "gemma3_text")
 __all__ = ["MODEL_TYPES", "Options", "author"]
 
 
-class Gemma3Config(GemmaConfig):
+class Gemma3Config(GemmaConfig, Protocol):
     """The keys that are read from a Gemma2Config or Gemma3TextConfig."""
 
     query_pre_attn_scalar: float
@@ -37,44 +37,30 @@ class Gemma3Config(GemmaConfig):
 
 def author(config: Gemma3Config, options: GemmaOptions) -> Model:
     """The model of a Gemma2Config or Gemma3TextConfig."""
-    older = config.model_type == "gemma2"
-    scale, eps, size = options.scale, config.rms_norm_eps, config.hidden_size
-    names = layer_kinds(config)
+    older, bias = config.model_type == "gemma2", config.attention_bias
+    scale, size, names = options.scale, config.hidden_size, layer_kinds(config)
     kinds = {}
     for layer_type in dict.fromkeys(config.layer_types):
-        heads = AttentionHeads(
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
+        heads = heads_of(
+            config,
             config.query_pre_attn_scalar**-0.5,
-            options.full_block if layer_type == "full_attention" else None,
-            config.attn_logit_softcapping if older else None,
+            block=options.full_block if layer_type == "full_attention" else None,
+            softcap=config.attn_logit_softcapping if older else None,
         )
         kinds[KINDS[layer_type]] = make_kind(config, config, layer_type, heads, options)
+    form = Form(qkv_bias=bias, out_bias=bias, norms="none" if older else "head", unit_offset=True)
+    layers = []
     with torch.device("meta"):
-        layers = []
         for index, name in enumerate(names):
-            heads = kinds[name].heads
-            attention = GemmaAttention(size, heads, config.attention_bias, eps, True, not older)
+            attention = Attention(size, config.rms_norm_eps, kinds[name], form)
             inner = config.intermediate_size
-            layers.append(
-                GemmaLayer(config, index, kinds[name], attention, inner, unit=True, scale=scale)
-            )
-    table = "model.embed_tokens.weight"
-    return Model(
-        hidden=size,
-        vocab=config.vocab_size,
-        eps=residual_eps(eps, scale),
-        layers=tuple(layers),
-        embedding=StoredTable(table, factor=size**0.5 * scale),
-        norm="model.norm.weight",
-        output=table if config.tie_word_embeddings else "lm_head.weight",
-        host={"hidden": Embedding()} | {n: s for k in kinds.values() for n, s in k.host().items()},
-        memory={name: kind.group() for name, kind in kinds.items()},
-        rotary={name: kind.rotary for name, kind in kinds.items()},
-        max_context=config.max_position_embeddings,
-        channels={"hidden": size},
+            layers.append(GemmaLayer(config, index, attention, inner, unit=True, scale=scale))
+    return decoder_model(
+        config,
+        layers,
+        scale,
+        kinds.values(),
+        embedding=size**0.5,
         unit_offset=True,
-        residual_scale=scale,
         softcap=config.final_logit_softcapping,
     )

@@ -11,25 +11,18 @@ its own, and the last layers read the caches of earlier ones. The truth is trans
   and values on, as tensors, to every shard that needs them.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from cetane.errors import CetaneError
+from cetane.families.attention import Attention, Form
 from cetane.families.axes import Axes
-from cetane.families.base import (
-    Block,
-    Flow,
-    Memory,
-    Model,
-    StoredTable,
-    TokenTable,
-    Truth,
-    Weight,
-)
+from cetane.families.base import Block, Flow, Memory, Truth, Weight
+from cetane.families.decoder import decoder_model
 from cetane.families.gemma import (
-    GemmaAttention,
     GemmaConfig,
     GemmaLayer,
     GemmaOptions,
@@ -46,9 +39,10 @@ from cetane.families.layers import (
     activation,
     normalize,
 )
+from cetane.families.model import Model, StoredTable, TokenTable
 from cetane.families.options import residual_eps
 from cetane.families.rotary import RotaryConfig
-from cetane.schema.interface import Embedding, Source
+from cetane.schema.interface import Embedding
 
 Options = GemmaOptions
 MODEL_TYPES = ("gemma4_text",)
@@ -80,35 +74,45 @@ class Gemma4Config(GemmaConfig, Protocol):
     per_layer_config: dict[str, LayerConfig]
 
 
-class OwnAttention(GemmaAttention):
+class OwnAttention(Attention):
     """Attention of a layer with its own keys and values. Values are normed too.
 
-    If `same`, values are the keys before their norm.
+    If `same`, values are the keys before their norm. If it `hands_on`, all keys and values become
+    tensors of the kind's names.
     """
 
     def __init__(
-        self, hidden: int, heads: AttentionHeads, bias: bool, eps: float, same: bool
+        self, size: int, eps: float, kind: LayerKind, form: Form, same: bool, hands_on: bool
     ) -> None:
-        super().__init__(hidden, heads, bias, eps, unit=False)
-        self.eps = eps
+        super().__init__(size, eps, kind, form)
+        self.eps, self.hands_on = eps, hands_on
         if same:
             self.v_proj = self.k_proj
 
     def values(self, v: Tensor) -> Tensor:
         return normalize(v, self.heads.dim, self.eps, axis=2)
 
+    def keys_values(
+        self, x: Tensor, turn: Callable[[Tensor], Tensor], flow: Flow, memory: Memory
+    ) -> tuple[Tensor, Tensor]:
+        seen = super().keys_values(x, turn, flow, memory)
+        if self.hands_on:
+            flow.update(zip(shared_names(self.kind.name), seen, strict=True))
+        return seen
 
-class SharedAttention(GemmaAttention):
+
+class SharedAttention(Attention):
     """Attention of a layer that projects only queries, and reads another layer's keys and
     values."""
 
-    def __init__(self, hidden: int, heads: AttentionHeads, bias: bool, eps: float) -> None:
-        super().__init__(hidden, heads, bias, eps, unit=False)
+    def __init__(self, size: int, eps: float, kind: LayerKind, form: Form) -> None:
+        super().__init__(size, eps, kind, form)
         del self.k_proj, self.v_proj, self.k_norm
+        self.reads, self.keeps = (*kind.reads, *shared_names(kind.name)), ()
 
-    def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor, kept: Any) -> tuple[Tensor, Tensor]:
-        seen: tuple[Tensor, Tensor] = kept
-        return seen
+    def keys_values(self, x: Tensor, turn: Any, flow: Flow, memory: Any) -> tuple[Tensor, Tensor]:
+        keys, values = (flow[name] for name in shared_names(self.kind.name))
+        return keys, values
 
 
 class Scalar(Leaf):
@@ -137,21 +141,17 @@ class Gemma4Layer(GemmaLayer):
         scale: float,
     ) -> None:
         size, eps, bias = config.hidden_size, config.rms_norm_eps, config.attention_bias
+        form = Form(qkv_bias=bias, out_bias=bias, norms="head")
         reuses = mode == "reuse"
         attention = (
-            SharedAttention(size, kind.heads, bias, eps)
+            SharedAttention(size, eps, kind, form)
             if reuses
-            else OwnAttention(size, kind.heads, bias, eps, same)
+            else OwnAttention(size, eps, kind, form, same, mode == "store")
         )
         wide = 2 if reuses and config.use_double_wide_mlp else 1
-        super().__init__(
-            config, index, kind, attention, wide * config.intermediate_size, False, scale
-        )
-        self.shared = shared_names(kind.name)
-        self.reuses, self.hands_on = reuses, mode == "store"
-        if reuses:
-            self.reads, self.keeps = (*self.reads, *self.shared), ()
-        if self.hands_on:
+        super().__init__(config, index, attention, wide * config.intermediate_size, False, scale)
+        self.reuses, self.shared = reuses, shared_names(kind.name)
+        if mode == "store":
             self.writes = ("hidden", *self.shared)
         self.width = config.hidden_size_per_layer_input or 0
         if self.width:
@@ -169,19 +169,6 @@ class Gemma4Layer(GemmaLayer):
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         return super().weight(path.replace("layer_scalar.value", "layer_scalar"), shape, held)
-
-    def kept(self, flow: Flow, memory: Memory) -> Any:
-        if self.reuses:
-            return tuple(flow[name] for name in self.shared)
-
-        def extend(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            keys, values = memory[self.kind.name](k, v)
-            if self.hands_on:
-                for name, tensor in zip(self.shared, (keys, values), strict=True):
-                    flow[name] = tensor
-            return keys, values
-
-        return extend
 
     def forward(self, flow: Flow, memory: Memory) -> None:
         super().forward(flow, memory)
@@ -239,15 +226,10 @@ def author(config: Gemma4Config, options: GemmaOptions) -> Model:
         for index, name in enumerate(names):
             same = config.attention_k_eq_v and name == "full"
             layers.append(Gemma4Layer(config, index, kinds[name], modes[index], same, scale))
-    table = "model.embed_tokens.weight"
-    host: dict[str, Source] = {"hidden": Embedding()}
-    for kind in kinds.values():
-        host |= kind.host()
-    channels, tables = {"hidden": size}, {}
+    tables, own = {}, {}
     if width:
-        host["per_layer_tokens"] = Embedding(table="per_layer")
         rows, wide = config.vocab_size_per_layer_input, config.num_hidden_layers * width
-        channels |= {"per_layer": wide, "per_layer_tokens": wide}
+        own = {"per_layer": wide, "per_layer_tokens": wide}
         stored = StoredTable("model.embed_tokens_per_layer.weight", factor=width**0.5)
         tables["per_layer"] = TokenTable(rows, wide, stored)
     shared = {
@@ -256,23 +238,17 @@ def author(config: Gemma4Config, options: GemmaOptions) -> Model:
         if mode == "store"
         for tensor in shared_names(names[index])
     }
-    return Model(
-        hidden=size,
-        vocab=config.vocab_size,
-        eps=residual_eps(config.rms_norm_eps, scale),
-        layers=tuple(layers),
-        embedding=StoredTable(table, factor=size**0.5 * scale),
-        norm="model.norm.weight",
-        output=table if config.tie_word_embeddings else "lm_head.weight",
-        host=host,
-        memory={name: kind.group() for name, kind in kinds.items()},
-        rotary={name: kind.rotary for name, kind in kinds.items()},
-        max_context=config.max_position_embeddings,
-        channels=channels,
+    return decoder_model(
+        config,
+        layers,
+        scale,
+        kinds.values(),
+        embedding=size**0.5,
+        host={"per_layer_tokens": Embedding(table="per_layer")} if width else {},
+        channels=own,
         shared=shared,
         tables=tables,
         softcap=config.final_logit_softcapping,
-        residual_scale=scale,
     )
 
 

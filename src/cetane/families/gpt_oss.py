@@ -10,8 +10,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cetane.families.base import Block, Flow, Memory, Model, Truth, Weight
-from cetane.families.decoder import DecoderConfig, decoder_model
+from cetane.families.attention import Attention, Form
+from cetane.families.base import Block, Weight
+from cetane.families.blocks import PreNormBlock
+from cetane.families.decoder import DecoderConfig, Norms, decoder_model, heads_of
 from cetane.families.experts import (
     ExpertOptions,
     Mixture,
@@ -19,19 +21,11 @@ from cetane.families.experts import (
     MixtureExperts,
     StackedRows,
     expert_channels,
+    mixture_of,
 )
 from cetane.families.kinds import LayerKind, kind_names
-from cetane.families.layers import (
-    AttentionHeads,
-    Held,
-    Leaf,
-    Projection,
-    RMSNorm,
-    attend,
-    rotate,
-)
-from cetane.families.llama import LlamaAttention, Traits
-from cetane.families.options import residual_eps
+from cetane.families.layers import Held, Projection
+from cetane.families.model import Model
 from cetane.families.rotary import rotary_table
 
 Options = ExpertOptions
@@ -44,6 +38,7 @@ class GptOssConfig(DecoderConfig, Protocol):
     """The keys that are read from a GptOssConfig."""
 
     head_dim: int
+    hidden_act: str
     attention_bias: bool
     sliding_window: int
     layer_types: list[str]
@@ -53,49 +48,11 @@ class GptOssConfig(DecoderConfig, Protocol):
     swiglu_limit: float
 
 
-class Sinks(Leaf):
-    """A score for each query head, `(1, KV, G, 1)`."""
-
-    weight: Tensor
-
-    def __init__(self, heads: AttentionHeads) -> None:
-        super().__init__()
-        self.hold("weight", (1, heads.kv, heads.query // heads.kv, 1), (heads.query,))
-
-
-class SinkAttention(LlamaAttention):
-    """Llama's attention with sinks. `factor` multiplies its output."""
-
-    def __init__(self, config: GptOssConfig, heads: AttentionHeads, factor: float) -> None:
-        own = Traits(qkv_bias=config.attention_bias, out_bias=config.attention_bias)
-        super().__init__(config, own, heads, factor)
-        self.sinks = Sinks(heads)
-
-    def mixed(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        return attend(q, keys, values, mask, self.heads, self.sinks.weight)
-
-
-class SinkAttentionBlock(Block):
-    """Attention, normed before. The residual stream is `scale` times the model's."""
-
-    def __init__(self, config: GptOssConfig, index: int, kind: LayerKind, scale: float) -> None:
-        super().__init__(f"attn-{index:02}", index, f"model.layers.{index}.")
-        self.reads, self.keeps = ("hidden", *kind.reads), (kind.name,)
-        eps = residual_eps(config.rms_norm_eps, scale)
-        self.input_layernorm = RMSNorm(config.hidden_size, eps)
-        self.self_attn = SinkAttention(config, kind.heads, scale)
-
-    def truths(self) -> dict[str, Truth]:
-        return {}  # no module of transformers gives the sum after attention
+class SinkBlock(PreNormBlock):
+    """Attention with sinks, which the checkpoint keeps as a vector."""
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         return super().weight(path.replace("sinks.weight", "sinks"), shape, held)
-
-    def forward(self, flow: Flow, memory: Memory) -> None:
-        h, cos, sin, mask = (flow[name] for name in self.reads)
-        turn = partial(rotate, cos=cos, sin=sin, dim=self.self_attn.heads.dim)
-        x = self.input_layernorm(h)
-        flow["hidden"] = h + self.self_attn(x, turn, mask, memory[self.keeps[0]])
 
 
 class GptOssExperts(MixtureExperts):
@@ -143,38 +100,21 @@ def columns_of(stored: Tensor) -> Tensor:
 
 def author(config: GptOssConfig, options: ExpertOptions) -> Model:
     """The model of a GptOssConfig."""
-    scale, dim, size = options.scale, config.head_dim, config.hidden_size
-    heads = AttentionHeads(config.num_attention_heads, config.num_key_value_heads, dim, dim**-0.5)
-    rotary = rotary_table(config, dim)
-    names = kind_names(config.layer_types)
+    scale, size, bias = options.scale, config.hidden_size, config.attention_bias
+    heads, norm = heads_of(config), Norms(config, scale)
+    rotary = rotary_table(config, heads.dim)
+    names, form = kind_names(config.layer_types), Form(qkv_bias=bias, out_bias=bias, sinks=True)
     windows = {"sliding": config.sliding_window, "full": None}
     kinds = {
-        name: LayerKind(name=name, heads=heads, window=windows[name], rotary=rotary)
+        name: LayerKind(heads, rotary, windows[name], name=name, table=name)
         for name in dict.fromkeys(names)
     }
-    mixture = Mixture(
-        hidden=size,
-        inner=config.intermediate_size,
-        count=config.num_local_experts,
-        chosen=config.num_experts_per_tok,
-        normalised=True,
-        act="silu",
-        together=options.together,
-        factor=scale,
-    )
+    mixture = mixture_of(config, options, config.num_local_experts, config.intermediate_size, True)
     group = partial(GptOssExperts, config.swiglu_alpha, config.swiglu_limit)
-    eps = residual_eps(config.rms_norm_eps, scale)
     layers: list[Block] = []
     with torch.device("meta"):
         for index, name in enumerate(names):
-            layers.append(SinkAttentionBlock(config, index, kinds[name], scale))
-            layers.append(MixtureBlock(mixture, index, eps, "router", True, group))
-    return decoder_model(
-        config,
-        layers,
-        scale,
-        host={name: source for kind in kinds.values() for name, source in kind.host().items()},
-        memory={kind.name: kind.group() for kind in kinds.values()},
-        rotary={kind.name: kind.rotary for kind in kinds.values()},
-        channels=expert_channels(mixture),
-    )
+            attention = Attention(size, config.rms_norm_eps, kinds[name], form, scale)
+            layers.append(SinkBlock(index, norm(), attention))
+            layers.append(MixtureBlock(mixture, index, norm(), "router", True, group))
+    return decoder_model(config, layers, scale, kinds.values(), channels=expert_channels(mixture))

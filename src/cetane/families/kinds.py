@@ -1,16 +1,24 @@
-"""Sliding and full layers: each kind has its own caches, mask and rotary table."""
+"""Kinds of layers, as sliding and full ones: the heads, caches, masks and rotary tables of each."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from torch import Tensor
 
 from cetane.errors import CetaneError
-from cetane.families.base import CacheGroup
-from cetane.families.layers import AttentionHeads
+from cetane.families.base import Flow
+from cetane.families.layers import AttentionHeads, rotate
+from cetane.families.model import CacheGroup
 from cetane.families.rotary import RotaryTable
 from cetane.schema.interface import Mask, Rotary, Source
 
 KINDS = {"sliding_attention": "sliding", "full_attention": "full"}
 """The names of kinds, by the `layer_types` of a config."""
+ALL = "kv"
+"""The cache group of all layers, where their caches have the same length."""
+DEFAULT = "default"
+"""The rotary table of all layers, where they have the same."""
 
 
 def kind_names(layer_types: Sequence[str]) -> list[str]:
@@ -21,30 +29,63 @@ def kind_names(layer_types: Sequence[str]) -> list[str]:
     return [KINDS[layer_type] for layer_type in layer_types]
 
 
+def unturned(x: Tensor) -> Tensor:
+    return x
+
+
 @dataclass(frozen=True)
 class LayerKind:
     """The attention heads, window, mask and rotary table of one kind of layers."""
 
-    name: str
-    """The name of their cache group."""
     heads: AttentionHeads
-    window: int | None
     rotary: RotaryTable
+    window: int | None = None
     sinks: int = 0
+    name: str = ALL
+    """The name of their cache group."""
+    table: str = DEFAULT
+    """The name of their rotary table."""
+    turned: bool = True
+    """Whether queries and keys have positions."""
+    mask: str = field(init=False)
+    """The name of their mask."""
+
+    def __post_init__(self) -> None:
+        shared = "mask" if self.window is None else "mask_window"
+        mask = shared if self.name == ALL else f"mask_{self.name}"
+        object.__setattr__(self, "mask", mask)
 
     @property
-    def reads(self) -> tuple[str, str, str]:
-        """The names of their cosines, sines and mask."""
-        return f"cos_{self.name}", f"sin_{self.name}", f"mask_{self.name}"
+    def turns(self) -> tuple[str, ...]:
+        """The names of their cosines and sines."""
+        parts = ("cos", "sin") if self.turned else ()
+        return tuple(
+            f"rope_{part}" if self.table == DEFAULT else f"{part}_{self.table}" for part in parts
+        )
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the host's tensors that they read."""
+        return *self.turns, self.mask
+
+    def turn(self, flow: Flow) -> Callable[[Tensor], Tensor]:
+        """The function that gives queries and keys their positions."""
+        if not self.turned:
+            return unturned
+        cos, sin = (flow[name] for name in self.turns)
+        return partial(rotate, cos=cos, sin=sin, dim=self.rotary.width)
 
     def host(self) -> dict[str, Source]:
         """The tensors that the host supplies to them."""
-        cos, sin, mask = self.reads
-        return {
-            cos: Rotary(table=self.name, part="cos"),
-            sin: Rotary(table=self.name, part="sin"),
-            mask: Mask(group=self.name, window=self.window, sinks=self.sinks),
+        parts = zip(self.turns, ("cos", "sin"), strict=False)
+        rotary: dict[str, Source] = {
+            name: Rotary(table=self.table, part="cos" if part == "cos" else "sin")
+            for name, part in parts
         }
+        return rotary | {self.mask: Mask(group=self.name, window=self.window, sinks=self.sinks)}
 
     def group(self) -> CacheGroup:
-        return CacheGroup(self.heads.query, self.heads.kv, self.heads.dim, self.window, self.sinks)
+        """Their caches, which are as short as the window if no other kind has the same."""
+        heads = self.heads
+        own = (None, 0) if self.name == ALL else (self.window, self.sinks)
+        return CacheGroup(heads.query, heads.kv, heads.dim, *own)

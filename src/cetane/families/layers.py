@@ -309,6 +309,22 @@ class RMSNorm(Leaf):
         return normalize(x, self.size, self.eps, self.axis) * self.weight
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """Projections that read some channels, and the parameters that write these channels.
+
+    A factor that multiplies the writers and divides the readers leaves the model the same.
+    """
+
+    readers: tuple[str, ...]
+    """Paths of projections in a block."""
+    writers: tuple[str, ...]
+    """Paths of parameters whose first axis is these channels."""
+    channels: tuple[int, int, int] = (1, 1, -1)
+    """The shape of the channels that are read. The middle axis is written only once, for all query
+    heads of a key/value head."""
+
+
 class MLP(nn.Module):
     """A gated MLP: `down(act(gate(x)) * up(x))`, times `factor`."""
 
@@ -320,16 +336,36 @@ class MLP(nn.Module):
         bias: bool = False,
         factor: float = 1.0,
         inverse: float = 1.0,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> None:
-        """Its input is `inverse` times the model's."""
+        """Its input is `inverse` times the model's; `names` are the checkpoint's."""
         super().__init__()
-        self.gate_proj = Projection(hidden, inner, "mlp", bias, inverse=inverse)
-        self.up_proj = Projection(hidden, inner, "mlp", bias, inverse=inverse)
-        self.down_proj = Projection(inner, hidden, "mlp", bias, factor)
+        self.names = names
+        gate, up, down = names
+        self.add_module(gate, Projection(hidden, inner, "mlp", bias, inverse=inverse))
+        self.add_module(up, Projection(hidden, inner, "mlp", bias, inverse=inverse))
+        self.add_module(down, Projection(inner, hidden, "mlp", bias, factor))
         self.act = activation(act)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+        gate, up, down = (self.get_submodule(name) for name in self.names)
+        made: Tensor = down(self.act(gate(x)) * up(x))
+        return made
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """The projections of its input."""
+        return self.names[:2]
+
+    @property
+    def writer(self) -> str:
+        """The projection that makes its output."""
+        return self.names[2]
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """See `Block.exchanges`."""
+        up = self.names[1]
+        return (Exchange((self.writer,), (f"{up}.weight", f"{up}.bias")),)
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

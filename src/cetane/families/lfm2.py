@@ -4,46 +4,34 @@ A convolution keeps the last columns of its gated input: a history. The truth is
 `modeling_lfm2.py`.
 """
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from cetane.families.base import (
-    Block,
-    CacheGroup,
-    Exchange,
-    Flow,
-    History,
-    Memory,
-    Model,
-    Spaces,
-    StoredTable,
-)
-from cetane.families.layers import AttentionHeads, CausalTaps, Projection, RMSNorm, attend, rotate
+from cetane.families.attention import Attention, Form
+from cetane.families.base import Flow, Memory
+from cetane.families.blocks import Mixer, Names, PreNormBlock
+from cetane.families.decoder import DecoderConfig, decoder_model, heads_of
+from cetane.families.kinds import LayerKind
+from cetane.families.layers import MLP, CausalTaps, Projection, RMSNorm
+from cetane.families.model import History, Model
 from cetane.families.options import ResidualOptions, residual_eps
 from cetane.families.rotary import rotary_table
-from cetane.schema.interface import Embedding, Mask, Rotary, Source
 
 Options = ResidualOptions
 MODEL_TYPES = ("lfm2",)
 
+FORM = Form(norms="head", output="out_proj", norm="layernorm")
+MLP_NAMES = "w1", "w3", "w2"
+
 __all__ = ["MODEL_TYPES", "Options", "author"]
 
 
-class Lfm2Config(Protocol):
+class Lfm2Config(DecoderConfig, Protocol):
     """The keys that are read from an Lfm2Config."""
 
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
     norm_eps: float
-    max_position_embeddings: int
-    tie_word_embeddings: bool
-    rope_parameters: dict[str, Any]
     layer_types: list[str]
     conv_bias: bool
     conv_L_cache: int
@@ -63,8 +51,12 @@ def inner_channels(config: Lfm2Config) -> int:
     return inner
 
 
-class ShortConvolution(nn.Module):
+class ShortConvolution(Mixer):
     """`out(c * conv(b * x))`, where `in_proj` makes b, c and x. `factor` multiplies its output."""
+
+    keeps = ("conv",)
+    readers = ("in_proj",)
+    writer = "out_proj"
 
     def __init__(self, config: Lfm2Config, factor: float) -> None:
         super().__init__()
@@ -74,125 +66,40 @@ class ShortConvolution(nn.Module):
         self.conv = CausalTaps(size, config.conv_L_cache, bias)
         self.out_proj = Projection(size, size, "attention", bias, factor)
 
-    def forward(self, x: Tensor, past: Any) -> Tensor:
-        """`past` puts the columns before `x` in front of it, and keeps the last ones."""
+    def forward(self, x: Tensor, flow: Flow, memory: Memory) -> Tensor:
         b, c, x = self.in_proj(x).split(self.size, dim=1)
-        return self.out_proj(c * self.conv(past(b * x)))
-
-
-class Lfm2Attention(nn.Module):
-    """`factor` multiplies its output."""
-
-    def __init__(self, config: Lfm2Config, heads: AttentionHeads, factor: float) -> None:
-        super().__init__()
-        self.heads = heads
-        size, inner, shared = config.hidden_size, heads.query * heads.dim, heads.kv * heads.dim
-        self.q_proj = Projection(size, inner, "attention")
-        self.k_proj = Projection(size, shared, "attention")
-        self.v_proj = Projection(size, shared, "attention")
-        self.out_proj = Projection(inner, size, "attention", factor=factor)
-        self.q_layernorm = RMSNorm(heads.dim, config.norm_eps, axis=2)
-        self.k_layernorm = RMSNorm(heads.dim, config.norm_eps, axis=2)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, extend: Any) -> Tensor:
-        heads = self.heads
-        q = self.q_layernorm(heads.split(self.q_proj(x), heads.query))
-        k = self.k_layernorm(heads.split(self.k_proj(x), heads.kv))
-        v = heads.split(self.v_proj(x), heads.kv)
-        keys, values = extend(rotate(k, cos, sin, heads.dim), v)
-        mixed = attend(rotate(q, cos, sin, heads.dim), keys, values, mask, heads)
-        return self.out_proj(heads.merge(mixed))
-
-
-class FeedForward(nn.Module):
-    """`w2(silu(w1(x)) * w3(x))`, times `factor`."""
-
-    def __init__(self, config: Lfm2Config, factor: float) -> None:
-        super().__init__()
-        size, inner = config.hidden_size, inner_channels(config)
-        self.w1 = Projection(size, inner, "mlp")
-        self.w3 = Projection(size, inner, "mlp")
-        self.w2 = Projection(inner, size, "mlp", factor=factor)
-        self.act = nn.functional.silu
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w2(self.act(self.w1(x)) * self.w3(x))
-
-
-class Lfm2Layer(Block):
-    """A short convolution or attention, then an MLP, each normed before. The residual stream is
-    `scale` times the model's."""
-
-    def __init__(self, config: Lfm2Config, heads: AttentionHeads, index: int, scale: float) -> None:
-        super().__init__(f"layer-{index:02}", index, f"model.layers.{index}.")
-        self.attends = config.layer_types[index] == "full_attention"
-        size, eps = config.hidden_size, residual_eps(config.norm_eps, scale)
-        self.operator_norm = RMSNorm(size, eps)
-        if self.attends:
-            self.reads, self.keeps = ("hidden", "rope_cos", "rope_sin", "mask"), ("kv",)
-            self.self_attn = Lfm2Attention(config, heads, scale)
-        else:
-            self.reads, self.keeps = ("hidden",), ("conv",)
-            self.conv = ShortConvolution(config, scale)
-        self.ffn_norm = RMSNorm(size, eps)
-        self.feed_forward = FeedForward(config, scale)
-
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return (
-            Exchange(("feed_forward.w2",), ("feed_forward.w3.weight",)),
-            Exchange(("feed_forward.w1", "feed_forward.w3"), ("ffn_norm.weight",)),
-        )
-
-    def spaces(self) -> Spaces:
-        if self.attends:
-            first: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-            writer, width = "self_attn.out_proj", self.self_attn.heads.dim
-            values = ("self_attn.v_proj", writer, width)
-        else:
-            first, writer, values = ("conv.in_proj",), "conv.out_proj", None
-        return Spaces(
-            (writer, "feed_forward.w2"),
-            {"operator_norm": first, "ffn_norm": ("feed_forward.w1", "feed_forward.w3")},
-            values,
-        )
-
-    def forward(self, flow: Flow, memory: Memory) -> None:
-        h, *host = (flow[name] for name in self.reads)
-        x, (kept,) = self.operator_norm(h), (memory[name] for name in self.keeps)
-        h = h + (self.self_attn(x, *host, kept) if self.attends else self.conv(x, kept))
-        flow["hidden"] = h + self.feed_forward(self.ffn_norm(h))
+        return self.out_proj(c * self.conv(memory["conv"](b * x)))
 
 
 def author(config: Lfm2Config, options: ResidualOptions) -> Model:
     """The model of an Lfm2Config."""
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = AttentionHeads(config.num_attention_heads, config.num_key_value_heads, dim, dim**-0.5)
-    scale, table = options.scale, "model.embed_tokens.weight"
-    memory: dict[str, CacheGroup | History] = {}
-    host: dict[str, Source] = {"hidden": Embedding()}
-    if "full_attention" in config.layer_types:
-        memory["kv"] = CacheGroup(heads.query, heads.kv, dim)
-        host["rope_cos"] = Rotary(table="default", part="cos")
-        host["rope_sin"] = Rotary(table="default", part="sin")
-        host["mask"] = Mask(group="kv")
-    if "conv" in config.layer_types:
-        memory["conv"] = History(config.hidden_size, config.conv_L_cache - 1)
+    scale, size, heads = options.scale, config.hidden_size, heads_of(config)
+    kind = LayerKind(heads, rotary_table(config, heads.dim))
+    eps, inner = residual_eps(config.norm_eps, scale), inner_channels(config)
+    names = Names("operator_norm", mlp_norm="ffn_norm", mlp="feed_forward")
+    convolved = Names("operator_norm", "conv", "ffn_norm", "feed_forward")
+    layers = []
     with torch.device("meta"):
-        layers = tuple(
-            Lfm2Layer(config, heads, index, scale) for index in range(len(config.layer_types))
-        )
-    return Model(
-        hidden=config.hidden_size,
-        vocab=config.vocab_size,
-        eps=residual_eps(config.norm_eps, scale),
-        layers=layers,
-        embedding=StoredTable(table, factor=scale),
+        for index, layer_type in enumerate(config.layer_types):
+            attends = layer_type == "full_attention"
+            mixer: Mixer = (
+                Attention(size, config.norm_eps, kind, FORM, scale)
+                if attends
+                else ShortConvolution(config, scale)
+            )
+            mlp = MLP(size, inner, "silu", factor=scale, names=MLP_NAMES)
+            norm, mlp_norm = RMSNorm(size, eps), RMSNorm(size, eps)
+            own = names if attends else convolved
+            layers.append(PreNormBlock(index, norm, mixer, mlp_norm, mlp, own))
+    memory = {}
+    if "conv" in config.layer_types:
+        memory["conv"] = History(size, config.conv_L_cache - 1)
+    return decoder_model(
+        config,
+        layers,
+        scale,
+        [kind] if "full_attention" in config.layer_types else [],
         norm="model.embedding_norm.weight",
-        output=table if config.tie_word_embeddings else "lm_head.weight",
-        host=host,
+        eps=config.norm_eps,
         memory=memory,
-        rotary={"default": rotary_table(config, dim)},
-        max_context=config.max_position_embeddings,
-        channels={"hidden": config.hidden_size},
-        residual_scale=scale,
     )

@@ -6,23 +6,22 @@ The truth is transformers' `modeling_{model_type}.py`.
 
 from typing import Protocol
 
-from cetane.families.base import Block, Model
+import torch
+
+from cetane.families.attention import Attention, Form
+from cetane.families.base import Block
+from cetane.families.blocks import PreNormBlock
+from cetane.families.decoder import Norms, decoder_model
 from cetane.families.experts import (
     ExpertOptions,
-    Mixture,
     MixtureBlock,
     expert_channels,
     is_dense,
+    mixture_of,
 )
-from cetane.families.llama import (
-    LlamaAttentionBlock,
-    LlamaConfig,
-    LlamaLayer,
-    Place,
-    Traits,
-    decoder,
-)
-from cetane.families.options import residual_eps
+from cetane.families.layers import MLP
+from cetane.families.llama import LlamaConfig, layer_kinds
+from cetane.families.model import Model
 
 Options = ExpertOptions
 MODEL_TYPES = ("mixtral", "olmoe", "qwen3_moe")
@@ -46,39 +45,31 @@ class MixtralConfig(LlamaConfig, Protocol):
     """Only OLMoE has it."""
 
 
-def traits(config: MixtralConfig) -> Traits:
+def form(config: MixtralConfig) -> Form:
     """What differs in attention."""
-    match config.model_type:
-        case "qwen3_moe":
-            own = config.attention_bias
-            return Traits(qkv_bias=own, out_bias=own, norms="head")
-        case "olmoe":
-            own = config.attention_bias
-            return Traits(qkv_bias=own, out_bias=own, norms="whole", clip=config.clip_qkv)
-    return Traits()
+    if config.model_type == "mixtral":
+        return Form()
+    own = config.attention_bias
+    if config.model_type == "qwen3_moe":
+        return Form(qkv_bias=own, out_bias=own, norms="head")
+    return Form(qkv_bias=own, out_bias=own, norms="whole", clip=config.clip_qkv)
 
 
 def author(config: MixtralConfig, options: ExpertOptions) -> Model:
     """The model for a config of one of `MODEL_TYPES`."""
-    own, scale = traits(config), options.scale
-    mixture = Mixture(
-        hidden=config.hidden_size,
-        inner=getattr(config, "moe_intermediate_size", config.intermediate_size),
-        count=config.num_experts,
-        chosen=config.num_experts_per_tok,
-        normalised=getattr(config, "norm_topk_prob", True),
-        act=config.hidden_act,
-        together=options.together,
-        factor=scale,
-    )
-    window = None if config.model_type == "olmoe" else config.sliding_window
-    eps = residual_eps(config.rms_norm_eps, scale)
-
-    def layer(place: Place) -> tuple[Block, ...]:
-        if config.model_type == "qwen3_moe" and is_dense(config, place.index):
-            return (LlamaLayer(config, own, place),)
-        attention = LlamaAttentionBlock(config, own, place)
-        return attention, MixtureBlock(mixture, place.index, eps)
-
-    windows = [window] * config.num_hidden_layers
-    return decoder(config, own, scale, windows, layer, expert_channels(mixture))
+    own, scale, size = form(config), options.scale, config.hidden_size
+    kinds, norm = layer_kinds(config), Norms(config, scale)
+    inner = getattr(config, "moe_intermediate_size", config.intermediate_size)
+    normalised = getattr(config, "norm_topk_prob", True)
+    mixture = mixture_of(config, options, config.num_experts, inner, normalised)
+    layers: list[Block] = []
+    with torch.device("meta"):
+        for index, kind in enumerate(kinds):
+            attention = Attention(size, config.rms_norm_eps, kind, own, scale)
+            if config.model_type == "qwen3_moe" and is_dense(config, index):
+                mlp = MLP(size, config.intermediate_size, config.hidden_act, factor=scale)
+                layers.append(PreNormBlock(index, norm(), attention, norm(), mlp))
+            else:
+                layers.append(PreNormBlock(index, norm(), attention))
+                layers.append(MixtureBlock(mixture, index, norm()))
+    return decoder_model(config, layers, scale, kinds, channels=expert_channels(mixture))

@@ -10,21 +10,13 @@ from functools import partial
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cetane.errors import CetaneError
-from cetane.families.base import (
-    Block,
-    CacheGroup,
-    Flow,
-    History,
-    Matrix,
-    Memory,
-    Model,
-    Truth,
-    Weight,
-)
-from cetane.families.decoder import TURNS, DecoderConfig, decoder_model
+from cetane.families.attention import Attention, Form
+from cetane.families.base import Block, Weight
+from cetane.families.blocks import Mixer, Names, PreNormBlock
+from cetane.families.decoder import DecoderConfig, Norms, decoder_model, heads_of
 from cetane.families.delta import DeltaHeads, DeltaNet
 from cetane.families.experts import (
     ExpertOptions,
@@ -33,19 +25,12 @@ from cetane.families.experts import (
     SharedExpert,
     expert_channels,
     is_dense,
+    mixture_of,
 )
-from cetane.families.layers import (
-    MLP,
-    AttentionHeads,
-    Held,
-    Projection,
-    RMSNorm,
-    attend,
-    rotate,
-)
-from cetane.families.options import residual_eps
+from cetane.families.kinds import LayerKind
+from cetane.families.layers import MLP, AttentionHeads, Held
+from cetane.families.model import History, Matrix, Model
 from cetane.families.rotary import rotary_table
-from cetane.schema.interface import Mask
 
 Options = ExpertOptions
 MODEL_TYPES = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
@@ -74,34 +59,6 @@ class Qwen3NextConfig(DecoderConfig, Protocol):
     mlp_only_layers: list[int]
     decoder_sparse_step: int
     """Only Qwen3-Next has the last three."""
-
-
-class GatedAttention(nn.Module):
-    """Attention with normed queries and keys, and a gate. `factor` multiplies its output."""
-
-    def __init__(
-        self, config: Qwen3NextConfig, heads: AttentionHeads, rotated: int, factor: float
-    ) -> None:
-        super().__init__()
-        self.heads, self.rotated = heads, rotated
-        size, bias, eps = config.hidden_size, config.attention_bias, config.rms_norm_eps
-        inner, shared = heads.query * heads.dim, heads.kv * heads.dim
-        self.q_proj = Projection(size, inner, "attention", bias)
-        self.gate_proj = Projection(size, inner, "attention", bias)
-        self.k_proj = Projection(size, shared, "attention", bias)
-        self.v_proj = Projection(size, shared, "attention", bias)
-        self.o_proj = Projection(inner, size, "attention", bias, factor)
-        self.q_norm = RMSNorm(heads.dim, eps, axis=2, unit_offset=True)
-        self.k_norm = RMSNorm(heads.dim, eps, axis=2, unit_offset=True)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, memory: Memory) -> Tensor:
-        heads = self.heads
-        q = self.q_norm(heads.split(self.q_proj(x), heads.query))
-        k = self.k_norm(heads.split(self.k_proj(x), heads.kv))
-        v = heads.split(self.v_proj(x), heads.kv)
-        keys, values = memory["kv"](rotate(k, cos, sin, self.rotated), v)
-        mixed = attend(rotate(q, cos, sin, self.rotated), keys, values, mask, heads)
-        return self.o_proj(heads.merge(mixed) * torch.sigmoid(self.gate_proj(x)))
 
 
 Together = tuple[str, int, tuple[int, ...], tuple[int, ...]]
@@ -137,43 +94,10 @@ def parts_of(heads: int, sizes: tuple[int, ...], wanted: tuple[int, ...], stored
     return torch.cat([parts[number].flatten(0, 1) for number in wanted])
 
 
-class MixBlock(Block):
-    """The delta rule or attention, normed before. The residual stream is `scale` times the
-    model's."""
+class MixBlock(PreNormBlock):
+    """A layer whose projections may be stored together."""
 
-    def __init__(
-        self,
-        config: Qwen3NextConfig,
-        index: int,
-        delta: DeltaHeads,
-        heads: AttentionHeads,
-        rotated: int,
-        scale: float,
-        inner: int = 0,
-    ) -> None:
-        """With `inner` channels, an MLP follows; else experts do, in a block of their own."""
-        name = f"{'layer' if inner else 'mix'}-{index:02}"
-        super().__init__(name, index, f"model.layers.{index}.")
-        size, eps = config.hidden_size, residual_eps(config.rms_norm_eps, scale)
-        self.together = stored_together(config.model_type, delta, heads)
-        self.attends = config.layer_types[index] == "full_attention"
-        self.input_layernorm = RMSNorm(size, eps, unit_offset=True)
-        if self.attends:
-            self.reads, self.keeps = ("hidden", "rope_cos", "rope_sin", "mask"), ("kv",)
-            self.self_attn = GatedAttention(config, heads, rotated, scale)
-        else:
-            self.reads = ("hidden",)
-            self.keeps = (*(("conv",) if config.linear_conv_kernel_dim > 1 else ()), "delta")
-            self.linear_attn = DeltaNet(
-                config.hidden_size, delta, config.linear_conv_kernel_dim, config.rms_norm_eps, scale
-            )
-        self.mlp: MLP | None = None
-        if inner:
-            self.post_attention_layernorm = RMSNorm(size, eps, unit_offset=True)
-            self.mlp = MLP(size, inner, config.hidden_act, factor=scale)
-
-    def truths(self) -> dict[str, Truth]:
-        return super().truths() if self.mlp is not None else {}
+    together: dict[str, Together]
 
     def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
         plain = super().weight(path.replace(".decays.", "."), shape, held)
@@ -188,77 +112,75 @@ class MixBlock(Block):
             pick=partial(parts_of, heads, sizes, wanted),
         )
 
-    def forward(self, flow: Flow, memory: Memory) -> None:
-        h, *host = (flow[name] for name in self.reads)
-        x = self.input_layernorm(h)
-        mix = partial(self.self_attn, x, *host) if self.attends else partial(self.linear_attn, x)
-        h = h + mix(memory)
-        if self.mlp is not None:
-            h = h + self.mlp(self.post_attention_layernorm(h))
-        flow["hidden"] = h
-
 
 def author(config: Qwen3NextConfig, options: ExpertOptions) -> Model:
     """The model for a config of one of `MODEL_TYPES`."""
     check(config)
-    scale, dim, size = options.scale, config.head_dim, config.hidden_size
-    heads = AttentionHeads(config.num_attention_heads, config.num_key_value_heads, dim, dim**-0.5)
-    key_heads = config.linear_num_key_heads
-    delta = DeltaHeads(
-        key_heads,
-        config.linear_num_value_heads // key_heads,
-        config.linear_key_head_dim,
-        config.linear_value_head_dim,
-    )
+    scale, size, heads, delta = options.scale, config.hidden_size, heads_of(config), sizes(config)
     part = config.rope_parameters.get("partial_rotary_factor", 1.0)
-    rotary = rotary_table(config, dim, part=part)
-    eps = residual_eps(config.rms_norm_eps, scale)
-    mixture = mixture_of(config, options)
+    kind = LayerKind(heads, rotary_table(config, heads.dim, part=part))
+    norm, bias = Norms(config, scale, unit_offset=True), config.attention_bias
+    form = Form(qkv_bias=bias, out_bias=bias, norms="head", unit_offset=True, gated=True)
+    experts, together = mixture(config, options), stored_together(config.model_type, delta, heads)
     layers: list[Block] = []
     with torch.device("meta"):
-        for index in range(len(config.layer_types)):
-            mix = partial(MixBlock, config, index, delta, heads, rotary.width, scale)
-            listed = config.model_type == "qwen3_next"  # Qwen3.5 has experts in all layers or none
-            if mixture is None or (listed and is_dense(config, index)):
-                layers.append(mix(config.intermediate_size))
-                continue
-            inner = config.shared_expert_intermediate_size
-            shared = SharedExpert(size, inner, config.hidden_act, scale, gated=True)
-            layers.append(mix())
-            layers.append(MixtureBlock(mixture, index, eps, shared=shared, unit_offset=True))
-    memory: dict[str, CacheGroup | History | Matrix] = {}
-    if "full_attention" in config.layer_types:
-        memory["kv"] = CacheGroup(heads.query, heads.kv, dim)
-    if "linear_attention" in config.layer_types:
-        memory["delta"] = Matrix(delta.heads, delta.keys, delta.values, delta.groups)
-        if config.linear_conv_kernel_dim > 1:
-            memory["conv"] = History(delta.channels, config.linear_conv_kernel_dim - 1)
+        for index, layer_type in enumerate(config.layer_types):
+            attends, eps = layer_type == "full_attention", config.rms_norm_eps
+            mixer: Mixer = (
+                Attention(size, eps, kind, form, scale)
+                if attends
+                else DeltaNet(size, delta, config.linear_conv_kernel_dim, eps, scale)
+            )
+            names, mlp = Names(mixer="self_attn" if attends else "linear_attn"), None
+            listed = config.model_type == "qwen3_next"  # Qwen3.5: experts in all layers or none
+            dense = experts is None or (listed and is_dense(config, index))
+            if dense:
+                mlp = MLP(size, config.intermediate_size, config.hidden_act, factor=scale)
+            layers.append(
+                block := MixBlock(
+                    index, norm(), mixer, norm() if dense else None, mlp, names, "mix"
+                )
+            )
+            block.together = together
+            if not dense and experts is not None:
+                inner = config.shared_expert_intermediate_size
+                shared = SharedExpert(size, inner, config.hidden_act, scale, gated=True)
+                layers.append(MixtureBlock(experts, index, norm(), shared=shared))
     return decoder_model(
         config,
         layers,
         scale,
-        host={**TURNS, "mask": Mask(group="kv")},
-        memory=memory,
-        rotary={"default": rotary},
-        channels={} if mixture is None else expert_channels(mixture),
+        [kind] if "full_attention" in config.layer_types else [],
+        memory=memory(config, delta),
+        channels={} if experts is None else expert_channels(experts),
         unit_offset=True,
     )
 
 
-def mixture_of(config: Qwen3NextConfig, options: ExpertOptions) -> Mixture | None:
+def sizes(config: Qwen3NextConfig) -> DeltaHeads:
+    """The heads of the delta rule."""
+    keys = config.linear_num_key_heads
+    groups = config.linear_num_value_heads // keys
+    return DeltaHeads(keys, groups, config.linear_key_head_dim, config.linear_value_head_dim)
+
+
+def memory(config: Qwen3NextConfig, delta: DeltaHeads) -> dict[str, History | Matrix]:
+    """What the delta rule keeps."""
+    made: dict[str, History | Matrix] = {}
+    if "linear_attention" in config.layer_types:
+        made["delta"] = Matrix(delta.heads, delta.keys, delta.values, delta.groups)
+        if config.linear_conv_kernel_dim > 1:
+            made["conv"] = History(delta.channels, config.linear_conv_kernel_dim - 1)
+    return made
+
+
+def mixture(config: Qwen3NextConfig, options: ExpertOptions) -> Mixture | None:
     """The experts of layers that have some; None if no layer has."""
     if config.model_type == "qwen3_5_text" or not config.num_experts:
         return None
-    return Mixture(
-        hidden=config.hidden_size,
-        inner=config.moe_intermediate_size,
-        count=config.num_experts,
-        chosen=config.num_experts_per_tok,
-        normalised=getattr(config, "norm_topk_prob", True),
-        act=config.hidden_act,
-        together=options.together,
-        factor=options.scale,
-    )
+    normalised = getattr(config, "norm_topk_prob", True)
+    inner = config.moe_intermediate_size
+    return mixture_of(config, options, config.num_experts, inner, normalised)
 
 
 def check(config: Qwen3NextConfig) -> None:

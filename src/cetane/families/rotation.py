@@ -5,7 +5,8 @@ from typing import Any
 
 from cetane.checkpoint import Checkpoint, Fold, RotatedCheckpoint, Turn
 from cetane.errors import CetaneError
-from cetane.families.base import Block, Model, Weight
+from cetane.families.base import Block, Weight
+from cetane.families.model import Model
 
 HEAD = "lm_head.weight"
 

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from cetane.families.adapters import adapter_on
-from cetane.families.base import Block, CacheGroup, Head, Memory, Model
+from cetane.families.base import Block, Memory
 from cetane.families.caches import CacheSpec, HistorySpec, MatrixSpec
+from cetane.families.model import CacheGroup, Head, Model
 from cetane.schema.interface import Input, Mask, Output, ToChoice, ToLogits, ToTensor
 
 

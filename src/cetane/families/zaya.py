@@ -12,40 +12,16 @@ from torch import Tensor, nn
 
 from cetane.errors import CetaneError
 from cetane.families.axes import Axes
-from cetane.families.base import (
-    Block,
-    CacheGroup,
-    Flow,
-    History,
-    Memory,
-    Model,
-    Part,
-    RoutedBlock,
-    StoredTable,
-    Truth,
-    Weight,
-)
-from cetane.families.layers import (
-    AttentionHeads,
-    CausalConvolution,
-    CausalTaps,
-    Held,
-    Leaf,
-    Projection,
-    RMSNorm,
-    activation,
-    attend,
-    first_largest,
-    normalize,
-    rotate,
-)
-from cetane.families.rotary import RotaryConfig, rotary_table
-from cetane.schema.interface import Embedding, Mask, Rotary, Source
+from cetane.families.base import Block, Flow, Memory, Part, RoutedBlock, Truth, Weight
+from cetane.families.cca import CompressedAttention, Taps
+from cetane.families.decoder import TABLE, DecoderConfig, decoder_model, heads_of
+from cetane.families.kinds import LayerKind
+from cetane.families.layers import Held, Leaf, Projection, RMSNorm, activation, first_largest
+from cetane.families.model import Model, StoredTable
+from cetane.families.rotary import rotary_table
 from cetane.validation import Data
 
 MODEL_TYPES = ("zaya",)
-EPSILON = 1e-12
-"""Added under the root of the q/k norm, so that zeros stay zero. The original adds nothing."""
 
 
 class ZayaOptions(Data):
@@ -59,19 +35,12 @@ class ZayaOptions(Data):
 Options = ZayaOptions
 
 
-class ZayaConfig(RotaryConfig, Protocol):
+class ZayaConfig(DecoderConfig, Protocol):
     """The keys that are read from a transformers ZayaConfig."""
 
-    vocab_size: int
-    hidden_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
     head_dim: int
     hidden_act: str
     attention_bias: bool
-    rms_norm_eps: float
-    max_position_embeddings: int
-    tie_word_embeddings: bool
     lm_head_bias: bool
     layer_types: list[str]
     sliding_window: int | None
@@ -82,112 +51,6 @@ class ZayaConfig(RotaryConfig, Protocol):
     num_experts: int
     moe_intermediate_size: int
     router_hidden_size: int
-
-
-class Values(nn.Module):
-    """Values: half of the channels come from this token, half from the token before."""
-
-    def __init__(self, config: ZayaConfig, heads: AttentionHeads) -> None:
-        super().__init__()
-        half = heads.kv * heads.dim // 2
-        self.heads = heads
-        self.v_proj_current = Projection(
-            config.hidden_size, half, "attention", config.attention_bias
-        )
-        self.v_proj_delayed = Projection(
-            config.hidden_size, half, "attention", config.attention_bias
-        )
-        self.past = (slice(None),) * heads.axes.time + (slice(None, -1),)
-
-    def forward(self, x: Tensor, memory: Memory) -> Tensor:
-        # The bias is added after the delay, so the value before the first token is the bias.
-        projected = self.v_proj_delayed.contract(x)
-        delayed = memory["delayed"](projected)[self.past]
-        if self.v_proj_delayed.bias is not None:
-            delayed = delayed + self.v_proj_delayed.bias.reshape(-1, 1, 1)
-        return self.heads.split(torch.cat([self.v_proj_current(x), delayed], 1), self.heads.kv)
-
-
-class Convolutions(nn.Module):
-    """Two causal convolutions over the stream of queries and keys: per channel, then per head."""
-
-    def __init__(self, config: ZayaConfig, heads: AttentionHeads) -> None:
-        super().__init__()
-        count = heads.query + heads.kv
-        channels = count * heads.dim
-        self.remembers = past_columns(config) > 0
-        self.conv_qk_depthwise = CausalTaps(channels, config.cca_time0)
-        self.conv_qk_grouped = CausalConvolution(channels, config.cca_time1, count, "convolution")
-
-    def forward(self, qk: Tensor, memory: Memory) -> Tensor:
-        qk = memory["conv"](qk) if self.remembers else qk
-        return self.conv_qk_grouped(self.conv_qk_depthwise(qk))
-
-
-def past_columns(config: ZayaConfig) -> int:
-    """The number of earlier tokens that the convolutions see."""
-    columns: int = config.cca_time0 + config.cca_time1 - 2
-    return columns
-
-
-class Means(nn.Module):
-    """The residual path of queries and keys: means of each query with its key, and the reverse."""
-
-    def __init__(self, heads: AttentionHeads) -> None:
-        super().__init__()
-        self.heads = heads
-
-    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        kv, dim = self.heads.kv, self.heads.dim
-        queries = q.reshape(kv, self.heads.query // kv, dim, -1)
-        queries = (queries + k.reshape(kv, 1, dim, -1)) * 0.5
-        return queries.reshape(1, self.heads.query, dim, -1), queries.mean(1).reshape(
-            1, kv, dim, -1
-        )
-
-
-class QKNorm(Leaf):
-    """Scales queries and keys to length sqrt(D), and keys by the temperature of their head."""
-
-    temp: Tensor
-
-    def __init__(self, heads: AttentionHeads) -> None:
-        super().__init__()
-        self.dim = heads.dim
-        self.hold_channels("temp", heads.kv)
-
-    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        unit = [normalize(x, self.dim, EPSILON, axis=2) for x in (q, k)]
-        return unit[0], unit[1] * self.temp
-
-
-class ZayaAttention(nn.Module):
-    """Compressed Convolutional Attention."""
-
-    def __init__(self, config: ZayaConfig, heads: AttentionHeads, rotary: int) -> None:
-        super().__init__()
-        self.heads, self.rotary = heads, rotary
-        hidden, bias = config.hidden_size, config.attention_bias
-        self.q_proj = Projection(hidden, heads.query * heads.dim, "attention", bias)
-        self.k_proj = Projection(hidden, heads.kv * heads.dim, "attention", bias)
-        self.values = Values(config, heads)
-        self.convolutions = Convolutions(config, heads)
-        self.means = Means(heads)
-        self.qk_norm = QKNorm(heads)
-        self.o_proj = Projection(heads.query * heads.dim, hidden, "attention", bias)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, memory: Memory) -> Tensor:
-        heads = self.heads
-        q, k = self.q_proj(x), self.k_proj(x)
-        mixed = self.convolutions(torch.cat([q, k], 1), memory)
-        q_mean, k_mean = self.means(heads.split(q, heads.query), heads.split(k, heads.kv))
-        width = heads.query * heads.dim
-        q = heads.split(mixed[:, :width], heads.query) + q_mean
-        k = heads.split(mixed[:, width:], heads.kv) + k_mean
-        q, k = self.qk_norm(q, k)
-        q, k = (rotate(x, cos, sin, self.rotary) for x in (q, k))
-        keys, values = memory["kv"](k, self.values(x, memory))
-        return self.o_proj(heads.merge(attend(q, keys, values, mask, heads)))
 
 
 class ResidualScaling(Leaf):
@@ -288,22 +151,13 @@ class Experts(nn.Module):
 
 
 class AttentionBlock(Block):
-    def __init__(
-        self,
-        config: ZayaConfig,
-        heads: AttentionHeads,
-        rotary: int,
-        index: int,
-        mask: str,
-        kind: str,
-    ):
+    def __init__(self, config: ZayaConfig, kind: LayerKind, index: int) -> None:
         super().__init__(f"attn-{index:02}", index, f"model.layers.{index}.")
-        self.mask, self.cos, self.sin = mask, f"cos_{kind}", f"sin_{kind}"
-        self.reads = ("hidden", self.cos, self.sin, mask)
-        self.keeps = ("kv", "delayed", *(["conv"] if past_columns(config) else []))
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = ZayaAttention(config, heads, rotary)
-        self.residual = ResidualScaling(config.hidden_size)
+        size, taps = config.hidden_size, Taps(config.cca_time0, config.cca_time1)
+        self.input_layernorm = RMSNorm(size, config.rms_norm_eps)
+        self.self_attn = CompressedAttention(size, kind, taps, config.attention_bias)
+        self.reads, self.keeps = ("hidden", *self.self_attn.reads), self.self_attn.keeps
+        self.residual = ResidualScaling(size)
         self.gates = self.prefix + "post_attention_residual_scale."
 
     def truths(self) -> dict[str, Truth]:
@@ -319,8 +173,7 @@ class AttentionBlock(Block):
 
     def forward(self, flow: Flow, memory: Memory) -> None:
         h = flow["hidden"]
-        x = self.input_layernorm(h)
-        mixed = self.self_attn(x, flow[self.cos], flow[self.sin], flow[self.mask], memory)
+        mixed = self.self_attn(self.input_layernorm(h), flow, memory)
         flow["hidden"] = self.residual(mixed, h)
 
 
@@ -402,59 +255,42 @@ class ExpertsBlock(RoutedBlock):
         )
 
 
-MASKS = {"hybrid": "mask", "hybrid_sliding": "mask_window"}
-"""Masks by the type of a layer."""
+SLIDING = {"hybrid": False, "hybrid_sliding": True}
+"""Whether layers slide, by their type."""
 
 
 def author(config: ZayaConfig, options: ZayaOptions) -> Model:
     """The model for a ZayaConfig."""
     check(config)
-    heads = AttentionHeads(
-        config.num_attention_heads, config.num_key_value_heads, config.head_dim,
-        config.head_dim**-0.5,
-    )  # fmt: skip
-    rotary = {k: rotary_table(config, heads.dim, k) for k in dict.fromkeys(config.layer_types)}
+    heads, taps = heads_of(config), Taps(config.cca_time0, config.cca_time1)
+    kinds = {
+        name: LayerKind(
+            heads,
+            rotary_table(config, heads.dim, name),
+            config.sliding_window if SLIDING[name] else None,
+            table=name,
+        )
+        for name in dict.fromkeys(config.layer_types)
+    }
     blocks: list[Block] = []
     with torch.device("meta"):
-        for index, kind in enumerate(config.layer_types):
-            width = rotary[kind].width
-            blocks.append(AttentionBlock(config, heads, width, index, MASKS[kind], kind))
+        for index, name in enumerate(config.layer_types):
+            blocks.append(AttentionBlock(config, kinds[name], index))
             blocks.append(ExpertsBlock(config, index, options))
-    host: dict[str, Source] = {"hidden": Embedding()}
-    for kind in rotary:
-        host[f"cos_{kind}"] = Rotary(table=kind, part="cos")
-        host[f"sin_{kind}"] = Rotary(table=kind, part="sin")
-        window = config.sliding_window if kind == "hybrid_sliding" else None
-        host[MASKS[kind]] = Mask(group="kv", window=window)
-    embedding = StoredTable(
-        "model.embed_tokens.weight",
-        "model.input_hidden_states_bias",
-        "model.input_hidden_states_scale",
-    )
-    histories = {"delayed": History(heads.kv * heads.dim // 2, 1)}
-    if past_columns(config):
-        channels = (heads.query + heads.kv) * heads.dim
-        histories["conv"] = History(channels, past_columns(config))
-    return Model(
-        hidden=config.hidden_size,
-        vocab=config.vocab_size,
-        eps=config.rms_norm_eps,
-        layers=tuple(blocks),
-        embedding=embedding,
-        norm="model.norm.weight",
-        output=embedding.weight if config.tie_word_embeddings else "lm_head.weight",
-        host=host,
-        memory={
-            "kv": CacheGroup(heads.query, heads.kv, heads.dim),
-            **histories,
-        },
-        rotary=rotary,
-        max_context=config.max_position_embeddings,
+    classes = config.num_experts + 1
+    return decoder_model(
+        config,
+        blocks,
+        None,
+        kinds.values(),
+        embedding=StoredTable(
+            TABLE, "model.input_hidden_states_bias", "model.input_hidden_states_scale"
+        ),
+        memory=taps.histories(heads),
         channels={
-            "hidden": config.hidden_size,
             "router": config.router_hidden_size,
-            "scores": config.num_experts + 1,
-            "probabilities": config.num_experts + 1,
+            "scores": classes,
+            "probabilities": classes,
         },
     )
 
@@ -469,5 +305,5 @@ def check(config: ZayaConfig) -> None:
             "odd number of value channels, but half of them come from the token before"
         )
     for kind in config.layer_types:
-        if kind not in MASKS:
-            raise CetaneError(f"layer_types: {kind!r}; a ZAYA has {' and '.join(MASKS)}")
+        if kind not in SLIDING:
+            raise CetaneError(f"layer_types: {kind!r}; a ZAYA has {' and '.join(SLIDING)}")

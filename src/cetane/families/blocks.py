@@ -1,0 +1,123 @@
+"""Layers: a mixer of tokens, and an MLP or experts behind it."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from cetane.families.base import Block, Flow, Memory, Spaces, Truth
+from cetane.families.layers import MLP, Exchange, RMSNorm
+
+
+class Mixer(nn.Module):
+    """Attention, or what stands in its place."""
+
+    reads: tuple[str, ...] = ()
+    """The names of the host's tensors that it reads."""
+    keeps: tuple[str, ...] = ()
+    """The names of the memory that it extends."""
+    readers: tuple[str, ...] = ()
+    """The projections of its input; empty if others must not change them."""
+    writer: str = ""
+    """The projection that makes its output."""
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """See `Block.exchanges`, by paths of its own."""
+        return ()
+
+    def heads_turn(self) -> tuple[str, str, int] | None:
+        """What makes the values of attention heads, what reads them, and a head's width: see
+        `Spaces.values`."""
+        return None
+
+    @abstractmethod
+    def forward(self, x: Tensor, flow: Flow, memory: Memory) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Names:
+    """The checkpoint's names for the parts of a layer."""
+
+    norm: str = "input_layernorm"
+    mixer: str = "self_attn"
+    mlp_norm: str = "post_attention_layernorm"
+    mlp: str = "mlp"
+
+
+class PreNormBlock(Block):
+    """A mixer, and perhaps an MLP, each normed before. The residual stream may be scaled."""
+
+    def __init__(
+        self,
+        index: int,
+        norm: RMSNorm,
+        mixer: Mixer,
+        mlp_norm: RMSNorm | None = None,
+        mlp: MLP | None = None,
+        names: Names = Names(),
+        alone: str = "attn",
+    ) -> None:
+        """`alone` is the block's name without an MLP."""
+        name = f"{alone if mlp is None else 'layer'}-{index:02}"
+        super().__init__(name, index, f"model.layers.{index}.")
+        self.names, self.with_mlp = names, mlp is not None
+        self.reads, self.keeps = ("hidden", *mixer.reads), mixer.keeps
+        self.add_module(names.norm, norm)
+        self.add_module(names.mixer, mixer)
+        if mlp is not None:
+            self.add_module(names.mlp_norm, mlp_norm)
+            self.add_module(names.mlp, mlp)
+
+    def part(self, name: str) -> Any:
+        return self.get_submodule(name)
+
+    def truths(self) -> dict[str, Truth]:
+        """No module of transformers gives the sum after a mixer."""
+        return super().truths() if self.with_mlp else {}
+
+    def forward(self, flow: Flow, memory: Memory) -> None:
+        names, h = self.names, flow["hidden"]
+        h = h + self.part(names.mixer)(self.part(names.norm)(h), flow, memory)
+        if self.with_mlp:
+            h = h + self.part(names.mlp)(self.part(names.mlp_norm)(h))
+        flow["hidden"] = h
+
+    def plain(self, norm: str) -> bool:
+        """Whether the checkpoint stores a norm's gains as they are."""
+        return self.part(norm).held["weight"].pick is None
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        names, made = self.names, list[Exchange]()
+        parts = [(names.norm, names.mixer), (names.mlp_norm, names.mlp)][: 1 + self.with_mlp]
+        for norm, name in parts:
+            part = self.part(name)
+            if part.readers and self.plain(norm):
+                made += [within(name, one) for one in part.exchanges()]
+                made.append(Exchange(under(name, part.readers), (f"{norm}.weight",)))
+        return tuple(made)
+
+    def spaces(self) -> Spaces | None:
+        names, mixer = self.names, self.part(self.names.mixer)
+        if not self.with_mlp or not mixer.readers or not self.plain(names.norm):
+            return None
+        mlp, values = self.part(names.mlp), mixer.heads_turn()
+        return Spaces(
+            (*under(names.mixer, (mixer.writer,)), *under(names.mlp, (mlp.writer,))),
+            {
+                names.norm: under(names.mixer, mixer.readers),
+                names.mlp_norm: under(names.mlp, mlp.readers),
+            },
+            None if values is None else (*under(names.mixer, values[:2]), values[2]),
+        )
+
+
+def under(module: str, paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Paths of a module's parts, as paths of the block's."""
+    return tuple(f"{module}.{path}" for path in paths)
+
+
+def within(module: str, exchange: Exchange) -> Exchange:
+    """A module's own exchange, as the block's."""
+    readers, writers = under(module, exchange.readers), under(module, exchange.writers)
+    return Exchange(readers, writers, exchange.channels)

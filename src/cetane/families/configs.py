@@ -1,0 +1,83 @@
+"""Checks of a config's numbers, before transformers reads it and after."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from cetane.errors import CetaneError
+
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "sliding_window", "max_position_embeddings",
+    "num_experts", "num_local_experts", "num_experts_per_tok", "decoder_sparse_step",
+    "moe_intermediate_size", "router_hidden_size", "cca_time0", "cca_time1",
+    "vocab_size_per_layer_input", "query_pre_attn_scalar", "linear_conv_kernel_dim",
+    "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads",
+    "linear_num_value_heads", "shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank",
+    "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts",
+)  # fmt: skip
+
+LARGEST = 2**31
+"""The limit of every size in a config; no model reaches it."""
+LARGEST_NUMBERS = {
+    "rope_theta": 1e12, "rope_local_base_freq": 1e12, "factor": 1e6, "rms_norm_eps": 1.0,
+    "final_logit_softcapping": 1e6, "attn_logit_softcapping": 1e6, "clip_qkv": 1e6,
+    "swiglu_alpha": 1e4, "swiglu_limit": 1e4,
+}  # fmt: skip
+"""The limits of numbers in a config, which must also be above zero. Beyond them, tables overflow
+and logits change sign."""
+MOST = {
+    "num_hidden_layers": 1024, "num_experts": 4096, "num_local_experts": 4096,
+    "n_routed_experts": 4096, "num_labels": 100_000,
+}  # fmt: skip
+"""The limits of sizes that become lists or modules, one item for each, when a config is read."""
+MOST_MODULES = 2**17
+"""The limit of experts in all layers; DeepSeek-V3 has 2**14."""
+MALFORMED = (TypeError, ValueError, KeyError, AttributeError, ArithmeticError)
+"""The errors that transformers raises for malformed configs."""
+
+
+def check_counts(kind: str, settings: Mapping[str, Any]) -> None:
+    """Raise CetaneError for counts that no model has, before transformers makes lists of them."""
+    where = f"config.json of a {kind} model is not valid"
+    counts = {name: settings[name] for name in MOST if isinstance(settings.get(name), int)}
+    for name, count in counts.items():
+        if count > MOST[name]:
+            raise CetaneError(f"{where}: {name} = {count}, more than {MOST[name]}")
+    layers = counts.get("num_hidden_layers", 0)
+    experts = max((counts[name] for name in counts if name.endswith("experts")), default=0)
+    if layers * experts > MOST_MODULES:
+        raise CetaneError(f"{where}: {layers} layers of {experts} experts")
+
+
+def numbers(settings: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """The numbers of a config and of its tables, with their names."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from numbers(value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield name, value
+
+
+class SizedConfig(Protocol):
+    """The field that every transformers config has."""
+
+    model_type: str
+
+
+def check_sizes(config: SizedConfig) -> None:
+    """Raise CetaneError for sizes that no model has. transformers lets them pass."""
+    where = f"config.json of a {config.model_type} model is not valid"
+    for name in SIZES:
+        size = vars(config).get(name)  # if layers differ, the value of the others
+        if size is not None and not 1 <= size <= LARGEST:
+            raise CetaneError(f"{where}: {name} = {size}")
+    check_counts(config.model_type, vars(config))
+    for name, value in numbers(vars(config)):
+        if name in LARGEST_NUMBERS and not 0 < value <= LARGEST_NUMBERS[name]:
+            raise CetaneError(f"{where}: {name} = {value:g}")
+    query, kv = (vars(config)[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
+    if query % kv:
+        raise CetaneError(
+            f"{where}: num_attention_heads = {query} is not a multiple of "
+            f"num_key_value_heads = {kv}"
+        )

@@ -1,0 +1,131 @@
+"""Multi-head latent attention (arXiv 2405.04434), absorbed: keys and values are never made.
+
+The cache holds a latent and one turned key for each token, for all heads together. Queries are
+taken to the latent, and sums of latents to the heads' values.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from cetane.families.base import Flow, Memory
+from cetane.families.blocks import Mixer
+from cetane.families.kinds import LayerKind
+from cetane.families.layers import Leaf, Projection, RMSNorm, attend
+
+LATENT_EPS = 1e-6
+"""The epsilon of the norms of latents, whatever the config says of others."""
+Pick = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class LatentSizes:
+    """The channels of latents, of turned and plain queries, and of values; with a latent of queries
+    where those have one."""
+
+    rank: int
+    turned: int
+    plain: int
+    values: int
+    queries: int | None = None
+
+
+class PerHead(Leaf):
+    """A linear layer for each attention head, as a convolution in groups."""
+
+    weight: Tensor
+
+    def __init__(self, heads: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.hold("weight", (heads * outputs, inputs, 1, 1), kind="attention")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.conv2d(x, self.weight, groups=self.heads)
+
+
+class LatentAttention(Mixer):
+    """Attention on a latent. `factor` multiplies its output."""
+
+    def __init__(
+        self, size: int, sizes: LatentSizes, kind: LayerKind, bias: bool, factor: float
+    ) -> None:
+        super().__init__()
+        self.kind, self.heads, self.sizes = kind, kind.heads, sizes
+        self.reads, self.keeps = kind.reads, (kind.name,)
+        count = self.heads.query
+        width = count * (sizes.plain + sizes.turned)
+        if sizes.queries is None:
+            self.q_proj = Projection(size, width, "attention")
+        else:
+            self.q_a_proj = Projection(size, sizes.queries, "attention", bias)
+            self.q_a_layernorm = RMSNorm(sizes.queries, LATENT_EPS)
+            self.q_b_proj = Projection(sizes.queries, width, "attention")
+        self.kv_a_proj_with_mqa = Projection(size, sizes.rank + sizes.turned, "attention", bias)
+        self.kv_a_layernorm = RMSNorm(sizes.rank, LATENT_EPS)
+        self.to_latent = PerHead(count, sizes.plain, sizes.rank)
+        self.from_latent = PerHead(count, sizes.rank, sizes.values)
+        self.o_proj = Projection(count * sizes.values, size, "attention", bias, factor)
+
+    def queries(self, x: Tensor) -> Tensor:
+        if self.sizes.queries is None:
+            return self.q_proj(x)
+        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+
+    def forward(self, x: Tensor, flow: Flow, memory: Memory) -> Tensor:
+        heads, sizes, turn = self.heads, self.sizes, self.kind.turn(flow)
+        count, q = heads.query, self.queries(x)
+        plain, turned = q[:, : count * sizes.plain], q[:, count * sizes.plain :]
+        turned = turn(turned.reshape(1, count, sizes.turned, -1))
+        latent = self.to_latent(plain).reshape(1, count, sizes.rank, -1)
+        compressed = self.kv_a_proj_with_mqa(x)
+        own = self.kv_a_layernorm(compressed[:, : sizes.rank]).reshape(1, 1, sizes.rank, -1)
+        key = compressed[:, sizes.rank :].reshape(1, 1, sizes.turned, -1)
+        own = torch.cat([own, turn(key)], dim=2)
+        # The two tensors of a cache hold the two halves, so nothing is kept twice.
+        half = (sizes.rank + sizes.turned) // 2
+        keys = torch.cat(memory[self.kind.name](own[:, :, :half], own[:, :, half:]), dim=2)
+        asked = torch.cat([latent, turned], dim=2)
+        mixed = attend(asked, keys, keys[:, :, : sizes.rank], flow[self.kind.mask], heads)
+        return self.o_proj(self.from_latent(heads.merge(mixed)))
+
+    def picks(self) -> dict[str, Pick]:
+        """What makes its parameters of a checkpoint's, by their paths."""
+        made, rank = (self.heads.query, self.sizes.plain), self.sizes.rank
+        return {
+            "q_proj": partial(queries, *made),
+            "q_b_proj": partial(queries, *made),
+            "kv_a_proj_with_mqa": partial(latent_and_key, rank),
+            "to_latent": partial(towards_latent, *made),
+            "from_latent": partial(towards_values, *made),
+        }
+
+
+def to_halves(rows: Tensor) -> Tensor:
+    """Rows `(..., P, C)` of turned pairs (0, 1), (2, 3) ... as two halves."""
+    return rows.unflatten(-2, (-1, 2)).transpose(-2, -3).flatten(-3, -2)
+
+
+def queries(heads: int, plain: int, stored: Tensor) -> Tensor:
+    """The plain rows of all heads, then their turned ones."""
+    rows = stored.unflatten(0, (heads, -1))
+    return torch.cat([rows[:, :plain].flatten(0, 1), to_halves(rows[:, plain:]).flatten(0, 1)])
+
+
+def latent_and_key(rank: int, stored: Tensor) -> Tensor:
+    """The rows of the latent, then those of the turned key; of a weight or a bias."""
+    rows = stored.reshape(len(stored), -1)
+    return torch.cat([rows[:rank], to_halves(rows[rank:])]).reshape(stored.shape)
+
+
+def towards_latent(heads: int, plain: int, stored: Tensor) -> Tensor:
+    """What makes keys, transposed for each head."""
+    return stored.unflatten(0, (heads, -1))[:, :plain].transpose(1, 2).flatten(0, 1)
+
+
+def towards_values(heads: int, plain: int, stored: Tensor) -> Tensor:
+    """What makes values."""
+    return stored.unflatten(0, (heads, -1))[:, plain:].flatten(0, 1)
