@@ -15,6 +15,7 @@ from cetane.errors import CetaneError
 _TEXT_TYPES = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
+    "llama4": "llama4_text",
     "mistral3": "ministral3",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",

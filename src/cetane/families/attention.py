@@ -16,6 +16,7 @@ from cetane.families.layers import (
     Projection,
     RMSNorm,
     attend,
+    normalize,
 )
 
 
@@ -25,8 +26,9 @@ class Form:
 
     qkv_bias: bool = False
     out_bias: bool = False
-    norms: Literal["none", "head", "whole"] = "none"
-    """Whether queries and keys are normed: each attention head, or all together."""
+    norms: Literal["none", "unit", "head", "whole"] = "none"
+    """Whether queries and keys are normed: each attention head, `unit` without gains, or all heads
+    together."""
     unit_offset: bool = False
     """Whether the checkpoint stores the gains of these norms less one."""
     clip: float | None = None
@@ -49,6 +51,17 @@ class Sinks(Leaf):
     def __init__(self, heads: AttentionHeads) -> None:
         super().__init__()
         self.hold("weight", (1, heads.kv, heads.query // heads.kv, 1), (heads.query,))
+
+
+class UnitNorm(nn.Module):
+    """A norm of each attention head, without gains."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.dim, self.eps = dim, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return normalize(x, self.dim, self.eps, axis=2)
 
 
 class Attention(Mixer):
@@ -90,6 +103,8 @@ class Attention(Mixer):
         match self.form.norms:
             case "none":
                 return nn.Identity()
+            case "unit":
+                return UnitNorm(dim, eps)
             case "head":
                 return RMSNorm(dim, eps, axis=2, unit_offset=unit)
         return RMSNorm(count * dim, eps, unit_offset=unit)

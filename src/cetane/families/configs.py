@@ -14,6 +14,7 @@ SIZES = (
     "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads",
     "linear_num_value_heads", "shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank",
     "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts",
+    "intermediate_size_mlp", "attention_chunk_size", "floor_scale",
 )  # fmt: skip
 
 LARGEST = 2**31

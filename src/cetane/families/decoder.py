@@ -48,6 +48,7 @@ def decoder_model(
     logits: float = 1.0,
     norm: str = "model.norm.weight",
     eps: float | None = None,
+    positions: int | None = None,
     host: Mapping[str, Source] = {},
     memory: Mapping[str, CacheGroup | History | Matrix] = {},
     channels: Mapping[str, int] = {},
@@ -58,7 +59,7 @@ def decoder_model(
 
     `kinds` are the kinds of its layers; `host`, `memory` and `channels` what it has beside their
     tensors and caches, and beside `hidden`. `embedding` and `logits` are factors, `norm` and `eps`
-    of the last norm. `more` are other fields of `Model`.
+    of the last norm, `positions` the most tokens of a text. `more` are other fields of `Model`.
     """
     made: dict[str, Source] = {"hidden": Embedding()}
     kinds, factor = tuple(kinds), 1.0 if scale is None else scale
@@ -77,7 +78,7 @@ def decoder_model(
         host={**made, **host},
         memory={**{kind.name: kind.group() for kind in kinds}, **memory},
         rotary={kind.table: kind.rotary for kind in kinds},
-        max_context=longest(config, config.max_position_embeddings),
+        max_context=longest(config, positions or config.max_position_embeddings),
         channels={"hidden": config.hidden_size, **channels},
         logit_factor=logits,
         residual_scale=scale,

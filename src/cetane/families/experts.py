@@ -58,6 +58,8 @@ class Mixture:
     together: int
     factor: float = 1.0
     """The factor on outputs."""
+    sigmoid: bool = False
+    """Whether an expert's weight is the sigmoid of its own logit, not a share of all."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.chosen <= self.count:
@@ -80,7 +82,7 @@ class Mixture:
             left = left - 2 * best  # below all others, since these are at most 1
             best = first_largest(left, self.count, axes)
             taken = taken + best
-        weights = probabilities * taken
+        weights = (sigmoid(logits) if self.sigmoid else probabilities) * taken
         return weights / weights.sum(1, keepdim=True) if self.normalised else weights
 
 
@@ -176,6 +178,11 @@ def rows_of(start: int, stop: int, stored: Tensor) -> Tensor:
 def side_by_side(stored: Tensor) -> Tensor:
     """The columns of all experts, `(rows, experts * columns)`."""
     return stored.transpose(0, 1).flatten(1)
+
+
+def columns_of(stored: Tensor) -> Tensor:
+    """The rows of all experts as columns, `(H, experts * I)`."""
+    return stored.flatten(0, 1).T
 
 
 Pick = Callable[[Tensor], Tensor]

@@ -20,6 +20,7 @@ from cetane.families.experts import (
     MixtureBlock,
     MixtureExperts,
     StackedRows,
+    columns_of,
     expert_channels,
     mixture_of,
 )
@@ -91,11 +92,6 @@ def in_turn(turn: int, stored: Tensor) -> Tensor:
     """Every second column of each expert, as rows `(experts * I, H)`; of a bias, as a vector."""
     mine = stored[..., turn::2]
     return mine.transpose(1, 2).flatten(0, 1) if mine.ndim == 3 else mine.flatten()
-
-
-def columns_of(stored: Tensor) -> Tensor:
-    """The rows of all experts as columns, `(H, experts * I)`."""
-    return stored.flatten(0, 1).T
 
 
 def author(config: GptOssConfig, options: ExpertOptions) -> Model:

@@ -15,6 +15,7 @@ from cetane.families.base import Flow, Memory
 from cetane.families.blocks import Mixer
 from cetane.families.kinds import LayerKind
 from cetane.families.layers import Leaf, Projection, RMSNorm, attend
+from cetane.families.rotary import to_halves
 
 LATENT_EPS = 1e-6
 """The epsilon of the norms of latents, whatever the config says of others."""
@@ -102,11 +103,6 @@ class LatentAttention(Mixer):
             "to_latent": partial(towards_latent, *made),
             "from_latent": partial(towards_values, *made),
         }
-
-
-def to_halves(rows: Tensor) -> Tensor:
-    """Rows `(..., P, C)` of turned pairs (0, 1), (2, 3) ... as two halves."""
-    return rows.unflatten(-2, (-1, 2)).transpose(-2, -3).flatten(-3, -2)
 
 
 def queries(heads: int, plain: int, stored: Tensor) -> Tensor:

@@ -52,6 +52,11 @@ def longest(config: RotaryConfig, positions: int) -> int:
     return int(parameters.get("original_max_position_embeddings", positions))
 
 
+def to_halves(rows: Tensor) -> Tensor:
+    """Rows `(..., P, C)` of turned pairs (0, 1), (2, 3) ... as two halves."""
+    return rows.unflatten(-2, (-1, 2)).transpose(-2, -3).flatten(-3, -2)
+
+
 def rotary_table(
     config: RotaryConfig, dim: int, layer_type: str | None = None, part: Any = None
 ) -> RotaryTable:

@@ -1,0 +1,151 @@
+"""Llama 4, the text part: one expert of many and one that all tokens share, layers that do not turn
+queries and keys, and norms of the others' heads.
+
+The truth is transformers' `modeling_llama4.py`. A port ends where attention in chunks and a factor
+on late queries would begin: after 8,191 tokens in the released models.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from cetane.errors import CetaneError
+from cetane.families.attention import Attention, Form
+from cetane.families.base import Block, Weight
+from cetane.families.blocks import Names, PreNormBlock
+from cetane.families.decoder import DecoderConfig, Norms, decoder_model, heads_of
+from cetane.families.experts import (
+    ExpertOptions,
+    Mixture,
+    MixtureBlock,
+    MixtureExperts,
+    SharedExpert,
+    StackedRows,
+    columns_of,
+    expert_channels,
+    mixture_of,
+)
+from cetane.families.kinds import LayerKind
+from cetane.families.layers import MLP, Held
+from cetane.families.model import Model
+from cetane.families.rotary import rotary_table, to_halves
+
+Options = ExpertOptions
+MODEL_TYPES = ("llama4_text",)
+HOME = "feed_forward"
+"""The checkpoint's name for what follows attention."""
+
+__all__ = ["MODEL_TYPES", "Options", "author"]
+
+
+class Llama4Config(DecoderConfig, Protocol):
+    """The keys that are read from a Llama4TextConfig."""
+
+    head_dim: int
+    hidden_act: str
+    attention_bias: bool
+    intermediate_size_mlp: int
+    num_hidden_layers: int
+    num_local_experts: int
+    num_experts_per_tok: int
+    moe_layers: list[int]
+    use_qk_norm: bool
+    no_rope_layers: list[int]
+    layer_types: list[str]
+    attention_chunk_size: int | None
+    attn_temperature_tuning: bool
+    floor_scale: int
+
+
+class TurnedBlock(PreNormBlock):
+    """A layer that turns neighbours (0, 1), (2, 3) ... of its heads, in the checkpoint."""
+
+    def weight(self, path: str, shape: tuple[int, ...], held: Held) -> Weight:
+        plain = super().weight(path, shape, held)
+        if not path.startswith(("self_attn.q_proj.", "self_attn.k_proj.")):
+            return plain
+        return replace(plain, pick=partial(rows_in_halves, self.part("self_attn").heads.dim))
+
+
+def rows_in_halves(dim: int, stored: Tensor) -> Tensor:
+    """The rows of each head as two halves; of a weight or a bias."""
+    return to_halves(stored.reshape(len(stored) // dim, dim, -1)).reshape(stored.shape)
+
+
+class Llama4Experts(MixtureExperts):
+    """Experts whose input is weighed, not their output: `down(act(gate(w x)) * up(w x))`.
+
+    transformers keeps their matrices transposed, gates before ups.
+    """
+
+    def __init__(self, mixture: Mixture, start: int, stop: int) -> None:
+        super().__init__(mixture, start, stop)
+        hidden, inner = mixture.hidden, mixture.inner
+        self.stored = {"down_proj.weight": StackedRows("down_proj", (inner, hidden), columns_of)}
+        for name, first in (("gate_proj", 0), ("up_proj", inner)):
+            pick = partial(columns_as_rows, first, first + inner)
+            both = StackedRows("gate_up_proj", (hidden, 2 * inner), pick)
+            self.stored[f"{name}.weight"] = both
+
+    def forward(self, x: Tensor, weights: Tensor) -> Tensor:
+        gate, up = (self.weighted(part(x), weights) for part in (self.gate_proj, self.up_proj))
+        return self.down_proj(self.act(gate) * up)
+
+
+def columns_as_rows(start: int, stop: int, stored: Tensor) -> Tensor:
+    """Some columns of each expert, as rows `(experts * I, H)`."""
+    return stored[..., start:stop].transpose(1, 2).flatten(0, 1)
+
+
+def author(config: Llama4Config, options: ExpertOptions) -> Model:
+    """The model of a Llama4TextConfig."""
+    scale, size, bias = options.scale, config.hidden_size, config.attention_bias
+    heads, norm, eps = heads_of(config), Norms(config, scale), config.rms_norm_eps
+    rotary, act = rotary_table(config, heads.dim), config.hidden_act
+    inner, wide = config.intermediate_size, config.intermediate_size_mlp
+    kinds = [LayerKind(heads, rotary, turned=bool(one)) for one in config.no_rope_layers]
+    count = config.num_local_experts
+    mixture = mixture_of(config, options, count, inner, normalised=False, sigmoid=True)
+    names = Names(mlp=HOME)
+    layers: list[Block] = []
+    with torch.device("meta"):
+        for index, kind in enumerate(kinds):
+            normed = config.use_qk_norm and kind.turned
+            form = Form(qkv_bias=bias, out_bias=bias, norms="unit" if normed else "none")
+            attention = Attention(size, eps, kind, form, scale)
+            if index not in config.moe_layers:
+                mlp = MLP(size, wide, act, factor=scale)
+                layers.append(TurnedBlock(index, norm(), attention, norm(), mlp, names))
+                continue
+            shared = SharedExpert(size, inner, act, scale)
+            layers.append(TurnedBlock(index, norm(), attention, names=names))
+            layers.append(
+                MixtureBlock(
+                    mixture, index, norm(), "router", group=Llama4Experts, shared=shared, home=HOME
+                )
+            )
+    return decoder_model(
+        config,
+        layers,
+        scale,
+        kinds,
+        positions=positions(config),
+        channels=expert_channels(mixture),
+    )
+
+
+def positions(config: Llama4Config) -> int:
+    """The tokens for which all layers see everything, and no query has a factor."""
+    if len(config.no_rope_layers) != config.num_hidden_layers:
+        raise CetaneError(
+            f"config.json is not valid: no_rope_layers has {len(config.no_rope_layers)} entries"
+        )
+    limits = [config.max_position_embeddings]
+    if "chunked_attention" in config.layer_types and config.attention_chunk_size is not None:
+        limits.append(config.attention_chunk_size)
+    if config.attn_temperature_tuning and not all(config.no_rope_layers):
+        limits.append(config.floor_scale - 1)
+    return min(limits)

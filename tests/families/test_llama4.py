@@ -1,0 +1,88 @@
+"""Llama 4 equals transformers at every position, dense and routed, up to the end of its context."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.conftest import InMemoryCheckpoint
+from tests.families.parity import CONTEXT, FEEDS, assert_parity, cuts
+from tests.families.test_llama import ROPES
+from tests.families.test_mixtral import DECODE, build
+from tests.families.zaya_models import recipe
+
+from cetane.planner import Planner
+from cetane.schema.slots import CONTRACTS
+
+CONFIG: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "intermediate_size": 20,
+    "intermediate_size_mlp": 28,
+    "no_rope_layers": [1, 0, 1],
+    "moe_layers": [0, 2],
+    "attention_chunk_size": CONTEXT,
+    "floor_scale": CONTEXT + 1,
+    "pad_token_id": None,
+}
+
+
+def build_llama4(**config: Any) -> Any:
+    return build("llama4_text", **CONFIG | config)
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_contracts(contract: str) -> None:
+    assert_parity(build_llama4(), recipe(contract, "chunks", slices=3), FEEDS, drafts=True)
+
+
+@pytest.mark.parametrize(("kind", "together"), [("per-block", 1), ("single", 3)])
+def test_routed_experts_are_the_same_model(kind: str, together: int) -> None:
+    family = {"together": together, "residual_scale": 2**-5}
+    routed = recipe("readonly", kind, order="ct1", routed=DECODE, family=family)
+    model = build_llama4(num_experts_per_tok=2)
+    assert_parity(model, routed, {"uneven": FEEDS["uneven"]}, drafts=True)
+
+
+def test_a_port_ends_where_chunks_or_late_queries_begin() -> None:
+    def longest(**config: Any) -> int:
+        return Planner(InMemoryCheckpoint(build_llama4(**config)), recipe()).model.max_context
+
+    assert longest(attention_chunk_size=40, floor_scale=100) == 40
+    assert longest(attention_chunk_size=100, floor_scale=50) == 49
+    assert longest(no_rope_layers=[1, 1, 1], attention_chunk_size=None) == 256
+    assert longest(attn_temperature_tuning=False, attention_chunk_size=None) == 256
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> dict[str, Any]:
+    kv, ratio = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 4]))
+    layers, experts = draw(st.integers(1, 3)), draw(st.integers(1, 6))
+    rope = draw(st.sampled_from([ROPES["default"], ROPES["linear"], ROPES["llama3"]]))
+    return {
+        "num_hidden_layers": layers,
+        "num_attention_heads": kv * ratio,
+        "num_key_value_heads": kv,
+        "head_dim": draw(st.sampled_from([2, 6, 8, 12, 16])),
+        "hidden_size": kv * ratio * draw(st.sampled_from([8, 12])),
+        "intermediate_size": draw(st.integers(1, 40)),
+        "intermediate_size_mlp": draw(st.integers(1, 40)),
+        "vocab_size": draw(st.integers(10, 200)),
+        "tie_word_embeddings": draw(st.booleans()),
+        "attention_bias": draw(st.booleans()),
+        "use_qk_norm": draw(st.booleans()),
+        "attn_temperature_tuning": draw(st.booleans()),
+        "num_local_experts": experts,
+        "num_experts_per_tok": draw(st.integers(1, experts)),
+        "moe_layers": [index for index in range(layers) if draw(st.booleans())],
+        "no_rope_layers": [draw(st.sampled_from([0, 1])) for _ in range(layers)],
+        "rope_parameters": rope | {"rope_theta": draw(st.sampled_from([100.0, 1e4]))},
+    }
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(configs(), st.sampled_from(list(CONTRACTS)), cuts)
+def test_anything(config: dict[str, Any], contract: str, pieces: list[int]) -> None:
+    assert_parity(build_llama4(**config), recipe(contract), {"pieces": pieces})
