@@ -34,6 +34,7 @@ from tests.families import (
     test_gpt_oss,
     test_lfm2,
     test_llama,
+    test_llama4,
     test_mixtral,
     test_olmo2,
     test_qwen3_next,
@@ -78,6 +79,9 @@ class Family:
 
 FAMILIES = {
     "llama": Family(test_llama.configs(), build_model, 7),
+    "llama4": Family(
+        named("llama4_text", test_llama4.configs()), of_one_kind(test_llama4.build_llama4)
+    ),
     "olmo2": Family(test_olmo2.configs(), build_model, 2),
     "lfm2": Family(named("lfm2", test_lfm2.configs()), build_model),
     "mixtral": Family(test_mixtral.configs(), test_mixtral.build, 3),

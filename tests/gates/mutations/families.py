@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from tests.conftest import build_model, build_tokenizer
-from tests.families.gemma_models import build_gemma2, build_gemma3, build_gemma4
+from tests.families.gemma_models import FULL, SLIDING, build_gemma2, build_gemma3, build_gemma4
 from tests.families.test_deepseek_v2 import CONFIG as LATENTS
 from tests.families.test_gpt_oss import build_oss
-from tests.families.test_llama import MULTIPLIERS
+from tests.families.test_llama import MINISTRAL, MULTIPLIERS
+from tests.families.test_llama4 import build_llama4
 from tests.families.test_mixtral import build as build_mixture
 from tests.families.test_qwen3_next import MODELS
 from tests.families.zaya_models import build_zaya
@@ -20,12 +21,19 @@ from tests.families.zaya_models import build_zaya
 from cetane.checkpoint import Tokenizer
 from cetane.schema.recipe import Recipe, parse_recipe
 
-MATRICES = MODELS["qwen3_next"]
+LONG_YARN = MINISTRAL | {"original_max_position_embeddings": 256}
+"""A table that holds for the gate's texts."""
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: build_model("llama", num_hidden_layers=3),
     "mistral": lambda: build_model("mistral", num_hidden_layers=3, sliding_window=32),
     "qwen2": lambda: build_model("qwen2", num_hidden_layers=3),
     "qwen3": lambda: build_model("qwen3", num_hidden_layers=3),
+    "ministral": lambda: build_model(
+        "ministral", num_hidden_layers=3, sliding_window=32, layer_types=[SLIDING, FULL, SLIDING]
+    ),
+    "ministral3": lambda: build_model(
+        "ministral3", num_hidden_layers=3, rope_parameters=LONG_YARN, max_position_embeddings=1024
+    ),
     "smollm3": lambda: build_model("smollm3", num_hidden_layers=4),
     "granite": lambda: build_model("granite", num_hidden_layers=3, **MULTIPLIERS),
     "phi3": lambda: build_model("phi3", num_hidden_layers=3, sliding_window=32),
@@ -43,8 +51,20 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         moe_intermediate_size=20,
         norm_topk_prob=True,
     ),
+    "olmoe": lambda: build_mixture(
+        "olmoe", num_hidden_layers=3, num_experts=5, num_experts_per_tok=2, clip_qkv=0.5
+    ),
+    "llama4": lambda: build_llama4(
+        attention_chunk_size=256,
+        floor_scale=256,
+        num_experts_per_tok=2,
+        moe_layers=[0, 1],
+        no_rope_layers=[0, 1, 1],
+    ),
     "gpt_oss": lambda: build_oss(limit=0.3, sliding_window=32),
-    "qwen3_next": lambda: build_mixture("qwen3_next", **MATRICES),
+    "qwen3_next": lambda: build_mixture("qwen3_next", **MODELS["qwen3_next"]),
+    "qwen3_5": lambda: build_mixture("qwen3_5_text", **MODELS["qwen3_5_text"]),
+    "qwen3_5_moe": lambda: build_mixture("qwen3_5_moe_text", **MODELS["qwen3_5_moe_text"]),
     "deepseek_v2": lambda: build_mixture("deepseek_v2", **LATENTS | {"num_hidden_layers": 3}),
     "gemma2": build_gemma2,
     "gemma3": build_gemma3,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cetane.compress.encoded import Affine, Dense
+from cetane.families.attention import UnitNorm
 from cetane.families.base import Block, RoutedBlock, Weight
 from cetane.families.layers import RMSNorm
 from cetane.families.rotary import RotaryTable
@@ -176,7 +177,7 @@ def _(port: AuthoredPort) -> None:
 @mutation("queries of one layer doubled", "graph")
 def _(port: AuthoredPort) -> None:
     attn = attention(port).self_attn
-    if hasattr(attn, "qk_norm") or isinstance(part(attn, "q_norm"), RMSNorm):
+    if hasattr(attn, "qk_norm") or isinstance(part(attn, "q_norm"), RMSNorm | UnitNorm):
         target = part(attn, "q_norm")
         if target is None:
             raise Inapplicable
@@ -218,7 +219,7 @@ def _(port: AuthoredPort) -> None:
 @mutation("query norm missing", "graph")
 def _(port: AuthoredPort) -> None:
     attn = attention(port).self_attn
-    if not isinstance(part(attn, "q_norm"), RMSNorm):
+    if not isinstance(part(attn, "q_norm"), RMSNorm | UnitNorm):
         raise Inapplicable
     part(attn, "q_norm").forward = lambda x: x
 
@@ -323,7 +324,7 @@ def _(port: AuthoredPort) -> None:
     table = next(iter(port.planner.model.rotary.values()))
     cos, sin = table.cos_sin(2)[:, 1]
     dim = cos.shape[0]
-    if not isinstance(part(attn, "q_norm"), torch.nn.Identity | RMSNorm):
+    if not isinstance(part(attn, "q_norm"), torch.nn.Identity | RMSNorm | UnitNorm):
         raise Inapplicable
     if dim != attn.heads.dim:
         raise Inapplicable
