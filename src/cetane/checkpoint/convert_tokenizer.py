@@ -56,7 +56,8 @@ def convert(folder: Path, source: Path) -> str:
     try:
         done = SANDBOX.run(folder)
     except subprocess.TimeoutExpired:
-        raise CetaneError(f"{source}: its conversion takes more than {SANDBOX.patience} s") from None
+        why = f"{source}: its conversion takes more than {SANDBOX.patience} s"
+        raise CetaneError(why) from None
     if done.returncode or not 0 < len(done.stdout) <= LARGEST:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
         why = said[-1].removeprefix("error: ")[:200] if said else "it gives nothing"
