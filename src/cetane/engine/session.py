@@ -132,9 +132,13 @@ class Session:
         self.memory.rewind(mark)
 
     def _running(self, schedule: Schedule, ids: Array, mode: Mode, logits: bool) -> Running:
+        """A call, and room for it: the memory grows, and never shrinks but by `rewind`."""
+        fitting = schedule.capacity(self.position, len(ids), mode)
+        if fitting.tokens > self.memory.capacity:
+            self.memory.grow(fitting.tokens, fitting.caches)
         return Running(
             self.memory.place(ids, schedule.modes[mode].tokens),
-            schedule.steps(mode, logits, self.adapter),
+            schedule.steps(self.memory.capacity, mode, logits, self.adapter),
             Logits(self.head, len(ids)) if logits else None,
         )
 
