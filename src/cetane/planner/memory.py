@@ -156,10 +156,18 @@ class CachePlan:
 
     def own_nbytes(self, context: int) -> int:
         """Bytes of the whole model's keys and values in fp16, without padding."""
-        slots = self.slots_for(context)
+        return self._nbytes_of(self.slots_for(context))
+
+    def growing_nbytes(self, capacity: int) -> int:
+        """Bytes of the keys and values that grow with the capacity, in fp16, without padding."""
+        slots = self.at(capacity).slots
+        return self._nbytes_of({name: one for name, one in slots.items() if not one.limited})
+
+    def _nbytes_of(self, slots: Mapping[str, Slots]) -> int:
         return sum(
             2 * 2 * self.groups[name].heads * self.groups[name].dim * slots[name].count * layers
             for name, layers in self._kept_groups(self.model.layers).items()
+            if name in slots
         )
 
     def _kept_groups(self, blocks: Sequence[Block]) -> dict[str, int]:

@@ -172,15 +172,6 @@ class Plan(Data):
         if any(isinstance(step, Route) and step.adds for step in steps):
             raise CetaneError(f"{what} sends a token to one expert, not to several", hint)
 
-    def check_one_capacity(self, what: str) -> None:
-        """Raise CetaneError if `what`, a host whose caches never grow, cannot run the plan."""
-        if self.smaller:
-            raise CetaneError(
-                f"{what} has caches of one length, but this bundle has the capacities "
-                f"{', '.join(str(one.tokens) for one in self.capacities)}",
-                "port with --set cache.capacities=[]",
-            )
-
     @cached_property
     def by_name(self) -> dict[str, ShardPlan]:
         return {shard.name: shard for shard in self.shards}

@@ -211,6 +211,17 @@ class Recipe(Data):
         return self
 
 
+def refuse_capacities(recipe: Recipe, what: str) -> None:
+    """Raise CetaneError for a recipe with several capacities, for `what`, whose caches never
+    grow."""
+    if recipe.cache.capacities:
+        raise CetaneError(
+            f"{what} has caches of one length, but recipe {recipe.name} has the capacities "
+            f"{', '.join(map(str, recipe.cache.capacities))} and {recipe.cache.context}",
+            "port with --set cache.capacities=[]",
+        )
+
+
 def shipped() -> dict[str, Path]:
     """The recipes that come with cetane, by name."""
     folder = Path(str(resources.files("cetane"))) / "recipes"
