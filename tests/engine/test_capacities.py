@@ -122,6 +122,19 @@ def test_prompts_share_their_start_across_capacities(ladder, truth, contract: st
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
+def test_a_session_goes_on_from_another(ladder, truth, contract: str) -> None:
+    first, second = ladder(contract).session(), ladder(contract).session()
+    feed(first, 40)
+    second.take(first)
+    second.feed(IDS[100:130])  # another text
+    assert second.position == 70
+    assert close(feed(first, 70), truth[40:70])
+    third = ladder(contract).session()
+    third.take(first)
+    assert close(feed(third, 90), truth[70:90])
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
 def test_the_end_is_the_contexts(ladder, truth, contract: str) -> None:
     session = ladder(contract).session()
     feed(session, 156)

@@ -138,6 +138,14 @@ class Execution:
         elif running.logits is not None:
             running.logits.add(sink, value)
 
+    def take(self, other: "Execution") -> None:
+        """Go on from what another sequence of this plan holds."""
+        self.memory.take(other.memory)
+        self.states = {
+            owner: OwnedStates(self.shards, states.shard, states)
+            for owner, states in other.states.items()
+        }
+
     def forget(self, shard: str) -> None:
         """Give back the caches and MLStates that only this shard, and those before it, use."""
         names = self.shards.names
@@ -162,8 +170,9 @@ class OwnedStates:
     mask shows a slot before it is written again.
     """
 
-    def __init__(self, shards: OpenShards, shard: str) -> None:
-        self.shards, self.shard = shards, shard
+    def __init__(self, shards: OpenShards, shard: str, before: "OwnedStates | None" = None) -> None:
+        """`before` are states of another sequence, from which this one goes on."""
+        self.shards, self.shard, self.before = shards, shard, before
         self.made: dict[float, States] = {}
         self.last: Function | None = None
         """The function of the last call."""
@@ -173,6 +182,9 @@ class OwnedStates:
         size, last = capacity(function), self.last
         if size not in self.made:
             self.made[size] = self.shards.make_state(self.shard, function)
+        if self.before is not None and self.before.last is not None:
+            copy_states(function, self.before.made[capacity(self.before.last)], self.made[size])
+            self.before = None
         if last is not None and capacity(last) < size:
             copy_states(function, self.made[capacity(last)], self.made[size])
         self.last = function

@@ -64,7 +64,7 @@ class Memory:
         start: int = 0,
     ) -> None:
         """An empty memory for the cache groups and the inputs of some functions."""
-        self.groups, self.order = groups, order
+        self.groups, self.order, self.dtype = groups, order, dtype
         self.capacity = 0
         """The tokens for which `grow` made room."""
         self.position = start
@@ -155,6 +155,14 @@ class Memory:
             self.caches[sink.name] = kept
         else:
             self.caches[sink.name] = value
+
+    def take(self, other: "Memory") -> None:
+        """Hold what another memory of this plan holds, in this one's dtype."""
+        self.position, self.capacity, self.groups = other.position, other.capacity, other.groups
+        self.slots = dict(other.slots)
+        self.caches = {name: a.astype(self.dtype) for name, a in other.caches.items()}
+        self.histories = {name: a.astype(self.dtype) for name, a in other.histories.items()}
+        self.matrices = {name: a.copy() for name, a in other.matrices.items()}
 
     def mark(self) -> Mark:
         """A mark of the current memory, to which `rewind` returns.

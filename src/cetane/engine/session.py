@@ -122,6 +122,12 @@ class Session:
         self._evaluated = None
         self.memory.accept(evaluated.call, evaluated.writes, count)
 
+    def take(self, other: "Session") -> None:
+        """Go on from what another session holds; it stays as it is. Its engine may have another
+        backend, but must have the same plan."""
+        self._evaluated = None
+        self.execution.take(other.execution)
+
     def mark(self) -> Mark:
         """A mark of the session's memory, to which `rewind` returns."""
         return self.memory.mark()
