@@ -385,3 +385,17 @@ def test_rounding_can_fail(changes: dict[str, float]) -> None:
         checks = list(judge_rounding(arithmetic, [one]))
         assert [check.passed for check in checks].count(False) == 1
         assert {check.name.partition(":")[0] for check in checks} == {arithmetic}
+
+
+def test_every_capacity_is_judged(
+    tiny_bundle: Callable[..., Bundle], tiny_checkpoint_folder: Path
+) -> None:
+    """Each mode crosses from one to the next, and an ANE's arithmetic is asked of the largest."""
+    cache = {"context": 256, "capacities": [64]}
+    bundle = tiny_bundle(cache=cache, verify=None, layout={"kind": "single"})
+    checkpoint = open_checkpoint(tiny_checkpoint_folder)
+    right = run(bundle, checkpoint)
+    assert right.passed, [check for check in right.checks if not check.passed]
+    crossing = {one.mode for one in right.structure if one.probe == "beyond 64"}
+    assert crossing == {"decode", "prefill"}
+    assert [one.mode for one in right.ane] == ["prefill", "decode"]

@@ -1,6 +1,7 @@
 """An ANE's arithmetic late in the context: green as shipped, red without attention's factor."""
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 from tests.conftest import build_model, build_tokenizer
@@ -13,7 +14,7 @@ from cetane.pipeline.build import build
 from cetane.planner import Planner
 from cetane.schema.recipe import parse_recipe
 
-CONTEXT = 2048
+CONTEXT = 4096
 WEIGHTS = 10_000
 
 
@@ -29,11 +30,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 def port(
     checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Packaged]:
-    def make(*capacities: int) -> Packaged:
+    @cache
+    def make(lifted: bool = True) -> Packaged:
         content = {
             "name": "long",
             "layout": {"kind": "single"},
-            "cache": {"context": CONTEXT, "capacities": capacities},
+            "cache": {"context": CONTEXT},
             "tokens": {"verify": 0, "prefill": 64},
         }
         recipe = parse_recipe(content, "test")
@@ -49,15 +51,14 @@ def red(answers: list[Rounding]) -> set[str]:
 
 
 def test_a_port_as_it_ships_is_green(port) -> None:
-    """Of two capacities the largest is judged."""
-    answers = late_rounding(port(512), WEIGHTS)
+    answers = late_rounding(port(), WEIGHTS)
     assert [one.mode for one in answers] == ["prefill", "decode"]
     assert not red(answers)
 
 
 def test_without_the_factor_it_is_red(port, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cetane.families.layers.lift", lambda keys: 1.0)
-    assert red(late_rounding(port(), WEIGHTS)) == {
+    assert red(late_rounding(port(lifted=False), WEIGHTS)) == {
         f"ane: logit cosine ({mode})" for mode in ("prefill", "decode")
     }
 
@@ -68,5 +69,5 @@ def test_a_large_model_gets_a_shorter_prefix(port, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         rounding, "text_tokens", lambda tokenizer, length: fed.append(length) or [1] * length
     )
-    late_rounding(port(512), WEIGHTS)
+    late_rounding(port(), WEIGHTS)
     assert fed == [300 + 64]
