@@ -5,7 +5,7 @@ It reports the time to lower every number of capacities, decoding after `--posit
 greedy tokens of both across every crossing, and predicted steps on chips.
 docs/explanation/capacities.md has the tables.
 
-    python benchmarks/capacities.py MODEL [--capacities 512 2048] [--context 8192]
+    python benchmarks/capacities.py MODEL [--capacities 512 2048] [--context 8192] [--write]
 """
 
 import statistics

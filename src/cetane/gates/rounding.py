@@ -44,39 +44,50 @@ class Rounding(Data):
 
 
 def late_rounding(port: Port, weights: int) -> list[Rounding]:
-    """The loss in an ANE's arithmetic, at the end of the context, of the widest mode and of single
-    tokens. Of several capacities the largest is judged.
+    """The loss in an ANE's arithmetic late in the context, by mode.
 
     `weights` is the model's number of them. Empty for contexts so short that the rules of that
     arithmetic do not apply.
     """
-    context = port.plan.recipe.cache.context
-    if context < SHORT:
+    if port.plan.recipe.cache.context < SHORT:
         return []
-    plan = port.plan.at(context)
-    exact, ane = (
-        Engine(plan, engine.backend, engine.tables, resident=False)
-        for engine in (port.shipped, port.ane)
-    )
-    counts = {
-        mode: max(plan.modes[mode].tokens, OWN)
-        for mode in dict.fromkeys((widest_mode(plan), "decode"))
-    }
-    last = max(counts.values())
-    prefix = max(min(context - last, WORK // weights), 1)
-    ids = text_tokens(port.tokenizer, prefix + last)
-    before = exact.session()
-    exact.run([(before, before.prepare(ids[:prefix], "none"))])
-    tasks = [
-        Task(mode, Probe(f"late, {mode}", ids[prefix : prefix + count]), (ProbePart(mode, count),))
-        for mode, count in counts.items()
-    ]
-    places = made_by(port.planner, plan)
-    seen = [observe(engine, port.planner, tasks, before) for engine in (exact, ane)]
-    return [
-        measure_rounding(task, true, made, places, plan)
-        for task, true, made in zip(tasks, *seen, strict=True)
-    ]
+    return LateCalls(port, weights).loss(port.ane)
+
+
+class LateCalls:
+    """The last calls of a context, in the widest mode and of single tokens, after a text that a
+    port has read in fp32. Of several capacities the largest is judged."""
+
+    def __init__(self, port: Port, weights: int) -> None:
+        context = port.plan.recipe.cache.context
+        self.plan, self.planner = port.plan.at(context), port.planner
+        exact = self._on(port.shipped)
+        counts = {
+            mode: max(self.plan.modes[mode].tokens, OWN)
+            for mode in dict.fromkeys((widest_mode(self.plan), "decode"))
+        }
+        last = max(counts.values())
+        prefix = max(min(context - last, WORK // weights), 1)
+        ids = text_tokens(port.tokenizer, prefix + last)
+        self.before = exact.session()
+        exact.run([(self.before, self.before.prepare(ids[:prefix], "none"))])
+        self.tasks = [
+            Task(mode, Probe(mode, ids[prefix : prefix + count]), (ProbePart(mode, count),))
+            for mode, count in counts.items()
+        ]
+        self.exact = observe(exact, self.planner, self.tasks, self.before)
+
+    def _on(self, engine: Engine) -> Engine:
+        return Engine(self.plan, engine.backend, engine.tables, resident=False)
+
+    def loss(self, engine: Engine) -> list[Rounding]:
+        """What the backend of another engine for the port loses against fp32."""
+        seen = observe(self._on(engine), self.planner, self.tasks, self.before)
+        places = made_by(self.planner, self.plan)
+        return [
+            measure_rounding(task, exact, made, places, self.plan)
+            for task, exact, made in zip(self.tasks, self.exact, seen, strict=True)
+        ]
 
 
 def measure_rounding(
