@@ -314,6 +314,11 @@ def test_compiled_packages_are_there(exported, tmp_path: Path) -> None:
         (lambda: build_model("mistral", sliding_window=16), {}, "only 16 tokens"),
         (lambda: build_gemma3(), {"prefill": 12}, "does not divide the window"),
         (lambda: build_model("llama"), {"prefill": 32}, "whole batches"),
+        (
+            lambda: build_model("llama"),
+            {"cache": {"context": 64, "capacities": [32]}},
+            "has caches of one length, but recipe tiny has the capacities 32 and 64",
+        ),
     ],
 )
 def test_refused(model, options: dict[str, Any], words: str) -> None:

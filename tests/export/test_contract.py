@@ -29,6 +29,7 @@ from cetane.pipeline.export import export_contract
 from cetane.schema.slots import CONTRACTS
 
 MOST_LINES = 200
+MEMORY = ("packages", "tables", "caches", "states", "call", "activations", "peak")
 ROUTED = {"kind": "per-block", "routed": ("decode", "verify", "prefill")}
 FAMILIES: dict[str, Callable[[str], Engine]] = {
     "zaya": lambda contract: engine_of(zaya(), zaya_models.recipe(contract, **ROUTED, slices=2)),
@@ -41,6 +42,13 @@ FAMILIES: dict[str, Callable[[str], Engine]] = {
     ),
 }
 """Routed experts and histories; windows; caches that layers share."""
+
+
+def growing(contract: str) -> Engine:
+    """Windows, whose slots stay, beside full layers in three capacities."""
+    tokens = {"verify": 4, "prefill": 8}
+    recipe = gemma_models.recipe(contract, context=96, capacities=(32, 64), tokens=tokens)
+    return engine_of(gemma_models.build_gemma3(), recipe)
 
 
 @cache
@@ -110,9 +118,23 @@ CASES = [(family, contract) for family in ("zaya", "gemma 4") for contract in CO
 def test_the_host_gives_the_engines_logits(tmp_path: Path, family: str, contract: str) -> None:
     """A prompt longer than a window, in several calls with padding, and then token by token."""
     engine = FAMILIES[family](contract)
-    write(engine, tmp_path)
+    agree(engine, tmp_path, MOST_LINES)
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_the_hosts_caches_grow(tmp_path: Path, contract: str) -> None:
+    contents = agree(growing(contract), tmp_path, MOST_LINES + 40)
+    assert [one["tokens"] for one in contents["capacities"]] == [32, 64, 96]
+    assert "never go back to a smaller one" in document(
+        contents | {"memory": dict.fromkeys(MEMORY, 0), "shards": []}
+    )
+
+
+def agree(engine: Engine, tmp_path: Path, most_lines: int) -> dict[str, Any]:
+    """Compare a host with its engine over a whole context. Returns the contract."""
+    contract = write(engine, tmp_path)
     code = (tmp_path / "host.py").read_text()
-    assert len(code.splitlines()) <= MOST_LINES
+    assert len(code.splitlines()) <= most_lines
     session, ours = engine.session(), module(tmp_path).Host(tmp_path, Models(engine))
     fed = [int(t) for t in np.random.default_rng(1).integers(1, 100, engine.session().context - 9)]
     for _ in range(9):
@@ -124,6 +146,7 @@ def test_the_host_gives_the_engines_logits(tmp_path: Path, family: str, contract
         fed = [int(given.argmax())]
     with pytest.raises(ValueError, match="no room"):
         ours.feed([1, 2])
+    return contract
 
 
 def test_a_bundle_through_core_ml(tiny_bundle, tmp_path: Path) -> None:

@@ -455,6 +455,10 @@ def small() -> InMemoryCheckpoint:
         ({"layout": {"kind": "per-layer"}}, "1 to 4 packages"),
         ({"layout": FOUR | {"cuts": [4]}}, "owns all caches: layers up to 6, .* cut at 4"),
         ({"windowed": False}, "keep a window"),
+        (
+            {"capacities": (32,), "tokens": {"verify": 3, "prefill": 8}},
+            "has caches of one length",
+        ),
         ({"layout": FOUR | {"cuts": [2, 4, 7]}}, "own all caches: layers up to 6, .* 2, 4, 7"),
     ],
 )

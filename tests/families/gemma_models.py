@@ -65,6 +65,7 @@ def recipe(
     context: int = CONTEXT,
     windowed: bool = True,
     tokens: dict[str, Any] | None = None,
+    capacities: tuple[int, ...] = (),
     **tables: Any,
 ) -> Recipe:
     content = {
@@ -75,6 +76,7 @@ def recipe(
             "sliding": sliding,
             "context": context,
             "windowed": windowed,
+            "capacities": capacities,
         },
         "tokens": tokens or {"verify": 4, "prefill": 8},
     }

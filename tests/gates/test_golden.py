@@ -15,10 +15,11 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.engine.authored import authored_engine
 from cetane.engine.portable import PortableBackend
-from cetane.gates.golden import GoldenResult, Rounding, golden, judge_rounding
+from cetane.gates.golden import GoldenResult, golden
 from cetane.gates.observe import Task, observe
 from cetane.gates.probes import Probe, ProbePart
 from cetane.gates.reference import Reference
+from cetane.gates.rounding import Rounding, judge_rounding
 from cetane.gates.scores import shard_scores
 from cetane.gates.structure import Deviation
 from cetane.gates.structure import judge as judge_structure
@@ -380,4 +381,21 @@ def test_structure_can_fail(changes: dict[str, Any], red: list[str]) -> None:
 def test_rounding_can_fail(changes: dict[str, float]) -> None:
     right = {"mode": "decode", "positions": 8, "hidden_cosine": 1, "logit_cosine": 1, "kl": 0}
     one = Rounding.model_validate(right | {"finite": True} | changes)
-    assert [check.passed for check in judge_rounding([one])].count(False) == 1
+    for arithmetic in ("fp16", "ane"):
+        checks = list(judge_rounding(arithmetic, [one]))
+        assert [check.passed for check in checks].count(False) == 1
+        assert {check.name.partition(":")[0] for check in checks} == {arithmetic}
+
+
+def test_every_capacity_is_judged(
+    tiny_bundle: Callable[..., Bundle], tiny_checkpoint_folder: Path
+) -> None:
+    """Each mode crosses from one to the next, and an ANE's arithmetic is asked of the largest."""
+    cache = {"context": 256, "capacities": [64]}
+    bundle = tiny_bundle(cache=cache, verify=None, layout={"kind": "single"})
+    checkpoint = open_checkpoint(tiny_checkpoint_folder)
+    right = run(bundle, checkpoint)
+    assert right.passed, [check for check in right.checks if not check.passed]
+    crossing = {one.mode for one in right.structure if one.probe == "beyond 64"}
+    assert crossing == {"decode", "prefill"}
+    assert [one.mode for one in right.ane] == ["prefill", "decode"]

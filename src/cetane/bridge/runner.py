@@ -6,16 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from cetane.errors import CetaneError
-from cetane.mil import executor
 from cetane.mil.bind import require_ops
 from cetane.mil.dtypes import NUMPY, Array
 from cetane.mil.executor import compile
 from cetane.mil.fast import FastProgram, unsupported
 from cetane.mil.program import MilFunction, Precision, Program
-from cetane.mil.storage import STORAGE
 
 
 @dataclass(frozen=True)
@@ -40,20 +36,7 @@ class Runner:
     def make_state(self) -> RunState:
         """The function's states, all zeros."""
         state = self._native.make_state()
-        types = self._native.function.states
-        if isinstance(state, executor.TensorState):
-            tensors = state.tensors
-
-            def write(name: str, value: Array) -> None:
-                tensors[name] = torch.tensor(value, dtype=STORAGE[types[name].dtype])
-
-            return RunState(state, lambda name: tensors[name].clone().numpy(), write)
-        arrays = state.arrays
-
-        def store(name: str, value: Array) -> None:
-            arrays[name] = value.astype(arrays[name].dtype)
-
-        return RunState(state, lambda name: arrays[name].copy(), store)
+        return RunState(state, state.read_state, state.write_state)
 
 
 def check(function: MilFunction) -> None:

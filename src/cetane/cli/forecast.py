@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING
 
 from cetane.cli.output import say, table
@@ -70,8 +71,22 @@ def show(forecast: Forecast, explain: bool) -> None:
             f"predicted: a verifying call of {spec.width} takes {spec.slowdown:.2f} decode steps, "
             + break_even(spec)
         )
+    if len(forecast.capacities) > 1:
+        show_capacities(forecast)
     if explain:
         explain_rates(forecast.predictor)
+
+
+def show_capacities(forecast: Forecast) -> None:
+    """Print what a step and the way up cost at every capacity."""
+    rows = [
+        [c.tokens, c.functions, f"{c.decode.ms:.1f}", f"{c.decode.tok_s:.1f}", f"{c.crossing:.1f}",
+         "" if not c.crossing or c.break_even is None else ceil(c.break_even)]
+        for c in forecast.capacities
+    ]  # fmt: skip
+    columns = ["capacity", "functions", "decode ms", "tok/s", "copy to the next, ms",
+               "pays after, tokens"]  # fmt: skip
+    table(f"predicted capacities on {forecast.chip.name}", columns, rows)
 
 
 def break_even(spec: DraftingTimes) -> str:

@@ -46,6 +46,10 @@ def show_summary(plan: Plan) -> None:
         "tokens"
     )
     say(f"  weights {weights}, embedding {embedding}, cache {cache}")
+    if plan.smaller:
+        sizes = [str(one.tokens) for one in plan.capacities]
+        own = sum(function.capacity is not None for function in plan.functions.values())
+        say(f"  capacities of {', '.join(sizes)} tokens; {own} functions for the smaller ones")
     for name, adapter in plan.adapters.items():
         own = sum(function.adapter == name for function in plan.functions.values())
         kind = f"rank {adapter.rank}{', DoRA' if adapter.dora else ''}"

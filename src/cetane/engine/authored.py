@@ -9,6 +9,7 @@ from cetane.bundle.tables import Tables
 from cetane.engine.backend import Array, Arrays
 from cetane.engine.engine import Engine
 from cetane.families import Shard, TokenTable, Weights
+from cetane.mil.executor import TensorState
 from cetane.planner import Planner
 
 
@@ -16,14 +17,15 @@ class AuthoredProgram:
     def __init__(self, modules: dict[str, Shard]) -> None:
         self.modules = modules
 
-    def make_state(self, function: str) -> dict[str, torch.Tensor]:
-        return {n: torch.zeros_like(b) for n, b in self.modules[function].named_buffers()}
+    def make_state(self, function: str) -> TensorState:
+        buffers = self.modules[function].named_buffers()
+        return TensorState({name: torch.zeros_like(buffer) for name, buffer in buffers})
 
     @torch.inference_mode()
-    def call(self, function: str, inputs: Arrays, state: dict[str, torch.Tensor]) -> Arrays:
+    def call(self, function: str, inputs: Arrays, state: TensorState) -> Arrays:
         module = self.modules[function]
         for name, _ in module.named_buffers():
-            setattr(module, name, state[name])
+            setattr(module, name, state.tensors[name])
         results = module(*(torch.from_numpy(inputs[item.name]) for item in module.inputs))
         return {
             item.name: np.array(result)  # not a view of a state, which later calls write

@@ -9,6 +9,16 @@ Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 
 
+class States(Protocol):
+    """MLStates; the methods are coremltools'."""
+
+    def read_state(self, name: str) -> Array:
+        """A copy of a state."""
+
+    def write_state(self, name: str, value: Array) -> None:
+        """Replace the values of a state."""
+
+
 class OpenShard(Protocol):
     """A shard that a backend has loaded."""
 

@@ -52,7 +52,8 @@ class Engine:
         """
         plan = self.plan
         functions, order = plan.functions, plan.recipe.tensor_layout
-        memory = Memory(plan.caches, functions.values(), order, self.backend.dtype, start)
+        smallest = plan.capacities[0].caches
+        memory = Memory(smallest, functions.values(), order, self.backend.dtype, start)
         execution = Execution(functions, self.shards, self.tables, memory, watch)
         session = Session(Schedule(plan, modes, whole), memory, execution, self.head)
         session.adapter = adapter

@@ -1,16 +1,18 @@
 """The execution of calls: it gathers inputs, calls functions, and stores outputs in their sinks."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from math import inf
 
 import numpy as np
 
 from cetane.bundle.tables import Tables
-from cetane.engine.backend import Array, Arrays
+from cetane.engine.backend import Array, Arrays, States
 from cetane.engine.call import Running, columns, hidden
 from cetane.engine.host import host_input
-from cetane.engine.memory import Memory
+from cetane.engine.memory import Memory, grown
 from cetane.engine.shards import OpenShards
+from cetane.errors import CetaneError
+from cetane.mil.guard import reason
 from cetane.schema.function import Function, Route, Step
 from cetane.schema.interface import (
     FromCache,
@@ -43,7 +45,7 @@ class Execution:
         """`functions` are the plan's, by shard and name."""
         self.functions, self.shards, self.tables = functions, shards, tables
         self.memory, self.watch = memory, tuple(watch)
-        self.states: dict[str, Any] = {}
+        self.states: dict[str, OwnedStates] = {}
         """MLStates, by the owner of their functions."""
 
     def step(self, step: Step | Route, running: Running) -> None:
@@ -104,7 +106,7 @@ class Execution:
         if isinstance(source, FromTensor):
             return running.tensors[source.name]
         if isinstance(source, FromCache):
-            return self.memory.caches[source.name]
+            return self.memory.cache(source, item.shape[-1])
         if isinstance(source, FromHistory):
             return self.memory.histories[source.name]
         if isinstance(source, FromMatrix):
@@ -121,9 +123,8 @@ class Execution:
         """
         if not function.states:
             return self.shards.call(shard, function, inputs, None)
-        if function.owner not in self.states:
-            self.states[function.owner] = self.shards.make_state(shard, function)
-        return self.shards.call(shard, function, inputs, self.states[function.owner])
+        own = self.states.setdefault(function.owner, OwnedStates(self.shards, shard))
+        return self.shards.call(shard, function, inputs, own.of(function))
 
     def _keep(self, sink: Sink, value: Array, running: Running) -> None:
         """Store an output in its sink, without padding."""
@@ -136,6 +137,14 @@ class Execution:
                 self.memory.write(sink, value, running.call, len(running.call.tokens))
         elif running.logits is not None:
             running.logits.add(sink, value)
+
+    def take(self, other: "Execution") -> None:
+        """Go on from what another sequence of this plan holds."""
+        self.memory.take(other.memory)
+        self.states = {
+            owner: OwnedStates(self.shards, states.shard, states)
+            for owner, states in other.states.items()
+        }
 
     def forget(self, shard: str) -> None:
         """Give back the caches and MLStates that only this shard, and those before it, use."""
@@ -152,6 +161,52 @@ class Execution:
         for (name, _), function in self.functions.items():
             if name == shard:
                 self.states.pop(function.owner, None)
+
+
+class OwnedStates:
+    """The MLStates of one owner in one sequence: one for each capacity that it has reached.
+
+    A smaller one stays after it was copied, for a session that rewinds to a mark before that: no
+    mask shows a slot before it is written again.
+    """
+
+    def __init__(self, shards: OpenShards, shard: str, before: "OwnedStates | None" = None) -> None:
+        """`before` are states of another sequence, from which this one goes on."""
+        self.shards, self.shard, self.before = shards, shard, before
+        self.made: dict[float, States] = {}
+        self.last: Function | None = None
+        """The function of the last call."""
+
+    def of(self, function: Function) -> States:
+        """The states for a function, with what those of a smaller capacity held."""
+        size, last = capacity(function), self.last
+        if size not in self.made:
+            self.made[size] = self.shards.make_state(self.shard, function)
+        if self.before is not None and self.before.last is not None:
+            copy_states(function, self.before.made[capacity(self.before.last)], self.made[size])
+            self.before = None
+        if last is not None and capacity(last) < size:
+            copy_states(function, self.made[capacity(last)], self.made[size])
+        self.last = function
+        return self.made[size]
+
+
+def copy_states(function: Function, source: States, target: States) -> None:
+    """Copy states into the first slots of larger ones, those of `function`."""
+    for state in function.states:
+        try:
+            held = source.read_state(state.name)
+            target.write_state(state.name, grown(held, "stateful", state.shape[-1], 0))
+        except RuntimeError as error:  # Core ML's
+            raise CetaneError(
+                f"{state.name} of {function.owner} does not grow: {reason(error)}",
+                "port with --set cache.contract=readonly, or with --set cache.capacities=[]",
+            ) from error
+
+
+def capacity(function: Function) -> float:
+    """The tokens that the states of a function hold, of one owner; the context is the largest."""
+    return inf if function.capacity is None else function.capacity
 
 
 def chosen(route: Route, scores: Array) -> Iterator[tuple[int, Array]]:

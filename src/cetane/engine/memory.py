@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from cetane.schema.interface import (
     ToMatrix,
     time_axis,
 )
-from cetane.schema.slots import Slots
+from cetane.schema.slots import ContractName, Slots
 
 EMPTY = -1
 """The position in a slot that holds no token."""
@@ -30,6 +31,8 @@ class Mark:
     """The memory of a sequence at an earlier position."""
 
     position: int
+    capacity: int
+    groups: Mapping[str, Slots]
     slots: dict[str, Array]
     caches: Arrays
     histories: Arrays
@@ -41,14 +44,15 @@ class Mark:
             {name: array.copy() for name, array in arrays.items()}
             for arrays in (self.slots, self.caches, self.histories, self.matrices)
         )
-        return Mark(self.position, slots, caches, histories, matrices)
+        return Mark(self.position, self.capacity, self.groups, slots, caches, histories, matrices)
 
 
 class Memory:
     """The memory of one sequence. Its arrays have the backend's `dtype`.
 
     All masks follow from the positions in the slots. So one rule serves every contract, padding and
-    windows.
+    windows. `grow` takes the groups of a larger capacity. A cache itself grows when a function
+    reads it, since shards may run all calls one after another.
     """
 
     def __init__(
@@ -60,7 +64,9 @@ class Memory:
         start: int = 0,
     ) -> None:
         """An empty memory for the cache groups and the inputs of some functions."""
-        self.groups, self.order = groups, order
+        self.groups, self.order, self.dtype = groups, order, dtype
+        self.capacity = 0
+        """The tokens for which `grow` made room."""
         self.position = start
         """The position of the next token."""
         self.slots = {name: np.full(group.count, EMPTY) for name, group in groups.items()}
@@ -68,7 +74,7 @@ class Memory:
         inputs = [item for function in functions for item in function.inputs]
         self.caches: Arrays = {
             item.source.name: np.zeros(item.shape, dtype)
-            for item in inputs
+            for item in sorted(inputs, key=lambda item: -prod(item.shape))  # the smallest stays
             if isinstance(item.source, FromCache)
         }
         self.histories: Arrays = {
@@ -81,6 +87,22 @@ class Memory:
             for item in inputs
             if isinstance(item.source, FromMatrix)
         }
+
+    def grow(self, capacity: int, groups: Mapping[str, Slots]) -> None:
+        """Take groups with at least as many slots, for a larger capacity."""
+        self.slots = {
+            name: grown(self.slots[name], group.contract, group.count, EMPTY)
+            for name, group in groups.items()
+        }
+        self.capacity, self.groups = capacity, groups
+
+    def cache(self, source: FromCache, slots: int) -> Array:
+        """A cache of so many slots, for a function that reads it."""
+        cache = self.caches[source.name]
+        if cache.shape[-1] != slots:
+            cache = grown(cache, self.groups[source.group].contract, slots, 0)
+            self.caches[source.name] = cache
+        return cache
 
     def place(self, tokens: Array, width: int) -> Call:
         """A call of the next tokens, in a function of `width` tokens."""
@@ -134,6 +156,14 @@ class Memory:
         else:
             self.caches[sink.name] = value
 
+    def take(self, other: "Memory") -> None:
+        """Hold what another memory of this plan holds, in this one's dtype."""
+        self.position, self.capacity, self.groups = other.position, other.capacity, other.groups
+        self.slots = dict(other.slots)
+        self.caches = {name: a.astype(self.dtype) for name, a in other.caches.items()}
+        self.histories = {name: a.astype(self.dtype) for name, a in other.histories.items()}
+        self.matrices = {name: a.copy() for name, a in other.matrices.items()}
+
     def mark(self) -> Mark:
         """A mark of the current memory, to which `rewind` returns.
 
@@ -145,13 +175,30 @@ class Memory:
         if "stateful" in limited:
             raise CetaneError("a state of a window keeps no earlier tokens, so it takes no marks")
         caches = {name: a.copy() if limited else a for name, a in self.caches.items()}
-        return Mark(self.position, self.slots, caches, dict(self.histories), dict(self.matrices))
+        return Mark(
+            self.position,
+            self.capacity,
+            self.groups,
+            self.slots,
+            caches,
+            dict(self.histories),
+            dict(self.matrices),
+        )
 
     def rewind(self, mark: Mark) -> None:
         """Return to a mark. Later marks become void."""
         self.position, self.slots = mark.position, mark.slots
+        self.capacity, self.groups = mark.capacity, mark.groups
         self.caches, self.histories = dict(mark.caches), dict(mark.histories)
         self.matrices = dict(mark.matrices)
+
+
+def grown(slots: Array, contract: ContractName, count: int, fill: int) -> Array:
+    """An array with `count` slots on its last axis. A cache that shifts keeps its newest token on
+    the right, so its new slots are on the left."""
+    more = count - slots.shape[-1]
+    sides = (more, 0) if contract == "shift" else (0, more)
+    return np.pad(slots, [(0, 0)] * (slots.ndim - 1) + [sides], constant_values=fill)
 
 
 def folded(matrices: Array, columns: Array, groups: int) -> Array:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cetane.errors import CetaneError
-from cetane.schema.function import ModePlan, Route, Step
+from cetane.schema.function import CapacityPlan, ModePlan, Route, Step
 from cetane.schema.interface import ToChoice, ToLogits
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
@@ -38,21 +38,33 @@ class Schedule:
         self.modes = {m: plan.modes[m] for m in plan.modes if modes is None or m in modes}
         self.groups: Collection[Slots] = plan.caches.values()
         self.context = plan.recipe.cache.context
+        self.capacities: Sequence[CapacityPlan] = plan.capacities
         self.whole = whole
-        adapted: dict[str | None, Mapping[Mode, ModePlan]] = {None: plan.modes}
-        adapted |= {name: adapter.modes for name, adapter in plan.adapters.items()}
         self._steps = {
-            (adapter, mode, logits): by_shard(steps)
-            for adapter, modes in adapted.items()
+            (capacity.tokens, adapter, mode, logits): by_shard(steps)
+            for capacity in self.capacities
+            for adapter, modes in adapted(capacity).items()
             for mode in self.modes
             for logits, steps in ((True, modes[mode].steps), (False, modes[mode].silent))
         }
+        self._written = any(group.contract == "stateful" for group in self.groups)
+        """Whether calls write their padding, too."""
         self._skipping = {mode for mode, chosen in self.modes.items() if skips(plan, chosen)}
         """Modes whose silent calls skip layers beside the head."""
 
-    def steps(self, mode: Mode, logits: bool, adapter: str | None = None) -> Steps:
+    def steps(self, capacity: int, mode: Mode, logits: bool, adapter: str | None = None) -> Steps:
         """The steps of every shard in a call, with an adapter or without."""
-        return self._steps[adapter, mode, logits]
+        return self._steps[capacity, adapter, mode, logits]
+
+    def capacity(self, position: int, tokens: int, mode: Mode) -> CapacityPlan:
+        """The smallest capacity that holds a call of the next `tokens` tokens.
+
+        The modes and widths of calls do not depend on capacities. So they are those of a plan that
+        has only the largest.
+        """
+        columns = self.modes[mode].tokens if self._written else tokens
+        fitting = (one for one in self.capacities if position + columns <= one.tokens)
+        return next(fitting, self.capacities[-1])
 
     def cut(self, position: int, tokens: int, wanted: Wanted) -> list[ScheduledCall]:
         """The calls for the next `tokens` tokens. Raises CetaneError if they do not fit."""
@@ -122,6 +134,12 @@ class Schedule:
     def _pads(self, width: int) -> bool:
         """Whether a call of this width may hold fewer tokens."""
         return all(group.pads(width) for group in self.groups)
+
+
+def adapted(capacity: CapacityPlan) -> dict[str | None, Mapping[Mode, ModePlan]]:
+    """The modes of a capacity, by adapter; None for the base alone."""
+    modes: dict[str | None, Mapping[Mode, ModePlan]] = {None: capacity.modes}
+    return modes | {name: own for name, own in capacity.adapters.items()}
 
 
 def by_shard(steps: Sequence[Step | Route]) -> Steps:

@@ -122,6 +122,12 @@ class Session:
         self._evaluated = None
         self.memory.accept(evaluated.call, evaluated.writes, count)
 
+    def take(self, other: "Session") -> None:
+        """Go on from what another session holds; it stays as it is. Its engine may have another
+        backend, but must have the same plan."""
+        self._evaluated = None
+        self.execution.take(other.execution)
+
     def mark(self) -> Mark:
         """A mark of the session's memory, to which `rewind` returns."""
         return self.memory.mark()
@@ -132,9 +138,13 @@ class Session:
         self.memory.rewind(mark)
 
     def _running(self, schedule: Schedule, ids: Array, mode: Mode, logits: bool) -> Running:
+        """A call, and room for it: the memory grows, and never shrinks but by `rewind`."""
+        fitting = schedule.capacity(self.position, len(ids), mode)
+        if fitting.tokens > self.memory.capacity:
+            self.memory.grow(fitting.tokens, fitting.caches)
         return Running(
             self.memory.place(ids, schedule.modes[mode].tokens),
-            schedule.steps(mode, logits, self.adapter),
+            schedule.steps(self.memory.capacity, mode, logits, self.adapter),
             Logits(self.head, len(ids)) if logits else None,
         )
 

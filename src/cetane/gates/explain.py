@@ -26,7 +26,14 @@ from cetane.schema.recipe import Quality, Recipe, key_path, value_of
 from cetane.validation import Data
 
 Cause = Literal[
-    "weights", "authoring", "conversion", "contract", "fp16 range", "compression", "residency"
+    "weights",
+    "authoring",
+    "conversion",
+    "contract",
+    "fp16 range",
+    "attention",
+    "compression",
+    "residency",
 ]
 BETTER = {
     4: "palette6-kmeans-group32",
@@ -100,6 +107,8 @@ def explain(
         return wrong_graph(bundle, checkpoint, verdict, adapter)
     if any(name.startswith("fp16") for name in red):
         return beyond_fp16(verdict, recipe, Planner(checkpoint, recipe))
+    if any(name.startswith("ane") for name in red):
+        return lost_products(verdict, recipe)
     return too_compressed(verdict, recipe)
 
 
@@ -226,6 +235,18 @@ def undone(recipe: Recipe) -> dict[str, Any]:
     if recipe.family.get("full_window"):
         return {"family.full_window": recipe.cache.context}
     return {}
+
+
+def lost_products(verdict: GoldenResult, recipe: Recipe) -> Explanation:
+    """The explanation of errors that only an ANE's arithmetic has."""
+    worst = min(verdict.ane, key=lambda one: one.hidden_cosine)
+    return Explanation(
+        cause="attention",
+        where=worst.where or f"the {worst.mode} functions",
+        sentence=f"Over {recipe.cache.context} keys, an ANE would count products of attention as "
+        f"zero, since they are small: KL {worst.kl:.2g} from the same programs in fp32. The family "
+        "must multiply attention's weights by a power of two (docs/explanation/precision.md).",
+    )
 
 
 def beyond_fp16(verdict: GoldenResult, recipe: Recipe, planner: Planner) -> Explanation:

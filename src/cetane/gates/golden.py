@@ -3,7 +3,8 @@
 *Weights*: every constant is what its format makes of the checkpoint's parameter. *Structure*: on
 the checkpoint's own values the programs are the Hugging Face model. *Compression*: the port, as it
 ships, is as near to that model as its recipe promises. A fourth, *fp16*, asks what rounding every
-result costs. One shard is in memory at a time; greedy decoding runs as a user runs it.
+result costs, and a fifth, *ane*, what an ANE's products of many keys cost late in the context. One
+shard is in memory at a time; greedy decoding runs as a user runs it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +21,6 @@ from cetane.engine.backend import Array
 from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
-from cetane.families import Truth
 from cetane.files import Progress
 from cetane.gates import metrics
 from cetane.gates.bases import base_checks, unknown_bases
@@ -41,10 +41,11 @@ from cetane.gates.quality import Agreement, greedy_check
 from cetane.gates.readings import Misread, misread
 from cetane.gates.readings import judge as judge_readings
 from cetane.gates.reference import RESIDENT, Observed, Reference, choices, reference_of
+from cetane.gates.rounding import Rounding, judge_rounding, late_rounding, measure_rounding
 from cetane.gates.scores import LogitScore, ShardScore, logit_score, shard_scores
 from cetane.gates.structure import Deviation, Truths, deviations, made_by
 from cetane.gates.structure import judge as judge_structure
-from cetane.gates.verdict import Check, at_least, at_most
+from cetane.gates.verdict import Check
 from cetane.gates.weights import WrongWeight, unused_parameters, wrong_weights
 from cetane.gates.weights import judge as judge_weights
 from cetane.mil.program import LARGEST_FP16
@@ -53,7 +54,7 @@ from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 from cetane.validation import Data
 
-STEPS = 5
+STEPS = 6
 OWN_MERGE = "cetane itself merged the adapters of the truth: pip install 'cetane[lora]' lets peft"
 TOO_LARGE = "greedy decoding was left out: the whole model would not fit in memory"
 NEAR_LIMIT = 32752.0
@@ -68,21 +69,6 @@ class Range(Data):
     block: str
     largest: float
     """Largest magnitude of any channel of any token."""
-
-
-class Rounding(Data):
-    """The loss of a mode when every result is rounded to fp16, against the same programs in
-    fp32."""
-
-    mode: Mode
-    positions: int
-    hidden_cosine: float
-    """The smallest mean cosine of any output of a shard."""
-    logit_cosine: float
-    kl: float
-    finite: bool
-    where: str = ""
-    """The first shard whose output has infinity or NaN."""
 
 
 class GoldenResult(Data):
@@ -108,6 +94,8 @@ class GoldenResult(Data):
     """Epsilons, activations and rotary tables that the model does not have."""
     structure: tuple[Deviation, ...] = ()
     rounding: tuple[Rounding, ...] = ()
+    ane: tuple[Rounding, ...] = ()
+    """The loss of the modes in an ANE's arithmetic, late in the context."""
     twin_kl: float = 0.0
     """Mean KL of the port from its twin, on text: compression alone."""
     positions: int = 0
@@ -203,13 +191,14 @@ class Proof:
         misreadings = list(misread(self.port, self.reference)) if alone else []
         compression, exact = self.compression(text)
         del text  # logits of a large vocabulary
-        rounding = self.rounding(exact)
+        rounding, ane = self.rounding(exact), self.ane()
         greedy = self.greedy(prompts, greedy_tokens)
         checks = [
             *(judge_weights(wrong, unused) if alone else ()),
             *(judge_readings(misreadings) if alone else ()),
             *judge_structure(deviated),
-            *judge_rounding(rounding),
+            *judge_rounding("fp16", rounding),
+            *judge_rounding("ane", ane),
             *compression.checks,
             *([greedy_check(greedy, self.plan.recipe)] if greedy else []),
         ]
@@ -234,6 +223,7 @@ class Proof:
             misread=tuple(misreadings[:LISTED]),
             structure=tuple(deviated),
             rounding=tuple(rounding),
+            ane=tuple(ane),
             twin_kl=compression.twin_kl,
             positions=compression.positions,
             loader=self.reference.loader,
@@ -318,10 +308,15 @@ class Proof:
             for task, a, b in zip(tasks, exact, rounded, strict=True)
         ]
 
+    def ane(self) -> list[Rounding]:
+        """The port in an ANE's arithmetic against itself in fp32, late in the context."""
+        self.progress("an ANE's arithmetic", 4, STEPS)
+        return late_rounding(self.port, resident_bytes(self.planner) // 4)
+
     def greedy(self, prompts: int, length: int) -> list[Array]:
         """Whether the model would choose each greedy token too, by prompt. Empty for a model that
         does not fit in memory."""
-        self.progress("greedy decoding", 4, STEPS)
+        self.progress("greedy decoding", 5, STEPS)
         if not prompts or resident_bytes(self.planner) > RESIDENT:
             return []
         context = self.plan.recipe.cache.context
@@ -416,42 +411,6 @@ def twin_kl(text: Text, seen: Sequence[Seen], plan: Plan) -> float:
     pairs = zip(seen, text.logits, strict=True)
     rows = [metrics.divergence(a.logits[:, tokens], b[:, tokens]) for a, b in pairs]
     return float(np.nan_to_num(np.concatenate(rows).mean(), nan=metrics.WORST))
-
-
-def measure_rounding(
-    task: Task, exact: Seen, rounded: Seen, places: dict[Truth, tuple[str, str]], plan: Plan
-) -> Rounding:
-    """The loss of one mode by rounding."""
-    cosines, where = [], ""
-    for truth, (_, rows) in rounded.tensors.items():
-        cosines.append(float(metrics.cosine(rows, exact.tensors[truth][1]).mean()))
-        if not where and not np.isfinite(rows).all():
-            where = places[truth][0]
-    tokens = plan.tokens(0, plan.rows)
-    a, b = rounded.logits[:, tokens], exact.logits[:, tokens]
-    finite = not where and bool(np.isfinite(a).all())
-    chooses = plan.recipe.head.choose
-    kl = (
-        0.0 if chooses else float(np.nan_to_num(metrics.divergence(a, b).mean(), nan=metrics.WORST))
-    )
-    return Rounding(
-        mode=task.mode,
-        positions=len(task.probe.tokens),
-        hidden_cosine=min(cosines, default=1.0),
-        logit_cosine=1.0 if chooses else float(metrics.cosine(a, b).mean()),
-        kl=kl,
-        finite=finite,
-        where=where or ("" if finite else plan.shards[-1].name),
-    )
-
-
-def judge_rounding(roundings: Sequence[Rounding]) -> Iterator[Check]:
-    """What fp16 may cost, whatever the recipe compresses."""
-    limit = limits().fp16
-    for one in roundings:
-        yield at_least(f"fp16: hidden cosine ({one.mode})", one.hidden_cosine, limit.hidden_cosine)
-        yield at_least(f"fp16: logit cosine ({one.mode})", one.logit_cosine, limit.logit_cosine)
-        yield at_most(f"fp16: KL ({one.mode})", one.kl, limit.kl)
 
 
 def near(ranges: Sequence[Range], planner: Planner) -> Iterator[str]:

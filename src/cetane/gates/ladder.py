@@ -9,6 +9,7 @@ graph.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -63,15 +64,18 @@ def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) 
     tables = host_tables(planner, checkpoint)
     port = Packaged(Packages(packages), planner, checkpoint, tables, checkpoint.tokenizer)
     plan, engine = port.plan, port.twin
-    widest, context = widest_tokens(plan), plan.recipe.cache.context
+    widest, context = widest_tokens(plan), plan.capacities[0].tokens
     tokens = text_tokens(checkpoint.tokenizer, min(context, widest + widest // 8 + OWN))
     ask, routed = limits().structure, is_routed(planner)
     limit = ask.routed.relative if routed else ask.relative
     scores: list[ShardScore] = []
     worst: dict[str, float] = {}
-    for adapter in (None, *planner.adapters):
+    for adapter, capacity in product((None, *planner.adapters), plan.capacities):
         viewed, prefix = planner.on(adapter), "" if adapter is None else f"{adapter}: "
-        adapted = Engine(plan.on(adapter), engine.backend, engine.tables, resident=False)
+        if plan.smaller:
+            prefix += f"at {capacity.tokens}: "
+        one = plan.at(capacity.tokens).on(adapter)
+        adapted = Engine(one, engine.backend, engine.tables, resident=False)
         rung = Rung(adapted, viewed, reference_of(checkpoint, adapter), tokens)
         for shard in packages:
             if adapter is not None and not planner.changes(shard, adapter):

@@ -28,8 +28,8 @@ class StructureLimits(Data):
     routed: RoutedLimits
 
 
-class Fp16Limits(Data):
-    """Limits for programs rounded to fp16, against themselves in fp32."""
+class RoundingLimits(Data):
+    """Limits for programs in a narrower arithmetic, against themselves in fp32."""
 
     hidden_cosine: float
     logit_cosine: float
@@ -85,7 +85,8 @@ class Limits(Data):
     """The limits of all gates; `limits.toml` gives the reasons."""
 
     structure: StructureLimits
-    fp16: Fp16Limits
+    fp16: RoundingLimits
+    ane: RoundingLimits
     evidence: EvidenceLimits
     quality: dict[Quality, QualityLimits]
     draft_head: dict[Arithmetic, DraftHeadLimits]

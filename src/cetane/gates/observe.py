@@ -9,7 +9,7 @@ from cetane.engine.backend import Array
 from cetane.engine.call import Running, columns
 from cetane.engine.engine import Engine
 from cetane.engine.host import host_input
-from cetane.engine.session import gather
+from cetane.engine.session import Session, gather
 from cetane.families import Truth
 from cetane.gates.probes import Probe, ProbePart
 from cetane.gates.reference import Observed
@@ -46,9 +46,11 @@ class Seen:
         return Observed(self.logits, full)
 
 
-def observe(engine: Engine, planner: Planner, tasks: Sequence[Task]) -> list[Seen]:
-    """The port's results on every task. Every shard opens once."""
-    watched = [Watched(engine, planner, task) for task in tasks]
+def observe(
+    engine: Engine, planner: Planner, tasks: Sequence[Task], after: Session | None = None
+) -> list[Seen]:
+    """The port's results on every task, after what a session holds. Every shard opens once."""
+    watched = [Watched(engine, planner, task, after) for task in tasks]
     engine.run([(w.session, w.calls) for w in watched], last=True)
     return [w.result() for w in watched]
 
@@ -59,9 +61,16 @@ class Watched:
     Single tokens take the rest where a mode's calls cannot be padded.
     """
 
-    def __init__(self, engine: Engine, planner: Planner, task: Task) -> None:
-        self.engine, self.start = engine, task.probe.start
-        self.session = engine.session(watch=[self.keep], start=self.start)
+    def __init__(
+        self, engine: Engine, planner: Planner, task: Task, after: Session | None = None
+    ) -> None:
+        """`after` is a session of the same plan, perhaps on another backend, from which the
+        sequence goes on."""
+        self.engine = engine
+        self.session = engine.session(watch=[self.keep], start=task.probe.start)
+        if after is not None:
+            self.session.take(after)
+        self.start = self.session.position
         used: list[Mode] = [task.mode, *(part.mode for part in task.parts), "decode"]
         self.truths = {
             step: truths

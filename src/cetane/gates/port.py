@@ -48,6 +48,10 @@ class Port(Readable, Protocol):
         """The port as it ships, with every result rounded to fp16."""
 
     @property
+    def ane(self) -> Engine:
+        """The port as it ships, in an ANE's arithmetic."""
+
+    @property
     def twin(self) -> Engine:
         """The twin: the checkpoint's own values, in fp32."""
 
@@ -103,6 +107,11 @@ class Packaged:
     @property
     def rounded(self) -> Engine:
         backend = PortableBackend(self.packages, "fp16")
+        return Engine(self.plan, backend, self.tables, resident=False)
+
+    @property
+    def ane(self) -> Engine:
+        backend = PortableBackend(self.packages, "ane")
         return Engine(self.plan, backend, self.tables, resident=False)
 
     @property

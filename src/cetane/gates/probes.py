@@ -56,8 +56,9 @@ class Probe:
 def structure_probes(embedding: TokenRows, tokenizer: Tokenizer, plan: Plan) -> list[Probe]:
     """The probes that show a wrong graph.
 
-    They are a text that uses every slot of every window again, the end of the context, and
-    embeddings so faint that every epsilon has an effect.
+    They are a text that uses every slot of every window again, the end of the context, every
+    crossing from one capacity to the next, and embeddings so faint that every epsilon has an
+    effect.
     """
     context, widest = plan.recipe.cache.context, widest_tokens(plan)
     reused = max((group.count for group in plan.caches.values() if group.limited), default=0)
@@ -70,6 +71,9 @@ def structure_probes(embedding: TokenRows, tokenizer: Tokenizer, plan: Plan) -> 
         probes.append(Probe("end of the context", drawn[:tail], context - tail))
     else:
         probes.append(Probe("random", drawn[: min(tail, context)]))
+    for capacity in plan.smaller:
+        start = max(0, capacity.tokens - tail)
+        probes.append(Probe(f"beyond {capacity.tokens}", drawn[: context - start], start))
     if not plan.recipe.embedding.inside:
         probes.append(Probe(FAINT_PROBE, drawn[tail : tail + OWN], scale=FAINT))
     return probes

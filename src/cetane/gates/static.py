@@ -115,8 +115,8 @@ def reason(plan: Plan, port: Input | Output | State, given: tuple[Any, ...]) -> 
 
 def handed_on(plan: Plan) -> Iterator[PackageProblem]:
     """Problems of tensors that a later function of a mode takes in another shape."""
-    adapted = [adapter.modes for adapter in plan.adapters.values()]
-    for mode, steps in (pair for modes in (plan.modes, *adapted) for pair in modes.items()):
+    every = [modes for one in plan.capacities for modes in (one.modes, *one.adapters.values())]
+    for mode, steps in (pair for modes in every for pair in modes.items()):
         for calls in (steps.silent, steps.steps):
             made: dict[str, tuple[str, tuple[int, ...]]] = {}
             for step in calls:

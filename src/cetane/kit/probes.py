@@ -60,9 +60,10 @@ class Expected:
 def expected_probes(bundle: Bundle) -> list[Expected]:
     """The probes of a bundle: a prompt and decoded text, and verifying calls if it has any.
 
-    They are the same for the same bundle.
+    They are the same for the same bundle. Of several capacities they use only the context.
     """
-    plan, backend = bundle.plan, PortableBackend(bundle, "fp32")
+    plan = bundle.plan.at(bundle.plan.recipe.cache.context)
+    backend = PortableBackend(bundle, "fp32")
     resident = plan.weight_bytes <= RESIDENT
     engine = Engine(plan, backend, bundle.tables(), resident=resident)
     context, widest = plan.recipe.cache.context, widest_tokens(plan)
@@ -187,10 +188,11 @@ def function_calls(bundle: Bundle) -> dict[tuple[str, str], ExampleCall]:
     plan = bundle.plan
     recorder = ExampleRecorder(PortableBackend(bundle, "fp32"), plan)
     resident = plan.weight_bytes <= RESIDENT
-    engine = Engine(plan, recorder, bundle.tables(), resident=resident)
-    for mode, described in plan.modes.items():
-        for wanted in ("all", "none"):
-            feed(engine, mode, text_tokens(bundle.tokenizer, described.tokens), wanted)
+    for capacity in plan.capacities:
+        engine = Engine(plan.at(capacity.tokens), recorder, bundle.tables(), resident=resident)
+        for mode, described in capacity.modes.items():
+            for wanted in ("all", "none"):
+                feed(engine, mode, text_tokens(bundle.tokenizer, described.tokens), wanted)
     signatures = {signature(plan, key): call for key, call in recorder.calls.items()}
     for key in plan.functions:
         twin = signatures.get(signature(plan, key))

@@ -104,11 +104,13 @@ def write_bundle(bundle: Bundle, folder: Path) -> dict[str, Any]:
 
 
 def host_description(plan: Plan) -> dict[str, Any]:
-    """A bundle as `measuring/host.py` reads it."""
+    """A bundle as `measuring/host.py` reads it. Probes use only the context of several
+    capacities, so it has no other functions."""
     functions = [
         {"shard": shard.name} | function.model_dump(mode="json")
         for shard in plan.shards
         for function in shard.functions
+        if function.capacity is None
     ]
     return {
         "order": plan.recipe.tensor_layout,

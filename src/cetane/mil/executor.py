@@ -59,6 +59,15 @@ class TensorState:
         """An independent copy, to return to later."""
         return TensorState({name: tensor.clone() for name, tensor in self.tensors.items()})
 
+    def read_state(self, name: str) -> npt.NDArray[Any]:
+        """A copy of a state."""
+        array: npt.NDArray[Any] = self.tensors[name].clone().numpy()
+        return array
+
+    def write_state(self, name: str, value: npt.NDArray[Any]) -> None:
+        """Replace the values of a state."""
+        self.tensors[name] = torch.tensor(value, dtype=self.tensors[name].dtype)
+
 
 class Executable:
     """A function with its constants decoded and its ops bound. `compile` makes it."""

@@ -105,7 +105,8 @@ class Combinations:
         """
         content = self.recipe.model_dump()
         content["layout"] = layout
-        content["cache"] = content["cache"] | {"contract": contract, "context": context}
+        alone = {"contract": contract, "context": context, "capacities": ()}
+        content["cache"] = content["cache"] | alone
         content["tokens"] = content["tokens"] | {"verify": verify, "shapes": "static"}
         content["compression"] = {"default": form} | {
             table: {key: value for key, value in content["compression"][table].items()

@@ -177,7 +177,8 @@ class Bench:
     def model(self) -> Judge:
         self.progress("weights to choose by", 0, 1)
         window = min(WINDOW, self.recipe.cache.context)
-        return Judge(self.checkpoint, override(self.recipe, {"cache.context": window}))
+        short = {"cache.context": window, "cache.capacities": ()}
+        return Judge(self.checkpoint, override(self.recipe, short))
 
     @cached_property
     def truth(self) -> list[Window]:

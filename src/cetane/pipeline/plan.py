@@ -12,6 +12,7 @@ from cetane.gates.residency.sketch import sketch
 from cetane.gates.residency.target import Target
 from cetane.hardware.chips import DEFAULT_CHIP, Chip, find_chip
 from cetane.perf.breakeven import DraftingTimes
+from cetane.perf.capacities import CapacityCost, capacity_costs
 from cetane.perf.combinations import CONTEXTS, FORMATS, Combination, Combinations
 from cetane.perf.predict import Prediction, Predictor
 from cetane.pipeline.choose import known_to_hold
@@ -74,9 +75,14 @@ class Forecast:
         return [
             self.predictor.predict(self.planner, mode, context)
             for mode, tokens in self.planner.recipe.tokens.by_mode().items()
-            for context in sorted({self.context, *CONTEXTS})
+            for context in sorted({self.context, *self.planner.smaller, *CONTEXTS})
             if tokens <= context <= self.planner.model.max_context and not (flexible and tokens > 1)
         ]
+
+    @cached_property
+    def capacities(self) -> list[CapacityCost]:
+        """The price of every capacity, ascending; the last is the recipe's context."""
+        return [] if self.predictor is None else capacity_costs(self.predictor, self.planner)
 
     @cached_property
     def speculation(self) -> DraftingTimes | None:
@@ -103,6 +109,16 @@ class Forecast:
                 "break_even_share": spec.break_even_share(),
                 "break_even_chance": spec.break_even_chance(),
             },
+            "capacities": [
+                {
+                    "tokens": cost.tokens,
+                    "functions": cost.functions,
+                    "decode_ms": cost.decode.ms,
+                    "crossing_ms": cost.crossing,
+                    "break_even": cost.break_even,
+                }
+                for cost in self.capacities
+            ],
             "errors": self.predictor.fit.errors.model_dump(),
             "rates": {name: rate.model_dump() for name, rate in self.predictor.rates.items()},
         }

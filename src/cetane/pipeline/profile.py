@@ -1,7 +1,7 @@
 """The profile of a run: the figures that the published ports print."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -54,8 +54,8 @@ class Profile:
 def profile(engine: Engine, completion: Completion | None = None) -> Profile:
     """The profile of an engine that has run. Opens every shard that it used once more."""
     plan, times = engine.plan, engine.shards.times
-    decode = by_shard(plan, times, "decode")
-    verify = by_shard(plan, times, "verify")
+    decode = by_shard(smallest_called(plan, times, "decode"), times)
+    verify = by_shard(smallest_called(plan, times, "verify"), times)
     kinds = {shard.name: shard.kind for shard in plan.shards}
     layers = [ms for name, ms in decode.items() if kinds[name] != "head"]
     head = [ms for name, ms in decode.items() if kinds[name] == "head"]
@@ -72,13 +72,19 @@ def profile(engine: Engine, completion: Completion | None = None) -> Profile:
     )
 
 
-def by_shard(plan: Plan, times: Times, mode: Mode) -> dict[str, float]:
-    """Milliseconds of a mode's call in each shard; empty if it was not called whole.
+def smallest_called(plan: Plan, times: Times, mode: Mode) -> Sequence[Step | Route]:
+    """The steps of a mode at the smallest capacity at which it was called; none if it was not."""
+    modes = [one.modes[mode].steps for one in plan.capacities if mode in one.modes]
+    return next((steps for steps in modes if by_shard(steps, times)), ())
+
+
+def by_shard(steps: Sequence[Step | Route], times: Times) -> dict[str, float]:
+    """Milliseconds of these steps in each shard; empty if one was not called.
 
     Of a route, the median over all calls of its experts counts once: a decode step calls one.
     """
     made: dict[str, float] = {}
-    for step in plan.modes[mode].steps if mode in plan.modes else ():
+    for step in steps:
         called = calls_of(step, times)
         if not called:
             return {}

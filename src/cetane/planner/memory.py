@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from math import prod
+from typing import Self
 
 from cetane.errors import CetaneError
 from cetane.families import (
@@ -18,6 +20,7 @@ from cetane.families import (
     cache_form,
 )
 from cetane.planner.layout import Segment
+from cetane.schema.check import smaller
 from cetane.schema.interface import State
 from cetane.schema.recipe import Recipe
 from cetane.schema.slots import PADDED, Slots
@@ -43,6 +46,12 @@ class CachePlan:
     def slots_for(self, context: int) -> dict[str, Slots]:
         """The slots of every group at a context length."""
         return {name: self._slots(group, context) for name, group in self.groups.items()}
+
+    def at(self, capacity: int) -> Self:
+        """The same caches at a smaller capacity."""
+        view = copy(self)
+        view.slots = {name: smaller(slots, capacity) for name, slots in self.slots.items()}
+        return view
 
     def _slots(self, group: CacheGroup, context: int) -> Slots:
         """The slots of a group. Their number is a multiple of 32, to which the ANE aligns rows."""
@@ -147,10 +156,18 @@ class CachePlan:
 
     def own_nbytes(self, context: int) -> int:
         """Bytes of the whole model's keys and values in fp16, without padding."""
-        slots = self.slots_for(context)
+        return self._nbytes_of(self.slots_for(context))
+
+    def growing_nbytes(self, capacity: int) -> int:
+        """Bytes of the keys and values that grow with the capacity, in fp16, without padding."""
+        slots = self.at(capacity).slots
+        return self._nbytes_of({name: one for name, one in slots.items() if not one.limited})
+
+    def _nbytes_of(self, slots: Mapping[str, Slots]) -> int:
         return sum(
             2 * 2 * self.groups[name].heads * self.groups[name].dim * slots[name].count * layers
             for name, layers in self._kept_groups(self.model.layers).items()
+            if name in slots
         )
 
     def _kept_groups(self, blocks: Sequence[Block]) -> dict[str, int]:

@@ -5,6 +5,7 @@ It reads shapes from modules on torch's meta device, and no weights.
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Protocol, Self
 
 from cetane.checkpoint import RotatedCheckpoint
@@ -30,11 +31,13 @@ from cetane.planner.weights import (
 )
 from cetane.schema.function import (
     AdapterPlan,
+    CapacityPlan,
     ModePlan,
     Route,
     ShardPlan,
     Step,
     TablePlan,
+    at_capacity,
     with_adapter,
 )
 from cetane.schema.plan import Plan
@@ -100,9 +103,12 @@ class Planner:
         self._changes: dict[tuple[str, str], frozenset[str]] = {}
         self._parts: dict[RoutedBlock, Parts] = {} if shared is None else shared._parts
         self.calling = Calls(self.model, recipe, self.arrangement, self._parts)
-        self.functions = Graphs(
-            self.model, recipe.head.choose, self.arrangement, self.memory, self.calling
-        )
+        self.functions = self._graphs_with(self.memory)
+        self.smaller = {
+            tokens: self._graphs_with(self.memory.at(tokens)) for tokens in recipe.cache.capacities
+        }
+        """The graphs of smaller capacities, ascending."""
+        self._sizes: dict[tuple[str, int], frozenset[str]] = {}
         if shared is None:
             check_adapters(self.adapters, self.blocks)
         if shared is None or shared.recipe.compression != recipe.compression:
@@ -119,6 +125,9 @@ class Planner:
         for name, lora in self.adapters.items():
             adapt(model.layers, name, lora)
         return model
+
+    def _graphs_with(self, memory: CachePlan) -> Graphs:
+        return Graphs(self.model, self.recipe.head.choose, self.arrangement, memory, self.calling)
 
     def on(self, adapter: str | None) -> Self:
         """The same plan and blocks, with modes whose calls include an adapter."""
@@ -165,15 +174,29 @@ class Planner:
         return self.memory.caches(segment, tokens)
 
     def graphs(self, shard: str) -> list[FunctionGraph]:
-        """Every function of a shard: the base's, then those that include an adapter."""
-        return self._with_adapters(
-            [
-                graph
-                for segment in self.segments[shard]
-                for name, tokens in self.calling.widths.items()
-                for graph in self.functions.of_segment(segment, name, tokens)
-            ]
-        )
+        """Every function of a shard: the base's at the context, those of smaller capacities, then
+        those that include an adapter."""
+        graphs = self._of_shard(shard, self.functions)
+        for tokens in self.smaller:
+            graphs += self._sized(shard, tokens)
+        return self._with_adapters(graphs)
+
+    def _of_shard(self, shard: str, functions: Graphs) -> list[FunctionGraph]:
+        return [
+            graph
+            for segment in self.segments[shard]
+            for name, tokens in self.calling.widths.items()
+            for graph in functions.of_segment(segment, name, tokens)
+        ]
+
+    def _sized(self, shard: str, capacity: int) -> list[FunctionGraph]:
+        """The functions of a smaller capacity that differ from the context's."""
+        here, there = (self._of_shard(shard, g) for g in (self.functions, self.smaller[capacity]))
+        return [
+            replace(small, function=small.function.at(capacity))
+            for large, small in zip(here, there, strict=True)
+            if small.function != large.function
+        ]
 
     def widest(self, shard: str) -> list[FunctionGraph]:
         """The same functions at the largest number of tokens that a flexible shape takes."""
@@ -223,7 +246,11 @@ class Planner:
         A truth is the tensor of the Hugging Face model that an output should equal.
         """
         truths = step_truths(self.model, self.arrangement, self.calling, mode)
-        return {self._including(step, self.adapter): outputs for step, outputs in truths.items()}
+        return {
+            self._including(self._at(step, capacity), self.adapter): outputs
+            for capacity in (None, *self.smaller)
+            for step, outputs in truths.items()
+        }
 
     def feeds(self, shard: str) -> dict[str, Truth]:
         """The truths of the tensors that a shard takes from earlier shards, by tensor name."""
@@ -261,6 +288,7 @@ class Planner:
             shards=shards,
             modes=self._modes(None),
             adapters={name: self._adapter(name, lora) for name, lora in self.adapters.items()},
+            smaller=tuple(map(self._capacity, self.smaller)),
         )
         return plan.on(self.adapter)
 
@@ -273,20 +301,26 @@ class Planner:
             modes=self._modes(name),
         )
 
-    def _modes(self, adapter: str | None) -> dict[Mode, ModePlan]:
-        """The calls of every mode, with an adapter or without."""
+    def _capacity(self, tokens: int) -> CapacityPlan:
+        return CapacityPlan(
+            tokens=tokens,
+            caches=dict(self.memory.at(tokens).slots),
+            modes=self._modes(None, tokens),
+            adapters={name: self._modes(name, tokens) for name in self.adapters},
+        )
+
+    def _modes(self, adapter: str | None, capacity: int | None = None) -> dict[Mode, ModePlan]:
+        """The calls of every mode, with an adapter or without; None for the context."""
         order, calling = self.arrangement.order, self.calling
+
+        def named(step: Step | Route) -> Step | Route:
+            return self._including(self._at(step, capacity), adapter)
+
         return {
             mode: ModePlan(
                 tokens=tokens,
-                steps=tuple(
-                    self._including(s, adapter) for part in order for s in calling.steps(part, mode)
-                ),
-                silent=tuple(
-                    self._including(s, adapter)
-                    for part in order
-                    for s in calling.silent_steps(part, mode)
-                ),
+                steps=tuple(named(s) for part in order for s in calling.steps(part, mode)),
+                silent=tuple(named(s) for part in order for s in calling.silent_steps(part, mode)),
             )
             for mode, tokens in self.recipe.tokens.by_mode().items()
         }
@@ -296,14 +330,19 @@ class Planner:
         if adapter is None:
             return step
         own = self.changes(step.shard, adapter)
+        return renamed(step, {name: with_adapter(name, adapter) for name in own})
 
-        def name(function: str) -> str:
-            return with_adapter(function, adapter) if function in own else function
-
-        if isinstance(step, Step):
-            return step.model_copy(update={"function": name(step.function)})
-        experts = tuple(tuple(map(name, functions)) for functions in step.experts)
-        return step.model_copy(update={"experts": experts})
+    def _at(self, step: Step | Route, capacity: int | None) -> Step | Route:
+        """A step with the functions of a smaller capacity, where they differ from the context's."""
+        if capacity is None:
+            return step
+        key = step.shard, capacity
+        if key not in self._sizes:
+            graphs = self._sized(step.shard, capacity)
+            self._sizes[key] = frozenset(graph.function.name for graph in graphs)
+        own = self._sizes[key]
+        changed = {name: at_capacity(name, capacity) for name in called_by(step)}
+        return renamed(step, {old: new for old, new in changed.items() if new in own})
 
     def changes(self, shard: str, adapter: str) -> frozenset[str]:
         """The names of those of a shard's functions that an adapter changes."""
@@ -336,6 +375,23 @@ class Planner:
             weight_bytes=weight_bytes(blocks, self.recipe.compression),
             functions=tuple(graph.function for graph in self.graphs(name)),
         )
+
+
+def called_by(step: Step | Route) -> Iterator[str]:
+    """The names of the functions that a step can call."""
+    if isinstance(step, Step):
+        yield step.function
+    else:
+        for functions in step.experts:
+            yield from functions
+
+
+def renamed(step: Step | Route, names: Mapping[str, str]) -> Step | Route:
+    """A step with other names of its functions, where `names` has one."""
+    if isinstance(step, Step):
+        return step.model_copy(update={"function": names.get(step.function, step.function)})
+    experts = tuple(tuple(names.get(name, name) for name in one) for one in step.experts)
+    return step.model_copy(update={"experts": experts})
 
 
 def check_adapters(adapters: Mapping[str, Lora], blocks: Sequence[Block]) -> None:

@@ -1,11 +1,19 @@
 """Checks that an engine can run a plan. Plans also come from manifests, which may be hostile."""
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 from typing import Protocol
 
-from cetane.schema.function import AdapterPlan, Function, ModePlan, Route, ShardPlan, Step
+from cetane.schema.function import (
+    AdapterPlan,
+    CapacityPlan,
+    Function,
+    ModePlan,
+    Route,
+    ShardPlan,
+    Step,
+)
 from cetane.schema.interface import (
     Embedding,
     FromCache,
@@ -21,7 +29,7 @@ from cetane.schema.interface import (
     ToTensor,
     WriteMask,
 )
-from cetane.schema.recipe import Mode
+from cetane.schema.recipe import Mode, Recipe
 from cetane.schema.slots import PADDED, Slots
 
 
@@ -47,6 +55,62 @@ class AdaptedCalls(PlanCalls, Protocol):
     def modes(self) -> Mapping[Mode, ModePlan]: ...
 
 
+class GrowingCalls(AdaptedCalls, Protocol):
+    """The parts of a plan that its capacities depend on."""
+
+    @property
+    def recipe(self) -> Recipe: ...
+    @property
+    def caches(self) -> Mapping[str, Slots]: ...
+    @property
+    def adapters(self) -> Mapping[str, AdapterPlan]: ...
+    @property
+    def smaller(self) -> Sequence[CapacityPlan]: ...
+
+
+def check_capacities(plan: GrowingCalls) -> None:
+    """Raise ValueError unless the caches of every capacity can grow into those of the next, between
+    any two calls."""
+    tokens = tuple(one.tokens for one in plan.smaller)
+    if tokens != plan.recipe.cache.capacities:
+        raise ValueError(f"capacities {tokens}, but the recipe has {plan.recipe.cache.capacities}")
+    made = {function.capacity for function in plan.functions.values()} - {None}
+    if not made <= set(tokens):
+        raise ValueError("a function was made for a capacity that the plan lacks")
+    for one in plan.smaller:
+        if one.caches != {name: smaller(slots, one.tokens) for name, slots in plan.caches.items()}:
+            raise ValueError(f"the slots of capacity {one.tokens} do not follow from the context's")
+        if one.adapters.keys() != plan.adapters.keys():
+            raise ValueError(f"the capacity {one.tokens} has other adapters than the context")
+        for adapter, modes in ((None, one.modes), *one.adapters.items()):
+            widths = {mode: steps.tokens for mode, steps in modes.items()}
+            if widths != {mode: steps.tokens for mode, steps in plan.modes.items()}:
+                raise ValueError(f"the capacity {one.tokens} has other modes than the context")
+            for mode, steps in modes.items():
+                ModeCheck(plan, mode, adapter, one.tokens).steps(steps)
+                check_caches(one.caches, list(called(plan, steps)))
+    shapes: dict[str, tuple[int, ...]] = {}
+    for function in plan.functions.values():
+        for item in function.inputs:
+            if isinstance(item.source, FromCache):
+                shape = shapes.setdefault(item.source.name, item.shape[:-1])
+                if shape != item.shape[:-1]:
+                    raise ValueError(f"{item.source.name} has two shapes, which differ not only in "
+                                     "their slots")  # fmt: skip
+
+
+def smaller(slots: Slots, tokens: int) -> Slots:
+    """The slots of a group at a smaller capacity. A window keeps its own."""
+    return slots if slots.limited else slots.model_copy(update={"count": tokens})
+
+
+def called(plan: PlanCalls, mode: ModePlan) -> Iterator[Function]:
+    """The functions of the steps of a mode, without experts, which have no caches."""
+    for step in (*mode.silent, *mode.steps):
+        if isinstance(step, Step):
+            yield plan.functions[step.shard, step.function]
+
+
 def check_adapter(plan: AdaptedCalls, name: str, adapter: AdapterPlan) -> None:
     """Raise ValueError unless an engine can change to and from an adapter between any two calls."""
     widths = {mode: steps.tokens for mode, steps in adapter.modes.items()}
@@ -59,9 +123,16 @@ def check_adapter(plan: AdaptedCalls, name: str, adapter: AdapterPlan) -> None:
 class ModeCheck:
     """Follows the steps of one mode. Raises ValueError at a step that an engine cannot run."""
 
-    def __init__(self, plan: PlanCalls, mode: Mode, adapter: str | None = None) -> None:
-        """`adapter` is the only one that the mode's functions may include."""
-        self.plan, self.mode, self.adapter = plan, mode, adapter
+    def __init__(
+        self,
+        plan: PlanCalls,
+        mode: Mode,
+        adapter: str | None = None,
+        capacity: int | None = None,
+    ) -> None:
+        """The mode's functions may include only this adapter, and be made only for this
+        capacity."""
+        self.plan, self.mode, self.adapter, self.capacity = plan, mode, adapter, capacity
         self.channels: dict[str, int] = {}
         """Channels of each tensor written so far, by its name."""
         self.rows = 0
@@ -92,6 +163,10 @@ class ModeCheck:
         if function.adapter not in (None, self.adapter):
             raise ValueError(
                 f"{self.mode} calls {shard}/{name}, which includes the adapter {function.adapter}"
+            )
+        if function.capacity not in (None, self.capacity):
+            raise ValueError(
+                f"{self.mode} calls {shard}/{name}, of the capacity {function.capacity}"
             )
         return function
 

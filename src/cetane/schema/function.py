@@ -6,6 +6,7 @@ from pydantic import Field, StringConstraints
 
 from cetane.schema.interface import Input, Output, State
 from cetane.schema.recipe import Mode
+from cetane.schema.slots import Slots
 from cetane.validation import ADAPTER_NAME, PLAIN_NAME, Data
 
 Name = Annotated[str, StringConstraints(pattern=PLAIN_NAME)]
@@ -27,6 +28,15 @@ class Function(Data):
     states: tuple[State, ...] = ()
     adapter: AdapterName | None = Field(default=None, exclude_if=lambda adapter: adapter is None)
     """The adapter that it includes; None for a function of the base alone."""
+    capacity: int | None = Field(default=None, ge=1, exclude_if=lambda capacity: capacity is None)
+    """The smaller capacity that it was made for; None for the context, and for a function that
+    serves every capacity."""
+
+    def at(self, capacity: int) -> "Function":
+        """The same function, made for a smaller capacity."""
+        return self.model_copy(
+            update={"name": at_capacity(self.name, capacity), "capacity": capacity}
+        )
 
     def including(self, adapter: str) -> "Function":
         """The same function with an adapter."""
@@ -38,6 +48,11 @@ class Function(Data):
 def with_adapter(function: str, adapter: str) -> str:
     """The name of a function that includes an adapter, by the base's name."""
     return f"{function}-{adapter}"
+
+
+def at_capacity(function: str, capacity: int) -> str:
+    """The name of a function for a smaller capacity, by its name at the context."""
+    return f"{function}-c{capacity}"
 
 
 class ShardPlan(Data):
@@ -82,6 +97,22 @@ class ModePlan(Data):
     steps: tuple[Step | Route, ...]
     silent: tuple[Step | Route, ...]
     """The calls for prompt tokens whose logits are not needed. They fill caches and histories."""
+
+
+class CapacityPlan(Data):
+    """One capacity of a plan: the number of tokens that its caches hold, and its calls.
+
+    A function that no capacity changes, such as a head's, serves them all.
+    """
+
+    tokens: int = Field(ge=1)
+    caches: dict[str, Slots]
+    """Slots of every cache group. A window has the same slots at every capacity."""
+    modes: dict[Mode, ModePlan]
+    adapters: dict[AdapterName, dict[Mode, ModePlan]] = Field(
+        default_factory=dict, exclude_if=lambda adapters: not adapters
+    )
+    """The calls of every mode with an adapter, by its name."""
 
 
 class AdapterPlan(Data):

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 
 from cetane.errors import CetaneError
-from cetane.schema.check import ModeCheck, check_adapter, check_caches
+from cetane.schema.check import ModeCheck, check_adapter, check_caches, check_capacities
 from cetane.schema.function import (
     AdapterName,
     AdapterPlan,
+    CapacityPlan,
     Function,
     ModePlan,
     Route,
@@ -59,6 +60,8 @@ class Plan(Data):
         default_factory=dict, exclude_if=lambda adapters: not adapters
     )
     """Adapters that share the base's weights, by their names."""
+    smaller: tuple[CapacityPlan, ...] = Field(default=(), exclude_if=lambda smaller: not smaller)
+    """Capacities below the context, ascending. `caches` and `modes` are those of the context."""
 
     @model_validator(mode="after")
     def consistent(self) -> Plan:
@@ -76,7 +79,8 @@ class Plan(Data):
             ModeCheck(self, mode).steps(steps)
         for name, adapter in self.adapters.items():
             check_adapter(self, name, adapter)
-        check_caches(self.caches, self.functions.values())
+        check_capacities(self)
+        check_caches(self.caches, [f for f in self.functions.values() if f.capacity is None])
         tokens = TablePlan(rows=self.vocab, channels=self.hidden)
         if self.tables.get("tokens", tokens) != tokens:
             raise ValueError(f"the table of tokens is not {self.vocab} by {self.hidden}")
@@ -117,7 +121,45 @@ class Plan(Data):
         if adapter not in self.adapters:
             known = ", ".join(self.adapters) or "none"
             raise CetaneError(f"no adapter {adapter!r}; known: {known}")
-        return self.model_copy(update={"modes": self.adapters[adapter].modes})
+        smaller = tuple(
+            one.model_copy(update={"modes": one.adapters[adapter]}) for one in self.smaller
+        )
+        return self.model_copy(update={"modes": self.adapters[adapter].modes, "smaller": smaller})
+
+    @property
+    def capacities(self) -> tuple[CapacityPlan, ...]:
+        """Every capacity, ascending; the last is the context."""
+        context = CapacityPlan(
+            tokens=self.recipe.cache.context,
+            caches=self.caches,
+            modes=self.modes,
+            adapters={name: adapter.modes for name, adapter in self.adapters.items()},
+        )
+        return (*self.smaller, context)
+
+    def at(self, tokens: int) -> Plan:
+        """The plan of one capacity alone: a sequence has room for so many tokens.
+
+        Raises CetaneError for a capacity that the plan lacks.
+        """
+        known = {one.tokens: one for one in self.capacities}
+        if tokens not in known:
+            raise CetaneError(f"no capacity {tokens}; known: {', '.join(map(str, known))}")
+        one, cache = known[tokens], self.recipe.cache
+        adapters = {
+            name: adapter.model_copy(update={"modes": one.adapters[name]})
+            for name, adapter in self.adapters.items()
+        }
+        only = cache.model_copy(update={"context": tokens, "capacities": ()})
+        return self.model_copy(
+            update={
+                "recipe": self.recipe.model_copy(update={"cache": only}),
+                "caches": one.caches,
+                "modes": one.modes,
+                "adapters": adapters,
+                "smaller": (),
+            }
+        )
 
     def check_plain(self, what: str) -> None:
         """Raise CetaneError if `what`, a host that keeps caches and histories and sends a token to

@@ -56,6 +56,12 @@ class CacheTable(Data):
     sliding: ContractName | None = None
     """The contract of layers that see only a window; by default `contract`."""
     context: int = Field(default=512, ge=32)
+    capacities: tuple[Annotated[int, Field(ge=32)], ...] = Field(
+        default=(), exclude_if=lambda capacities: not capacities
+    )
+    """Smaller capacities, ascending: every call has a function for each of them, too. A sequence
+    begins in the smallest, and its caches grow between calls. A call costs what its capacity
+    costs. Manifests leave an empty list out, so that older manifests keep their bytes."""
     windowed: bool = True
     """Whether layers that see only a window keep only the tokens of that window."""
     padded: bool = False
@@ -74,12 +80,25 @@ class CacheTable(Data):
             )
         return context
 
+    @field_validator("capacities")
+    @classmethod
+    def all_aligned(cls, capacities: tuple[int, ...]) -> tuple[int, ...]:
+        if any(capacity % 32 for capacity in capacities):
+            raise ValueError("capacities must be multiples of 32, as context")
+        return capacities
+
     @model_validator(mode="after")
     def consistent(self) -> "CacheTable":
         if self.padded and {self.contract, self.sliding or self.contract} != {"stateful"}:
             raise ValueError("padded = true needs contract = 'stateful'")
         if self.state_heads > 1 and not self.padded:
             raise ValueError("state_heads above 1 needs padded = true")
+        if list(self.capacities) != sorted({*self.capacities} - {self.context}):
+            raise ValueError(f"capacities = {list(self.capacities)} are not in ascending order")
+        if self.capacities and self.capacities[-1] > self.context:
+            raise ValueError(
+                f"the capacity {self.capacities[-1]} is beyond the context, {self.context}"
+            )
         return self
 
 
@@ -178,12 +197,29 @@ class Recipe(Data):
             raise ValueError(
                 f"a call of {widest} tokens does not fit a context of {self.cache.context}"
             )
+        if self.cache.capacities and widest > self.cache.capacities[0]:
+            raise ValueError(
+                f"a call of {widest} tokens does not fit a capacity of {self.cache.capacities[0]}"
+            )
+        if self.cache.capacities and self.tokens.shapes == "range":
+            raise ValueError("cache.capacities needs static shapes: tokens.shapes = 'static'")
         if self.layout.routed and self.tokens.shapes == "range":
             raise ValueError("layout.routed needs static shapes: tokens.shapes = 'static'")
         missing = set(self.layout.routed) - set(self.tokens.by_mode())
         if missing:
             raise ValueError(f"layout.routed: the recipe has no mode {min(missing)}")
         return self
+
+
+def refuse_capacities(recipe: Recipe, what: str) -> None:
+    """Raise CetaneError for a recipe with several capacities, for `what`, whose caches never
+    grow."""
+    if recipe.cache.capacities:
+        raise CetaneError(
+            f"{what} has caches of one length, but recipe {recipe.name} has the capacities "
+            f"{', '.join(map(str, recipe.cache.capacities))} and {recipe.cache.context}",
+            "port with --set cache.capacities=[]",
+        )
 
 
 def shipped() -> dict[str, Path]:

@@ -41,7 +41,9 @@ class Served:
         # What the first request would otherwise wait for: functions are prepared on first use.
         for adapter in self.adapters.values():
             tokens = [0] * min(max(widths), self.context)
-            Prefixes(self.engine, 0).feed(tokens, adapter=adapter)
+            for start in (0, *(one.tokens for one in self.plan.smaller)):
+                session = self.engine.session(start=start, adapter=adapter)
+                session.feed(tokens[: self.context - start])
 
     @property
     def plan(self) -> Plan:

@@ -44,7 +44,15 @@ from cetane.schema.interface import (
     TokenIds,
     ToTensor,
 )
-from cetane.schema.recipe import CacheTable, EmbeddingTable, HeadTable, Layout, Recipe, Tokens
+from cetane.schema.recipe import (
+    CacheTable,
+    EmbeddingTable,
+    HeadTable,
+    Layout,
+    Recipe,
+    Tokens,
+    refuse_capacities,
+)
 from cetane.schema.slots import Slots
 
 EMBEDDINGS, LM_HEAD = "embeddings", "lm_head"
@@ -288,6 +296,7 @@ def refuse(planner: Planner, recipe: Recipe) -> None:
                 f"layers of {kind} that see only {source.window} tokens share a cache with others",
                 "port with a context of at most the window: --context",
             )
+    refuse_capacities(recipe, "their runtime")
     if recipe.head.subset is not None:
         raise CetaneError("their hosts need a head with all tokens, so no head.subset")
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from cetane.engine.schedule import skips
-from cetane.schema.function import Function, ShardPlan
+from cetane.schema.function import CapacityPlan, Function, ShardPlan
 from cetane.schema.interface import (
     MASKED,
     Embedding,
@@ -49,6 +49,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "groups": {name: group(plan, slots) for name, slots in plan.caches.items()},
         "buffers": buffers(plan),
         "modes": modes(plan),
+        "capacities": [capacity(plan, one) for one in plan.capacities] if plan.smaller else [],
         "shards": [shard(plan, one) for one in plan.shards],
     }
 
@@ -72,12 +73,35 @@ def group(plan: Plan, slots: Slots) -> dict[str, Any]:
 
 
 def buffers(plan: Plan) -> dict[str, tuple[int, ...]]:
-    """The shapes of the caches and histories that the host keeps, by name."""
+    """The shapes of the caches and histories that the host keeps, by name, at the context."""
     return {
         item.source.name: item.shape
         for function in plan.functions.values()
         for item in function.inputs
-        if isinstance(item.source, FromCache | FromHistory)
+        if isinstance(item.source, FromCache | FromHistory) and function.capacity is None
+    }
+
+
+def capacity(plan: Plan, one: CapacityPlan) -> dict[str, Any]:
+    """A capacity: its groups and modes, and the slots of each cache that it keeps.
+
+    `shifts` is true of a cache whose new slots are on the left.
+    """
+    only = plan.at(one.tokens)
+    caches = {
+        item.source.name: item.source.group
+        for function in plan.functions.values()
+        for item in function.inputs
+        if isinstance(item.source, FromCache)
+    }
+    return {
+        "tokens": one.tokens,
+        "groups": {name: group(only, slots) for name, slots in one.caches.items()},
+        "modes": modes(only),
+        "caches": {
+            name: {"slots": one.caches[g].count, "shifts": one.caches[g].contract == "shift"}
+            for name, g in caches.items()
+        },
     }
 
 

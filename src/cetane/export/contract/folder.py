@@ -63,6 +63,7 @@ def host(contract: dict[str, Any]) -> str:
         sources={source["host"] for source in sources},
         sinks={item["sink"]["host"] for function in functions for item in function["outputs"]},
         groups=groups,
+        capacities=contract["capacities"],
         buffers=contract["buffers"],
         contracts={each["contract"] for each in groups.values()},
         forms={form for each in groups.values() for form in each["forms"].values()},

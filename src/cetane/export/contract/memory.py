@@ -45,10 +45,10 @@ def memory_figures(bundle: Bundle) -> MemoryFigures:
         item.source.name: nbytes(item.shape, item.dtype)
         for function in functions
         for item in function.inputs
-        if isinstance(item.source, FromCache | FromHistory)
+        if isinstance(item.source, FromCache | FromHistory) and function.capacity is None
     }
     states = {
-        (function.owner, state.name): nbytes(state.shape, state.dtype)
+        (function.owner, function.capacity, state.name): nbytes(state.shape, state.dtype)
         for function in functions
         for state in function.states
     }

@@ -32,7 +32,7 @@ from cetane.planner import (
 )
 from cetane.schema.function import Function
 from cetane.schema.interface import FromTensor, Input, Output, ToTensor
-from cetane.schema.recipe import Layout, Recipe
+from cetane.schema.recipe import Layout, Recipe, refuse_capacities
 
 HINT = "port with one of the recipes gemma4-1chunk to gemma4-4chunk"
 
@@ -262,6 +262,7 @@ def refuse(planner: ContractPlanner) -> None:
             "the layout coreml-llm is for Gemma 4 with per-layer embeddings",
             "the layout contract describes any bundle",
         )
+    refuse_capacities(recipe, "their runtime")
     apart = recipe.layout.kind != "single" and recipe.layout.head != "last"
     if len(planner.members) not in CHUNKS or apart:
         raise CetaneError(

@@ -31,6 +31,14 @@ class ArrayState:
         """A copy of the state at this moment, to return to later. Copies no data."""
         return ArrayState(dict(self.arrays))
 
+    def read_state(self, name: str) -> Array:
+        """A copy of a state."""
+        return self.arrays[name].copy()
+
+    def write_state(self, name: str, value: Array) -> None:
+        """Replace the values of a state."""
+        self.arrays[name] = value.astype(self.arrays[name].dtype)
+
 
 @dataclass(frozen=True)
 class View:

@@ -1,0 +1,175 @@
+"""A bundle with several capacities beside one with the context alone: the same weights, one
+process, in turns, so that a noisy machine disturbs both.
+
+It reports the time to lower every number of capacities, decoding after `--position` tokens, the
+greedy tokens of both across every crossing, and predicted steps on chips.
+docs/explanation/capacities.md has the tables.
+
+    python benchmarks/capacities.py MODEL [--capacities 512 2048] [--context 8192] [--write]
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from cetane.checkpoint import Checkpoint, open_checkpoint
+from cetane.engine.engine import Engine
+from cetane.engine.generate import open_engine
+from cetane.engine.session import Session
+from cetane.gates.probes import text_tokens
+from cetane.hardware.chips import find_chip
+from cetane.lower.convert import convert_shard
+from cetane.lower.lower import Lowering
+from cetane.perf.capacities import capacity_costs
+from cetane.perf.predict import Predictor
+from cetane.planner import Planner
+from cetane.schema.recipe import Recipe, load_recipe, override
+from common import arguments, bundle_of, put_lines, report
+
+CHIPS = ("a19-pro", "m1", "m4-max")
+PAGE = Path("docs/explanation/capacities.md")
+PREDICTED = ["chip", "capacity", "functions", "ms", "tokens/s", "copy, ms", "pays after, tokens"]
+CROSSING = 12
+"""Greedy tokens that are compared around every crossing: half before it, half after."""
+
+
+def recipe_of(base: str, capacities: list[int], context: int) -> Recipe:
+    """The recipe with these capacities, under a name of its own."""
+    sizes = "-".join(map(str, [*capacities, context]))
+    changes = {"name": f"{base}-{sizes}", "cache.context": context, "cache.capacities": capacities}
+    return override(load_recipe(base), changes)
+
+
+def lowering_seconds(checkpoint: Checkpoint, recipe: Recipe) -> tuple[int, float, int]:
+    """The functions of the first shard, the seconds to convert it anew, and its bytes."""
+    planner = Planner(checkpoint, recipe)
+    shard = next(iter(planner.members))
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "shard.mlpackage"
+        lowering = Lowering(planner, checkpoint)
+        started = time.perf_counter()
+        convert_shard(planner, shard, lowering.constants(shard), target)
+        seconds = time.perf_counter() - started
+        size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    return len(planner.graphs(shard)), seconds, size
+
+
+def after(engine: Engine, ids: tuple[int, ...], position: int) -> Session:
+    """A session that holds the first tokens of a text."""
+    session = engine.session(["decode", "prefill"])
+    session.feed(ids[:position], "none")
+    return session
+
+
+def decode_seconds(session: Session, ids: tuple[int, ...], steps: int) -> float:
+    """The median time of plain steps."""
+    times = []
+    for _ in range(steps):
+        started = time.perf_counter()
+        session.feed(ids[session.position : session.position + 1])
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def greedy(engine: Engine, ids: tuple[int, ...], position: int) -> list[int]:
+    """Greedy tokens after a text."""
+    session = engine.session(["decode", "prefill"])
+    logits = session.feed(ids[:position])
+    tokens = []
+    for _ in range(CROSSING):
+        assert logits is not None
+        tokens.append(int(logits.argmax()))
+        logits = session.feed(tokens[-1:])
+    return tokens
+
+
+def markdown(columns: list[str], rows: list[list[Any]]) -> list[str]:
+    """A table, with an empty line after it."""
+    cells = [columns, ["---"] * len(columns), *([cell(value) for value in row] for row in rows)]
+    return [*(f"| {' | '.join(row)} |" for row in cells), ""]
+
+
+def cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def page(result: dict[str, Any]) -> Iterator[str]:
+    """The tables of docs/explanation/capacities.md."""
+    if "lowering" in result:
+        yield from ["Conversion of the first of the shards:", ""]
+        yield from markdown(["functions", "seconds", "bytes of the package"], result["lowering"])
+    yield from [f"Portable executor, decoding after {result['position']} tokens:", ""]
+    names = {"context alone": "alone", "several capacities": "growing", "ratio": "ratio"}
+    speeds = [[name, result[key]] for name, key in names.items()]
+    yield from markdown(["bundle", "tokens/s"], speeds)
+    yield from [f"{CROSSING} greedy tokens around each crossing:", ""]
+    yield from markdown(["beyond", "the same tokens"], result["same"])
+    yield from ["Predicted, not measured:", ""]
+    yield from markdown(PREDICTED, result["predicted"])
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--recipe", default="int8")
+    parser.add_argument("--capacities", type=int, nargs="+", default=[512, 2048])
+    parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument("--position", type=int, default=480)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--lowering", action="store_true", help="measure conversions too")
+    parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE}")
+    options = parser.parse_args()
+    checkpoint = open_checkpoint(options.model)
+    sizes: list[int] = options.capacities
+    recipes = [recipe_of(options.recipe, some, options.context) for some in ([], sizes)]
+    result: dict[str, Any] = {"position": options.position}
+    if options.lowering:
+        rows = [
+            list(
+                lowering_seconds(checkpoint, recipe_of(options.recipe, sizes[:n], options.context))
+            )
+            for n in range(len(sizes) + 1)
+        ]
+        result["lowering"] = rows
+        report("conversion of the first shard", ["functions", "seconds", "bytes"], rows, {}, False)
+    bundles = [bundle_of(checkpoint, recipe) for recipe in recipes]
+    engines = [open_engine(bundle, "portable") for bundle in bundles]
+    ids = text_tokens(bundles[0].tokenizer, options.context)
+    times: list[list[float]] = [[], []]
+    sessions = [after(engine, ids, options.position) for engine in engines]
+    for _ in range(3):
+        for session, own in zip(sessions, times, strict=True):
+            own.append(decode_seconds(session, ids, options.steps // 3))
+    alone, growing = (1 / statistics.median(own) for own in times)
+    result |= {"alone": alone, "growing": growing, "ratio": growing / alone}
+    rows = [[r.name, speed] for r, speed in zip(recipes, (alone, growing), strict=True)]
+    report(f"decoding after {options.position} tokens, tokens/s; ratio {growing / alone:.2f}",
+           ["bundle", "tokens/s"], rows, {}, as_json=False)  # fmt: skip
+    del sessions
+    same = []
+    for size, _ in pairwise([*sizes, options.context]):
+        one, other = (greedy(engine, ids, size - CROSSING // 2) for engine in engines)
+        same.append([size, one == other])
+    result["same"] = same
+    report("greedy tokens at every crossing", ["capacity", "same tokens"], same, {}, as_json=False)
+    planner = Planner(checkpoint, recipes[1])
+    rows = [
+        [chip, c.tokens, c.functions, c.decode.ms, c.decode.tok_s, c.crossing, c.break_even or ""]
+        for chip in CHIPS
+        for c in capacity_costs(Predictor(find_chip(chip)), planner)
+    ]
+    result["predicted"] = rows
+    report("predicted", PREDICTED, rows, result, options.json)
+    if options.write:
+        put_lines(PAGE, "capacities", page(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""The loss by narrower arithmetic: a port's programs against themselves in fp32.
+
+*fp16* rounds every result. *ane* also computes attention's products as an ANE was seen to
+(docs/explanation/precision.md). Their errors grow with the number of keys, so *ane* is asked late
+in the context: the prefix runs in fp32, which is fast, and only the last calls in both arithmetics.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+
+from cetane.engine.engine import Engine
+from cetane.families import Truth
+from cetane.gates import metrics
+from cetane.gates.limits import limits
+from cetane.gates.observe import Seen, Task, observe
+from cetane.gates.port import Port
+from cetane.gates.probes import OWN, Probe, ProbePart, text_tokens, widest_mode
+from cetane.gates.structure import made_by
+from cetane.gates.verdict import Check, at_least, at_most
+from cetane.mil.ane import SHORT
+from cetane.schema.plan import Plan
+from cetane.schema.recipe import Mode
+from cetane.validation import Data
+
+WORK = 10**13
+"""Products of weights and tokens that a prefix may cost: some minutes on two cores. A model of a
+billion weights then gets a prefix of 10,000 tokens, a larger one a shorter prefix."""
+
+
+class Rounding(Data):
+    """The loss of a mode in a narrower arithmetic, against the same programs in fp32."""
+
+    mode: Mode
+    positions: int
+    hidden_cosine: float
+    """The smallest mean cosine of any output of a shard."""
+    logit_cosine: float
+    kl: float
+    finite: bool
+    where: str = ""
+    """The first shard whose output has infinity or NaN."""
+
+
+def late_rounding(port: Port, weights: int) -> list[Rounding]:
+    """The loss in an ANE's arithmetic late in the context, by mode.
+
+    `weights` is the model's number of them. Empty for contexts so short that the rules of that
+    arithmetic do not apply.
+    """
+    if port.plan.recipe.cache.context < SHORT:
+        return []
+    return LateCalls(port, weights).loss(port.ane)
+
+
+class LateCalls:
+    """The last calls of a context, in the widest mode and of single tokens, after a text that a
+    port has read in fp32. Of several capacities the largest is judged."""
+
+    def __init__(self, port: Port, weights: int) -> None:
+        context = port.plan.recipe.cache.context
+        self.plan, self.planner = port.plan.at(context), port.planner
+        exact = self._on(port.shipped)
+        counts = {
+            mode: max(self.plan.modes[mode].tokens, OWN)
+            for mode in dict.fromkeys((widest_mode(self.plan), "decode"))
+        }
+        last = max(counts.values())
+        prefix = max(min(context - last, WORK // weights), 1)
+        ids = text_tokens(port.tokenizer, prefix + last)
+        self.before = exact.session()
+        exact.run([(self.before, self.before.prepare(ids[:prefix], "none"))])
+        self.tasks = [
+            Task(mode, Probe(mode, ids[prefix : prefix + count]), (ProbePart(mode, count),))
+            for mode, count in counts.items()
+        ]
+        self.exact = observe(exact, self.planner, self.tasks, self.before)
+
+    def _on(self, engine: Engine) -> Engine:
+        return Engine(self.plan, engine.backend, engine.tables, resident=False)
+
+    def loss(self, engine: Engine) -> list[Rounding]:
+        """What the backend of another engine for the port loses against fp32."""
+        seen = observe(self._on(engine), self.planner, self.tasks, self.before)
+        places = made_by(self.planner, self.plan)
+        return [
+            measure_rounding(task, exact, made, places, self.plan)
+            for task, exact, made in zip(self.tasks, self.exact, seen, strict=True)
+        ]
+
+
+def measure_rounding(
+    task: Task, exact: Seen, rounded: Seen, places: dict[Truth, tuple[str, str]], plan: Plan
+) -> Rounding:
+    """The loss of one mode by rounding."""
+    cosines, where = [], ""
+    for truth, (_, rows) in rounded.tensors.items():
+        cosines.append(float(metrics.cosine(rows, exact.tensors[truth][1]).mean()))
+        if not where and not np.isfinite(rows).all():
+            where = places[truth][0]
+    tokens = plan.tokens(0, plan.rows)
+    a, b = rounded.logits[:, tokens], exact.logits[:, tokens]
+    finite = not where and bool(np.isfinite(a).all())
+    chooses = plan.recipe.head.choose
+    kl = (
+        0.0 if chooses else float(np.nan_to_num(metrics.divergence(a, b).mean(), nan=metrics.WORST))
+    )
+    return Rounding(
+        mode=task.mode,
+        positions=len(task.probe.tokens),
+        hidden_cosine=min(cosines, default=1.0),
+        logit_cosine=1.0 if chooses else float(metrics.cosine(a, b).mean()),
+        kl=kl,
+        finite=finite,
+        where=where or ("" if finite else plan.shards[-1].name),
+    )
+
+
+def judge_rounding(
+    arithmetic: Literal["fp16", "ane"], roundings: Sequence[Rounding]
+) -> Iterator[Check]:
+    """What an arithmetic may cost, whatever the recipe compresses."""
+    limit = limits().fp16 if arithmetic == "fp16" else limits().ane
+    for one in roundings:
+        start, mode = f"{arithmetic}:", f"({one.mode})"
+        yield at_least(f"{start} hidden cosine {mode}", one.hidden_cosine, limit.hidden_cosine)
+        yield at_least(f"{start} logit cosine {mode}", one.logit_cosine, limit.logit_cosine)
+        yield at_most(f"{start} KL {mode}", one.kl, limit.kl)
