@@ -113,7 +113,7 @@ def attention(context: Context, op: Op) -> list[Op] | None:
         return None
     operands = _masked_product(context, scores)
     (values,), result = op.inputs["y"], op.outputs[0].type
-    if operands is None or result is None or context.type(values).static_shape is None:
+    if operands is None or result is None or len(context.shape(values)) != 4:
         return None
     inputs: dict[str, tuple[Argument, ...]] = {**operands, "values": _parts(context, values)}
     if len(inputs["values"]) != len(inputs["keys"]):
@@ -143,11 +143,11 @@ def _masked_product(context: Context, scores: Argument) -> dict[str, tuple[Argum
         if matmul is None or any(context.plain(matmul, f"transpose_{n}") for n in "xy"):
             continue
         (rows,), (keys,) = matmul.inputs["x"], matmul.inputs["y"]
-        shapes = [context.type(value).static_shape for value in (rows, keys, total.inputs[mask][0])]
-        fit = [shape is not None and len(shape) == 4 and shape[0] == 1 for shape in shapes]
-        if not all(fit) or context.shape(rows)[1] != context.shape(keys)[1]:
+        operands = rows, keys, total.inputs[mask][0]
+        shapes = [context.shape(value) for value in operands]
+        if any(len(shape) != 4 or shape[0] != 1 for shape in shapes):
             continue
-        if context.shape(total.inputs[mask][0])[3] != context.shape(keys)[3]:
+        if shapes[0][1] != shapes[1][1] or shapes[1][3] != shapes[2][3]:
             continue
         given: dict[str, tuple[Argument, ...]] = {"rows": (rows,), "keys": _parts(context, keys)}
         number = constant(np.array(cap, np.float32), "fp32")
