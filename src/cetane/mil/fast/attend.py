@@ -87,10 +87,11 @@ def seen_runs(mask: Floats, sizes: list[int]) -> Array:
     Keys lie in parts of these sizes. A run is a part, a start and a stop in it, and the start in
     the mask.
     """
-    shown = (mask > HIDDEN).any(axis=(0, 1))
+    shown: npt.NDArray[np.bool_] = np.any(mask > HIDDEN, axis=(0, 1))
     runs, begin = [], 0
     for part, size in enumerate(sizes):
-        edges = np.flatnonzero(np.diff(shown[begin : begin + size], prepend=False, append=False))
+        part_shown = np.concatenate([[False], shown[begin : begin + size], [False]])
+        edges = np.flatnonzero(part_shown[1:] != part_shown[:-1])
         runs += [(part, a, b, begin + a) for a, b in edges.reshape(-1, 2).tolist()]
         begin += size
     return np.array(runs, np.int64).reshape(-1, 4)

@@ -170,7 +170,9 @@ def _bounded(context: Context, value: Argument) -> tuple[Argument, float]:
 def _scaled(context: Context, value: Argument) -> tuple[Argument, float]:
     """x and the number of `mul(x, number)`; the value and 1 of anything else."""
     product = context.producer(value, "mul")
-    for x, number in (("x", "y"), ("y", "x")) if product is not None else ():
+    if product is None:
+        return value, 1.0
+    for x, number in (("x", "y"), ("y", "x")):
         (factor,) = product.inputs[number]
         if factor in context.constants and context.shape(factor) == ():
             return product.inputs[x][0], float(context.constants.plain(factor))
