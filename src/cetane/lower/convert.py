@@ -9,7 +9,6 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -207,7 +206,7 @@ def brief() -> Iterator[None]:
 
     changes = count()
     latest = next(changes)
-    known: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+    known: dict[Any, int] = {}
     """The latest change when a block's dependencies were found."""
 
     def connect(op: Any, *given: Any, **named: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
@@ -64,7 +64,8 @@ class Attention:
     result: str
     cap: float = 0.0
     sinks: Operand | None = None
-    exact: bool = True
+    exact: bool = field(default=True, compare=False)
+    """Functions that differ only in this still share their graphs."""
 
     def run(self, values: dict[str, Array], seen: dict[Operand, Array]) -> None:
         """Add the result `(1, H, R, E)` to a call's values. `seen` keeps what each mask shows."""

@@ -72,7 +72,7 @@ def _score(row, keys, start, total):  # type: ignore[no-untyped-def]
             total[j] = total[j] + row[d] * keys[d, start + j]
 
 
-@njit(nogil=True)
+@njit(nogil=True, fastmath={"contract"})
 def _term(weight, value, rounder):  # type: ignore[no-untyped-def]
     """A product as a multiple of the rounder's last bit. The product itself is exact in float64."""
     return (weight * np.float64(value) + rounder) - rounder

@@ -33,8 +33,9 @@ def write(shared: SharedModel, folder: Path) -> None:
     stages: list[dict[str, Any]] = []
     with (folder / WEIGHTS).open("wb") as data:
         for number, stage in enumerate(shared.stages):
-            if isinstance(stage, Attention):
-                stages.append({"attention": _attention_as_json(stage)})
+            if isinstance(stage, dict):
+                attentions = {n: _attention_as_json(own) for n, own in stage.items()}
+                stages.append({"attentions": attentions})
                 continue
             content = _with_weights(stage, data)
             name = f"{number}.onnx"
@@ -83,10 +84,9 @@ class PreparedModel:
             if _identity(folder / WEIGHTS) != index["weights"]:
                 raise CetaneError(f"{folder / WEIGHTS} is damaged")
             for stage in index["stages"]:
-                if "attention" in stage:
-                    attention = _attention_from_json(stage["attention"])
-                    for own in stages.values():
-                        own.append(attention)
+                if "attentions" in stage:
+                    for name, own in stages.items():
+                        own.append(_attention_from_json(stage["attentions"][name]))
                     continue
                 path = folder / plain_name(stage["model"], "model")
                 if hashlib.sha256(path.read_bytes()).hexdigest() != stage["sha256"]:

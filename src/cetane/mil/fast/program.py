@@ -74,23 +74,29 @@ class SharedModel:
 
     def __init__(self, program: Program, staged: dict[str, list[OnnxGraph | Attention]]) -> None:
         self.signatures = {name: signature(program.functions[name]) for name in staged}
-        self.stages: list[SharedStage | Attention] = []
+        self.stages: list[SharedStage | SharedAttention] = []
         for together in zip(*staged.values(), strict=True):
-            first, graphs = together[0], [g for g in together if isinstance(g, OnnxGraph)]
-            if isinstance(first, Attention):
-                self.stages.append(first)
-            else:
-                self.stages.append(SharedStage(dict(zip(staged, graphs, strict=True))))
+            graphs = {
+                n: s for n, s in zip(staged, together, strict=True) if isinstance(s, OnnxGraph)
+            }
+            attentions = {
+                n: s for n, s in zip(staged, together, strict=True) if isinstance(s, Attention)
+            }
+            self.stages.append(SharedStage(graphs) if graphs else attentions)
 
     def function(self, name: str) -> FastFunction:
         """A function whose weights are in memory."""
         return FastFunction(
             self.signatures[name],
             [
-                s if isinstance(s, Attention) else Graph(s.feedings[name], s.session)
+                Graph(s.feedings[name], s.session) if isinstance(s, SharedStage) else s[name]
                 for s in self.stages
             ],
         )
+
+
+SharedAttention = dict[str, Attention]
+"""The attention of each function at one stage."""
 
 
 class SharedStage:
