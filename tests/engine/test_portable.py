@@ -96,6 +96,32 @@ def test_the_context_is_filled_and_not_passed(variant: Bundle) -> None:
         engine.session().feed([1] * 65)
 
 
+@pytest.mark.parametrize("contract", ["readonly", "blend", "shift", "stateful"])
+@pytest.mark.parametrize("arithmetic", ["fp32", "reference", "fp16", "int8"])
+def test_a_token_has_the_same_logits_alone_and_among_others(
+    tiny_bundle: Callable[..., Bundle],
+    contract: str,
+    arithmetic: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bit for bit, after prompts of any length."""
+    bundle = tiny_bundle(contract=contract, layout={"kind": "single"}, prefill=None)
+    if arithmetic == "reference":
+        monkeypatch.setattr(cetane.mil.fast.translate, "unsupported", lambda _: ["every op"])
+        arithmetic = "fp32"
+    engine = Engine(bundle.plan, PortableBackend(bundle, arithmetic), bundle.tables())
+    for prompt in (PROMPTS[2], PROMPTS[37]):
+        alone, together = engine.session(), engine.session()
+        alone.feed(prompt)
+        together.feed(prompt)
+        for first in (5, 100, 200):
+            tokens = [first, first + 1, first + 7]
+            single = [np.array(alone.feed([token])) for token in tokens]
+            rows = np.array(together.evaluate(tokens))
+            together.accept(3)
+            np.testing.assert_array_equal(rows, single)
+
+
 def test_a_stop_token_ends_an_answer(variant: Bundle, truth: dict[int, list[int]]) -> None:
     engine = Engine(variant.plan, PortableBackend(variant), variant.tables())
     stop = truth[8][4]

@@ -44,7 +44,7 @@ def test_it_is_kept_and_gives_what_the_package_gives(package: Path, cache: Path)
     for _ in range(2):
         np.testing.assert_array_equal(result(package), truth)
         assert PreparedProgram(package, pack=True).known
-    assert len(list(cache.rglob("model.onnx"))) == 1
+    assert len(list(cache.rglob("0.onnx"))) == 1
 
 
 def cut(file: Path) -> None:
@@ -60,7 +60,7 @@ def scribble(file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        ("model.onnx", scribble), ("model.onnx", Path.unlink), ("weights.bin", cut),
+        ("0.onnx", scribble), ("0.onnx", Path.unlink), ("weights.bin", cut),
         ("weights.bin", scribble), ("weights.bin", Path.unlink), ("index.json", cut),
         ("index.json", Path.unlink),
     ],

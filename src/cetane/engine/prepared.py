@@ -60,15 +60,15 @@ class PreparedProgram:
     def function(self, name: str) -> FastFunction:
         """The function `name`. Raises as `FastProgram.function`."""
         for model in self._models:
-            if name in model.feedings:
-                return model.function(name)
+            if name in model.functions:
+                return model.functions[name]
         prepared = self._read(name)
         if prepared is None and self._write(name, self.fast.shared(name)):
             prepared = self._read(name)
         if prepared is None:
             return self.fast.function(name)
         self._models.append(prepared)
-        return prepared.function(name)
+        return prepared.functions[name]
 
     def _read(self, name: str) -> PreparedModel | None:
         for folder in sorted(self._folder.glob("[!.]*")):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -186,21 +187,54 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def brief() -> Iterator[None]:
-    """A context for conversions in half the time.
+    """A context for conversions in less than half the time.
 
     coremltools checks a program after each of some 110 passes. Here it does not: the caller checks
-    the finished program. Its collections of garbage search only what was made since the context
-    began.
+    the finished program. After each pass it also finds anew which weights every value depends on.
+    Here it does so only if the inputs of an op have changed since: most passes change nothing. It
+    writes whole programs into log lines that nobody reads; here they are empty. Its collections of
+    garbage search only what was made since the context began.
     """
-    from coremltools.converters.mil.mil import Program
+    from coremltools.converters.mil.mil import Block, Operation, Program
 
     def trusted(program: Any, check_essential_scope: bool = False) -> None:
         """In place of `Program.validate`."""
 
-    validate, Program.validate = Program.validate, trusted
+    def unsaid(block: Any, indent: str | None = None, print_attr: bool | None = False) -> str:
+        """In place of `Block.indented_str`."""
+        return ""
+
+    changes = count()
+    latest = next(changes)
+    known: dict[Any, int] = {}
+    """The latest change when a block's dependencies were found."""
+
+    def connect(op: Any, *given: Any, **named: Any) -> None:
+        """`Operation._validate_and_set_inputs`, through which every input of an op is set."""
+        nonlocal latest
+        latest = next(changes)
+        connected(op, *given, **named)
+
+    def depend(block: Any) -> None:
+        """`Block._propagate_nonreplaceable_vars`, if it has anything to do."""
+        if known.get(block) != latest:
+            depended(block)
+            known[block] = latest
+
+    connected, depended = Operation._validate_and_set_inputs, Block._propagate_nonreplaceable_vars
+    replaced = [
+        (Program, "validate", trusted),
+        (Block, "indented_str", unsaid),
+        (Block, "_propagate_nonreplaceable_vars", depend),
+        (Operation, "_validate_and_set_inputs", connect),
+    ]
+    saved = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+    for owner, name, instead in replaced:
+        setattr(owner, name, instead)
     gc.freeze()
     try:
         yield
     finally:
         gc.unfreeze()
-        Program.validate = validate
+        for owner, name, before in saved:
+            setattr(owner, name, before)

@@ -8,7 +8,9 @@ import numpy as np
 from cetane.mil import MilFunction, load
 from cetane.mil.executor import compile
 from cetane.mil.fast import FastProgram
+from cetane.mil.fast.attend import Attention
 from cetane.mil.fast.fusion import fuse
+from cetane.mil.fast.stages import stages
 from cetane.mil.fast.translate import translate
 
 Build = Callable[..., Path]
@@ -21,8 +23,14 @@ def normal(*shape: int) -> np.ndarray:
 
 
 def kinds(function: MilFunction, pack: bool = False) -> list[str]:
-    """Nodes of the graph that the function becomes."""
-    return [node.kind for node in translate(fuse(function, pack)).nodes]
+    """Nodes of the graphs that the function becomes, and "Attention" for what runs between them."""
+    names: list[str] = []
+    for stage in stages(fuse(function, pack)):
+        if isinstance(stage, Attention):
+            names.append("Attention")
+        else:
+            names += [node.kind for node in translate(stage).nodes]
+    return names
 
 
 def agree(path: Path, **inputs: np.ndarray) -> list[np.ndarray]:

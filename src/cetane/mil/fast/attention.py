@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from cetane.mil.fast.context import VIEW, Context, constant, literal, made
+from cetane.mil.fast.context import ATTENTION, VIEW, Context, constant, literal, made
 from cetane.mil.program import Argument, NamedValue, Op, TensorType
 
 
@@ -80,6 +82,115 @@ def _rotated(
         made("mul", product, context.type(crossed.outputs[0].name), x=turned, y=signed),
         Op("add", op.name, {name: (value,) for name, value in kept.items()}, op.outputs),
     ]
+
+
+def attention(context: Context, op: Op) -> list[Op] | None:
+    """Make an op of attention, which runs between graphs (`attend`).
+
+        matmul(softmax(add(matmul(rows, keys), mask)), values^T)
+        ->  attention(rows, keys, values, mask)
+
+    Scores may be bounded, `mul(tanh(mul(scores, 1 / cap)), cap)`. Weights may have a factor of two,
+    which is exact. Keys that are joined from a past and new columns stay apart. A column of scores
+    that is cut off after the softmax is a sink.
+    """
+    if op.kind != "matmul" or not context.plain(op, "transpose_y"):
+        return None
+    weights, factor = _scaled(context, op.inputs["x"][0])
+    softmax = context.producer(weights, "softmax")
+    sink: Argument | None = None
+    if softmax is None and (cut := context.producer(weights, "slice_by_index")) is not None:
+        softmax = context.producer(cut.inputs["x"][0], "softmax")
+        both = softmax and context.producer(softmax.inputs["x"][0], "concat")
+        if both is None or len(both.inputs["values"]) != 2 or not _is_last(context, both):
+            return None
+        scores, sink = both.inputs["values"]
+        if context.part(cut) != (3, 0, context.shape(scores)[-1]):
+            return None
+    elif softmax is not None:
+        (scores,) = softmax.inputs["x"]
+    if softmax is None or not _is_last(context, softmax) or math.frexp(factor)[0] != 0.5:
+        return None
+    operands = _masked_product(context, scores)
+    (values,), result = op.inputs["y"], op.outputs[0].type
+    if operands is None or result is None or len(context.shape(values)) != 4:
+        return None
+    inputs: dict[str, tuple[Argument, ...]] = {**operands, "values": _parts(context, values)}
+    if len(inputs["values"]) != len(inputs["keys"]):
+        return None
+    if sink is not None:
+        inputs["sinks"] = (sink,)
+    if any(not isinstance(a, str) or a in context.constants for n in inputs if n != "cap"
+           for a in inputs[n]):  # fmt: skip
+        return None
+    name = op.outputs[0].name
+    mixed = f"{name}:mixed" if factor != 1 else name
+    ops = [Op(ATTENTION, op.name, inputs, (NamedValue(mixed, result),))]
+    if factor != 1:
+        number = constant(np.array(factor, np.float32), result.dtype)
+        ops.append(made("mul", name, result, x=mixed, y=number))
+    return ops
+
+
+def _masked_product(context: Context, scores: Argument) -> dict[str, tuple[Argument, ...]] | None:
+    """Rows, keys, mask and bound of `add(matmul(rows, keys), mask)`; None for anything else."""
+    total = context.producer(scores, "add")
+    if total is None:
+        return None
+    for product, mask in (("x", "y"), ("y", "x")):
+        bounded, cap = _bounded(context, total.inputs[product][0])
+        matmul = context.producer(bounded, "matmul")
+        if matmul is None or any(context.plain(matmul, f"transpose_{n}") for n in "xy"):
+            continue
+        (rows,), (keys,) = matmul.inputs["x"], matmul.inputs["y"]
+        operands = rows, keys, total.inputs[mask][0]
+        shapes = [context.shape(value) for value in operands]
+        if any(len(shape) != 4 or shape[0] != 1 for shape in shapes):
+            continue
+        if shapes[0][1] != shapes[1][1] or shapes[1][3] != shapes[2][3]:
+            continue
+        given: dict[str, tuple[Argument, ...]] = {"rows": (rows,), "keys": _parts(context, keys)}
+        number = constant(np.array(cap, np.float32), "fp32")
+        return given | {"mask": total.inputs[mask], "cap": (number,)}
+    return None
+
+
+def _bounded(context: Context, value: Argument) -> tuple[Argument, float]:
+    """x and the cap of `mul(tanh(mul(x, 1 / cap)), cap)`; the value and 0 of anything else."""
+    outer, cap = _scaled(context, value)
+    tanh = context.producer(outer, "tanh")
+    if tanh is None:
+        return value, 0.0
+    inner, divisor = _scaled(context, tanh.inputs["x"][0])
+    if not math.isclose(cap * divisor, 1, rel_tol=1e-3):
+        return value, 0.0
+    return inner, cap
+
+
+def _scaled(context: Context, value: Argument) -> tuple[Argument, float]:
+    """x and the number of `mul(x, number)`; the value and 1 of anything else."""
+    product = context.producer(value, "mul")
+    if product is None:
+        return value, 1.0
+    for x, number in (("x", "y"), ("y", "x")):
+        (factor,) = product.inputs[number]
+        if factor in context.constants and context.shape(factor) == ():
+            return product.inputs[x][0], float(context.constants.plain(factor))
+    return value, 1.0
+
+
+def _is_last(context: Context, op: Op) -> bool:
+    """Whether an op works along the last of four axes."""
+    return context.plain(op, "axis", -1) in (-1, 3)
+
+
+def _parts(context: Context, value: Argument) -> tuple[Argument, ...]:
+    """The past and the new columns of which keys are joined; the keys themselves otherwise."""
+    both = context.producer(value, "concat")
+    if both is None or context.plain(both, "interleave") or not _is_last(context, both):
+        return (value,)
+    parts = both.inputs["values"]
+    return parts if len(parts) == 2 and context.producer(parts[0], VIEW) else (value,)
 
 
 def past_apart(context: Context, op: Op) -> list[Op] | None:

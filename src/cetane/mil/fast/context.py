@@ -21,7 +21,7 @@ from cetane.mil.program import (
     TensorType,
 )
 
-VIEW, RMS_NORM = "fast:view", "fast:rms_norm"
+VIEW, RMS_NORM, ATTENTION = "fast:view", "fast:rms_norm", "fast:attention"
 ROWS_LINEAR, PACKED_LINEAR = "fast:rows_linear", "fast:packed_linear"
 """The kinds of op that rewrites make. A program's own kinds have no colon."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import numpy as np
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import NUMPY, Array
 from cetane.mil.fast.arrays import accepted, declared, held
+from cetane.mil.fast.attend import Attention, Operand, View, value_of
 from cetane.mil.guard import reason
 from cetane.mil.program import Signature
 
@@ -41,35 +42,41 @@ class ArrayState:
 
 
 @dataclass(frozen=True)
-class View:
-    """A graph input that is a part of a function's input: `begin:end` of its first axis."""
-
-    source: str
-    begin: int
-    end: int
-
-
-@dataclass(frozen=True)
 class Feeding:
-    """The way from a call of one function to a run of the session that it shares with others."""
+    """The way from the values of a call to a run of a session, which other functions share."""
 
-    signature: Signature
     whole: tuple[str, ...]
     """Inputs that the session takes unchanged."""
     views: dict[str, View]
     constants: dict[str, Array]
     """Inputs of the session that are the same in every call of this function."""
     results: dict[str, str]
-    """The session's results, by the names of the function's outputs and states."""
+    """The session's results, by the names of values and states."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A stage that onnxruntime runs."""
+
+    feeding: Feeding
+    session: ort.InferenceSession
+
+    def run(self, values: dict[str, Array], states: dict[str, Array]) -> None:
+        """Add the results to a call's values, and replace its states."""
+        feeding = self.feeding
+        feeds = {n: values[n] if n in values else states[n] for n in feeding.whole}
+        feeds |= feeding.constants
+        feeds |= {name: value_of(view, values) for name, view in feeding.views.items()}
+        results = self.session.run(list(feeding.results.values()), feeds)
+        for name, array in zip(feeding.results, results, strict=True):
+            (states if name in states else values)[name] = array
 
 
 class FastFunction:
     """A function compiled for onnxruntime. See `FastProgram.function`."""
 
-    def __init__(self, feeding: Feeding, session: ort.InferenceSession) -> None:
-        self.function = feeding.signature
-        self._feeding, self._session = feeding, session
-        self._results = list(feeding.results.values())
+    def __init__(self, signature: Signature, stages: Sequence[Graph | Attention]) -> None:
+        self.function, self._stages = signature, tuple(stages)
 
     def make_state(self) -> ArrayState:
         """The function's states, all zeros."""
@@ -90,25 +97,20 @@ class FastFunction:
         copied. Float outputs are float32. Raises CetaneError that names the input that does not
         fit.
         """
-        feeds = self._inputs(inputs)
+        expected, types = self.function.inputs, self.function.outputs
+        self.function.check_inputs(inputs)
+        values = {name: accepted(name, inputs[name], type_) for name, type_ in expected.items()}
         held_states = {} if state is None else state.arrays
         self.function.check_states({name: a.shape for name, a in held_states.items()})
-        feeds.update(held_states)
+        states = dict(held_states)
+        seen: dict[Operand, Array] = {}
         try:
-            results = self._session.run(self._results, feeds)
+            for stage in self._stages:
+                if isinstance(stage, Attention):
+                    stage.run(values, seen)
+                else:
+                    stage.run(values, states)
         except Exception as error:  # onnxruntime's exceptions have no common base
             raise CetaneError(f"function {self.function.name}: {reason(error)}") from error
-        values = dict(zip(self._feeding.results, results, strict=True))
-        for name in held_states:
-            held_states[name] = values[name]
-        types = self.function.outputs
+        held_states.update(states)
         return {name: declared(values[name], type_) for name, type_ in types.items()}
-
-    def _inputs(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        expected = self.function.inputs
-        self.function.check_inputs(inputs)
-        arrays = {name: accepted(name, inputs[name], type_) for name, type_ in expected.items()}
-        feeds = {name: arrays[name] for name in self._feeding.whole} | self._feeding.constants
-        for name, view in self._feeding.views.items():
-            feeds[name] = arrays[view.source][view.begin : view.end]
-        return feeds

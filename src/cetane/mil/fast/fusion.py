@@ -12,17 +12,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from cetane.mil.fast.attention import past_apart, rotation
-from cetane.mil.fast.context import PACKED_LINEAR, RMS_NORM, VIEW, Context, literal, made
-from cetane.mil.fast.rows import rows_of_channels
+from cetane.mil.fast.attention import attention, past_apart, rotation
+from cetane.mil.fast.context import ATTENTION, PACKED_LINEAR, RMS_NORM, VIEW, Context, literal, made
+from cetane.mil.fast.rows import MOST_PACKED, largest_call, rows_of_channels
 from cetane.mil.program import Argument, MilFunction, NamedValue, Op, TensorType
 
 
 def fuse(function: MilFunction, pack: bool = False) -> MilFunction:
     """`function` with every rewrite applied to every op that fits; `pack` keeps weights packed."""
-    for rewrite in (rms_norm, scaled_norm, merged_convolution, input_view, rotation, past_apart):
+    for rewrite in (
+        rms_norm, scaled_norm, merged_convolution, input_view, rotation, attention, past_apart
+    ):  # fmt: skip
         function = rewritten(function, rewrite)
     function = rows_of_channels(function, pack)
+    # Products of many tokens have no packed form, so their results differ from those of few anyway.
+    exact = not pack or largest_call(function) <= MOST_PACKED
+    function = rewritten(function, lambda _, op: marked(op, exact))
     if any(op.kind == PACKED_LINEAR for op in function.ops):
         # Packed functions of other widths read other weights, so graphs need not stay alike.
         for rewrite in (order_kept, reshaped_once):
@@ -40,6 +45,13 @@ def rewritten(
         instead = rewrite(context, op)
         ops += [op] if instead is None else instead
     return replace(function, body=replace(function.body, ops=tuple(ops)))
+
+
+def marked(op: Op, exact: bool) -> list[Op] | None:
+    """Mark an attention as exact, or as fast."""
+    if op.kind != ATTENTION:
+        return None
+    return [replace(op, inputs={**op.inputs, "exact": (literal(exact),)})]
 
 
 def rms_norm(context: Context, op: Op) -> list[Op] | None:

@@ -1,7 +1,7 @@
 """Prepared models on disk. To open one reads no package and decodes no weight.
 
-A folder holds one model of a package (`model.onnx`), its weights, which onnxruntime maps into
-memory (`weights.bin`), and the feeding of each function (`index.json`).
+A folder holds the graphs of functions that share them, its weights, which onnxruntime maps into
+memory (`weights.bin`), and the functions' stages (`index.json`).
 """
 
 from __future__ import annotations
@@ -10,75 +10,93 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
 from cetane.mil.fast.arrays import align
-from cetane.mil.fast.functions import FastFunction, Feeding, View
+from cetane.mil.fast.attend import Attention, Operand, View
+from cetane.mil.fast.functions import FastFunction, Feeding, Graph
 from cetane.mil.fast.sessions import open_session
-from cetane.mil.program import Signature, SizeRange, TensorType
+from cetane.mil.program import Signature, SizeRange, TensorType, plain_name
 
 if TYPE_CHECKING:
-    import onnxruntime as ort
+    from cetane.mil.fast.program import SharedModel, SharedStage
 
-    from cetane.mil.fast.program import SharedModel
-
-MODEL, WEIGHTS, INDEX = "model.onnx", "weights.bin", "index.json"
+WEIGHTS, INDEX = "weights.bin", "index.json"
 
 
 def write(shared: SharedModel, folder: Path) -> None:
     """Write a model into an empty folder. Only one weight is in memory at a time."""
-    proto = shared.proto
+    stages: list[dict[str, Any]] = []
     with (folder / WEIGHTS).open("wb") as data:
-        for initializer in proto.graph.initializer:
-            weight = shared.weight(initializer.name)
-            if weight is None:
+        for number, stage in enumerate(shared.stages):
+            if isinstance(stage, dict):
+                attentions = {n: _attention_as_json(own) for n, own in stage.items()}
+                stages.append({"attentions": attentions})
                 continue
-            array = np.ascontiguousarray(weight)
-            align(data)
-            place = {"location": WEIGHTS, "offset": data.tell(), "length": array.nbytes}
-            del initializer.external_data[:]
-            for key, value in place.items():
-                initializer.external_data.add(key=key, value=str(value))
-            data.write(array.data)
-    content = proto.SerializeToString()
-    (folder / MODEL).write_bytes(content)
+            content = _with_weights(stage, data)
+            name = f"{number}.onnx"
+            (folder / name).write_bytes(content)
+            feedings = {n: _as_json(feeding) for n, feeding in stage.feedings.items()}
+            sha256 = hashlib.sha256(content).hexdigest()
+            stages.append({"model": name, "sha256": sha256, "feedings": feedings})
     index = {
-        "model": hashlib.sha256(content).hexdigest(),
         "weights": _identity(folder / WEIGHTS),
-        "functions": {name: _as_json(feeding) for name, feeding in shared.feedings.items()},
+        "functions": {n: _signature_as_json(s) for n, s in shared.signatures.items()},
+        "stages": stages,
     }
     (folder / INDEX).write_text(json.dumps(index))
+
+
+def _with_weights(stage: SharedStage, data: BinaryIO) -> bytes:
+    """A stage's model, whose weights are appended to a file."""
+    proto = stage.proto
+    for initializer in proto.graph.initializer:
+        weight = stage.weight(initializer.name)
+        if weight is None:
+            continue
+        array = np.ascontiguousarray(weight)
+        align(data)
+        place = {"location": WEIGHTS, "offset": data.tell(), "length": array.nbytes}
+        del initializer.external_data[:]
+        for key, value in place.items():
+            initializer.external_data.add(key=key, value=str(value))
+        data.write(array.data)
+    return proto.SerializeToString()
 
 
 @dataclass(frozen=True)
 class PreparedModel:
     """A prepared model, opened from its folder."""
 
-    feedings: dict[str, Feeding]
-    session: ort.InferenceSession
+    functions: dict[str, FastFunction]
 
     @classmethod
     def read(cls, folder: Path) -> PreparedModel:
         """Open a folder. Raises CetaneError if `write` has not finished it, or if it is damaged."""
         try:
             index = json.loads((folder / INDEX).read_text())
-            functions = {n: _from_json(n, content) for n, content in index["functions"].items()}
-            content = (folder / MODEL).read_bytes()
-            if hashlib.sha256(content).hexdigest() != index["model"]:
-                raise CetaneError(f"{folder / MODEL} is damaged")
+            signatures = {n: _signature_from_json(n, c) for n, c in index["functions"].items()}
+            stages: dict[str, list[Graph | Attention]] = {name: [] for name in signatures}
             if _identity(folder / WEIGHTS) != index["weights"]:
                 raise CetaneError(f"{folder / WEIGHTS} is damaged")
+            for stage in index["stages"]:
+                if "attentions" in stage:
+                    for name, own in stages.items():
+                        own.append(_attention_from_json(stage["attentions"][name]))
+                    continue
+                path = folder / plain_name(stage["model"], "model")
+                if hashlib.sha256(path.read_bytes()).hexdigest() != stage["sha256"]:
+                    raise CetaneError(f"{path} is damaged")
+                session = open_session(str(path))
+                for name, own in stages.items():
+                    own.append(Graph(_from_json(stage["feedings"][name]), session))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise CetaneError(f"{folder} holds no prepared model: {error!r}") from error
-        return cls(functions, open_session(str(folder / MODEL)))
-
-    def function(self, name: str) -> FastFunction:
-        """The function of this name."""
-        return FastFunction(self.feedings[name], self.session)
+        return cls({n: FastFunction(s, stages[n]) for n, s in signatures.items()})
 
 
 def _identity(weights: Path) -> list[int]:
@@ -96,30 +114,73 @@ def holds(folder: Path, function: str) -> bool:
         return False
 
 
+def _signature_as_json(signature: Signature) -> dict[str, Any]:
+    kinds = {"inputs": signature.inputs, "outputs": signature.outputs, "states": signature.states}
+    return {what: {n: _type_as_json(t) for n, t in types.items()} for what, types in kinds.items()}
+
+
+def _signature_from_json(name: str, content: dict[str, Any]) -> Signature:
+    return Signature(
+        name,
+        *(
+            {n: _type_from_json(t) for n, t in content[what].items()}
+            for what in ("inputs", "outputs", "states")
+        ),
+    )
+
+
 def _as_json(feeding: Feeding) -> dict[str, Any]:
-    signature = feeding.signature
     return {
-        "inputs": {name: _type_as_json(type_) for name, type_ in signature.inputs.items()},
-        "outputs": {name: _type_as_json(type_) for name, type_ in signature.outputs.items()},
-        "states": {name: _type_as_json(type_) for name, type_ in signature.states.items()},
         "whole": feeding.whole,
-        "views": {n: [v.source, v.begin, v.end] for n, v in feeding.views.items()},
+        "views": {name: _operand_as_json(view) for name, view in feeding.views.items()},
         "constants": {n: [str(a.dtype), a.tolist()] for n, a in feeding.constants.items()},
         "results": feeding.results,
     }
 
 
-def _from_json(name: str, content: dict[str, Any]) -> Feeding:
-    types = (
-        {n: _type_from_json(t) for n, t in content[what].items()}
-        for what in ("inputs", "outputs", "states")
-    )
+def _from_json(content: dict[str, Any]) -> Feeding:
     constants: dict[str, Array] = {
         n: np.array(values, dtype) for n, (dtype, values) in content["constants"].items()
     }
     views = {n: View(*view) for n, view in content["views"].items()}
-    whole, results = tuple(content["whole"]), dict(content["results"])
-    return Feeding(Signature(name, *types), whole, views, constants, results)
+    return Feeding(tuple(content["whole"]), views, constants, dict(content["results"]))
+
+
+def _attention_as_json(attention: Attention) -> dict[str, Any]:
+    return {
+        "rows": _operand_as_json(attention.rows),
+        "keys": [_operand_as_json(part) for part in attention.keys],
+        "values": [_operand_as_json(part) for part in attention.values],
+        "mask": _operand_as_json(attention.mask),
+        "result": attention.result,
+        "cap": attention.cap,
+        "sinks": None if attention.sinks is None else _operand_as_json(attention.sinks),
+        "exact": attention.exact,
+    }
+
+
+def _attention_from_json(content: dict[str, Any]) -> Attention:
+    sinks = content["sinks"]
+    return Attention(
+        _operand_from_json(content["rows"]),
+        tuple(map(_operand_from_json, content["keys"])),
+        tuple(map(_operand_from_json, content["values"])),
+        _operand_from_json(content["mask"]),
+        content["result"],
+        content["cap"],
+        None if sinks is None else _operand_from_json(sinks),
+        content["exact"],
+    )
+
+
+def _operand_as_json(operand: Operand) -> str | list[str | int]:
+    if isinstance(operand, str):
+        return operand
+    return [operand.source, operand.begin, operand.end]
+
+
+def _operand_from_json(content: str | list[Any]) -> Operand:
+    return content if isinstance(content, str) else View(*content)
 
 
 def _type_as_json(type_: TensorType) -> list[Any]:

@@ -8,11 +8,13 @@ import onnxruntime as ort
 
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
-from cetane.mil.fast.functions import FastFunction, Feeding
+from cetane.mil.fast.attend import Attention
+from cetane.mil.fast.functions import FastFunction, Feeding, Graph
 from cetane.mil.fast.fusion import fuse
 from cetane.mil.fast.model import alike, differing_literals, model
 from cetane.mil.fast.onnx_graph import OnnxGraph
 from cetane.mil.fast.sessions import open_session
+from cetane.mil.fast.stages import stages
 from cetane.mil.fast.translate import translate
 from cetane.mil.guard import failures_at
 from cetane.mil.program import MilFunction, Program, Signature, listed
@@ -33,8 +35,7 @@ class FastProgram:
     def function(self, name: str) -> FastFunction:
         """The function `name`. Raises CetaneError if there is none, or if it uses ops without an
         ONNX form; the message lists these ops."""
-        shared = self.shared(name)
-        return FastFunction(shared.feedings[name], shared.session)
+        return self.shared(name).function(name)
 
     def shared(self, name: str) -> SharedModel:
         """The model that a function shares with all functions like it. Raises as `function`."""
@@ -44,37 +45,67 @@ class FastProgram:
                 hint=f"its functions are {listed(self.program.functions)}",
             )
         for shared in self._shared:
-            if name in shared.feedings:
+            if name in shared.signatures:
                 return shared
-        graph = self._graph(self.program.functions[name])
-        graphs = {name: graph}
+        own = self._stages(self.program.functions[name])
+        staged = {name: own}
         for other, function in self.program.functions.items():
-            if other == name or any(other in shared.feedings for shared in self._shared):
+            if other == name or any(other in shared.signatures for shared in self._shared):
                 continue
             try:
-                candidate = self._graph(function)
+                candidate = self._stages(function)
             except CetaneError:  # raised again when this function is asked for
                 continue
-            if alike(graph, candidate):
-                graphs[other] = candidate
-        self._shared.append(SharedModel(self.program, graphs))
+            if _alike(own, candidate):
+                staged[other] = candidate
+        self._shared.append(SharedModel(self.program, staged))
         return self._shared[-1]
 
-    def _graph(self, function: MilFunction) -> OnnxGraph:
+    def _stages(self, function: MilFunction) -> list[OnnxGraph | Attention]:
         with failures_at(f"function {function.name}"):
-            return translate(fuse(function, self._pack))
+            return [
+                stage if isinstance(stage, Attention) else translate(stage)
+                for stage in stages(fuse(function, self._pack))
+            ]
 
 
 class SharedModel:
-    """One ONNX model for functions whose graphs are alike, with the feeding of each."""
+    """ONNX models for functions whose stages are alike, with the feedings of each function."""
 
-    def __init__(self, program: Program, graphs: dict[str, OnnxGraph]) -> None:
+    def __init__(self, program: Program, staged: dict[str, list[OnnxGraph | Attention]]) -> None:
+        self.signatures = {name: signature(program.functions[name]) for name in staged}
+        self.stages: list[SharedStage | SharedAttention] = []
+        for together in zip(*staged.values(), strict=True):
+            graphs = {
+                n: s for n, s in zip(staged, together, strict=True) if isinstance(s, OnnxGraph)
+            }
+            attentions = {
+                n: s for n, s in zip(staged, together, strict=True) if isinstance(s, Attention)
+            }
+            self.stages.append(SharedStage(graphs) if graphs else attentions)
+
+    def function(self, name: str) -> FastFunction:
+        """A function whose weights are in memory."""
+        return FastFunction(
+            self.signatures[name],
+            [
+                Graph(s.feedings[name], s.session) if isinstance(s, SharedStage) else s[name]
+                for s in self.stages
+            ],
+        )
+
+
+SharedAttention = dict[str, Attention]
+"""The attention of each function at one stage."""
+
+
+class SharedStage:
+    """One ONNX model for one stage of several functions."""
+
+    def __init__(self, graphs: dict[str, OnnxGraph]) -> None:
         self._graphs = list(graphs.values())
         variable = differing_literals(self._graphs)
-        self.feedings = {
-            name: _feeding(program.functions[name], graph, variable)
-            for name, graph in graphs.items()
-        }
+        self.feedings = {name: _feeding(graph, variable) for name, graph in graphs.items()}
         self.proto = model(self._graphs)
 
     def weight(self, name: str) -> Array | None:
@@ -89,11 +120,23 @@ class SharedModel:
         return open_session(self.proto.SerializeToString(), weights)
 
 
-def _feeding(function: MilFunction, graph: OnnxGraph, variable: list[str]) -> Feeding:
+def _feeding(graph: OnnxGraph, variable: list[str]) -> Feeding:
     return Feeding(
-        Signature(function.name, function.inputs, function.outputs, function.states),
-        tuple(name for name in function.inputs if name in graph.inputs),
+        tuple(name for name in graph.inputs if name not in graph.views),
         graph.views,
         {name: graph.literals[name] for name in variable},
         graph.outputs,
+    )
+
+
+def signature(function: MilFunction) -> Signature:
+    """The signature of a function, without its ops."""
+    return Signature(function.name, function.inputs, function.outputs, function.states)
+
+
+def _alike(one: list[OnnxGraph | Attention], other: list[OnnxGraph | Attention]) -> bool:
+    """Whether two functions can share sessions: their stages differ only in sizes."""
+    return len(one) == len(other) and all(
+        alike(a, b) if isinstance(a, OnnxGraph) and isinstance(b, OnnxGraph) else a == b
+        for a, b in zip(one, other, strict=True)
     )

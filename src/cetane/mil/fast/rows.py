@@ -29,6 +29,13 @@ def rows_of_channels(function: MilFunction, pack: bool) -> MilFunction:
     return _Rows(function, pack).function()
 
 
+def largest_call(function: MilFunction) -> int:
+    """The most rows that a product of a function has; 0 without products."""
+    products = [op for op in function.ops if op.kind in (PACKED_LINEAR, ROWS_LINEAR)]
+    shapes = [op.outputs[0].type.shape for op in products if op.outputs[0].type is not None]
+    return max((rows for _, rows, _ in shapes if isinstance(rows, int)), default=0)
+
+
 class _Rows:
     def __init__(self, function: MilFunction, pack: bool) -> None:
         self._function, self._pack = function, pack

@@ -10,8 +10,8 @@ from cetane.errors import CetaneError
 from cetane.mil.constants import Constants
 from cetane.mil.dtypes import Array
 from cetane.mil.fast.arrays import held
+from cetane.mil.fast.attend import View
 from cetane.mil.fast.context import VIEW
-from cetane.mil.fast.functions import View
 from cetane.mil.fast.onnx_graph import OnnxGraph, OnnxWeight, Tensor, onnx_type
 from cetane.mil.fast.ops import TRANSLATIONS
 from cetane.mil.fast.packed import Packed
@@ -31,7 +31,7 @@ def unsupported(function: MilFunction) -> list[str]:
     return sorted(
         {
             op.kind
-            for op in _live(function)
+            for op in live_ops(function)
             if op.kind not in TRANSLATIONS
             and op.kind not in _OWN
             and not all(value.name in fixed for value in op.outputs)
@@ -65,7 +65,7 @@ class _Translator:
             self._values[name] = Tensor(name, type_.shape, type_.dtype)
         for name, type_ in function.states.items():
             self._states[name] = Tensor(name, type_.shape, type_.dtype)
-        for op in _live(function):
+        for op in live_ops(function):
             if not all(value.name in self._constants for value in op.outputs) or not op.outputs:
                 with failures_at(f"function {function.name}, {op.kind} {op.name}"):
                     self._translate(op)
@@ -153,7 +153,7 @@ def _declared(name: str, value: NamedValue) -> Tensor:
     return Tensor(name, value.type.shape, value.type.dtype)
 
 
-def _live(function: MilFunction) -> list[Op]:
+def live_ops(function: MilFunction) -> list[Op]:
     """The ops that an output or a state depends on, without literals."""
     needed = set(function.body.outputs)
     live = []

@@ -1,4 +1,8 @@
-"""Activations."""
+"""Activations.
+
+torch computes the last elements of a tensor one by one, and differs there in the last bit from the
+others. Functions that are not exact are computed in float64, so no result depends on its place.
+"""
 
 import math
 
@@ -26,17 +30,18 @@ def leaky_relu(x: Tensor, alpha: float) -> Tensor:
 
 @op("sigmoid")
 def sigmoid(x: Tensor) -> Tensor:
-    return torch.sigmoid(x)
+    return torch.sigmoid(x.double()).float()
 
 
 @op("silu")
 def silu(x: Tensor) -> Tensor:
-    return x * torch.sigmoid(x)
+    return x * sigmoid(x)
 
 
 @op("softplus")
 def softplus(x: Tensor) -> Tensor:
-    return torch.logaddexp(x, torch.zeros_like(x))
+    wide = x.double()
+    return torch.logaddexp(wide, torch.zeros_like(wide)).float()
 
 
 @op("gelu")
@@ -44,17 +49,17 @@ def gelu(x: Tensor, mode: str = "EXACT") -> Tensor:
     """Formulas without a subtraction: 1 + erf and 1 + tanh lose all digits for x below -4."""
     match mode:
         case "EXACT":
-            return 0.5 * x * torch.special.erfc(-math.sqrt(0.5) * x)
+            return (0.5 * x * torch.special.erfc(-math.sqrt(0.5) * x.double())).float()
         case "TANH_APPROXIMATION":
-            return x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))
+            return x * sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x * x * x))
         case "SIGMOID_APPROXIMATION":
-            return x * torch.sigmoid(1.702 * x)
+            return x * sigmoid(1.702 * x)
     raise ValueError(f"unknown mode {mode!r}")
 
 
 @op("softmax")
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
-    return torch.softmax(x, axis)
+    return torch.softmax(x.double(), axis).float()
 
 
 @op("softsign")

@@ -54,10 +54,17 @@ _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+_ROUNDED = frozenset(
+    ("acos", "asin", "atan", "atanh", "cos", "cosh", "erf", "exp", "exp2", "sin", "sinh", "tan",
+     "tanh")
+)  # fmt: skip
+"""Functions that are computed in float64, so that no result depends on its place (`activation`)."""
+
+
 def _unary(kind: str, function: Callable[[Tensor], Tensor]) -> None:
     @op(kind)
     def apply(x: Tensor) -> Tensor:
-        return function(x)
+        return function(x.double()).float() if kind in _ROUNDED else function(x)
 
 
 def _binary(kind: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:

@@ -1,4 +1,10 @@
-"""Products: matrices, convolutions, attention."""
+"""Products: matrices, convolutions, attention.
+
+A row's result does not depend on the number of rows, so a token that is verified among four gives
+what it gives alone. The math library sums short products in another order than long ones. So
+products with weights take a multiple of `ROWS` rows. Products of computed matrices are summed in
+float64: there the sum also runs over keys, which lie elsewhere when other tokens share the call.
+"""
 
 import math
 from collections.abc import Sequence
@@ -9,11 +15,24 @@ from torch.nn import functional
 
 from cetane.mil.ops.registry import Tensors, op
 
+ROWS = 8
+"""For multiples of this number, the math library's sums of a row are the same for any number of
+rows: `tests/mil/test_rows.py` tries it."""
+
 
 @op("linear")
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    y = _matmul(x, weight.mT)
+    y = times_weight(x, weight)
     return y if bias is None else y + bias
+
+
+def times_weight(x: Tensor, weight: Tensor) -> Tensor:
+    """Rows `x (..., T, K)` times a weight `(N, K)`."""
+    dtype = torch.promote_types(x.dtype, weight.dtype)
+    rows = x.to(dtype).reshape(-1, x.shape[-1])
+    padded = functional.pad(rows, (0, 0, 0, -len(rows) % ROWS))
+    product = padded @ weight.to(dtype).mT
+    return product[: len(rows)].reshape(*x.shape[:-1], len(weight))
 
 
 @op("matmul")
@@ -28,7 +47,8 @@ def matmul(x: Tensor, y: Tensor, transpose_x: bool = False, transpose_y: bool = 
 def _matmul(x: Tensor, y: Tensor) -> Tensor:
     """iOS 17 multiplies integers by floats."""
     dtype = torch.promote_types(x.dtype, y.dtype)
-    return x.to(dtype) @ y.to(dtype)
+    wide = torch.float64 if dtype.is_floating_point else dtype
+    return (x.to(wide) @ y.to(wide)).to(dtype)
 
 
 @op("einsum")
@@ -40,13 +60,13 @@ def einsum(values: Tensors, equation: str) -> Tensor:
 def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None
 ) -> Tensor:
-    scores = query @ key.mT / math.sqrt(query.shape[-1])
+    scores = _matmul(query, key.mT) / math.sqrt(query.shape[-1])
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:
             scores = scores.masked_fill(~attn_mask, -math.inf)
         else:
             scores = scores + attn_mask
-    return torch.softmax(scores, -1) @ value
+    return _matmul(torch.softmax(scores.double(), -1).float(), value)
 
 
 @op("conv")
@@ -67,6 +87,11 @@ def conv(
         edges = pad or [0] * 2 * rank
     else:
         edges = implied_padding(pad_type, x.shape[2:], weight.shape[2:], strides, dilations)
+    if set((*weight.shape[2:], *strides, groups)) == {1} and not any(edges):
+        y = times_weight(x.flatten(2).mT, weight.flatten(1)).mT.reshape(
+            len(x), len(weight), *x.shape[2:]
+        )
+        return y if bias is None else y + bias.reshape(-1, *[1] * rank)
     convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[rank - 1]
     padded = functional.pad(x, last_first(edges))
     return convolve(padded, weight, bias, strides, 0, dilations, groups)

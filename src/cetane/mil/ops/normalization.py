@@ -56,12 +56,14 @@ def local_response_norm(
 @op("l2_norm")
 def l2_norm(x: Tensor, epsilon: float = 1e-6) -> Tensor:
     """The norm is over the last three axes."""
-    return x / torch.sqrt(x.square().sum((-3, -2, -1), keepdim=True) + epsilon)
+    total = x.double().square().sum((-3, -2, -1), keepdim=True)
+    return (x / torch.sqrt(total + epsilon)).float()
 
 
 def _standardize(x: Tensor, axes: list[int], epsilon: float) -> Tensor:
-    centred = x - x.mean(axes, keepdim=True)
-    return centred / torch.sqrt(centred.square().mean(axes, keepdim=True) + epsilon)
+    wide = x.double()  # so that a token's sums do not depend on how many there are
+    centred = wide - wide.mean(axes, keepdim=True)
+    return (centred / torch.sqrt(centred.square().mean(axes, keepdim=True) + epsilon)).float()
 
 
 def _affine_channels(y: Tensor, gamma: Tensor | None, beta: Tensor | None) -> Tensor:

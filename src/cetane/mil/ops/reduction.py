@@ -9,15 +9,20 @@ from cetane.mil.ops.registry import op
 
 
 def _reduction(kind: str, function: Callable[[Tensor, list[int], bool], Tensor]) -> None:
-    """Register a reduction over several axes; by default over all."""
+    """Register a reduction over several axes; by default over all.
+
+    Floats are summed in float64, so that the sums of a row do not depend on the number of rows.
+    """
 
     @op(kind)
     def apply(x: Tensor, axes: list[int] | None = None, keep_dims: bool = False) -> Tensor:
-        return function(x, list(range(x.ndim)) if axes is None else axes, keep_dims)
+        wide = x.double() if x.is_floating_point() else x
+        result = function(wide, list(range(x.ndim)) if axes is None else axes, keep_dims)
+        return result.float() if result.is_floating_point() else result
 
 
 def _mean(x: Tensor, axes: list[int], keep: bool) -> Tensor:
-    return x.float().mean(axes, keep)
+    return x.double().mean(axes, keep)
 
 
 def _prod(x: Tensor, axes: list[int], keep: bool) -> Tensor:
