@@ -31,7 +31,7 @@ build. After an upgrade, ane-book's experiment 35 found 86 GB there."""
 DAY = 86_400
 LEFT_BEHIND = (
     "tmp*.mlpackage", "tmp*.mlmodelc", "*-*.mlmodelc", "cetane-plan-*", "cetane-activations-*",
-    "cetane-diff-*",
+    "cetane-diff-*", "cetane-task-*",
 )  # fmt: skip
 """Patterns of the leftovers of killed conversions in the temporary folder."""
 UNUSED = 30 * DAY

@@ -418,6 +418,21 @@ def file_identity(path: Path) -> str:
     return f"{path.name} {status.st_size} {status.st_mtime_ns}\n"
 
 
+def content_identity(path: Path) -> str:
+    """The name and the SHA-256 of `path`, for keys that machines share. The hash is kept in the
+    cache folder as long as the file is the same."""
+    status = file_identity(path) + str(path.stat().st_ino)
+    known = cache_dir() / "hashes" / json_sha256([str(path.resolve()), status])
+    try:
+        digest = known.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        digest = ""
+    if not re.fullmatch("[0-9a-f]{64}", digest):
+        digest = sha256(path)
+        write_cache(known, digest)
+    return f"{path.name} {digest}\n"
+
+
 @contextmanager
 def claimed(target: Path, job: str) -> Iterator[None]:
     """A context in which no other process writes to `target`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from cetane.checkpoint.names import model_name
 from cetane.errors import CetaneError
-from cetane.files import read_exactly
+from cetane.files import content_identity, file_identity, read_exactly
+
+Identity = Callable[[Path], str]
+"""What tells a file from others."""
 
 if TYPE_CHECKING:
     import torch
@@ -188,13 +191,29 @@ class Checkpoint(ABC):
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of headers, file sizes and modification times: a key for caches."""
-        return self._fingerprint()
+        return self.identified(file_identity)
+
+    @cached_property
+    def content(self) -> str:
+        """SHA-256 (hex) of headers and of the content of all files, wherever they lie: a key for
+        stores. All files are read once."""
+        return self.identified(content_identity)
+
+    def check_unchanged(self) -> None:
+        """Raise CetaneError if the files here are not those that were opened, maybe elsewhere."""
+        if self.identified(file_identity) != self.fingerprint:
+            raise CetaneError(
+                f"{self.source}: not the files here that the work was begun with",
+                "put the checkpoint where all workers read the same files: a shared folder, or a "
+                "URL such as hf://org/name",
+            )
 
     @abstractmethod
     def _load_tokenizer(self) -> Tokenizer: ...
 
     @abstractmethod
-    def _fingerprint(self) -> str: ...
+    def identified(self, identity: Identity) -> str:
+        """SHA-256 (hex) of headers, and of what `identity` says of each file."""
 
     def _stored(self, name: str) -> StoredTensor:
         try:

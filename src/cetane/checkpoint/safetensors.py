@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cetane.checkpoint.checkpoint import Checkpoint, StoredTensor
+from cetane.checkpoint.checkpoint import Checkpoint, Identity, StoredTensor
 from cetane.checkpoint.experts import stack_experts
 from cetane.checkpoint.integers import DTYPES, to_torch
 from cetane.checkpoint.quantized import QuantizedTensor, dequantized
@@ -16,7 +16,7 @@ from cetane.checkpoint.text_part import has_text_part, text_config, text_tensors
 from cetane.checkpoint.tokenizer import TOKENIZER_FILES, Tokenizer
 from cetane.checkpoint.zaya_original import hf_config, hf_tensors, is_original
 from cetane.errors import CetaneError
-from cetane.files import file_identity, read_exactly, read_json
+from cetane.files import read_exactly, read_json
 from cetane.validation import parse_json
 
 if TYPE_CHECKING:
@@ -72,12 +72,12 @@ class SafetensorsCheckpoint(Checkpoint):
     def _load_tokenizer(self) -> Tokenizer:
         return Tokenizer.load(self._folder)
 
-    def _fingerprint(self) -> str:
+    def identified(self, identity: Identity) -> str:
         shards = sorted({tensor.file for tensor in self._in_files.values()})
         others = [self._folder / name for name in ("config.json", *TOKENIZER_FILES)]
         digest = hashlib.sha256()
         for path in (*shards, *(path for path in others if path.is_file())):
-            digest.update(file_identity(path).encode())
+            digest.update(identity(path).encode())
         for name, tensor in sorted(self._in_files.items()):
             digest.update(f"{name} {tensor.file.name} {tensor.offset} {tensor.nbytes} ".encode())
             digest.update(f"{tensor.shape} {tensor.dtype}\n".encode())
