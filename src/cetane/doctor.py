@@ -161,7 +161,7 @@ def temporary_files() -> Iterator[Leftover]:
 def unfinished() -> Iterator[Leftover]:
     """Builds in the current folder that were stopped more than a day ago.
 
-    They may hold leftovers of lowering (`.lower-*`) and of writing (`.NAME.tmp`).
+    They may hold leftovers of lowering (`.lower-*`) and of writing (`.NAME.PROCESS.tmp`).
     """
     for path in sorted(Path.cwd().glob("*.partial")):
         if (path / "bundle").is_dir() and older(path / "bundle", DAY):

@@ -51,7 +51,7 @@ def write_json(path: Path, content: Any) -> None:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A context with a temporary path, which replaces `path` if the block succeeds."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two processes do no harm
     remove(temporary)
     try:
         yield temporary

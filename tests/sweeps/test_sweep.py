@@ -226,7 +226,7 @@ def test_mixed_formats_fit_their_size(sweep: Callable[[], Sweep]) -> None:
     work = sweep()
     six, four, three = (work.plain_size(f"palette{bits}-kmeans-group32") for bits in (6, 4, 3))
     sizes = [(six + four) // 2, (four + three) // 2]
-    found = work.mixes([*sizes, 10])
+    found = [work.point(mix) for mix in work.mixes([*sizes, 10])]
     assert len(found) == 2
     assert list(work.refused.values()) == ["the smallest formats do not fit"]
     for point, size in zip(found, sizes, strict=True):
@@ -238,7 +238,7 @@ def test_mixed_formats_fit_their_size(sweep: Callable[[], Sweep]) -> None:
     lines = (work.folder / "layers.jsonl").read_text().splitlines()
     assert len(lines) == 5 * len(load_grid().mixed.formats)  # two layers of two kinds, the head
     again = sweep()
-    assert again.mixes(sizes) == found
+    assert [again.point(mix) for mix in again.mixes(sizes)] == found
     assert len((work.folder / "layers.jsonl").read_text().splitlines()) == len(lines)
 
 

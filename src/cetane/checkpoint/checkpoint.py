@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cetane.checkpoint.names import model_name
 from cetane.errors import CetaneError
@@ -24,11 +24,38 @@ if TYPE_CHECKING:
     from cetane.checkpoint.tokenizer import Tokenizer
 
 
+class RangedFile(Protocol):
+    """A file that is not on this machine (`remote.py`)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    def read(self, offset: int, nbytes: int) -> bytearray: ...
+    def identity(self, identity: Identity) -> str: ...
+
+
+StoredFile = Path | RangedFile
+
+
+def identity_of(file: StoredFile, identity: Identity) -> str:
+    """What tells a file from others, on this machine or not."""
+    return identity(file) if isinstance(file, Path) else file.identity(identity)
+
+
+def read_range(file: StoredFile, offset: int, nbytes: int) -> bytearray:
+    """A range of bytes, which the caller must check against the file's size. Raises CetaneError if
+    it cannot be read."""
+    if isinstance(file, Path):
+        return read_exactly(file, offset, nbytes)
+    return file.read(offset, nbytes)
+
+
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """The place of a tensor's bytes in a file. The range was checked against the file's size."""
 
-    file: Path
+    file: StoredFile
     offset: int  # bytes from the start of the file
     nbytes: int
     shape: tuple[int, ...]
@@ -40,7 +67,7 @@ class StoredTensor:
         return self.dtype
 
     def read(self) -> bytearray:
-        return read_exactly(self.file, self.offset, self.nbytes)
+        return read_range(self.file, self.offset, self.nbytes)
 
     def rows(self, start: int, stop: int) -> StoredTensor:
         """Rows `start` to `stop` along axis 0. The caller must check them against the shape.

@@ -14,7 +14,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from cetane.checkpoint.checkpoint import Checkpoint, Identity, StoredTensor
+from cetane.checkpoint.checkpoint import Checkpoint, Identity, StoredTensor, identity_of
 from cetane.checkpoint.gguf_architectures import ARCHITECTURES, MIXTRAL, Architecture
 from cetane.checkpoint.gguf_config import build_config
 from cetane.checkpoint.gguf_file import GGUFFile, read_gguf, read_split
@@ -82,8 +82,9 @@ class GGUFCheckpoint(Checkpoint):
         return load_gguf_tokenizer(self._file)
 
     def identified(self, identity: Identity) -> str:
-        files = sorted({tensor.file for tensor in self._file.tensors.values()} | {self._file.path})
-        told = "".join(map(identity, files)) + self._file.digest
+        of_tensors = {tensor.file for tensor in self._file.tensors.values()}
+        files = sorted(of_tensors | {self._file.path}, key=str)
+        told = "".join(identity_of(file, identity) for file in files) + self._file.digest
         return hashlib.sha256(told.encode()).hexdigest()
 
 

@@ -130,15 +130,18 @@ class Store:
             partial.rename(folder)
         return True
 
-    def publish(self, key: str, folder: Path, made: Mapping[str, FileRecord]) -> bool:
+    def publish(
+        self, key: str, folder: Path, made: Mapping[str, FileRecord], measured: bool = False
+    ) -> bool:
         """Put files of `folder` into the store, by their paths there: objects, then the list.
 
         Whatever is there stays, if it is whole. False for a store that is only read. Raises
-        CetaneError if another writer has made other files of the same key.
+        CetaneError if another writer has made other files of the same key, unless they hold
+        `measured` times.
         """
         files = {name: StoredFile(**record.model_dump()) for name, record in made.items()}
         result, other = Result(key=key, files=files), self.find(key)
-        if other is not None and other != result:
+        if other is not None and other != result and not measured:
             differing = sorted(
                 name for name in {*files, *other.files} if files.get(name) != other.files.get(name)
             )

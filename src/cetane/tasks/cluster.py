@@ -63,10 +63,10 @@ class Cluster:
                 part.close()
 
     def run(self, tasks: Sequence[Task], order: Order) -> Iterator[Ended]:
-        """Perform tasks. Gives each as it ends. Tasks of several cores have no neighbours."""
-        yield from self._together([task for task in tasks if task.cores == 1], order)
+        """Perform tasks. Gives each as it ends. Those that want no neighbours come last."""
+        yield from self._together([task for task in tasks if not task.alone], order)
         for task in tasks:
-            if task.cores > 1:
+            if task.alone:
                 yield from self._together([task], order)
 
     def _together(self, tasks: Sequence[Task], order: Order) -> Iterator[Ended]:

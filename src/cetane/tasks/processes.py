@@ -75,9 +75,10 @@ class Processes:
 
     def fits(self, task: Task, busy: Sequence[Task]) -> bool:
         """Whether a task may start beside others. One alone always may."""
+        if not busy:
+            return True
         memory = task.memory + sum(other.memory for other in busy)
-        cores = task.cores + sum(other.cores for other in busy)
-        return not busy or (memory <= self.memory and cores <= self.count)
+        return memory <= self.memory and not task.alone and not any(t.alone for t in busy)
 
     def submit(self, slot: int, task: Task, order: Order) -> Future[None]:
         """Give a task to a worker, which is started if there is none or it died since."""

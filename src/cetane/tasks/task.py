@@ -39,6 +39,10 @@ class Task:
     """Bytes that the work takes at most, as far as they are known."""
     cores: int = 1
     """Threads of its arithmetic. Sums depend on their number, so it is part of the work."""
+    alone: bool = False
+    """Whether nothing may run beside it on this machine, since it measures time."""
+    measured: bool = False
+    """Whether the result holds measured times. Then two results differ, and the first one stays."""
 
 
 def code_version() -> str:
@@ -84,7 +88,8 @@ class Order:
             return
         with scratch(store) as folder, using(self.shared), threads(task.cores):
             task.work(folder)
-            if not store.publish(task.key, folder, records(folder, folder)):
+            made = records(folder, folder)
+            if not store.publish(task.key, folder, made, task.measured):
                 raise CetaneError(
                     f"{store.url}: workers cannot write to this store", "give one with --store"
                 )

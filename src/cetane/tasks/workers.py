@@ -62,20 +62,22 @@ def waiting(tasks: Sequence[Task]) -> str:
 
 @contextmanager
 def open_workers(
-    count: int | None = None, scheduler: str | None = None, store: str | None = None
+    count: "int | Workers | None" = None, scheduler: str | None = None, store: str | None = None
 ) -> Iterator[Workers | None]:
     """A context with the workers of `--workers` and `--scheduler`, if one of them is given, and
     with the shared store of `--store`.
 
-    A number alone asks for processes of this machine. A scheduler is the address of Dask's, or
-    `local` for one that is started here with so many workers. Raises CetaneError for what does not
-    answer.
+    Workers that are open already stay so. A number alone asks for processes of this machine. A
+    scheduler is the address of Dask's, or `local` for one that is started here with so many
+    workers. Raises CetaneError for what does not answer.
     """
     with using(store), ExitStack() as stack:
         url = shared_url()
         if url is not None:
             check_store(url)
-        if scheduler is not None:
+        if count is not None and not isinstance(count, int):
+            yield count
+        elif scheduler is not None:
             from cetane.tasks.cluster import Cluster
 
             yield stack.enter_context(Cluster(scheduler, count))
