@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.tasks.work import Inline
 
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.compress import Selection, SensitivityFile, parse_format, pattern
@@ -25,7 +26,8 @@ from cetane.sweeps import moments
 from cetane.sweeps.grid import candidate, chosen, load_grid, weights
 from cetane.sweeps.on_chip import predict
 from cetane.sweeps.points import Point
-from cetane.sweeps.sweep import LAYERS, Passage, Sweep, best, pareto, write_recipe
+from cetane.sweeps.sweep import LAYERS, POINTS, Passage, Sweep, best, pareto, write_recipe
+from cetane.sweeps.tasks import SweepTasks
 
 TEXT = "The rating of how readily a fuel ignites is its cetane number. " * 60
 NAME = "palette3-kmeans-group8"
@@ -346,3 +348,26 @@ def test_a_model_with_experts(
 def test_heads_are_cut(judge: Judge) -> None:
     heads = [p for p in judge.parameters if isinstance(p.block, Head) and p.weight.kind]
     assert len(heads) == 2
+
+
+def test_workers_judge_what_one_process_judges(
+    sweep: Callable[[], Sweep], tmp_path: Path, checkpoint: Checkpoint, small: Recipe,
+    passage: Passage,
+) -> None:  # fmt: skip
+    names = ["fp16", "int8-per-channel", "palette4-weighted-group8"]
+    alone, folder = sweep(), tmp_path / "by-workers"
+    chip = find_chip("m4-max")
+    shared = Sweep(checkpoint, small, passage, chip, folder, lambda *_: None)
+    workers = Inline()
+    SweepTasks(shared, workers).formats(names, mixing=False)
+    assert workers.performed == ["sensitivities", *names]
+    assert not shared.__dict__.keys() & {"judge", "truth", "answers"}  # it judged nothing itself
+    for name in names:
+        mine, theirs = alone.format(name), shared.format(name)
+        assert mine is not None and theirs is not None
+        differing = {"seconds", "compression"}
+        assert mine.model_dump(exclude=differing) == theirs.model_dump(exclude=differing)
+    again = Inline()
+    SweepTasks(shared, again).formats(names, mixing=False)
+    assert not again.performed
+    assert sorted(path.name for path in folder.iterdir()) == ["sensitivity.safetensors", POINTS]

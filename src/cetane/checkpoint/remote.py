@@ -10,7 +10,6 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from cetane.checkpoint.checkpoint import Identity
 from cetane.checkpoint.safetensors import (
@@ -30,7 +29,7 @@ from cetane.files import (
     json_sha256,
     replacing,
 )
-from cetane.store.places import file_system, remote_errors
+from cetane.store.places import file_system, info_of, remote_errors
 
 SMALL = ("config.json", INDEX, *TOKENIZER_FILES)
 PIECE = 1 << 24
@@ -143,11 +142,9 @@ def copied(url: str) -> Path:
 def described(url: str) -> RemoteFile | None:
     """A file at a URL; None if there is none."""
     system, path = file_system(url)
-    with remote_errors(f"cannot read {url}"):
-        try:
-            info: dict[str, Any] = system.info(path)
-        except FileNotFoundError:
-            return None
+    info = info_of(system, path)
+    if info is None:
+        return None
     if info.get("type") != "file" or not isinstance(info.get("size"), int):
         raise CetaneError(f"{url}: no file whose size the server tells")
     lfs = info.get("lfs")

@@ -125,7 +125,8 @@ class LabTasks:
         for arm, side in sides.sides.items():
             if set(names) - PLANNED:
                 work = partial(build_arm, job, arm)
-                task = Task(side.recipe.name, task_key(self.key, side.key), work, MEMORY)
+                name = f"{side.recipe.name} {side.key[:8]}"
+                task = Task(name, task_key(self.key, side.key), work, MEMORY)
                 self.arms.setdefault(side.key, Piece(task, [])).experiments.append(experiment.id)
         for name in names:
             timed = name in TIMED

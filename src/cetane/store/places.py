@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from stat import S_ISREG
 from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 from cetane.errors import CetaneError
@@ -45,8 +46,11 @@ class Folder:
         return open_regular(self.root / name, follow=False)
 
     def size(self, name: str) -> int | None:
-        path = self.root / name
-        return path.stat().st_size if path.is_file() else None
+        try:
+            status = (self.root / name).lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return status.st_size if S_ISREG(status.st_mode) else None  # a link leads elsewhere
 
     def put(self, source: Path, name: str) -> None:
         """Every writer has a temporary name of its own, so two of them do no harm."""
@@ -76,10 +80,8 @@ class Remote:
 
     def size(self, name: str) -> int | None:
         self.system.invalidate_cache()  # of listings: others write too
-        try:
-            return int(self.system.info(f"{self.root}/{name}")["size"])
-        except FileNotFoundError:
-            return None
+        info = info_of(self.system, f"{self.root}/{name}")
+        return None if info is None else int(info["size"])
 
     def put(self, source: Path, name: str) -> None:
         path = f"{self.root}/{name}"
@@ -89,6 +91,19 @@ class Remote:
     def remove(self, name: str) -> None:
         with suppress(Exception):  # file systems that are only read have errors of their own
             self.system.rm_file(f"{self.root}/{name}")
+
+
+def info_of(system: "AbstractFileSystem", path: str) -> dict[str, Any] | None:
+    """What a file system says of a file; None if there is none. Raises as `remote_errors`."""
+    with remote_errors(f"cannot read {path}"):
+        try:
+            info: dict[str, Any] = system.info(path)
+        except FileNotFoundError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+                raise cause from error  # fsspec says so too of a server that does not answer
+            return None
+    return info
 
 
 def place_of(url: str) -> Place:

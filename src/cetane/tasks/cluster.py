@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     pass
 
 LOCAL = "local"
+SCHEDULER = {
+    "distributed.scheduler.allowed-failures": MOST_LOST,
+    "distributed.scheduler.worker-ttl": None,
+}
+"""A conversion may keep a worker's threads from answering for minutes; that is no death."""
 PATIENCE = 60
 """Seconds until a scheduler must have a worker."""
 MEMORY = "memory"
@@ -38,7 +43,7 @@ class Cluster:
         address: Any = scheduler
         try:
             if scheduler == LOCAL:
-                with dask.config.set({"distributed.scheduler.allowed-failures": MOST_LOST}):
+                with dask.config.set(SCHEDULER):
                     self.cluster = LocalCluster(
                         n_workers=count or 1, threads_per_worker=1, dashboard_address=":0",
                         silence_logs=50,
