@@ -1,21 +1,22 @@
 """The golden gate on wrong ports, by mutation, and on right ones: docs/reference/mutations.md.
 
-python benchmarks/mutations.py [--families llama zaya] [--seeds 5] [--json FILE]
+python benchmarks/mutations.py [--families llama zaya] [--seeds 5] [--workers 2]
 python benchmarks/mutations.py --page FILE...    # the page, of what the runs have written there
 """
 
 import argparse
 import json
+import secrets
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from common import put_lines
+from common import WORK, put_lines
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -32,9 +33,14 @@ from tests.gates.mutations.table import DEPARTURES, TABLE, Inapplicable, mutatio
 from cetane.checkpoint import Tokenizer
 from cetane.errors import CetaneError
 from cetane.gates.limits import limits
+from cetane.store.settings import shared_store
+from cetane.store.store import Store, made_beside
+from cetane.tasks.task import Task, task_key
+from cetane.tasks.workers import open_workers, performed
 
 PAGE = Path(__file__).parents[1] / "docs/reference/mutations.md"
 Row = dict[str, Any]
+ROWS = "rows.json"
 
 
 def verdict(port: AuthoredPort, reference: RememberedReference, structure: Any = None) -> Row:
@@ -140,11 +146,23 @@ def summary(family: str, rows: list[Row]) -> str:
     )
 
 
+def judge_family(family: str, formats: list[str], seeds: int, folder: Path) -> None:
+    """Judge all ports of a family, and write the rows."""
+    torch.set_num_threads(1)
+    tok = tokenizer_of()
+    with encoded_once():
+        right = right_ports(family, formats, seeds, tok)
+        rows = [*right, *wrong_ports(family, formats, tok)]
+    (folder / ROWS).write_text(json.dumps(rows))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--families", nargs="*", default=list(FAMILIES))
     parser.add_argument("--formats", nargs="*", default=list(FORMATS))
     parser.add_argument("--seeds", type=int, default=5, help="right ports at every number of bits")
+    parser.add_argument("--workers", type=int, default=1, help="families judged side by side")
+    parser.add_argument("--scheduler", help="Dask's, as for cetane's commands")
     parser.add_argument("--json", type=Path, help="add a family's results when it is done")
     parser.add_argument("--page", type=Path, nargs="+", help="write the page of such files")
     arguments = parser.parse_args()
@@ -152,21 +170,37 @@ def main() -> None:
         rows = [row for path in arguments.page for row in json.loads(path.read_text())]
         put_lines(PAGE, "tables", tables(rows))
         return
-    torch.set_num_threads(1)
-    tok, started = tokenizer_of(), time.perf_counter()
-    for family in arguments.families:
-        rows = []
-        with encoded_once():
-            wrong = wrong_ports(family, arguments.formats, tok)
-            right = right_ports(family, arguments.formats, arguments.seeds, tok)
-            for row in chain(right, wrong):
-                rows.append(row)
-                if row["wrong"] == row["passed"]:
-                    print(row, flush=True)
-        print(f"{family}: {len(rows)} ports, {time.perf_counter() - started:.0f} s", flush=True)
+    started = time.perf_counter()
+    tasks = [
+        Task(
+            family,
+            task_key("mutants", family, arguments.formats, arguments.seeds, secrets.token_hex(8)),
+            partial(judge_family, family, arguments.formats, arguments.seeds),
+        )
+        for family in arguments.families
+    ]
+
+    def take(task: Task, store: Store) -> bool:
+        with made_beside(WORK / "mutants" / "fetched") as scratch:
+            if not store.fetch(task.key, scratch / "result"):
+                return False
+            rows = json.loads((scratch / "result" / ROWS).read_bytes())
+        for row in rows:
+            if row["wrong"] == row["passed"]:
+                print(row, flush=True)
+        seconds = time.perf_counter() - started
+        print(f"{task.name}: {len(rows)} ports, {seconds:.0f} s", flush=True)
         if arguments.json:
             known = json.loads(arguments.json.read_text()) if arguments.json.exists() else []
             arguments.json.write_text(json.dumps(known + rows, indent=1))
+        return True
+
+    with open_workers(arguments.workers, arguments.scheduler) as workers:
+        store = shared_store() or Store(WORK / "mutants", private=True)
+        assert workers is not None
+        for _, error in performed(workers, tasks, store, take):
+            if error is not None:
+                raise error
 
 
 if __name__ == "__main__":

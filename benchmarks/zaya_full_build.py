@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import open_checkpoint
-from cetane.cli.demo import zaya_tiny
 from cetane.families import author
+from cetane.lab.workload import zaya_tiny
 from cetane.lower.lower import Lowering
 from cetane.planner import Planner
 from cetane.schema.recipe import load_recipe

@@ -31,7 +31,7 @@ build. After an upgrade, ane-book's experiment 35 found 86 GB there."""
 DAY = 86_400
 LEFT_BEHIND = (
     "tmp*.mlpackage", "tmp*.mlmodelc", "*-*.mlmodelc", "cetane-plan-*", "cetane-activations-*",
-    "cetane-diff-*",
+    "cetane-diff-*", "cetane-task-*",
 )  # fmt: skip
 """Patterns of the leftovers of killed conversions in the temporary folder."""
 UNUSED = 30 * DAY
@@ -161,7 +161,7 @@ def temporary_files() -> Iterator[Leftover]:
 def unfinished() -> Iterator[Leftover]:
     """Builds in the current folder that were stopped more than a day ago.
 
-    They may hold leftovers of lowering (`.lower-*`) and of writing (`.NAME.tmp`).
+    They may hold leftovers of lowering (`.lower-*`) and of writing (`.NAME.PROCESS.tmp`).
     """
     for path in sorted(Path.cwd().glob("*.partial")):
         if (path / "bundle").is_dir() and older(path / "bundle", DAY):

@@ -51,7 +51,7 @@ def write_json(path: Path, content: Any) -> None:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A context with a temporary path, which replaces `path` if the block succeeds."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two processes do no harm
     remove(temporary)
     try:
         yield temporary
@@ -416,6 +416,21 @@ def file_identity(path: Path) -> str:
     except OSError as error:
         raise CetaneError(f"cannot read {path}: {error}") from error
     return f"{path.name} {status.st_size} {status.st_mtime_ns}\n"
+
+
+def content_identity(path: Path) -> str:
+    """The name and the SHA-256 of `path`, for keys that machines share. The hash is kept in the
+    cache folder as long as the file is the same."""
+    status = file_identity(path) + str(path.stat().st_ino)
+    known = cache_dir() / "hashes" / json_sha256([str(path.resolve()), status])
+    try:
+        digest = known.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        digest = ""
+    if not re.fullmatch("[0-9a-f]{64}", digest):
+        digest = sha256(path)
+        write_cache(known, digest)
+    return f"{path.name} {digest}\n"
 
 
 @contextmanager

@@ -27,7 +27,7 @@ class InMemory(InMemoryCheckpoint, Checkpoint):
         self._tensors: Any = {}
 
     def _load_tokenizer(self) -> Any: ...
-    def _fingerprint(self) -> str:
+    def identified(self, identity: Any) -> str:
         return self.fingerprint
 
 

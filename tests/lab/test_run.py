@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tasks.work import Inline
 
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
 from cetane.lab import run as runs
 from cetane.lab import sides as benches
+from cetane.lab import tasks
 from cetane.lab.experiment import ARMS, Experiment, load_experiment, parse_experiment
 from cetane.lab.journal import ArmOutcome, Figure, Intent, Journal
 from cetane.lab.verdict import decide
@@ -218,3 +220,57 @@ def test_verdicts(tiny: Experiment, setting: Setting, journal: Journal, faked: A
                 decide(tiny, mine, status, "0.5", obituary)
     assert decide(tiny, mine, "Shelved", "0.5 of the bytes", "It was.").status == "Shelved"
     assert decide(tiny, mine, "Measured", "0.5 of the bytes", "").obituary == ""
+
+
+def test_workers_give_what_one_process_gives(
+    tiny: Experiment, setting: Setting, journal: Journal, faked: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(tasks, "build_arm", no_bundle)
+    alone = runs.run(tiny, setting, journal, quiet)
+    workers, seen = Inline(), list[tuple[str, int, int]]()
+    other = tiny.model_copy(update={"id": "other"})
+    together = list(
+        runs.run_together([tiny, other], setting, journal, workers, lambda *s: seen.append(s))
+    )
+    assert [outcome.experiment for outcome in together] == ["tiny", "other"]
+    for outcome in together:
+        same = ("arms", "gates", "status", "surprise", "lesson", "error")
+        assert all(getattr(outcome, name) == getattr(alone, name) for name in same)
+    arms, taken = workers.performed[:2], workers.performed[2:]
+    assert len(set(arms)) == 2  # each bundle once, for both experiments
+    assert len(taken) == 12 and {name.rpartition(": ")[2] for name in taken[-2:]} == {"decode"}
+    assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
+    events = [event.event for event in journal.events()[2:]]
+    assert events == ["intent", "intent", "outcome", "outcome"]
+    assert not list(setting.folder.glob("tasks-*"))
+
+
+def test_an_arm_that_fails_ends_its_experiments_only(
+    tiny: Experiment, setting: Setting, journal: Journal, faked: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(tasks, "build_arm", no_bundle)
+    broken = tiny.model_copy(
+        update={"id": "broken", "workload": tiny.workload.model_copy(update={"model": "nobody's"})}
+    )
+    outcomes = list(runs.run_together([broken, tiny], setting, journal, Inline(), quiet))
+    by_name = {outcome.experiment: outcome for outcome in outcomes}
+    assert by_name["tiny"].status == "passed" and by_name["broken"].status == "error"
+    assert "does not come with cetane" in by_name["broken"].error
+
+
+def test_an_interruption_is_logged_for_all(
+    tiny: Experiment, setting: Setting, journal: Journal, faked: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(tasks, "build_arm", no_bundle)
+    faked["weight_bytes"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        list(runs.run_together([tiny], setting, journal, Inline(), quiet))
+    assert [run.status for run in journal.runs()["tiny"]] == ["interrupted"]
+
+
+def no_bundle(job: Any, arm: str, folder: Path) -> None:
+    """An arm's task that builds nothing."""
+    (folder / tasks.RESULT).write_text('{"digest": ""}')

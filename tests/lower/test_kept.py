@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from tests.conftest import InMemoryCheckpoint, build_model, tiny_recipe
 
-from cetane.files import forget_oldest
 from cetane.lower.convert import convert_shard
 from cetane.lower.lower import Lowering, files
 from cetane.planner import Planner
@@ -23,7 +22,7 @@ def lowering(**options: Any) -> Lowering:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "templates"
+    return tmp_path / "cache" / "store"
 
 
 @pytest.fixture
@@ -56,7 +55,7 @@ def scribble(file: Path) -> None:
 def test_a_structure_is_converted_once(cache: Path, conversions: list[str], tmp_path: Path) -> None:
     lowering().lower("model", tmp_path / "first")
     lowering().lower("model", tmp_path / "second")
-    assert len(conversions) == len(list(cache.iterdir())) == 1
+    assert len(conversions) == len(list(cache.glob("results/*/*.json"))) == 1
     assert content(tmp_path / "first") == content(tmp_path / "second")
     lowering(context=64).lower("model", tmp_path / "other")
     assert len(conversions) == 2
@@ -67,7 +66,7 @@ def test_a_damaged_template_is_made_again(
     damage: Callable[[Path], None], cache: Path, conversions: list[str], tmp_path: Path
 ) -> None:
     lowering().lower("model", tmp_path / "first")
-    (file,) = cache.iterdir()
+    (file,) = cache.glob("objects/*/*")
     damage(file)
     lowering().lower("model", tmp_path / "second")
     assert len(conversions) == 2
@@ -81,14 +80,3 @@ def test_a_cache_that_cannot_be_written(
     monkeypatch.setenv("CETANE_CACHE", str(tmp_path / "file"))
     lowering().lower("model", tmp_path / "first")
     assert len(conversions) == 1
-
-
-def test_the_oldest_are_removed(tmp_path: Path) -> None:
-    import os
-
-    for age in range(3):
-        file = tmp_path / f"{age}.safetensors"
-        file.write_bytes(b"x" * 100)
-        os.utime(file, (1000 - age, 1000 - age))
-    forget_oldest(tmp_path.iterdir(), largest=250)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.safetensors", "1.safetensors"]

@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.converting import converted_once
+from tests.tasks.work import Inline
 
 import cetane.pipeline.build
 from cetane.bundle import Bundle
@@ -23,7 +24,9 @@ from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
 from cetane.lower.lower import Lowering
 from cetane.pipeline.build import build, build_only
+from cetane.pipeline.parts import job_of, make_part, opened
 from cetane.schema.recipe import Recipe
+from cetane.store.settings import using
 
 PARTS = [
     "embedding.npy",
@@ -177,6 +180,7 @@ from pathlib import Path
 from cetane.pipeline.build import build
 from cetane.checkpoint import open_checkpoint
 from cetane.schema.recipe import Recipe
+from cetane.store.settings import using
 folder, target, recipe = sys.argv[1:]
 checkpoint, recipe = open_checkpoint(folder), Recipe.model_validate_json(recipe)
 build(checkpoint, recipe, Path(target), lambda *call: print(*call, flush=True))
@@ -694,3 +698,69 @@ def test_a_build_asks_for_its_space_first(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(CetaneError, match="0 MB are free"):
         build(checkpoint, small, tmp_path / "out", silent)
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker's build of another test is taken up."""
+    opened.cache_clear()
+    monkeypatch.chdir(tmp_path)
+
+
+def test_workers_make_the_same_bundle(
+    tiny_checkpoint_folder: Path, small: Recipe, undisturbed: Bundle, tmp_path: Path, alone: None
+) -> None:
+    workers, seen = Inline(), list[tuple[str, int, int]]()
+    made = build(
+        open_checkpoint(tiny_checkpoint_folder), small, tmp_path / "out",
+        lambda *step: seen.append(step), workers=workers,
+    )  # fmt: skip
+    assert made.digest == undisturbed.digest
+    made.verify()
+    assert workers.performed == PARTS
+    assert list(dict.fromkeys(step[0] for step in seen if step[0] in PARTS)) == PARTS
+    assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_a_second_checkout_builds_nothing(
+    tiny_checkpoint_folder: Path, small: Recipe, undisturbed: Bundle, tmp_path: Path, alone: None,
+    lowered: list[str],
+) -> None:  # fmt: skip
+    checkpoint = open_checkpoint(tiny_checkpoint_folder)
+    with using(str(tmp_path / "store")):
+        build(checkpoint, small, tmp_path / "first", silent)
+        count = len(lowered)
+        assert build(checkpoint, small, tmp_path / "second", silent).digest == undisturbed.digest
+        assert len(lowered) == count
+        build(checkpoint, small, tmp_path / "third", silent, rebuild=True)
+        assert len(lowered) == 2 * count
+
+
+@pytest.mark.parametrize("workers", [None, Inline()])
+def test_a_tampered_part_is_made_again(
+    tiny_checkpoint_folder: Path, small: Recipe, undisturbed: Bundle, tmp_path: Path, alone: None,
+    workers: Inline | None, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    checkpoint = open_checkpoint(tiny_checkpoint_folder)
+    with using(str(tmp_path / "store")):
+        build(checkpoint, small, tmp_path / "first", silent)
+        largest = max((tmp_path / "store").glob("objects/*/*"), key=lambda p: p.stat().st_size)
+        content = bytearray(largest.read_bytes())
+        content[-1] ^= 1
+        largest.unlink()
+        largest.write_bytes(content)
+        made = build(checkpoint, small, tmp_path / "second", silent, workers=workers)
+    assert made.digest == undisturbed.digest
+    assert "refused, and made again" in caplog.text
+    made.verify()
+
+
+def test_another_checkpoint_where_a_worker_looks(
+    tiny_checkpoint_folder: Path, small: Recipe, tmp_path: Path, alone: None
+) -> None:
+    folder = shutil.copytree(tiny_checkpoint_folder, tmp_path / "model")
+    job = job_of(open_checkpoint(folder), small)
+    os.utime(folder / "model.safetensors", (1, 1))
+    with pytest.raises(CetaneError, match="not the files here that the work was begun with"):
+        make_part(job, "recipe.toml", tmp_path / "part")

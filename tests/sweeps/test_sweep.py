@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.tasks.work import Inline
 
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.compress import Selection, SensitivityFile, parse_format, pattern
@@ -25,7 +26,8 @@ from cetane.sweeps import moments
 from cetane.sweeps.grid import candidate, chosen, load_grid, weights
 from cetane.sweeps.on_chip import predict
 from cetane.sweeps.points import Point
-from cetane.sweeps.sweep import LAYERS, Passage, Sweep, best, pareto, write_recipe
+from cetane.sweeps.sweep import LAYERS, POINTS, Passage, Sweep, best, pareto, write_recipe
+from cetane.sweeps.tasks import SweepTasks
 
 TEXT = "The rating of how readily a fuel ignites is its cetane number. " * 60
 NAME = "palette3-kmeans-group8"
@@ -226,7 +228,7 @@ def test_mixed_formats_fit_their_size(sweep: Callable[[], Sweep]) -> None:
     work = sweep()
     six, four, three = (work.plain_size(f"palette{bits}-kmeans-group32") for bits in (6, 4, 3))
     sizes = [(six + four) // 2, (four + three) // 2]
-    found = work.mixes([*sizes, 10])
+    found = [work.point(mix) for mix in work.mixes([*sizes, 10])]
     assert len(found) == 2
     assert list(work.refused.values()) == ["the smallest formats do not fit"]
     for point, size in zip(found, sizes, strict=True):
@@ -238,7 +240,7 @@ def test_mixed_formats_fit_their_size(sweep: Callable[[], Sweep]) -> None:
     lines = (work.folder / "layers.jsonl").read_text().splitlines()
     assert len(lines) == 5 * len(load_grid().mixed.formats)  # two layers of two kinds, the head
     again = sweep()
-    assert again.mixes(sizes) == found
+    assert [again.point(mix) for mix in again.mixes(sizes)] == found
     assert len((work.folder / "layers.jsonl").read_text().splitlines()) == len(lines)
 
 
@@ -346,3 +348,26 @@ def test_a_model_with_experts(
 def test_heads_are_cut(judge: Judge) -> None:
     heads = [p for p in judge.parameters if isinstance(p.block, Head) and p.weight.kind]
     assert len(heads) == 2
+
+
+def test_workers_judge_what_one_process_judges(
+    sweep: Callable[[], Sweep], tmp_path: Path, checkpoint: Checkpoint, small: Recipe,
+    passage: Passage,
+) -> None:  # fmt: skip
+    names = ["fp16", "int8-per-channel", "palette4-weighted-group8"]
+    alone, folder = sweep(), tmp_path / "by-workers"
+    chip = find_chip("m4-max")
+    shared = Sweep(checkpoint, small, passage, chip, folder, lambda *_: None)
+    workers = Inline()
+    SweepTasks(shared, workers).formats(names, mixing=False)
+    assert workers.performed == ["sensitivities", *names]
+    assert not shared.__dict__.keys() & {"judge", "truth", "answers"}  # it judged nothing itself
+    for name in names:
+        mine, theirs = alone.format(name), shared.format(name)
+        assert mine is not None and theirs is not None
+        differing = {"seconds", "compression"}
+        assert mine.model_dump(exclude=differing) == theirs.model_dump(exclude=differing)
+    again = Inline()
+    SweepTasks(shared, again).formats(names, mixing=False)
+    assert not again.performed
+    assert sorted(path.name for path in folder.iterdir()) == ["sensitivity.safetensors", POINTS]

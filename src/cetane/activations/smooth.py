@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cetane.activations.samples import filled
 from cetane.checkpoint import Checkpoint
+from cetane.checkpoint.checkpoint import Identity
 from cetane.checkpoint.tokenizer import Tokenizer
 from cetane.engine.authored import AuthoredBackend, host_tables
 from cetane.engine.engine import Engine
@@ -67,8 +68,8 @@ class Smoothed(Checkpoint):
     def _load_tokenizer(self) -> Tokenizer:
         return self.checkpoint.tokenizer
 
-    def _fingerprint(self) -> str:
-        digest = hashlib.sha256(self.checkpoint.fingerprint.encode())
+    def identified(self, identity: Identity) -> str:
+        digest = hashlib.sha256(self.checkpoint.identified(identity).encode())
         for factors in self.factors:
             for name, (_, factor) in factors.items():
                 digest.update(name.encode() + factor.numpy().tobytes())

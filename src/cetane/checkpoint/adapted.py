@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cetane.checkpoint.checkpoint import Checkpoint
+from cetane.checkpoint.checkpoint import Checkpoint, Identity
 from cetane.checkpoint.lora import Lora, open_lora
 from cetane.checkpoint.safetensors import read_tensor
 from cetane.checkpoint.wrapped import WrappedCheckpoint
@@ -50,8 +50,8 @@ class MergedCheckpoint(WrappedCheckpoint):
         change = self.lora.changes.get(name)
         return rows if change is None else change.merged(rows, start)
 
-    def _fingerprint(self) -> str:
-        return combined(self.base, {"": self.lora})
+    def identified(self, identity: Identity) -> str:
+        return combined(self.base, {"": self.lora}, identity)
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ class CheckpointWithAdapters(WrappedCheckpoint):
             raise CetaneError(f"{self.source} has no tensor {str(wanted)!r}")
         return self.adapters[wanted.adapter]
 
-    def _fingerprint(self) -> str:
-        return combined(self.base, self.adapters)
+    def identified(self, identity: Identity) -> str:
+        return combined(self.base, self.adapters, identity)
 
 
 def parts_of(lora: Lora, name: str) -> tuple[str, ...]:
@@ -167,11 +167,11 @@ def check_beside(name: str, lora: Lora) -> None:
         )
 
 
-def combined(base: Checkpoint, adapters: Mapping[str, Lora]) -> str:
-    """The fingerprint of a base with adapters."""
-    digest = hashlib.sha256(base.fingerprint.encode())
+def combined(base: Checkpoint, adapters: Mapping[str, Lora], identity: Identity) -> str:
+    """What a base with adapters is identified by."""
+    digest = hashlib.sha256(base.identified(identity).encode())
     for name, lora in adapters.items():
-        digest.update(f"{name} {lora.fingerprint}\n".encode())
+        digest.update(f"{name} {lora.identified(identity)}\n".encode())
     return digest.hexdigest()
 
 

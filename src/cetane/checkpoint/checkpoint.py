@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cetane.checkpoint.names import model_name
 from cetane.errors import CetaneError
-from cetane.files import read_exactly
+from cetane.files import content_identity, file_identity, read_exactly
+
+Identity = Callable[[Path], str]
+"""What tells a file from others."""
 
 if TYPE_CHECKING:
     import torch
@@ -21,11 +24,38 @@ if TYPE_CHECKING:
     from cetane.checkpoint.tokenizer import Tokenizer
 
 
+class RangedFile(Protocol):
+    """A file that is not on this machine (`remote.py`)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    def read(self, offset: int, nbytes: int) -> bytearray: ...
+    def identity(self, identity: Identity) -> str: ...
+
+
+StoredFile = Path | RangedFile
+
+
+def identity_of(file: StoredFile, identity: Identity) -> str:
+    """What tells a file from others, on this machine or not."""
+    return identity(file) if isinstance(file, Path) else file.identity(identity)
+
+
+def read_range(file: StoredFile, offset: int, nbytes: int) -> bytearray:
+    """A range of bytes, which the caller must check against the file's size. Raises CetaneError if
+    it cannot be read."""
+    if isinstance(file, Path):
+        return read_exactly(file, offset, nbytes)
+    return file.read(offset, nbytes)
+
+
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """The place of a tensor's bytes in a file. The range was checked against the file's size."""
 
-    file: Path
+    file: StoredFile
     offset: int  # bytes from the start of the file
     nbytes: int
     shape: tuple[int, ...]
@@ -37,7 +67,7 @@ class StoredTensor:
         return self.dtype
 
     def read(self) -> bytearray:
-        return read_exactly(self.file, self.offset, self.nbytes)
+        return read_range(self.file, self.offset, self.nbytes)
 
     def rows(self, start: int, stop: int) -> StoredTensor:
         """Rows `start` to `stop` along axis 0. The caller must check them against the shape.
@@ -188,13 +218,29 @@ class Checkpoint(ABC):
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of headers, file sizes and modification times: a key for caches."""
-        return self._fingerprint()
+        return self.identified(file_identity)
+
+    @cached_property
+    def content(self) -> str:
+        """SHA-256 (hex) of headers and of the content of all files, wherever they lie: a key for
+        stores. All files are read once."""
+        return self.identified(content_identity)
+
+    def check_unchanged(self) -> None:
+        """Raise CetaneError if the files here are not those that were opened, maybe elsewhere."""
+        if self.identified(file_identity) != self.fingerprint:
+            raise CetaneError(
+                f"{self.source}: not the files here that the work was begun with",
+                "put the checkpoint where all workers read the same files: a shared folder, or a "
+                "URL such as hf://org/name",
+            )
 
     @abstractmethod
     def _load_tokenizer(self) -> Tokenizer: ...
 
     @abstractmethod
-    def _fingerprint(self) -> str: ...
+    def identified(self, identity: Identity) -> str:
+        """SHA-256 (hex) of headers, and of what `identity` says of each file."""
 
     def _stored(self, name: str) -> StoredTensor:
         try:

@@ -12,7 +12,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from cetane.checkpoint.checkpoint import Checkpoint, StoredTensor
+from cetane.checkpoint.checkpoint import Checkpoint, Identity, StoredTensor, identity_of
 from cetane.checkpoint.gguf_architectures import ARCHITECTURES, MIXTRAL, Architecture
 from cetane.checkpoint.gguf_config import build_config
 from cetane.checkpoint.gguf_file import GGUFFile, read_gguf, read_split
@@ -21,7 +21,6 @@ from cetane.checkpoint.gguf_layouts import MadeTensor
 from cetane.checkpoint.gguf_tokenizer import load_gguf_tokenizer
 from cetane.checkpoint.tokenizer import Tokenizer
 from cetane.errors import CetaneError
-from cetane.files import file_identity
 
 if TYPE_CHECKING:
     import torch
@@ -67,10 +66,11 @@ class GGUFCheckpoint(Checkpoint):
     def _load_tokenizer(self) -> Tokenizer:
         return load_gguf_tokenizer(self._file)
 
-    def _fingerprint(self) -> str:
-        files = sorted({tensor.file for tensor in self._file.tensors.values()} | {self._file.path})
-        identity = "".join(map(file_identity, files)) + self._file.digest
-        return hashlib.sha256(identity.encode()).hexdigest()
+    def identified(self, identity: Identity) -> str:
+        of_tensors = {tensor.file for tensor in self._file.tensors.values()}
+        files = sorted(of_tensors | {self._file.path}, key=str)
+        told = "".join(identity_of(file, identity) for file in files) + self._file.digest
+        return hashlib.sha256(told.encode()).hexdigest()
 
 
 def _rename(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from cetane.checkpoint.checkpoint import Checkpoint, StoredTensor
+from cetane.checkpoint.checkpoint import Checkpoint, Identity, StoredTensor
 from cetane.checkpoint.safetensors import read_header, read_tensor, refuse_pickle
 from cetane.checkpoint.text_part import text_name
 from cetane.errors import CetaneError
@@ -161,8 +161,12 @@ class Lora:
     @property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of headers, file sizes and modification times."""
+        return self.identified(file_identity)
+
+    def identified(self, identity: Identity) -> str:
+        """SHA-256 (hex) of headers, and of what `identity` says of the file."""
         digest = hashlib.sha256(self.config.model_dump_json().encode())
-        digest.update(file_identity(self.folder / WEIGHTS).encode())
+        digest.update(identity(self.folder / WEIGHTS).encode())
         for name, stored in (*self.replaced.items(), *parts(self.changes)):
             digest.update(f"{name} {stored.offset} {stored.shape} {stored.dtype}\n".encode())
         return digest.hexdigest()

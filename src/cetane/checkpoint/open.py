@@ -22,7 +22,8 @@ def open_checkpoint(
     lora: str | Path | None = None,
     adapters: Mapping[str, str | Path] | None = None,
 ) -> Checkpoint:
-    """Open a folder, a .safetensors or .gguf file, or a hub id such as "org/name".
+    """Open a folder, a .safetensors or .gguf file, a hub id such as "org/name", or the URL of a
+    folder, whose tensors are read by byte range.
 
     An existing path wins over a hub id. Reads only headers, and loads neither torch nor a weight.
     `lora` is the folder of a peft adapter that is merged into the tensors; `adapters` are folders
@@ -37,6 +38,10 @@ def open_checkpoint(
 
 def open_base(source: str | Path) -> Checkpoint:
     """Open a checkpoint without adapters."""
+    if "://" in str(source):
+        from cetane.checkpoint.remote import RemoteCheckpoint
+
+        return RemoteCheckpoint.at(str(source))
     try:
         path = Path(source).expanduser()
     except RuntimeError:  # `~name` of an unknown user may still be a file

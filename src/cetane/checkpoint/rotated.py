@@ -15,7 +15,7 @@ from dataclasses import astuple, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from cetane.checkpoint.checkpoint import Checkpoint
+from cetane.checkpoint.checkpoint import Checkpoint, Identity
 from cetane.checkpoint.wrapped import WrappedCheckpoint
 from cetane.files import json_sha256
 
@@ -151,9 +151,9 @@ class RotatedCheckpoint(WrappedCheckpoint):
             tensor = fold.rows(tensor, axis=0)
         return tensor.float()
 
-    def _fingerprint(self) -> str:
+    def identified(self, identity: Identity) -> str:
         content: Any = [
-            VERSION, self.base.fingerprint, sorted(self.copies.items()),
+            VERSION, self.base.identified(identity), sorted(self.copies.items()),
             {name: astuple(fold) for name, fold in self.folds.items()},
         ]  # fmt: skip
         return json_sha256(content)

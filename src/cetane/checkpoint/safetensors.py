@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cetane.checkpoint.checkpoint import Checkpoint, StoredTensor
+from cetane.checkpoint.checkpoint import (
+    Checkpoint,
+    Identity,
+    StoredFile,
+    StoredTensor,
+    identity_of,
+    read_range,
+)
 from cetane.checkpoint.experts import stack_experts
 from cetane.checkpoint.integers import DTYPES, to_torch
 from cetane.checkpoint.quantized import QuantizedTensor, dequantized
@@ -16,7 +24,7 @@ from cetane.checkpoint.text_part import has_text_part, text_config, text_tensors
 from cetane.checkpoint.tokenizer import TOKENIZER_FILES, Tokenizer
 from cetane.checkpoint.zaya_original import hf_config, hf_tensors, is_original
 from cetane.errors import CetaneError
-from cetane.files import file_identity, read_exactly, read_json
+from cetane.files import read_json
 from cetane.validation import parse_json
 
 if TYPE_CHECKING:
@@ -25,7 +33,8 @@ if TYPE_CHECKING:
 _MAX_DIMS = 8
 _MAX_HEADER = 100_000_000  # bytes; the format's own limit
 _PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
 
 
 class SafetensorsCheckpoint(Checkpoint):
@@ -72,16 +81,22 @@ class SafetensorsCheckpoint(Checkpoint):
     def _load_tokenizer(self) -> Tokenizer:
         return Tokenizer.load(self._folder)
 
-    def _fingerprint(self) -> str:
-        shards = sorted({tensor.file for tensor in self._in_files.values()})
+    def identified(self, identity: Identity) -> str:
+        shards = sorted({tensor.file for tensor in self._in_files.values()}, key=str)
         others = [self._folder / name for name in ("config.json", *TOKENIZER_FILES)]
         digest = hashlib.sha256()
-        for path in (*shards, *(path for path in others if path.is_file())):
-            digest.update(file_identity(path).encode())
+        for file in shards:
+            digest.update(identity_of(file, identity).encode())
+        for path in filter(Path.is_file, others):
+            digest.update(self._identity_beside(path, identity).encode())
         for name, tensor in sorted(self._in_files.items()):
             digest.update(f"{name} {tensor.file.name} {tensor.offset} {tensor.nbytes} ".encode())
             digest.update(f"{tensor.shape} {tensor.dtype}\n".encode())
         return digest.hexdigest()
+
+    def _identity_beside(self, path: Path, identity: Identity) -> str:
+        """The identity of a file beside the weights."""
+        return identity(path)
 
 
 def read_tensor(stored: StoredTensor) -> torch.Tensor:
@@ -101,23 +116,24 @@ def refuse_pickle(paths: Iterable[Path]) -> None:
 def _read_shards(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of the folder's one file, or of the shards in its index."""
     # The order of preference is transformers'.
-    if (folder / "model.safetensors").is_file():
-        return read_header(folder / "model.safetensors")
-    if (folder / _INDEX).is_file():
-        return _read_index(folder / _INDEX)
+    if (folder / WEIGHTS).is_file():
+        return read_header(folder / WEIGHTS)
+    if (folder / INDEX).is_file():
+        return read_index(folder / INDEX, partial(_shard_path, folder / INDEX))
     files = sorted(folder.glob("*.safetensors"))
     if len(files) == 1:
         return read_header(files[0])
     if files:
         raise CetaneError(
-            f"{folder} has {len(files)} safetensors files but no {_INDEX}",
+            f"{folder} has {len(files)} safetensors files but no {INDEX}",
             "give the path of the one to open",
         )
     refuse_pickle(sorted(folder.iterdir()))
     raise CetaneError(f"{folder} has no safetensors file", "a checkpoint needs model.safetensors")
 
 
-def _read_index(index: Path) -> dict[str, StoredTensor]:
+def read_index(index: Path, shard_of: Callable[[str], StoredFile]) -> dict[str, StoredTensor]:
+    """Every tensor of the shards that an index names; `shard_of` gives a shard by its name."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CetaneError(f"{index} has no weight_map")
@@ -125,8 +141,8 @@ def _read_index(index: Path) -> dict[str, StoredTensor]:
         raise CetaneError(f"{index} has a weight_map that does not map names to files")
     tensors: dict[str, StoredTensor] = {}
     for file in dict.fromkeys(weight_map.values()):
-        shard = _shard_path(index, file)
-        for name, tensor in read_header(shard).items():
+        check_shard_name(index, file)
+        for name, tensor in read_header(shard_of(file)).items():
             if name in tensors:
                 other = tensors[name].file.name
                 raise CetaneError(f"{index.parent} holds tensor {name!r} in {other} and {file}")
@@ -137,19 +153,23 @@ def _read_index(index: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def _shard_path(index: Path, file: str) -> Path:
+def check_shard_name(index: Path, file: str) -> None:
+    """Raise CetaneError for a name that is no shard beside the index."""
     # An index is foreign data. It must not name a file outside its own folder.
     if Path(file).name != file or "\\" in file:
         raise CetaneError(f"{index} names a shard outside its folder: {file!r}")
     if not file.endswith(".safetensors"):
         raise CetaneError(f"{index} names a shard that is not a safetensors file: {file!r}")
+
+
+def _shard_path(index: Path, file: str) -> Path:
     shard = index.parent / file
     if not shard.is_file():
         raise CetaneError(f"{index} names {file}, which is missing", "download the rest")
     return shard
 
 
-def read_header(path: Path) -> dict[str, StoredTensor]:
+def read_header(path: StoredFile) -> dict[str, StoredTensor]:
     """The tensors of one safetensors file. Raises CetaneError unless its header fits it exactly.
 
     The safetensors package (0.8) would not do. Of two tensors of one name it silently takes the
@@ -160,11 +180,11 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     def bad(why: str) -> CetaneError:
         return CetaneError(f"{path} is not a valid safetensors file: {why}", "download it again")
 
-    size = path.stat().st_size
-    length = int.from_bytes(read_exactly(path, 0, 8), "little") if size >= 8 else size
+    size = path.stat().st_size if isinstance(path, Path) else path.size
+    length = int.from_bytes(read_range(path, 0, 8), "little") if size >= 8 else size
     if length > min(size - 8, _MAX_HEADER):
         raise bad(f"its header does not fit in its {size} bytes")
-    header = parse_json(read_exactly(path, 8, length), f"{path}: its header", unique=True)
+    header = parse_json(read_range(path, 8, length), f"{path}: its header", unique=True)
     if not isinstance(header, dict):
         raise bad("its header is not a JSON object")
     header.pop("__metadata__", None)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cetane.cli.crew import crew
 from cetane.cli.options import (
     Adapters,
     Bits,
@@ -16,7 +17,10 @@ from cetane.cli.options import (
     Output,
     Rebuild,
     RecipeName,
+    Scheduler,
     Settings,
+    StoreUrl,
+    Workers,
 )
 from cetane.cli.output import megabytes, print_json, progress, say, table
 
@@ -39,6 +43,9 @@ def build(
     ] = None,
     rebuild: Rebuild = False,
     force: Force = False,
+    workers: Workers = None,
+    scheduler: Scheduler = None,
+    store: StoreUrl = None,
     json: Json = False,
 ) -> None:
     """Build a bundle, without gates. After an interruption, run it again: it resumes."""
@@ -54,10 +61,11 @@ def build(
         build_some(request, target, only, rebuild, json)
         return
     assert request.planner
-    with progress("build") as update:
+    with crew(workers, scheduler, store) as opened, progress("build") as update:
         bundle = build_bundle(
-            request.checkpoint, request.recipe, target, update, force, rebuild=rebuild
-        )
+            request.checkpoint, request.recipe, target, update, force, rebuild=rebuild,
+            workers=opened,
+        )  # fmt: skip
     if json:
         print_json({"bundle": str(bundle.path), "digest": bundle.digest})
     else:

@@ -1,12 +1,14 @@
 """cetane lab: experiments as data, run, judged and logged."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cetane.cli.app import Command, paragraphs
-from cetane.cli.options import Json
+from cetane.cli.crew import crew
+from cetane.cli.options import Json, Scheduler, StoreUrl, Workers
 from cetane.cli.output import print_json, progress, say, table, warn
 from cetane.errors import CetaneError
 
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from cetane.lab.experiment import Experiment, Status
     from cetane.lab.journal import Outcome
     from cetane.lab.library import Lab
+    from cetane.lab.workload import Setting
+    from cetane.tasks.workers import Workers as Crew
 
 STATUSES = "Planned, Prototype, Measured, Shipping, Shelved, Rejected"
 HERE = Path("experiments")
@@ -162,6 +166,9 @@ def run(
     work: Annotated[Path, typer.Option(help="The folder of the built bundles.")] = Path(
         "build/lab"
     ),
+    workers: Workers = None,
+    scheduler: Scheduler = None,
+    store: StoreUrl = None,
     json: Json = False,
 ) -> None:
     """Run experiments: build both arms, gate and measure them, and log everything.
@@ -179,13 +186,19 @@ def run(
     chosen = [opened.find(name) for name in names or ()]
     chosen = chosen or [one for one in opened.own().values() if one.runnable]
     share_threads()
-    outcomes: list[Outcome] = []
-    for experiment in chosen:
-        held = settled_outcome(opened, experiment) if every and not again else None
-        with progress(experiment.id) as update:
-            outcomes.append(held or run_one(experiment, setting, opened, update))
-        if held is None and not json:
-            show_outcome(experiment, outcomes[-1])
+    held = {
+        one.id: outcome
+        for one in (chosen if every and not again else [])
+        if (outcome := settled_outcome(opened, one)) is not None
+    }
+    made: dict[str, Outcome] = {}
+    with crew(workers, scheduler, store) as helpers:
+        left = [one for one in chosen if one.id not in held]
+        for experiment, outcome in run_all(left, setting, opened, helpers):
+            made[experiment.id] = outcome
+            if not json:
+                show_outcome(experiment, outcome)
+    outcomes = [(held | made)[one.id] for one in chosen]
     if json:
         print_json({"outcomes": [as_dict(outcome) for outcome in outcomes]})
     elif len(outcomes) > 1:
@@ -193,11 +206,23 @@ def run(
     raise typer.Exit(0 if all(outcome.status == "passed" for outcome in outcomes) else 1)
 
 
-def run_one(experiment: "Experiment", setting: Any, lab: "Lab", update: Any) -> "Outcome":
-    """Run one experiment."""
+def run_all(
+    experiments: "list[Experiment]", setting: "Setting", lab: "Lab", workers: "Crew | None"
+) -> "Iterator[tuple[Experiment, Outcome]]":
+    """Run experiments, one after the other or by workers. Gives each as it ends."""
     from cetane.lab.run import run as run_experiment
+    from cetane.lab.run import run_together
 
-    return run_experiment(experiment, setting, lab.journal, update)
+    if workers is None:
+        for experiment in experiments:
+            with progress(experiment.id) as update:
+                outcome = run_experiment(experiment, setting, lab.journal, update)
+            yield experiment, outcome
+        return
+    known = {one.id: one for one in experiments}
+    with progress("lab") as update:
+        for outcome in run_together(experiments, setting, lab.journal, workers, update):
+            yield known[outcome.experiment], outcome
 
 
 def settled_outcome(lab: "Lab", experiment: "Experiment") -> "Outcome | None":

@@ -73,6 +73,27 @@ Rebuild = Annotated[
         "--rebuild/--skip-existing", help="Remake the parts of an interrupted build, or keep them."
     ),
 ]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", metavar="N", min=1, help="Processes that share the work."),
+]
+Scheduler = Annotated[
+    str | None,
+    typer.Option(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="Dask's scheduler, whose workers share the work; 'local' starts one here.",
+    ),
+]
+StoreUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        help="A shared store: what is there is not made again. A folder, s3://, gs:// or hf://.",
+        show_default="[store] url of cetane.toml",
+    ),
+]
 ChipName = Annotated[
     str | None,
     typer.Option("--chip", help="A chip, such as m4-max or a19-pro.", show_default="m4-max"),

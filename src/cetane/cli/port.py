@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cetane.cli.crew import crew
 from cetane.cli.options import (
     Adapters,
     Bits,
@@ -20,8 +21,11 @@ from cetane.cli.options import (
     Quality,
     Rebuild,
     RecipeName,
+    Scheduler,
     Settings,
+    StoreUrl,
     Verbose,
+    Workers,
 )
 from cetane.cli.output import conclude, console, megabytes, progress, say, verdict, warn
 
@@ -60,6 +64,9 @@ def port(
     quality: Quality = None,
     budget: Budget = None,
     fix: Fix = False,
+    workers: Workers = None,
+    scheduler: Scheduler = None,
+    store: StoreUrl = None,
     rebuild: Rebuild = False,
     force: Force = False,
     verbose: Verbose = False,
@@ -87,10 +94,10 @@ def port(
         show_plan(plan, chip, tables=verbose)
         if request.warning:
             warn(f"warning: {request.warning}")
-    with progress("port") as update:
+    with crew(workers, scheduler, store) as opened, progress("port") as update:
         result = port_request(
             request, output, residency=asked, fix=fix, force=force, rebuild=rebuild,
-            progress=update,
+            workers=opened, progress=update,
         )  # fmt: skip
     conclude(result, json, lambda outcome: show(outcome, verbose))
 

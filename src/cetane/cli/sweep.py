@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cetane.cli.options import ChipName, Json, Model, RecipeName, Verbose
+from cetane.cli.crew import crew
+from cetane.cli.options import (
+    ChipName,
+    Json,
+    Model,
+    RecipeName,
+    Scheduler,
+    StoreUrl,
+    Verbose,
+    Workers,
+)
 from cetane.cli.output import megabytes, print_json, progress, say, table, warn
 
 if TYPE_CHECKING:
@@ -43,6 +53,9 @@ def sweep(
     chip: ChipName = None,
     recipe: RecipeName = "default",
     output: OutputOption = None,
+    workers: Workers = None,
+    scheduler: Scheduler = None,
+    store: StoreUrl = None,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
@@ -54,10 +67,11 @@ def sweep(
     from cetane.hardware.chips import DEFAULT_CHIP
     from cetane.sweeps.choose import sweep as choose
 
-    with progress("sweep") as update:
+    with crew(workers, scheduler, store) as opened, progress("sweep") as update:
         result = choose(
             model, text=text, budget=budget, formats=formats or [], chip=chip or DEFAULT_CHIP,
-            recipe=recipe, output=output, progress=update,
+            recipe=recipe, output=output, workers=opened,
+            progress=update,
         )  # fmt: skip
     if json:
         print_json(result.as_json())

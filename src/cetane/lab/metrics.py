@@ -68,6 +68,10 @@ METRICS: dict[str, Metric] = {
     "activation_perplexity": Metric("activations", "", "on the text, with A8"),
 }
 
+TIMED = frozenset(["decode", "calls", "drafting"])
+"""The measures that take times: nothing else should run beside them."""
+PLANNED = frozenset(["speed"])
+"""The measures that need no bundle."""
 HIGHER = frozenset(
     [
         "top1", "golden", "hidden_cosine", "golden_top1", "smoke_greedy", "smoke_distinct",

@@ -1,9 +1,9 @@
 """The run of an experiment: intent, build, gates and measures of both sides, and the outcome."""
 
+import datetime
 import gc
 import secrets
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from cetane.errors import CetaneError
 from cetane.files import Progress
@@ -24,6 +24,10 @@ from cetane.lab.journal import (
 from cetane.lab.metrics import METRICS
 from cetane.lab.sides import MEASURES, Findings, Sides, recipe_sha256
 from cetane.lab.workload import Setting
+from cetane.tasks.workers import Workers
+
+Part = Mapping[ArmName, ArmOutcome]
+"""What one measure says of both arms."""
 
 
 def run(experiment: Experiment, setting: Setting, journal: Journal, progress: Progress) -> Outcome:
@@ -32,19 +36,60 @@ def run(experiment: Experiment, setting: Setting, journal: Journal, progress: Pr
     An exception becomes an outcome. So does Ctrl-C, which is then raised again. A kill leaves an
     intent without an outcome.
     """
+    check_runnable(experiment)
+    intent = declare(experiment)
+    journal.append(intent)
+
+    def gather() -> Iterator[Part]:
+        return observe(experiment, setting, progress)
+
+    return conclude(experiment, intent, journal, gather)
+
+
+def run_together(
+    experiments: Sequence[Experiment],
+    setting: Setting,
+    journal: Journal,
+    workers: Workers,
+    progress: Progress,
+) -> Iterator[Outcome]:
+    """Run experiments, whose arms and measures are the tasks of workers. Logs each as `run` does.
+
+    Measures of time come last, and have the machine to themselves.
+    """
+    from cetane.lab.tasks import LabTasks  # torch imports slowly
+
+    for experiment in experiments:
+        check_runnable(experiment)
+    intents = {one.id: declare(one) for one in experiments}
+    for intent in intents.values():
+        journal.append(intent)
+    try:
+        for experiment, gather in LabTasks(experiments, setting, workers, progress).run():
+            yield conclude(experiment, intents.pop(experiment.id), journal, gather)
+    finally:  # after a Ctrl-C too
+        for intent in intents.values():
+            journal.append(ended(intent, "interrupted", now()))
+
+
+def check_runnable(experiment: Experiment) -> None:
+    """Raise CetaneError for an experiment that is only a plan."""
     if not experiment.runnable:
         raise CetaneError(
             f"{experiment.id} is Planned: there is nothing to run", "cetane lab show has its design"
         )
-    intent = declare(experiment)
-    journal.append(intent)
-    started = time.perf_counter()
+
+
+def conclude(
+    experiment: Experiment, intent: Intent, journal: Journal, gather: Callable[[], Iterator[Part]]
+) -> Outcome:
+    """Judge what was gathered, and log the outcome."""
     arms: dict[ArmName, ArmOutcome] = {}
     gates: tuple[GateOutcome, ...] = ()
     status: Ended = "interrupted"
     error = ""
     try:
-        arms = observe(experiment, setting, progress)
+        arms = joined(experiment, list(gather()))
         gates = tuple(judge(limit, arms) for limit in experiment.gates)
         status = "passed" if all(gate.passed for gate in gates) else "failed"
     except Exception as failure:
@@ -52,22 +97,31 @@ def run(experiment: Experiment, setting: Setting, journal: Journal, progress: Pr
         known = isinstance(failure, CetaneError)
         error = str(failure) if known else f"{type(failure).__name__}: {failure}"
     finally:  # after a Ctrl-C too, which is then raised again
-        outcome = Outcome(
-            run=intent.run,
-            experiment=experiment.id,
-            at=now(),
-            status=status,
-            seconds=time.perf_counter() - started,
-            arms=arms,
-            gates=gates,
-            surprise="; ".join(surprises(experiment, arms)) if arms else "",
-            lesson=experiment.lesson,
-            next=experiment.next,
-            error=error,
+        outcome = ended(intent, status, now()).model_copy(
+            update={
+                "arms": arms,
+                "gates": gates,
+                "surprise": "; ".join(surprises(experiment, arms)) if arms else "",
+                "lesson": experiment.lesson,
+                "next": experiment.next,
+                "error": error,
+            }
         )
         journal.append(outcome)
         gc.collect()  # frees two bundles and a reference before the next experiment
     return outcome
+
+
+def ended(intent: Intent, status: Ended, at: str) -> Outcome:
+    """The outcome of a run that gave nothing yet."""
+    started, stopped = map(datetime.datetime.fromisoformat, (intent.at, at))
+    return Outcome(
+        run=intent.run,
+        experiment=intent.experiment,
+        at=at,
+        status=status,
+        seconds=(stopped - started).total_seconds(),
+    )
 
 
 def declare(experiment: Experiment) -> Intent:
@@ -92,31 +146,54 @@ def recipes(experiment: Experiment) -> dict[ArmName, str]:
         return {}
 
 
-def observe(
-    experiment: Experiment, setting: Setting, progress: Progress
-) -> dict[ArmName, ArmOutcome]:
-    """Build both sides and take each measure once. Keeps only the experiment's metrics."""
+def measures(experiment: Experiment) -> list[str]:
+    """The names of an experiment's measures. Raises CetaneError if one is not known."""
     import cetane.lab.measures  # noqa: F401  registers them; here, since torch imports slowly
 
-    names = dict.fromkeys(METRICS[metric].measure for metric in experiment.metrics)
-    bench = Sides(experiment, setting, progress)
-    gathered: dict[ArmName, Findings] = {name: Findings() for name in ARMS}
-    for done, name in enumerate(names):
-        progress(name, done, len(names))
+    names = list(dict.fromkeys(METRICS[metric].measure for metric in experiment.metrics))
+    for name in names:
         if name not in MEASURES:
             raise CetaneError(f"no function measures {name!r}")
-        for arm, findings in MEASURES[name](bench).items():
-            gathered[arm].update(findings)
+    return names
+
+
+def observe(experiment: Experiment, setting: Setting, progress: Progress) -> Iterator[Part]:
+    """Build both sides and take each measure once."""
+    names = measures(experiment)
+    bench = Sides(experiment, setting, progress)
+    for done, name in enumerate(names):
+        progress(name, done, len(names))
+        yield take(bench, name)
     progress("done", len(names), len(names))
-    outcomes: dict[ArmName, ArmOutcome] = {}
-    for arm, side in bench.sides.items():
-        figures = gathered[arm].figures
-        outcomes[arm] = ArmOutcome(
+
+
+def take(bench: Sides, name: str) -> Part:
+    """Take one measure."""
+    findings = {arm: Findings() for arm in ARMS} | dict(MEASURES[name](bench))
+    return {
+        arm: ArmOutcome(
             artefact=None if side.made is None else side.made.digest,
             recipe=recipe_sha256(side.recipe),
+            metrics=findings[arm].figures,
+            texts=findings[arm].texts,
+            curves={name: tuple(points) for name, points in findings[arm].curves.items()},
+        )
+        for arm, side in bench.sides.items()
+    }
+
+
+def joined(experiment: Experiment, parts: Sequence[Part]) -> dict[ArmName, ArmOutcome]:
+    """The outcomes of both arms. Keeps only the experiment's metrics, and needs a value of each."""
+    outcomes: dict[ArmName, ArmOutcome] = {}
+    for arm in ARMS:
+        known = [part[arm] for part in parts]
+        figures = {name: figure for one in known for name, figure in one.metrics.items()}
+        outcomes[arm] = ArmOutcome(
+            artefact=next((one.artefact for one in known if one.artefact), None),
+            recipe=known[0].recipe,
             metrics={name: figures[name] for name in experiment.metrics if name in figures},
-            texts=gathered[arm].texts,
-            curves={name: tuple(points) for name, points in gathered[arm].curves.items()},
+            texts={name: text for one in known for name, text in one.texts.items()},
+            curves={name: points for one in known for name, points in one.curves.items()},
         )
     missing = [
         metric

@@ -1,100 +1,119 @@
-"""Templates in the cache folder: what one build has converted, the next one does not."""
+"""Templates in the store: what one build has converted, no other build converts again."""
 
 import hashlib
 import json
-from contextlib import suppress
+import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import NonNegativeInt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 import cetane
-from cetane.files import cache_dir, code_sha256, forget_oldest, replacing
+from cetane.errors import CetaneError
+from cetane.files import code_sha256
 from cetane.hardware.quiet import import_coremltools
-from cetane.lower.template import Slot, Template
+from cetane.lower.template import Slot, Template, gaps
+from cetane.store import kept as store
+from cetane.validation import Data, parse_json, validated
 
-LARGEST = 1 << 30
-"""Bytes of all kept templates. The one that was used longest ago is removed first."""
 CODE = ("compress", "families", "lower", "planner")
 """The rooms that a template depends on: names of variables become names of ops."""
-INDEX, DIGEST = "index", "digest"
+FILE = "template.safetensors"
+INDEX = "index"
 
 
-def kept(structure: str) -> Template | None:
-    """The template of a structure, if the cache has it whole."""
-    path = place(structure)
-    try:
-        with safe_open(path, "np") as file:
-            about = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in ("spec", "manifest", "rest")}
-        if digest(about[INDEX], arrays) != about[DIGEST]:
+class StoredIndex(Data):
+    """A template without its bytes, as its file holds it."""
+
+    placed: dict[str, dict[str, str]]
+    slots: dict[str, dict[str, tuple[NonNegativeInt, NonNegativeInt | None]]]
+    size: NonNegativeInt
+    rest: tuple[tuple[NonNegativeInt, NonNegativeInt], ...]
+
+
+def kept(structure: str, labels: Collection[str]) -> Template | None:
+    """The template of a structure whose weights have these labels, if a store has it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "template"
+        if not store.kept(key_of(structure), folder):
             return None
-        path.touch()
-        index = json.loads(about[INDEX])
-    except (OSError, SafetensorError, ValueError, KeyError):
-        return None
+        try:
+            with safe_open(folder / FILE, "np") as file:
+                about = file.metadata() or {}
+                arrays = {name: file.get_tensor(name) for name in ("spec", "manifest", "rest")}
+            template = read(parse_json(about[INDEX], FILE), arrays)
+        except (OSError, SafetensorError, ValueError, KeyError, CetaneError):
+            return None
+    return template if set(template.slots) == set(labels) else None
+
+
+def read(content: Any, arrays: dict[str, Any]) -> Template:
+    """The template of a file's content. Raises CetaneError or ValueError for what is none."""
+    index = validated(StoredIndex, content, FILE)
     import_coremltools()
     from coremltools.proto import Model_pb2
 
-    ends = np.cumsum([0, *(length for _, length in index["rest"])])
+    try:
+        spec = Model_pb2.Model.FromString(arrays["spec"].tobytes())
+    except Exception as error:  # protobuf's DecodeError, whose module has no types
+        raise ValueError(f"{FILE}: {error}") from error
+    slots = {
+        label: {part: Slot(*slot) for part, slot in parts.items()}
+        for label, parts in index.slots.items()
+    }
+    if [(start, end - start) for start, end in gaps(slots, index.size)] != list(index.rest):
+        raise ValueError(f"{FILE}: its weight file has other gaps than its slots leave")
+    ends = np.cumsum([0, *(length for _, length in index.rest)])
+    if ends[-1] != arrays["rest"].size:
+        raise ValueError(f"{FILE}: the bytes between its slots are missing")
     return Template(
-        spec=Model_pb2.Model.FromString(arrays["spec"].tobytes()),
+        spec=spec,
         manifest=arrays["manifest"].tobytes(),
-        placed=index["placed"],
-        slots={
-            label: {part: Slot(*slot) for part, slot in parts.items()}
-            for label, parts in index["slots"].items()
-        },
-        size=index["size"],
+        placed=index.placed,
+        slots=slots,
+        size=index.size,
         rest=[
             (start, arrays["rest"][end - length : end].tobytes())
-            for (start, length), end in zip(index["rest"], ends[1:], strict=True)
+            for (start, length), end in zip(index.rest, ends[1:], strict=True)
         ],
     )
 
 
 def keep(structure: str, template: Template) -> None:
-    """Write a template that nothing was stamped into. It is no error if the cache is full."""
-    path = place(structure)
+    """Keep a template that nothing was stamped into. It is no error if the cache is full."""
     arrays = {
         "spec": as_array(template.spec.SerializeToString(deterministic=True)),
         "manifest": as_array(template.manifest),
         "rest": as_array(b"".join(content for _, content in template.rest)),
     }
-    index = json.dumps(
-        {
-            "placed": template.placed,
-            "slots": {
-                label: {part: (slot.nbytes, slot.offset) for part, slot in parts.items()}
-                for label, parts in template.slots.items()
-            },
-            "size": template.size,
-            "rest": [(start, len(content)) for start, content in template.rest],
-        }
-    )
-    with suppress(OSError, SafetensorError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            save_file(arrays, temporary, {INDEX: index, DIGEST: digest(index, arrays)})
-        forget_oldest(path.parent.glob("*.safetensors"), LARGEST)
+    index = {
+        "placed": template.placed,
+        "slots": {
+            label: {part: (slot.nbytes, slot.offset) for part, slot in parts.items()}
+            for label, parts in template.slots.items()
+        },
+        "size": template.size,
+        "rest": [(start, len(content)) for start, content in template.rest],
+    }
+
+    def write(folder: Path) -> None:
+        try:
+            save_file(arrays, folder / FILE, {INDEX: json.dumps(index, sort_keys=True)})
+        except SafetensorError as error:  # the disk is full
+            raise OSError(str(error)) from error
+
+    store.keep(key_of(structure), write)
 
 
-def place(structure: str) -> Path:
-    """The file of a structure, for the code that is installed."""
+def key_of(structure: str) -> str:
+    """The key of a structure's template, for the code that is installed."""
     root = Path(cetane.__file__).parent
     code = code_sha256(*(root / room for room in CODE))
-    key = hashlib.sha256(f"{structure} {code}".encode()).hexdigest()
-    return cache_dir() / "templates" / f"{key[:32]}.safetensors"
-
-
-def digest(index: str, arrays: dict[str, Any]) -> str:
-    """The hash of a template's file, by which damage is seen."""
-    total = hashlib.sha256(index.encode())
-    for name in sorted(arrays):
-        total.update(arrays[name].tobytes())
-    return total.hexdigest()
+    return hashlib.sha256(f"template {structure} {code}".encode()).hexdigest()
 
 
 def as_array(content: bytes) -> np.ndarray[Any, Any]:

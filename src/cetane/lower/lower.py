@@ -74,7 +74,8 @@ class Lowering:
     def _template(self, shard: str, folder: Path) -> Template:
         key = self.structure(shard)
         if key not in self._templates:
-            self._templates[key] = kept(key) or self._converted(shard, folder)
+            labels = used_by(self.planner, shard)
+            self._templates[key] = kept(key, labels) or self._converted(shard, folder)
         return self._templates[key]
 
     def _converted(self, shard: str, folder: Path) -> Template:

@@ -1,18 +1,15 @@
 """Checkpoint and recipe to bundle, shard by shard; a build that was stopped goes on."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from cetane.bundle import Bundle
-from cetane.bundle.tables import quantize_rows
 from cetane.checkpoint import Checkpoint
 from cetane.checkpoint.lora import Lora
-from cetane.checkpoint.names import model_name
 from cetane.errors import CetaneError
 from cetane.files import (
     FileRecord,
@@ -25,25 +22,22 @@ from cetane.files import (
     remove,
     replacing,
     write_json,
-    write_toml,
 )
-from cetane.lower.lower import Lowering
-from cetane.lower.package import EXPORTER
 from cetane.pipeline.choose import resolve_recipe
+from cetane.pipeline.parts import Job, job_of, lowering_of, parts, task_of
 from cetane.planner import Planner, tags
 from cetane.schema.manifest import (
     MANIFEST,
-    RECIPE,
-    TOKENIZER,
     AdapterSource,
     Manifest,
     producers,
-    rotary_path,
-    scales_path,
     shard_path,
-    table_path,
 )
-from cetane.schema.recipe import Recipe, recipe_content
+from cetane.schema.recipe import Recipe
+from cetane.store.settings import shared_store
+from cetane.store.store import Store, made_beside
+from cetane.tasks.task import Task
+from cetane.tasks.workers import Workers, performed, waiting
 
 Gate = Callable[[Planner, dict[str, Path]], None]
 """Called with the packages of the first shard of every kind, by name; raises to stop the build."""
@@ -57,16 +51,20 @@ def build(
     force: bool = False,
     gate: Gate | None = None,
     rebuild: bool = False,
+    workers: Workers | None = None,
 ) -> Bundle:
     """Build a bundle at `target`; a finished one of the same checkpoint and recipe is kept.
 
     The first shard of every kind comes first, and `gate` judges them before the others are made.
-    What an interrupted build left is taken up, unless `rebuild`. Raises CetaneError when `target`
-    holds something else, unless `force`, and when a part failed: the others are made nevertheless
-    (with a `gate`, only the first shards are if one of them failed), and stay for the next attempt.
+    What an interrupted build left is taken up, unless `rebuild`. `workers` make the parts side by
+    side, with the same bytes. With a shared store, parts that are there are not made again.
+
+    Raises CetaneError when `target` holds something else, unless `force`, and when a part failed:
+    the others are made nevertheless (with a `gate`, only the first shards are if one of them
+    failed), and stay for the next attempt.
     """
     recipe = resolve_recipe(checkpoint, recipe, progress)
-    work = Build(checkpoint, recipe, target, rebuild)
+    work = Build(checkpoint, recipe, target, rebuild, workers)
     with claimed(target, f"building {recipe.name}"):
         if target.exists():
             if not force:
@@ -102,21 +100,24 @@ def build_only(
     return {name: work.partial.bundle / shard_path(name) for name in chosen}
 
 
-TABLE_ELEMENTS = 1 << 24
-"""Of a host table, in memory at a time."""
-
-
 class Build:
     """The parts of one bundle, and how far it has come."""
 
-    def __init__(self, checkpoint: Checkpoint, recipe: Recipe, target: Path, rebuild: bool) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        recipe: Recipe,
+        target: Path,
+        rebuild: bool,
+        workers: Workers | None = None,
+    ) -> None:
         self.checkpoint, self.recipe, self.target = checkpoint, recipe, target
-        self.rebuild = rebuild
+        self.rebuild, self.workers = rebuild, workers
         self.planner = Planner(checkpoint, recipe)
         if recipe.head.subset is not None:
             recipe.head.subset.check(checkpoint.tokenizer)
-        named = {EXPORTER: model_name(checkpoint.source, checkpoint.config)}
-        self.lowering = Lowering(self.planner, checkpoint, named)
+        self.lowering = lowering_of(self.planner, checkpoint)
+        self.store = None if rebuild else shared_store()
         self.partial = Partial(target)
         self.jobs = parts(self.planner, checkpoint, self.lowering)
 
@@ -126,6 +127,9 @@ class Build:
         check_space(self.partial.root, self.space())
         if self.rebuild:
             self.partial.forget(names)
+        if self.store is not None and gate is None and all(map(self._known, names)):
+            progress("done", len(names), len(names))
+            return  # without the structures of shards, which take a while
         first = {shard_path(shards[0]): shards[0] for shards in self.lowering.kinds().values()}
         later = [name for name in names if name.startswith("shards/") and name not in first]
         sooner = [name for name in names if name not in later]
@@ -154,17 +158,63 @@ class Build:
     ) -> dict[str, CetaneError]:
         """Make parts; one that fails does not keep the others from being made. Returns what went
         wrong, by part."""
-        failures = {}
+        ended = (self._one_by_one if self.workers is None else self._by_workers)(names, progress)
+        return {name: error for name, error in ended if error is not None}
+
+    def _one_by_one(
+        self, names: list[str], progress: Callable[[str, int], None]
+    ) -> Iterator[tuple[str, CetaneError | None]]:
         for done, name in enumerate(names):
             progress(name, done)
             try:
-                if not self.partial.has(name):
+                if not self._known(name):
                     with replacing(self.partial.bundle / name) as temporary:
                         self.jobs[name](temporary)
-                    self.partial.record(name)
+                    made = self.partial.record(name)
+                    if self.store is not None:
+                        self.store.publish(self.task(name).key, self.partial.bundle, made)
             except CetaneError as error:
-                failures[name] = error
-        return failures
+                yield name, error
+
+    def _by_workers(
+        self, names: list[str], progress: Callable[[str, int], None]
+    ) -> Iterator[tuple[str, CetaneError | None]]:
+        assert self.workers is not None
+        store = self.store or Store(self.partial.store, private=True)
+        tasks = [self.task(name) for name in names if not self._known(name)]
+        done = len(names) - len(tasks)
+        if tasks:
+            progress(waiting(tasks), done)
+        for task, error in performed(self.workers, tasks, store, self._take):
+            done += 1
+            progress(task.name, done)
+            yield task.name, error
+
+    def _known(self, name: str) -> bool:
+        """Whether a part is there, or comes from the shared store."""
+        if self.partial.has(name):
+            return True
+        return self.store is not None and self._take(self.task(name), self.store)
+
+    def _take(self, task: Task, store: Store) -> bool:
+        """Put a part from a store into the bundle; False if the store does not have it."""
+        with made_beside(self.partial.root / "fetched") as scratch:
+            made = scratch / "result" / task.name
+            if not store.fetch(task.key, scratch / "result") or not made.exists():
+                return False
+            remove(self.partial.bundle / task.name)
+            made.rename(self.partial.bundle / task.name)
+        self.partial.record(task.name)
+        return True
+
+    def task(self, name: str) -> Task:
+        """A part as a task."""
+        return task_of(self.job, self.planner, name)
+
+    @cached_property
+    def job(self) -> Job:
+        """This build, as workers get it."""
+        return job_of(self.checkpoint, self.recipe)
 
     def finish(self) -> None:
         """Write the manifest and give the bundle its name."""
@@ -205,6 +255,8 @@ class Partial:
         self.bundle = self.root / "bundle"
         self.done = self.root / "done"
         self.key = self.root / "key.json"
+        self.store = self.root / "store"
+        """What workers have made."""
 
     def start(self, key: str) -> None:
         """Keep what an interrupted build of the same key left, else start anew."""
@@ -216,12 +268,15 @@ class Partial:
             remove(leftover)
         write_json(self.key, key)
 
-    def record(self, name: str) -> None:
-        """Note that a part is finished, with the hashes of its files."""
-        write_json(self._note(name), dumped(records(self.bundle, self.bundle / name)))
+    def record(self, name: str) -> dict[str, FileRecord]:
+        """Note that a part is finished, with the hashes of its files, and return them."""
+        made = records(self.bundle, self.bundle / name)
+        write_json(self._note(name), dumped(made))
+        return made
 
     def forget(self, names: list[str]) -> None:
         """Have parts made anew, by this build or by one that takes it up."""
+        remove(self.store)
         for name in names:
             remove(self._note(name))
 
@@ -285,57 +340,3 @@ def build_key(checkpoint: Checkpoint, recipe: Recipe) -> str:
     """What a partial build is a build of."""
     content = [checkpoint.fingerprint, recipe.model_dump(mode="json"), producers()]
     return json_sha256(content)
-
-
-def parts(
-    planner: Planner, checkpoint: Checkpoint, lowering: Lowering
-) -> dict[str, Callable[[Path], None]]:
-    """What a bundle is made of: path -> how to write it."""
-
-    plan, tables = planner.plan(), planner.model.tables
-    known = {"tokens": planner.model.embedding, **{n: t.table for n, t in tables.items()}}
-    embeddings = {name: table for name, table in known.items() if name in plan.tables}
-    quantized = planner.recipe.embedding.quantized
-
-    def rows(name: str, part: Literal["values", "scales"]) -> Callable[[Path], None]:
-        def write(path: Path) -> None:
-            table, size = embeddings[name], plan.tables[name]
-            shape = (size.rows,) if part == "scales" else (size.rows, size.channels)
-            dtype = np.int8 if quantized and part == "values" else np.float16
-            step = max(1, TABLE_ELEMENTS // size.channels)
-            with path.open("wb") as file:
-                header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
-                np.lib.format.write_array_header_1_0(file, header)
-                for start in range(0, size.rows, step):
-                    stored = table.read(checkpoint, start, min(start + step, size.rows)).numpy()
-                    if quantized:
-                        stored = quantize_rows(stored)[0 if part == "values" else 1]
-                    file.write(stored.astype(dtype).tobytes())
-
-        return write
-
-    def rotary(table: str) -> Callable[[Path], None]:
-        def write(path: Path) -> None:
-            rows = planner.model.rotary[table].cos_sin(planner.recipe.cache.context)
-            with path.open("wb") as file:
-                np.save(file, rows.numpy())
-
-        return write
-
-    def tokenizer(path: Path) -> None:
-        path.mkdir()
-        checkpoint.tokenizer.save(path)
-
-    def write_recipe(path: Path) -> None:
-        write_toml(path, recipe_content(planner.recipe))
-
-    def shard(name: str) -> Callable[[Path], None]:
-        return lambda path: lowering.lower(name, path)
-
-    return (
-        {table_path(name): rows(name, "values") for name in embeddings}
-        | {TOKENIZER: tokenizer, RECIPE: write_recipe}
-        | ({scales_path(name): rows(name, "scales") for name in embeddings} if quantized else {})
-        | {rotary_path(table): rotary(table) for table in planner.model.rotary}
-        | {shard_path(name): shard(name) for name in planner.members}
-    )

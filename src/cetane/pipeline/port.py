@@ -28,6 +28,7 @@ from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Quality, Recipe, decided, value_of
+from cetane.tasks.workers import Workers, open_workers
 
 MOST_ATTEMPTS = 4
 """Builds of one port: the first, and those after a change of the recipe."""
@@ -125,6 +126,9 @@ def port(
     fix: bool = False,
     force: bool = False,
     rebuild: bool = False,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    store: str | None = None,
     progress: Progress = silent,
 ) -> PortResult:
     """Plan, build and judge a model.
@@ -142,8 +146,10 @@ def port(
     `lora` is the folder of a peft adapter that is merged into the model as it is read. `adapters`
     are folders of such adapters by name: each becomes functions beside the base's, which share its
     weights. `output` is the bundle's folder, by default the model's name and the recipe's in the
-    working directory; `force` replaces another bundle there. Raises CetaneError for what cannot be
-    ported: nothing is left behind then.
+    working directory; `force` replaces another bundle there. `workers` processes make the parts
+    side by side, or those of Dask's `scheduler`; what is in the shared `store` is not made again
+    (docs/how-to/workers.md). Raises CetaneError for what cannot be ported: nothing is left behind
+    then.
 
     >>> result = cetane.port(model, recipe=recipe, output=bundle)
     >>> result.passed, list(result.gates)
@@ -153,10 +159,12 @@ def port(
     request = make_request(
         model, recipe, context, bits, promised | dict(changes or {}), budget, lora, adapters
     )
-    return port_request(
-        request, output, residency=residency_for(chip, os, require_residency), fix=fix,
-        force=force, rebuild=rebuild, progress=progress,
-    )  # fmt: skip
+    asked = residency_for(chip, os, require_residency)
+    with open_workers(workers, scheduler, store) as opened:
+        return port_request(
+            request, output, residency=asked, fix=fix, force=force, rebuild=rebuild,
+            workers=opened, progress=progress,
+        )  # fmt: skip
 
 
 def residency_for(
@@ -181,6 +189,7 @@ def port_request(
     fix: bool = False,
     force: bool = False,
     rebuild: bool = False,
+    workers: Workers | None = None,
     progress: Progress = silent,
 ) -> PortResult:
     """`port` of a request, whose plan can be shown before."""
@@ -193,7 +202,7 @@ def port_request(
         recipe = next(choices)
     changes: list[str] = []
     while True:
-        attempt = Attempt(request, recipe, target, asked, clock, progress)
+        attempt = Attempt(request, recipe, target, asked, clock, progress, workers)
         result = attempt.run(force or bool(changes), rebuild)
         result = replace(result, changes=tuple(changes))
         why = result.explanation
@@ -239,6 +248,7 @@ class Attempt:
     asked: PortTarget
     clock: "Clock"
     progress: Progress
+    workers: Workers | None = None
 
     def run(self, force: bool, rebuild: bool) -> PortResult:
         """Build and judge; what was built before of the same recipe is taken up."""
@@ -252,7 +262,7 @@ class Attempt:
             bundle = build(
                 request.checkpoint, self.recipe, self.target,
                 lambda what, done, total: progress(f"build {what}", done, total),
-                force, first.judge, rebuild,
+                force, first.judge, rebuild, self.workers,
             )  # fmt: skip
         except FirstShardsFailed:
             return PortResult(

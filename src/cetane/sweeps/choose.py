@@ -16,6 +16,8 @@ from cetane.sweeps.grid import chosen, load_grid, weights
 from cetane.sweeps.plot import plot
 from cetane.sweeps.points import Point
 from cetane.sweeps.sweep import Passage, Sweep, best, pareto, write_recipe
+from cetane.sweeps.tasks import SweepTasks
+from cetane.tasks.workers import Workers, open_workers
 
 TEXT = "english.txt"
 
@@ -66,26 +68,38 @@ def sweep(
     chip: str = DEFAULT_CHIP,
     recipe: str | Path | Recipe = "default",
     output: str | Path | None = None,
+    workers: int | Workers | None = None,
+    scheduler: str | None = None,
+    store: str | None = None,
     progress: Progress = silent,
 ) -> SweepResult:
     """Judge compressions of a model on a text, without building one.
 
     `text` is a file of plain text; by default a text that ships. `budget` is the size of the chosen
     point: bits a weight ("4.25") or megabytes ("60MB"). `formats` are names or patterns. The folder
-    `output` keeps all results, so that another sweep continues from there.
+    `output` keeps all results, so that another sweep continues from there. `workers`, `scheduler`
+    and `store` are as in `port`.
     """
     names, profile = chosen(formats), find_chip(chip)
     request = make_request(model, recipe)
     passage = Passage.cut(*text_of(text), request.checkpoint)
     folder = Path(output) if output else Path(f"{Path(model).resolve().stem}-sweep")
-    with claimed(folder, "sweeping"):
+    with open_workers(workers, scheduler, store) as crew, claimed(folder, "sweeping"):
         work = Sweep(request.checkpoint, request.recipe, passage, profile, folder, progress)
-        return judged(work, names, budget, mixing=not formats or budget is not None)
+        return judged(work, names, budget, not formats or budget is not None, crew)
 
 
-def judged(work: Sweep, names: Sequence[str], budget: str | None, mixing: bool) -> SweepResult:
-    """The points of some formats, and of mixed ones if they are wanted; plots and a recipe."""
+def judged(
+    work: Sweep, names: Sequence[str], budget: str | None, mixing: bool, crew: Workers | None = None
+) -> SweepResult:
+    """The points of some formats, and of mixed ones if they are wanted; plots and a recipe.
+
+    A crew judges them first, so that the sweep finds them judged.
+    """
     size, progress = budget_bytes(budget, work), work.progress
+    tasks = None if crew is None else SweepTasks(work, crew)
+    if tasks is not None:
+        tasks.formats(names, mixing)
     points = []
     for index, name in enumerate(names):
         progress(name, index, len(names))
@@ -93,7 +107,10 @@ def judged(work: Sweep, names: Sequence[str], budget: str | None, mixing: bool) 
         points += [point] if point is not None else []
     if mixing:
         sizes = [size, *(work.plain_size(name) for name in load_grid().mixed.sizes)]
-        points += work.mixes(sizes)
+        mixes = work.mixes(sizes)
+        if tasks is not None:
+            tasks.mixes(mixes)
+        points += [work.point(mix) for mix in mixes]
     progress("done", len(names), len(names))
     pick = best(points, size + work.rest)
     files = plot(points, pick, work.folder)

@@ -61,15 +61,21 @@ def harms(
     progress: Progress,
 ) -> list[list[Option]]:
     """Every group's formats, each with its harm while all else is in fp16."""
-    wanted = [(group, form) for group in groups for form in group.formats()]
+    wanted = [(g, *single) for g in groups for single in singles(g, sensitivities)]
     options: dict[Group, list[Option]] = {group: [] for group in groups}
-    for done, (group, form) in enumerate(wanted):
+    for done, (group, form, selection) in enumerate(wanted):
         progress(f"layer {group.layer}, {group.kind}, {form.name}", done, len(wanted))
-        names = dict.fromkeys(group.patterns, form.name)
-        cost = harm(group, form, Selection(names=names, sensitivity=sensitivities))
+        cost = harm(group, form, selection)
         options[group].append(Option(form.name, group.nbytes(form), cost))
     progress("layers", len(wanted), len(wanted))
     return list(options.values())
+
+
+def singles(group: Group, sensitivities: SensitivityFile) -> Iterator[tuple[Format, Selection]]:
+    """The formats of one group, each with the selection that has all else in fp16."""
+    for form in group.formats():
+        names = dict.fromkeys(group.patterns, form.name)
+        yield form, Selection(names=names, sensitivity=sensitivities)
 
 
 def mix(

@@ -120,6 +120,10 @@ class PointLedger(Generic[Line]):
     def get(self, key: str) -> Line | None:
         return self._known.get(key)
 
+    def lines(self) -> list[Line]:
+        """All lines, the last of each key."""
+        return list(self._known.values())
+
     def append(self, line: Line) -> None:
         """Append a line. If the machine stops halfway, the next sweep mends the file."""
         self._ledger.append(line)

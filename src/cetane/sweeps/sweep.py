@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -12,6 +12,7 @@ from cetane.checkpoint import Checkpoint
 from cetane.compress import Format, Fp16, Selection, SensitivityFile, parse_format
 from cetane.compress.sensitivity import stored_key
 from cetane.errors import CetaneError
+from cetane.families import Weight
 from cetane.files import Progress, disk_errors, replacing, write_toml
 from cetane.gates.compressions import Judge, Window
 from cetane.gates.residency.target import Target
@@ -116,21 +117,30 @@ class Sweep:
     def sensitivities(self) -> SensitivityFile:
         """The file of sensitivities: the folder's, or made now."""
         path = self.folder / SENSITIVITY
-        key = key_of(self.checkpoint.fingerprint, self.passage.calibration)
-        if stored_key(path) != key:
+        if not self.has_sensitivities:
             self.progress("sensitivities", 0, 1)
             self.judge.compress(Selection())
             moments_of_text = moments.measure(self.judge, self.passage.calibration)
             with disk_errors(path), replacing(path) as temporary:
-                moments_of_text.save(temporary, key)
+                moments_of_text.save(
+                    temporary, key_of(self.checkpoint.fingerprint, self.passage.calibration)
+                )
         made = SensitivityFile(
             file=SENSITIVITY, sha256=hashlib.sha256(path.read_bytes()).hexdigest()
         )
         made.beside(path)
         return made
 
+    @property
+    def has_sensitivities(self) -> bool:
+        """Whether the folder has the file of this model and text."""
+        key = key_of(self.checkpoint.fingerprint, self.passage.calibration)
+        return stored_key(self.folder / SENSITIVITY) == key
+
     def format(self, name: str) -> Point | None:
         """The point of one format; None if it is refused."""
+        if name in self.refused:
+            return None
         form = parse_format(name)
         try:
             sensitivities = self.sensitivities if form.weighted else None
@@ -152,14 +162,18 @@ class Sweep:
         """Bytes of these weights if all have one format."""
         return self.size_of(candidate(parse_format(name), self.planner, None).selection)
 
+    def all_weights(self) -> Iterator[Weight]:
+        """The model's weights, whatever their format."""
+        for block in chain.from_iterable(self.planner.members.values()):
+            yield from (weight for _, weight in block.weights())
+
     @cached_property
     def rest(self) -> int:
         """Bytes of the weights that always stay in fp16: gains and biases."""
-        blocks = chain.from_iterable(self.planner.members.values())
-        return sum(2 * w.elements for block in blocks for _, w in block.weights() if not w.kind)
+        return sum(2 * weight.elements for weight in self.all_weights() if not weight.kind)
 
-    def mixes(self, sizes: Sequence[int]) -> list[Point]:
-        """Points of mixed formats, for these sizes: bytes of the weights that formats are for."""
+    def mixes(self, sizes: Sequence[int]) -> list[Candidate]:
+        """Mixed formats for these sizes: bytes of the weights that formats are for."""
         known = []
         groups = mixed.groups_of(self.planner)
         taken = {weight.name for group in groups for weight in group.weights}
@@ -170,7 +184,7 @@ class Sweep:
             if mix is None:
                 self.refused[f"mixed, {size / 1e6:.1f} MB"] = "the smallest formats do not fit"
             else:
-                known.append(self.point(mix))
+                known.append(mix)
         return known
 
     def harm(self, group: mixed.Group, form: Format, selection: Selection) -> float:
@@ -185,6 +199,16 @@ class Sweep:
             score = LayerScore(key=key, layer=group.layer, kind=group.kind, format=form.name, kl=kl)
             self.scores.append(score)
         return score.kl
+
+    def knows(self, wanted: Candidate) -> bool:
+        """Whether a candidate was judged, with predictions for this sweep's chip."""
+        known = self.points.get(self.key(wanted.selection, self.passage.judged))
+        return known is not None and known.predicted.chip == self.chip.id
+
+    def knows_harm(self, selection: Selection) -> bool:
+        """Whether the harm of a selection was measured."""
+        key = self.key(selection, self.passage.calibration[:LAYERS])
+        return self.scores.get(key) is not None
 
     def key(self, selection: Selection, tokens: Sequence[int]) -> str:
         """A hash of everything that a figure depends on."""

@@ -1,0 +1,154 @@
+"""Checkpoints that are not on this machine: headers and single tensors are read by byte range.
+
+config.json, the tokenizer's files and the index are copied into the cache folder. Of the weights,
+a build reads what it needs, and a worker what its shard needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from cetane.checkpoint.checkpoint import Identity
+from cetane.checkpoint.safetensors import (
+    INDEX,
+    WEIGHTS,
+    SafetensorsCheckpoint,
+    read_header,
+    read_index,
+)
+from cetane.checkpoint.tokenizer import TOKENIZER_FILES
+from cetane.errors import CetaneError
+from cetane.files import (
+    LARGEST,
+    cache_dir,
+    content_identity,
+    file_identity,
+    json_sha256,
+    replacing,
+)
+from cetane.store.places import file_system, info_of, remote_errors
+
+SMALL = ("config.json", INDEX, *TOKENIZER_FILES)
+PIECE = 1 << 24
+"""Bytes of a whole file that are read at a time."""
+
+
+@dataclass(frozen=True, order=True)
+class RemoteFile:
+    """A file at a URL, as it was when the checkpoint was opened."""
+
+    url: str
+    size: int
+    sha256: str | None
+    """Of the content, where the server knows it, as the Hugging Face hub does."""
+    version: str | None
+    """What the server says of the file's version: its ETag."""
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+    def read(self, offset: int, nbytes: int) -> bytearray:
+        """A range of bytes, which the caller has checked against the size."""
+        if nbytes == 0:
+            return bytearray()
+        system, path = file_system(self.url)
+        with remote_errors(f"cannot read {self.url}"):
+            content = bytearray(system.cat_file(path, start=offset, end=offset + nbytes))
+        if len(content) != nbytes:
+            raise CetaneError(
+                f"{self.url} gave {len(content)} bytes where {nbytes} were asked for",
+                "it changed, or the server does not serve ranges: copy the model to this machine",
+            )
+        return content
+
+    @cached_property
+    def content_sha256(self) -> str:
+        """The hash of the whole file, for servers that tell no version."""
+        digest = hashlib.sha256()
+        for start in range(0, self.size, PIECE):
+            digest.update(self.read(start, min(PIECE, self.size - start)))
+        return digest.hexdigest()
+
+    @property
+    def told(self) -> str:
+        """What tells its content from others."""
+        return self.sha256 or self.version or self.content_sha256
+
+    def identity(self, identity: Identity) -> str:
+        """What tells it from others: by its content, as far as that is asked for."""
+        if identity is file_identity:
+            return f"{self.name} {self.size} {self.sha256 or self.version}\n"
+        return f"{self.name} {self.told}\n"
+
+
+class RemoteCheckpoint(SafetensorsCheckpoint):
+    """A folder in the form of `save_pretrained`, at a URL."""
+
+    @classmethod
+    def at(cls, url: str) -> RemoteCheckpoint:
+        """Open the folder at `url`. CetaneError if it holds no checkpoint, or does not answer."""
+        url = url.rstrip("/")
+        folder = copied(url)
+        weights = described(f"{url}/{WEIGHTS}")
+        if weights is not None:
+            tensors = read_header(weights)
+        elif (folder / INDEX).is_file():
+
+            def shard(name: str) -> RemoteFile:
+                file = described(f"{url}/{name}")
+                if file is None:
+                    raise CetaneError(f"{url} has no {name}, which its {INDEX} names")
+                return file
+
+            tensors = read_index(folder / INDEX, shard)
+        else:
+            raise CetaneError(f"{url} has no {WEIGHTS} and no {INDEX}", "give a model's folder")
+        return cls(url, folder, tensors)
+
+    def identified(self, identity: Identity) -> str:
+        if not self._folder.is_dir():  # another machine opened it
+            copied(self.source)
+        return super().identified(identity)
+
+    def _identity_beside(self, path: Path, identity: Identity) -> str:
+        return content_identity(path)  # its date is that of the copy
+
+
+def copied(url: str) -> Path:
+    """The folder with the copies of a checkpoint's small files, of their present versions."""
+    files = {name: file for name in SMALL if (file := described(f"{url}/{name}")) is not None}
+    if "config.json" not in files:
+        raise CetaneError(f"{url} has no config.json", "give the URL of a model's folder")
+    told = [[f.url, f.size, f.told] for f in files.values()]
+    folder = cache_dir() / "remote" / json_sha256(told)
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(folder) as partial:
+            partial.mkdir()
+            for name, file in files.items():
+                if file.size > LARGEST:
+                    raise CetaneError(f"{file} is larger than the {LARGEST:,} bytes it may have")
+                (partial / name).write_bytes(file.read(0, file.size))
+    return folder
+
+
+def described(url: str) -> RemoteFile | None:
+    """A file at a URL; None if there is none."""
+    system, path = file_system(url)
+    info = info_of(system, path)
+    if info is None:
+        return None
+    if info.get("type") != "file" or not isinstance(info.get("size"), int):
+        raise CetaneError(f"{url}: no file whose size the server tells")
+    lfs = info.get("lfs")
+    version = info.get("ETag") or info.get("etag")
+    weak = isinstance(version, str) and version.startswith("W/")
+    sha256 = getattr(lfs, "sha256", None) or (lfs.get("sha256") if isinstance(lfs, dict) else None)
+    return RemoteFile(url, info["size"], sha256, None if weak or not version else str(version))

@@ -1,0 +1,24 @@
+"""The workers and the store of a command, and what it says of them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from cetane.cli.output import warn
+
+if TYPE_CHECKING:
+    from cetane.tasks.workers import Workers
+
+
+@contextmanager
+def crew(count: int | None, scheduler: str | None, store: str | None) -> Iterator["Workers | None"]:
+    """A context with the workers and the store that a command was given; says which they are."""
+    from cetane.store.settings import shared_url
+    from cetane.tasks.workers import open_workers
+
+    with open_workers(count, scheduler, store) as workers:
+        if (url := shared_url()) is not None:
+            warn(f"store: {url}")
+        if workers is not None and workers.dashboard is not None:
+            warn(f"all tasks: {workers.dashboard}")
+        yield workers

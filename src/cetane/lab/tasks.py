@@ -1,0 +1,172 @@
+"""The lab's work as tasks: the bundle of an arm, and one measure of an experiment."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+from secrets import token_hex
+
+from cetane.files import Progress, read_json, remove, silent, write_json
+from cetane.lab.experiment import ArmName, Experiment
+from cetane.lab.journal import ArmOutcome
+from cetane.lab.metrics import PLANNED, TIMED
+from cetane.lab.run import Part, measures, take
+from cetane.lab.sides import Sides
+from cetane.lab.workload import Setting
+from cetane.mil.fast import share_threads
+from cetane.store.settings import shared_store
+from cetane.store.store import Store, made_beside
+from cetane.tasks.task import Task, task_key
+from cetane.tasks.workers import Workers, performed, waiting
+from cetane.validation import validated
+
+RESULT = "result.json"
+MEMORY = 2_500_000_000
+"""Bytes of a process with torch, a bundle and a reference of the lab's small models."""
+
+
+@dataclass(frozen=True)
+class LabJob:
+    """An experiment, as workers get it. Two of one key are the same."""
+
+    key: str
+    experiment: Experiment = field(compare=False)
+    setting: Setting = field(compare=False)
+
+
+@lru_cache(maxsize=1)
+def opened(job: LabJob) -> Sides:
+    """The sides of the experiment that this process works on."""
+    share_threads()
+    return Sides(job.experiment, job.setting, silent)
+
+
+def build_arm(job: LabJob, arm: ArmName, folder: Path) -> None:
+    """Build the bundle of an arm, unless it is there."""
+    write_json(folder / RESULT, {"digest": opened(job).sides[arm].bundle.digest})
+
+
+def measure(job: LabJob, name: str, folder: Path) -> None:
+    """Take one measure of both arms."""
+    part = take(opened(job), name)
+    content = {arm: outcome.model_dump(mode="json") for arm, outcome in part.items()}
+    write_json(folder / RESULT, content)
+
+
+@dataclass
+class Piece:
+    """A task, and the experiments that it is for."""
+
+    task: Task
+    experiments: list[str]
+
+
+class LabTasks:
+    """The work of some experiments for workers.
+
+    A bundle is built once, however many experiments compare it. Times are measured at the end, with
+    nothing beside them.
+    """
+
+    def __init__(
+        self,
+        experiments: Sequence[Experiment],
+        setting: Setting,
+        workers: Workers,
+        progress: Progress,
+    ) -> None:
+        self.experiments = {one.id: one for one in experiments}
+        self.workers, self.progress = workers, progress
+        self.setting = Setting(setting.folder.absolute(), setting.models)
+        self.own = self.setting.folder / f"tasks-{os.getpid()}"
+        self.key = token_hex(16)
+        """Of this run: no measure is taken from another one."""
+        self.errors: dict[str, Exception] = {}
+        self.parts: dict[str, list[Part]] = {name: [] for name in self.experiments}
+        self.arms: dict[str, Piece] = {}
+        self.measures: list[Piece] = []
+        self.done = 0
+
+    def run(self) -> Iterator[tuple[Experiment, Callable[[], Iterator[Part]]]]:
+        """Every experiment with its findings, as soon as they are there."""
+        for experiment in self.experiments.values():
+            try:
+                self.plan(experiment)
+            except Exception as error:  # becomes this experiment's outcome
+                self.errors[experiment.id] = error
+        self.measures.sort(key=lambda piece: piece.task.alone)
+        left = dict.fromkeys(self.experiments, 0)
+        for piece in self.measures:
+            left[piece.experiments[0]] += 1
+        for _ in self.perform(list(self.arms.values())):
+            pass
+        for piece in self.perform(self.measures):
+            name = piece.experiments[0]
+            left[name] -= 1
+            if not left[name]:
+                yield self.experiments.pop(name), partial(self.gathered, name)
+        for name, experiment in self.experiments.items():
+            yield experiment, partial(self.gathered, name)
+
+    def gathered(self, name: str) -> Iterator[Part]:
+        """What the measures say. Raises what went wrong instead."""
+        if name in self.errors:
+            raise self.errors[name]
+        yield from self.parts[name]
+
+    def plan(self, experiment: Experiment) -> None:
+        """Note the tasks of an experiment."""
+        names = measures(experiment)
+        job = LabJob(task_key(self.key, experiment.id), experiment, self.setting)
+        sides = Sides(experiment, self.setting, silent)
+        if experiment.workload is not None:
+            self.setting.text(experiment.workload)  # written once, before workers want it
+        for arm, side in sides.sides.items():
+            if set(names) - PLANNED:
+                work = partial(build_arm, job, arm)
+                name = f"{side.recipe.name} {side.key[:8]}"
+                task = Task(name, task_key(self.key, side.key), work, MEMORY)
+                self.arms.setdefault(side.key, Piece(task, [])).experiments.append(experiment.id)
+        for name in names:
+            timed = name in TIMED
+            task = Task(
+                name=f"{experiment.id}: {name}",
+                key=task_key(job.key, name),
+                work=partial(measure, job, name),
+                memory=MEMORY,
+                cores=(os.cpu_count() or 1) if timed else 1,
+                alone=timed,
+                measured=True,
+            )
+            self.measures.append(Piece(task, [experiment.id]))
+
+    def perform(self, pieces: Sequence[Piece]) -> Iterator[Piece]:
+        """Have tasks performed, but for experiments that failed already. Gives each as it ends."""
+        todo = {p.task.key: p for p in pieces if not set(p.experiments) <= self.errors.keys()}
+        tasks = [piece.task for piece in todo.values()]
+        total = len(self.arms) + len(self.measures)
+        store = shared_store() or Store(self.own, private=True)
+        try:
+            if tasks:
+                self.progress(waiting(tasks), self.done, total)
+            for task, error in performed(self.workers, tasks, store, self.take):
+                self.done += 1
+                self.progress(task.name, self.done, total)
+                piece = todo[task.key]
+                if error is not None:
+                    self.errors |= dict.fromkeys(piece.experiments, error)
+                yield piece
+        finally:
+            remove(self.own)
+
+    def take(self, task: Task, store: Store) -> bool:
+        """Note a task's result; False if the store has none."""
+        with made_beside(self.own / "fetched") as scratch:
+            if not store.fetch(task.key, scratch / "result"):
+                return False
+            content = read_json(scratch / "result" / RESULT)
+        if "digest" not in content:
+            part = validated(dict[ArmName, ArmOutcome], content, task.name)
+            self.parts[task.name.partition(": ")[0]].append(part)
+        return True

@@ -1,0 +1,132 @@
+"""The parts of a bundle, and each as a task: made here or by a worker, with the same bytes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from cetane.bundle.tables import quantize_rows
+from cetane.checkpoint import Checkpoint
+from cetane.checkpoint.names import model_name
+from cetane.files import write_toml
+from cetane.lower.lower import Lowering
+from cetane.lower.package import EXPORTER
+from cetane.planner import Planner
+from cetane.schema.manifest import (
+    RECIPE,
+    TOKENIZER,
+    producers,
+    rotary_path,
+    scales_path,
+    shard_path,
+    table_path,
+)
+from cetane.schema.recipe import Recipe, recipe_content
+from cetane.tasks.task import Task, task_key
+
+TABLE_ELEMENTS = 1 << 24
+"""Of a host table, in memory at a time."""
+BASE_MEMORY = 1_500_000_000
+"""Bytes that a process takes to convert the smallest shard: torch, coremltools and the graph."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A build, as workers get it. Two of one key are the same."""
+
+    key: str
+    checkpoint: Checkpoint = field(compare=False)
+    recipe: Recipe = field(compare=False)
+
+
+def job_of(checkpoint: Checkpoint, recipe: Recipe) -> Job:
+    """The build of a checkpoint and a resolved recipe."""
+    name = model_name(checkpoint.source, checkpoint.config)
+    key = task_key(checkpoint.content, recipe.model_dump(mode="json"), producers(), name)
+    assert checkpoint.fingerprint  # goes along, so that workers can compare
+    return Job(key, checkpoint, recipe)
+
+
+def task_of(job: Job, planner: Planner, name: str) -> Task:
+    """A part as a task, whose result has the path that the part has in a bundle."""
+    sizes = {shard_path(shard.name): shard.weight_bytes for shard in planner.plan().shards}
+    memory = BASE_MEMORY + sizes.get(name, 0)
+    return Task(name, task_key(job.key, name), partial(make_part, job, name), memory)
+
+
+def make_part(job: Job, name: str, folder: Path) -> None:
+    """Write one part into a folder."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    opened(job)[name](path)
+
+
+@lru_cache(maxsize=1)
+def opened(job: Job) -> dict[str, Callable[[Path], None]]:
+    """The parts of the build that this process works on. Conversions are shared between them."""
+    job.checkpoint.check_unchanged()
+    planner = Planner(job.checkpoint, job.recipe)
+    return parts(planner, job.checkpoint, lowering_of(planner, job.checkpoint))
+
+
+def lowering_of(planner: Planner, checkpoint: Checkpoint) -> Lowering:
+    """The lowering of a build. Packages name the model that they were made of."""
+    named = {EXPORTER: model_name(checkpoint.source, checkpoint.config)}
+    return Lowering(planner, checkpoint, named)
+
+
+def parts(
+    planner: Planner, checkpoint: Checkpoint, lowering: Lowering
+) -> dict[str, Callable[[Path], None]]:
+    """What a bundle is made of: path -> how to write it."""
+
+    plan, tables = planner.plan(), planner.model.tables
+    known = {"tokens": planner.model.embedding, **{n: t.table for n, t in tables.items()}}
+    embeddings = {name: table for name, table in known.items() if name in plan.tables}
+    quantized = planner.recipe.embedding.quantized
+
+    def rows(name: str, part: Literal["values", "scales"]) -> Callable[[Path], None]:
+        def write(path: Path) -> None:
+            table, size = embeddings[name], plan.tables[name]
+            shape = (size.rows,) if part == "scales" else (size.rows, size.channels)
+            dtype = np.int8 if quantized and part == "values" else np.float16
+            step = max(1, TABLE_ELEMENTS // size.channels)
+            with path.open("wb") as file:
+                header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+                for start in range(0, size.rows, step):
+                    stored = table.read(checkpoint, start, min(start + step, size.rows)).numpy()
+                    if quantized:
+                        stored = quantize_rows(stored)[0 if part == "values" else 1]
+                    file.write(stored.astype(dtype).tobytes())
+
+        return write
+
+    def rotary(table: str) -> Callable[[Path], None]:
+        def write(path: Path) -> None:
+            rows = planner.model.rotary[table].cos_sin(planner.recipe.cache.context)
+            with path.open("wb") as file:
+                np.save(file, rows.numpy())
+
+        return write
+
+    def tokenizer(path: Path) -> None:
+        path.mkdir()
+        checkpoint.tokenizer.save(path)
+
+    def write_recipe(path: Path) -> None:
+        write_toml(path, recipe_content(planner.recipe))
+
+    def shard(name: str) -> Callable[[Path], None]:
+        return lambda path: lowering.lower(name, path)
+
+    return (
+        {table_path(name): rows(name, "values") for name in embeddings}
+        | {TOKENIZER: tokenizer, RECIPE: write_recipe}
+        | ({scales_path(name): rows(name, "scales") for name in embeddings} if quantized else {})
+        | {rotary_path(table): rotary(table) for table in planner.model.rotary}
+        | {shard_path(name): shard(name) for name in planner.members}
+    )

@@ -1,0 +1,2 @@
+"""The store: results of work by their keys, and files by their hashes, shared by whoever can reach
+it."""

@@ -1,0 +1,152 @@
+"""Places of a store's files: a folder of this machine, or any file system that fsspec knows."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from stat import S_ISREG
+from typing import IO, TYPE_CHECKING, Any, Protocol, cast
+
+from cetane.errors import CetaneError
+from cetane.files import open_regular, remove
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+PROTOCOLS = ("file", "memory", "http", "https", "s3", "gs", "hf")
+"""Of fsspec's file systems those that hold files and nothing else: no chains, archives or links."""
+PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "http": "aiohttp", "https": "aiohttp"}
+
+
+class Place(Protocol):
+    """Files by relative names. A file that is put appears whole, or its name is not told before."""
+
+    def open(self, name: str) -> IO[bytes]:
+        """A file for reading. Raises FileNotFoundError if there is none."""
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file; None if there is none."""
+
+    def put(self, source: Path, name: str) -> None:
+        """Make a file with the content of `source`, which nobody may write to any more."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it exists and this process may."""
+
+
+class Folder:
+    """A folder of this machine."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def open(self, name: str) -> IO[bytes]:
+        return open_regular(self.root / name, follow=False)
+
+    def size(self, name: str) -> int | None:
+        try:
+            status = (self.root / name).lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return status.st_size if S_ISREG(status.st_mode) else None  # a link leads elsewhere
+
+    def put(self, source: Path, name: str) -> None:
+        """Every writer has a temporary name of its own, so two of them do no harm."""
+        target = self.root / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as folder:
+            temporary = Path(folder) / "file"
+            try:
+                os.link(source, temporary)
+            except OSError:  # another disk, or one without links
+                shutil.copyfile(source, temporary)
+            temporary.replace(target)
+
+    def remove(self, name: str) -> None:
+        with suppress(OSError):
+            remove(self.root / name)
+
+
+class Remote:
+    """A folder on a file system of fsspec: an object store's files appear whole."""
+
+    def __init__(self, system: "AbstractFileSystem", root: str) -> None:
+        self.system, self.root = system, root.rstrip("/")
+
+    def open(self, name: str) -> IO[bytes]:
+        return cast("IO[bytes]", self.system.open(f"{self.root}/{name}", "rb"))
+
+    def size(self, name: str) -> int | None:
+        self.system.invalidate_cache()  # of listings: others write too
+        info = info_of(self.system, f"{self.root}/{name}")
+        return None if info is None else int(info["size"])
+
+    def put(self, source: Path, name: str) -> None:
+        path = f"{self.root}/{name}"
+        self.system.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self.system.put_file(str(source), path)
+
+    def remove(self, name: str) -> None:
+        with suppress(Exception):  # file systems that are only read have errors of their own
+            self.system.rm_file(f"{self.root}/{name}")
+
+
+def info_of(system: "AbstractFileSystem", path: str) -> dict[str, Any] | None:
+    """What a file system says of a file; None if there is none. Raises as `remote_errors`."""
+    with remote_errors(f"cannot read {path}"):
+        try:
+            info: dict[str, Any] = system.info(path)
+        except FileNotFoundError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+                raise cause from error  # fsspec says so too of a server that does not answer
+            return None
+    return info
+
+
+def place_of(url: str) -> Place:
+    """The place of a URL or of a folder's path. Raises CetaneError for any other."""
+    protocol, path = split(url)
+    if protocol == "file":
+        return Folder(Path(path).expanduser().absolute())
+    system, root = file_system(url)
+    return Remote(system, root)
+
+
+def split(url: str) -> tuple[str, str]:
+    """The protocol of a URL and what follows it; `file` for a plain path."""
+    protocol, separator, rest = url.partition("://")
+    return (protocol, rest) if separator else ("file", url)
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """fsspec's file system of a URL, and the path there. Raises CetaneError if it is not known."""
+    protocol, _ = split(url)
+    if protocol not in PROTOCOLS or "::" in url:
+        known = ", ".join(f"{name}://" for name in PROTOCOLS)
+        raise CetaneError(f"{url}: no place that cetane reads", f"known: a folder, {known}")
+    import fsspec  # here: most runs have no store
+
+    with remote_errors(f"cannot open {url}"):
+        try:
+            system, path = fsspec.url_to_fs(url)
+        except ImportError as error:
+            package = PACKAGES.get(protocol, "huggingface-hub")
+            raise CetaneError(f"{url}: {error}", f"pip install {package}") from error
+    return system, str(path)
+
+
+@contextmanager
+def remote_errors(what: str) -> Iterator[None]:
+    """A context that turns the errors of networks and disks into CetaneErrors."""
+    try:
+        yield
+    except (CetaneError, FileNotFoundError):
+        raise
+    except Exception as error:  # every file system has errors of its own
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CetaneError(
+            f"{what}: {reason}", "check the address, the network and the credentials"
+        ) from error

@@ -1,0 +1,206 @@
+"""A sweep's work as tasks: workers judge candidates, and the sweep finds them judged."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+
+from cetane.checkpoint import Checkpoint
+from cetane.compress import Format, Selection, parse_format
+from cetane.errors import CetaneError
+from cetane.files import read_json, remove, replacing, silent, write_json
+from cetane.hardware.chips import find_chip
+from cetane.schema.recipe import Recipe
+from cetane.store.settings import shared_store
+from cetane.store.store import Store, made_beside
+from cetane.sweeps import mixed
+from cetane.sweeps.grid import Candidate, candidate
+from cetane.sweeps.points import LayerScore, Point
+from cetane.sweeps.sweep import SENSITIVITY, Passage, Sweep
+from cetane.tasks.task import Task, task_key
+from cetane.tasks.workers import Workers, performed, waiting
+from cetane.validation import validated
+
+RESULT = "result.json"
+ELEMENT = 4
+"""Bytes of a weight while it is judged; a process holds all weights in fp32."""
+BASE_MEMORY = 1_500_000_000
+"""Bytes of a process with torch and the results on a text, without weights."""
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """A sweep, as workers get it. Two of one key are the same."""
+
+    key: str
+    checkpoint: Checkpoint = field(compare=False)
+    recipe: Recipe = field(compare=False)
+    passage: Passage = field(compare=False)
+    chip: str = field(compare=False)
+
+
+class OpenedSweep:
+    """A sweep of a worker, in a folder of its own."""
+
+    def __init__(self, job: SweepJob) -> None:
+        job.checkpoint.check_unchanged()
+        self.scratch = tempfile.TemporaryDirectory(prefix="cetane-task-")
+        folder = Path(self.scratch.name)
+        chip = find_chip(job.chip)
+        self.sweep = Sweep(job.checkpoint, job.recipe, job.passage, chip, folder, silent)
+
+    def beside(self, selection: Selection, sensitivities: bytes | None) -> Selection:
+        """A selection whose file of sensitivities is in this worker's folder."""
+        if sensitivities is not None and selection.sensitivity is not None:
+            path = self.sweep.folder / SENSITIVITY
+            path.write_bytes(sensitivities)
+            selection.sensitivity.beside(path)
+        return selection
+
+
+@lru_cache(maxsize=1)
+def opened(job: SweepJob) -> OpenedSweep:
+    """The sweep that this process works on: its weights and the results of fp16 stay."""
+    return OpenedSweep(job)
+
+
+def make_sensitivities(job: SweepJob, folder: Path) -> None:
+    """Measure the sensitivities of all weights."""
+    sweep = opened(job).sweep
+    file = sweep.sensitivities
+    (folder / SENSITIVITY).write_bytes((sweep.folder / file.file).read_bytes())
+
+
+def judge(job: SweepJob, wanted: Candidate, sensitivities: bytes | None, folder: Path) -> None:
+    """Judge one candidate."""
+    worker = opened(job)
+    worker.beside(wanted.selection, sensitivities)
+    write_json(folder / RESULT, worker.sweep.point(wanted).model_dump(mode="json"))
+
+
+def judge_group(
+    job: SweepJob,
+    group: mixed.Group,
+    wanted: Sequence[tuple[str, Selection]],
+    sensitivities: bytes,
+    folder: Path,
+) -> None:
+    """Measure the harm of some formats to one layer's weights of a kind."""
+    worker = opened(job)
+    for name, selection in wanted:
+        worker.beside(selection, sensitivities)
+        worker.sweep.harm(group, parse_format(name), selection)
+    lines = worker.sweep.scores.lines()
+    mine = [line for line in lines if (line.layer, line.kind) == (group.layer, group.kind)]
+    scores = [line.model_dump(mode="json") for line in mine]
+    write_json(folder / RESULT, {"scores": scores})
+
+
+class SweepTasks:
+    """The work of a sweep for its workers. What they have judged, the sweep knows."""
+
+    def __init__(self, sweep: Sweep, workers: Workers) -> None:
+        self.sweep, self.workers = sweep, workers
+        self.own = sweep.folder / "tasks"
+        key = task_key(
+            sweep.checkpoint.content, sweep.recipe.model_dump(mode="json"),
+            [sweep.passage.calibration, sweep.passage.judged, sweep.passage.name], sweep.chip.id,
+        )  # fmt: skip
+        assert sweep.checkpoint.fingerprint  # goes along, so that workers can compare
+        self.job = SweepJob(key, sweep.checkpoint, sweep.recipe, sweep.passage, sweep.chip.id)
+        elements = sum(w.elements for w in sweep.all_weights())
+        self.memory = BASE_MEMORY + ELEMENT * elements
+
+    def formats(self, names: Sequence[str], mixing: bool) -> None:
+        """Judge formats, and measure what mixes need."""
+        forms = [parse_format(name) for name in names]
+        plain = [candidate(form, self.sweep.planner, None) for form in forms if not form.weighted]
+        tasks = [self.point(wanted) for wanted in plain if not self.sweep.knows(wanted)]
+        weighted = [form for form in forms if form.weighted]
+        if (weighted or mixing) and not self.sweep.has_sensitivities:
+            work = partial(make_sensitivities, self.job)
+            tasks.insert(0, self.task("sensitivities", work))
+        self.perform(tasks)
+        if weighted:
+            self.perform(list(self.weighted(weighted)))
+        if mixing:
+            self.perform(list(self.groups()))
+
+    def weighted(self, forms: Sequence[Format]) -> Iterator[Task]:
+        """The formats that need sensitivities."""
+        for form in forms:
+            wanted = candidate(form, self.sweep.planner, self.sweep.sensitivities)
+            if not self.sweep.knows(wanted):
+                yield self.point(wanted)
+
+    def groups(self) -> Iterator[Task]:
+        """The harms to every group of weights, as far as they are not known."""
+        content = self.sensitivities()
+        for group in mixed.groups_of(self.sweep.planner):
+            wanted = [
+                (form.name, selection)
+                for form, selection in mixed.singles(group, self.sweep.sensitivities)
+                if not self.sweep.knows_harm(selection)
+            ]
+            if wanted:
+                name = f"layer {group.layer}, {group.kind}"
+                keyed = [[form, selection.model_dump(mode="json")] for form, selection in wanted]
+                work = partial(judge_group, self.job, group, wanted, content)
+                yield self.task(name, work, keyed)
+
+    def mixes(self, wanted: Sequence[Candidate]) -> None:
+        """Judge mixes."""
+        self.perform([self.point(mix) for mix in wanted if not self.sweep.knows(mix)])
+
+    def point(self, wanted: Candidate) -> Task:
+        """A candidate as a task."""
+        content = None if wanted.selection.sensitivity is None else self.sensitivities()
+        work = partial(judge, self.job, wanted, content)
+        return self.task(wanted.name, work, wanted.selection.model_dump(mode="json"))
+
+    def sensitivities(self) -> bytes:
+        file = self.sweep.sensitivities
+        return (self.sweep.folder / file.file).read_bytes()
+
+    def task(self, name: str, work: partial[None], *depends: object) -> Task:
+        return Task(name, task_key(self.job.key, name, *depends), work, self.memory, measured=True)
+
+    def perform(self, tasks: list[Task]) -> None:
+        """Have tasks performed, and note their results. A candidate that fails is refused."""
+        store = shared_store() or Store(self.own, private=True)
+        done = 0
+        try:
+            if tasks:
+                self.sweep.progress(waiting(tasks), done, len(tasks))
+            for task, error in performed(self.workers, tasks, store, self.take):
+                done += 1
+                self.sweep.progress(task.name, done, len(tasks))
+                if error is not None:
+                    self.refuse(task, error)
+        finally:
+            remove(self.own)
+
+    def refuse(self, task: Task, error: CetaneError) -> None:
+        """Note a refused format. Raises any other error."""
+        if task.work.func is not judge or task.name == "fp16":  # type: ignore[attr-defined]
+            raise error
+        self.sweep.refused[task.name] = error.message
+
+    def take(self, task: Task, store: Store) -> bool:
+        """Note a task's result; False if the store has none, or something else."""
+        with made_beside(self.own / "fetched") as scratch:
+            made = scratch / "result"
+            if not store.fetch(task.key, made):
+                return False
+            if (made / SENSITIVITY).is_file():
+                with replacing(self.sweep.folder / SENSITIVITY) as temporary:
+                    (made / SENSITIVITY).rename(temporary)
+                return True
+            content = read_json(made / RESULT)
+            if "scores" in content:
+                for score in validated(list[LayerScore], content["scores"], task.name):
+                    self.sweep.scores.append(score)
+            else:
+                self.sweep.points.append(validated(Point, content, task.name))
+        return True

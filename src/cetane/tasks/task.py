@@ -1,0 +1,125 @@
+"""A task: a piece of work, named by a hash of everything that its result depends on."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from socket import gethostname
+from tempfile import TemporaryDirectory
+
+import cetane
+from cetane.errors import CetaneError
+from cetane.files import code_sha256, json_sha256, records, sha256
+from cetane.store.places import Folder
+from cetane.store.settings import using
+from cetane.store.store import Store
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+"""Variables that libraries of arithmetic read when they are imported."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A piece of work that writes its results into an empty folder.
+
+    Workers may perform it twice, or stop halfway: a result is published whole, and the same bytes
+    are published once.
+    """
+
+    name: str
+    """What progress shows."""
+    key: str
+    """`task_key` of everything that the result depends on."""
+    work: Callable[[Path], None]
+    """Goes to workers by pickle, so it is a function of a module, or a `partial` of one."""
+    memory: int = 0
+    """Bytes that the work takes at most, as far as they are known."""
+    cores: int = 1
+    """Threads of its arithmetic. Sums depend on their number, so it is part of the work."""
+    alone: bool = False
+    """Whether nothing may run beside it on this machine, since it measures time."""
+    measured: bool = False
+    """Whether the result holds measured times. Then two results differ, and the first one stays."""
+
+
+def code_version() -> str:
+    """The hash of the code and the data that are installed."""
+    root = Path(cetane.__file__).parent
+    return json_sha256([code_sha256(root), data_sha256(root)])
+
+
+@cache
+def data_sha256(root: Path) -> str:
+    """The hash of tables and templates beside the code."""
+    tables = (path for kind in ("toml", "txt", "csv", "j2") for path in root.rglob(f"*.{kind}"))
+    return json_sha256({path.relative_to(root).as_posix(): sha256(path) for path in tables})
+
+
+def task_key(*parts: object) -> str:
+    """A key: the hash of the code, and of `parts`, which JSON can hold."""
+    return json_sha256([code_version(), *parts])
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a worker needs besides the task: the places of results, and the code that asks."""
+
+    store: Store
+    """Where results go."""
+    shared: str | None
+    """The shared store, for what the work looks up itself."""
+    code: str
+
+    def perform(self, task: Task) -> None:
+        """Do the work, unless its result is there, and publish the result.
+
+        Raises CetaneError where the work does, for other code, and for a store that is only read.
+        """
+        if self.code != code_version():
+            raise CetaneError(
+                f"the worker {gethostname()} has another cetane than this one",
+                "install the same version of cetane on every machine",
+            )
+        store = self.store
+        if store.find(task.key) is not None:
+            return
+        with scratch(store) as folder, using(self.shared), threads(task.cores):
+            task.work(folder)
+            made = records(folder, folder)
+            if not store.publish(task.key, folder, made, task.measured):
+                raise CetaneError(
+                    f"{store.url}: workers cannot write to this store", "give one with --store"
+                )
+
+
+@contextmanager
+def scratch(store: Store) -> Iterator[Path]:
+    """A context with an empty folder, on the disk of a private store: files are linked there."""
+    root = store.place.root if store.private and isinstance(store.place, Folder) else None
+    if root is not None:
+        root.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=root, prefix="cetane-task-") as own:
+        folder = Path(own) / "made"  # of the usual rights, which the folder around it lacks
+        folder.mkdir()
+        yield folder
+
+
+@contextmanager
+def threads(cores: int) -> Iterator[None]:
+    """A context in which arithmetic has so many threads."""
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, str(cores)))
+    torch = sys.modules.get("torch")
+    threads_before = None if torch is None else torch.get_num_threads()
+    if torch is not None:
+        torch.set_num_threads(cores)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+        if torch is not None:
+            torch.set_num_threads(threads_before)
