@@ -352,10 +352,10 @@ def first_largest(scores: Tensor, classes: int, axes: Axes) -> Tensor:
 
     It uses neither argmax nor one-hot, which may leave the ANE. Ties do occur in fp16.
     """
-    one, zero = torch.ones(1), torch.zeros(1)
+    one, zero = (make(1, dtype=scores.dtype) for make in (torch.ones, torch.zeros))
     largest = torch.where(scores == scores.amax(1, keepdim=True), one, zero)
     rows = largest.reshape(1, 1, classes, -1)
-    earlier = torch.tril(torch.ones(classes, classes), -1) @ rows
+    earlier = torch.tril(torch.ones(classes, classes, dtype=scores.dtype), -1) @ rows
     first = rows * (1 - earlier.clamp(0, 1))
     return first.reshape(axes.shape(classes, -1))
 

@@ -20,6 +20,7 @@ from cetane.schema.interface import (
     ToChoice,
     TokenIds,
     ToLogits,
+    ToMatrix,
     ToTensor,
 )
 from cetane.schema.manifest import rotary_path, scales_path, shard_path, table_path
@@ -30,11 +31,7 @@ SCHEMA = 1
 
 
 def describe(plan: Plan) -> dict[str, Any]:
-    """What follows from a bundle's plan. Paths are relative to the folder.
-
-    CetaneError for a plan that the generated host cannot run.
-    """
-    plan.check_plain("the NumPy host")
+    """What follows from a bundle's plan. Paths are relative to the folder."""
     subset = plan.recipe.head.subset
     return {
         "schema": SCHEMA,
@@ -72,12 +69,12 @@ def group(plan: Plan, slots: Slots) -> dict[str, Any]:
 
 
 def buffers(plan: Plan) -> dict[str, tuple[int, ...]]:
-    """The shapes of the caches and histories that the host keeps, by name."""
+    """The shapes of the caches, histories and matrices that the host keeps, by name."""
     return {
         item.source.name: item.shape
         for function in plan.functions.values()
         for item in function.inputs
-        if isinstance(item.source, FromCache | FromHistory)
+        if isinstance(item.source, FromCache | FromHistory | FromMatrix)
     }
 
 
@@ -136,8 +133,8 @@ def given(plan: Plan, item: Input) -> str:
             return f"the tensor {name}, which an earlier function of the call gave"
         case FromCache(name=name):
             return f"the buffer {name}, zeros before the first call"
-        case FromMatrix():
-            raise AssertionError("refused before: the host folds no matrices")
+        case FromMatrix(name=name):
+            return f"the matrices {name}, zeros before the first call"
         case FromHistory(name=name):
             return f"the buffer {name}: the last columns before this call, zeros at the start"
     return f"1 in each token's row at the slot of {item.source.group} that it is written into"
@@ -160,4 +157,6 @@ def taken(plan: Plan, item: Output) -> str:
             return f"each token's largest logit of the slice: its row, less {start}"
         case ToChoice():
             return "each token's largest logit of the slice"
+        case ToMatrix(name=name, groups=groups):
+            return f"keys, values and {groups} decays of each head: fold them into {name}"
     return f"new columns: append them to the buffer {item.sink.name}, drop as many oldest ones"
