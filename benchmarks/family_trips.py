@@ -75,6 +75,8 @@ embedding = {format = "int8"}
 compression = {default = "fp16"}
 """
 """A recipe as those of the released Gemma 4, for eight layers."""
+CUT = "\ufffd"
+"""A character whose last bytes are not there: the server waits for them."""
 LAYOUTS = ("contract", "onnx", "anemll", "coreai", "coreml-llm")
 
 
@@ -182,7 +184,8 @@ def ask(client: openai.OpenAI, bundle: Path, truth: Truth) -> str:
     )
     assert chat.usage is not None and chat.usage.completion_tokens
     wanted = tokenizer.decode(truth.answer, clean_up_tokenization_spaces=False)
-    return "equal" if done.choices[0].text == wanted else "**other text**"
+    same = done.choices[0].text.rstrip(CUT) == wanted.rstrip(CUT)
+    return "equal" if same else "**other text**"
 
 
 def by_contract(folder: Path, bundle: Path, truth: Truth) -> str:
@@ -261,9 +264,9 @@ PLAYERS: Mapping[str, Callable[[Path, Path, Truth], str]] = {
 }  # fmt: skip
 
 
-def travel(name: str, trip: Trip, reasons: dict[tuple[str, str], list[str]]) -> list[str]:
-    """The cells of a row. `reasons` gets the sentences of refusals."""
-    home = WORK / "trips" / name.replace(", ", "-").replace(" ", "-")
+def travel(name: str, trip: Trip) -> dict[str, str]:
+    """The cells of a row, by their heads."""
+    home = home_of(name)
     remove(home)
     home.mkdir(parents=True)
     model = trip.build()
@@ -274,35 +277,38 @@ def travel(name: str, trip: Trip, reasons: dict[tuple[str, str], list[str]]) -> 
     options = [word.format(recipe=home / "recipe.toml") for word in trip.options]
     started = time.perf_counter()
     ported = command("port", home / "model", "-o", bundle, *options)
-    cells = [name, f"{time.perf_counter() - started:.0f} s, {verdict(ported)}"]
+    cells = {"port": f"{time.perf_counter() - started:.0f} s, {verdict(ported)}"}
     ids = ",".join(map(str, truth.prompt))
     ran = command("run", bundle, "--prompt-ids", ids, "--max-new", NEW)
-    cells.append(truth.compare(ran["tokens"]))
+    cells["run"] = truth.compare(ran["tokens"])
     with served(bundle) as client:
-        cells.append(ask(client, bundle, truth))
-    for layout in LAYOUTS:
-        cells.append(exported(layout, bundle, truth, reasons) if layout in trip.layouts else "")
-    return cells
+        cells["serve"] = ask(client, bundle, truth)
+    return cells | {layout: exported(layout, bundle, truth) for layout in trip.layouts}
+
+
+def home_of(name: str) -> Path:
+    """The folder of a row's model, bundle and exports."""
+    return WORK / "trips" / name.replace(", ", "-").replace(" ", "-")
 
 
 def verdict(ported: Any) -> str:
     return "pass" if ported["passed"] else "**red**"
 
 
-def exported(
-    layout: str, bundle: Path, truth: Truth, reasons: dict[tuple[str, str], list[str]]
-) -> str:
+def exported(layout: str, bundle: Path, truth: Truth) -> str:
     """Export a bundle, and run what was written."""
     folder = bundle.parent / layout
     try:
         command("export", bundle, "-o", folder, "--layout", layout)
     except Refusal as error:
-        reasons[layout, str(error).replace(str(bundle), "the bundle")].append(bundle.parent.name)
-        return "refused"
+        return f"refused: {error}"
+    except Exception:  # another layout may work
+        traceback.print_exc()
+        return "**error**"
     cetane.bridge.install()
     try:
         return PLAYERS[layout](folder, bundle, truth)
-    except Exception:  # another layout may work
+    except Exception:
         traceback.print_exc()
         return "**error**"
     finally:
@@ -317,24 +323,41 @@ def main() -> None:
     os.environ.setdefault("CETANE_CACHE", str((WORK / "trips/cache").resolve()))
     transformers.logging.set_verbosity_error()
     torch.set_grad_enabled(False)
-    heads = ["model type", "port", "run", "serve", *(f"export: {name}" for name in LAYOUTS)]
-    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
-    reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
     chosen = trips()
     for name in arguments.only or chosen:
         try:
-            cells = travel(name, chosen[name], reasons)
+            cells = travel(name, chosen[name])
         except Exception:  # the other rows tell their own story
             traceback.print_exc()
-            cells = [name, "**error**"]
-        lines.append(f"| {' | '.join(cells)} |")
-        print(lines[-1], flush=True)
-    lines += ["", "Refused:", ""]
-    for (layout, reason), names in sorted(reasons.items()):
-        lines.append(f"- {layout}, {', '.join(names)}: {reason}")
-    print("\n".join(lines[-len(reasons) - 2 :]))
+            cells = {"port": "**error**"}
+        (home_of(name) / "row.json").write_text(json.dumps(cells))
+        print(name, cells, flush=True)
+    lines = table(
+        {name: json.loads(path.read_text()) for name in chosen
+         if (path := home_of(name) / "row.json").is_file()}
+    )  # fmt: skip
     if arguments.write:
         put_lines(PAGE, "trips", lines)
+
+
+def table(rows: dict[str, dict[str, str]]) -> list[str]:
+    """All rows that were run, and the sentences of refusals below them."""
+    heads = ["port", "run", "serve", *LAYOUTS]
+    lines = [f"| model type | {' | '.join(heads)} |", f"|{' --- |' * (1 + len(heads))}"]
+    reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, cells in rows.items():
+        shown = []
+        for head in heads:
+            cell, _, reason = cells.get(head, "").partition(": ")
+            if reason:
+                reasons[head, reason].append(name)
+            shown.append(cell)
+        lines.append(f"| {name} | {' | '.join(shown)} |")
+    lines += ["", "What refuses, and why:", ""]
+    for (layout, reason), names in sorted(reasons.items()):
+        whom = "all others" if len(names) > len(rows) // 2 else ", ".join(names)
+        lines.append(f"- {layout}, {whom}: {reason}.")
+    return lines
 
 
 if __name__ == "__main__":
