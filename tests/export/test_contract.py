@@ -74,7 +74,9 @@ class Model:
     def predict(self, inputs: dict[str, np.ndarray], state: Any = None) -> dict[str, np.ndarray]:
         for name, value in inputs.items():
             assert value.dtype in (np.float32, np.int32), (name, value.dtype)
-        return self.program.call(self.function, inputs, {} if state is None else state)
+        return self.program.call(
+            self.function, inputs, self.make_state() if state is None else state
+        )
 
 
 def write(engine: Engine, folder: Path) -> dict[str, Any]:

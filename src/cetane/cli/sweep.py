@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cetane.cli.options import ChipName, Json, Model, RecipeName, Verbose
+from cetane.cli.options import ChipName, Json, Lora, Model, RecipeName, Verbose
 from cetane.cli.output import megabytes, print_json, progress, say, table, warn
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def sweep(
     formats: FormatsOption = None,
     chip: ChipName = None,
     recipe: RecipeName = "default",
+    lora: Lora = None,
     output: OutputOption = None,
     verbose: Verbose = False,
     json: Json = False,
@@ -57,14 +58,15 @@ def sweep(
     with progress("sweep") as update:
         result = choose(
             model, text=text, budget=budget, formats=formats or [], chip=chip or DEFAULT_CHIP,
-            recipe=recipe, output=output, progress=update,
+            recipe=recipe, lora=lora, output=output, progress=update,
         )  # fmt: skip
     if json:
         print_json(result.as_json())
         return
     show(result, verbose)
     if result.recipe is not None:
-        say(f"next: cetane port {model} -r {result.recipe}")
+        merged = "" if lora is None else f" --lora {lora}"
+        say(f"next: cetane port {model}{merged} -r {result.recipe}")
 
 
 def show(result: SweepResult, verbose: bool) -> None:

@@ -46,6 +46,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "groups": {name: group(plan, slots) for name, slots in plan.caches.items()},
         "buffers": buffers(plan),
         "modes": modes(plan),
+        "adapters": {name: modes(plan.on(name)) for name in plan.adapters},
         "shards": [shard(plan, one) for one in plan.shards],
     }
 

@@ -68,6 +68,7 @@ def host(contract: dict[str, Any]) -> str:
         ends=any(each["ends"] for each in groups.values()),
         windows=any(source.get("window") for source in sources),
         states=any(function["states"] for function in functions),
+        adapters=sorted(contract["adapters"]),
         routed=any("experts" in step for step in steps),
         adds=any("adds" in step for step in steps),
         skips=any(mode["skips"] for mode in contract["modes"]),
