@@ -360,6 +360,16 @@ def first_largest(scores: Tensor, classes: int, axes: Axes) -> Tensor:
     return first.reshape(axes.shape(classes, -1))
 
 
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + e^x), by an op that is never given more than 10.
+
+    Above 10.4 an ANE's softplus is 0, since e^x is beyond fp16 (apple/coremltools #2687). There,
+    softplus is x within 5e-5.
+    """
+    low = torch.minimum(x, torch.full((1,), 10.0, dtype=x.dtype))
+    return nn.functional.softplus(low) + (x - low)
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, dim: int) -> Tensor:
     """The rotary embedding of the first `dim` channels of each attention head, in half-split pairs.
 
