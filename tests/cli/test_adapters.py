@@ -41,6 +41,17 @@ def test_run(cetane: Any, adapted: Any) -> None:
     assert len(answers) > 1
 
 
+def test_bench_and_report(cetane: Any, adapted: Any, tmp_path: Path) -> None:
+    bundle = str(adapted.bundle.path)
+    error = cetane("bench", bundle, "--adapter", "other").error
+    assert error == "no adapter 'other'; known: dora, plain"
+    assert "--adapter is for drafts" in cetane("bench", bundle, bundle, "--adapter", "dora").error
+    cetane("report", bundle, "-o", str(tmp_path / "page.html"))
+    page = (tmp_path / "page.html").read_text()
+    for name in ("plain", "dora"):
+        assert f"adapter {name}" in page and str(adapted.folders[name]) in page
+
+
 def test_chat_switches(cetane: Any, adapted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = iter(["/adapter plain", "/adapter other", "/adapter", ""])
     monkeypatch.setattr("builtins.input", lambda *_: next(lines))

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+import torch
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.tasks import TaskManager
 from tests.server.conftest import running
@@ -11,8 +12,9 @@ from tests.server.conftest import running
 import cetane
 from cetane.bundle import Bundle
 from cetane.errors import CetaneError
+from cetane.evaluation.answers import KeptAnswers
 from cetane.evaluation.evaluate import OWN_TASKS
-from cetane.evaluation.models import TokenModel
+from cetane.evaluation.models import BundleModel, TokenModel
 from cetane.server.app import serve
 
 TASKS = ["cetane_cloze", "cetane_choice"]
@@ -111,6 +113,19 @@ def test_a_run_that_was_stopped_goes_on(
     assert bundle.gates()["evaluation"]["figures"][0]["task"] in TASKS
 
 
+def test_an_adapter_scores_as_the_merged_model(adapted: Any) -> None:
+    tokens = [9, 40, 77, 5, 61, 12]
+    for name, merged in adapted.merged.items():
+        own = BundleModel(adapted.bundle, "portable", KeptAnswers(None), adapter=name)
+        with torch.no_grad():
+            rows = torch.log_softmax(merged(torch.tensor([tokens])).logits[0], -1)
+        wanted = [float(row[token]) for row, token in zip(rows, tokens[1:], strict=False)]
+        given = [score.logprob for score in own.scores(tokens, 1)]
+        assert given == pytest.approx(wanted, abs=0.02)
+    with pytest.raises(CetaneError, match="no adapter 'other'"):
+        cetane.evaluate(adapted.bundle.path, TASKS, adapter="other")
+
+
 class Written(TokenModel):
     """A model that writes a fixed text."""
 
@@ -124,8 +139,6 @@ class Written(TokenModel):
 
 def test_generated_answers_end_at_their_stop_text(bundle: Bundle) -> None:
     from lm_eval.api.instance import Instance
-
-    from cetane.evaluation.answers import KeptAnswers
 
     model = Written(bundle.tokenizer, 256, KeptAnswers(None))
     request = Instance(

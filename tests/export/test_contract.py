@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import VARIANTS, build_model
-from tests.families import gemma_models, zaya_models
+from tests.families import gemma_models, test_mixtral, test_qwen3_next, zaya_models
 from tests.families.parity import engine_of
 
 from cetane.bundle import Bundle
@@ -30,6 +30,7 @@ from cetane.schema.slots import CONTRACTS
 
 MOST_LINES = 200
 MEMORY = ("packages", "tables", "caches", "states", "call", "activations", "peak")
+TOGETHER = {"together": 2, "residual_scale": 2**-5}
 ROUTED = {"kind": "per-block", "routed": ("decode", "verify", "prefill")}
 FAMILIES: dict[str, Callable[[str], Engine]] = {
     "zaya": lambda contract: engine_of(zaya(), zaya_models.recipe(contract, **ROUTED, slices=2)),
@@ -37,11 +38,16 @@ FAMILIES: dict[str, Callable[[str], Engine]] = {
         gemma_models.build_gemma3(),
         gemma_models.recipe(contract, tokens={"verify": 4, "prefill": 24}),
     ),
+    "qwen3_next": lambda contract: engine_of(
+        test_mixtral.build("qwen3_next", **test_qwen3_next.MODELS["qwen3_next"]),
+        zaya_models.recipe(contract, "per-block", routed=("decode", "verify"), family=TOGETHER),
+    ),
     "gemma 4": lambda contract: engine_of(
         gemma_models.build_gemma4(), gemma_models.recipe(contract, head={"choose": True})
     ),
 }
-"""Routed experts and histories; windows; caches that layers share."""
+"""Routed experts and histories; windows; matrices, and several routed experts for a token; caches
+that layers share."""
 
 
 def growing(contract: str) -> Engine:
@@ -76,7 +82,9 @@ class Model:
     def predict(self, inputs: dict[str, np.ndarray], state: Any = None) -> dict[str, np.ndarray]:
         for name, value in inputs.items():
             assert value.dtype in (np.float32, np.int32), (name, value.dtype)
-        return self.program.call(self.function, inputs, {} if state is None else state)
+        return self.program.call(
+            self.function, inputs, self.make_state() if state is None else state
+        )
 
 
 def write(engine: Engine, folder: Path) -> dict[str, Any]:
@@ -113,7 +121,8 @@ CASES = [(family, contract) for family in ("zaya", "gemma 4") for contract in CO
 
 
 @pytest.mark.parametrize(
-    ("family", "contract"), [*CASES, ("gemma 3", "shift"), ("gemma 3", "stateful")]
+    ("family", "contract"),
+    [*CASES, ("gemma 3", "shift"), ("gemma 3", "stateful"), ("qwen3_next", "readonly")],
 )
 def test_the_host_gives_the_engines_logits(tmp_path: Path, family: str, contract: str) -> None:
     """A prompt longer than a window, in several calls with padding, and then token by token."""

@@ -22,6 +22,7 @@ from cetane.families.layers import (
     layer_norm,
     normalize,
     rotate,
+    softplus,
 )
 from cetane.schema.interface import MASKED, hidden_shape
 
@@ -108,6 +109,14 @@ def test_causal_taps(taps: int, order: str) -> None:
 def test_activations(name: str) -> None:
     x = torch.linspace(-8, 8, 101)
     torch.testing.assert_close(activation(name)(x), ACT2FN[name](x))
+
+
+def test_softplus_never_sees_what_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, plain = [], nn.functional.softplus
+    monkeypatch.setattr(nn.functional, "softplus", lambda x: seen.append(x.max()) or plain(x))
+    x = torch.linspace(-30, 60, 1000)
+    torch.testing.assert_close(softplus(x), torch.logaddexp(x, torch.zeros(())), atol=5e-5, rtol=0)
+    assert max(seen) <= 10
 
 
 def test_unknown_activation_names_the_known() -> None:

@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.families import test_mixtral, test_qwen3_next
+from tests.families.parity import engine_of
+from tests.families.zaya_models import recipe
 
 from cetane.bundle import Bundle
 from cetane.engine.engine import Engine
@@ -67,6 +70,25 @@ def follow(bundle: Bundle, folder: Path) -> None:
 
 def test_every_contract(variant: Bundle, tmp_path: Path) -> None:
     follow(variant, tmp_path)
+
+
+def test_matrices_and_several_experts(tmp_path: Path) -> None:
+    """Qwen3-Next, with two experts in each function. Its host keeps fp16, so logits are near."""
+    model = test_mixtral.build("qwen3_next", **test_qwen3_next.MODELS["qwen3_next"])
+    routed = recipe(
+        "readonly", "chunks", routed=("decode",), family={"together": 2, "residual_scale": 2**-5}
+    )
+    engine = engine_of(model, routed)
+    (tmp_path / "host.json").write_text(json.dumps(host_description(engine.plan)))
+    np.save(tmp_path / "head-tokens.npy", engine.plan.choosable)
+    np.save(tmp_path / "rotary-default.npy", engine.tables.rotary["default"])
+    np.save(tmp_path / "embedding.npy", engine.tables.rows("tokens")[np.arange(engine.plan.vocab)])
+    opened = {shard.name: engine.open(shard.name) for shard in engine.plan.shards}
+    host = Host(tmp_path, lambda shard, function: Function(opened[shard], function))
+    session = engine.session(["decode", "prefill"])
+    for mode, tokens in [("prefill", TOKENS[:5]), *(("decode", [token]) for token in TOKENS)]:
+        made, expected = host.call(mode, tokens), session.feed(tokens)
+        assert made is not None and np.allclose(made[-1], expected, rtol=0.02, atol=0.02)
 
 
 def test_a_reset_begins_anew(pair: tuple[Bundle, Bundle], tmp_path: Path) -> None:

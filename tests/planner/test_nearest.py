@@ -1,9 +1,12 @@
 """A model that nobody knows is met with the nearest family, and what it would not read."""
 
+from pathlib import Path
+
 import pytest
 from tests.conftest import InMemoryCheckpoint, build_model
 
 from cetane.errors import CetaneError
+from cetane.families import ADDING, families
 from cetane.planner import Planner
 from cetane.planner.nearest import Nearest, nearest_family
 from cetane.schema.recipe import parse_recipe
@@ -32,6 +35,26 @@ def test_a_model_whose_tensors_have_known_names() -> None:
     assert told.reads == told.tensors
     assert told.missing == ("model.layers.*.post_attention_layernorm.weight",)
     assert {"logit_scale", "use_qk_norm"} <= set(told.keys)
+
+
+def test_an_activation_that_nobody_knows() -> None:
+    """phi: Llama's attention with biases, and an MLP without a gate."""
+    told = near("phi")
+    assert told.model_type == "qwen2" and 0 < told.reads < told.tensors
+    assert "model.layers.*.mlp.fc1.weight" in told.unread
+    assert "qk_layernorm" in told.keys and "num_hidden_layers" not in told.keys
+
+
+def test_a_model_with_other_names() -> None:
+    """mamba: no tensor has a name that a family knows, so only its config is compared."""
+    told = near("mamba")
+    assert told.reads == 0 and told.model_type in families()
+    assert "backbone.layers.*.mixer.A_log" in told.unread
+    assert {"state_size", "conv_kernel"} <= set(told.keys)
+
+
+def test_the_page_on_adding_is_there() -> None:
+    assert "# Add a family" in Path(ADDING).read_text()
 
 
 def test_a_refusal_names_it() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cetane.cli.options import (
+    AdapterName,
     Backend,
     BundlePath,
     ComputeUnits,
@@ -17,6 +18,7 @@ from cetane.cli.options import (
     with_units,
 )
 from cetane.cli.output import conclude, print_json, progress, say, table
+from cetane.errors import CetaneError
 
 if TYPE_CHECKING:
     from cetane.pipeline.bench import DraftingBenchmark
@@ -51,6 +53,7 @@ def bench(
         float, typer.Option(min=0, help="With OTHER: seconds under a power meter, on a Mac.")
     ] = 0,
     draft_tokens: DraftTokens = None,
+    adapter: AdapterName = None,
     backend: Backend = "auto",
     compute_units: ComputeUnits = None,
     json: Json = False,
@@ -61,6 +64,8 @@ def bench(
     token, prefill, decoding, and energy.
     """
     if other is not None:
+        if adapter is not None:
+            raise CetaneError("--adapter is for drafts; with OTHER both bundles run alone")
         from cetane.pipeline.versus import versus
 
         with progress("bench") as update:
@@ -81,7 +86,8 @@ def bench(
             bundle, drafters=drafters.split(","),
             categories=[name for name in categories.split(",") if name], prompts=prompts,
             tokens=max_new, rounds=rounds or 1, draft_tokens=draft_tokens,
-            backend=with_units(backend, compute_units), exclusive=True, progress=update,
+            adapter=adapter, backend=with_units(backend, compute_units), exclusive=True,
+            progress=update,
         )  # fmt: skip
     conclude(result, json, show)
 

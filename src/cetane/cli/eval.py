@@ -5,7 +5,15 @@ from typing import Annotated
 
 import typer
 
-from cetane.cli.options import Backend, BundlePath, Checkpoint, ComputeUnits, Json, with_units
+from cetane.cli.options import (
+    AdapterName,
+    Backend,
+    BundlePath,
+    Checkpoint,
+    ComputeUnits,
+    Json,
+    with_units,
+)
 from cetane.cli.output import facts, print_json, progress, table, warn
 from cetane.errors import CetaneError
 
@@ -27,6 +35,7 @@ def eval(
         typer.Option(help="reference: the Hugging Face model answers the same requests."),
     ] = None,
     model: Checkpoint = None,
+    adapter: AdapterName = None,
     include: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="A folder with more tasks as YAML.")
     ] = None,
@@ -49,7 +58,7 @@ def eval(
     with progress("eval") as update:
         result = evaluate(
             bundle, [task for task in tasks.split(",") if task], limit=limit, fewshot=fewshot,
-            chat=chat, against_reference=against is not None, model=model,
+            chat=chat, against_reference=against is not None, model=model, adapter=adapter,
             backend=with_units(backend, compute_units),
             include=include, output=output, progress=update,
         )  # fmt: skip

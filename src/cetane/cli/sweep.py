@@ -11,6 +11,7 @@ from cetane.cli.crew import crew
 from cetane.cli.options import (
     ChipName,
     Json,
+    Lora,
     Model,
     RecipeName,
     Scheduler,
@@ -52,6 +53,7 @@ def sweep(
     formats: FormatsOption = None,
     chip: ChipName = None,
     recipe: RecipeName = "default",
+    lora: Lora = None,
     output: OutputOption = None,
     workers: Workers = None,
     scheduler: Scheduler = None,
@@ -70,15 +72,15 @@ def sweep(
     with crew(workers, scheduler, store) as opened, progress("sweep") as update:
         result = choose(
             model, text=text, budget=budget, formats=formats or [], chip=chip or DEFAULT_CHIP,
-            recipe=recipe, output=output, workers=opened,
-            progress=update,
+            recipe=recipe, lora=lora, output=output, workers=opened, progress=update,
         )  # fmt: skip
     if json:
         print_json(result.as_json())
         return
     show(result, verbose)
     if result.recipe is not None:
-        say(f"next: cetane port {model} -r {result.recipe}")
+        merged = "" if lora is None else f" --lora {lora}"
+        say(f"next: cetane port {model}{merged} -r {result.recipe}")
 
 
 def show(result: SweepResult, verbose: bool) -> None:

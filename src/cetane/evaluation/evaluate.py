@@ -19,7 +19,7 @@ from cetane.evaluation.answers import KeptAnswers
 from cetane.evaluation.figures import Evaluation, TaskFigure
 from cetane.evaluation.models import BundleModel, ReferenceModel, TokenModel
 from cetane.files import Progress, cache_dir, silent
-from cetane.gates.reference import Reference
+from cetane.gates.reference import reference_of
 from cetane.pipeline.validate import checkpoint_of
 from cetane.validation import guess
 
@@ -36,6 +36,7 @@ def evaluate(
     chat: bool = False,
     against_reference: bool = False,
     model: str | Path | None = None,
+    adapter: str | None = None,
     backend: str = "auto",
     include: str | Path | None = None,
     output: str | Path | None = None,
@@ -47,35 +48,42 @@ def evaluate(
     - `chat`: requests are turns of a conversation, by the model's template.
     - `against_reference`: the Hugging Face model answers the same requests. `model` is the
       checkpoint's new place, if it has moved since the build.
+    - `adapter`: one of the bundle's adapters, for all requests. Its reference is the model into
+      which it was merged.
     - `include`: a folder with more tasks as YAML. `output`: results as the harness writes them.
 
     Answers are kept in the cache folder, so a run that was stopped goes on. The figures are kept in
-    the bundle. CetaneError for an unknown task, or a damaged bundle.
+    the bundle. CetaneError for an unknown task or adapter, or a damaged bundle.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     opened = Bundle(Path(bundle))
     opened.verify()
+    opened.plan.on(adapter)  # refuses before anything is opened
     if opened.plan.recipe.head.choose:
         raise CetaneError(f"{bundle} gives choices, not the log probabilities that tasks need")
     manager = task_manager(include, tasks)
     settings = {"limit": limit, "num_fewshot": fewshot, "apply_chat_template": chat}
-    own = BundleModel(opened, backend, kept(f"{opened.digest[:24]}-{backend}"), progress)
+    who = "" if adapter is None else f"-{adapter}"
+    own = BundleModel(
+        opened, backend, kept(f"{opened.digest[:24]}-{backend}{who}"), progress, adapter
+    )
     ours = run(own, tasks, manager, settings, output)
     theirs, truth = None, None
     if against_reference:
         checkpoint = checkpoint_of(opened, model)
         truth = ReferenceModel(
-            Reference(checkpoint), opened.tokenizer, own.max_length,
-            kept(f"{checkpoint.fingerprint[:24]}-reference"), progress,
+            reference_of(checkpoint, adapter), opened.tokenizer, own.max_length,
+            kept(f"{checkpoint.fingerprint[:24]}-reference{who}"), progress,
         )  # fmt: skip
         theirs = run(truth, tasks, manager, settings, None)
     result = Evaluation(
         figures=tuple(figures(ours, theirs)), limit=limit, fewshot=fewshot, chat=chat,
+        adapter=adapter,
         nats=None if truth is None else distance(own, truth),
         greedy=None if truth is None else agreement(own, truth),
     )  # fmt: skip
-    if not opened.write_gate(GATE, result.model_dump(mode="json")):
+    if not opened.write_gate(f"{GATE}{who}", result.model_dump(mode="json")):
         result = result.model_copy(update={"warnings": ("the bundle is read-only",)})
     return result
 

@@ -26,6 +26,8 @@ class Evaluation(Data):
     limit: int | None
     fewshot: int | None
     chat: bool
+    adapter: str | None = None
+    """The adapter that answered; None for the base alone."""
     nats: float | None = None
     """The mean distance of log likelihoods from the reference's, in nats a token."""
     greedy: float | None = None

@@ -161,19 +161,21 @@ class TokenModel(TemplateLM):
 
 
 class BundleModel(TokenModel):
-    """A bundle on its engine."""
+    """A bundle on its engine, with one of its adapters or without."""
 
     def __init__(
-        self, bundle: Bundle, backend: str, answers: KeptAnswers, progress: Progress = silent
-    ) -> None:
+        self, bundle: Bundle, backend: str, answers: KeptAnswers, progress: Progress = silent,
+        adapter: str | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(bundle.tokenizer, bundle.plan.recipe.cache.context, answers, progress)
+        self.adapter = adapter
         self.prefixes = Prefixes(open_engine(bundle, backend))
 
     def scores(self, tokens: Sequence[int], start: int) -> list[TokenLikelihood]:
-        return likelihoods(self.prefixes, tokens, start)[0]
+        return likelihoods(self.prefixes, tokens, start, adapter=self.adapter)[0]
 
     def write(self, tokens: Sequence[int], most: int, temperature: float) -> Iterator[int]:
-        fed = self.prefixes.feed(tokens)
+        fed = self.prefixes.feed(tokens, adapter=self.adapter)
         sampler = Sampler(temperature, seed=0)
         return extend(fed.session, fed.logits, sampler, most, self.own_tokenizer.eos_ids)
 

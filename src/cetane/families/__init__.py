@@ -7,7 +7,9 @@ names below and no module of this folder.
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import resources
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -103,8 +105,11 @@ __all__ = [
     "tensor_layout",
 ]
 
-ADDING = "https://github.com/cetane/cetane/blob/main/docs/how-to/add-a-family.md"
-"""The page for a model that cetane does not know."""
+PAGES = Path(str(resources.files("cetane"))) / "docs"
+ADDING = str(
+    (PAGES if PAGES.is_dir() else Path(__file__).parents[3] / "docs") / "how-to/add-a-family.md"
+)
+"""The page for a model that cetane does not know. A source checkout keeps it at the top."""
 
 Departure = Callable[[Model, Weights], Model]
 """A function that makes a model differ from its architecture on purpose. It may change blocks."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cetane.families.axes import Axes
 from cetane.families.base import Flow, Memory
 from cetane.families.blocks import Mixer
-from cetane.families.layers import CausalTaps, Leaf, Projection, RMSNorm, normalize
+from cetane.families.layers import CausalTaps, Leaf, Projection, RMSNorm, normalize, softplus
 from cetane.schema.interface import MASKED
 
 BLOCK = 4
@@ -131,7 +131,7 @@ class Decays(Leaf):
         self.hold_channels("dt_bias", heads)
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.softplus(x + self.dt_bias) * self.A_log
+        return softplus(x + self.dt_bias) * self.A_log
 
 
 def minus_exp(stored: Tensor) -> Tensor:

@@ -388,12 +388,22 @@ def first_largest(scores: Tensor, classes: int, axes: Axes) -> Tensor:
 
     It uses neither argmax nor one-hot, which may leave the ANE. Ties do occur in fp16.
     """
-    one, zero = torch.ones(1), torch.zeros(1)
+    one, zero = (make(1, dtype=scores.dtype) for make in (torch.ones, torch.zeros))
     largest = torch.where(scores == scores.amax(1, keepdim=True), one, zero)
     rows = largest.reshape(1, 1, classes, -1)
-    earlier = torch.tril(torch.ones(classes, classes), -1) @ rows
+    earlier = torch.tril(torch.ones(classes, classes, dtype=scores.dtype), -1) @ rows
     first = rows * (1 - earlier.clamp(0, 1))
     return first.reshape(axes.shape(classes, -1))
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + e^x), by an op that is never given more than 10.
+
+    Above 10.4 an ANE's softplus is 0, since e^x is beyond fp16 (apple/coremltools #2687). There,
+    softplus is x within 5e-5.
+    """
+    low = torch.minimum(x, torch.full((1,), 10.0, dtype=x.dtype))
+    return nn.functional.softplus(low) + (x - low)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, dim: int) -> Tensor:

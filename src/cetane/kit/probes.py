@@ -17,7 +17,7 @@ from cetane.engine.portable import PortableBackend
 from cetane.engine.schedule import ScheduledCall, Wanted
 from cetane.gates.probes import text_tokens, widest_tokens
 from cetane.gates.reference import RESIDENT
-from cetane.schema.interface import FromCache, FromHistory
+from cetane.schema.interface import FromCache, FromHistory, FromMatrix
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 from cetane.validation import Data
@@ -122,8 +122,8 @@ def last_row(call: Running) -> Array:
 
 @dataclass
 class ExampleCall:
-    """The first call of a function: its inputs without caches, its outputs, and the shapes of the
-    caches and histories that were empty."""
+    """The first call of a function: its inputs but the empty ones, its outputs, and the shapes of
+    the empty ones, which are caches, histories and matrices."""
 
     inputs: Arrays
     outputs: Arrays
@@ -161,7 +161,7 @@ class RecordedShard:
             empty = {
                 item.name: item.shape
                 for item in described.inputs
-                if isinstance(item.source, FromCache | FromHistory)
+                if isinstance(item.source, FromCache | FromHistory | FromMatrix)
             }
             self.recorder.calls[self.name, function] = ExampleCall(
                 {name: value for name, value in halves.items() if name not in empty},

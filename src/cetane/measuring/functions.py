@@ -74,7 +74,7 @@ def predictions(model: Any, job: Json) -> Json:
     with np.load(job["inputs"], allow_pickle=False) as arrays:
         stored = {name: arrays[name] for name in arrays.files}
     inputs = {name[3:]: value for name, value in stored.items() if name.startswith("in/")}
-    for name, shape in job["zeros"].items():  # caches and histories of a new sequence
+    for name, shape in job["zeros"].items():  # what a new sequence keeps
         inputs[name] = np.zeros(shape, np.float16)
     state = model.make_state() if job["stateful"] else None
 

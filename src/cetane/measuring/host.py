@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +21,9 @@ Array = npt.NDArray[Any]
 Json = dict[str, Any]
 EMPTY, MASKED = -1, -4e4
 """The position in a slot without a token, and the value of a mask where nothing is seen."""
+
+KEPT = {"cache": np.float16, "history": np.float16, "matrix": np.float32}
+"""The types of what the host keeps between calls, by its source."""
 
 
 class LoadedModel(Protocol):
@@ -48,14 +51,14 @@ class Host:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the sequence: empty caches, histories and states, position 0."""
+        """Forget the sequence: empty caches, histories, matrices and states, position 0."""
         self.position, self.states = 0, dict[str, Any]()
         self.slots = {name: np.full(g["count"], EMPTY) for name, g in self.plan["caches"].items()}
         self.kept = {
-            item["source"]["name"]: np.zeros(item["shape"], np.float16)
+            item["source"]["name"]: np.zeros(item["shape"], KEPT[item["source"]["host"]])
             for function in self.functions.values()
             for item in function["inputs"]
-            if item["source"]["host"] in ("cache", "history")
+            if item["source"]["host"] in KEPT
         }
 
     def call(self, mode: str, tokens: list[int], logits: bool = True) -> Array | None:
@@ -114,11 +117,12 @@ class HostCall:
         return self.host.predict(step["shard"], step["function"], inputs)
 
     def route(self, step: Json) -> dict[str, Array]:
-        """Run the expert that each token's largest score chooses, on the columns of its tokens."""
-        choices = columns(self.tensors[step["scores"]])[:, : self.count].argmax(axis=0)
-        results: dict[str, Array] = {}
-        for expert in np.unique(choices):
-            mine = np.flatnonzero(choices == expert)
+        """Run the experts that tokens choose, each on the columns of its tokens."""
+        results = {
+            item["name"]: self.before(item, bool(step.get("adds")))
+            for item in self.host.functions[step["shard"], step["experts"][0][0]]["outputs"]
+        }
+        for expert, mine in chosen(step, columns(self.tensors[step["scores"]])[:, : self.count]):
             functions = [self.host.functions[step["shard"], n] for n in step["experts"][expert]]
             while len(mine):
                 fitting = [f for f in functions if f["tokens"] >= len(mine)]
@@ -132,10 +136,17 @@ class HostCall:
                 }
                 made = self.host.predict(step["shard"], function["name"], inputs)
                 for name, value in made.items():
-                    rows = columns(value)
-                    results.setdefault(name, np.zeros((len(rows), self.width), value.dtype))
-                    results[name][:, taken] = rows[:, : len(taken)]
-        return {name: self.hidden(value, self.width) for name, value in results.items()}
+                    results[name][:, taken] += columns(value)[:, : len(taken)]
+        return {
+            name: self.hidden(value.astype(np.float16), self.width)
+            for name, value in results.items()
+        }
+
+    def before(self, item: Json, adds: bool) -> Array:
+        """What experts add to, fp32 `(C, width)`: the tensor that was there, or zeros."""
+        if adds:
+            return columns(self.tensors[item["sink"]["name"]]).astype(np.float32)
+        return np.zeros((item["shape"][1], self.width), np.float32)
 
     def input(self, item: Json) -> Array:
         """The array for an input, from its source."""
@@ -143,8 +154,8 @@ class HostCall:
         kind = source["host"]
         if kind == "tensor":
             return self.tensors[source["name"]]
-        if kind in ("cache", "history"):
-            return host.kept[source["name"]]
+        if kind in KEPT:
+            return host.kept[source["name"]].astype(np.float16, copy=False)
         if kind == "position":
             return self.groups[source["group"]][2][:1].astype(np.int32)
         if kind == "token_ids":
@@ -194,6 +205,9 @@ class HostCall:
             self.host.kept[sink["name"]] = np.take(joined, last, self.host.along)
         elif kind == "cache":
             self.write(sink, value)
+        elif kind == "matrix":
+            new = value.reshape(*value.shape[:2], -1)[..., : self.count]
+            self.host.kept[sink["name"]] = folded(self.host.kept[sink["name"]], new, sink["groups"])
         elif self.wanted:
             self.add_logits(sink, value)
 
@@ -232,6 +246,34 @@ class HostCall:
         """The hidden tensor of `(C, n)`, with zeros for padding."""
         wide = padded(values, width)
         return wide[None, :, None] if self.host.along == 3 else wide[None, :, :, None]
+
+
+def chosen(step: Json, scores: Array) -> Iterator[tuple[int, Array]]:
+    """The functions of a route that tokens choose by their scores `(experts, n)`, and the columns
+    of these tokens."""
+    if step.get("adds"):
+        together = step.get("together", 1)
+        for number in range(len(step["experts"])):
+            own = scores[number * together : (number + 1) * together]
+            yield number, np.flatnonzero(own.any(axis=0))
+    else:
+        choices = scores.argmax(axis=0)
+        for number in np.unique(choices):
+            yield number, np.flatnonzero(choices == number)
+
+
+def folded(matrices: Array, new: Array, groups: int) -> Array:
+    """Matrices `(L, heads, keys, values)` after the tokens of some columns `(L, C, n)`.
+
+    A column holds the keys of all heads, their values, and `groups` logarithms of decays for each.
+    """
+    layers, heads, size, width = matrices.shape
+    for column in np.moveaxis(new, -1, 0).astype(np.float32):
+        parts = np.split(column, [heads * size, heads * (size + width)], axis=1)
+        key, value, decay = (part.reshape(layers, heads, 1, -1) for part in parts)
+        kept = np.exp(decay).repeat(width // groups, axis=3)
+        matrices = kept * matrices + key.swapaxes(2, 3) * value
+    return matrices
 
 
 def columns(value: Array) -> Array:

@@ -56,6 +56,7 @@ def bench(
     tokens: int = 64,
     rounds: int = 1,
     draft_tokens: int | None = None,
+    adapter: str | None = None,
     backend: str = "auto",
     exclusive: bool = False,
     progress: Progress = silent,
@@ -63,8 +64,8 @@ def bench(
     """Generate answers to the suite's prompts, plain and with every drafter.
 
     `categories` selects categories of the suite; the default is all. `prompts` limits the prompts
-    of each category, `tokens` the tokens of an answer. `exclusive` is as in `load`. CetaneError
-    for an unknown category or drafter.
+    of each category, `tokens` the tokens of an answer. `adapter` is that of all tokens, and
+    `exclusive` as in `load`. CetaneError for an unknown category, drafter or adapter.
     """
     known = suite()
     chosen = list(categories) or list(known)
@@ -73,6 +74,7 @@ def bench(
         raise CetaneError(f"no category {unknown[0]!r}; known: {', '.join(known)}")
     opened = Bundle(Path(bundle))
     opened.verify()
+    opened.plan.on(adapter)  # refuses before the bundle is opened
     if exclusive:
         share_threads()
     engine = open_engine(opened, backend)
@@ -87,7 +89,8 @@ def bench(
         name: [asked(opened.tokenizer, text) for text in known[name][:prompts]] for name in chosen
     }
     speeds = compare(
-        engine, ids, making, costs, longest, tokens, rounds, opened.tokenizer.eos_ids, progress
-    )
+        engine, ids, making, costs, longest, tokens, rounds, opened.tokenizer.eos_ids, progress,
+        adapter,
+    )  # fmt: skip
     seconds = {width: cost.seconds for width, cost in costs.items()}
     return DraftingBenchmark(opened.path, longest, seconds, speeds)

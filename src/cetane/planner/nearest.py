@@ -33,15 +33,18 @@ class Nearest:
 
 
 def nearest_family(checkpoint: ModelSource) -> Nearest | None:
-    """The family that would read most of a checkpoint's tensors; None if none reads any. Of equals,
-    the one after which a file is named."""
+    """The family that would read most of a checkpoint's tensors; None if its config fits none. Of
+    equals, the one that reads most keys of its config, then the one with the fewest tensors, and
+    then the one after which a file is named."""
 
-    def fit(one: tuple[float, str, set[str]]) -> tuple[float, bool]:
-        return one[0], families()[one[1]].__name__.endswith(f".{one[1]}")
+    def fit(one: tuple[float, str, set[str]]) -> tuple[float, int, int, bool]:
+        share, kind, wanted = one
+        read = len(keys_of(kind) & checkpoint.config.keys())
+        return share, read, -len(wanted), families()[kind].__name__.endswith(f".{kind}")
 
     names = set(checkpoint.names())
     best = max(candidates(checkpoint, names), key=fit, default=None)
-    if best is None or not best[0]:
+    if best is None:
         return None
     _, kind, wanted = best
     known = keys_of(kind)
@@ -56,20 +59,25 @@ def nearest_family(checkpoint: ModelSource) -> Nearest | None:
 
 
 def candidates(checkpoint: ModelSource, names: set[str]) -> Iterator[tuple[float, str, set[str]]]:
-    """The share of tensors that each family has in common with a checkpoint, and its tensors."""
+    """The share of tensors that each family has in common with a checkpoint, and its tensors.
+
+    The activation changes no tensor, so one that cetane does not know is no obstacle.
+    """
     for kind in sorted(families()):
         with suppress(CetaneError):  # a config that is none of this family's
-            config = checkpoint.config | {"model_type": kind}
+            config = checkpoint.config | {"model_type": kind, "hidden_act": "silu"}
             wanted = author(config, "c1t", {}, checkpoint).tensors()
             yield len(wanted & names) / len(wanted | names), kind, wanted
 
 
 def keys_of(kind: str) -> set[str]:
-    """The keys that a family reads from a config, as its protocols list them."""
+    """The keys that a family reads from a config, as its protocols list them. transformers makes
+    the list of layers from their number."""
     made = (thing for thing in vars(families()[kind]).values() if isinstance(thing, type))
     protocols = [one for one in made if one.__name__.endswith("Config")]
     bases = [base for one in protocols for base in one.__mro__]
-    return {key for base in bases for key in getattr(base, "__annotations__", {})}
+    keys = {key for base in bases for key in getattr(base, "__annotations__", {})}
+    return keys | {"num_hidden_layers"}
 
 
 def patterns(names: Collection[str]) -> tuple[str, ...]:
@@ -85,8 +93,9 @@ def refuse_unknown(checkpoint: ModelSource) -> None:
     near = nearest_family(checkpoint)
     if near is None:
         return  # `parse_config` lists the families
+    reads = f"{near.reads} of its" if near.reads else "none of its"
     raise CetaneError(
-        f"unknown architecture {kind!r}; nearest is {near.model_type}, which reads {near.reads} of "
-        f"its {near.tensors} tensors",
+        f"unknown architecture {kind!r}; nearest is {near.model_type}, which reads {reads} "
+        f"{near.tensors} tensors{'' if near.reads else ', so only by its config'}",
         f"cetane inspect MODEL lists what it does not read; how to add a family: {ADDING}",
     )

@@ -179,6 +179,15 @@ def provenance(bundle: Bundle, gates: Gates) -> Iterator[Fact]:
     manifest = bundle.manifest
     yield Fact(name="checkpoint", value=manifest.source)
     yield Fact(name="its fingerprint", value=manifest.fingerprint)
+    if manifest.lora is not None:
+        yield Fact(name="merged adapter", value=manifest.lora.source)
+    for name, adapter in bundle.plan.adapters.items():
+        own = sum(function.adapter == name for function in bundle.plan.functions.values())
+        yield Fact(
+            name=f"adapter {name}",
+            value=f"{adapter.weight_bytes / 1e6:.1f} MB and {own} functions beside the shared "
+            f"base, rank {adapter.rank}, from {manifest.adapters[name].source}",
+        )
     yield Fact(name="recipe", value=bundle.plan.recipe.name)
     if bundle.plan.recipe.description:
         yield Fact(name="about the recipe", value=bundle.plan.recipe.description)

@@ -18,11 +18,9 @@ from cetane.schema.function import (
     CapacityPlan,
     Function,
     ModePlan,
-    Route,
     ShardPlan,
     TablePlan,
 )
-from cetane.schema.interface import FromMatrix
 from cetane.schema.recipe import Mode, Recipe
 from cetane.schema.slots import Slots
 from cetane.validation import Data
@@ -160,17 +158,6 @@ class Plan(Data):
                 "smaller": (),
             }
         )
-
-    def check_plain(self, what: str) -> None:
-        """Raise CetaneError if `what`, a host that keeps caches and histories and sends a token to
-        one expert, cannot run the plan."""
-        sources = (item.source for f in self.functions.values() for item in f.inputs)
-        steps = (step for mode in self.modes.values() for step in mode.steps)
-        hint = "cetane run and cetane serve can"
-        if any(isinstance(source, FromMatrix) for source in sources):
-            raise CetaneError(f"{what} keeps no matrices, as this model's layers need", hint)
-        if any(isinstance(step, Route) and step.adds for step in steps):
-            raise CetaneError(f"{what} sends a token to one expert, not to several", hint)
 
     @cached_property
     def by_name(self) -> dict[str, ShardPlan]:

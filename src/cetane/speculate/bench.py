@@ -64,11 +64,13 @@ class Generation:
 
 
 def take(
-    engine: Engine, prompt: Ids, count: int, stop: Ids, speculator: Speculator | None
-) -> Generation:
+    engine: Engine, prompt: Ids, count: int, stop: Ids, speculator: Speculator | None,
+    adapter: str | None = None,
+) -> Generation:  # fmt: skip
     """Generate greedily, and measure the time from the first token on."""
     tokens, marks = [], []
     session = engine.session() if speculator is None else speculator.session(engine)
+    session.adapter = adapter
     for token in generate(session, prompt, Sampler(), count, stop, speculator):
         tokens.append(token)
         marks.append(time.perf_counter())
@@ -85,8 +87,9 @@ def compare(
     rounds: int,
     stop: Ids,
     progress: Progress,
+    adapter: str | None = None,
 ) -> list[Speed]:
-    """Run every prompt, plain and with each drafter, in every round.
+    """Run every prompt, plain and with each drafter, in every round, all with one adapter or none.
 
     Each round has new drafters and controllers, which learn from prompt to prompt. So a suffix trie
     knows the answers to other prompts, but never the answer to this one.
@@ -95,7 +98,9 @@ def compare(
     takes: dict[tuple[str, str, int], list[Generation]] = {}
     counters: dict[tuple[str, str], Counters] = {}
     work = [(category, i) for category, group in prompts.items() for i in range(len(group))]
-    take(engine, prompts[work[0][0]][0], 8, (), None)  # warms up before the first measurement
+    take(
+        engine, prompts[work[0][0]][0], 8, (), None, adapter
+    )  # warms up before the first measurement
     for turn in range(rounds):
         used = {
             name: Speculator(
@@ -106,10 +111,11 @@ def compare(
         for done, (category, index) in enumerate(work):
             progress(category, turn * len(work) + done, rounds * len(work))
             prompt = prompts[category][index]
-            plain.setdefault((category, index), []).append(take(engine, prompt, count, stop, None))
+            alone = take(engine, prompt, count, stop, None, adapter)
+            plain.setdefault((category, index), []).append(alone)
             for name, speculator in used.items():
                 speculator.counters = counters.setdefault((category, name), Counters())
-                drafted = take(engine, prompt, count, stop, speculator)
+                drafted = take(engine, prompt, count, stop, speculator, adapter)
                 takes.setdefault((category, name, index), []).append(drafted)
         for speculator in used.values():
             speculator.close()

@@ -67,6 +67,7 @@ def sweep(
     formats: Sequence[str] = (),
     chip: str = DEFAULT_CHIP,
     recipe: str | Path | Recipe = "default",
+    lora: str | Path | None = None,
     output: str | Path | None = None,
     workers: int | Workers | None = None,
     scheduler: str | None = None,
@@ -75,13 +76,13 @@ def sweep(
 ) -> SweepResult:
     """Judge compressions of a model on a text, without building one.
 
-    `text` is a file of plain text; by default a text that ships. `budget` is the size of the chosen
-    point: bits a weight ("4.25") or megabytes ("60MB"). `formats` are names or patterns. The folder
-    `output` keeps all results, so that another sweep continues from there. `workers`, `scheduler`
-    and `store` are as in `port`.
+    `text` is a file of plain text; by default a text that ships. `lora` is merged into the model.
+    `budget` is the size of the chosen point: bits a weight ("4.25") or megabytes ("60MB").
+    `formats` are names or patterns. The folder `output` keeps all results, so that another sweep
+    continues from there. `workers`, `scheduler` and `store` are as in `port`.
     """
     names, profile = chosen(formats), find_chip(chip)
-    request = make_request(model, recipe)
+    request = make_request(model, recipe, lora=lora)
     passage = Passage.cut(*text_of(text), request.checkpoint)
     folder = Path(output) if output else Path(f"{Path(model).resolve().stem}-sweep")
     with open_workers(workers, scheduler, store) as crew, claimed(folder, "sweeping"):

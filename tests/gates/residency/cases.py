@@ -129,6 +129,17 @@ SELECTION_CASES = {
 # -- operations
 
 
+def repeated(x: Any) -> Any:
+    def goes_on(count: Any, _: Any) -> Any:
+        return mb.less(x=count, y=np.int32(3))
+
+    def step(count: Any, value: Any) -> Any:
+        return mb.add(x=count, y=np.int32(1)), mb.relu(x=value)
+
+    start = mb.reduce_sum(x=mb.cast(x=x, dtype="int32"), keep_dims=False)
+    return mb.while_loop(_cond=goes_on, _body=step, loop_vars=(start, x))[1]
+
+
 def depthwise(x: Any, form: str, groups: int = 64) -> Any:
     return mb.conv(x=x, weight=weight(64, 64 // groups, 1, 3, form=form), groups=groups)
 
@@ -174,6 +185,7 @@ def written(tokens: int) -> Model:
 
 
 OPERATION_CASES = {
+    "loop": (Model(repeated), Model(lambda x: mb.relu(x=mb.relu(x=x)))),
     "reduction-depth": (
         Model(lambda x: conv(x, 64), **of((1, 20_480, 1, 1))),
         Model(lambda x: conv(x, 64), **of((1, 16_384, 1, 1))),
@@ -436,6 +448,14 @@ NUMERIC_CASES = {
     ),
     "subnormal-epsilon": (
         Model(lambda x: root(x, 1e-6), **PHONE), Model(lambda x: root(x, 1e-3), **PHONE),
+    ),
+    "softplus": (
+        Model(lambda x: mb.softplus(x=mb.minimum(x=x, y=HALF(11)))),
+        Model(lambda x: mb.softplus(x=mb.minimum(x=x, y=HALF(10)))),
+    ),
+    "log-sum-exp": (
+        Model(lambda x: mb.reduce_log_sum_exp(x=x, axes=[1])),
+        Model(lambda x: mb.log(x=mb.reduce_sum(x=mb.exp(x=x), axes=[1]))),
     ),
 }  # fmt: skip
 

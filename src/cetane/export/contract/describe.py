@@ -20,6 +20,7 @@ from cetane.schema.interface import (
     ToChoice,
     TokenIds,
     ToLogits,
+    ToMatrix,
     ToTensor,
 )
 from cetane.schema.manifest import rotary_path, scales_path, shard_path, table_path
@@ -30,11 +31,7 @@ SCHEMA = 1
 
 
 def describe(plan: Plan) -> dict[str, Any]:
-    """What follows from a bundle's plan. Paths are relative to the folder.
-
-    CetaneError for a plan that the generated host cannot run.
-    """
-    plan.check_plain("the NumPy host")
+    """What follows from a bundle's plan. Paths are relative to the folder."""
     subset = plan.recipe.head.subset
     return {
         "schema": SCHEMA,
@@ -50,6 +47,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "buffers": buffers(plan),
         "modes": modes(plan),
         "capacities": [capacity(plan, one) for one in plan.capacities] if plan.smaller else [],
+        "adapters": {name: modes(plan.on(name)) for name in plan.adapters},
         "shards": [shard(plan, one) for one in plan.shards],
     }
 
@@ -73,12 +71,13 @@ def group(plan: Plan, slots: Slots) -> dict[str, Any]:
 
 
 def buffers(plan: Plan) -> dict[str, tuple[int, ...]]:
-    """The shapes of the caches and histories that the host keeps, by name, at the context."""
+    """The shapes of what the host keeps, by name, at the context: caches, histories, matrices."""
     return {
         item.source.name: item.shape
         for function in plan.functions.values()
+        if function.capacity is None
         for item in function.inputs
-        if isinstance(item.source, FromCache | FromHistory) and function.capacity is None
+        if isinstance(item.source, FromCache | FromHistory | FromMatrix)
     }
 
 
@@ -98,6 +97,7 @@ def capacity(plan: Plan, one: CapacityPlan) -> dict[str, Any]:
         "tokens": one.tokens,
         "groups": {name: group(only, slots) for name, slots in one.caches.items()},
         "modes": modes(only),
+        "adapters": {name: modes(only.on(name)) for name in plan.adapters},
         "caches": {
             name: {"slots": one.caches[g].count, "shifts": one.caches[g].contract == "shift"}
             for name, g in caches.items()
@@ -160,8 +160,8 @@ def given(plan: Plan, item: Input) -> str:
             return f"the tensor {name}, which an earlier function of the call gave"
         case FromCache(name=name):
             return f"the buffer {name}, zeros before the first call"
-        case FromMatrix():
-            raise AssertionError("refused before: the host folds no matrices")
+        case FromMatrix(name=name):
+            return f"the matrices {name}, zeros before the first call"
         case FromHistory(name=name):
             return f"the buffer {name}: the last columns before this call, zeros at the start"
     return f"1 in each token's row at the slot of {item.source.group} that it is written into"
@@ -184,4 +184,6 @@ def taken(plan: Plan, item: Output) -> str:
             return f"each token's largest logit of the slice: its row, less {start}"
         case ToChoice():
             return "each token's largest logit of the slice"
+        case ToMatrix(name=name, groups=groups):
+            return f"keys, values and {groups} decays of each head: fold them into {name}"
     return f"new columns: append them to the buffer {item.sink.name}, drop as many oldest ones"

@@ -53,8 +53,7 @@ def copy(source: Path, target: Path) -> None:
 
 def host(contract: dict[str, Any]) -> str:
     """The host's code, with only what this contract needs."""
-    functions = [function for shard in contract["shards"] for function in shard["functions"]]
-    groups, steps = contract["groups"], [s for m in contract["modes"] for s in m["steps"]]
+    functions, steps, groups = functions_of(contract), steps_of(contract), contract["groups"]
     sources = [item["source"] for function in functions for item in function["inputs"]]
     return templates().get_template("host.py.j2").render(
         name=plain(Path(contract["source"]).name),
@@ -70,7 +69,9 @@ def host(contract: dict[str, Any]) -> str:
         ends=any(each["ends"] for each in groups.values()),
         windows=any(source.get("window") for source in sources),
         states=any(function["states"] for function in functions),
+        adapters=sorted(contract["adapters"]),
         routed=any("experts" in step for step in steps),
+        adds=any("adds" in step for step in steps),
         skips=any(mode["skips"] for mode in contract["modes"]),
         quantized=any(len(files) > 1 for files in contract["tables"].values()),
         subset=contract["rows"] is not None,
@@ -80,7 +81,19 @@ def host(contract: dict[str, Any]) -> str:
 
 def document(contract: dict[str, Any]) -> str:
     """The contract in words."""
-    return templates().get_template("contract.md.j2").render(**contract)
+    sinks = (item["sink"]["host"] for f in functions_of(contract) for item in f["outputs"])
+    return templates().get_template("contract.md.j2").render(
+        **contract, adds=any("adds" in step for step in steps_of(contract)),
+        matrices="matrix" in sinks,
+    )  # fmt: skip
+
+
+def functions_of(contract: dict[str, Any]) -> list[dict[str, Any]]:
+    return [function for shard in contract["shards"] for function in shard["functions"]]
+
+
+def steps_of(contract: dict[str, Any]) -> list[dict[str, Any]]:
+    return [step for mode in contract["modes"] for step in mode["steps"]]
 
 
 def templates() -> Any:

@@ -6,7 +6,7 @@ from cetane.bundle import Bundle
 from cetane.mil import MilFunction, TensorType, load
 from cetane.mil.index import FunctionIndex
 from cetane.schema.function import Function
-from cetane.schema.interface import Dtype, FromCache, FromHistory, Input, Output
+from cetane.schema.interface import Dtype, FromCache, FromHistory, FromMatrix, Input, Output
 from cetane.schema.manifest import shard_path
 from cetane.validation import Data
 
@@ -21,7 +21,7 @@ class MemoryFigures(Data):
     tables: int
     """The host's tables. Mapped from disk, they need not be in memory."""
     caches: int
-    """Buffers that the host keeps, in fp16."""
+    """Buffers that the host keeps: caches and histories in fp16, matrices in fp32."""
     states: int
     call: int
     """The largest call: its inputs and outputs, without the host's buffers."""
@@ -47,6 +47,12 @@ def memory_figures(bundle: Bundle) -> MemoryFigures:
         for item in function.inputs
         if isinstance(item.source, FromCache | FromHistory) and function.capacity is None
     }
+    matrices = {
+        item.source.name: 4 * prod(item.shape)
+        for function in functions
+        for item in function.inputs
+        if isinstance(item.source, FromMatrix)
+    }
     states = {
         (function.owner, function.capacity, state.name): nbytes(state.shape, state.dtype)
         for function in functions
@@ -63,7 +69,7 @@ def memory_figures(bundle: Bundle) -> MemoryFigures:
             for shard in plan.shards
         },
         tables=sum(size for name, size in sizes.items() if name.endswith(".npy")),
-        caches=sum(buffers.values()),
+        caches=sum(buffers.values()) + sum(matrices.values()),
         states=sum(states.values()),
         call=max(call_bytes(function) for function in functions),
         activations=max(
@@ -79,7 +85,7 @@ def nbytes(shape: tuple[int, ...], dtype: Dtype) -> int:
 
 
 def call_bytes(function: Function) -> int:
-    """Bytes of a function's inputs and outputs, but for buffers that the host keeps."""
+    """Bytes of a function's inputs and outputs, but for buffers that it reads as they are."""
     given = [i for i in function.inputs if not isinstance(i.source, FromCache | FromHistory)]
     ports: list[Input | Output] = [*given, *function.outputs]
     return sum(nbytes(port.shape, port.dtype) for port in ports)

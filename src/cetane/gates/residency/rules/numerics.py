@@ -8,6 +8,8 @@ from cetane.gates.residency.graph import LARGEST_VALUE, SHAPE_KINDS, Graph
 from cetane.gates.residency.rule import on_op
 from cetane.mil.program import Op, StoredConstant
 
+RIGHT_SOFTPLUS = 10.25
+"""The largest input for which the ANE's softplus is right; at 10.4 it was wrong."""
 SMALLEST_NORMAL = 6.1e-5
 """Of fp16: 2**-14."""
 REDUCTIONS = ("reduce_mean", "reduce_sum")
@@ -106,3 +108,24 @@ def subnormal_epsilon(op: Op, graph: Graph) -> str | None:
         if any(v is not None and float(v.min()) >= SMALLEST_NORMAL for v in added):
             return None
     return op.name
+
+
+@on_op("softplus")
+def softplus(op: Op, graph: Graph) -> str | None:
+    """One whose input was bounded before is right."""
+    if op.kind not in ("softplus", "softplus_parametric"):
+        return None
+    before = graph.maker(graph.argument(op, "x"))
+    return None if before is not None and bounded(before, graph) else op.kind
+
+
+def bounded(op: Op, graph: Graph) -> bool:
+    """Whether no result of an op is above the last value whose softplus is right."""
+    names = {"minimum": ("x", "y"), "clip": ("beta",)}.get(op.kind, ())
+    values = (graph.value(op, name) for name in names)
+    return any(value is not None and bool((value <= RIGHT_SOFTPLUS).all()) for value in values)
+
+
+@on_op("log-sum-exp")
+def log_sum_exp(op: Op, graph: Graph) -> str | None:
+    return op.kind if op.kind == "reduce_log_sum_exp" else None

@@ -128,3 +128,8 @@ def contraction_notch(op: Op, graph: Graph) -> str | None:
         return None
     guessed = "" if weight.bits == 16 else ", where the formula is a guess"
     return f"{outputs} x {contracted} of {weight.bits} bits{guessed}"
+
+
+@on_op("loop")
+def loop(op: Op, graph: Graph) -> str | None:
+    return op.kind if op.kind == "while_loop" else None
