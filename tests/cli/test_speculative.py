@@ -32,9 +32,9 @@ def drafting(tiny_bundle: Callable[..., Bundle]) -> Path:
 def test_every_drafter_says_what_the_model_says(
     cetane: Cetane, ported: Bundle, drafting: Path, cache: Path
 ) -> None:
-    expected = cetane("run", ported.path, *PROMPT, "--json").json
+    expected = cetane("run", ported.path, *PROMPT, "--speculative", "none", "--json").json
     assert "speculation" not in expected
-    for drafter in ("ngram", "suffix", "union", drafting):
+    for drafter in ("auto", "ngram", "suffix", "union", drafting):
         run = ("run", ported.path, *PROMPT, "--speculative", drafter, "--json", "--profile")
         found = cetane(*run).json
         assert found["tokens"] == expected["tokens"]
@@ -46,6 +46,21 @@ def test_every_drafter_says_what_the_model_says(
         assert counted["tokens"] == steps + counted["accepted"]
         assert counted["break_even_acceptance"] is not None
     assert [path.suffix for path in (cache / "suffixes").iterdir()] == [".trie"]
+    assert len([*(cache / "call-times").iterdir()]) == 1  # measured by the first run only
+
+
+def test_drafts_are_the_default_and_stay_in_the_process(
+    cetane: Cetane, ported: Bundle, drafting: Path, cache: Path
+) -> None:
+    assert cetane("run", ported.path, *PROMPT, "--json").json["speculation"]["tokens"] > 0
+    assert not (cache / "suffixes").exists()
+    (times,) = (cache / "call-times").iterdir()
+    times.write_text('{"seconds": {"1": []}}')
+    assert cetane("run", ported.path, *PROMPT).code == 0  # measured again
+    assert len(times.read_text()) > 30
+    seeded = cetane("run", ported.path, *PROMPT, "--seed", 3, "--temperature", 1, "--json").json
+    assert seeded["speculation"]["drafted"] == 0  # the same text again, to the last token
+    assert "speculation" not in cetane("run", drafting, *PROMPT, "--json").json  # cannot verify
 
 
 def test_the_counters_are_shown(cetane: Cetane, ported: Bundle) -> None:
@@ -58,7 +73,8 @@ def test_the_counters_are_shown(cetane: Cetane, ported: Bundle) -> None:
 
 def test_a_conversation_with_drafts(cetane: Cetane, ported: Bundle) -> None:
     chat = ("run", ported.path, "--chat", "--max-new", 5)
-    expected = cetane(*chat, stdin="Hi\nHi\n\n").out
+    expected = cetane(*chat, "--speculative", "none", stdin="Hi\nHi\n\n").out
+    assert cetane(*chat, stdin="Hi\nHi\n\n").out == expected
     assert cetane(*chat, "--speculative", "union", stdin="Hi\nHi\n\n").out == expected
 
 

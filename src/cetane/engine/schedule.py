@@ -7,7 +7,7 @@ from typing import Literal
 
 from cetane.errors import CetaneError
 from cetane.schema.function import ModePlan, Route, Step
-from cetane.schema.interface import ToChoice, ToLogits
+from cetane.schema.interface import FromHistory, FromMatrix, ToChoice, ToLogits
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 from cetane.schema.slots import Slots
@@ -39,6 +39,8 @@ class Schedule:
         self.groups: Collection[Slots] = plan.caches.values()
         self.context = plan.recipe.cache.context
         self.whole = whole
+        self.no_trees = no_trees(plan)
+        """The reason why calls of this plan cannot hold trees of tokens; None if they can."""
         adapted: dict[str | None, Mapping[Mode, ModePlan]] = {None: plan.modes}
         adapted |= {name: adapter.modes for name, adapter in plan.adapters.items()}
         self._steps = {
@@ -122,6 +124,21 @@ class Schedule:
     def _pads(self, width: int) -> bool:
         """Whether a call of this width may hold fewer tokens."""
         return all(group.pads(width) for group in self.groups)
+
+
+def no_trees(plan: Plan) -> str | None:
+    """The reason why a call of this plan cannot hold a tree of tokens; None if it can.
+
+    A tree's columns are not in the order of the text, so the host must choose those that it keeps.
+    """
+    for name, group in plan.caches.items():
+        if group.contract == "stateful":
+            return f"its graphs write the state {name}, whose columns the host cannot move"
+    for function in plan.functions.values():
+        for item in function.inputs:
+            if isinstance(item.source, FromHistory | FromMatrix):
+                return f"{item.source.name} takes all columns of a call as a line of text"
+    return None
 
 
 def by_shard(steps: Sequence[Step | Route]) -> Steps:

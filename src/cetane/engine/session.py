@@ -56,6 +56,11 @@ class Session:
         return self.schedule.context
 
     @property
+    def no_trees(self) -> str | None:
+        """The reason why `evaluate` takes no trees of tokens here; None where it does."""
+        return self.schedule.no_trees
+
+    @property
     def widths(self) -> list[int]:
         """The widths that a call can have now, in tokens, ascending."""
         return self.schedule.widths(self.position)
@@ -93,19 +98,23 @@ class Session:
             self.memory.advance(calls[-1].call)
         return calls
 
-    def evaluate(self, tokens: Sequence[int]) -> Array:
+    def evaluate(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> Array:
         """Run tokens in one call, and remember none before `accept`.
 
+        `parents` make the tokens a tree: the column of the token that each one follows, an earlier
+        column, or -1 for the last token of the sequence. Without them each follows the one before.
         Returns logits fp32 `(len(tokens), V)`. Unaccepted tokens of an earlier call are dropped.
-        Raises CetaneError as `feed`, and if no function is wide enough.
+        Raises CetaneError as `feed`, if no function is wide enough, and for a tree where the plan
+        takes none (`no_trees`).
         """
         ids = self._checked(tokens)
+        tree = self._tree(len(ids), parents)
         self.schedule.check_room(self.position, len(ids))
         mode = self.schedule.choose(self.position, len(ids), held=True)
         width = self.schedule.modes[mode].tokens
         if width < len(ids):
             raise CetaneError(f"one call takes {width} tokens here, not {len(ids)}")
-        running = self._running(self.schedule, ids, mode, logits=True)
+        running = self._running(self.schedule, ids, mode, logits=True, parents=tree)
         running.held = True
         self._evaluated = None
         run([(self.execution, [running])], self.execution.shards)
@@ -115,12 +124,28 @@ class Session:
 
     def accept(self, count: int) -> None:
         """Remember only the first `count` tokens of the last evaluated call."""
+        self._acceptable(count)
+        self.accept_path(range(count))
+
+    def accept_path(self, path: Sequence[int]) -> None:
+        """Remember only the tokens in these columns of the last evaluated call, each of which
+        follows the one before."""
+        evaluated = self._acceptable(len(path))
+        count = len(evaluated.call.tokens)
+        parents = evaluated.call.parents or range(-1, count - 1)
+        inside = all(0 <= column < count for column in path)
+        if not inside or [parents[column] for column in path] != [-1, *path][: len(path)]:
+            raise CetaneError(f"cannot accept columns {list(path)}: they are no path of the call")
+        self._evaluated = None
+        self.memory.accept(evaluated.call, evaluated.writes, path)
+
+    def _acceptable(self, count: int) -> Running:
+        """The last evaluated call. Raises CetaneError if it has not so many tokens to accept."""
         evaluated = self._evaluated
         most = 0 if evaluated is None else len(evaluated.call.tokens)
         if evaluated is None or not 0 <= count <= most:
             raise CetaneError(f"cannot accept {count} tokens: {most} have been evaluated")
-        self._evaluated = None
-        self.memory.accept(evaluated.call, evaluated.writes, count)
+        return evaluated
 
     def mark(self) -> Mark:
         """A mark of the session's memory, to which `rewind` returns."""
@@ -131,9 +156,27 @@ class Session:
         self._evaluated = None
         self.memory.rewind(mark)
 
-    def _running(self, schedule: Schedule, ids: Array, mode: Mode, logits: bool) -> Running:
+    def _tree(self, count: int, parents: Sequence[int] | None) -> tuple[int, ...] | None:
+        """The parents of a tree's tokens; None for a line. Raises CetaneError for a wrong tree."""
+        if parents is None or list(parents) == list(range(-1, count - 1)):
+            return None
+        earlier = all(-1 <= parent < column for column, parent in enumerate(parents))
+        if len(parents) != count or not earlier:
+            raise CetaneError(f"parents {list(parents)} make no tree of {count} tokens")
+        if self.no_trees is not None:
+            raise CetaneError(f"a call cannot hold a tree: {self.no_trees}", "draft a line")
+        return tuple(parents)
+
+    def _running(
+        self,
+        schedule: Schedule,
+        ids: Array,
+        mode: Mode,
+        logits: bool,
+        parents: tuple[int, ...] | None = None,
+    ) -> Running:
         return Running(
-            self.memory.place(ids, schedule.modes[mode].tokens),
+            self.memory.place(ids, schedule.modes[mode].tokens, parents),
             schedule.steps(mode, logits, self.adapter),
             Logits(self.head, len(ids)) if logits else None,
         )
