@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 
 from cetane.bundle import Bundle
 from cetane.files import sha256
-from cetane.speculate.bench import suite
+from cetane.pipeline.bench import DraftingBenchmark
+from cetane.speculate.bench import Speed, suite
 from cetane.speculate.draft_heads.modules import load_draft_head
 
 from .conftest import Cetane
@@ -199,14 +200,14 @@ def small_suite(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_suite")
 def test_bench(cetane: Cetane, ported: Bundle) -> None:
     bench = ("bench", ported.path, "--max-new", 12, "--rounds", 2)
-    found = cetane(*bench, "--json").json
+    found = cetane(*bench, "--drafters", "ngram,suffix,auto", "--json").json
     assert found["draft_tokens"] == 2
     assert found["seconds"].keys() == {"1", "3"}
     rows = found["speeds"]
     assert [(row["category"], row["drafter"]) for row in rows] == [
         (category, drafter)
         for category in ("chat", "edit")
-        for drafter in ("ngram", "suffix", "union")
+        for drafter in ("ngram", "suffix", "auto")
     ]
     for row in rows:
         assert row["same"]
@@ -214,9 +215,29 @@ def test_bench(cetane: Cetane, ported: Bundle) -> None:
         assert row["ratio"] == pytest.approx(row["speculative"] / row["plain"])
         assert 0 < row["slowest"] <= row["ratio"]
         assert row["by_calls"] > 0
-    shown = cetane(*bench, "--categories", "edit", "--drafters", "ngram")
-    assert shown.code == 0
+    by = {"clock": "ratio", "calls": "by_calls"}[found["judged_by"]]
+    assert found["passed"] == all(row[by] >= 0.97 for row in rows)
+    shown = cetane(*bench, "--categories", "edit")
+    assert shown.code == (1 if "NO" in shown.out else 0)
     assert "chat" not in shown.out
+    assert "auto" in shown.out
+
+
+@pytest.mark.parametrize("idle", [True, False])
+@pytest.mark.parametrize("slow", [True, False])
+@pytest.mark.parametrize("same", [True, False])
+def test_a_bench_fails_for_one_slow_category_or_token(idle: bool, slow: bool, same: bool) -> None:
+    """An idle machine is judged by the clock, a busy one by its calls."""
+    good = Speed(
+        category="chat", drafter="auto", prompts=1, tokens=9, plain=1, speculative=1, ratio=0.97,
+        slowest=0.5, by_calls=0.97, acceptance=None, tokens_per_call=None, verifier_calls=0,
+        fallbacks=8, same=True,
+    )  # fmt: skip
+    bad = {"ratio": 0.96} if idle else {"by_calls": 0.96}
+    other = {"ratio": 0.5} if not idle else {"by_calls": 0.5}  # says nothing
+    row = good.model_copy(update=other | (bad if slow else {}) | {"same": same})
+    result = DraftingBenchmark(Path("x"), 3, {1: 1.0}, [good.model_copy(update=other), row], idle)
+    assert result.passed == (same and not slow)
 
 
 @pytest.mark.usefixtures("small_suite")
