@@ -2,8 +2,8 @@
 draft taking turns so that calls are 2 to the widest verifying call's tokens wide.
 
 Takes finished bundles, so that contracts and families can be named: one with `tokens.verify = 8`
-covers K = 2 to 8. Several drafters together make trees, where the plan takes them. Drafts are always
-verified: the controller, which would skip many, is left out.
+covers K = 2 to 8. Several drafters together make trees, where the plan takes them. Drafts are
+always verified: the controller, which would skip many, is left out.
 Where tokens differ it says at which place and how far the two logits were apart there, since calls
 of different widths add up in different orders.
 """
