@@ -30,6 +30,8 @@ class Session:
         self._adapter: str | None = None
         self._evaluated: Running | None = None
         """The last call of `evaluate`, until `accept` ends it."""
+        self.path: tuple[int, ...] | None = None
+        """The accepted columns of the last call; None after `feed`."""
 
     @property
     def position(self) -> int:
@@ -90,7 +92,7 @@ class Session:
             self.schedule if modes is None else Schedule(self.plan, modes, self.schedule.whole)
         )
         scheduled = schedule.cut(self.position, len(ids), wanted)
-        self._evaluated = None
+        self._evaluated = self.path = None
         calls = []
         for one in scheduled:
             taken, ids = ids[: one.count], ids[one.count :]
@@ -136,7 +138,7 @@ class Session:
         inside = all(0 <= column < count for column in path)
         if not inside or [parents[column] for column in path] != [-1, *path][: len(path)]:
             raise CetaneError(f"cannot accept columns {list(path)}: they are no path of the call")
-        self._evaluated = None
+        self._evaluated, self.path = None, tuple(path)
         self.memory.accept(evaluated.call, evaluated.writes, path)
 
     def _acceptable(self, count: int) -> Running:
