@@ -38,7 +38,7 @@ class Served:
         widths = [mode.tokens for mode in self.plan.modes.values()]
         if settings.speculation and verifies(self.engine):
             self.longest = longest_draft(DrafterOptions(), self.engine)
-            self.controller = known_controller(self.engine, self.longest, self.bundle)
+            self.controller = known_controller(self.engine, self.longest, self.bundle, backend)
             self.answers = EarlierAnswers()
         # What the first request would otherwise wait for: functions are prepared on first use.
         for adapter in self.adapters.values():

@@ -110,14 +110,14 @@ def open_controller(engine: Engine, longest: int) -> Controller:
     return Controller(costs)
 
 
-def known_controller(engine: Engine, longest: int, bundle: Bundle) -> Controller:
+def known_controller(engine: Engine, longest: int, bundle: Bundle, backend: str) -> Controller:
     """A controller that starts from the times of an earlier process, if there was one.
 
     So only a bundle's first run on a machine waits for measurements. All later calls are measured
-    as they come.
+    as they come. `backend` is the name by which the engine's backend was opened.
     """
-    machine = [node(), cpu_count(), engine.backend.name, __version__]
-    key = json_sha256([bundle.digest, longest, *machine])
+    machine = [node(), cpu_count(), __version__]
+    key = json_sha256([bundle.digest, longest, engine.backend.name, backend, *machine])
     path = cache_dir() / "call-times" / f"{key}.json"
     with suppress(CetaneError):
         known = validated(CallTimes, read_json(path), str(path))
@@ -158,7 +158,7 @@ def open_speculator(
         return None
     longest = longest_draft(options, engine)
     drafters = open_drafters(options, bundle, sampler, backend)
-    return Speculator(drafters, longest, known_controller(engine, longest, bundle))
+    return Speculator(drafters, longest, known_controller(engine, longest, bundle, backend))
 
 
 def verifies(engine: Engine) -> bool:
