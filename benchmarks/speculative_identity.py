@@ -2,7 +2,8 @@
 draft taking turns so that calls are 2 to the widest verifying call's tokens wide.
 
 Takes finished bundles, so that contracts and families can be named: one with `tokens.verify = 8`
-covers K = 2 to 8. Drafts are always verified: the controller, which would skip many, is left out.
+covers K = 2 to 8. Several drafters together make trees, where the plan takes them. Drafts are
+always verified: the controller, which would skip many, is left out.
 Where tokens differ it says at which place and how far the two logits were apart there, since calls
 of different widths add up in different orders.
 """
@@ -16,16 +17,17 @@ from pathlib import Path
 import numpy as np
 
 from cetane.bundle import Bundle
-from cetane.cli.run import ask, message
-from cetane.engine.engine import Engine, Session
+from cetane.engine.engine import Engine
 from cetane.engine.generate import generate, open_engine
 from cetane.engine.sampling import Sampler
+from cetane.engine.session import Session
 from cetane.engine.verify import Draft
+from cetane.gates.probes import asked
 from cetane.speculate.bench import suite
 from cetane.speculate.drafter import Drafter
 from cetane.speculate.ngram import Ngram
 from cetane.speculate.speculator import Speculator
-from cetane.speculate.suffix import Suffix
+from cetane.speculate.suffix import EarlierAnswers, Suffix
 
 OPENINGS = ("", "Answer briefly. ", "Answer as a list. ", "Think about it first. ")
 
@@ -71,15 +73,16 @@ def check(bundle: Bundle, count: int, length: int) -> dict[str, object]:
     engine = open_engine(bundle, "portable")
     widest = engine.plan.modes["verify"].tokens
     texts = [o + t for o, t in itertools.product(OPENINGS, itertools.chain(*suite().values()))]
-    suffix, runs, accepted, different = Suffix(), 0, 0, []
+    suffix, runs, accepted, different = Suffix(EarlierAnswers()), 0, 0, []
     room = engine.plan.recipe.cache.context - length
     for index, text in enumerate(texts[:count]):
-        prompt = ask(bundle, [message("user", text)])[-room:]
+        prompt = asked(bundle.tokenizer, text)[-room:]
         plain = list(generate(engine.session(), prompt, Sampler(), length))
         vocab = engine.plan.vocab
-        drafters = [Ngram(), suffix, *(Known(plain, every, vocab) for every in (0, 1, 3))]
-        for turn, drafter in enumerate(drafters):
-            speculator = Speculator([drafter], 1 + (index + turn) % (widest - 1))
+        known = [Known(plain, every, vocab) for every in (0, 1, 3)]
+        alone: list[list[Drafter]] = [[Ngram()], [suffix], *([one] for one in known)]
+        for turn, drafters in enumerate([*alone, known[1:], [*known, suffix]]):
+            speculator = Speculator(drafters, 1 + (index + turn) % (widest - 1))
             found = list(generate(engine.session(), prompt, Sampler(), length, (), speculator))
             runs += 1
             accepted += speculator.counters.accepted

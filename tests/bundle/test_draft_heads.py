@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from cetane.engine.generate import open_backend
 from cetane.errors import CetaneError
 from cetane.files import records
 from cetane.gates.draft_head import judge_draft_heads
+from cetane.pipeline.export import export_contract, export_coreai, export_onnx, export_runtime
+from cetane.pipeline.recompile import recompile
 from cetane.schema.draft_head import FOLDER
 from cetane.speculate.draft_heads import build as head_build
 from cetane.speculate.draft_heads.drafter import open_drafter
@@ -53,6 +56,24 @@ def made(body: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def path(made: Path, tmp_path: Path) -> Path:
     """A copy to damage."""
     return shutil.copytree(made, tmp_path / "bundle")
+
+
+def test_exports_take_it_along_or_refuse_it_by_name(made: Path, tmp_path: Path) -> None:
+    assert "draft" in " ".join(export_onnx(made, tmp_path / "onnx")["medusa"])
+    for export in (
+        export_contract, export_coreai,
+        lambda source, target: export_runtime(source, target, "anemll"),
+    ):  # fmt: skip
+        with pytest.raises(CetaneError, match="has the draft head medusa, which"):
+            export(made, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_recompile_takes_it_along(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    fresh = SimpleNamespace(forget=lambda shard: None, open=compiled.append)
+    monkeypatch.setattr("cetane.pipeline.recompile.CoreMLBackend", lambda shards: fresh)
+    assert [*recompile(made)] == compiled == [*Bundle(made).plan.by_name, "medusa"]
 
 
 def head_of(path: Path) -> Path:

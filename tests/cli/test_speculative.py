@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 
 from cetane.bundle import Bundle
 from cetane.files import sha256
-from cetane.speculate.bench import suite
+from cetane.pipeline.bench import DraftingBenchmark
+from cetane.speculate.bench import Speed, suite
 from cetane.speculate.draft_heads.modules import load_draft_head
 
 from .conftest import Cetane
@@ -32,9 +33,9 @@ def drafting(tiny_bundle: Callable[..., Bundle]) -> Path:
 def test_every_drafter_says_what_the_model_says(
     cetane: Cetane, ported: Bundle, drafting: Path, cache: Path
 ) -> None:
-    expected = cetane("run", ported.path, *PROMPT, "--json").json
+    expected = cetane("run", ported.path, *PROMPT, "--speculative", "none", "--json").json
     assert "speculation" not in expected
-    for drafter in ("ngram", "suffix", "union", drafting):
+    for drafter in ("auto", "ngram", "suffix", "union", drafting):
         run = ("run", ported.path, *PROMPT, "--speculative", drafter, "--json", "--profile")
         found = cetane(*run).json
         assert found["tokens"] == expected["tokens"]
@@ -46,6 +47,21 @@ def test_every_drafter_says_what_the_model_says(
         assert counted["tokens"] == steps + counted["accepted"]
         assert counted["break_even_acceptance"] is not None
     assert [path.suffix for path in (cache / "suffixes").iterdir()] == [".trie"]
+    assert len([*(cache / "call-times").iterdir()]) == 1  # measured by the first run only
+
+
+def test_drafts_are_the_default_and_stay_in_the_process(
+    cetane: Cetane, ported: Bundle, drafting: Path, cache: Path
+) -> None:
+    assert cetane("run", ported.path, *PROMPT, "--json").json["speculation"]["tokens"] > 0
+    assert not (cache / "suffixes").exists()
+    (times,) = (cache / "call-times").iterdir()
+    times.write_text('{"seconds": {"1": []}}')
+    assert cetane("run", ported.path, *PROMPT).code == 0  # measured again
+    assert len(times.read_text()) > 30
+    seeded = cetane("run", ported.path, *PROMPT, "--seed", 3, "--temperature", 1, "--json").json
+    assert seeded["speculation"]["drafted"] == 0  # the same text again, to the last token
+    assert "speculation" not in cetane("run", drafting, *PROMPT, "--json").json  # cannot verify
 
 
 def test_the_counters_are_shown(cetane: Cetane, ported: Bundle) -> None:
@@ -58,7 +74,8 @@ def test_the_counters_are_shown(cetane: Cetane, ported: Bundle) -> None:
 
 def test_a_conversation_with_drafts(cetane: Cetane, ported: Bundle) -> None:
     chat = ("run", ported.path, "--chat", "--max-new", 5)
-    expected = cetane(*chat, stdin="Hi\nHi\n\n").out
+    expected = cetane(*chat, "--speculative", "none", stdin="Hi\nHi\n\n").out
+    assert cetane(*chat, stdin="Hi\nHi\n\n").out == expected
     assert cetane(*chat, "--speculative", "union", stdin="Hi\nHi\n\n").out == expected
 
 
@@ -183,14 +200,14 @@ def small_suite(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_suite")
 def test_bench(cetane: Cetane, ported: Bundle) -> None:
     bench = ("bench", ported.path, "--max-new", 12, "--rounds", 2)
-    found = cetane(*bench, "--json").json
+    found = cetane(*bench, "--drafters", "ngram,suffix,auto", "--json").json
     assert found["draft_tokens"] == 2
     assert found["seconds"].keys() == {"1", "3"}
     rows = found["speeds"]
     assert [(row["category"], row["drafter"]) for row in rows] == [
         (category, drafter)
         for category in ("chat", "edit")
-        for drafter in ("ngram", "suffix", "union")
+        for drafter in ("ngram", "suffix", "auto")
     ]
     for row in rows:
         assert row["same"]
@@ -198,9 +215,29 @@ def test_bench(cetane: Cetane, ported: Bundle) -> None:
         assert row["ratio"] == pytest.approx(row["speculative"] / row["plain"])
         assert 0 < row["slowest"] <= row["ratio"]
         assert row["by_calls"] > 0
-    shown = cetane(*bench, "--categories", "edit", "--drafters", "ngram")
-    assert shown.code == 0
+    by = {"clock": "ratio", "calls": "by_calls"}[found["judged_by"]]
+    assert found["passed"] == all(round(row[by], 2) >= 0.97 for row in rows)
+    shown = cetane(*bench, "--categories", "edit")
+    assert shown.code == (1 if "NO" in shown.out else 0)
     assert "chat" not in shown.out
+    assert "auto" in shown.out
+
+
+@pytest.mark.parametrize("idle", [True, False])
+@pytest.mark.parametrize("slow", [True, False])
+@pytest.mark.parametrize("same", [True, False])
+def test_a_bench_fails_for_one_slow_category_or_token(idle: bool, slow: bool, same: bool) -> None:
+    """An idle machine is judged by the clock, a busy one by its calls."""
+    good = Speed(
+        category="chat", drafter="auto", prompts=1, tokens=9, plain=1, speculative=1, ratio=0.97,
+        slowest=0.5, by_calls=0.97, acceptance=None, tokens_per_call=None, verifier_calls=0,
+        fallbacks=8, same=True,
+    )  # fmt: skip
+    bad = {"ratio": 0.96} if idle else {"by_calls": 0.96}
+    other = {"ratio": 0.5} if not idle else {"by_calls": 0.5}  # says nothing
+    row = good.model_copy(update=other | (bad if slow else {}) | {"same": same})
+    result = DraftingBenchmark(Path("x"), 3, {1: 1.0}, [good.model_copy(update=other), row], idle)
+    assert result.passed == (same and not slow)
 
 
 @pytest.mark.usefixtures("small_suite")

@@ -33,7 +33,7 @@ def call(order: str = "c1t", width: int = 3, **changes: Any) -> Call:
         "order": order,
     }
     held = np.array([0, 1, 2, 3, 4, 5, -1, -1])
-    placed = {"after": held, "keys": held, "targets": np.array([4, 5])}
+    placed = {"after": held, "keys": held, "targets": np.array([4, 5]), "own": np.array([4, 5])}
     fields["groups"] = {"kv": CallSlots(**placed | changes)}
     return Call(**fields)
 

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import chisquare
 
 from cetane.engine.sampling import Sampler, softmax
-from cetane.engine.verify import Draft, choose, verify
+from cetane.engine.verify import Draft, choose, grafted, verify
 
 RNG = np.random.default_rng(3)
 LOGITS = RNG.normal(size=(4, 6)).astype(np.float32) * 1.5
@@ -90,8 +90,52 @@ def test_what_the_filters_cut_is_never_accepted() -> None:
     sampler = Sampler(1.0, top_k=2, seed=1)
     worst = int(LOGITS[0].argmin())
     best = set(np.argsort(LOGITS[0])[-2:].tolist())
-    assert {choose(LOGITS[0], worst, None, sampler) for _ in range(200)} == best
+    assert {verify(LOGITS[:2], Draft((worst,)), sampler)[0] for _ in range(200)} == best
     assert {choose(LOGITS[0], worst, np.full(6, 1 / 6), sampler) for _ in range(200)} <= best
+
+
+TREE = Draft((0, 1, 3, 0), "x", branches=(-1, -1, 0, 1))
+"""0 or 1, then 3 after the 0, or 0 after the 1."""
+
+
+@pytest.mark.parametrize(
+    ("choices", "new"),
+    [
+        ([0, 3, 9, 4, 9], [0, 3, 4]),
+        ([1, 9, 0, 9, 5], [1, 0, 5]),
+        ([0, 2, 9, 9, 9], [0, 2]),
+        ([1, 9, 3, 9, 9], [1, 3]),
+        ([2, 9, 9, 9, 9], [2]),
+    ],
+)
+def test_greedy_takes_the_branch_of_its_own_choices(choices: list[int], new: list[int]) -> None:
+    """`choices` are the target's after the text, and after each drafted token."""
+    rows = np.eye(10, dtype=np.float32)[choices]
+    assert verify(rows, TREE, Sampler()) == new
+    assert len(TREE.path(new)) == len(new) - 1
+
+
+def test_a_tree_keeps_the_distribution() -> None:
+    rows = np.vstack([LOGITS, LOGITS[:1] * 2]) / 4  # every outcome comes often enough to count
+    p = softmax(rows.astype(np.float64) / 0.8)
+    expected = {(x,): p[0, x] for x in range(2, 6)}
+    for first, (row, drafted, after) in {0: (1, 3, 3), 1: (2, 0, 4)}.items():
+        expected |= {(first, x): p[0, first] * p[row, x] for x in range(6) if x != drafted}
+        both = p[0, first] * p[row, drafted]
+        expected |= {(first, drafted, x): both * p[after, x] for x in range(6)}
+    sampler, counts = Sampler(0.8, seed=5), Counter[tuple[int, ...]]()
+    for _ in range(DRAWS):
+        counts[tuple(verify(rows, TREE, sampler))] += 1
+    assert probable(counts, expected)
+
+
+def test_drafts_are_joined_where_they_agree() -> None:
+    both = grafted(Draft((4, 5, 6), "a"), Draft((4, 5, 7, 8), "b"), 9)
+    assert (both.tokens, both.parents, both.kind) == ((4, 5, 6, 7, 8), (-1, 0, 1, 1, 3), "a")
+    assert grafted(Draft((4, 5, 6)), Draft((4, 5, 7, 8)), 4).tokens == (4, 5, 6, 7)
+    assert grafted(Draft((4, 5)), Draft((4, 5, 7)), 3).parents == (-1, 0, 1)
+    assert grafted(TREE, Draft((1, 2)), 5).parents == (-1, -1, 0, 1, 1)
+    assert both.first(4).parents == (-1, 0, 1, 1)
 
 
 def test_a_seed_gives_the_same_with_drafts_that_were_not_drawn() -> None:

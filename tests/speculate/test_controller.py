@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cetane.speculate.controller import Controller, measure
+from cetane.engine.verify import Draft, line
+from cetane.speculate.controller import Controller, Record, measure
 
 
 @dataclass
@@ -34,14 +35,16 @@ class World:
         while made < tokens:
             kind = kinds[int(random.integers(len(kinds)))]
             longest = min(most, tokens - made - 1)
-            drafted = controller.length(kind, longest, self.proposing)
+            drafted = controller.length(kind, line(longest), self.proposing)
             right = random.random(drafted) < self.chances[kind]
             accepted = int(np.cumprod(right).sum())
             seconds = self.times[controller.width(1 + drafted)]
             seconds *= 1 + self.noise * random.random()
             proposing = self.proposing * drafted
-            controller.settle(kind, drafted, accepted, seconds, proposing)
+            controller.settle(drafted, 1 + accepted, seconds, proposing)
             if drafted:
+                new = [*range(accepted), -1]
+                controller.judge(Draft(tuple(range(drafted)), kind), new, verified=True)
                 self.used[kind] = self.used.get(kind, 0) + 1
             else:
                 controller.skip(kind)
@@ -112,7 +115,7 @@ def test_the_length_is_the_one_that_pays_most() -> None:
         for _ in range(20):
             world.generate(controller, 200, 15)
         controller.plain += 100.0
-        assert controller.length("only", 15) == expected
+        assert controller.length("only", line(15)) == expected
 
 
 def test_costly_drafts_are_shorter() -> None:
@@ -124,15 +127,42 @@ def test_costly_drafts_are_shorter() -> None:
         for _ in range(10):
             world.generate(controller, 200, 7)
         controller.plain += 100.0
-        lengths[proposing] = controller.length("only", 7, proposing)
+        lengths[proposing] = controller.length("only", line(7), proposing)
     assert lengths[0.0] == 7
     assert 1 <= lengths[0.2] <= 5
 
 
+def test_a_tree_is_worth_what_its_branches_are() -> None:
+    """Two tokens after the text, right in 3 and 1 of 5; one after the first, always right."""
+    record, tree = Record(), Draft((7, 8, 9), branches=(-1, -1, 0))
+    for turn in range(300):
+        new = [[7, 9, 1], [8, 1], [7, 9, 1], [1], [7, 9, 1]][turn % 5]
+        record.judge(tree, new, verified=False)
+    chances = record.chances(tree.parents)
+    assert chances[0] == pytest.approx(0.6, abs=0.1)
+    assert chances[1] == pytest.approx(0.2, abs=0.1)
+    assert chances[2] == pytest.approx(chances[0], abs=0.1)
+    assert sum(chances[:2]) <= 1
+    assert sum(record.chances([-1, 0])) > sum(record.chances([-1, -1]))
+
+
+def test_a_proposal_teaches_though_it_is_not_verified() -> None:
+    """The target's own token shows whether the first one was right, and says nothing of others."""
+    controller, draft = Controller({1: [1.0], 4: [1.5]}), Draft((3, 4, 5), "kind")
+    before = controller.gain("kind", draft.parents)
+    for _ in range(20):
+        controller.judge(draft, [9], verified=False)
+    assert controller.gain("kind", draft.parents) < 0.75 < before
+    assert controller.records["kind"].skips == 20
+    for _ in range(20):
+        controller.judge(draft, [3], verified=False)
+    assert controller.gain("kind", draft.parents) > 1.5
+
+
 def test_one_slow_call_changes_nothing() -> None:
     controller = World({1: 1.0, 4: 1.1}, {}).controller()
-    controller.settle("only", 3, 0, 50.0)
-    controller.settle("", 0, 0, 50.0)
+    controller.settle(3, 1, 50.0)
+    controller.settle(0, 1, 50.0)
     assert controller.costs[1].seconds == 1.0
     assert controller.costs[4].seconds == 1.1
 

@@ -13,7 +13,7 @@ from cetane.engine.engine import Engine
 from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
 from cetane.engine.session import Session
-from cetane.engine.verify import Draft
+from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.errors import CetaneError
 from cetane.schema.slots import CONTRACTS
 from cetane.speculate.controller import Controller
@@ -21,7 +21,7 @@ from cetane.speculate.draft_model import DraftModel
 from cetane.speculate.drafter import Drafter
 from cetane.speculate.ngram import Ngram
 from cetane.speculate.speculator import Speculator
-from cetane.speculate.suffix import Suffix
+from cetane.speculate.suffix import EarlierAnswers, Suffix
 
 PROMPT = 6
 CONTEXT = 32
@@ -98,25 +98,30 @@ scripts = st.lists(
     at=st.integers(0, 30),
     temperature=st.sampled_from([0.0, 1.0]),
     controlled=st.booleans(),
+    others=st.lists(scripts, max_size=2),
 )
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_drafts_change_nothing(
-    engines, family, contract, script, width, max_new, at, temperature, controlled
+    engines, family, contract, script, width, max_new, at, temperature, controlled, others
 ) -> None:
-    """Right, wrong, too long, no tokens at all, past a stop token, past the end of the context."""
+    """Right, wrong, too long, no tokens at all, past a stop token, past the end of the context.
+
+    The drafts of several drafters become a tree, where the plan takes one.
+    """
     engine = engines(family, contract, width)
     future, _ = plain(engine, Sampler(temperature, seed=4))
     stop = [future[at % len(future)]]
     expected, position = plain(engine, Sampler(temperature, seed=4), max_new, stop)
-    session, drafter = engine.session(), Scripted(future, script)
+    session = engine.session()
+    drafters = [Scripted(future, one) for one in (script, *others)]
     controller = Controller({w: [1.0 + w / 100] for w in (1, width, 16)}) if controlled else None
-    speculator = Speculator([drafter], width - 1, controller)
+    speculator = Speculator(drafters, width - 1, controller)
     prompt = tokens(engine.plan.vocab)[:PROMPT]
     sampler = Sampler(temperature, seed=4)
     found = list(generate(session, prompt, sampler, max_new, stop, speculator))
     assert found == expected
     assert session.position == position
-    assert all(asked <= width - 1 for asked in drafter.asked)
+    assert all(asked <= width - 1 for drafter in drafters for asked in drafter.asked)
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
@@ -159,7 +164,7 @@ def test_every_drafter_and_all_together(engines, family: str, contract: str) -> 
     engine = engines(family, contract, 4)
     expected, _ = plain(engine, Sampler())
     prompt = tokens(engine.plan.vocab)[:PROMPT]
-    suffix, model = Suffix(), DraftModel(engine, Sampler())
+    suffix, model = Suffix(EarlierAnswers()), DraftModel(engine, Sampler())
     for drafters in ([Ngram(1, 3)], [suffix], [suffix], [model], [suffix, Ngram(1), model]):
         speculator = Speculator(drafters, 3)
         found = list(generate(engine.session(), prompt, Sampler(), 40, (), speculator))
@@ -167,7 +172,7 @@ def test_every_drafter_and_all_together(engines, family: str, contract: str) -> 
         if drafters == [model]:  # the target itself: all it says is right
             assert speculator.summary()["acceptance"] == 1
     suffix.close()
-    assert suffix.trie.find(expected[:3]) is not None
+    assert suffix.answers.trie(None).find(expected[:3]) is not None
 
 
 def test_a_conversation_goes_on(engines) -> None:
@@ -224,9 +229,67 @@ def test_the_controller_takes_the_draft_that_promises_most() -> None:
     long, short = Draft((1, 2, 3), "long"), Draft((1,), "short")
     assert speculator.pick([short, long]) == long
     for _ in range(9):
-        controller.settle("long", 3, 0, 1.1)
+        controller.judge(long, [9], verified=True)
     assert speculator.pick([long, short]) == short
     assert speculator.pick([]).tokens == ()
+
+
+def test_spare_columns_hold_the_branches_of_other_drafts() -> None:
+    """A call of 4 has room for one more token after a draft of two."""
+    controller = Controller({1: [1.0], 4: [1.1]})
+    controller.plain = 100.0
+    for spec in (Speculator([], 3, controller), Speculator([], 3)):
+        spec.proposals = [Draft((1, 2), "a"), Draft((1, 7, 8), "b")]
+        assert spec.filled(Draft((1, 2), "a"), 3) == Draft((1, 2), "a")  # no trees here
+        spec.trees = True
+        filled = spec.filled(Draft((1, 2), "a"), 3)
+        assert (filled.tokens, filled.parents) == ((1, 2, 7), (-1, 0, 0))
+        assert spec.filled(NO_DRAFT, 3) == NO_DRAFT
+
+
+class Dear(Scripted):
+    """A drafter that takes long, and is not asked where it would not pay."""
+
+    name = "dear"
+    costly = True
+
+
+@pytest.mark.parametrize(("sure", "asked"), [(True, False), (False, True)])
+def test_a_costly_drafter_is_asked_where_look_ups_promise_less(sure: bool, asked: bool) -> None:
+    controller = Controller({1: [1.0], 4: [1.1]})
+    controller.plain = 100.0
+    controller.proposed("dear", 1, 0.1)
+    for _ in range(20):
+        controller.judge(Draft((1, 2, 3), "scripted"), [1, 2, 3, 4] if sure else [9], True)
+        controller.judge(Draft((1, 2, 3), "dear"), [1, 2, 9], True)
+    dear, cheap = Dear(range(9), [(9, 0, [])]), Scripted(range(9), [(9, 0, [])])
+    speculator = Speculator([dear, cheap], 3, controller)
+    speculator.possible = np.ones(9, bool)
+    assert speculator.draft([0], 3).kind == ("scripted" if sure else "dear")
+    assert bool(dear.asked) == asked
+
+
+def test_a_resting_speculator_follows_and_drafts_nothing(engines) -> None:
+    engine = engines("llama", "readonly", 4)
+    expected, _ = plain(engine, Sampler())
+    drafter = Scripted(expected, [(99, 0, [])])
+    speculator = Speculator([drafter], 3)
+    speculator.resting = True
+    prompt = tokens(288)[:PROMPT]
+    assert list(generate(engine.session(), prompt, Sampler(), 9, (), speculator)) == expected[:9]
+    assert speculator.summary()["drafted"] == 0
+    assert drafter.tokens == expected[:9]
+
+
+def test_what_was_read_of_a_closed_stream_is_learned(engines) -> None:
+    engine = engines("llama", "readonly", 4)
+    suffix = Suffix(EarlierAnswers())
+    session, prompt = engine.session(), tokens(288)[:PROMPT]
+    stream = generate(session, prompt, Sampler(), 20, (), Speculator([suffix], 3))
+    read = [next(stream) for _ in range(5)]
+    stream.close()
+    suffix.close()
+    assert suffix.answers.trie(None).find(read) is not None
 
 
 def test_no_drafts_at_all() -> None:

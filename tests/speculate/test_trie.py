@@ -61,12 +61,17 @@ def test_follow() -> None:
         trie.insert(text)
     node = trie.find([1])
     assert node is not None
-    tokens, expected = trie.follow(node, 5, 0.1)
-    assert tokens == [2, 3]
+    tokens, parents, expected = trie.follow(node, 5, 0.1)
+    assert (tokens, parents) == ([2, 3], [-1, 0])
     assert expected == pytest.approx(3 / 4 + 2 / 4)
+    tokens, parents, expected = trie.follow(node, 4, 0.1, branches=True)
+    assert tokens[:2] == [2, 3]
+    assert parents[:2] == [-1, 0]
+    assert {*zip(tokens[2:], parents[2:], strict=True)} <= {(5, -1), (4, 0), (6, 2)}
+    assert expected == pytest.approx(3 / 4 + 2 / 4 + 1 / 4 + 1 / 4)
     assert trie.follow(node, 1, 0.1)[0] == [2]
-    assert trie.follow(node, 5, 0.6) == ([2], 3 / 4)
-    assert trie.follow(node, 5, 0.8) == ([], 0)
+    assert trie.follow(node, 5, 0.6) == ([2], [-1], 3 / 4)
+    assert trie.follow(node, 5, 0.8) == ([], [], 0)
     trie.insert([1, 5])
     trie.insert([1, 5])
     assert trie.follow(node, 1, 0)[0] == [5]  # as often, and newer
@@ -87,8 +92,10 @@ def test_a_full_trie_keeps_what_is_met_most(texts: list[list[int]]) -> None:
             assert len(run) == 1 or found[run[:-1]] >= count
         for node in range(len(trie)):
             children = [c for c in range(1, len(trie)) if trie.parent[c] == node]
-            most = max((trie.count[c] for c in children), default=0)
-            assert (trie.count[trie.best[node]] if children else 0) == most
+            counted = sorted((trie.count[c] for c in children), reverse=True)
+            likeliest = [c for c in (trie.best[node], trie.second[node]) if c]
+            assert [trie.count[c] for c in likeliest] == counted[:2]
+            assert len({*likeliest}) == len(likeliest)
 
 
 def test_memory_stays_bounded() -> None:

@@ -34,7 +34,7 @@ def bench(
     ] = None,
     drafters: Annotated[
         str, typer.Option(help="Drafters of run --speculative, separated by commas.")
-    ] = "ngram,suffix,union",
+    ] = "auto",
     categories: Annotated[
         str, typer.Option(help="Categories of prompts, separated by commas.", show_default="all")
     ] = "",
@@ -60,8 +60,9 @@ def bench(
 ) -> None:
     """Compare generation with and without drafts, prompt by prompt, in one process.
 
-    Exit code 1 if any token differs. With OTHER, compare two bundles instead, in turns: load, first
-    token, prefill, decoding, and energy.
+    Exit code 1 if any token differs, or if drafts make a category of prompts slower than 0.97 of
+    plain decoding: by the clock on an idle machine, by the number of calls on a busy one. With
+    OTHER, compare two bundles instead, in turns: load, first token, prefill, decoding, and energy.
     """
     if other is not None:
         if adapter is not None:
@@ -108,14 +109,18 @@ def show_pair(pair: Versus) -> None:
 
 def show(result: DraftingBenchmark) -> None:
     """Print speeds by category, then the fate of the drafts."""
+    from cetane.speculate.controller import SLOWEST
+
     calls = ", ".join(f"T={width} {s * 1e3:.1f} ms" for width, s in result.seconds.items())
     say(f"calls: {calls}; drafts of at most {result.longest} tokens")
+    say(f"judged by {'the clock' if result.idle else 'calls, since the machine is busy'}")
     table(
         "tokens per second, with and without drafts",
-        ["category", "drafter", "plain", "drafted", "ratio", "by calls", "slowest", "same"],
+        ["category", "drafter", "plain", "drafted", "ratio", "by calls", "slowest", "same", "pays"],
         [
             [s.category, s.drafter, *map(two, (s.plain, s.speculative, s.ratio, s.by_calls)),
-             two(s.slowest), "yes" if s.same else "NO"]
+             two(s.slowest), "yes" if s.same else "NO",
+             "yes" if result.gain(s) >= SLOWEST else "NO"]
             for s in result.speeds
         ],
     )  # fmt: skip

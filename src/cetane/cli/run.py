@@ -33,10 +33,10 @@ PromptIdsOption = Annotated[
     str | None, typer.Option(help="Token ids, separated by commas, in place of a prompt.")
 ]
 SpeculativeOption = Annotated[
-    str | None,
+    str,
     typer.Option(
-        help="The drafter, for verifying several tokens at once: ngram, suffix, union, medusa, "
-        "eagle3, or the path of a smaller bundle."
+        help="The drafter, for verifying several tokens at once: auto (look-ups and the bundle's "
+        "draft head), ngram, suffix, union, medusa, eagle3, the path of a smaller bundle, or none."
     ),
 ]
 
@@ -61,7 +61,7 @@ def run(
     ] = 0.0,
     backend: Backend = "auto",
     compute_units: ComputeUnits = None,
-    speculative: SpeculativeOption = None,
+    speculative: SpeculativeOption = "auto",
     ngram_min: Annotated[int, typer.Option(help="The shortest match, in tokens.")] = 1,
     ngram_max: Annotated[int, typer.Option(help="The longest match, in tokens.")] = 8,
     draft_tokens: DraftTokens = None,
@@ -79,9 +79,7 @@ def run(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
         presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
     )  # fmt: skip
-    drafter = None
-    if speculative is not None:
-        drafter = DrafterOptions(speculative, ngram_min, ngram_max, draft_tokens)
+    drafter = DrafterOptions(speculative, ngram_min, ngram_max, draft_tokens)
     with progress("loading"):
         model = load(
             bundle, backend=with_units(backend, compute_units), speculative=drafter,

@@ -34,7 +34,7 @@ def serve(
         int, typer.Option(min=0, help="Conversations whose prompts stay in memory.")
     ] = 4,
     speculation: Annotated[
-        bool, typer.Option(help="Verify drafts from the text itself, where that pays.")
+        bool, typer.Option(help="Verify drafts from the text and earlier answers, where that pays.")
     ] = True,
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds for running answers when it is stopped.")

@@ -24,6 +24,8 @@ class CallSlots:
     """The positions that the call sees: the slots, and in a `readonly` call its own columns too."""
     targets: Array
     """The slot into which each token is written; meaningless if the cache shifts."""
+    own: Array
+    """The places of the call's own tokens in `keys`."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,20 @@ class Call:
     order: Order
     groups: Mapping[str, CallSlots]
     """Slots, by cache group."""
+    parents: tuple[int, ...] | None = None
+    """In a tree of tokens, the column of the token before each one; -1 is the last token before the
+    call. None for tokens in a line."""
+
+    def ancestors(self) -> Array | None:
+        """Whether a token of a tree sees another of the call: itself, and those on the way to it,
+        bool `(n, n)`. None for a line."""
+        if self.parents is None:
+            return None
+        sees: Array = np.eye(len(self.parents), dtype=bool)
+        for token, parent in enumerate(self.parents):  # a parent comes first
+            if parent >= 0:
+                sees[token] |= sees[parent]
+        return sees
 
 
 @dataclass

@@ -134,7 +134,7 @@ class Execution:
             if running.held:
                 running.writes.append((sink, value))
             else:
-                self.memory.write(sink, value, running.call, len(running.call.tokens))
+                self.memory.write(sink, value, running.call, range(len(running.call.tokens)))
         elif running.logits is not None:
             running.logits.add(sink, value)
 

@@ -104,7 +104,12 @@ def extend(
             for token, row in zip(new, rows, strict=False):
                 note(token, row)
         said = until(new, stop)
-        yield from said
+        try:
+            yield from said
+        except GeneratorExit:  # the reader has enough
+            if drafts is not None:
+                drafts.end(said)
+            raise
         left -= len(said)
         stopped = len(said) < len(new)
         if stopped or not left or session.position == session.context:
@@ -114,10 +119,13 @@ def extend(
         started = time.perf_counter()
         most = min(left, max(session.widths, default=1)) - 1
         draft = NO_DRAFT if drafts is None else drafts.draft(new, most)
-        rows = session.evaluate([new[-1], *draft.tokens])
+        parents = [-1, *(parent + 1 for parent in draft.parents)]
+        rows = session.evaluate([new[-1], *draft.tokens], parents)
         new = verify(rows, draft, sampler)[:left]
         new = new[: len(until(new, stop)) + 1]
-        session.accept(len(new))
+        path = [0, *(place + 1 for place in draft.path(new[:-1]))]
+        session.accept_path(path)
+        rows = rows[path]
         if drafts is not None:
             drafts.settle(draft, new, time.perf_counter() - started)
 

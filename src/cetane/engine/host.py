@@ -49,7 +49,10 @@ def host_input(item: Input, call: Call, tables: Tables, dtype: type) -> Array:
 
 
 def mask(source: Mask, call: Call, dtype: type) -> Array:
-    """The mask `(1, 1, width, keys)`: 0 where a token sees a key, else MASKED."""
+    """The mask `(1, 1, width, keys)`: 0 where a token sees a key, else MASKED.
+
+    A token of a tree sees only itself and the tokens on the way to it.
+    """
     keys = call.groups[source.group].keys
     queries = np.full((call.width, 1), EMPTY)
     queries[: len(call.tokens), 0] = call.positions
@@ -57,4 +60,7 @@ def mask(source: Mask, call: Call, dtype: type) -> Array:
     seen = (keys != EMPTY) & (distance >= 0)
     if source.window is not None:
         seen &= (distance < source.window) | (keys < source.sinks)
+    ancestors, own = call.ancestors(), call.groups[source.group].own
+    if ancestors is not None:  # a position alone does not tell one branch from another
+        seen[: len(own), own] &= ancestors
     return np.where(seen, 0, MASKED).astype(dtype)[None, None]

@@ -46,9 +46,9 @@ class Logits:
             slices = value.reshape(value.shape[1], -1)[:, :count].T
             self.rows[:, head.plan.tokens(sink.start, sink.stop)] = head.capped(slices)
         elif sink.part == "row":
-            rows = value.reshape(-1)[:count]
+            rows = sink.block * value[0, :count] + value[1, :count]
             if not ((rows >= 0) & (rows < sink.stop - sink.start)).all():
                 raise CetaneError("the head chose a row that it does not have", PORT_AGAIN)
-            self.chosen = head.plan.choosable[sink.start + rows]
+            self.chosen = head.plan.choosable[sink.start + rows.astype(int)]
         else:
             self.rows[np.arange(count), self.chosen] = head.capped(value.reshape(-1)[:count])

@@ -104,54 +104,63 @@ class Memory:
             self.caches[source.name] = cache
         return cache
 
-    def place(self, tokens: Array, width: int) -> Call:
-        """A call of the next tokens, in a function of `width` tokens."""
-        positions = self.position + np.arange(len(tokens))
+    def place(self, tokens: Array, width: int, parents: tuple[int, ...] | None = None) -> Call:
+        """A call of the next tokens, in a function of `width` tokens; `parents` as in `Call`.
+
+        Each token of a tree has a slot of its own. Its position is that of its depth, so tokens of
+        different branches may share one.
+        """
+        columns = self.position + np.arange(len(tokens))
+        positions = columns if parents is None else self.position + depths(parents)
         groups = {
-            name: place(group, self.slots[name], positions, width)
+            name: place(group, self.slots[name], columns, positions, width)
             for name, group in self.groups.items()
         }
-        return Call(tokens, positions, width, self.order, groups)
+        return Call(tokens, positions, width, self.order, groups, parents)
 
     def advance(self, call: Call) -> None:
         """Count the tokens of a call as run. `write` stores its columns."""
         self.slots = {name: group.after for name, group in call.groups.items()}
         self.position += len(call.tokens)
 
-    def accept(self, call: Call, writes: Sequence[tuple[Kept, Array]], count: int) -> None:
-        """Count the first `count` tokens of a call as run, and write their columns."""
-        if count:
+    def accept(self, call: Call, writes: Sequence[tuple[Kept, Array]], path: Sequence[int]) -> None:
+        """Count the tokens in some columns of a call as run, in this order, and write them."""
+        if path:
             for sink, value in writes:
-                self.write(sink, value, call, count)
+                self.write(sink, value, call, path)
+        columns = self.position + np.arange(len(call.tokens))
         self.slots = {
-            name: accepted(group, self.slots[name], call.positions, call.width, count)
+            name: accepted(group, self.slots[name], columns, columns[: len(path)], call.width)
             for name, group in self.groups.items()
         }
-        self.position += count
+        self.position += len(path)
 
-    def write(self, sink: Kept, value: Array, call: Call, count: int) -> None:
-        """Store the columns that a call wrote for its first `count` tokens."""
+    def write(self, sink: Kept, value: Array, call: Call, path: Sequence[int]) -> None:
+        """Store the columns `path` of a call as those of the next tokens."""
+        count = len(path)
+        taken = slice(count) if list(path) == list(range(count)) else list(path)
         if isinstance(sink, ToHistory):
             axis, past = time_axis(self.order), self.histories[sink.name]
-            joined = np.concatenate([past, np.take(value, range(count), axis)], axis)
+            joined = np.concatenate([past, np.take(value, path, axis)], axis)
             length = past.shape[axis]
             self.histories[sink.name] = np.take(joined, range(-length, 0), axis)
             return
         if isinstance(sink, ToMatrix):
-            new = value.reshape(*value.shape[:2], -1)[..., :count]
+            new = value.reshape(*value.shape[:2], -1)[..., taken]
             self.matrices[sink.name] = folded(self.matrices[sink.name], new, sink.groups)
             return
-        before, targets = self.caches[sink.name], call.groups[sink.group].targets[:count]
+        before, slots = self.caches[sink.name], call.groups[sink.group].targets
+        targets = slots[:count]
         shifts = self.groups[sink.group].contract == "shift"
         if shifts and (sink.write == "append" or count < call.width):
             new = value if sink.write == "append" else value[..., -call.width :]
-            joined = np.concatenate([before, new[..., :count]], -1)
+            joined = np.concatenate([before, new[..., taken]], -1)
             self.caches[sink.name] = joined[..., count:]
         elif sink.write == "append":
-            before[..., targets] = value[..., :count]
+            before[..., targets] = value[..., taken]
         elif count < len(call.tokens):
             kept = before.copy()
-            kept[..., targets] = value[..., targets]
+            kept[..., targets] = value[..., slots[taken]]
             self.caches[sink.name] = kept
         else:
             self.caches[sink.name] = value
@@ -223,28 +232,39 @@ def folded(matrices: Array, columns: Array, groups: int) -> Array:
     return result
 
 
-def place(group: Slots, held: Array, positions: Array, width: int) -> CallSlots:
+def depths(parents: Sequence[int]) -> Array:
+    """The depth of every token of a tree; 0 for those that follow the last token before it."""
+    result: list[int] = []
+    for parent in parents:
+        result.append(result[parent] + 1 if parent >= 0 else 0)
+    return np.array(result)
+
+
+def place(group: Slots, held: Array, columns: Array, positions: Array, width: int) -> CallSlots:
     """The slots of a call of `width` columns, in a group whose slots hold the positions `held`.
 
-    Columns after those of `positions` are padding.
+    `columns` are the positions of its tokens if they were a line; they decide the slots.
+    `positions` are their true positions. Columns after those are padding.
     """
     reads, count = group.form(width) == "readonly", len(positions)
     padded = np.concatenate([positions, np.full(width - count, EMPTY)])
-    targets = np.array([group.of(position) for position in positions])
-    if group.contract == "shift" and not reads:  # a graph cannot tell the padding
+    targets = np.array([group.of(column) for column in columns])
+    shifts = group.contract == "shift" and not reads
+    if shifts:  # a graph cannot tell the padding
         after = np.concatenate([held, padded])[width:]
     else:
-        after = accepted(group, held, positions, width, count)
+        after = accepted(group, held, columns, positions, width)
     keys = np.concatenate([held, padded]) if reads else after
-    return CallSlots(after, keys, targets)
+    own = len(keys) - width + np.arange(count) if reads or shifts else targets
+    return CallSlots(after, keys, targets, own)
 
 
-def accepted(group: Slots, held: Array, positions: Array, width: int, count: int) -> Array:
-    """The slots after a call whose first `count` tokens are kept."""
+def accepted(group: Slots, held: Array, columns: Array, kept: Array, width: int) -> Array:
+    """The slots after a call that keeps tokens of the positions `kept`, in its first columns."""
     if group.contract == "shift":
-        return np.concatenate([held, positions[:count]])[count:]
-    after, targets = held.copy(), np.array([group.of(position) for position in positions])
+        return np.concatenate([held, kept])[len(kept) :]
+    after, targets = held.copy(), np.array([group.of(column) for column in columns])
     if group.contract == "stateful":  # the graph wrote all columns of the call
         after[targets[0] : targets[0] + width] = EMPTY
-    after[targets[:count]] = positions[:count]  # if two positions share a slot, the last stays
+    after[targets[: len(kept)]] = kept  # if two positions share a slot, the last stays
     return after

@@ -7,7 +7,7 @@ from typing import Literal
 
 from cetane.errors import CetaneError
 from cetane.schema.function import CapacityPlan, ModePlan, Route, Step
-from cetane.schema.interface import ToChoice, ToLogits
+from cetane.schema.interface import FromHistory, FromMatrix, ToChoice, ToLogits
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 from cetane.schema.slots import Slots
@@ -40,6 +40,8 @@ class Schedule:
         self.context = plan.recipe.cache.context
         self.capacities: Sequence[CapacityPlan] = plan.capacities
         self.whole = whole
+        self.no_trees = no_trees(plan)
+        """The reason why calls of this plan cannot hold trees of tokens; None if they can."""
         self._steps = {
             (capacity.tokens, adapter, mode, logits): by_shard(steps)
             for capacity in self.capacities
@@ -140,6 +142,21 @@ def adapted(capacity: CapacityPlan) -> dict[str | None, Mapping[Mode, ModePlan]]
     """The modes of a capacity, by adapter; None for the base alone."""
     modes: dict[str | None, Mapping[Mode, ModePlan]] = {None: capacity.modes}
     return modes | {name: own for name, own in capacity.adapters.items()}
+
+
+def no_trees(plan: Plan) -> str | None:
+    """The reason why a call of this plan cannot hold a tree of tokens; None if it can.
+
+    A tree's columns are not in the order of the text, so the host must choose those that it keeps.
+    """
+    for name, group in plan.caches.items():
+        if group.contract == "stateful":
+            return f"its graphs write the state {name}, whose columns the host cannot move"
+    for function in plan.functions.values():
+        for item in function.inputs:
+            if isinstance(item.source, FromHistory | FromMatrix):
+                return f"{item.source.name} takes all columns of a call as a line of text"
+    return None
 
 
 def by_shard(steps: Sequence[Step | Route]) -> Steps:

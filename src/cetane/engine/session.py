@@ -30,6 +30,8 @@ class Session:
         self._adapter: str | None = None
         self._evaluated: Running | None = None
         """The last call of `evaluate`, until `accept` ends it."""
+        self.path: tuple[int, ...] | None = None
+        """The accepted columns of the last call; None after `feed`."""
 
     @property
     def position(self) -> int:
@@ -54,6 +56,11 @@ class Session:
     def context(self) -> int:
         """The largest number of tokens of a sequence."""
         return self.schedule.context
+
+    @property
+    def no_trees(self) -> str | None:
+        """The reason why `evaluate` takes no trees of tokens here; None where it does."""
+        return self.schedule.no_trees
 
     @property
     def widths(self) -> list[int]:
@@ -85,7 +92,7 @@ class Session:
             self.schedule if modes is None else Schedule(self.plan, modes, self.schedule.whole)
         )
         scheduled = schedule.cut(self.position, len(ids), wanted)
-        self._evaluated = None
+        self._evaluated = self.path = None
         calls = []
         for one in scheduled:
             taken, ids = ids[: one.count], ids[one.count :]
@@ -93,19 +100,23 @@ class Session:
             self.memory.advance(calls[-1].call)
         return calls
 
-    def evaluate(self, tokens: Sequence[int]) -> Array:
+    def evaluate(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> Array:
         """Run tokens in one call, and remember none before `accept`.
 
+        `parents` make the tokens a tree: the column of the token that each one follows, an earlier
+        column, or -1 for the last token of the sequence. Without them each follows the one before.
         Returns logits fp32 `(len(tokens), V)`. Unaccepted tokens of an earlier call are dropped.
-        Raises CetaneError as `feed`, and if no function is wide enough.
+        Raises CetaneError as `feed`, if no function is wide enough, and for a tree where the plan
+        takes none (`no_trees`).
         """
         ids = self._checked(tokens)
+        tree = self._tree(len(ids), parents)
         self.schedule.check_room(self.position, len(ids))
         mode = self.schedule.choose(self.position, len(ids), held=True)
         width = self.schedule.modes[mode].tokens
         if width < len(ids):
             raise CetaneError(f"one call takes {width} tokens here, not {len(ids)}")
-        running = self._running(self.schedule, ids, mode, logits=True)
+        running = self._running(self.schedule, ids, mode, logits=True, parents=tree)
         running.held = True
         self._evaluated = None
         run([(self.execution, [running])], self.execution.shards)
@@ -115,12 +126,28 @@ class Session:
 
     def accept(self, count: int) -> None:
         """Remember only the first `count` tokens of the last evaluated call."""
+        self._acceptable(count)
+        self.accept_path(range(count))
+
+    def accept_path(self, path: Sequence[int]) -> None:
+        """Remember only the tokens in these columns of the last evaluated call, each of which
+        follows the one before."""
+        evaluated = self._acceptable(len(path))
+        count = len(evaluated.call.tokens)
+        parents = evaluated.call.parents or range(-1, count - 1)
+        inside = all(0 <= column < count for column in path)
+        if not inside or [parents[column] for column in path] != [-1, *path][: len(path)]:
+            raise CetaneError(f"cannot accept columns {list(path)}: they are no path of the call")
+        self._evaluated, self.path = None, tuple(path)
+        self.memory.accept(evaluated.call, evaluated.writes, path)
+
+    def _acceptable(self, count: int) -> Running:
+        """The last evaluated call. Raises CetaneError if it has not so many tokens to accept."""
         evaluated = self._evaluated
         most = 0 if evaluated is None else len(evaluated.call.tokens)
         if evaluated is None or not 0 <= count <= most:
             raise CetaneError(f"cannot accept {count} tokens: {most} have been evaluated")
-        self._evaluated = None
-        self.memory.accept(evaluated.call, evaluated.writes, count)
+        return evaluated
 
     def take(self, other: "Session") -> None:
         """Go on from what another session holds; it stays as it is. Its engine may have another
@@ -137,13 +164,31 @@ class Session:
         self._evaluated = None
         self.memory.rewind(mark)
 
-    def _running(self, schedule: Schedule, ids: Array, mode: Mode, logits: bool) -> Running:
+    def _tree(self, count: int, parents: Sequence[int] | None) -> tuple[int, ...] | None:
+        """The parents of a tree's tokens; None for a line. Raises CetaneError for a wrong tree."""
+        if parents is None or list(parents) == list(range(-1, count - 1)):
+            return None
+        earlier = all(-1 <= parent < column for column, parent in enumerate(parents))
+        if len(parents) != count or not earlier:
+            raise CetaneError(f"parents {list(parents)} make no tree of {count} tokens")
+        if self.no_trees is not None:
+            raise CetaneError(f"a call cannot hold a tree: {self.no_trees}", "draft a line")
+        return tuple(parents)
+
+    def _running(
+        self,
+        schedule: Schedule,
+        ids: Array,
+        mode: Mode,
+        logits: bool,
+        parents: tuple[int, ...] | None = None,
+    ) -> Running:
         """A call, and room for it: the memory grows, and never shrinks but by `rewind`."""
         fitting = schedule.capacity(self.position, len(ids), mode)
         if fitting.tokens > self.memory.capacity:
             self.memory.grow(fitting.tokens, fitting.caches)
         return Running(
-            self.memory.place(ids, schedule.modes[mode].tokens),
+            self.memory.place(ids, schedule.modes[mode].tokens, parents),
             schedule.steps(self.memory.capacity, mode, logits, self.adapter),
             Logits(self.head, len(ids)) if logits else None,
         )

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from cetane.families.adapters import adapter_on
 from cetane.families.base import Block, Memory
 from cetane.families.caches import CacheSpec, HistorySpec, MatrixSpec
+from cetane.families.choice import choose
 from cetane.families.model import CacheGroup, Head, Model
 from cetane.schema.interface import Input, Mask, Output, ToChoice, ToLogits, ToTensor
 
@@ -56,14 +57,17 @@ class Shard(nn.Module):
                     heads[block.start] = flow["logits"]
         results = {name: value for k in keepers.values() for name, value in k.results().items()}
 
+        choices: dict[int, tuple[Tensor, Tensor]] = {}
+
         def result(output: Output) -> Tensor:
             match output.sink:
                 case ToLogits(start=start):
                     return heads[start]
-                case ToChoice(part="row", start=start):
-                    return heads[start].flatten(2).argmax(1).to(torch.int32)
+                case ToChoice(part="row", start=start, block=block):  # its logit comes next
+                    choices[start] = choose(heads[start].flatten(2), block)
+                    return choices[start][0]
                 case ToChoice(start=start):
-                    return heads[start].flatten(2).amax(1)
+                    return choices[start][1]
                 case ToTensor(name=name):
                     return flow[name]
             return results[output.name]

@@ -85,8 +85,8 @@ def export_onnx(
 ) -> dict[str, list[str]]:
     """Write every function of a bundle or a .mlpackage as an ONNX file into a new folder.
 
-    Returns the files of each package, as paths in the folder. The weights of a package are stored
-    once. CetaneError if the folder exists.
+    Returns the files of each package, as paths in the folder; a bundle's draft heads are packages
+    too. The weights of a package are stored once. CetaneError if the folder exists.
     """
     from cetane.mil.fast.onnx_files import export as to_onnx  # onnx takes a while to load
 
@@ -98,6 +98,7 @@ def export_onnx(
         bundle = Bundle(path)
         bundle.verify()
         packages = {shard.name: bundle.shard(shard.name) for shard in bundle.plan.shards}
+        packages |= {str(kind): h.shard(kind) for kind, h in bundle.draft_heads().items()}
     written: dict[str, list[str]] = {}
     with claimed(target, f"exporting {path}"), disk_errors(target), replacing(target) as folder:
         folder.mkdir()
@@ -116,6 +117,7 @@ def export_contract(source: str | Path, output: str | Path, *, progress: Progres
     bundle = Bundle(Path(source))
     target = new_folder(output, bundle.path)
     bundle.verify()
+    refuse_heads(bundle, "host.py")
     with claimed(target, f"exporting {source}"), disk_errors(target):
         contract.export(bundle, target, progress)
     return target
@@ -222,6 +224,7 @@ def export_coreai(
 def own_checkpoint(bundle: Bundle) -> Checkpoint:
     """The checkpoint that a verified bundle was built from; CetaneError if it is another."""
     bundle.verify()
+    refuse_heads(bundle, "another runtime")
     if bundle.plan.adapters:
         raise CetaneError(
             f"{bundle.path} has adapters, which other runtimes do not know",
@@ -234,6 +237,15 @@ def own_checkpoint(bundle: Bundle) -> Checkpoint:
             "port the model again",
         )
     return checkpoint
+
+
+def refuse_heads(bundle: Bundle, host: str) -> None:
+    """Raise CetaneError for a bundle with draft heads, which a host would not use."""
+    for kind, head in bundle.draft_heads().items():
+        raise CetaneError(
+            f"{bundle.path} has the draft head {kind}, which {host} cannot run",
+            f"move {head.path} away for the export, or use --layout onnx, which takes it along",
+        )
 
 
 def new_folder(path: str | Path, source: Path) -> Path:

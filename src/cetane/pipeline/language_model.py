@@ -16,7 +16,7 @@ from cetane.engine.sampling import Sampler
 from cetane.engine.session import Session
 from cetane.errors import CetaneError
 from cetane.mil.fast import share_threads
-from cetane.speculate.open import DrafterOptions, open_speculator
+from cetane.speculate.open import AUTO, DrafterOptions, open_speculator
 from cetane.speculate.speculator import Speculator
 
 Message = Mapping[str, str]
@@ -144,6 +144,7 @@ class LanguageModel:
         self.engine = open_engine(bundle, backend)
         self._sampler = Sampler()
         self._speculator: Speculator | None = None
+        self._drafts_seeded = drafter is not None and drafter.drafter != AUTO
         if drafter is not None:
             self._speculator = open_speculator(drafter, bundle, self.engine, self._sampler, backend)
         self._session: Session | None = None
@@ -196,6 +197,10 @@ class LanguageModel:
             raise CetaneError(f"max_new_tokens = {max_new_tokens}: must be at least 1")
         settings = Sampler(**sampling)
         vars(self._sampler).update(vars(settings))  # a draft model samples with the same object
+        if (
+            self._speculator is not None
+        ):  # a seed promises the same text, and T = K rounds otherwise
+            self._speculator.resting = settings.seed is not None and not self._drafts_seeded
         ids = self.ids(prompt)
         if len(ids) > self.context:
             raise CetaneError(
@@ -297,15 +302,18 @@ def load(
     bundle: str | Path,
     *,
     backend: str = "auto",
-    speculative: str | DrafterOptions | None = None,
+    speculative: str | DrafterOptions | None = AUTO,
     exclusive: bool = False,
     adapter: str | None = None,
 ) -> LanguageModel:
     """Open a bundle for text generation; every file's hash is checked first.
 
     `backend` is `portable` (any machine), `coreml` (a Mac), or `auto`. `speculative` names a
-    drafter, or is a `DrafterOptions` with its settings. `adapter` is the first value of
-    `LanguageModel.adapter`. With `exclusive`, all programs share one
+    drafter, or is a `DrafterOptions` with its settings; None is plain decoding. By default, drafts
+    come from this process's own texts and from the bundle's draft head, where they pay and where
+    no seed was given: calls of several tokens round differently, and a seed promises the same text.
+    `adapter`
+    is the first value of `LanguageModel.adapter`. With `exclusive`, all programs share one
     pool of threads. That is faster, but needs a process that runs nothing else on onnxruntime.
     CetaneError for a damaged or missing bundle.
 

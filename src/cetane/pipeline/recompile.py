@@ -9,17 +9,19 @@ from cetane.files import Progress, silent
 
 
 def recompile(bundle: str | Path, *, progress: Progress = silent) -> dict[str, float]:
-    """Compile and load every shard again. Returns seconds by shard. CetaneError off a Mac."""
+    """Compile and load every shard and every draft head again. Returns seconds by their names.
+    CetaneError off a Mac."""
     opened = Bundle(Path(bundle))
     backend = CoreMLBackend(opened)
     opened.verify()
-    shards = list(opened.plan.by_name)
+    work = [(backend, shard) for shard in opened.plan.by_name]
+    work += [(CoreMLBackend(head), str(kind)) for kind, head in opened.draft_heads().items()]
     seconds: dict[str, float] = {}
-    for done, shard in enumerate(shards):
-        progress(shard, done, len(shards))
+    for done, (owner, shard) in enumerate(work):
+        progress(shard, done, len(work))
         started = time.perf_counter()
-        backend.forget(shard)
-        backend.open(shard)
+        owner.forget(shard)
+        owner.open(shard)
         seconds[shard] = time.perf_counter() - started
-    progress("done", len(shards), len(shards))
+    progress("done", len(work), len(work))
     return seconds

@@ -20,6 +20,7 @@ from cetane.schema.interface import (
     TokenIds,
     ToLogits,
     ToTensor,
+    choice_block,
 )
 
 
@@ -103,10 +104,10 @@ class GraphMaker:
             shape = self.model.axes.shape(stop - start, tokens)
             sink = ToLogits(start=start, stop=stop)
             return [Output(name=f"logits_{number}", shape=shape, sink=sink)]
-        row = ToChoice(part="row", start=start, stop=stop)
+        row = ToChoice(part="row", start=start, stop=stop, block=choice_block(stop - start))
         logit = ToChoice(part="logit", start=start, stop=stop)
         return [
-            Output(name=f"row_{number}", shape=(1, tokens), dtype="int32", sink=row),
+            Output(name=f"row_{number}", shape=(2, tokens), sink=row),
             Output(name=f"logit_{number}", shape=(1, tokens), sink=logit),
         ]
 

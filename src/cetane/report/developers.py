@@ -154,8 +154,9 @@ def taken(sink: Sink, shard: str) -> str:
             return f"{verb} the buffer {own(name, shard)}"
         case ToLogits(start=start, stop=stop):
             return f"logits of rows {start:,} to {stop - 1:,} of the vocabulary"
-        case ToChoice(part=part, start=start, stop=stop):
-            what = "the best row" if part == "row" else "the best row's logit"
+        case ToChoice(part=part, start=start, stop=stop, block=block):
+            row = f"the best row, as blocks of {block} and rows after them,"
+            what = row if part == "row" else "the best row's logit"
             return f"{what} of {start:,} to {stop - 1:,}"
         case ToHistory(name=name):
             return f"append it to {own(name, shard)}"

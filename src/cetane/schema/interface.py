@@ -146,12 +146,24 @@ class ToLogits(Data):
 
 
 class ToChoice(Data):
-    """The largest logit of a slice of the head's rows, or the index of its row; both `(1, T)`."""
+    """The largest logit of a slice of the head's rows, `(1, T)`, or its row in the slice, `(2, T)`:
+    a number of blocks, and a number of rows after them."""
 
     host: Literal["choice"] = "choice"
     part: Literal["row", "logit"]
     start: int
     stop: int
+    block: int = Field(default=1, ge=1)
+    """The rows of a block. fp16 has no whole number for every row of a head, so it takes two."""
+
+
+def choice_block(rows: int) -> int:
+    """Rows of a block in which the largest logit is chosen: a power of two near the root of `rows`.
+
+    So the number of blocks, and that of rows in one, are whole numbers of fp16, which end at 2,048,
+    for up to four million rows. No maximum is taken over more.
+    """
+    return 1 << -(-(rows - 1).bit_length() // 2)
 
 
 class ToHistory(Data):

@@ -145,7 +145,7 @@ class HeadTable(Data):
     slices: int = Field(default=1, ge=1)
     choose: bool = False
     """Whether a slice gives only its largest logit and that logit's row. This is enough for greedy
-    decoding only. ANE compilers leave the argmax to the CPU."""
+    decoding only."""
     subset: Subset | None = None
     """The tokens that have rows; by default all. In a recipe file: the path, relative to the
     recipe's folder, of a subset that `cetane vocabulary` wrote."""

@@ -12,8 +12,9 @@ from cetane.server.grammar import Grammars
 from cetane.server.settings import Settings
 from cetane.speculate.controller import Controller
 from cetane.speculate.ngram import Ngram
-from cetane.speculate.open import DrafterOptions, longest_draft, open_controller
+from cetane.speculate.open import DrafterOptions, known_controller, longest_draft, verifies
 from cetane.speculate.speculator import Speculator
+from cetane.speculate.suffix import EarlierAnswers, Suffix
 
 
 class Served:
@@ -35,9 +36,10 @@ class Served:
         self.prefixes = Prefixes(self.engine, settings.prefixes)
         self.controller: Controller | None = None
         widths = [mode.tokens for mode in self.plan.modes.values()]
-        if settings.speculation and max(widths) > 1:
-            self.longest = longest_draft(DrafterOptions("ngram"), self.engine)
-            self.controller = open_controller(self.engine, self.longest)
+        if settings.speculation and verifies(self.engine):
+            self.longest = longest_draft(DrafterOptions(), self.engine)
+            self.controller = known_controller(self.engine, self.longest, self.bundle, backend)
+            self.answers = EarlierAnswers()
         # What the first request would otherwise wait for: functions are prepared on first use.
         for adapter in self.adapters.values():
             tokens = [0] * min(max(widths), self.context)
@@ -67,11 +69,13 @@ class Served:
         """A speculator for one answer; None where drafts are not wanted.
 
         Verifying calls round differently. So an answer with a seed, which promises to be repeated
-        exactly, goes without. Drafts come from the answer's own text: no other client's text shows.
+        exactly, goes without. Drafts come from the answer's own text, and from earlier answers of
+        this model and adapter, which this process remembers. They change only the speed.
         """
         if self.controller is None or sampler.seed is not None:
             return None
-        return Speculator([Ngram()], self.longest, self.controller)
+        drafters = [Suffix(self.answers), Ngram()]
+        return Speculator(drafters, self.longest, self.controller)
 
     def token_text(self, token: int) -> str:
         """A token as OpenAI's API writes it: its text, or its bytes if they are no text alone."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from cetane.engine.session import Session
+from cetane.engine.verify import Draft
 
 SLOWEST = 0.97
 """The lowest allowed speed of a generation, relative to plain decoding, if no draft is accepted."""
@@ -39,34 +40,68 @@ class Cost:
         return median(self.recent) if self.recent else 0.0
 
 
+Place = tuple[int, int]
+"""The depth of a drafted token below the text, and its rank among those after the same token."""
+
+
+def places(parents: Sequence[int]) -> list[Place]:
+    """The depth and the rank of drafted tokens with these parents."""
+    ranks: defaultdict[int, int] = defaultdict(int)
+    result: list[Place] = []
+    for parent in parents:
+        result.append((result[parent][0] + 1 if parent >= 0 else 0, ranks[parent]))
+        ranks[parent] += 1
+    return result
+
+
 @dataclass
 class Record:
-    """The accepted tokens of drafts of one kind."""
+    """The accepted tokens of drafts of one kind, by their rank among the tokens after one token,
+    and their depth below the text. Older drafts weigh less."""
 
-    reached: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    passed: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    """The judged and the accepted tokens, by their place in the draft. Older drafts weigh less."""
+    reached: defaultdict[Place, float] = field(default_factory=lambda: defaultdict(float))
+    """Tokens whose token before was accepted."""
+    passed: defaultdict[Place, float] = field(default_factory=lambda: defaultdict(float))
+    """The accepted ones of these."""
     skips: int = 0
     """The number of drafts without verification since the last verified one."""
 
-    def expected(self, drafted: int) -> float:
-        """The expected number of tokens from a call with `drafted` drafted tokens."""
-        total = chance = 1.0
-        before, weight = PRIOR, PRIOR_WEIGHT
-        for place in range(drafted):
-            rate = (self.passed[place] + before * weight) / (self.reached[place] + weight)
-            chance *= rate
-            total += chance
-            before = rate
-        return total
+    def chances(self, parents: Sequence[int]) -> list[float]:
+        """The chance of every drafted token with these parents, all tokens before it included.
 
-    def observe(self, drafted: int, accepted: int) -> None:
-        for place in self.reached:  # all places, so that a bad one is tried again in time
-            self.reached[place] *= DECAY
-            self.passed[place] *= DECAY
-        for place in range(min(accepted + 1, drafted)):
-            self.reached[place] += 1
-            self.passed[place] += place < accepted
+        What is unknown is taken to be as a level higher up. Of several tokens after one token, the
+        later ones share what the earlier ones leave.
+        """
+        rates: dict[Place, float] = {}
+        result: list[float] = []
+        left: dict[int, float] = {}  # by parent
+        for place, parent in zip(places(parents), parents, strict=True):
+            depth, rank = place
+            before = rates.get((depth - 1, 0), PRIOR) if not rank else PRIOR * left[parent]
+            seen, weight = self.reached.get(place, 0.0), PRIOR_WEIGHT
+            rate = (self.passed.get(place, 0.0) + before * weight) / (seen + weight)
+            rates[place] = rate = min(rate, left.get(parent, 1.0))
+            left[parent] = left.get(parent, 1.0) - rate
+            result.append(rate * (result[parent] if parent >= 0 else 1.0))
+        return result
+
+    def judge(self, draft: Draft, new: Sequence[int], verified: bool) -> None:
+        """Count the tokens of a draft after which the text continued with `new`. Where the draft
+        was not verified, these are few."""
+        path = [-1, *draft.path(new)]
+        if verified:  # all places, so that a bad one is tried again in time
+            for place in self.reached:
+                self.reached[place] *= DECAY
+                self.passed[place] *= DECAY
+            self.skips = 0
+        known = zip(places(draft.parents), draft.parents, strict=True)
+        for number, (place, parent) in enumerate(known):
+            if parent in path and place[0] < len(new):
+                if not verified:
+                    self.reached[place] *= DECAY
+                    self.passed[place] *= DECAY
+                self.reached[place] += 1
+                self.passed[place] += number in path
 
 
 class Controller:
@@ -98,58 +133,61 @@ class Controller:
         """The width of the narrowest call that takes `tokens` tokens; None if there is none."""
         return min((w for w in self.costs if w >= tokens), default=None)
 
-    def gain(self, kind: str, drafted: int, proposing: float) -> float:
-        """The expected speed of a step with `drafted` drafted tokens, relative to plain decoding.
+    def gain(self, kind: str, parents: Sequence[int], proposing: float = 0.0) -> float:
+        """The expected speed of a step with drafted tokens, relative to plain decoding.
 
-        The drafter takes `proposing` seconds.
+        `parents` are those of a `Draft`. The drafter takes `proposing` seconds.
         """
-        width = self.width(1 + drafted)
+        width = self.width(1 + len(parents))
         if width is None:
             return 0.0
-        cost = self.costs[width].seconds + proposing
-        return self.records[kind].expected(drafted) * self.plain_step / cost
+        tokens = 1 + sum(self.records[kind].chances(parents))
+        return tokens * self.plain_step / (self.costs[width].seconds + proposing)
 
-    def length(self, kind: str, most: int, proposing: float = 0.0) -> int:
-        """The number of tokens to draft, 0 to `most`; drafting one takes `proposing` seconds."""
-        gains = {
-            count: self.gain(kind, count, proposing * count)
-            for count in range(1, most + 1)
-            if self.affordable(count, proposing * count)
-        }
-        best = max(gains, key=gains.__getitem__, default=0)
-        if not best or gains[best] > 1:
+    def length(self, kind: str, parents: Sequence[int], proposing: float = 0.0) -> int:
+        """How many of these tokens to draft, in their order; one takes `proposing` seconds."""
+        record, levels = self.records[kind], [depth for depth, _ in places(parents)]
+        tokens, deepest = 1.0, 0
+        best, best_gain, best_tokens = 0, 0.0, 1.0
+        for count, chance in enumerate(record.chances(parents), 1):
+            tokens, deepest = tokens + chance, max(deepest, levels[count - 1] + 1)
+            width = self.width(1 + count)
+            if width is None:
+                break
+            cost = self.costs[width].seconds + proposing * count
+            gain = tokens * self.plain_step / cost
+            if gain > best_gain and self.affordable(cost, deepest):
+                best, best_gain, best_tokens = count, gain, tokens
+        if not best or best_gain > 1:
             return best
-        record = self.records[kind]
-        loss = record.expected(best) * (1 / gains[best] - 1)  # in plain steps
+        loss = best_tokens * (1 / best_gain - 1)  # in plain steps
         return best if LEARNING * record.skips >= loss else 0
 
-    def affordable(self, drafted: int, proposing: float) -> bool:
-        """Whether a draft pays if it is fully accepted, and keeps to `SLOWEST` if it is refused."""
-        width = self.width(1 + drafted)
-        if width is None:
-            return False
-        cost = self.costs[width].seconds + proposing
-        could = cost < (1 + drafted) * self.plain_step
+    def affordable(self, cost: float, most: int) -> bool:
+        """Whether a step of `cost` seconds pays if the target accepts `most` tokens, all it can,
+        and keeps to `SLOWEST` if it refuses all."""
+        could = cost < (1 + most) * self.plain_step
         return could and (self.spent + cost) * SLOWEST <= self.plain + self.plain_step
 
     def skip(self, kind: str) -> None:
-        """Record that a draft of this kind was not verified."""
+        """Record that a draft of this kind was not made, or not verified."""
         self.records[kind].skips += 1
 
-    def settle(
-        self, kind: str, drafted: int, accepted: int, seconds: float, proposing: float = 0.0
-    ) -> None:
-        """Record a call of `seconds`, after `proposing` seconds of drafting. The target accepted
-        `accepted` of its `drafted` tokens."""
+    def judge(self, draft: Draft, new: Sequence[int], verified: bool) -> None:
+        """Learn from a proposal, after which the text continued with `new`. Without verification
+        it still shows whether its first token was right."""
+        if not verified:
+            self.skip(draft.kind)
+        self.records[draft.kind].judge(draft, new, verified)
+
+    def settle(self, drafted: int, gained: int, seconds: float, proposing: float = 0.0) -> None:
+        """Record a call of `seconds`, after `proposing` seconds of drafting. With `drafted` drafted
+        tokens, it gave `gained` tokens."""
         width = self.width(1 + drafted)
         assert width is not None
         self.costs[width].add(seconds)
         self.spent += self.costs[width].seconds + proposing
-        self.plain += (1 + accepted) * self.plain_step
-        if drafted:
-            record = self.records[kind]
-            record.observe(drafted, accepted)
-            record.skips = 0
+        self.plain += gained * self.plain_step
 
     def proposed(self, drafter: str, drafted: int, seconds: float) -> None:
         """Record that a drafter took `seconds` to draft `drafted` tokens."""

@@ -1,14 +1,18 @@
 """The way from a user's options to drafters and their controller."""
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from os import cpu_count
 from pathlib import Path
+from platform import node
 
+from cetane import __version__
 from cetane.bundle import Bundle
 from cetane.engine.engine import Engine
 from cetane.engine.generate import open_backend, open_engine
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
-from cetane.files import cache_dir
+from cetane.files import cache_dir, json_sha256, read_json, write_cache
 from cetane.schema.draft_head import KINDS
 from cetane.schema.manifest import TOKENIZER
 from cetane.speculate.controller import Controller, measure
@@ -17,18 +21,24 @@ from cetane.speculate.draft_model import DraftModel
 from cetane.speculate.drafter import Drafter
 from cetane.speculate.ngram import Ngram
 from cetane.speculate.speculator import Speculator
-from cetane.speculate.suffix import Suffix
+from cetane.speculate.suffix import EarlierAnswers, Suffix
+from cetane.validation import Data, validated
 
 LOOKUPS = ("ngram", "suffix", "union")
 """`union` is suffix and ngram together: the controller takes the more promising draft."""
-NAMES = (*LOOKUPS, *KINDS)
+AUTO = "auto"
+"""What drafting is by default: look-ups in this process's texts, and the bundle's best draft
+head."""
+PLAIN = "none"
+"""The word for no drafter."""
+NAMES = (AUTO, PLAIN, *LOOKUPS, *KINDS)
 
 
 @dataclass(frozen=True)
 class DrafterOptions:
     """A user's choice of a drafter and its options."""
 
-    drafter: str
+    drafter: str = AUTO
     """One of `NAMES`, or the path of a bundle with the same tokenizer."""
     ngram_min: int = 1
     ngram_max: int = 8
@@ -41,8 +51,8 @@ def open_drafters(
 ) -> list[Drafter]:
     """The chosen drafters, in order of preference.
 
-    With `remember`, the suffix trie of a tokenizer is kept between runs. Raises CetaneError for an
-    unknown drafter, or one that does not fit the bundle.
+    With `remember`, a suffix trie that was asked for by name is kept between runs, by tokenizer.
+    Raises CetaneError for an unknown drafter, or one that does not fit the bundle.
     """
     ngram = Ngram(options.ngram_min, options.ngram_max)
     owner = tokenizer_hash(bundle)
@@ -51,10 +61,15 @@ def open_drafters(
         case "ngram":
             return [ngram]
         case "suffix":
-            return [Suffix(path=texts, owner=owner)]
+            return [Suffix(EarlierAnswers(texts, owner))]
         case "union":
-            return [Suffix(path=texts, owner=owner), ngram]
+            return [Suffix(EarlierAnswers(texts, owner)), ngram]
     draft_heads = {str(kind): draft_head for kind, draft_head in bundle.draft_heads().items()}
+    if options.drafter == AUTO:
+        best = [kind for kind in reversed(KINDS) if kind in draft_heads][:1]
+        named = [replace(options, drafter=kind) for kind in best]
+        heads = [d for one in named for d in open_drafters(one, bundle, sampler, backend)]
+        return [Suffix(EarlierAnswers()), ngram, *heads]
     if options.drafter in draft_heads:
         draft_head = draft_heads[options.drafter]
         return [open_drafter(draft_head, bundle, open_backend(draft_head, backend))]
@@ -82,11 +97,36 @@ def tokenizer_hash(bundle: Bundle) -> str:
     return record.sha256
 
 
+class CallTimes(Data):
+    """Seconds of calls on one machine, by their width."""
+
+    seconds: dict[int, list[float]]
+
+
 def open_controller(engine: Engine, longest: int) -> Controller:
     """A controller that has measured the engine's calls. The engine's clocks restart after that."""
     costs = measure(engine.session(), 1 + longest)
     engine.shards.restart_clocks()
     return Controller(costs)
+
+
+def known_controller(engine: Engine, longest: int, bundle: Bundle, backend: str) -> Controller:
+    """A controller that starts from the times of an earlier process, if there was one.
+
+    So only a bundle's first run on a machine waits for measurements. All later calls are measured
+    as they come. `backend` is the name by which the engine's backend was opened.
+    """
+    machine = [node(), cpu_count(), __version__]
+    key = json_sha256([bundle.digest, longest, engine.backend.name, backend, *machine])
+    path = cache_dir() / "call-times" / f"{key}.json"
+    with suppress(CetaneError):
+        known = validated(CallTimes, read_json(path), str(path))
+        if 1 in known.seconds and all(times for times in known.seconds.values()):
+            return Controller(known.seconds)
+    controller = open_controller(engine, longest)
+    times = CallTimes(seconds={w: list(cost.recent) for w, cost in controller.costs.items()})
+    write_cache(path, times.model_dump_json())
+    return controller
 
 
 def longest_draft(options: DrafterOptions, engine: Engine) -> int:
@@ -109,8 +149,18 @@ def longest_draft(options: DrafterOptions, engine: Engine) -> int:
 
 def open_speculator(
     options: DrafterOptions, bundle: Bundle, engine: Engine, sampler: Sampler, backend: str
-) -> Speculator:
-    """The chosen drafters under one speculator, with a controller."""
+) -> Speculator | None:
+    """The chosen drafters under one speculator, with a controller; None for plain decoding.
+
+    `auto` is plain for a bundle without a verifying call.
+    """
+    if options.drafter == PLAIN or (options.drafter == AUTO and not verifies(engine)):
+        return None
     longest = longest_draft(options, engine)
     drafters = open_drafters(options, bundle, sampler, backend)
-    return Speculator(drafters, longest, open_controller(engine, longest))
+    return Speculator(drafters, longest, known_controller(engine, longest, bundle, backend))
+
+
+def verifies(engine: Engine) -> bool:
+    """Whether the plan has a call that takes drafts."""
+    return any(mode.tokens > 1 for mode in engine.plan.modes.values())

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from cetane.engine.engine import Engine
 from cetane.engine.session import Session
-from cetane.engine.verify import NO_DRAFT, Draft
+from cetane.engine.verify import NO_DRAFT, Draft, grafted, line
 from cetane.errors import CetaneError
 from cetane.speculate.controller import Controller
 from cetane.speculate.drafter import Drafter, open_session
@@ -42,9 +42,11 @@ class Counters:
 
 
 class Speculator:
-    """Asks all drafters, and verifies the most promising draft; of equals, the first.
+    """Asks its drafters, and verifies the most promising draft; of equals, the first.
 
-    Without a controller it verifies the longest draft.
+    A call has a fixed width, so its other columns are free: there, other drafts branch off, where
+    the session takes trees. A costly drafter is asked only if it promises more than the others'
+    drafts. Without a controller the longest draft is verified.
     """
 
     def __init__(
@@ -53,10 +55,17 @@ class Speculator:
         """`longest`: the most tokens of a draft."""
         if longest < 1:
             raise CetaneError(f"drafts of {longest} tokens: need at least 1")
-        self.drafters, self.longest, self.controller = tuple(drafters), longest, controller
+        self.drafters = tuple(sorted(drafters, key=lambda drafter: drafter.costly))
+        self.longest, self.controller = longest, controller
         self.counters = Counters()
         self.possible: npt.NDArray[np.bool_] = np.zeros(0, bool)
         """The tokens that the target can choose."""
+        self.trees = False
+        """Whether the session takes trees."""
+        self.resting = False
+        """Whether it follows the text and drafts nothing."""
+        self.proposals: list[Draft] = []
+        """The drafts of this step."""
         self.proposing = 0.0
         """Seconds that the drafters took in this step."""
 
@@ -66,6 +75,7 @@ class Speculator:
 
     def begin(self, session: Session, tokens: Sequence[int]) -> None:
         self.possible = np.isin(np.arange(session.plan.vocab), session.plan.choosable)
+        self.trees = session.no_trees is None
         for drafter in self.drafters:
             drafter.begin(session, tokens)
         if self.controller:
@@ -73,14 +83,15 @@ class Speculator:
 
     def draft(self, new: Sequence[int], most: int) -> Draft:
         started = time.perf_counter()
-        most = min(most, self.longest)
-        drafts = []
+        most = 0 if self.resting else min(most, self.longest)
+        self.proposals = []
         for drafter in self.drafters:
             drafter.extend(new)
-            drafts.append(self.ask(drafter, most))
+            if (draft := self.ask(drafter, most)).tokens:
+                self.proposals.append(draft)
         if self.controller:  # before the controller is asked what is affordable
             self.controller.spent += time.perf_counter() - started
-        best = self.pick(drafts)
+        best = self.filled(self.pick(self.proposals), most)
         self.proposing = time.perf_counter() - started
         self.counters.draft_seconds += self.proposing
         return best
@@ -89,11 +100,7 @@ class Speculator:
         """A drafter's draft, cut if it is too long, and before a token that the target cannot
         choose."""
         if self.controller and drafter.costly:
-            most = self.controller.length(
-                drafter.name, most, self.controller.drafting[drafter.name].seconds
-            )
-            if not most:
-                self.controller.skip(drafter.name)
+            most = self.worth(drafter, most, self.controller)
         if most < 1:
             return NO_DRAFT
         started = time.perf_counter()
@@ -104,6 +111,20 @@ class Speculator:
         chosen = (0 <= token < size and self.possible[token] for token in draft.tokens)
         return draft.first(next((i for i, possible in enumerate(chosen) if not possible), most))
 
+    def worth(self, drafter: Drafter, most: int, controller: Controller) -> int:
+        """The number of tokens that a costly drafter should draft; 0 if the drafts of this step
+        promise as much as its own."""
+        name, seconds = drafter.name, controller.drafting[drafter.name].seconds
+        count = controller.length(name, line(most), seconds)
+        others = self.pick(self.proposals)
+        if others.tokens:
+            promised = controller.gain(name, line(count), seconds * count) if count else 0.0
+            if promised <= controller.gain(others.kind, others.parents):
+                count = 0
+        if not count:
+            controller.skip(name)
+        return count
+
     def pick(self, drafts: Sequence[Draft]) -> Draft:
         """The draft to verify, cut to its most promising length."""
         controller, best, gain = self.controller, NO_DRAFT, 0.0
@@ -111,18 +132,28 @@ class Speculator:
             if controller is None:
                 if len(draft.tokens) > len(best.tokens):
                     best = draft
-            elif draft.tokens:
-                length = controller.length(draft.kind, len(draft.tokens))
-                promised = controller.gain(draft.kind, length, 0.0)
-                if not length:
-                    controller.skip(draft.kind)
-                elif promised > gain:
-                    best, gain = draft.first(length), promised
+                continue
+            length = controller.length(draft.kind, draft.parents)
+            cut = draft.first(length)
+            promised = controller.gain(cut.kind, cut.parents) if length else 0.0
+            if promised > gain:
+                best, gain = cut, promised
+        return best
+
+    def filled(self, best: Draft, most: int) -> Draft:
+        """The draft with branches of the others, in the columns that its call has to spare."""
+        drafted = len(best.tokens)
+        if not drafted or not self.trees or best.distributions is not None:
+            return best
+        width = self.controller.width(1 + drafted) if self.controller else None
+        room = most if width is None else min(most, width - 1)
+        for other in self.proposals:
+            if other.distributions is None and len(best.tokens) < room:
+                best = grafted(best, other, room)
         return best
 
     def settle(self, draft: Draft, new: Sequence[int], seconds: float) -> None:
-        drafted = len(draft.tokens)
-        accepted = sum(one == other for one, other in zip(draft.tokens, new, strict=False))
+        drafted, accepted = len(draft.tokens), len(draft.path(new))
         counters = self.counters
         counters.tokens += len(new)
         counters.drafted += drafted
@@ -133,7 +164,9 @@ class Speculator:
         else:
             counters.fallbacks += 1
         if self.controller:
-            self.controller.settle(draft.kind, drafted, accepted, seconds - self.proposing)
+            self.controller.settle(drafted, len(new), seconds - self.proposing)
+            for proposal in self.proposals:
+                self.controller.judge(proposal, new, proposal.kind == draft.kind)
 
     def end(self, new: Sequence[int]) -> None:
         for drafter in self.drafters:

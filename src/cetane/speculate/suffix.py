@@ -1,6 +1,6 @@
-"""SuffixDecoding (arXiv 2411.04975): proposes the tokens that most often followed in earlier texts.
+"""SuffixDecoding (arXiv 2411.04975): proposes the tokens that followed most in earlier answers.
 
-A trie gets a text when it is complete. The n-gram drafter covers repetitions within one text.
+An answer enters the tries when it is complete. The n-gram drafter covers repetitions within a text.
 """
 
 import threading
@@ -14,63 +14,91 @@ from cetane.speculate.drafter import Drafter
 from cetane.speculate.trie import Trie
 
 
+class EarlierAnswers:
+    """The earlier answers of one model, for all drafters of this process.
+
+    Each adapter has a trie of its own, since it answers in its own way. A trie is bounded, so old
+    answers make room for new ones. A thread inserts answers while steps run programs, so no step
+    waits for it.
+    """
+
+    def __init__(self, path: Path | None = None, owner: str = "", nodes: int = 100_000) -> None:
+        """`path`: the file that keeps the base's trie between runs; None for this process only.
+        `owner`: sha256 of the tokenizer of the tokens. `nodes`: the most nodes of a trie. Raises
+        CetaneError for a file that is not a trie of this owner."""
+        self.path, self.owner, self.nodes = path, owner, nodes
+        self.tries: dict[str | None, Trie] = {None: Trie(most=nodes)}
+        """The trie of every adapter that has answered, and of the base (None)."""
+        if path is not None and path.exists():
+            self.tries[None].load(path, owner)
+        self.queue: SimpleQueue[tuple[str | None, list[int]] | None] = SimpleQueue()
+        self.thread = threading.Thread(target=self._insert, daemon=True)
+        self.thread.start()
+
+    def trie(self, adapter: str | None) -> Trie:
+        """An adapter's trie. It may grow during a look-up: nodes are complete before they are
+        linked."""
+        return self.tries.get(adapter) or self.tries.setdefault(adapter, Trie(most=self.nodes))
+
+    def add(self, adapter: str | None, tokens: Sequence[int]) -> None:
+        """Add a part of a text, which ends with an answer."""
+        self.queue.put((adapter, list(tokens)))
+
+    def _insert(self) -> None:
+        while (answer := self.queue.get()) is not None:
+            adapter, tokens = answer
+            self.tries[adapter] = self.trie(adapter).insert(tokens)
+
+    def close(self) -> None:
+        """Wait until all answers are inserted, and save the base's trie."""
+        self.queue.put(None)
+        self.thread.join()
+        if self.path is not None:
+            self.tries[None].save(self.path, self.owner)
+
+
 class Suffix(Drafter):
     """Proposes the most frequent tokens after a suffix of the text.
 
-    A proposal ends where the chance of all its tokens falls to `threshold`. Of all suffixes in the
-    trie, the one with the most promising tokens wins. A thread inserts complete texts while steps
-    run programs, so no step waits for it. A look-up may read a growing trie: nodes are complete
-    before they are linked.
+    A proposal ends where the chance of all its tokens falls to `threshold`. It branches where the
+    session takes trees. Of all suffixes in the trie, the one with the most promising tokens wins. A
+    proposal's kind tells the length of the suffix, and whether it was met only once: such proposals
+    are right less often.
     """
 
     name = "suffix"
 
-    def __init__(
-        self, trie: Trie | None = None, threshold: float = 0.1, path: Path | None = None,
-        owner: str = "",
-    ) -> None:  # fmt: skip
-        """`path`: the file that keeps the trie between runs. `owner`: sha256 of the tokenizer of
-        its tokens. Raises CetaneError for a file that is not a trie of this owner."""
+    def __init__(self, answers: EarlierAnswers, threshold: float = 0.1) -> None:
         super().__init__()
-        self.trie, self.threshold = trie or Trie(), threshold
-        self.path, self.owner = path, owner
-        if path is not None and path.exists():
-            self.trie.load(path, owner)
-        self.inserted = 0
-        self.queue: SimpleQueue[list[int] | None] = SimpleQueue()
-        self.thread = threading.Thread(target=self._insert, daemon=True)
-        self.thread.start()
-
-    def _insert(self) -> None:
-        while (tokens := self.queue.get()) is not None:
-            self.trie = self.trie.insert(tokens)
+        self.answers, self.threshold = answers, threshold
+        self.added = 0
+        """The number of tokens of the text that need no more insertion."""
 
     def begin(self, session: Session, tokens: Sequence[int]) -> None:
         super().begin(session, tokens)
-        self.inserted = len(self.tokens)  # only the model's own text is learned
+        self.adapter, self.trees = session.adapter, session.no_trees is None
+        self.added = len(self.tokens)  # only the model's own text is learned
 
     def propose(self, most: int) -> Draft:
-        trie = self.trie
+        trie = self.answers.trie(self.adapter)
         longest = min(trie.depth // 2, len(self.tokens))
-        best: list[int] = []
-        promise, matched = 0.0, 0
+        best, promise = NO_DRAFT, 0.0
         for length in range(longest, 0, -1):
             node = trie.find(self.tokens[-length:])
             if node is not None:
-                tokens, expected = trie.follow(node, most, self.threshold)
+                tokens, parents, expected = trie.follow(node, most, self.threshold, self.trees)
                 if expected > promise:
-                    best, promise, matched = tokens, expected, length
-        return Draft(tuple(best), f"{self.name}-{matched}") if best else NO_DRAFT
+                    kind = f"{self.name}-{length}{'-once' if trie.count[node] == 1 else ''}"
+                    best = Draft(tuple(tokens), kind, branches=tuple(parents))
+                    promise = expected
+        return best
 
     def end(self) -> None:
         """Hand the new text to the trie, with the tokens just before it."""
-        start = max(0, self.inserted - self.trie.depth // 2)
-        self.queue.put(self.tokens[start:])
-        self.inserted = len(self.tokens)
+        if len(self.tokens) > self.added:
+            start = max(0, self.added - self.answers.trie(self.adapter).depth // 2)
+            self.answers.add(self.adapter, self.tokens[start:])
+        self.added = len(self.tokens)
 
     def close(self) -> None:
-        """Wait until all texts are inserted, and save the trie."""
-        self.queue.put(None)
-        self.thread.join()
-        if self.path is not None:
-            self.trie.save(self.path, self.owner)
+        self.answers.close()

@@ -4,6 +4,7 @@ import hashlib
 import struct
 from array import array
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,8 @@ class Trie:
         self.count, self.used = array("i", [0]), array("i", [0])
         self.best = array("i", [ROOT])
         """The most frequent child of each node, the newest of equals; ROOT if it has none."""
+        self.second = array("i", [ROOT])
+        """The most frequent of its other children."""
 
     def __len__(self) -> int:
         return len(self.count)
@@ -67,16 +70,24 @@ class Trie:
             child = len(self)
             for column, value in (
                 (self.parent, node), (self.token, token), (self.count, 0), (self.used, 0),
-                (self.best, ROOT),
+                (self.best, ROOT), (self.second, ROOT),
             ):  # fmt: skip
                 column.append(value)
             self.children[key] = child
         self.count[child] += 1
         self.used[child] = self.clock
-        best = self.best[node]
-        if best == ROOT or self.count[child] >= self.count[best]:
-            self.best[node] = child
+        self._rank(node, child)
         return child
+
+    def _rank(self, node: int, child: int) -> None:
+        """Keep the two most frequent children of a node, after one was counted."""
+        best, second = self.best[node], self.second[node]
+        if child == best:
+            return
+        if best == ROOT or self.count[child] >= self.count[best]:
+            self.best[node], self.second[node] = child, best
+        elif second in (ROOT, child) or self.count[child] >= self.count[second]:
+            self.second[node] = child
 
     def find(self, tokens: Sequence[int]) -> int | None:
         """The node of a run; None if the run is unknown."""
@@ -87,24 +98,35 @@ class Trie:
                 return None
         return node
 
-    def follow(self, node: int, most: int, threshold: float) -> tuple[list[int], float]:
-        """The most frequent tokens after a run, and the expected number of right ones.
+    def follow(
+        self, node: int, most: int, threshold: float, branches: bool = False
+    ) -> tuple[list[int], list[int], float]:
+        """The likeliest tokens after a run, the parents of each (`Draft`), and the expected number
+        of right ones.
 
-        They end before the chance of all of them falls below `threshold`.
+        They end before the chance of a token, and of all before it, falls below `threshold`. With
+        `branches`, two tokens may follow one, so they are a tree, its likeliest tokens first.
         """
         tokens: list[int] = []
-        chance, expected = 1.0, 0.0
-        while len(tokens) < most:
-            child = self.best[node]
-            if child == ROOT:
-                break
-            chance *= self.count[child] / self.count[node]
-            if chance < threshold:
-                break
+        parents: list[int] = []
+        expected = 0.0
+        waiting: list[tuple[float, int, int]] = []
+
+        def add(above: int, chance: float, place: int) -> None:
+            for child in (self.best[above], self.second[above])[: 1 + branches]:
+                if child != ROOT:
+                    share = chance * self.count[child] / self.count[above]
+                    if share >= threshold:
+                        heappush(waiting, (-share, place, child))
+
+        add(node, 1.0, -1)
+        while waiting and len(tokens) < most:
+            chance, place, child = heappop(waiting)
             tokens.append(self.token[child])
-            expected += chance
-            node = child
-        return tokens, expected
+            parents.append(place)
+            expected -= chance
+            add(child, -chance, len(tokens) - 1)
+        return tokens, parents, expected
 
     def successor(self) -> "Trie":
         """A trie of the more frequent half of the nodes."""
@@ -123,15 +145,14 @@ class Trie:
     def _fill(self, rows: np.ndarray[tuple[int, int], np.dtype[np.int32]]) -> None:
         """Take nodes from a matrix of `ROW` rows, in which parents come before children."""
         made = [array("i", row.astype(np.int32).tobytes()) for row in rows]
-        parent, token, count, _ = made
-        children, best = {}, array("i", bytes(4 * len(parent)))
-        for node in range(1, len(parent)):
-            above = parent[node]
-            children[above << 32 | token[node]] = node
-            if best[above] == ROOT or count[node] >= count[best[above]]:
-                best[above] = node
+        parent, token, _, _ = made
         self.parent, self.token, self.count, self.used = made
-        self.children, self.best = children, best
+        self.best = array("i", bytes(4 * len(parent)))
+        self.second = array("i", self.best)
+        self.children = {}
+        for node in range(1, len(parent)):
+            self.children[parent[node] << 32 | token[node]] = node
+            self._rank(parent[node], node)
 
     def save(self, path: Path, owner: str) -> None:
         """Write the trie; `owner` is the sha256 of the tokens' tokenizer. A kill leaves the earlier

@@ -61,6 +61,24 @@ def test_hidden_states_are_those_of_the_model(engine: Engine, model: Any) -> Non
     assert np.abs(normed - truth[2][0, :16].numpy()).max() < 1e-4
 
 
+def test_hidden_states_of_an_accepted_branch(engine: Engine) -> None:
+    """Those of the plain text; bit for bit the same whatever the other branches were."""
+    found = []
+    for refused in (5, 6):
+        taps = Taps(engine.plan, tapped(engine.plan))
+        session = engine.session(watch=[taps.see], whole=True)
+        session.feed([1, 2, 3])
+        taps.take(session.position, session.path)
+        session.evaluate([4, refused, 9, refused], [-1, 0, 0, 2])
+        session.accept_path([0, 2])
+        found.append(taps.take(session.position, session.path))
+        assert found[-1].shape == (2, 3, 64)
+    taps = Taps(engine.plan, tapped(engine.plan))
+    engine.session(watch=[taps.see], whole=True).feed([1, 2, 3, 4, 9])
+    assert np.allclose(taps.take(5)[3:], found[0], atol=1e-4)
+    assert np.array_equal(*found)
+
+
 def test_a_layout_without_hidden_states(tiny_engine: Callable[..., Engine]) -> None:
     with pytest.raises(CetaneError, match="need shards that hand on hidden states"):
         tapped(tiny_engine(layout={"kind": "single"}).plan)

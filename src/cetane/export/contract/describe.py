@@ -180,8 +180,11 @@ def taken(plan: Plan, item: Output) -> str:
             return f"new columns: write each into the buffer {name}, at its token's slot"
         case ToLogits(start=start, stop=stop):
             return f"logits of the head's rows {start} to {stop - 1}"
-        case ToChoice(part="row", start=start):
-            return f"each token's largest logit of the slice: its row, less {start}"
+        case ToChoice(part="row", start=start, block=block):
+            return (
+                f"each token's largest logit of the slice: its row less {start}, as a number of "
+                f"blocks of {block} rows, and the rows after them"
+            )
         case ToChoice():
             return "each token's largest logit of the slice"
         case ToMatrix(name=name, groups=groups):

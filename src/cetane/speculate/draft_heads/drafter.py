@@ -47,7 +47,7 @@ class DraftHeadDrafter(Drafter):
     def extend(self, tokens: Sequence[int]) -> None:
         super().extend(tokens)
         assert self.taps is not None and self.session is not None
-        self.see(self.taps.take(self.session.position))
+        self.see(self.taps.take(self.session.position, self.session.path))
 
     def see(self, features: Array) -> None:
         """Take the hidden states `(n, taps, C)` of the newly accepted tokens."""

@@ -1,5 +1,7 @@
 """The features that draft heads read: hidden states from the target's decoding calls."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from cetane.engine.backend import Array
@@ -48,11 +50,16 @@ class Taps:
         if name == HIDDEN and step.shard in self.rows:
             self.rows[step.shard].append(columns(value)[:, :valid].T.astype(np.float32))
 
-    def take(self, position: int) -> Array:
-        """The hidden states since the last `take`, up to `position`: fp32 `(n, shards, C)`."""
+    def take(self, position: int, path: Sequence[int] | None = None) -> Array:
+        """The hidden states since the last `take`, up to `position`: fp32 `(n, shards, C)`.
+
+        `path` are the accepted columns of the last call (`Session.path`).
+        """
         count, self.taken = position - self.taken, position
         seen = [self.rows[shard] for shard in self.shards]
         self.rows = {shard: [] for shard in self.shards}
         if not count:
             return np.empty((0, len(self.shards), self.hidden), np.float32)
+        if path is not None:
+            seen = [[*rows[:-1], rows[-1][list(path)]] for rows in seen]
         return np.stack([np.concatenate(rows)[:count] for rows in seen], 1)
