@@ -138,7 +138,7 @@ class Fitter:
             made = first.of(name, shape, formats[name], None, None)
             weight = None if made is None else tunable(layer.weight.detach(), made)
             if made is not None and weight is not None:
-                constants[name], weights[name] = made, weight.to(device())
+                constants[name], weights[name] = made, weight
         student = Student(self.model.to(device()), layers, weights)
         if Tuner(student, answers, partial, self.progress).run(minutes):
             return {name: weight.encoded() for name, weight in weights.items()}

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cetane.compress.encoded import Affine, Encoded, Palettized
+from cetane.compress.kernels import over_rows
+from cetane.fitting import kernels
 
 FIRST, SECOND = 0.9, 0.98
 """Decay of the means of gradients and of their squares, a step."""
@@ -40,8 +41,10 @@ class Tunable(ABC):
         """`weight` is what was rounded; `levels (G, K)` or `(O, 1)` are what is learnt."""
         self.indices, self.levels = indices, levels
         self.means = [torch.zeros_like(levels), torch.zeros_like(levels)]
-        self.mean = torch.zeros_like(weight, dtype=torch.bfloat16)
+        self.mean = torch.zeros_like(weight)
         self.square = torch.zeros(len(weight), 1)
+        self.values = self.rows().gather(1, indices.long())
+        """The rounded weight; `step` changes it in place."""
         self.latent = self.first_latent(weight)
 
     @abstractmethod
@@ -49,21 +52,17 @@ class Tunable(ABC):
         """The levels of every row, ascending, `(O, K)`."""
 
     @abstractmethod
-    def of_levels(self, gradient: Tensor) -> Tensor:
-        """The gradient of the levels, by that of the rounded values."""
+    def of_levels(self, sums: Tensor) -> Tensor:
+        """The gradient of the levels, by sums `(O, K)` of that of the rounded values."""
 
     @abstractmethod
     def encoded(self) -> Encoded:
         """The constants."""
 
-    def values(self) -> Tensor:
-        """The rounded weight."""
-        return self.rows().gather(1, self.indices.long())
-
     def first_latent(self, weight: Tensor) -> Tensor:
         """As near to the weight as an element can be without another level than it has."""
         rows, chosen = self.rows(), self.indices.long()
-        value = rows.gather(1, chosen)
+        value = self.values
         middle = (rows[:, 1:] + rows[:, :-1]) / 2
         far = torch.full_like(middle[:, :1], torch.finfo(torch.float32).max)
         above = torch.cat([middle, far], 1).gather(1, chosen) - value
@@ -74,34 +73,29 @@ class Tunable(ABC):
     def step(self, gradient: Tensor, rates: Rates, number: int) -> None:
         """Learn from the gradient of the rounded values; `number` counts from 1."""
         rows = self.rows()
+        slopes = gradient.numpy()
+        sums, squares = np.empty(rows.shape, np.float32), np.empty(len(rows), np.float32)
+        over_rows(kernels.sum_by_level, slopes, self.indices.numpy(), sums, squares)
         distance = (rows[:, -1:] - rows[:, :1]) / (rows.shape[1] - 1)
         first, second = 1 - FIRST**number, 1 - SECOND**number
-        own = self.of_levels(gradient)
+        own = self.of_levels(torch.from_numpy(sums))
         mean, square = self.means
         mean.mul_(FIRST).add_(own, alpha=1 - FIRST)
         square.mul_(SECOND).addcmul_(own, own, value=1 - SECOND)
         scale = self.level_distance(distance)
         self.levels -= rates.levels * scale * (mean / first) / ((square / second).sqrt() + TINY)
         self.levels = self.levels.sort(1).values  # entries that met are alike
-        self.mean.mul_(FIRST).add_(gradient.bfloat16(), alpha=1 - FIRST)
-        self.square.mul_(SECOND).add_(gradient.square().mean(1, keepdim=True), alpha=1 - SECOND)
-        size = rates.elements * distance / first
-        self.latent -= size * self.mean.float() / ((self.square / second).sqrt() + TINY)
-        rows = self.rows()
-        middle = (rows[:, 1:] + rows[:, :-1]) / 2
-        self.indices = torch.searchsorted(middle.contiguous(), self.latent).to(torch.uint8)
+        self.square.mul_(SECOND).add_(torch.from_numpy(squares)[:, None], alpha=1 - SECOND)
+        sizes = rates.elements * distance / first / ((self.square / second).sqrt() + TINY)
+        over_rows(
+            lambda *parts: kernels.move(*parts, np.float32(FIRST)),
+            slopes, self.rows().contiguous().numpy(), sizes[:, 0].numpy(), self.mean.numpy(),
+            self.latent.numpy(), self.indices.numpy(), self.values.numpy(),
+        )  # fmt: skip
 
     @abstractmethod
     def level_distance(self, distance: Tensor) -> Tensor:
         """The unit that levels are moved by, from the distances `(O, 1)` of the rows' levels."""
-
-    def to(self, device: str) -> Self:
-        """The same on a device."""
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                setattr(self, name, value.to(device))
-        self.means = [mean.to(device) for mean in self.means]
-        return self
 
     def state(self) -> dict[str, Tensor]:
         """What goes on from here needs; means begin anew."""
@@ -111,6 +105,7 @@ class Tunable(ABC):
         """Go on from a state of the same weight."""
         self.levels, self.indices = state["levels"], state["indices"]
         self.latent = state["latent"].float()
+        self.values.copy_(self.rows().gather(1, self.indices.long()))
 
 
 class TunablePalette(Tunable):
@@ -126,19 +121,15 @@ class TunablePalette(Tunable):
     def rows(self) -> Tensor:
         return self.levels.repeat_interleave(self.group, 0)
 
-    def of_levels(self, gradient: Tensor) -> Tensor:
-        size = self.levels.shape[1]
-        first = torch.arange(len(gradient), device=gradient.device) // self.group * size
-        places = self.indices.long() + first[:, None]
-        sums = torch.zeros(self.levels.numel(), device=gradient.device)
-        return sums.index_add_(0, places.flatten(), gradient.flatten()).view_as(self.levels)
+    def of_levels(self, sums: Tensor) -> Tensor:
+        return sums.reshape(len(self.levels), self.group, -1).sum(1)
 
     def level_distance(self, distance: Tensor) -> Tensor:
         return distance[:: self.group]
 
     def encoded(self) -> Palettized:
-        lut = self.levels.cpu().numpy().astype(np.float16)
-        indices = self.indices.cpu().numpy().reshape(self.shape)
+        lut = self.levels.numpy().astype(np.float16)
+        indices = self.indices.numpy().reshape(self.shape)
         return Palettized(indices, lut.reshape(self.lut_shape), self.bits)
 
 
@@ -156,15 +147,15 @@ class TunableLinear(Tunable):
     def rows(self) -> Tensor:
         return self.integers * self.levels.clamp(min=TINY)
 
-    def of_levels(self, gradient: Tensor) -> Tensor:
-        return (gradient * (self.indices.float() - self.limit)).sum(1, keepdim=True)
+    def of_levels(self, sums: Tensor) -> Tensor:
+        return (sums * self.integers).sum(1, keepdim=True)
 
     def level_distance(self, distance: Tensor) -> Tensor:
         return distance / self.limit
 
     def encoded(self) -> Affine:
-        data = self.indices.cpu().numpy().astype(np.int16) - self.limit
-        scale = self.levels.cpu().numpy().astype(np.float16)
+        data = self.indices.numpy().astype(np.int16) - self.limit
+        scale = self.levels.numpy().astype(np.float16)
         return Affine(
             data.astype(np.int8).reshape(self.shape),
             scale.reshape(-1, *[1] * (len(self.shape) - 1)),

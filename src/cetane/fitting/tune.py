@@ -48,7 +48,7 @@ class Student:
         """Have the layers compute with the rounded values."""
         for name, weight in self.weights.items():
             parameter = self.layers[name].weight
-            parameter.data = weight.values()
+            parameter.data = weight.values.to(self.model.device)
             parameter.requires_grad_(True)
 
     def divergence(self, answers: Answers) -> Tensor:
@@ -62,7 +62,7 @@ class Student:
         for name, weight in self.weights.items():
             parameter = self.layers[name].weight
             assert parameter.grad is not None
-            weight.step(parameter.grad, rates, number)
+            weight.step(parameter.grad.float().cpu(), rates, number)
             parameter.grad = None
         self.write()
 
