@@ -26,8 +26,9 @@ Indices = npt.NDArray[np.uint8]
 
 DAMPING = 0.01
 """Of the mean of the Hessian's diagonal, added to it: GPTQ's own choice."""
-OUTPUT_DAMPING = 0.05
-"""The same for the Hessian of the outputs."""
+OUTPUT_DAMPING = 1.0
+"""The same for the Hessian of the outputs, which rests on few gradients: with 0.05 the error that
+it predicts grew by a tenth on another text, with 1.0 it fell by a tenth."""
 ROUNDS = 2
 """Of rounding and fitting; a third one changed the error of a layer by less than 0.2 %."""
 BLOCK = 128
@@ -112,7 +113,8 @@ class Problem:
     def gradients(self, rounded: Matrix) -> Matrix:
         """Half of what the error falls by, for a small step of every rounded value."""
         off = self.weight - rounded
-        return (off if self.outputs is None else self.outputs @ off) @ self.hessian
+        together = off if self.outputs is None else self.outputs @ off
+        return np.asarray(together @ self.hessian, dtype=np.float32)
 
     def round(self, levels: Matrix) -> Indices:
         """The index of a level `(O, K)`, ascending, for every weight, each error made up for."""
@@ -156,12 +158,12 @@ class Problem:
             indices[:, block] = chosen
             gradients -= changes @ self.hessian[block]
 
-    def length(self, step: Matrix, gradients: Matrix) -> float:
+    def length(self, step: Matrix, gradients: Matrix) -> np.float32:
         """The length of a step of all rounded values that takes away most error."""
         step = step.reshape(self.weight.shape)
         other = step if self.outputs is None else self.outputs @ step
         falls = float(np.vdot(step, gradients))
-        return falls / max(float(np.vdot(step @ self.hessian, other)), 1e-30)
+        return np.float32(falls / max(float(np.vdot(step @ self.hessian, other)), 1e-30))
 
     def error(self, rounded: Matrix) -> float:
         """The squared error of the output, of values in the order of the columns here."""
@@ -246,12 +248,13 @@ class PaletteLevels(Levels):
         sums = np.bincount(places.ravel(), gradients.ravel(), groups * size).reshape(groups, size)
         ridge = RIDGE * np.trace(products, axis1=1, axis2=2)[:, None, None] / size + 1e-30
         step = np.linalg.solve(products + ridge * np.eye(size), sums[:, :, None])[:, :, 0]
-        lut = self.lut + step * problem.length(step.astype(np.float32).ravel()[places], gradients)
+        step = np.asarray(step, dtype=np.float32)
+        lut = self.lut + step * problem.length(step.ravel()[places], gradients)
         order = lut.argsort(1, kind="stable")
-        lut = np.take_along_axis(lut, order, 1).astype(np.float16).astype(np.float32)
+        rounded = np.take_along_axis(lut, order, 1).astype(np.float16).astype(np.float32)
         places = order.argsort(1).astype(np.uint8)
         sorted_indices = np.take_along_axis(places, indices.reshape(groups, -1), 1)
-        return PaletteLevels(problem, lut, self.bits), sorted_indices.reshape(indices.shape)
+        return PaletteLevels(problem, rounded, self.bits), sorted_indices.reshape(indices.shape)
 
     def encoded(self, indices: Indices, shape: Shape) -> Palettized:
         lut_shape = (len(self.lut), *[1] * (len(shape) - 1), 2**self.bits, 1)

@@ -15,6 +15,7 @@ from cetane.compress.fitted import Fitted, FittedFile, folder, kept, save
 from cetane.compress.select import Method
 from cetane.errors import CetaneError
 from cetane.files import Progress, json_sha256, remove
+from cetane.fitting.importance import importance
 from cetane.fitting.rounding import Rounder, linear_layers
 from cetane.fitting.teacher import ask
 from cetane.fitting.text import write_text
@@ -28,7 +29,7 @@ from cetane.planner.weights import format_of
 if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded
 
-VERSION = 1
+VERSION = 2
 """Of what is made: another one is made anew."""
 SEQUENCES, LENGTH, SEED = 64, 128, 1
 """Of the model's own text that layers are rounded by: 8,192 tokens."""
@@ -116,8 +117,12 @@ class Fitter:
 
     def rounded(self, formats: Mapping[str, Format], method: Method) -> dict[str, Encoded]:
         """Constants layer by layer, in the order of the model's computation."""
-        rounder = Rounder(formats, method, self.progress)
-        rounder.run(self.model, self.names, self.text(SEQUENCES))
+        text, importances = self.text(SEQUENCES), {}
+        if self.resident and method != "weighted":
+            layers = linear_layers(self.model, self.names, formats)
+            importances = importance(self.model, layers, text, self.progress)
+        rounder = Rounder(formats, method, self.progress, importances)
+        rounder.run(self.model, self.names, text)
         return rounder.constants
 
     def tuned(

@@ -39,7 +39,8 @@ class Tunable(ABC):
 
     def __init__(self, weight: Tensor, indices: Tensor, levels: Tensor) -> None:
         """`weight` is what was rounded; `levels (G, K)` or `(O, 1)` are what is learnt."""
-        self.indices, self.levels = indices, levels
+        self.indices, self.levels = indices.contiguous(), levels
+        weight = weight.contiguous()
         self.means = [torch.zeros_like(levels), torch.zeros_like(levels)]
         self.mean = torch.zeros_like(weight)
         self.square = torch.zeros(len(weight), 1)
@@ -73,7 +74,7 @@ class Tunable(ABC):
     def step(self, gradient: Tensor, rates: Rates, number: int) -> None:
         """Learn from the gradient of the rounded values; `number` counts from 1."""
         rows = self.rows()
-        slopes = gradient.numpy()
+        slopes = gradient.contiguous().numpy()
         sums, squares = np.empty(rows.shape, np.float32), np.empty(len(rows), np.float32)
         over_rows(kernels.sum_by_level, slopes, self.indices.numpy(), sums, squares)
         distance = (rows[:, -1:] - rows[:, :1]) / (rows.shape[1] - 1)
