@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 VERSION = 2
 """Of what is made: another one is made anew."""
-SEQUENCES, LENGTH, SEED = 64, 128, 1
-"""Of the model's own text that layers are rounded by: 8,192 tokens."""
-LESSONS = 192
+SEQUENCES, LENGTH, SEED = 48, 256, 1
+"""Of the model's own text that layers are rounded by: 12,288 tokens."""
+LESSONS = 96
 """Sequences that tuning learns from; the first of them are those."""
 
 
