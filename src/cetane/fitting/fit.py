@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 VERSION = 2
 """Of what is made: another one is made anew."""
-SEQUENCES, LENGTH, SEED = 48, 256, 1
-"""Of the model's own text that layers are rounded by: 12,288 tokens."""
-LESSONS = 96
+SEQUENCES, LENGTH, SEED = 64, 256, 1
+"""Of the model's own text that layers are rounded by: 16,384 tokens."""
+LESSONS = 192
 """Sequences that tuning learns from; the first of them are those."""
 
 
@@ -141,7 +141,7 @@ class Fitter:
         for name, layer in layers.items():
             shape = tuple(layer.weight.shape)
             made = first.of(name, shape, formats[name], None, None)
-            weight = None if made is None else tunable(layer.weight.detach(), made)
+            weight = None if made is None else tunable(made)
             if made is not None and weight is not None:
                 constants[name], weights[name] = made, weight
         student = Student(self.model.to(device()), layers, weights)

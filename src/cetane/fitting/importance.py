@@ -57,10 +57,10 @@ class Collector:
         outputs.register_hook(self.add)
 
     def add(self, gradient: Tensor) -> None:
-        rows = gradient.reshape(-1, gradient.shape[-1]).float()
-        self.squares.append(rows.square().sum(1).cpu())
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        self.squares.append(rows.float().square().sum(1).cpu())
         if self.sum is not None:
-            self.sum += (rows.T @ rows).cpu()
+            self.sum += (rows.T @ rows).float().cpu()
 
     def made(self) -> Importance:
         squares = torch.cat(self.squares)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cetane.files import Progress
+from cetane.fitting.teacher import quick
 
 SPREAD = 2000
 """A sequence's second token is any of so many that may follow the first, so that texts differ."""
@@ -51,13 +52,15 @@ def write_batch(
     tokens = torch.full((sequences, 1), start)
     cache, read = DynamicCache(config=model.config), tokens
     while tokens.shape[1] < length:
-        logits = model(read, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        with quick(model):
+            made = model(read, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        logits = made.logits[:, -1].float()
         if tokens.shape[1] == 1:
             likely = logits.topk(min(SPREAD, logits.shape[1])).indices
             drawn = torch.randint(0, likely.shape[1], (sequences, 1), generator=random)
             read = likely.gather(1, drawn)
         else:
-            shares = torch.softmax(logits.float(), -1)
+            shares = torch.softmax(logits, -1)
             shares[shares < LEAST * shares.amax(1, keepdim=True)] = 0
             read = torch.multinomial(shares, 1, generator=random)
         tokens = torch.cat([tokens, read], 1)
