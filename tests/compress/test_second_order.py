@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cetane.compress import parse_format, second_order
-from cetane.compress.encoded import Affine, Palettized
+from cetane.compress.encoded import Affine, Encoded, Palettized
 from cetane.errors import CetaneError
 
 
@@ -36,6 +36,23 @@ def test_outputs_err_less_than_with_plain_rounding(name: str) -> None:
     assert output_error(weight, made.decode(), x) < 0.8 * output_error(
         weight, form.encode(weight).decode(), x
     )
+
+
+@pytest.mark.parametrize("name", ["palette4-kmeans-group8", "palette2-kmeans-group8",
+                                  "int4-per-channel"])  # fmt: skip
+def test_errors_go_to_outputs_that_count_less(name: str) -> None:
+    """The loss is a quadratic form of a layer's output, given by the gradients of 400 samples."""
+    form, x, gradients = parse_format(name), inputs(48), inputs(16, seed=7)
+    weight = np.random.default_rng(1).normal(0, 0.05, (16, 48)).astype(np.float32)
+
+    def loss(made: Encoded) -> float:
+        off = weight.astype(np.float64) - made.decode()
+        return float(np.einsum("oi,ij,pj,op->", off, hessian(x), off, hessian(gradients)))
+
+    alike = loss(second_order.encode(weight, form, hessian(x)))
+    assert loss(second_order.encode(weight, form, hessian(x), hessian(gradients))) < 0.9 * alike
+    same = second_order.encode(weight, form, hessian(x), np.eye(16, dtype=np.float32))
+    assert loss(same) == pytest.approx(alike, rel=0.02)  # outputs that count alike
 
 
 def test_no_single_index_can_be_improved() -> None:

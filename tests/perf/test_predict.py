@@ -68,6 +68,17 @@ def test_the_work_of_a_chunk(tiny: Shapes, predictor: Predictor) -> None:
     assert head.border == 2 * (64 + 288)
 
 
+def test_palettes_of_single_rows_take_longer(tiny: Shapes, predictor: Predictor) -> None:
+    """Four times as long as those that 8 rows share (coremltools, guide on OPT-1.3B)."""
+    rows, groups = (
+        Planner(tiny, recipe(compression={"default": f"palette4-kmeans-group{size}"}))
+        for size in (1, 8)
+    )
+    slow, fast = (predictor.predict(planner, "decode").terms for planner in (rows, groups))
+    assert slow["MACs"] == pytest.approx(4 * fast["MACs"])
+    assert slow["KV"] == fast["KV"]
+
+
 @pytest.mark.parametrize(
     ("contract", "crosses", "copied"),
     [("readonly", 1, 2), ("blend", 2, 6), ("shift", 2, 2), ("stateful", 0, 2)],

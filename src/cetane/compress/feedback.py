@@ -59,28 +59,75 @@ def descend_block(gradients, levels, indices, changes, hessian):  # type: ignore
                     g[right] -= change * hessian[j, right]
 
 
-@njit(types.void(types.Array(types.uint8, 3, "C"), types.Array(types.float32, 3, "C"),
-                 types.Array(types.float64, 3, "C"), types.Array(types.float64, 2, "C"), _Matrix),
+@njit(types.void(_Matrix, _Floats, _Matrix, _Indices, _Floats, _Floats, _Matrix, _Matrix),
       nogil=True, cache=True)  # fmt: skip
-def normal_equations(indices, targets, products, sums, hessian):  # type: ignore[no-untyped-def]
-    """What the best palettes of some groups of rows solve: `products · palette = sums`.
+def round_rows(weights, moved, levels, indices, errors, offs, factor, rows):  # type: ignore[no-untyped-def]
+    """`round_block` for rows that make up for each other: what a row is off moves those below it.
 
-    `indices` and `targets`, weight · Hessian, are (groups, rows, columns).
+    `moved` is what the columns left of the block move these by, `rows` the upper Cholesky factor of
+    the inverse Hessian of the outputs; `offs`, zeros at first, is what rows move each other by.
+    """
+    count, size = weights.shape
+    for row in range(count):
+        w, own, off = moved[row], levels[row], offs[row]
+        for j in range(size):
+            off[j] += weights[row, j]
+            w[j] += off[j]
+        for j in range(size):
+            index = _nearest(w[j], own)
+            error = (w[j] - own[index]) / factor[j, j]
+            indices[row, j], errors[row, j] = index, error
+            off[j] = (off[j] - own[index]) / rows[row, row]
+            for right in range(j + 1, size):
+                w[right] -= error * factor[j, right]
+        for below in range(row + 1, count):
+            share, other = rows[row, below], offs[below]
+            for j in range(size):
+                other[j] -= share * off[j]
+
+
+@njit(types.void(_Floats, _Matrix, _Indices, _Floats, _Matrix, _Matrix), nogil=True, cache=True)
+def descend_rows(gradients, levels, indices, changes, hessian, rows):  # type: ignore[no-untyped-def]
+    """`descend_block` for rows whose errors count together, as `rows`, the Hessian of the outputs,
+    says; `gradients` are rows · (weight − levels) · Hessian."""
+    count, size = gradients.shape
+    moved = np.empty(size, dtype=np.float32)
+    for row in range(count):
+        g, own, weight = gradients[row], levels[row], rows[row, row]
+        moved[:] = 0
+        for j in range(size):
+            before = own[indices[row, j]]
+            index = _nearest(before + (g[j] / weight - moved[j]) / hessian[j, j], own)
+            change = own[index] - before
+            indices[row, j], changes[row, j] = index, change
+            if change != 0:
+                for k in range(size):
+                    moved[k] += change * hessian[j, k]
+        for other in range(row + 1, count):
+            share, theirs = rows[row, other], gradients[other]
+            for j in range(size):
+                theirs[j] -= share * moved[j]
+
+
+@njit(types.void(types.Array(types.uint8, 3, "C"), types.Array(types.float32, 2, "C"),
+                 types.Array(types.float64, 3, "C"), _Matrix), nogil=True, cache=True)  # fmt: skip
+def normal_equations(indices, counts, products, hessian):  # type: ignore[no-untyped-def]
+    """What a change of palettes of some groups of rows costs: `palette · products · palette`.
+
+    `indices` are (groups, rows, columns), `counts` (groups, rows) how much a row counts.
     """
     groups, rows, columns = indices.shape
-    size = sums.shape[1]
+    size = products.shape[1]
     shared = np.empty((size, columns), dtype=np.float32)
     for group in range(groups):
         products[group] = 0
-        sums[group] = 0
         for row in range(rows):
             index = indices[group, row]
             shared[:] = 0
             for j in range(columns):
-                sums[group, index[j]] += targets[group, row, j]
                 entry = shared[index[j]]
                 for k in range(columns):
                     entry[k] += hessian[j, k]
             for entry in range(size):
                 for j in range(columns):
-                    products[group, entry, index[j]] += shared[entry, j]
+                    products[group, entry, index[j]] += counts[group, row] * shared[entry, j]

@@ -15,6 +15,7 @@ from cetane.compress.fitted import Fitted, FittedFile, folder, kept, save
 from cetane.compress.select import Method
 from cetane.errors import CetaneError
 from cetane.files import Progress, json_sha256, remove
+from cetane.fitting.importance import importance
 from cetane.fitting.rounding import Rounder, linear_layers
 from cetane.fitting.teacher import ask
 from cetane.fitting.text import write_text
@@ -28,10 +29,10 @@ from cetane.planner.weights import format_of
 if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded
 
-VERSION = 1
+VERSION = 2
 """Of what is made: another one is made anew."""
-SEQUENCES, LENGTH, SEED = 64, 128, 1
-"""Of the model's own text that layers are rounded by: 8,192 tokens."""
+SEQUENCES, LENGTH, SEED = 64, 256, 1
+"""Of the model's own text that layers are rounded by: 16,384 tokens."""
 LESSONS = 192
 """Sequences that tuning learns from; the first of them are those."""
 
@@ -116,8 +117,12 @@ class Fitter:
 
     def rounded(self, formats: Mapping[str, Format], method: Method) -> dict[str, Encoded]:
         """Constants layer by layer, in the order of the model's computation."""
-        rounder = Rounder(formats, method, self.progress)
-        rounder.run(self.model, self.names, self.text(SEQUENCES))
+        text, importances = self.text(SEQUENCES), {}
+        if self.resident and method != "weighted":
+            layers = linear_layers(self.model, self.names, formats)
+            importances = importance(self.model, layers, text, self.progress)
+        rounder = Rounder(formats, method, self.progress, importances)
+        rounder.run(self.model, self.names, text)
         return rounder.constants
 
     def tuned(
@@ -136,9 +141,9 @@ class Fitter:
         for name, layer in layers.items():
             shape = tuple(layer.weight.shape)
             made = first.of(name, shape, formats[name], None, None)
-            weight = None if made is None else tunable(layer.weight.detach(), made)
+            weight = None if made is None else tunable(made)
             if made is not None and weight is not None:
-                constants[name], weights[name] = made, weight.to(device())
+                constants[name], weights[name] = made, weight
         student = Student(self.model.to(device()), layers, weights)
         if Tuner(student, answers, partial, self.progress).run(minutes):
             return {name: weight.encoded() for name, weight in weights.items()}

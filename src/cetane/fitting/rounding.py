@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from cetane.compress import Format, second_order
 from cetane.compress.select import Method
 from cetane.files import Progress
+from cetane.fitting.importance import Importance
 
 if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded
@@ -35,6 +36,11 @@ def linear_layers(
     }
 
 
+def rows_of(inputs: Tensor) -> Tensor:
+    """A layer's inputs, a token a row, fp32."""
+    return inputs.reshape(-1, inputs.shape[-1]).float()
+
+
 class Done(Exception):
     """Ends a pass when the last layer is rounded: nobody asks for logits."""
 
@@ -42,9 +48,17 @@ class Done(Exception):
 class Rounder:
     """Rounds the linear layers of a model while it runs."""
 
-    def __init__(self, formats: Mapping[str, Format], method: Method, progress: Progress) -> None:
-        """`formats` by the names of a checkpoint's tensors."""
+    def __init__(
+        self,
+        formats: Mapping[str, Format],
+        method: Method,
+        progress: Progress,
+        importances: Mapping[str, Importance] | None = None,
+    ) -> None:
+        """`formats` and `importances` by the names of a checkpoint's tensors; where there is no
+        importance, all errors count alike."""
         self.formats, self.method, self.progress = formats, method, progress
+        self.importances = importances or {}
         self.constants: dict[str, Encoded] = {}
         self._inputs: Tensor | None = None
         self._hessian: Tensor | None = None
@@ -72,17 +86,22 @@ class Rounder:
         self.progress(f"rounding {name.removesuffix('.weight')}", len(self.constants),
                       len(self.formats))  # fmt: skip
         form, weight = self.formats[name], layer.weight.float().numpy()
-        hessian = self.hessian(inputs[0]).numpy()
+        important, outputs = self.importances.get(name), None
+        if important is None:
+            hessian = self.hessian(inputs[0]).numpy()
+        else:
+            hessian = important.products(rows_of(inputs[0])).numpy()
+            outputs = None if important.outputs is None else important.outputs.numpy()
         if self.method == "weighted":
             hessian = np.diag(np.diagonal(hessian))
-        made = second_order.encode(weight, form, np.ascontiguousarray(hessian))
+        made = second_order.encode(weight, form, np.ascontiguousarray(hessian), outputs)
         self.constants[name] = made
         layer.weight.data = torch.from_numpy(made.decode().astype(np.float32))
 
     def hessian(self, inputs: Tensor) -> Tensor:
         """The mean product of a layer's inputs, fp32 `(I, I)`; several layers read the same."""
         if inputs is not self._inputs:
-            rows = inputs.reshape(-1, inputs.shape[-1]).float()
+            rows = rows_of(inputs)
             self._inputs, self._hessian = inputs, rows.T @ rows / len(rows)
         assert self._hessian is not None
         return self._hessian

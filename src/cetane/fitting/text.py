@@ -12,9 +12,13 @@ import torch
 from torch import Tensor
 
 from cetane.files import Progress
+from cetane.fitting.teacher import quick
 
 SPREAD = 2000
 """A sequence's second token is any of so many that may follow the first, so that texts differ."""
+LEAST = 0.05
+"""Of the likeliest token's probability: what is less likely is never drawn (min-p, arXiv
+2407.01082). Else small models write no words after some tens of tokens."""
 BATCH = 64
 """Sequences that are written side by side."""
 
@@ -22,17 +26,20 @@ BATCH = 64
 def write_text(
     model: Any, start: int, sequences: int, length: int, seed: int, progress: Progress
 ) -> Tensor:
-    """Sampled tokens, int64 `(sequences, length)`, each sequence beginning with `start`.
+    """Sampled tokens, int64 `(sequences, length)`.
 
+    Every other sequence begins with `start`. The others lack it, as texts do that a model is given
+    without its template: the first token, whichever it is, draws much attention.
     `model` is a causal transformers model; the same seed gives the same text on one machine.
     """
     random = torch.Generator().manual_seed(seed)
     parts = []
     for first in range(0, sequences, BATCH):
         progress("the model writes its own text", first, sequences)
-        parts.append(write_batch(model, start, min(BATCH, sequences - first), length, random))
+        parts.append(write_batch(model, start, min(BATCH, sequences - first), length + 1, random))
     progress("the model writes its own text", sequences, sequences)
-    return torch.cat(parts)
+    text = torch.cat(parts)
+    return torch.where(torch.arange(sequences)[:, None] % 2 == 0, text[:, :-1], text[:, 1:])
 
 
 @torch.no_grad()
@@ -45,12 +52,16 @@ def write_batch(
     tokens = torch.full((sequences, 1), start)
     cache, read = DynamicCache(config=model.config), tokens
     while tokens.shape[1] < length:
-        logits = model(read, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        with quick(model):
+            made = model(read, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        logits = made.logits[:, -1].float()
         if tokens.shape[1] == 1:
             likely = logits.topk(min(SPREAD, logits.shape[1])).indices
             drawn = torch.randint(0, likely.shape[1], (sequences, 1), generator=random)
             read = likely.gather(1, drawn)
         else:
-            read = torch.multinomial(torch.softmax(logits.float(), -1), 1, generator=random)
+            shares = torch.softmax(logits, -1)
+            shares[shares < LEAST * shares.amax(1, keepdim=True)] = 0
+            read = torch.multinomial(shares, 1, generator=random)
         tokens = torch.cat([tokens, read], 1)
     return tokens

@@ -1,170 +1,136 @@
-"""A weight that is rounded while it learns: its levels, and which level each element has.
+"""A rounded weight whose levels learn: palette entries, or the scales of its rows.
 
-The model computes with rounded values. The gradient of those moves the levels, palette entries or
-scales, by the sum over all elements that have them; and it moves an unrounded copy of every element
-as if nothing were rounded (straight through, arXiv 1308.3432), which takes another level when it
-crosses the middle between two.
+The level of each element stays as second-order rounding chose it. Choices that follow the gradient
+as if nothing were rounded (straight through, arXiv 1308.3432) need far more text than a few minutes
+allow: each one that is wrong undoes what made up for another's error. Of SmolLM2 in four bits the
+KL rose by half in 15 steps so, and fell by half in 80 with the levels alone.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cetane.compress.encoded import Affine, Encoded, Palettized
+from cetane.compress.kernels import over_rows
+from cetane.fitting import kernels
 
 FIRST, SECOND = 0.9, 0.98
-"""Decay of the means of gradients and of their squares, a step."""
-INSIDE = 0.8
-"""How near to the middle between two levels an element begins, at most."""
+"""Decay of the means of gradients and of their squares, a step (Adam, arXiv 1412.6980)."""
 TINY = 1e-20
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Step sizes, in distances between two levels of a row."""
-
-    elements: float
-    levels: float
 
 
 class Tunable(ABC):
     """One weight `(O, I)`, fp32; `indices` name a level of its row for each element."""
 
-    def __init__(self, weight: Tensor, indices: Tensor, levels: Tensor) -> None:
-        """`weight` is what was rounded; `levels (G, K)` or `(O, 1)` are what is learnt."""
-        self.indices, self.levels = indices, levels
-        self.means = [torch.zeros_like(levels), torch.zeros_like(levels)]
-        self.mean = torch.zeros_like(weight, dtype=torch.bfloat16)
-        self.square = torch.zeros(len(weight), 1)
-        self.latent = self.first_latent(weight)
+    def __init__(self, indices: Tensor, levels: Tensor) -> None:
+        """`levels (G, K)` or `(O, 1)` are what is learnt."""
+        self.indices, self.levels = indices.contiguous(), levels
+        self.mean, self.square = torch.zeros_like(levels), torch.zeros_like(levels)
+        self.values = torch.empty(indices.shape)
+        """The rounded weight; a step changes it in place."""
+        self.look_up()
 
     @abstractmethod
     def rows(self) -> Tensor:
-        """The levels of every row, ascending, `(O, K)`."""
+        """The levels of every row, `(O, K)`."""
 
     @abstractmethod
-    def of_levels(self, gradient: Tensor) -> Tensor:
-        """The gradient of the levels, by that of the rounded values."""
+    def of_levels(self, sums: Tensor) -> Tensor:
+        """The gradient of the levels, by sums `(O, K)` of that of the rounded values."""
+
+    @abstractmethod
+    def distance(self) -> Tensor:
+        """The unit that levels are moved by: the distance between two of a row, on average."""
 
     @abstractmethod
     def encoded(self) -> Encoded:
         """The constants."""
 
-    def values(self) -> Tensor:
-        """The rounded weight."""
-        return self.rows().gather(1, self.indices.long())
-
-    def first_latent(self, weight: Tensor) -> Tensor:
-        """As near to the weight as an element can be without another level than it has."""
-        rows, chosen = self.rows(), self.indices.long()
-        value = rows.gather(1, chosen)
-        middle = (rows[:, 1:] + rows[:, :-1]) / 2
-        far = torch.full_like(middle[:, :1], torch.finfo(torch.float32).max)
-        above = torch.cat([middle, far], 1).gather(1, chosen) - value
-        below = value - torch.cat([-far, middle], 1).gather(1, chosen)
-        return value + torch.clamp(weight - value, -INSIDE * below, INSIDE * above)
+    def look_up(self) -> None:
+        """Make the rounded weight of its levels."""
+        rows = self.rows().contiguous().numpy()
+        over_rows(kernels.look_up, rows, self.indices.numpy(), self.values.numpy())
 
     @torch.no_grad()
-    def step(self, gradient: Tensor, rates: Rates, number: int) -> None:
-        """Learn from the gradient of the rounded values; `number` counts from 1."""
-        rows = self.rows()
-        distance = (rows[:, -1:] - rows[:, :1]) / (rows.shape[1] - 1)
-        first, second = 1 - FIRST**number, 1 - SECOND**number
-        own = self.of_levels(gradient)
-        mean, square = self.means
-        mean.mul_(FIRST).add_(own, alpha=1 - FIRST)
-        square.mul_(SECOND).addcmul_(own, own, value=1 - SECOND)
-        scale = self.level_distance(distance)
-        self.levels -= rates.levels * scale * (mean / first) / ((square / second).sqrt() + TINY)
-        self.levels = self.levels.sort(1).values  # entries that met are alike
-        self.mean.mul_(FIRST).add_(gradient.bfloat16(), alpha=1 - FIRST)
-        self.square.mul_(SECOND).add_(gradient.square().mean(1, keepdim=True), alpha=1 - SECOND)
-        size = rates.elements * distance / first
-        self.latent -= size * self.mean.float() / ((self.square / second).sqrt() + TINY)
-        rows = self.rows()
-        middle = (rows[:, 1:] + rows[:, :-1]) / 2
-        self.indices = torch.searchsorted(middle.contiguous(), self.latent).to(torch.uint8)
-
-    @abstractmethod
-    def level_distance(self, distance: Tensor) -> Tensor:
-        """The unit that levels are moved by, from the distances `(O, 1)` of the rows' levels."""
-
-    def to(self, device: str) -> Self:
-        """The same on a device."""
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                setattr(self, name, value.to(device))
-        self.means = [mean.to(device) for mean in self.means]
-        return self
+    def step(self, gradient: Tensor, rate: float, number: int) -> None:
+        """Learn from the gradient of the rounded values. `rate` is the step, in distances between
+        two levels; `number` counts from 1."""
+        sums = torch.empty(self.rows().shape)
+        slopes = gradient.contiguous().numpy()
+        over_rows(kernels.sum_by_level, slopes, self.indices.numpy(), sums.numpy())
+        own = self.of_levels(sums)
+        self.mean.mul_(FIRST).add_(own, alpha=1 - FIRST)
+        self.square.mul_(SECOND).addcmul_(own, own, value=1 - SECOND)
+        mean, square = self.mean / (1 - FIRST**number), self.square / (1 - SECOND**number)
+        self.levels -= rate * self.distance() * mean / (square.sqrt() + TINY)
+        self.look_up()
 
     def state(self) -> dict[str, Tensor]:
         """What goes on from here needs; means begin anew."""
-        return {"levels": self.levels, "indices": self.indices, "latent": self.latent.half()}
+        return {"levels": self.levels}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Go on from a state of the same weight."""
-        self.levels, self.indices = state["levels"], state["indices"]
-        self.latent = state["latent"].float()
+        self.levels = state["levels"]
+        self.look_up()
 
 
 class TunablePalette(Tunable):
     """Levels are palettes `(G, K)` of as many rows each."""
 
-    def __init__(self, weight: Tensor, made: Palettized) -> None:
+    def __init__(self, made: Palettized) -> None:
         self.bits, self.shape, self.lut_shape = made.bits, made.indices.shape, made.lut.shape
         lut = torch.from_numpy(made.lut.astype(np.float32).reshape(len(made.lut), -1))
-        self.group = len(weight) // len(lut)
-        indices = torch.from_numpy(made.indices.reshape(len(weight), -1).copy())
-        super().__init__(weight, indices, lut)
+        self.group = len(made.indices) // len(lut)
+        super().__init__(torch.from_numpy(made.indices.reshape(len(made.indices), -1)), lut)
 
     def rows(self) -> Tensor:
         return self.levels.repeat_interleave(self.group, 0)
 
-    def of_levels(self, gradient: Tensor) -> Tensor:
-        size = self.levels.shape[1]
-        first = torch.arange(len(gradient), device=gradient.device) // self.group * size
-        places = self.indices.long() + first[:, None]
-        sums = torch.zeros(self.levels.numel(), device=gradient.device)
-        return sums.index_add_(0, places.flatten(), gradient.flatten()).view_as(self.levels)
+    def of_levels(self, sums: Tensor) -> Tensor:
+        return sums.reshape(len(self.levels), self.group, -1).sum(1)
 
-    def level_distance(self, distance: Tensor) -> Tensor:
-        return distance[:: self.group]
+    def distance(self) -> Tensor:
+        reach = self.levels.amax(1, keepdim=True) - self.levels.amin(1, keepdim=True)
+        return reach / (self.levels.shape[1] - 1)
 
     def encoded(self) -> Palettized:
-        lut = self.levels.cpu().numpy().astype(np.float16)
-        indices = self.indices.cpu().numpy().reshape(self.shape)
-        return Palettized(indices, lut.reshape(self.lut_shape), self.bits)
+        lut = self.levels.numpy().astype(np.float16)
+        order = lut.argsort(1, kind="stable")  # entries may have passed each other
+        places = order.argsort(1).astype(np.uint8)
+        own = self.indices.numpy().reshape(len(lut), -1)
+        indices = np.take_along_axis(places, own, 1).reshape(self.shape)
+        sorted_lut = np.take_along_axis(lut, order, 1).reshape(self.lut_shape)
+        return Palettized(indices, sorted_lut, self.bits)
 
 
 class TunableLinear(Tunable):
     """Levels are scales `(O, 1)` of the integers from −limit to limit."""
 
-    def __init__(self, weight: Tensor, made: Affine) -> None:
+    def __init__(self, made: Affine) -> None:
         self.bits, self.shape = made.bits, made.data.shape
         self.limit = 2 ** (made.bits - 1) - 1
         self.integers = torch.arange(-self.limit, self.limit + 1.0)[None]
-        data = torch.from_numpy(made.data.reshape(len(weight), -1).astype(np.int16) + self.limit)
+        data = made.data.reshape(len(made.data), -1).astype(np.int16) + self.limit
         scale = torch.from_numpy(made.scale.astype(np.float32).reshape(-1, 1))
-        super().__init__(weight, data.to(torch.uint8), scale)
+        super().__init__(torch.from_numpy(data.astype(np.uint8)), scale)
 
     def rows(self) -> Tensor:
-        return self.integers * self.levels.clamp(min=TINY)
+        return self.integers * self.levels
 
-    def of_levels(self, gradient: Tensor) -> Tensor:
-        return (gradient * (self.indices.float() - self.limit)).sum(1, keepdim=True)
+    def of_levels(self, sums: Tensor) -> Tensor:
+        return (sums * self.integers).sum(1, keepdim=True)
 
-    def level_distance(self, distance: Tensor) -> Tensor:
-        return distance / self.limit
+    def distance(self) -> Tensor:
+        return self.levels / self.limit
 
     def encoded(self) -> Affine:
-        data = self.indices.cpu().numpy().astype(np.int16) - self.limit
-        scale = self.levels.cpu().numpy().astype(np.float16)
+        data = self.indices.numpy().astype(np.int16) - self.limit
+        scale = self.levels.numpy().astype(np.float16)
         return Affine(
             data.astype(np.int8).reshape(self.shape),
             scale.reshape(-1, *[1] * (len(self.shape) - 1)),
@@ -172,8 +138,8 @@ class TunableLinear(Tunable):
         )
 
 
-def tunable(weight: Tensor, made: Encoded) -> Tunable | None:
+def tunable(made: Encoded) -> Tunable | None:
     """A weight that can go on from its constants; None for one that is not rounded."""
     if isinstance(made, Palettized):
-        return TunablePalette(weight, made)
-    return TunableLinear(weight, made) if isinstance(made, Affine) else None
+        return TunablePalette(made)
+    return TunableLinear(made) if isinstance(made, Affine) else None

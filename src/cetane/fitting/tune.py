@@ -1,8 +1,8 @@
 """Rounded weights that learn to answer as the model does.
 
 The student is the model with its rounded layers. It reads text that the model wrote, and its
-palettes, scales and roundings follow the gradient of the KL from the model's answers (knowledge
-distillation; LLM-QAT, arXiv 2305.17888; end-to-end tuning after GPTQ, AQLM, arXiv 2401.06118).
+palettes and scales follow the gradient of the KL from the model's answers (knowledge distillation;
+LLM-QAT, arXiv 2305.17888; end-to-end tuning after rounding, AQLM, arXiv 2401.06118).
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from torch import Tensor, nn
 
 from cetane.files import Progress, replacing
 from cetane.fitting.teacher import Answers, quick
-from cetane.fitting.tunable import Rates, Tunable
+from cetane.fitting.tunable import Tunable
 
-RATES = Rates(elements=0.03, levels=0.003)
-"""At the beginning; they fall to zero with the time that is left."""
+RATE = 0.003
+"""Of a step, in distances between two levels, at the beginning; it falls to zero with the time that
+is left."""
 WARM = 5
-"""Steps until the rates are whole: means of gradients need some."""
-TOKENS, PIECE = 1024, 512
+"""Steps until the rate is whole: means of gradients need some."""
+TOKENS, PIECE = 1024, 1024
 """Of a step, and of a part of it that is in memory at a time."""
 JUDGED = 1 / 16
-"""Part of the text that is not learnt from: by it, what was learnt is kept or not."""
+"""Part of the text, its end, that is not learnt from: by it, what was learnt is kept or not.
+Rounding has seen the beginning."""
 KEEP_EVERY = 300.0
 """Seconds between two checkpoints."""
 
@@ -48,7 +50,7 @@ class Student:
         """Have the layers compute with the rounded values."""
         for name, weight in self.weights.items():
             parameter = self.layers[name].weight
-            parameter.data = weight.values()
+            parameter.data = weight.values.to(self.model.device)
             parameter.requires_grad_(True)
 
     def divergence(self, answers: Answers) -> Tensor:
@@ -57,12 +59,12 @@ class Student:
             logits = self.model(answers.tokens.to(self.model.device), use_cache=False).logits
         return answers.divergence(logits)
 
-    def step(self, rates: Rates, number: int) -> None:
+    def step(self, rate: float, number: int) -> None:
         """Learn from the gradients that the layers have gathered."""
         for name, weight in self.weights.items():
             parameter = self.layers[name].weight
             assert parameter.grad is not None
-            weight.step(parameter.grad, rates, number)
+            weight.step(parameter.grad.float().cpu(), rate, number)
             parameter.grad = None
         self.write()
 
@@ -86,9 +88,9 @@ class Tuner:
 
         What an interrupted run left at `checkpoint` is taken up.
         """
-        count = max(1, round(len(self.answers.tokens) * JUDGED))
-        judged = self.answers.batch(torch.arange(count))
-        lessons = torch.arange(count, len(self.answers.tokens))
+        every = torch.arange(len(self.answers.tokens))
+        count = max(1, round(len(every) * JUDGED))
+        judged, lessons = self.answers.batch(every[-count:]), every[:-count]
         before = self.judge(judged)
         self.restore()
         kept = started = time.perf_counter()
@@ -124,8 +126,7 @@ class Tuner:
             loss += float(divergence.detach())
         self.losses.append(loss)
         self.number += 1
-        factor = left * min(1.0, self.number / WARM)
-        self.student.step(Rates(RATES.elements * factor, RATES.levels * factor), self.number)
+        self.student.step(RATE * left * min(1.0, self.number / WARM), self.number)
 
     @property
     def piece(self) -> int:

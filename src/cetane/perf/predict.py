@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from cetane.compress import Fp16
 from cetane.errors import CetaneError
 from cetane.families import Block, CacheGroup, Head, Part
 from cetane.hardware.chips import Chip, find_chip, load_chips
 from cetane.perf.cost import Fit, Rates, Term, Work, costs_of, load_fit, on_chip, terms, total
 from cetane.perf.shapes import COPIES, HALF
+from cetane.perf.slow_forms import slowness
 from cetane.planner import Planner, Segment
 from cetane.schema.recipe import Mode
 from cetane.schema.slots import ContractName
@@ -30,6 +32,7 @@ COPIED: dict[ContractName, int] = {
 }
 """The number of reads and writes of a cache inside the program, before attention reads it once."""
 GREEDY = Work(calls=0, host=1)
+FP16 = Fp16()
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ class Predictor:
         )
 
     def weights(self, planner: Planner, blocks: Sequence[Block]) -> Counts:
-        """The number of these blocks' weights, by their bits."""
+        """The number of these blocks' weights, by their bits; those of slow forms count more."""
         formats = planner.recipe.compression
         rows = blocks[0].stop - blocks[0].start if isinstance(blocks[0], Head) else 0
         key = (f"{blocks[0].name} {blocks[-1].name} {rows}", formats.model_dump_json())
@@ -152,8 +155,9 @@ class Predictor:
             counts: dict[float, float] = {}
             for block in blocks:
                 for name, kind, elements in self._list(block):
-                    bits = float(formats.format_for(name, kind).bits if kind else 16)
-                    counts[bits] = counts.get(bits, 0) + elements
+                    form = formats.format_for(name, kind) if kind else FP16
+                    counted = elements * slowness(form)
+                    counts[float(form.bits)] = counts.get(float(form.bits), 0) + counted
             self._weights[key] = counts
         return self._weights[key]
 

@@ -1,0 +1,30 @@
+"""The loops over the elements of a weight that learns, compiled by numba: see `tunable`.
+
+In torch they took longer than the model's own computation. Rows are independent, so the threads of
+`cetane.compress.kernels.over_rows` share them.
+"""
+
+import numpy as np
+from numba import njit, types
+
+_Matrix = types.Array(types.float32, 2, "C", readonly=True)
+_Indices = types.Array(types.uint8, 2, "C", readonly=True)
+_Floats = types.float32[:, ::1]
+
+
+@njit(types.void(_Matrix, _Indices, _Floats), nogil=True, cache=True)
+def sum_by_level(gradients, indices, sums):  # type: ignore[no-untyped-def]
+    """Sum the gradients of a row's elements by their levels, `sums (O, K)`."""
+    for row in range(len(gradients)):
+        sums[row] = np.float32(0)
+        for j in range(gradients.shape[1]):
+            sums[row, indices[row, j]] += gradients[row, j]
+
+
+@njit(types.void(_Matrix, _Indices, _Floats), nogil=True, cache=True)
+def look_up(levels, indices, values):  # type: ignore[no-untyped-def]
+    """Give every element the value of its level; `levels` are `(O, K)`."""
+    for row in range(len(indices)):
+        own = levels[row]
+        for j in range(indices.shape[1]):
+            values[row, j] = own[indices[row, j]]

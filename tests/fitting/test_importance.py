@@ -1,0 +1,66 @@
+"""What errors of a layer change, against derivatives that torch takes of the loss itself."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cetane.files import silent
+from cetane.fitting import importance as module
+from cetane.fitting.importance import EVEN, importance
+
+PATH = "model.layers.1.mlp.up_proj"
+
+
+def text() -> Tensor:
+    return torch.randint(0, 288, (6, 16), generator=torch.Generator().manual_seed(0))
+
+
+def gradients(model: Any, tokens: Tensor) -> Tensor:
+    """Of the sum of all losses, by what is added to a layer's output, `(B, T, O)`."""
+    layer = model.get_submodule(PATH)
+    added = torch.zeros(*tokens.shape, layer.out_features, requires_grad=True)
+    hook = layer.register_forward_hook(lambda _, given, made: made + added)
+    logits = model(tokens).logits
+    hook.remove()
+    logs = torch.log_softmax(logits[:, :-1], -1)
+    (-logs.gather(2, tokens[:, 1:, None]).sum()).backward()
+    assert added.grad is not None
+    return added.grad
+
+
+def test_factors_are_products_of_gradients(
+    tiny_model: Callable[..., Any], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(module, "ROWS", 32)  # three passes
+    model = tiny_model("llama").requires_grad_(False)
+    own = importance(model, {"w": model.get_submodule(PATH)}, text(), silent)["w"]
+    rows = gradients(model, text()).flatten(0, 1)
+    wanted = rows.T @ rows
+    assert own.outputs is not None
+    # bfloat16 products, where the processor has them
+    close = {"rtol": 0.1, "atol": 0.05}
+    torch.testing.assert_close(own.outputs, wanted / wanted.diagonal().mean(), **close)
+    squares = rows.square().sum(1)
+    torch.testing.assert_close(own.tokens, EVEN + (1 - EVEN) * squares / squares.mean(), **close)
+    assert not any(parameter.grad is not None for parameter in model.parameters())
+    assert not model.get_submodule(PATH)._forward_hooks
+
+
+def test_inputs_count_as_their_tokens_do(tiny_model: Callable[..., Any]) -> None:
+    own = module.Importance(torch.tensor([2.0, 0.0, 1.0]), None)
+    inputs = torch.tensor([[1.0, 0.0], [5.0, 5.0], [0.0, 3.0]])
+    torch.testing.assert_close(own.products(inputs), torch.tensor([[2.0, 0.0], [0.0, 9.0]]) / 3)
+    routed = inputs[:2]  # not one row for every token: all count alike
+    torch.testing.assert_close(own.products(routed), routed.T @ routed / 2)
+
+
+def test_of_very_many_outputs_no_products_are_kept(
+    tiny_model: Callable[..., Any], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(module, "LARGEST", 8)
+    model = tiny_model("llama").requires_grad_(False)
+    layers: dict[str, nn.Linear] = {"w": model.get_submodule(PATH)}
+    own = importance(model, layers, text(), silent)["w"]
+    assert own.outputs is None and len(own.tokens) == 96

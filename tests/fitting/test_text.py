@@ -1,0 +1,33 @@
+"""The text that a model writes: its beginnings, and what is never drawn."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cetane.files import silent
+from cetane.fitting.text import LEAST, write_text
+
+START = 7
+
+
+def test_every_other_sequence_begins_with_the_start(tiny_model: Callable[..., Any]) -> None:
+    model = tiny_model("llama")
+    text = write_text(model, START, 6, 12, 1, silent)
+    assert text.shape == (6, 12) and text.dtype == torch.int64
+    assert (text[0::2, 0] == START).all()
+    assert len(set(text[1::2, 0].tolist())) > 1
+    torch.testing.assert_close(text, write_text(model, START, 6, 12, 1, silent))
+    assert not torch.equal(text, write_text(model, START, 6, 12, 2, silent))
+
+
+def test_unlikely_tokens_are_never_drawn(tiny_model: Callable[..., Any]) -> None:
+    model = tiny_model("llama", tie_word_embeddings=False)
+    model.lm_head.weight.data *= 6  # most tokens are unlikely
+    text = write_text(model, START, 8, 12, 1, silent)[0::2]
+    with torch.no_grad():
+        shares = torch.softmax(model(text).logits, -1)[:, 1:-1]  # the second token is any
+    drawn = shares.gather(2, text[:, 2:, None])[..., 0]
+    assert (shares < LEAST * shares.amax(-1, keepdim=True)).float().mean() > 0.5
+    assert (drawn >= 0.9 * LEAST * shares.amax(-1)).all()
+    assert (drawn < shares.amax(-1)).any()
