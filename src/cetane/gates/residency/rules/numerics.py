@@ -115,7 +115,8 @@ def softplus(op: Op, graph: Graph) -> str | None:
     """One whose input was bounded before is right."""
     if op.kind not in ("softplus", "softplus_parametric"):
         return None
-    before = graph.maker(graph.argument(op, "x"))
+    given = graph.argument(op, "x")
+    before = None if given is None else graph.maker(given)
     return None if before is not None and bounded(before, graph) else op.kind
 
 
