@@ -128,6 +128,11 @@ def refuse(planner: StaticPlanner) -> None:
         )
     if len({(group.heads, group.dim) for group in groups.values()}) != 1:
         raise CetaneError(f"Core AI's contract has one shape of caches; layers of {kind} differ")
+    if planner.sizes.channels % contract.INTERLEAVE:
+        raise CetaneError(
+            f"Core AI's caches interleave {contract.INTERLEAVE} channels; keys of {kind} have "
+            f"{planner.sizes.channels}"
+        )
     if planner.recipe.head.subset is not None:
         raise CetaneError("Core AI's host needs logits of all tokens", "port without head.subset")
     if any(isinstance(s, Mask) and s.sinks for s in model.host.values()):

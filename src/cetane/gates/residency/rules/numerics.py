@@ -115,8 +115,8 @@ def softplus(op: Op, graph: Graph) -> str | None:
     """One whose input was bounded before is right."""
     if op.kind not in ("softplus", "softplus_parametric"):
         return None
-    argument = graph.argument(op, "x")
-    before = None if argument is None else graph.maker(argument)
+    given = graph.argument(op, "x")
+    before = None if given is None else graph.maker(given)
     return None if before is not None and bounded(before, graph) else op.kind
 
 
