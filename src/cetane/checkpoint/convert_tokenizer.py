@@ -8,7 +8,7 @@ import hashlib
 import subprocess
 from pathlib import Path
 
-from cetane.checkpoint.child import Child
+from cetane.checkpoint.sandbox import Sandbox
 from cetane.errors import CetaneError
 from cetane.files import cache_dir, sha256, write_cache
 
@@ -29,7 +29,7 @@ except Exception as error:
     sys.exit("error: " + " ".join(str(error).split()))
 """
 OFFLINE = {"HF_HUB_OFFLINE": "1", "USE_TORCH": "0"}
-CHILD = Child(CODE, SECONDS, MEMORY, 2 * SECONDS, OFFLINE)
+SANDBOX = Sandbox(CODE, SECONDS, MEMORY, 2 * SECONDS, OFFLINE)
 
 
 def converted(folder: Path) -> Path | None:
@@ -54,9 +54,10 @@ def convert(folder: Path, source: Path) -> str:
     if not source.stat().st_size:  # transformers would make a tokenizer without tokens
         raise CetaneError(f"{source} is empty", "download it again")
     try:
-        done = CHILD.run(folder)
+        done = SANDBOX.run(folder)
     except subprocess.TimeoutExpired:
-        raise CetaneError(f"{source}: its conversion takes more than {CHILD.patience} s") from None
+        why = f"{source}: its conversion takes more than {SANDBOX.patience} s"
+        raise CetaneError(why) from None
     if done.returncode or not 0 < len(done.stdout) <= LARGEST:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
         why = said[-1].removeprefix("error: ")[:200] if said else "it gives nothing"

@@ -8,7 +8,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from cetane.checkpoint.child import Child
+from cetane.checkpoint.sandbox import Sandbox
 from cetane.errors import CetaneError
 from cetane.files import cache_dir, read_json, sha256, write_cache
 
@@ -36,7 +36,7 @@ for text in texts:
         tokenizer.decode(ids)
 tokenizer.get_vocab_size()
 """
-CHILD = Child(CODE, SECONDS, MEMORY, 3 * SECONDS, {"TOKENIZERS_PARALLELISM": "false"})
+SANDBOX = Sandbox(CODE, SECONDS, MEMORY, 3 * SECONDS, {"TOKENIZERS_PARALLELISM": "false"})
 
 
 def check_tokenizer(path: Path) -> None:
@@ -57,9 +57,9 @@ def check_tokenizer(path: Path) -> None:
 def tried(path: Path) -> str | None:
     """The error of a child that loaded the tokenizer and encoded some texts; None if it passed."""
     try:
-        done = CHILD.run(path)
+        done = SANDBOX.run(path)
     except subprocess.TimeoutExpired:
-        return f"it does not encode a short text within {CHILD.patience} s"
+        return f"it does not encode a short text within {SANDBOX.patience} s"
     said = done.stderr.decode("utf-8", "replace").strip()
     if done.returncode == 0:
         return None

@@ -1,4 +1,4 @@
-"""A child process for a library that trusts foreign files.
+"""A sandbox: a child process for a library that trusts foreign files.
 
 Such a library may write gigabytes, loop or abort. None of these can be caught.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Child:
+class Sandbox:
     """Python code that runs by itself, with the path of a file or folder as `sys.argv[1]`."""
 
     code: str
