@@ -208,7 +208,8 @@ def speed(options: argparse.Namespace) -> None:
 def store(options: argparse.Namespace) -> None:
     """A build by one checkout, and the same build by another one that shares only the store."""
     shared, trees = fresh("shared"), [Path(__file__).parents[1] / "src", fresh("checkout") / "src"]
-    shutil.copytree(trees[0], trees[1])
+    for part in ("src", "recipes", "experiments"):
+        shutil.copytree(trees[0].parent / part, trees[1].parent / part)
     rows, bundles = [], []
     for number, tree in enumerate(trees):
         bundle, cache = fresh(f"bundle-{number}"), fresh(f"cache-{number}")

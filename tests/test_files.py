@@ -1,13 +1,14 @@
 """Where the cache is, that an entry is whole or absent; what errors and targets may be."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
 from safetensors import SafetensorError
 
 from cetane.errors import LONGEST, CetaneError
-from cetane.files import cache_dir, check_outside, disk_errors, write_cache
+from cetane.files import cache_dir, check_outside, disk_errors, forget_oldest, write_cache
 
 
 def test_messages_are_printable_and_short() -> None:
@@ -69,3 +70,12 @@ def test_errors_of_a_disk_are_told_in_one_way(error: Exception, message: str) ->
 def test_other_errors_stay_what_they_are() -> None:
     with pytest.raises(KeyError), disk_errors(Path("out")):
         raise KeyError("x")
+
+
+def test_the_oldest_are_removed(tmp_path: Path) -> None:
+    for age in range(3):
+        file = tmp_path / f"{age}.safetensors"
+        file.write_bytes(b"x" * 100)
+        os.utime(file, (1000 - age, 1000 - age))
+    forget_oldest(tmp_path.iterdir(), largest=250)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.safetensors", "1.safetensors"]

@@ -22,6 +22,7 @@ from cetane.tasks.task import Task, task_key
 from cetane.tasks.workers import Workers, performed, waiting
 from cetane.validation import validated
 
+FP16 = parse_format("fp16")
 RESULT = "result.json"
 ELEMENT = 4
 """Bytes of a weight while it is judged; a process holds all weights in fp32."""
@@ -103,6 +104,8 @@ class SweepTasks:
     def __init__(self, sweep: Sweep, workers: Workers) -> None:
         self.sweep, self.workers = sweep, workers
         self.own = sweep.folder / "tasks"
+        self.judging: set[str] = set()
+        """The keys of tasks that judge a candidate."""
         key = task_key(
             sweep.checkpoint.content, sweep.recipe.model_dump(mode="json"),
             [sweep.passage.calibration, sweep.passage.judged, sweep.passage.name], sweep.chip.id,
@@ -157,7 +160,9 @@ class SweepTasks:
         """A candidate as a task."""
         content = None if wanted.selection.sensitivity is None else self.sensitivities()
         work = partial(judge, self.job, wanted, content)
-        return self.task(wanted.name, work, wanted.selection.model_dump(mode="json"))
+        task = self.task(wanted.name, work, wanted.selection.model_dump(mode="json"))
+        self.judging.add(task.key)
+        return task
 
     def sensitivities(self) -> bytes:
         file = self.sweep.sensitivities
@@ -182,8 +187,8 @@ class SweepTasks:
             remove(self.own)
 
     def refuse(self, task: Task, error: CetaneError) -> None:
-        """Note a refused format. Raises any other error."""
-        if task.work.func is not judge or task.name == "fp16":  # type: ignore[attr-defined]
+        """Note a refused format. Raises any other error; if fp16 fails, the model is at fault."""
+        if task.key not in self.judging or task.name == FP16.name:
             raise error
         self.sweep.refused[task.name] = error.message
 
