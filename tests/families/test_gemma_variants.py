@@ -130,14 +130,14 @@ def test_one_padded_state_for_all_layers(heads: int, layout: dict[str, Any]) -> 
     session.feed(tokens(288, 60), "all")
     slots = {name: group.count for name, group in engine.plan.caches.items()}
     assert slots == {"sliding": 64, "full": 64}
-    for state in session.execution.states.values():
-        for rows in state.values():
+    states = [s for own in session.execution.states.values() for s in own.made.values()]
+    for state in states:
+        for rows in state.tensors.values():
             assert rows.shape[1:] == (heads, 32, 64)
             assert not rows[:, 1:].any()  # of one head
             used = [int(np.abs(row.numpy()).sum((0, 2)).astype(bool).sum()) for row in rows]
             assert set(used) <= {16, 32}  # channels of sliding layers, and of full ones
-    states = [len(state) for state in session.execution.states.values()]
-    assert max(states) == 1
+    assert max(len(state.tensors) for state in states) == 1
 
 
 def test_what_a_padded_state_wastes() -> None:

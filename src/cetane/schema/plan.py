@@ -77,8 +77,8 @@ class Plan(Data):
             ModeCheck(self, mode).steps(steps)
         for name, adapter in self.adapters.items():
             check_adapter(self, name, adapter)
-        check_capacities(self)
         check_caches(self.caches, [f for f in self.functions.values() if f.capacity is None])
+        check_capacities(self)
         tokens = TablePlan(rows=self.vocab, channels=self.hidden)
         if self.tables.get("tokens", tokens) != tokens:
             raise ValueError(f"the table of tokens is not {self.vocab} by {self.hidden}")
