@@ -16,7 +16,7 @@ from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.engine.authored import authored_engine
 from cetane.engine.portable import PortableBackend
 from cetane.gates.golden import GoldenResult, golden
-from cetane.gates.observe import Task, observe
+from cetane.gates.observe import ProbeTask, observe
 from cetane.gates.probes import Probe, ProbePart
 from cetane.gates.reference import Reference
 from cetane.gates.rounding import Rounding, judge_rounding
@@ -341,7 +341,7 @@ def test_a_tensor_that_only_some_calls_hand_on(
     )
     planner = Planner(checkpoint, recipe)
     probe = Probe("x", tuple(range(20, 34)))  # one call of 8, and 6 more tokens
-    tasks = [Task(mode, probe, (ProbePart(mode, 14),)) for mode in ("decode", "prefill")]
+    tasks = [ProbeTask(mode, probe, (ProbePart(mode, 14),)) for mode in ("decode", "prefill")]
     results = observe(authored_engine(planner, checkpoint), planner, tasks)
     for task, seen in zip(tasks, results, strict=True):
         observed, mode = seen.whole(14), task.mode

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from cetane.pipeline.versus import Versus
     from cetane.speculate.bench import Speed
 
+Drafters = Annotated[str, typer.Option(help="Drafters of run --speculative, separated by commas.")]
+
 
 def bench(
     bundle: BundlePath,
@@ -32,9 +34,7 @@ def bench(
         Path | None,
         typer.Argument(metavar="[OTHER]", help="Compare with this bundle, without drafts."),
     ] = None,
-    drafters: Annotated[
-        str, typer.Option(help="Drafters of run --speculative, separated by commas.")
-    ] = "auto",
+    drafters: Drafters = "auto",
     categories: Annotated[
         str, typer.Option(help="Categories of prompts, separated by commas.", show_default="all")
     ] = "",
@@ -75,11 +75,7 @@ def bench(
                 energy=energy, backend=with_units(backend, compute_units), exclusive=True,
                 progress=update,
             )  # fmt: skip
-        if json:
-            print_json(pair.as_json())
-        else:
-            show_pair(pair)
-        return
+        return print_json(pair.as_json()) if json else show_pair(pair)
     from cetane.pipeline.bench import bench as measure
 
     with progress("bench") as update:

@@ -21,7 +21,7 @@ from cetane.families.layers import (
 
 
 @dataclass(frozen=True)
-class Form:
+class AttentionForm:
     """What differs between families."""
 
     qkv_bias: bool = False
@@ -74,7 +74,7 @@ class Attention(Mixer):
         size: int,
         eps: float,
         kind: LayerKind,
-        form: Form,
+        form: AttentionForm,
         factor: float = 1.0,
         inverse: float = 1.0,
     ) -> None:

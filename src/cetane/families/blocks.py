@@ -36,7 +36,7 @@ class Mixer(nn.Module):
 
 
 @dataclass(frozen=True)
-class Names:
+class PartNames:
     """The checkpoint's names for the parts of a layer."""
 
     norm: str = "input_layernorm"
@@ -55,7 +55,7 @@ class PreNormBlock(Block):
         mixer: Mixer,
         mlp_norm: RMSNorm | None = None,
         mlp: MLP | None = None,
-        names: Names = Names(),
+        names: PartNames = PartNames(),
         alone: str = "attn",
     ) -> None:
         """`alone` is the block's name without an MLP."""

@@ -27,7 +27,7 @@ EPSILON = 1e-12
 
 
 @dataclass(frozen=True)
-class Taps:
+class TapCounts:
     """The taps of both convolutions: per channel, then per head."""
 
     channel: int
@@ -69,7 +69,7 @@ class Values(nn.Module):
 class Convolutions(nn.Module):
     """Two causal convolutions over the stream of queries and keys: per channel, then per head."""
 
-    def __init__(self, heads: AttentionHeads, taps: Taps) -> None:
+    def __init__(self, heads: AttentionHeads, taps: TapCounts) -> None:
         super().__init__()
         count = heads.query + heads.kv
         channels = count * heads.dim
@@ -116,7 +116,7 @@ class QKNorm(Leaf):
 class CompressedAttention(Mixer):
     """Compressed Convolutional Attention."""
 
-    def __init__(self, size: int, kind: LayerKind, taps: Taps, bias: bool) -> None:
+    def __init__(self, size: int, kind: LayerKind, taps: TapCounts, bias: bool) -> None:
         super().__init__()
         self.kind, self.heads = kind, kind.heads
         self.reads = kind.reads

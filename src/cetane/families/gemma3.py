@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from cetane.families.attention import Attention, Form
+from cetane.families.attention import Attention, AttentionForm
 from cetane.families.decoder import decoder_model, heads_of
 from cetane.families.gemma import (
     GemmaConfig,
@@ -48,7 +48,9 @@ def author(config: Gemma3Config, options: GemmaOptions) -> Model:
             softcap=config.attn_logit_softcapping if older else None,
         )
         kinds[KINDS[layer_type]] = make_kind(config, config, layer_type, heads, options)
-    form = Form(qkv_bias=bias, out_bias=bias, norms="none" if older else "head", unit_offset=True)
+    form = AttentionForm(
+        qkv_bias=bias, out_bias=bias, norms="none" if older else "head", unit_offset=True
+    )
     layers = []
     with torch.device("meta"):
         for index, name in enumerate(names):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cetane.errors import CetaneError
-from cetane.families.attention import Attention, Form
+from cetane.families.attention import Attention, AttentionForm
 from cetane.families.axes import Axes
 from cetane.families.base import Block, Flow, Memory, Truth, Weight
 from cetane.families.decoder import decoder_model
@@ -82,7 +82,13 @@ class OwnAttention(Attention):
     """
 
     def __init__(
-        self, size: int, eps: float, kind: LayerKind, form: Form, same: bool, hands_on: bool
+        self,
+        size: int,
+        eps: float,
+        kind: LayerKind,
+        form: AttentionForm,
+        same: bool,
+        hands_on: bool,
     ) -> None:
         super().__init__(size, eps, kind, form)
         self.eps, self.hands_on = eps, hands_on
@@ -105,7 +111,7 @@ class SharedAttention(Attention):
     """Attention of a layer that projects only queries, and reads another layer's keys and
     values."""
 
-    def __init__(self, size: int, eps: float, kind: LayerKind, form: Form) -> None:
+    def __init__(self, size: int, eps: float, kind: LayerKind, form: AttentionForm) -> None:
         super().__init__(size, eps, kind, form)
         del self.k_proj, self.v_proj, self.k_norm
         self.reads, self.keeps = (*kind.reads, *shared_names(kind.name)), ()
@@ -141,7 +147,7 @@ class Gemma4Layer(GemmaLayer):
         scale: float,
     ) -> None:
         size, eps, bias = config.hidden_size, config.rms_norm_eps, config.attention_bias
-        form = Form(qkv_bias=bias, out_bias=bias, norms="head")
+        form = AttentionForm(qkv_bias=bias, out_bias=bias, norms="head")
         reuses = mode == "reuse"
         attention = (
             SharedAttention(size, eps, kind, form)

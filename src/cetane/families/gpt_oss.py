@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cetane.families.attention import Attention, Form
+from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Block, Weight
 from cetane.families.blocks import PreNormBlock
 from cetane.families.decoder import DecoderConfig, Norms, decoder_model, heads_of
@@ -99,7 +99,10 @@ def author(config: GptOssConfig, options: ExpertOptions) -> Model:
     scale, size, bias = options.scale, config.hidden_size, config.attention_bias
     heads, norm = heads_of(config), Norms(config, scale)
     rotary = rotary_table(config, heads.dim)
-    names, form = kind_names(config.layer_types), Form(qkv_bias=bias, out_bias=bias, sinks=True)
+    names, form = (
+        kind_names(config.layer_types),
+        AttentionForm(qkv_bias=bias, out_bias=bias, sinks=True),
+    )
     windows = {"sliding": config.sliding_window, "full": None}
     kinds = {
         name: LayerKind(heads, rotary, windows[name], name=name, table=name)

@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cetane.families.attention import Attention, Form
+from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Flow, Memory
-from cetane.families.blocks import Mixer, Names, PreNormBlock
+from cetane.families.blocks import Mixer, PartNames, PreNormBlock
 from cetane.families.decoder import DecoderConfig, decoder_model, heads_of
 from cetane.families.kinds import LayerKind
 from cetane.families.layers import MLP, CausalTaps, Projection, RMSNorm
@@ -22,7 +22,7 @@ from cetane.families.rotary import rotary_table
 Options = ResidualOptions
 MODEL_TYPES = ("lfm2",)
 
-FORM = Form(norms="head", output="out_proj", norm="layernorm")
+FORM = AttentionForm(norms="head", output="out_proj", norm="layernorm")
 MLP_NAMES = "w1", "w3", "w2"
 
 __all__ = ["MODEL_TYPES", "Options", "author"]
@@ -76,8 +76,8 @@ def author(config: Lfm2Config, options: ResidualOptions) -> Model:
     scale, size, heads = options.scale, config.hidden_size, heads_of(config)
     kind = LayerKind(heads, rotary_table(config, heads.dim))
     eps, inner = residual_eps(config.norm_eps, scale), inner_channels(config)
-    names = Names("operator_norm", mlp_norm="ffn_norm", mlp="feed_forward")
-    convolved = Names("operator_norm", "conv", "ffn_norm", "feed_forward")
+    names = PartNames("operator_norm", mlp_norm="ffn_norm", mlp="feed_forward")
+    convolved = PartNames("operator_norm", "conv", "ffn_norm", "feed_forward")
     layers = []
     with torch.device("meta"):
         for index, layer_type in enumerate(config.layer_types):

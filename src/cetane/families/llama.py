@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from cetane.families.attention import Attention, Form
+from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Weight
 from cetane.families.blocks import PreNormBlock
 from cetane.families.decoder import DecoderConfig, Norms, decoder_model, heads_of
@@ -57,7 +57,7 @@ class LlamaConfig(DecoderConfig, Protocol):
 class Traits:
     """What differs between the relatives, but for windows and rotary tables."""
 
-    form: Form
+    form: AttentionForm
     mlp_bias: bool = False
     scores: float | None = None
     """The factor on scores; None for one over the root of a head's width."""
@@ -72,23 +72,23 @@ def traits(config: LlamaConfig) -> Traits:
     match config.model_type:
         case "llama" | "smollm3":
             own = config.attention_bias
-            return Traits(Form(qkv_bias=own, out_bias=own), config.mlp_bias)
+            return Traits(AttentionForm(qkv_bias=own, out_bias=own), config.mlp_bias)
         case "qwen2":
-            return Traits(Form(qkv_bias=True))
+            return Traits(AttentionForm(qkv_bias=True))
         case "qwen3":
             own = config.attention_bias
-            return Traits(Form(qkv_bias=own, out_bias=own, norms="head"))
+            return Traits(AttentionForm(qkv_bias=own, out_bias=own, norms="head"))
         case "granite":
             own = config.attention_bias
             return Traits(
-                Form(qkv_bias=own, out_bias=own),
+                AttentionForm(qkv_bias=own, out_bias=own),
                 config.mlp_bias,
                 scores=config.attention_multiplier,
                 embedding=config.embedding_multiplier,
                 residual=config.residual_multiplier,
                 logits=1 / config.logits_scaling,
             )
-    return Traits(Form())
+    return Traits(AttentionForm())
 
 
 class PhiLayer(PreNormBlock):

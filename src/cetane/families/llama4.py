@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from cetane.errors import CetaneError
-from cetane.families.attention import Attention, Form
+from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Block, Weight
-from cetane.families.blocks import Names, PreNormBlock
+from cetane.families.blocks import PartNames, PreNormBlock
 from cetane.families.decoder import DecoderConfig, Norms, decoder_model, heads_of
 from cetane.families.experts import (
     ExpertOptions,
@@ -109,12 +109,12 @@ def author(config: Llama4Config, options: ExpertOptions) -> Model:
     kinds = [LayerKind(heads, rotary, turned=bool(one)) for one in config.no_rope_layers]
     count = config.num_local_experts
     mixture = mixture_of(config, options, count, inner, normalised=False, sigmoid=True)
-    names = Names(mlp=HOME)
+    names = PartNames(mlp=HOME)
     layers: list[Block] = []
     with torch.device("meta"):
         for index, kind in enumerate(kinds):
             normed = config.use_qk_norm and kind.turned
-            form = Form(qkv_bias=bias, out_bias=bias, norms="unit" if normed else "none")
+            form = AttentionForm(qkv_bias=bias, out_bias=bias, norms="unit" if normed else "none")
             attention = Attention(size, eps, kind, form, scale)
             if index not in config.moe_layers:
                 mlp = MLP(size, wide, act, factor=scale)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from cetane.families.attention import Attention, Form
+from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Block
 from cetane.families.blocks import PreNormBlock
 from cetane.families.decoder import Norms, decoder_model
@@ -45,14 +45,14 @@ class MixtralConfig(LlamaConfig, Protocol):
     """Only OLMoE has it."""
 
 
-def form(config: MixtralConfig) -> Form:
+def form(config: MixtralConfig) -> AttentionForm:
     """What differs in attention."""
     if config.model_type == "mixtral":
-        return Form()
+        return AttentionForm()
     own = config.attention_bias
     if config.model_type == "qwen3_moe":
-        return Form(qkv_bias=own, out_bias=own, norms="head")
-    return Form(qkv_bias=own, out_bias=own, norms="whole", clip=config.clip_qkv)
+        return AttentionForm(qkv_bias=own, out_bias=own, norms="head")
+    return AttentionForm(qkv_bias=own, out_bias=own, norms="whole", clip=config.clip_qkv)
 
 
 def author(config: MixtralConfig, options: ExpertOptions) -> Model:

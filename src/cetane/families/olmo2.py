@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from cetane.families.attention import Attention, Form
+from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Block, Flow, Memory, Spaces
 from cetane.families.blocks import within
 from cetane.families.decoder import DecoderConfig, decoder_model, heads_of
@@ -44,7 +44,7 @@ class OlmoLayer(Block):
         super().__init__(f"layer-{index:02}", index, f"model.layers.{index}.")
         self.reads, self.keeps = ("hidden", *kind.reads), (kind.name,)
         size, eps, bias = config.hidden_size, config.rms_norm_eps, config.attention_bias
-        form = Form(qkv_bias=bias, out_bias=bias, norms="whole")
+        form = AttentionForm(qkv_bias=bias, out_bias=bias, norms="whole")
         self.self_attn = Attention(size, eps, kind, form, inverse=scale)
         self.post_attention_layernorm = RMSNorm(size, eps, factor=scale)
         self.mlp = MLP(size, config.intermediate_size, config.hidden_act, inverse=scale)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from cetane.errors import CetaneError
-from cetane.families.attention import Attention, Form
+from cetane.families.attention import Attention, AttentionForm
 from cetane.families.base import Block, Weight
-from cetane.families.blocks import Mixer, Names, PreNormBlock
+from cetane.families.blocks import Mixer, PartNames, PreNormBlock
 from cetane.families.decoder import DecoderConfig, Norms, decoder_model, heads_of
 from cetane.families.delta import DeltaHeads, DeltaNet
 from cetane.families.experts import (
@@ -120,7 +120,7 @@ def author(config: Qwen3NextConfig, options: ExpertOptions) -> Model:
     part = config.rope_parameters.get("partial_rotary_factor", 1.0)
     kind = LayerKind(heads, rotary_table(config, heads.dim, part=part))
     norm, bias = Norms(config, scale, unit_offset=True), config.attention_bias
-    form = Form(qkv_bias=bias, out_bias=bias, norms="head", unit_offset=True, gated=True)
+    form = AttentionForm(qkv_bias=bias, out_bias=bias, norms="head", unit_offset=True, gated=True)
     experts, together = mixture(config, options), stored_together(config.model_type, delta, heads)
     layers: list[Block] = []
     with torch.device("meta"):
@@ -131,7 +131,7 @@ def author(config: Qwen3NextConfig, options: ExpertOptions) -> Model:
                 if attends
                 else DeltaNet(size, delta, config.linear_conv_kernel_dim, eps, scale)
             )
-            names, mlp = Names(mixer="self_attn" if attends else "linear_attn"), None
+            names, mlp = PartNames(mixer="self_attn" if attends else "linear_attn"), None
             listed = config.model_type == "qwen3_next"  # Qwen3.5: experts in all layers or none
             dense = experts is None or (listed and is_dense(config, index))
             if dense:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from cetane.errors import CetaneError
 from cetane.families.axes import Axes
 from cetane.families.base import Block, Flow, Memory, Part, RoutedBlock, Truth, Weight
-from cetane.families.cca import CompressedAttention, Taps
+from cetane.families.cca import CompressedAttention, TapCounts
 from cetane.families.decoder import TABLE, DecoderConfig, decoder_model, heads_of
 from cetane.families.kinds import LayerKind
 from cetane.families.layers import Held, Leaf, Projection, RMSNorm, activation, first_largest
@@ -153,7 +153,7 @@ class Experts(nn.Module):
 class AttentionBlock(Block):
     def __init__(self, config: ZayaConfig, kind: LayerKind, index: int) -> None:
         super().__init__(f"attn-{index:02}", index, f"model.layers.{index}.")
-        size, taps = config.hidden_size, Taps(config.cca_time0, config.cca_time1)
+        size, taps = config.hidden_size, TapCounts(config.cca_time0, config.cca_time1)
         self.input_layernorm = RMSNorm(size, config.rms_norm_eps)
         self.self_attn = CompressedAttention(size, kind, taps, config.attention_bias)
         self.reads, self.keeps = ("hidden", *self.self_attn.reads), self.self_attn.keeps
@@ -262,7 +262,7 @@ SLIDING = {"hybrid": False, "hybrid_sliding": True}
 def author(config: ZayaConfig, options: ZayaOptions) -> Model:
     """The model for a ZayaConfig."""
     check(config)
-    heads, taps = heads_of(config), Taps(config.cca_time0, config.cca_time1)
+    heads, taps = heads_of(config), TapCounts(config.cca_time0, config.cca_time1)
     kinds = {
         name: LayerKind(
             heads,

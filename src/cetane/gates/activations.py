@@ -15,7 +15,7 @@ from cetane.engine.portable import PortableBackend
 from cetane.files import Progress
 from cetane.gates import metrics
 from cetane.gates.limits import limits
-from cetane.gates.observe import Task, observe
+from cetane.gates.observe import ProbeTask, observe
 from cetane.gates.probes import Probe, ProbePart, widest_mode
 from cetane.gates.quality import refuse_choices
 from cetane.gates.reference import Observed, reference_of
@@ -67,7 +67,7 @@ def judge(
         mode = widest_mode(plan)
         engine = Engine(plan, PortableBackend(bundle), bundle.tables(), resident=False)
         planner = Planner(checkpoint, plan.recipe)
-        tasks = [Task(mode, probe, (ProbePart(mode, len(probe.tokens)),)) for probe in probes]
+        tasks = [ProbeTask(mode, probe, (ProbePart(mode, len(probe.tokens)),)) for probe in probes]
         seen = observe(engine, planner, tasks)
         whole = [one.whole(len(probe.tokens)) for one, probe in zip(seen, probes, strict=True)]
         observed[name] = mode, planner, whole, engine.plan.choosable

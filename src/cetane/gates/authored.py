@@ -9,7 +9,7 @@ from cetane.engine.authored import AuthoredBackend, host_tables
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.families import RMSNorm
-from cetane.gates.observe import Task, observe
+from cetane.gates.observe import ProbeTask, observe
 from cetane.gates.probes import parts, structure_probes
 from cetane.gates.reference import Reference
 from cetane.gates.structure import Deviation, Truths, deviations
@@ -52,7 +52,7 @@ class Authored(ModuleReadings):
         tables = host_tables(planner, self.weights)
         engine = Engine(plan, AuthoredBackend(planner, self.weights), tables, resident=False)
         tasks = [
-            Task(mode, probe, parts(plan, mode, len(probe.tokens)))
+            ProbeTask(mode, probe, parts(plan, mode, len(probe.tokens)))
             for mode in plan.modes
             for probe in structure_probes(tables.embedding, tokenizer, plan)
         ]

@@ -25,7 +25,7 @@ from cetane.files import Progress
 from cetane.gates import metrics
 from cetane.gates.bases import base_checks, unknown_bases
 from cetane.gates.limits import limits
-from cetane.gates.observe import Seen, Task, observe
+from cetane.gates.observe import ProbeTask, Seen, observe
 from cetane.gates.port import Port, packaged
 from cetane.gates.probes import (
     OWN,
@@ -241,7 +241,7 @@ class Proof:
         """The deviations of the twin from the model, and the twin's results on the text."""
         self.progress("structure", 1, STEPS)
         tasks = [
-            Task(mode, probe, parts(self.plan, mode, len(probe.tokens)))
+            ProbeTask(mode, probe, parts(self.plan, mode, len(probe.tokens)))
             for mode in self.plan.modes
             for probe in self.probes
         ]
@@ -255,9 +255,9 @@ class Proof:
     def windows(self, start: int, stop: int) -> list[Probe]:
         return text_windows(self.port.tokenizer, self.plan, start, stop)
 
-    def reading(self, windows: Sequence[Probe]) -> list[Task]:
+    def reading(self, windows: Sequence[Probe]) -> list[ProbeTask]:
         """Windows of text, in the widest mode."""
-        return [Task(self.mode, w, (ProbePart(self.mode, len(w.tokens)),)) for w in windows]
+        return [ProbeTask(self.mode, w, (ProbePart(self.mode, len(w.tokens)),)) for w in windows]
 
     def compression(self, text: "Text") -> tuple["Compressed", list[Seen]]:
         """The port against the model on text, and its fp32 results on `brief`.
@@ -287,14 +287,14 @@ class Proof:
         ]
         return Truths.ask(self.reference, self.reading(windows), seen, streams, self.scale)
 
-    def brief(self) -> list[Task]:
+    def brief(self) -> list[ProbeTask]:
         """A call of the widest mode, and calls of single tokens: together they use every op and
         every way of keeping a cache."""
         tasks = []
         for mode in dict.fromkeys((self.mode, "decode")):
             count = max(self.plan.modes[mode].tokens, OWN)
             probe = replace(self.probes[0], tokens=self.probes[0].tokens[:count])
-            tasks.append(Task(mode, probe, (ProbePart(mode, len(probe.tokens)),)))
+            tasks.append(ProbeTask(mode, probe, (ProbePart(mode, len(probe.tokens)),)))
         return tasks
 
     def rounding(self, exact: Sequence[Seen]) -> list[Rounding]:

@@ -23,7 +23,7 @@ from cetane.families import Truth
 from cetane.gates import metrics
 from cetane.gates.bases import base_checks
 from cetane.gates.limits import limits
-from cetane.gates.observe import Task, Watched
+from cetane.gates.observe import ProbeTask, Watched
 from cetane.gates.port import Packaged
 from cetane.gates.probes import OWN, Probe, ProbePart, text_tokens, widest_tokens
 from cetane.gates.reference import Reference, reference_of
@@ -145,7 +145,7 @@ class Rung:
         theirs = self.logits(shard, feeds, truths) if slices else None
         for mode in modes:
             probe = Probe("ladder", self.tokens)
-            task = Task(mode, probe, (ProbePart(mode, len(self.tokens)),))
+            task = ProbeTask(mode, probe, (ProbePart(mode, len(self.tokens)),))
             watched = Watched(self.engine, self.planner, task)
             for maker, supply in (*makers.items(), (shard, feeds)):
                 watched.seen.clear()

@@ -20,7 +20,7 @@ from cetane.schema.recipe import Mode
 
 
 @dataclass(frozen=True)
-class Task:
+class ProbeTask:
     """A probe, the mode that it judges, and the modes that take its tokens."""
 
     mode: Mode
@@ -47,7 +47,7 @@ class Seen:
 
 
 def observe(
-    engine: Engine, planner: Planner, tasks: Sequence[Task], after: Session | None = None
+    engine: Engine, planner: Planner, tasks: Sequence[ProbeTask], after: Session | None = None
 ) -> list[Seen]:
     """The port's results on every task, after what a session holds. Every shard opens once."""
     watched = [Watched(engine, planner, task, after) for task in tasks]
@@ -62,7 +62,7 @@ class Watched:
     """
 
     def __init__(
-        self, engine: Engine, planner: Planner, task: Task, after: Session | None = None
+        self, engine: Engine, planner: Planner, task: ProbeTask, after: Session | None = None
     ) -> None:
         """`after` is a session of the same plan, perhaps on another backend, from which the
         sequence goes on."""

@@ -14,7 +14,7 @@ from cetane.engine.engine import Engine
 from cetane.families import Truth
 from cetane.gates import metrics
 from cetane.gates.limits import limits
-from cetane.gates.observe import Seen, Task, observe
+from cetane.gates.observe import ProbeTask, Seen, observe
 from cetane.gates.port import Port
 from cetane.gates.probes import OWN, Probe, ProbePart, text_tokens, widest_mode
 from cetane.gates.structure import made_by
@@ -72,7 +72,7 @@ class LateCalls:
         self.before = exact.session()
         exact.run([(self.before, self.before.prepare(ids[:prefix], "none"))])
         self.tasks = [
-            Task(mode, Probe(mode, ids[prefix : prefix + count]), (ProbePart(mode, count),))
+            ProbeTask(mode, Probe(mode, ids[prefix : prefix + count]), (ProbePart(mode, count),))
             for mode, count in counts.items()
         ]
         self.exact = observe(exact, self.planner, self.tasks, self.before)
@@ -91,7 +91,7 @@ class LateCalls:
 
 
 def measure_rounding(
-    task: Task, exact: Seen, rounded: Seen, places: dict[Truth, tuple[str, str]], plan: Plan
+    task: ProbeTask, exact: Seen, rounded: Seen, places: dict[Truth, tuple[str, str]], plan: Plan
 ) -> Rounding:
     """The loss of one mode by rounding."""
     cosines, where = [], ""

@@ -14,7 +14,7 @@ from cetane.engine.backend import Array
 from cetane.families import RoutedBlock, Truth
 from cetane.gates import metrics
 from cetane.gates.limits import limits
-from cetane.gates.observe import Seen, Task
+from cetane.gates.observe import ProbeTask, Seen
 from cetane.gates.probes import Probe
 from cetane.gates.reference import Observed, Reference
 from cetane.gates.verdict import Check, at_most
@@ -45,7 +45,7 @@ class Deviation(Data):
 
 
 def deviations(
-    plan: Plan, planner: Planner, tasks: Sequence[Task], seen: Sequence[Seen], truths: "Truths"
+    plan: Plan, planner: Planner, tasks: Sequence[ProbeTask], seen: Sequence[Seen], truths: "Truths"
 ) -> Iterator[Deviation]:
     """The deviations of every tensor of every task, in the order of shards; logits come last."""
     places = made_by(planner, plan)
@@ -83,7 +83,7 @@ class Truths:
 
     @classmethod
     def ask(
-        cls, reference: Reference, tasks: Sequence[Task], seen: Sequence[Seen],
+        cls, reference: Reference, tasks: Sequence[ProbeTask], seen: Sequence[Seen],
         others: Sequence[Truth] = (), scale: float = 1.0,
     ) -> "Truths":  # fmt: skip
         """Of the model, whatever a port computed for some tasks, and `others`; hidden tensors are
@@ -128,7 +128,13 @@ def made_by(planner: Planner, plan: Plan) -> dict[Truth, tuple[str, str]]:
 
 
 def deviation(
-    shard: str, tensor: str, truth: Truth, task: Task, at: Array, errors: Array, first: int | None
+    shard: str,
+    tensor: str,
+    truth: Truth,
+    task: ProbeTask,
+    at: Array,
+    errors: Array,
+    first: int | None,
 ) -> Deviation:
     """`first` is the token from which on the model is undecided."""
     decided = at < (np.inf if first is None else first)

@@ -55,7 +55,7 @@ def measure(job: LabJob, name: str, folder: Path) -> None:
 
 
 @dataclass
-class Piece:
+class SharedTask:
     """A task, and the experiments that it is for."""
 
     task: Task
@@ -84,8 +84,8 @@ class LabTasks:
         """Of this run: no measure is taken from another one."""
         self.errors: dict[str, Exception] = {}
         self.parts: dict[str, list[Part]] = {name: [] for name in self.experiments}
-        self.arms: dict[str, Piece] = {}
-        self.measures: list[Piece] = []
+        self.arms: dict[str, SharedTask] = {}
+        self.measures: list[SharedTask] = []
         self.done = 0
 
     def run(self) -> Iterator[tuple[Experiment, Callable[[], Iterator[Part]]]]:
@@ -127,7 +127,9 @@ class LabTasks:
                 work = partial(build_arm, job, arm)
                 name = f"{side.recipe.name} {side.key[:8]}"
                 task = Task(name, task_key(self.key, side.key), work, MEMORY)
-                self.arms.setdefault(side.key, Piece(task, [])).experiments.append(experiment.id)
+                self.arms.setdefault(side.key, SharedTask(task, [])).experiments.append(
+                    experiment.id
+                )
         for name in names:
             timed = name in TIMED
             task = Task(
@@ -139,9 +141,9 @@ class LabTasks:
                 alone=timed,
                 measured=True,
             )
-            self.measures.append(Piece(task, [experiment.id]))
+            self.measures.append(SharedTask(task, [experiment.id]))
 
-    def perform(self, pieces: Sequence[Piece]) -> Iterator[Piece]:
+    def perform(self, pieces: Sequence[SharedTask]) -> Iterator[SharedTask]:
         """Have tasks performed, but for experiments that failed already. Gives each as it ends."""
         todo = {p.task.key: p for p in pieces if not set(p.experiments) <= self.errors.keys()}
         tasks = [piece.task for piece in todo.values()]

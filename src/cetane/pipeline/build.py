@@ -24,7 +24,7 @@ from cetane.files import (
     write_json,
 )
 from cetane.pipeline.choose import resolve_recipe
-from cetane.pipeline.parts import Job, job_of, lowering_of, parts, task_of
+from cetane.pipeline.parts import BuildJob, job_of, lowering_of, parts, task_of
 from cetane.planner import Planner, tags
 from cetane.schema.manifest import (
     MANIFEST,
@@ -212,7 +212,7 @@ class Build:
         return task_of(self.job, self.planner, name)
 
     @cached_property
-    def job(self) -> Job:
+    def job(self) -> BuildJob:
         """This build, as workers get it."""
         return job_of(self.checkpoint, self.recipe)
 

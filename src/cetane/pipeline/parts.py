@@ -34,7 +34,7 @@ BASE_MEMORY = 1_500_000_000
 
 
 @dataclass(frozen=True)
-class Job:
+class BuildJob:
     """A build, as workers get it. Two of one key are the same."""
 
     key: str
@@ -42,22 +42,22 @@ class Job:
     recipe: Recipe = field(compare=False)
 
 
-def job_of(checkpoint: Checkpoint, recipe: Recipe) -> Job:
+def job_of(checkpoint: Checkpoint, recipe: Recipe) -> BuildJob:
     """The build of a checkpoint and a resolved recipe."""
     name = model_name(checkpoint.source, checkpoint.config)
     key = task_key(checkpoint.content, recipe.model_dump(mode="json"), producers(), name)
     assert checkpoint.fingerprint  # goes along, so that workers can compare
-    return Job(key, checkpoint, recipe)
+    return BuildJob(key, checkpoint, recipe)
 
 
-def task_of(job: Job, planner: Planner, name: str) -> Task:
+def task_of(job: BuildJob, planner: Planner, name: str) -> Task:
     """A part as a task, whose result has the path that the part has in a bundle."""
     sizes = {shard_path(shard.name): shard.weight_bytes for shard in planner.plan().shards}
     memory = BASE_MEMORY + sizes.get(name, 0)
     return Task(name, task_key(job.key, name), partial(make_part, job, name), memory)
 
 
-def make_part(job: Job, name: str, folder: Path) -> None:
+def make_part(job: BuildJob, name: str, folder: Path) -> None:
     """Write one part into a folder."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def make_part(job: Job, name: str, folder: Path) -> None:
 
 
 @lru_cache(maxsize=1)
-def opened(job: Job) -> dict[str, Callable[[Path], None]]:
+def opened(job: BuildJob) -> dict[str, Callable[[Path], None]]:
     """The parts of the build that this process works on. Conversions are shared between them."""
     job.checkpoint.check_unchanged()
     planner = Planner(job.checkpoint, job.recipe)

@@ -43,6 +43,7 @@ from cetane.schema.function import (
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode, Recipe
 from cetane.schema.slots import Slots
+from cetane.schema.subset import Subset
 
 CONTEXTS = (512, 1024, 2048, 4096, 8192)
 """Context lengths for which a plan states the cache's size, beside the recipe's context."""
@@ -138,12 +139,8 @@ class Planner:
     def _make_heads(self) -> list[Head]:
         recipe = self.recipe
         subset = recipe.head.subset
-        if subset is not None and subset.vocabulary != self.model.vocab:
-            raise CetaneError(
-                f"head.subset: of {subset.vocabulary} tokens, but {self.checkpoint.source} has "
-                f"{self.model.vocab}",
-                "cetane vocabulary makes one for a model",
-            )
+        if subset is not None:
+            check_subset(subset, self.model.vocab, self.checkpoint.source)
         heads = self.model.heads(recipe.head.slices, None if subset is None else subset.ids)
         for name, lora in self.adapters.items():
             adapt(heads, name, lora)
@@ -266,7 +263,7 @@ class Planner:
         shards = tuple(self._shard(name, blocks) for name, blocks in self.members.items())
         contexts = {c for c in CONTEXTS if c <= model.max_context} | {recipe.cache.context}
         order, context = self.arrangement.order, recipe.cache.context
-        tables = self._tables()
+        tables = host_tables(self.model, self.recipe)
         plan = Plan(
             architecture=str(self.checkpoint.config["model_type"]),
             recipe=recipe,
@@ -356,16 +353,6 @@ class Planner:
             )
         return self._changes[key]
 
-    def _tables(self) -> dict[str, TablePlan]:
-        """The tables that the host keeps, with a row for each token."""
-        tables = {
-            name: TablePlan(rows=table.rows, channels=table.channels)
-            for name, table in self.model.tables.items()
-        }
-        if not self.recipe.embedding.inside:
-            tables["tokens"] = TablePlan(rows=self.model.vocab, channels=self.model.hidden)
-        return tables
-
     def _shard(self, name: str, blocks: tuple[Block, ...]) -> ShardPlan:
         kinds = {isinstance(block, Head) for block in blocks}
         return ShardPlan(
@@ -375,6 +362,17 @@ class Planner:
             weight_bytes=weight_bytes(blocks, self.recipe.compression),
             functions=tuple(graph.function for graph in self.graphs(name)),
         )
+
+
+def host_tables(model: Model, recipe: Recipe) -> dict[str, TablePlan]:
+    """The tables that the host keeps, with a row for each token."""
+    tables = {
+        name: TablePlan(rows=table.rows, channels=table.channels)
+        for name, table in model.tables.items()
+    }
+    if not recipe.embedding.inside:
+        tables["tokens"] = TablePlan(rows=model.vocab, channels=model.hidden)
+    return tables
 
 
 def called_by(step: Step | Route) -> Iterator[str]:
@@ -392,6 +390,15 @@ def renamed(step: Step | Route, names: Mapping[str, str]) -> Step | Route:
         return step.model_copy(update={"function": names.get(step.function, step.function)})
     experts = tuple(tuple(names.get(name, name) for name in one) for one in step.experts)
     return step.model_copy(update={"experts": experts})
+
+
+def check_subset(subset: Subset, vocabulary: int, source: str) -> None:
+    """Raise CetaneError if a head's tokens were chosen for another vocabulary."""
+    if subset.vocabulary != vocabulary:
+        raise CetaneError(
+            f"head.subset: of {subset.vocabulary} tokens, but {source} has {vocabulary}",
+            "cetane vocabulary makes one for a model",
+        )
 
 
 def check_adapters(adapters: Mapping[str, Lora], blocks: Sequence[Block]) -> None:

@@ -97,7 +97,7 @@ def tokenizer_hash(bundle: Bundle) -> str:
     return record.sha256
 
 
-class CallTimes(Data):
+class KeptTimes(Data):
     """Seconds of calls on one machine, by their width."""
 
     seconds: dict[int, list[float]]
@@ -120,11 +120,11 @@ def known_controller(engine: Engine, longest: int, bundle: Bundle, backend: str)
     key = json_sha256([bundle.digest, longest, engine.backend.name, backend, *machine])
     path = cache_dir() / "call-times" / f"{key}.json"
     with suppress(CetaneError):
-        known = validated(CallTimes, read_json(path), str(path))
+        known = validated(KeptTimes, read_json(path), str(path))
         if 1 in known.seconds and all(times for times in known.seconds.values()):
             return Controller(known.seconds)
     controller = open_controller(engine, longest)
-    times = CallTimes(seconds={w: list(cost.recent) for w, cost in controller.costs.items()})
+    times = KeptTimes(seconds={w: list(cost.recent) for w, cost in controller.costs.items()})
     write_cache(path, times.model_dump_json())
     return controller
 

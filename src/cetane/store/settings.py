@@ -32,18 +32,18 @@ class StoreSettings(Data):
         return int(number) * (10**6 if unit == "MB" else 10**9)
 
 
-class Settings(Data):
+class CetaneToml(Data):
     """`cetane.toml`."""
 
     store: StoreSettings = StoreSettings()
 
 
-def settings() -> Settings:
+def settings() -> CetaneToml:
     """Those of the current folder. Raises CetaneError for a file that is wrong."""
     path = Path(FILE)
     if not path.is_file():
-        return Settings()
-    return validated(Settings, read_toml(path), FILE)
+        return CetaneToml()
+    return validated(CetaneToml, read_toml(path), FILE)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import numpy as np
 from cetane.mil import MilFunction, load
 from cetane.mil.executor import compile
 from cetane.mil.fast import FastProgram
-from cetane.mil.fast.attend import Attention
+from cetane.mil.fast.attend import AttentionStage
 from cetane.mil.fast.fusion import fuse
 from cetane.mil.fast.stages import stages
 from cetane.mil.fast.translate import translate
@@ -26,7 +26,7 @@ def kinds(function: MilFunction, pack: bool = False) -> list[str]:
     """Nodes of the graphs that the function becomes, and "Attention" for what runs between them."""
     names: list[str] = []
     for stage in stages(fuse(function, pack)):
-        if isinstance(stage, Attention):
+        if isinstance(stage, AttentionStage):
             names.append("Attention")
         else:
             names += [node.kind for node in translate(stage).nodes]

@@ -48,7 +48,7 @@ SHARED = 1 << 22
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionStage:
     """An attention `softmax(rows @ keys + mask) @ values^T`: the names of its operands and result.
 
     `rows (1, H, R, D)`; `keys (1, H, D, S)` and `values (1, H, E, S)` are one value, or the past

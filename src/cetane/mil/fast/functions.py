@@ -11,7 +11,7 @@ import numpy as np
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import NUMPY, Array
 from cetane.mil.fast.arrays import accepted, declared, held
-from cetane.mil.fast.attend import Attention, Operand, View, value_of
+from cetane.mil.fast.attend import AttentionStage, Operand, View, value_of
 from cetane.mil.guard import reason
 from cetane.mil.program import Signature
 
@@ -55,7 +55,7 @@ class Feeding:
 
 
 @dataclass(frozen=True)
-class Graph:
+class CompiledStage:
     """A stage that onnxruntime runs."""
 
     feeding: Feeding
@@ -75,7 +75,9 @@ class Graph:
 class FastFunction:
     """A function compiled for onnxruntime. See `FastProgram.function`."""
 
-    def __init__(self, signature: Signature, stages: Sequence[Graph | Attention]) -> None:
+    def __init__(
+        self, signature: Signature, stages: Sequence[CompiledStage | AttentionStage]
+    ) -> None:
         self.function, self._stages = signature, tuple(stages)
 
     def make_state(self) -> ArrayState:
@@ -106,7 +108,7 @@ class FastFunction:
         seen: dict[Operand, Array] = {}
         try:
             for stage in self._stages:
-                if isinstance(stage, Attention):
+                if isinstance(stage, AttentionStage):
                     stage.run(values, seen)
                 else:
                     stage.run(values, states)

@@ -17,8 +17,8 @@ import numpy as np
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
 from cetane.mil.fast.arrays import align
-from cetane.mil.fast.attend import Attention, Operand, View
-from cetane.mil.fast.functions import FastFunction, Feeding, Graph
+from cetane.mil.fast.attend import AttentionStage, Operand, View
+from cetane.mil.fast.functions import CompiledStage, FastFunction, Feeding
 from cetane.mil.fast.sessions import open_session
 from cetane.mil.program import Signature, SizeRange, TensorType, plain_name
 
@@ -80,7 +80,9 @@ class PreparedModel:
         try:
             index = json.loads((folder / INDEX).read_text())
             signatures = {n: _signature_from_json(n, c) for n, c in index["functions"].items()}
-            stages: dict[str, list[Graph | Attention]] = {name: [] for name in signatures}
+            stages: dict[str, list[CompiledStage | AttentionStage]] = {
+                name: [] for name in signatures
+            }
             if _identity(folder / WEIGHTS) != index["weights"]:
                 raise CetaneError(f"{folder / WEIGHTS} is damaged")
             for stage in index["stages"]:
@@ -93,7 +95,7 @@ class PreparedModel:
                     raise CetaneError(f"{path} is damaged")
                 session = open_session(str(path))
                 for name, own in stages.items():
-                    own.append(Graph(_from_json(stage["feedings"][name]), session))
+                    own.append(CompiledStage(_from_json(stage["feedings"][name]), session))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise CetaneError(f"{folder} holds no prepared model: {error!r}") from error
         return cls({n: FastFunction(s, stages[n]) for n, s in signatures.items()})
@@ -146,7 +148,7 @@ def _from_json(content: dict[str, Any]) -> Feeding:
     return Feeding(tuple(content["whole"]), views, constants, dict(content["results"]))
 
 
-def _attention_as_json(attention: Attention) -> dict[str, Any]:
+def _attention_as_json(attention: AttentionStage) -> dict[str, Any]:
     return {
         "rows": _operand_as_json(attention.rows),
         "keys": [_operand_as_json(part) for part in attention.keys],
@@ -159,9 +161,9 @@ def _attention_as_json(attention: Attention) -> dict[str, Any]:
     }
 
 
-def _attention_from_json(content: dict[str, Any]) -> Attention:
+def _attention_from_json(content: dict[str, Any]) -> AttentionStage:
     sinks = content["sinks"]
-    return Attention(
+    return AttentionStage(
         _operand_from_json(content["rows"]),
         tuple(map(_operand_from_json, content["keys"])),
         tuple(map(_operand_from_json, content["values"])),

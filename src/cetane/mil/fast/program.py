@@ -8,8 +8,8 @@ import onnxruntime as ort
 
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
-from cetane.mil.fast.attend import Attention
-from cetane.mil.fast.functions import FastFunction, Feeding, Graph
+from cetane.mil.fast.attend import AttentionStage
+from cetane.mil.fast.functions import CompiledStage, FastFunction, Feeding
 from cetane.mil.fast.fusion import fuse
 from cetane.mil.fast.model import alike, differing_literals, model
 from cetane.mil.fast.onnx_graph import OnnxGraph
@@ -61,10 +61,10 @@ class FastProgram:
         self._shared.append(SharedModel(self.program, staged))
         return self._shared[-1]
 
-    def _stages(self, function: MilFunction) -> list[OnnxGraph | Attention]:
+    def _stages(self, function: MilFunction) -> list[OnnxGraph | AttentionStage]:
         with failures_at(f"function {function.name}"):
             return [
-                stage if isinstance(stage, Attention) else translate(stage)
+                stage if isinstance(stage, AttentionStage) else translate(stage)
                 for stage in stages(fuse(function, self._pack))
             ]
 
@@ -72,7 +72,9 @@ class FastProgram:
 class SharedModel:
     """ONNX models for functions whose stages are alike, with the feedings of each function."""
 
-    def __init__(self, program: Program, staged: dict[str, list[OnnxGraph | Attention]]) -> None:
+    def __init__(
+        self, program: Program, staged: dict[str, list[OnnxGraph | AttentionStage]]
+    ) -> None:
         self.signatures = {name: signature(program.functions[name]) for name in staged}
         self.stages: list[SharedStage | SharedAttention] = []
         for together in zip(*staged.values(), strict=True):
@@ -80,7 +82,7 @@ class SharedModel:
                 n: s for n, s in zip(staged, together, strict=True) if isinstance(s, OnnxGraph)
             }
             attentions = {
-                n: s for n, s in zip(staged, together, strict=True) if isinstance(s, Attention)
+                n: s for n, s in zip(staged, together, strict=True) if isinstance(s, AttentionStage)
             }
             self.stages.append(SharedStage(graphs) if graphs else attentions)
 
@@ -89,13 +91,15 @@ class SharedModel:
         return FastFunction(
             self.signatures[name],
             [
-                Graph(s.feedings[name], s.session) if isinstance(s, SharedStage) else s[name]
+                CompiledStage(s.feedings[name], s.session)
+                if isinstance(s, SharedStage)
+                else s[name]
                 for s in self.stages
             ],
         )
 
 
-SharedAttention = dict[str, Attention]
+SharedAttention = dict[str, AttentionStage]
 """The attention of each function at one stage."""
 
 
@@ -134,7 +138,7 @@ def signature(function: MilFunction) -> Signature:
     return Signature(function.name, function.inputs, function.outputs, function.states)
 
 
-def _alike(one: list[OnnxGraph | Attention], other: list[OnnxGraph | Attention]) -> bool:
+def _alike(one: list[OnnxGraph | AttentionStage], other: list[OnnxGraph | AttentionStage]) -> bool:
     """Whether two functions can share sessions: their stages differ only in sizes."""
     return len(one) == len(other) and all(
         alike(a, b) if isinstance(a, OnnxGraph) and isinstance(b, OnnxGraph) else a == b

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from cetane.mil.fast.attend import Attention, Operand, View
+from cetane.mil.fast.attend import AttentionStage, Operand, View
 from cetane.mil.fast.context import ATTENTION, VIEW, Context
 from cetane.mil.fast.translate import live_ops
 from cetane.mil.program import Argument, Body, MilFunction, Op
 
-Stage = MilFunction | Attention
+Stage = MilFunction | AttentionStage
 
 
 def stages(function: MilFunction) -> list[Stage]:
@@ -74,12 +74,12 @@ def _part(
     )
 
 
-def _attention(context: Context, op: Op) -> Attention:
+def _attention(context: Context, op: Op) -> AttentionStage:
     def named(parameter: str) -> tuple[Operand, ...]:
         return tuple(_operand(context, name) for name in op.inputs.get(parameter, ()))
 
     (rows,), (mask,) = named("rows"), named("mask")
-    return Attention(
+    return AttentionStage(
         rows,
         named("keys"),
         named("values"),
