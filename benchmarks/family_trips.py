@@ -95,10 +95,8 @@ class Refusal(Exception):
 
 def trips() -> dict[str, Trip]:
     """By the row's name."""
-    made = {
-        ("gemma3_text" if name == "gemma3" else "gemma4_text" if name == "gemma4" else name): build
-        for name, build in (FAMILIES | MORE).items()
-    }
+    made = FAMILIES | MORE
+    made |= {f"{name}_text": build for name, build in made.items()}  # gemma3, gemma4, llama4
     missing = sorted(set(families()) - set(made))
     assert not missing, f"no tiny model of {missing}"
     rows = {name: Trip(made[name]) for name in families()}
