@@ -30,14 +30,10 @@ import onnxruntime
 import openai
 import torch
 import transformers
-from tests.conftest import build_model, build_tokenizer
+from tests.conftest import build_tokenizer
 from tests.export import test_coreml_llm
 from tests.export.anemll_host import Folder, Host
 from tests.families.gemma_models import build_gemma4
-from tests.families.test_llama import MINISTRAL
-from tests.families.test_mixtral import MODELS as MIXTURES
-from tests.families.test_mixtral import build as build_mixture
-from tests.families.test_qwen3_next import MODELS as MATRICES
 from tests.gates.mutations.families import FAMILIES
 from tests.lower.test_parity import half_logits_of
 
@@ -52,15 +48,6 @@ PROMPT, NEW = 39, 16
 """Tokens of prompt and answer: past windows of 32, and no multiple of a call's width."""
 CLEAR = 0.02
 """The smallest lead of a chosen token; its logits are of the order of 3, and rounded to fp16."""
-MORE: dict[str, Callable[[], Any]] = {
-    "ministral": lambda: build_model(
-        "ministral", sliding_window=32, layer_types=["sliding_attention", "full_attention"]
-    ),
-    "ministral3": lambda: build_model("ministral3", rope_parameters=MINISTRAL),
-    "olmoe": lambda: build_mixture(*MIXTURES["olmoe"][:1], **MIXTURES["olmoe"][1]),
-    "qwen3_5_text": lambda: build_mixture("qwen3_5_text", **MATRICES["qwen3_5_text"]),
-    "qwen3_5_moe_text": lambda: build_mixture("qwen3_5_moe_text", **MATRICES["qwen3_5_moe_text"]),
-}
 FP16 = [
     "--bits", "16", "--set", "embedding.format=fp16", "--context", "256",
     "--set", "tokens.prefill=16",
@@ -95,8 +82,8 @@ class Refusal(Exception):
 
 def trips() -> dict[str, Trip]:
     """By the row's name."""
-    made = FAMILIES | MORE
-    made |= {f"{name}_text": build for name, build in made.items()}  # gemma3, gemma4, llama4
+    texts = {f"{name}_text": build for name, build in FAMILIES.items()}  # gemma3, qwen3_5 ...
+    made = FAMILIES | texts
     missing = sorted(set(families()) - set(made))
     assert not missing, f"no tiny model of {missing}"
     rows = {name: Trip(made[name]) for name in families()}
