@@ -49,7 +49,7 @@ PROMPT, NEW = 39, 16
 CLEAR = 0.02
 """The smallest lead of a chosen token; its logits are of the order of 3, and rounded to fp16."""
 FP16 = [
-    "--bits", "16", "--set", "embedding.format=fp16", "--context", "256",
+    "--bits", "16", "--set", "embedding.format=fp16", "--context", "192",
     "--set", "tokens.prefill=16",
 ]  # fmt: skip
 ROUTED = [*FP16, "--set", "layout.kind=per-block", "--set", 'layout.routed=["decode", "verify"]']

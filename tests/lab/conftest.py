@@ -121,3 +121,9 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for name, metrics in kinds.items():
         monkeypatch.setitem(benches.MEASURES, name, measure(metrics))
     return values
+
+
+@pytest.fixture(autouse=True)
+def own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker owns its process, a test does not."""
+    monkeypatch.setattr("cetane.lab.tasks.share_threads", lambda: None)
