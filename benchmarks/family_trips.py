@@ -34,6 +34,7 @@ from tests.conftest import build_tokenizer
 from tests.export import test_coreml_llm
 from tests.export.anemll_host import Folder, Host
 from tests.families.gemma_models import build_gemma4
+from tests.families.test_llama4 import build_llama4
 from tests.gates.mutations.families import FAMILIES
 from tests.lower.test_parity import half_logits_of
 
@@ -49,7 +50,7 @@ PROMPT, NEW = 39, 16
 CLEAR = 0.02
 """The smallest lead of a chosen token; its logits are of the order of 3, and rounded to fp16."""
 FP16 = [
-    "--bits", "16", "--set", "embedding.format=fp16", "--context", "192",
+    "--bits", "16", "--set", "embedding.format=fp16", "--context", "256",
     "--set", "tokens.prefill=16",
 ]  # fmt: skip
 ROUTED = [*FP16, "--set", "layout.kind=per-block", "--set", 'layout.routed=["decode", "verify"]']
@@ -82,7 +83,8 @@ class Refusal(Exception):
 
 def trips() -> dict[str, Trip]:
     """By the row's name."""
-    texts = {f"{name}_text": build for name, build in FAMILIES.items()}  # gemma3, qwen3_5 ...
+    longer = {"llama4": lambda: build_llama4(attention_chunk_size=512, floor_scale=512)}
+    texts = {f"{name}_text": build for name, build in (FAMILIES | longer).items()}
     made = FAMILIES | texts
     missing = sorted(set(families()) - set(made))
     assert not missing, f"no tiny model of {missing}"

@@ -114,7 +114,7 @@ def test_what_is_chosen_holds_by_hugging_face(
         smallest = override(recipe, {"compression.default": SMALL, "embedding.format": "int8"})
         assert kl_of_hugging_face(tiny_checkpoint_folder, smallest, tokens) > choose.MARGIN * kl
         assert first.compression != smallest.compression
-        assert "; smaller is not: " in first.reasons["compression.default"]
+        assert "; smaller is not proven so: " in first.reasons["compression.default"]
 
 
 def test_a_mix_is_between_its_formats(

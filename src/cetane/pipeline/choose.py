@@ -212,7 +212,7 @@ class Bench:
         """A candidate with the reasons for what was chosen; gives the weights' memory back."""
         said = f"{name}, {self.recipe.quality}: {self.judge(candidate)}"
         if self.refused:
-            said += f"; smaller is not: {'; '.join(self.refused)}"
+            said += f"; smaller is not proven so: {'; '.join(self.refused)}"
         self.__dict__.pop("model", None)
         self.__dict__.pop("truth", None)
         chosen = [key for key in (KEY, ROWS) if value_of(self.recipe, key) == AUTO]
