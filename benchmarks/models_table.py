@@ -28,7 +28,7 @@ def parity(cells: list[str] | None) -> str:
     """The worst error of any way to feed, and the number of configs."""
     if cells is None:
         return NONE
-    configs, *errors = cells
+    configs, *errors, _largest_logit, _nudged = cells
     return f"{max(map(float, errors)):.1e} ({configs} configs)"
 
 
