@@ -376,7 +376,12 @@ def test_structure_can_fail(changes: dict[str, Any], red: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"hidden_cosine": 0.9998}, {"logit_cosine": 0.9998}, {"kl": 0.0021}, {"kl": float("inf")}],
+    [
+        {"hidden_cosine": 0.9998, "chooses": True},
+        {"logit_cosine": 0.9998},
+        {"kl": 0.0021},
+        {"kl": float("inf")},
+    ],
 )
 def test_rounding_can_fail(changes: dict[str, float]) -> None:
     right = {"mode": "decode", "positions": 8, "hidden_cosine": 1, "logit_cosine": 1, "kl": 0}
