@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cetane.engine.verify import Draft, line
+from cetane.engine.call import line
+from cetane.engine.verify import Draft
 from cetane.speculate.controller import Controller, Record, measure
 
 

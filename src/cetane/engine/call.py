@@ -11,6 +11,11 @@ from cetane.schema.function import Route, Step
 from cetane.schema.interface import Kept, Order, hidden_shape
 
 
+def line(count: int) -> range:
+    """The parents of `count` tokens, each of which follows the one before."""
+    return range(-1, count - 1)
+
+
 @dataclass(frozen=True)
 class CallSlots:
     """The slots of one cache group before and after a call.

@@ -123,8 +123,10 @@ class Execution:
         """
         if not function.states:
             return self.shards.call(shard, function, inputs, None)
-        own = self.states.setdefault(function.owner, OwnedStates(self.shards, shard))
-        return self.shards.call(shard, function, inputs, own.of(function))
+        if function.owner not in self.states:
+            self.states[function.owner] = OwnedStates(self.shards, shard)
+        states = self.states[function.owner].of(function)
+        return self.shards.call(shard, function, inputs, states)
 
     def _keep(self, sink: Sink, value: Array, running: Running) -> None:
         """Store an output in its sink, without padding."""

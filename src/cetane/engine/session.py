@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from cetane.engine.backend import Array
-from cetane.engine.call import Running
+from cetane.engine.call import Running, line
 from cetane.engine.execution import Execution, run
 from cetane.engine.logits import HeadRows, Logits
 from cetane.engine.memory import Mark, Memory
@@ -134,7 +134,7 @@ class Session:
         follows the one before."""
         evaluated = self._acceptable(len(path))
         count = len(evaluated.call.tokens)
-        parents = evaluated.call.parents or range(-1, count - 1)
+        parents = evaluated.call.parents or line(count)
         inside = all(0 <= column < count for column in path)
         if not inside or [parents[column] for column in path] != [-1, *path][: len(path)]:
             raise CetaneError(f"cannot accept columns {list(path)}: they are no path of the call")
@@ -166,7 +166,7 @@ class Session:
 
     def _tree(self, count: int, parents: Sequence[int] | None) -> tuple[int, ...] | None:
         """The parents of a tree's tokens; None for a line. Raises CetaneError for a wrong tree."""
-        if parents is None or list(parents) == list(range(-1, count - 1)):
+        if parents is None or list(parents) == list(line(count)):
             return None
         earlier = all(-1 <= parent < column for column, parent in enumerate(parents))
         if len(parents) != count or not earlier:

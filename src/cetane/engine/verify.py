@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cetane.engine.backend import Array
+from cetane.engine.call import line
 from cetane.engine.sampling import Sampler
 
 
@@ -54,11 +55,6 @@ class Draft:
 
 
 NO_DRAFT = Draft()
-
-
-def line(count: int) -> range:
-    """The parents of `count` tokens, each of which follows the one before."""
-    return range(-1, count - 1)
 
 
 def grafted(draft: Draft, other: Draft, most: int) -> Draft:

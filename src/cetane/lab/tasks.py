@@ -16,7 +16,7 @@ from cetane.lab.sides import Sides
 from cetane.lab.workload import Setting
 from cetane.mil.fast import share_threads
 from cetane.store.settings import shared_store
-from cetane.store.store import Store, made_beside
+from cetane.store.store import Store
 from cetane.tasks.task import Task, task_key
 from cetane.tasks.workers import Workers, performed, waiting
 from cetane.validation import validated
@@ -164,10 +164,10 @@ class LabTasks:
 
     def take(self, task: Task, store: Store) -> bool:
         """Note a task's result; False if the store has none."""
-        with made_beside(self.own / "fetched") as scratch:
-            if not store.fetch(task.key, scratch / "result"):
+        with store.opened(task.key, self.own / "fetched") as result:
+            if result is None:
                 return False
-            content = read_json(scratch / "result" / RESULT)
+            content = read_json(result / RESULT)
         if "digest" not in content:
             part = validated(dict[ArmName, ArmOutcome], content, task.name)
             self.parts[task.name.partition(": ")[0]].append(part)

@@ -35,7 +35,7 @@ from cetane.schema.manifest import (
 )
 from cetane.schema.recipe import Recipe
 from cetane.store.settings import shared_store
-from cetane.store.store import Store, made_beside
+from cetane.store.store import Store
 from cetane.tasks.task import Task
 from cetane.tasks.workers import Workers, performed, waiting
 
@@ -198,18 +198,22 @@ class Build:
 
     def _take(self, task: Task, store: Store) -> bool:
         """Put a part from a store into the bundle; False if the store does not have it."""
-        with made_beside(self.partial.root / "fetched") as scratch:
-            made = scratch / "result" / task.name
-            if not store.fetch(task.key, scratch / "result") or not made.exists():
+        with store.opened(task.key, self.partial.root / "fetched") as result:
+            if result is None or not (result / task.name).exists():
                 return False
             remove(self.partial.bundle / task.name)
-            made.rename(self.partial.bundle / task.name)
+            (result / task.name).rename(self.partial.bundle / task.name)
         self.partial.record(task.name)
         return True
 
     def task(self, name: str) -> Task:
         """A part as a task."""
-        return task_of(self.job, self.planner, name)
+        return task_of(self.job, name, self.weight_bytes.get(name, 0))
+
+    @cached_property
+    def weight_bytes(self) -> dict[str, int]:
+        """Of the shards, by path."""
+        return {shard_path(shard.name): shard.weight_bytes for shard in self.planner.plan().shards}
 
     @cached_property
     def job(self) -> BuildJob:

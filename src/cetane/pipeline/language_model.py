@@ -197,9 +197,7 @@ class LanguageModel:
             raise CetaneError(f"max_new_tokens = {max_new_tokens}: must be at least 1")
         settings = Sampler(**sampling)
         vars(self._sampler).update(vars(settings))  # a draft model samples with the same object
-        if (
-            self._speculator is not None
-        ):  # a seed promises the same text, and T = K rounds otherwise
+        if self._speculator is not None:  # a seed promises the same text, T = K may round otherwise
             self._speculator.resting = settings.seed is not None and not self._drafts_seeded
         ids = self.ids(prompt)
         if len(ids) > self.context:
@@ -312,9 +310,8 @@ def load(
     drafter, or is a `DrafterOptions` with its settings; None is plain decoding. By default, drafts
     come from this process's own texts and from the bundle's draft head, where they pay and where
     no seed was given: calls of several tokens round differently, and a seed promises the same text.
-    `adapter`
-    is the first value of `LanguageModel.adapter`. With `exclusive`, all programs share one
-    pool of threads. That is faster, but needs a process that runs nothing else on onnxruntime.
+    `adapter` is the first value of `LanguageModel.adapter`. With `exclusive`, all programs share
+    one pool of threads. That is faster, but needs a process that runs nothing else on onnxruntime.
     CetaneError for a damaged or missing bundle.
 
     >>> with cetane.load(bundle) as lm:

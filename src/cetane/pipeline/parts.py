@@ -50,11 +50,10 @@ def job_of(checkpoint: Checkpoint, recipe: Recipe) -> BuildJob:
     return BuildJob(key, checkpoint, recipe)
 
 
-def task_of(job: BuildJob, planner: Planner, name: str) -> Task:
+def task_of(job: BuildJob, name: str, weight_bytes: int) -> Task:
     """A part as a task, whose result has the path that the part has in a bundle."""
-    sizes = {shard_path(shard.name): shard.weight_bytes for shard in planner.plan().shards}
-    memory = BASE_MEMORY + sizes.get(name, 0)
-    return Task(name, task_key(job.key, name), partial(make_part, job, name), memory)
+    work = partial(make_part, job, name)
+    return Task(name, task_key(job.key, name), work, BASE_MEMORY + weight_bytes)
 
 
 def make_part(job: BuildJob, name: str, folder: Path) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cetane.engine.call import line
 from cetane.engine.engine import Engine
 from cetane.engine.session import Session
-from cetane.engine.verify import NO_DRAFT, Draft, grafted, line
+from cetane.engine.verify import NO_DRAFT, Draft, grafted
 from cetane.errors import CetaneError
 from cetane.speculate.controller import Controller
 from cetane.speculate.drafter import Drafter, open_session

@@ -130,6 +130,13 @@ class Store:
             partial.rename(folder)
         return True
 
+    @contextmanager
+    def opened(self, key: str, near: Path) -> Iterator[Path | None]:
+        """A folder beside `near` with a result's files, while the context lasts; None if absent."""
+        with made_beside(near) as scratch:
+            folder = scratch / "result"
+            yield folder if self.fetch(key, folder) else None
+
     def publish(
         self, key: str, folder: Path, made: Mapping[str, FileRecord], measured: bool = False
     ) -> bool:

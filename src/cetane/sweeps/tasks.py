@@ -13,7 +13,7 @@ from cetane.files import read_json, remove, replacing, silent, write_json
 from cetane.hardware.chips import find_chip
 from cetane.schema.recipe import Recipe
 from cetane.store.settings import shared_store
-from cetane.store.store import Store, made_beside
+from cetane.store.store import Store
 from cetane.sweeps import mixed
 from cetane.sweeps.grid import Candidate, candidate
 from cetane.sweeps.points import LayerScore, Point
@@ -194,9 +194,8 @@ class SweepTasks:
 
     def take(self, task: Task, store: Store) -> bool:
         """Note a task's result; False if the store has none, or something else."""
-        with made_beside(self.own / "fetched") as scratch:
-            made = scratch / "result"
-            if not store.fetch(task.key, made):
+        with store.opened(task.key, self.own / "fetched") as made:
+            if made is None:
                 return False
             if (made / SENSITIVITY).is_file():
                 with replacing(self.sweep.folder / SENSITIVITY) as temporary:

@@ -1,15 +1,12 @@
 """Workers of Dask: a cluster of its own on this machine, or any that has a scheduler's address."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from cetane.errors import CetaneError
 from cetane.store.settings import shared_url
 from cetane.tasks.task import Order, Task
 from cetane.tasks.workers import MOST_LOST, Ended
-
-if TYPE_CHECKING:
-    pass
 
 LOCAL = "local"
 SCHEDULER = {

@@ -78,12 +78,9 @@ class SharedModel:
         self.signatures = {name: signature(program.functions[name]) for name in staged}
         self.stages: list[SharedStage | SharedAttention] = []
         for together in zip(*staged.values(), strict=True):
-            graphs = {
-                n: s for n, s in zip(staged, together, strict=True) if isinstance(s, OnnxGraph)
-            }
-            attentions = {
-                n: s for n, s in zip(staged, together, strict=True) if isinstance(s, AttentionStage)
-            }
+            own = dict(zip(staged, together, strict=True))
+            graphs = {n: stage for n, stage in own.items() if isinstance(stage, OnnxGraph)}
+            attentions = {n: s for n, s in own.items() if isinstance(s, AttentionStage)}
             self.stages.append(SharedStage(graphs) if graphs else attentions)
 
     def function(self, name: str) -> FastFunction:
