@@ -29,7 +29,11 @@ from cetane.speculate.ngram import Ngram
 from cetane.speculate.speculator import Speculator
 from cetane.speculate.suffix import EarlierAnswers, Suffix
 
-OPENINGS = ("", "Answer briefly. ", "Answer as a list. ", "Think about it first. ")
+OPENINGS = (
+    "", "Answer briefly. ", "Answer as a list. ", "Think about it first. ", "Answer in rhyme. ",
+    "Explain every step. ", "Answer with an example. ", "Say it to a child. ", "Be formal. ",
+    "Give two answers. ",
+)  # fmt: skip
 
 
 class Known(Drafter):
@@ -59,7 +63,7 @@ class Known(Drafter):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundles", nargs="+", type=Path)
-    parser.add_argument("--prompts", type=int, default=200)
+    parser.add_argument("--prompts", type=int, default=500)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
