@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
@@ -70,6 +71,39 @@ def test_the_constants_are_those_of_the_file(fitted: Fixed) -> None:
     assert "model.layers.1.mlp.down_proj.weight" in names
     assert len(names) == 2 * 7, "all projections of two layers, and not the head"
     assert fitted.wrong() == []
+
+
+def test_the_file_says_what_every_weight_costs(fitted: Fixed) -> None:
+    file = fitted.bundle.plan.recipe.compression.fitted
+    assert file is not None
+    harms = file.read().harms
+    assert len(harms) == 2 * 7 and min(harms.values()) > 0
+
+
+def test_the_text_is_read_once_for_all_formats(
+    fitted: Fixed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "importance", None)
+    monkeypatch.setattr(module, "write_text", None)
+    other = recipe(method="gptq", default="palette4-kmeans-group8")
+    costs, before = (
+        resolve_recipe(fitted.checkpoint, made).compression.fitted.read().harms  # type: ignore[union-attr]
+        for made in (other, fitted.bundle.plan.recipe)
+    )
+    assert all(costs[name] < before[name] for name in costs), "four bits cost less than three"
+
+
+def test_attention_is_fused_where_that_is_the_same(tiny_model: Any) -> None:
+    model = tiny_model("llama")
+    tokens = torch.randint(0, 288, (2, 16))
+    with torch.no_grad():
+        before = model(tokens).logits
+        module.fuse_attention(model)
+        torch.testing.assert_close(model(tokens).logits, before)
+    assert model.config._attn_implementation == "sdpa"
+    capped = tiny_model("gemma2")
+    module.fuse_attention(capped)
+    assert capped.config._attn_implementation == "eager"
 
 
 def test_they_are_made_once(fitted: Fixed, monkeypatch: pytest.MonkeyPatch) -> None:

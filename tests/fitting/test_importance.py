@@ -1,8 +1,11 @@
 """What errors of a layer change, against derivatives that torch takes of the loss itself."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -49,11 +52,11 @@ def test_factors_are_products_of_gradients(
 
 
 def test_inputs_count_as_their_tokens_do(tiny_model: Callable[..., Any]) -> None:
-    own = module.Importance(torch.tensor([2.0, 0.0, 1.0]), None)
+    own = module.Importance(torch.tensor([2.0, 0.0, 1.0]), None, 1.0)
     inputs = torch.tensor([[1.0, 0.0], [5.0, 5.0], [0.0, 3.0]])
-    torch.testing.assert_close(own.products(inputs), torch.tensor([[2.0, 0.0], [0.0, 9.0]]) / 3)
+    np.testing.assert_allclose(own.products(inputs), np.array([[2.0, 0.0], [0.0, 9.0]]) / 3)
     routed = inputs[:2]  # not one row for every token: all count alike
-    torch.testing.assert_close(own.products(routed), routed.T @ routed / 2)
+    np.testing.assert_allclose(own.products(routed), (routed.T @ routed / 2).numpy())
 
 
 def test_of_very_many_outputs_no_products_are_kept(
@@ -64,3 +67,33 @@ def test_of_very_many_outputs_no_products_are_kept(
     layers: dict[str, nn.Linear] = {"w": model.get_submodule(PATH)}
     own = importance(model, layers, text(), silent)["w"]
     assert own.outputs is None and len(own.tokens) == 96
+
+
+def test_predicted_harm_is_what_gradients_say(tiny_model: Callable[..., Any]) -> None:
+    """Half the mean square of what an error changes, where the factors are the whole truth."""
+    model = tiny_model("llama").requires_grad_(False)
+    own = importance(model, {"w": model.get_submodule(PATH)}, text(), silent)["w"]
+    rows = gradients(model, text()).flatten(0, 1).double().numpy()
+    random = np.random.default_rng(0)
+    off = random.normal(0, 0.1, (rows.shape[1], 4)).astype(np.float32)
+    inputs = random.normal(size=(5, 4))
+    products = inputs.T @ inputs / 5
+    changes = np.einsum("no,oi,mi->nm", rows, off, inputs)
+    harm = own.harm(off, products.astype(np.float32))
+    np.testing.assert_allclose(harm, np.square(changes).mean() / 2, rtol=0.1)
+
+
+def test_importance_is_kept_and_found(tiny_model: Callable[..., Any], tmp_path: Path) -> None:
+    model = tiny_model("llama").requires_grad_(False)
+    made = importance(model, {"w": model.get_submodule(PATH)}, text(), silent)
+    path = tmp_path / "folder" / "kept"
+    assert module.load(path) is None
+    module.keep(path, text(), made)
+    found = module.load(path)
+    assert found is not None
+    assert torch.equal(found[0], text())
+    torch.testing.assert_close(found[1]["w"].tokens, made["w"].tokens)
+    torch.testing.assert_close(found[1]["w"].outputs, made["w"].outputs)
+    assert found[1]["w"].scale == pytest.approx(made["w"].scale)
+    path.write_bytes(b"something else")
+    assert module.load(path) is None

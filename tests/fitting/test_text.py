@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from cetane.files import silent
-from cetane.fitting.text import LEAST, write_text
+from cetane.fitting.text import LEAST, drawn_from, write_text
 
 START = 7
 
@@ -31,3 +31,10 @@ def test_unlikely_tokens_are_never_drawn(tiny_model: Callable[..., Any]) -> None
     assert (shares < LEAST * shares.amax(-1, keepdim=True)).float().mean() > 0.5
     assert (drawn >= 0.9 * LEAST * shares.amax(-1)).all()
     assert (drawn < shares.amax(-1)).any()
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
+    shares = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]])  # none of the others, at either end
+    drawn = drawn_from(shares.expand(4000, 5), torch.Generator().manual_seed(0))[:, 0]
+    assert set(drawn.tolist()) == {1, 3}
+    assert abs(float((drawn == 3).float().mean()) - 0.75) < 0.03  # four standard errors

@@ -14,9 +14,11 @@ from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.compress import parse_format
 from cetane.errors import CetaneError
 from cetane.files import silent, write_toml
+from cetane.fitting import fit
 from cetane.gates.limits import Limits, read
 from cetane.pipeline import choose
 from cetane.pipeline.choose import Bench, resolutions, resolve_recipe
+from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, load_recipe, override, recipe_content
 
@@ -126,6 +128,50 @@ def test_a_mix_is_between_its_formats(
     sizes = [size(checkpoint, override(recipe, {"compression.default": name}))
              for name in (SMALL, LARGE)]  # fmt: skip
     assert sizes[0] < size(checkpoint, mixed) < sizes[1]
+
+
+@pytest.fixture
+def four_bits(
+    tiny_checkpoint_folder: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> Request:
+    """`--bits 4` of the tiny model."""
+    monkeypatch.setattr(fit, "SEQUENCES", 16)
+    monkeypatch.setattr(fit, "LENGTH", 32)
+    monkeypatch.setattr(choose, "MOST_RAISED", 3.0)  # palettes of a tiny model take a bit a weight
+    # its channels are too few for groups of 32
+    wanted = {"compression.raise_to": "palette6-kmeans-group8", "compression.rotate": False}
+    return make_request(tiny_checkpoint_folder, recipe, bits=4, changes=wanted)
+
+
+def test_few_bits_that_fall_short_get_more_where_errors_cost_most(
+    four_bits: Request, promise: Callable[[float], None]
+) -> None:
+    promise(0.02)  # the KL of four bits alone is 0.019, and a fifth is kept for other texts
+    checkpoint, asked = four_bits.checkpoint, four_bits.recipe
+    mixed = next(resolutions(checkpoint, asked))
+    uniform = override(mixed, {"compression.names": {}})
+    assert set(mixed.compression.names.values()) == {"palette6-kmeans-group8"}
+    assert size(checkpoint, uniform) < size(checkpoint, mixed)
+    six = override(uniform, {"compression.default": "palette6-kmeans-group8"})
+    assert size(checkpoint, mixed) < size(checkpoint, six)
+    assert "6 for " in mixed.reasons["compression.default"]
+    assert "smaller is not proven so: palette4" in mixed.reasons["compression.default"]
+
+
+def test_a_promise_that_no_mix_holds_leaves_the_bits_that_were_asked_for(
+    four_bits: Request, promise: Callable[[float], None]
+) -> None:
+    promise(1e-9)
+    last = list(resolutions(four_bits.checkpoint, four_bits.recipe))[-1]
+    assert not last.compression.names
+    assert "bits a weight, 6 for" in last.reasons["compression.default"], "what was tried is said"
+
+
+def test_plain_constants_are_not_raised(tiny_checkpoint_folder: Path, recipe: Recipe) -> None:
+    plain = make_request(
+        tiny_checkpoint_folder, recipe, bits=4, changes={"compression.method": "plain"}
+    )
+    assert plain.recipe.compression.raise_to is None
 
 
 def test_a_second_port_judges_nothing(

@@ -5,7 +5,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from cetane.cli.options import Output, Verbose
+from cetane.cli.options import Bits, Output, Verbose
 from cetane.cli.output import console, progress, say, warn
 from cetane.errors import CetaneError
 
@@ -34,6 +34,7 @@ def demo(
     recipe: Annotated[
         str | None, typer.Option("--recipe", "-r", help="A recipe in place of the demo's own.")
     ] = None,
+    bits: Bits = None,
     output: Output = None,
     verbose: Verbose = False,
 ) -> None:
@@ -48,10 +49,11 @@ def demo(
     name, path = choose(model)
     shown = DEMOS[name]
     chosen = recipe or shown.recipe
-    bundle = output or Path(f"{name}-{Path(chosen).stem}")
-    say(f"cetane port {path} -r {chosen} -o {bundle}")
+    fewer = "" if bits is None else f" --bits {bits}"
+    bundle = output or Path(f"{name}-{Path(chosen).stem}{fewer.replace(' --bits ', '-')}")
+    say(f"cetane port {path} -r {chosen}{fewer} -o {bundle}")
     try:
-        port(str(path), bundle, chosen, verbose=verbose)
+        port(str(path), bundle, chosen, bits=bits, verbose=verbose)
     except typer.Exit as verdict:
         if verdict.exit_code:
             raise

@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # a recipe is read without numpy
 
 KEY = "key"
 """Of the metadata: what a file depends on."""
+HARMS = "harms"
+"""Of the metadata: a JSON object of nats by the name of a tensor."""
 INDICES, LUT, DATA, SCALE = "/indices", "/lut", "/data", "/scale"
 """Ends of tensors' names in the file, behind the names of a checkpoint's."""
 Span = tuple[int, int]
@@ -42,6 +44,15 @@ class Fitted:
         except (OSError, SafetensorError) as error:
             raise CetaneError(f"{path}: no safetensors file: {error}") from error
         self.path = path
+
+    @property
+    def harms(self) -> dict[str, float]:
+        """The KL, in nats a token, that every weight's rounding was predicted to cost; empty where
+        nothing predicted it."""
+        with suppress(KeyError, ValueError, TypeError, AttributeError):
+            said = json.loads((self.file.metadata() or {})[HARMS])
+            return {str(name): float(harm) for name, harm in said.items()}
+        return {}
 
     def of(
         self, name: str, shape: Shape, form: Format, rows: Span | None, columns: Span | None
@@ -112,9 +123,11 @@ def folder() -> Path:
     return cache_dir() / "fitted"
 
 
-def save(constants: Mapping[str, Encoded], key: str) -> FittedFile:
+def save(
+    constants: Mapping[str, Encoded], key: str, harms: Mapping[str, float] | None = None
+) -> FittedFile:
     """Keep constants, by the names of a checkpoint's tensors, in the cache folder; `key` is what
-    they depend on."""
+    they depend on, `harms` what each is predicted to cost."""
     from safetensors.numpy import save as serialized
 
     from cetane.compress.encoded import Affine, Palettized
@@ -127,7 +140,7 @@ def save(constants: Mapping[str, Encoded], key: str) -> FittedFile:
         elif isinstance(made, Affine):
             tensors[name + DATA] = made.data.reshape(len(made.data), -1)
             tensors[name + SCALE] = made.scale.reshape(-1)
-    content = serialized(tensors, {KEY: key})
+    content = serialized(tensors, {KEY: key, HARMS: json.dumps(dict(harms or {}))})
     digest = hashlib.sha256(content).hexdigest()
     folder().mkdir(parents=True, exist_ok=True)
     with replacing(folder() / f"{digest}.safetensors") as temporary:

@@ -69,8 +69,8 @@ def encode(weight: Matrix, form: Format, hessian: Matrix, outputs: Matrix | None
     indices = np.empty(rows.shape, dtype=np.uint8)
     for _ in range(ROUNDS):
         indices = problem.round(levels.rows)
-        problem.descend(levels.rows, indices)
-        levels, indices = levels.fitted(problem, indices)
+        gradients = problem.descend(levels.rows, indices)
+        levels, indices = levels.fitted(problem, indices, gradients)
     return levels.encoded(indices, weight.shape)
 
 
@@ -138,14 +138,14 @@ class Problem:
             moved[:, block.stop :] -= errors @ self.factor[block, block.stop :]
         return indices
 
-    def descend(self, levels: Matrix, indices: Indices) -> None:
-        """Improve indices once, column by column, in place."""
+    def descend(self, levels: Matrix, indices: Indices) -> Matrix:
+        """Improve indices once, column by column, in place; the gradients then."""
         from cetane.compress import feedback, kernels
 
         gradients = self.gradients(np.take_along_axis(levels, indices, 1))
         for block in self.blocks:
             own = np.ascontiguousarray(self.hessian[block, block])
-            part = np.ascontiguousarray(gradients[:, block])
+            part = gradients[:, block].copy()  # the loops change it
             chosen, changes = np.ascontiguousarray(indices[:, block]), np.empty_like(part)
             if self.outputs is None:
                 kernels.over_rows(
@@ -157,6 +157,7 @@ class Problem:
                 changes = self.outputs @ changes
             indices[:, block] = chosen
             gradients -= changes @ self.hessian[block]
+        return gradients
 
     def length(self, step: Matrix, gradients: Matrix) -> np.float32:
         """The length of a step of all rounded values that takes away most error."""
@@ -196,8 +197,11 @@ class Levels(ABC):
         """Ascending, `(O, K)`."""
 
     @abstractmethod
-    def fitted(self, problem: Problem, indices: Indices) -> "tuple[Levels, Indices]":
-        """The best levels for some indices, and the indices of the same weights into them."""
+    def fitted(
+        self, problem: Problem, indices: Indices, gradients: Matrix
+    ) -> "tuple[Levels, Indices]":
+        """The best levels for some indices, and the indices of the same weights into them;
+        `gradients` are those of these indices."""
 
     @abstractmethod
     def encoded(self, indices: Indices, shape: Shape) -> Encoded:
@@ -240,12 +244,13 @@ class PaletteLevels(Levels):
     def rows(self) -> Matrix:
         return np.repeat(self.lut, len(self.problem.weight) // len(self.lut), axis=0)
 
-    def fitted(self, problem: Problem, indices: Indices) -> "tuple[PaletteLevels, Indices]":
+    def fitted(
+        self, problem: Problem, indices: Indices, gradients: Matrix
+    ) -> "tuple[PaletteLevels, Indices]":
         from cetane.compress import feedback, kernels
 
         groups, size = self.lut.shape
         own = indices.reshape(groups, -1, indices.shape[1])
-        gradients = problem.gradients(np.take_along_axis(self.rows, indices, 1))
         products = np.empty((groups, size, size))
         kernels.over_rows(
             lambda *rows: feedback.normal_equations(*rows, problem.hessian),
@@ -290,7 +295,9 @@ class LinearLevels(Levels):
     def rows(self) -> Matrix:
         return self.integers * self.scale.astype(np.float16).astype(np.float32)[:, None]
 
-    def fitted(self, problem: Problem, indices: Indices) -> "tuple[LinearLevels, Indices]":
+    def fitted(
+        self, problem: Problem, indices: Indices, gradients: Matrix
+    ) -> "tuple[LinearLevels, Indices]":
         chosen = self.integers[indices]
         weighted = chosen @ problem.hessian
         squares = (weighted * chosen).sum(1)

@@ -43,6 +43,8 @@ class Selection(Data):
       model: `weighted` the mean squares of a layer's inputs, `gptq` all their products. `tuned`
       continues from `gptq` with the model's answers.
     - `rotate` turns channels before, so that no outlier is left.
+    - `raise_to` is a larger format that a port may give to parts of the weights, where the default
+      alone does not hold what the recipe promises. It needs constants that are fitted.
     - `fitted` names the file of constants that such a method made. A build adds it.
     """
 
@@ -56,6 +58,8 @@ class Selection(Data):
     rotate: bool = Field(default=False, exclude_if=lambda rotate: not rotate)
     """Whether the residual stream and the values of attention are turned first, which spreads
     outliers: the same function, with weights that round better."""
+    raise_to: FormatName | None = Field(default=None, exclude_if=lambda name: name is None)
+    """For the weights of `default` that cost most; the port says which, in `names`."""
     fitted: FittedFile | None = Field(default=None, exclude_if=lambda file: file is None)
 
     @model_validator(mode="after")
@@ -66,7 +70,10 @@ class Selection(Data):
             raise ValueError(
                 f'method: "{self.method}" makes the constants of one format; name it in default'
             )
-        formats = (*self.types.values(), *self.names.values())
+        if self.raise_to is not None and self.method == "plain":
+            raise ValueError("raise_to: only fitted constants tell which weights cost most")
+        larger = () if self.raise_to is None else (self.raise_to,)
+        formats = (*self.types.values(), *self.names.values(), *larger)
         for name in formats if self.auto else (self.default, *formats):
             if parse_format(name).weighted and self.sensitivity is None:
                 raise ValueError(

@@ -12,21 +12,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from cetane.files import Progress
+from cetane.files import Progress, replacing
 from cetane.fitting.teacher import quick
+
+Matrix = npt.NDArray[np.float32]
 
 EVEN = 0.5
 """Part of a token's importance that all tokens share. Without it few tokens would decide, and other
 texts be worse off: held out, the errors of half the matrices grew by up to 15 %."""
-LARGEST = 4096
-"""Outputs of a layer whose products are kept, 64 MB; of more, every output counts alike."""
-ROWS = 1024
-"""Tokens of a pass."""
+LARGEST = 1024
+"""Outputs of a layer whose products are kept; of more, every output counts alike. Values, which
+have few, gain most by them (docs/explanation/compression.md)."""
+ROWS = 512
+"""Tokens of a pass: its activations are what takes most memory."""
+
+TEXT, TOKENS, OUTPUTS, SCALE = "text", "/tokens", "/outputs", "/scale"
+"""Names of tensors in a file, and their ends."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +48,32 @@ class Importance:
     """What the errors at every token count, `(N,)`, 1 on average."""
     outputs: Tensor | None
     """How errors of the outputs count together, fp32 `(O, O)`, its trace O; None for too many."""
+    scale: float
+    """The mean square of an output's gradient."""
 
-    def products(self, inputs: Tensor) -> Tensor:
+    def products(self, inputs: Tensor) -> Matrix:
         """The mean product of inputs `(N, I)` at these tokens."""
-        counts = self.tokens if len(self.tokens) == len(inputs) else torch.ones(len(inputs))
-        return (inputs * counts[:, None]).T @ inputs / len(inputs)
+        if len(self.tokens) != len(inputs):
+            return mean_product(inputs)
+        return mean_product(inputs * self.tokens[:, None].sqrt())
+
+    def harm(self, off: Matrix, products: Matrix) -> float:
+        """The KL, in nats a token, that errors `(O, I)` of the weight are predicted to cost."""
+        together = off if self.outputs is None else self.outputs.numpy() @ off
+        return self.scale / 2 * float(np.vdot(off @ products, together))
+
+
+def mean_product(rows: Tensor) -> Matrix:
+    """Of `(N, I)` with itself, fp32 `(I, I)`. numpy computes one half of it, and torch both."""
+    own = rows.numpy()
+    return np.asarray(own.T @ own / np.float32(len(own)), dtype=np.float32)
 
 
 class Collector:
     """Gathers the importance of one layer from its outputs' gradients."""
 
     def __init__(self, layer: nn.Linear) -> None:
-        outputs = len(layer.weight)
+        self.count = outputs = len(layer.weight)
         self.sum = torch.zeros(outputs, outputs) if outputs <= LARGEST else None
         self.squares: list[Tensor] = []
 
@@ -60,14 +85,16 @@ class Collector:
         rows = gradient.reshape(-1, gradient.shape[-1])
         self.squares.append(rows.float().square().sum(1).cpu())
         if self.sum is not None:
-            self.sum += (rows.T @ rows).float().cpu()
+            own = rows.float().cpu()
+            self.sum += len(own) * torch.from_numpy(mean_product(own))
 
     def made(self) -> Importance:
         squares = torch.cat(self.squares)
         tokens = EVEN + (1 - EVEN) * squares / squares.mean().clamp(min=1e-30)
+        scale = float(squares.mean()) / self.count
         if self.sum is None:
-            return Importance(tokens, None)
-        return Importance(tokens, self.sum / self.sum.diagonal().mean().clamp(min=1e-30))
+            return Importance(tokens, None, scale)
+        return Importance(tokens, self.sum / self.sum.diagonal().mean().clamp(min=1e-30), scale)
 
 
 def importance(
@@ -100,3 +127,29 @@ def loss_of(model: Any, tokens: Tensor) -> Tensor:
         logits = model(tokens, use_cache=False).logits[:, :-1]
     rows = logits.reshape(-1, logits.shape[-1]).float()
     return nn.functional.cross_entropy(rows, tokens[:, 1:].flatten(), reduction="sum")
+
+
+def keep(path: Path, text: Tensor, importances: Mapping[str, Importance]) -> None:
+    """Write a text and the importance of layers there."""
+    tensors = {TEXT: text}
+    for name, one in importances.items():
+        tensors |= {f"{name}{TOKENS}": one.tokens, f"{name}{SCALE}": torch.tensor([one.scale])}
+        if one.outputs is not None:
+            tensors[f"{name}{OUTPUTS}"] = one.outputs
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        save_file(tensors, temporary)
+
+
+def load(path: Path) -> tuple[Tensor, dict[str, Importance]] | None:
+    """What `keep` wrote; None where there is none, or something else."""
+    try:
+        tensors = load_file(path)
+        names = [name.removesuffix(TOKENS) for name in tensors if name.endswith(TOKENS)]
+        return tensors[TEXT], {
+            name: Importance(tensors[name + TOKENS], tensors.get(name + OUTPUTS),
+                             float(tensors[name + SCALE]))
+            for name in names
+        }  # fmt: skip
+    except (OSError, SafetensorError, KeyError, ValueError):
+        return None

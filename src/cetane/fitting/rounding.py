@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from cetane.compress import Format, second_order
 from cetane.compress.select import Method
 from cetane.files import Progress
-from cetane.fitting.importance import Importance
+from cetane.fitting.importance import Importance, Matrix, mean_product
 
 if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded
@@ -60,8 +60,11 @@ class Rounder:
         self.formats, self.method, self.progress = formats, method, progress
         self.importances = importances or {}
         self.constants: dict[str, Encoded] = {}
+        self.harms: dict[str, float] = {}
+        """The KL, in nats a token, that a layer's rounding is predicted to cost; empty without
+        importance."""
         self._inputs: Tensor | None = None
-        self._hessian: Tensor | None = None
+        self._hessian: Matrix | None = None
 
     @torch.no_grad()
     def run(self, model: Any, names: Mapping[str, str], tokens: Tensor) -> None:
@@ -88,21 +91,23 @@ class Rounder:
         form, weight = self.formats[name], layer.weight.float().numpy()
         important, outputs = self.importances.get(name), None
         if important is None:
-            hessian = self.hessian(inputs[0]).numpy()
+            hessian = self.hessian(inputs[0])
         else:
-            hessian = important.products(rows_of(inputs[0])).numpy()
+            hessian = important.products(rows_of(inputs[0]))
             outputs = None if important.outputs is None else important.outputs.numpy()
         if self.method == "weighted":
             hessian = np.diag(np.diagonal(hessian))
         made = second_order.encode(weight, form, np.ascontiguousarray(hessian), outputs)
         self.constants[name] = made
-        layer.weight.data = torch.from_numpy(made.decode().astype(np.float32))
+        decoded = made.decode().astype(np.float32)
+        if important is not None:
+            self.harms[name] = important.harm(weight - decoded, hessian)
+        layer.weight.data = torch.from_numpy(decoded)
 
-    def hessian(self, inputs: Tensor) -> Tensor:
+    def hessian(self, inputs: Tensor) -> Matrix:
         """The mean product of a layer's inputs, fp32 `(I, I)`; several layers read the same."""
         if inputs is not self._inputs:
-            rows = rows_of(inputs)
-            self._inputs, self._hessian = inputs, rows.T @ rows / len(rows)
+            self._inputs, self._hessian = inputs, mean_product(rows_of(inputs))
         assert self._hessian is not None
         return self._hessian
 

@@ -42,6 +42,16 @@ def write_text(
     return torch.where(torch.arange(sequences)[:, None] % 2 == 0, text[:, :-1], text[:, 1:])
 
 
+def drawn_from(shares: Tensor, random: torch.Generator) -> Tensor:
+    """One index of each row, as likely as its share, int64 `(B, 1)`.
+
+    `torch.multinomial` draws a number for every token of the vocabulary: a tenth of all the time.
+    """
+    ends = shares.double().cumsum(1)
+    places = torch.rand(len(shares), 1, generator=random, dtype=torch.float64) * ends[:, -1:]
+    return torch.searchsorted(ends, places, right=True).clamp(max=shares.shape[1] - 1)
+
+
 @torch.no_grad()
 def write_batch(
     model: Any, start: int, sequences: int, length: int, random: torch.Generator
@@ -62,6 +72,6 @@ def write_batch(
         else:
             shares = torch.softmax(logits, -1)
             shares[shares < LEAST * shares.amax(1, keepdim=True)] = 0
-            read = torch.multinomial(shares, 1, generator=random)
+            read = drawn_from(shares, random)
         tokens = torch.cat([tokens, read], 1)
     return tokens

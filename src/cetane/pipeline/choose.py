@@ -1,7 +1,8 @@
 """The compression that a recipe leaves to cetane (`compression.default = "auto"`), before a build.
 
 Candidates are judged in turn, the smallest first, on the authored modules and a text, by the golden
-gate's own checks. The first that holds what the recipe promises, with a margin, is taken.
+gate's own checks. The first that holds what the recipe promises, with a margin, is taken. So are
+the weights that get more bits than a recipe's few (`compression.raise_to`).
 """
 
 from collections import defaultdict
@@ -28,6 +29,7 @@ from cetane.gates.quality import Agreement
 from cetane.gates.verdict import Check
 from cetane.pipeline.calibration import resolve_fitted, resolve_scale
 from cetane.planner import Planner
+from cetane.planner.encoding import can_be_fitted
 from cetane.schema.manifest import producers
 from cetane.schema.recipe import Recipe, decided, override, value_of
 from cetane.validation import Data, validated
@@ -41,6 +43,9 @@ MARGIN = 0.8
 """The part of every limit that a candidate may use, since the gate judges another text."""
 THIRDS = 3
 """Parts of the layers, by depth, that a mix tells apart."""
+MOST_RAISED = 0.5
+"""Bits a weight beyond the default's that a mix may have, palettes counted: four bits with more of
+them would be five."""
 WINDOW = 128
 """Tokens that are judged together, in one call: a large vocabulary's logits take 134 MB."""
 BRIEF = 96
@@ -70,11 +75,29 @@ class Judgement(Data):
 
 def holds(check: Check) -> bool:
     """Whether a check leaves room to its limit: a share by its interval, others by the margin."""
-    if check.interval is not None:
-        return check.passed
+    return check.passed if check.interval is not None else used(check) <= MARGIN
+
+
+def used(check: Check) -> float:
+    """The part of a limit that a figure takes; a compression that costs nothing takes none."""
     nothing = 1.0 if check.name.endswith("ratio") else 0.0
-    """Of a compression that costs nothing."""
-    return check.value - nothing <= MARGIN * (check.limit - nothing)
+    return (check.value - nothing) / (check.limit - nothing)
+
+
+def allowance(judgement: Judgement) -> float:
+    """The part of its KL with which a compression would hold its promise, with the margin.
+
+    Wrong choices go with the root of the KL. An interval narrows with them; that is left as room.
+    """
+    parts = [1.0]
+    for check in judgement.checks:
+        if check.interval is None:
+            parts.append(MARGIN / max(used(check), MARGIN))
+        else:
+            wrong, reach = 1 - check.value, check.value - check.interval[0]
+            most = min(MARGIN * (1 - check.limit), 1 - check.limit - reach)
+            parts.append((max(most, 0.0) / max(wrong, 1e-9)) ** 2)
+    return min(parts)
 
 
 def resolve_recipe(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = silent) -> Recipe:
@@ -100,14 +123,16 @@ def resolutions(
     since nothing is nearer to the model. What the recipe says of types and names stays. `budget` is
     the most bytes of weights and tables: CetaneError where nothing so small holds the promise.
     """
+    raising = recipe.compression.raise_to is not None and recipe.compression.fitted is None
     recipe = resolve_fitted(checkpoint, resolve_scale(checkpoint, recipe, progress), progress)
-    if not (recipe.compression.auto or recipe.embedding.format == AUTO):
+    if not (recipe.compression.auto or recipe.embedding.format == AUTO or raising):
         check_budget(Planner(checkpoint, recipe), budget)
         yield recipe
         return
     bench = Bench(checkpoint, recipe, progress)
     for rows in bench.rows():
-        if rows == "int8" and not bench.holds("int8 rows alone", bench.candidate(rows, NEAREST)):
+        alone = bench.candidate(rows, NEAREST)
+        if recipe.compression.auto and rows == "int8" and not bench.holds("int8 rows alone", alone):
             continue
         for name, candidate in bench.candidates(rows):
             if bench.holds(name, candidate):
@@ -141,11 +166,17 @@ class MixedPart:
     patterns: tuple[str, ...]
     """Their names and no others'."""
 
-    @property
-    def saved(self) -> int:
+    def saved(self, small: str, large: str) -> int:
         """Bytes that the smaller of a mix's formats saves."""
-        small, large = (parse_format(name) for name in (SMALL, LARGE))
-        return sum(large.nbytes(w.shape) - small.nbytes(w.shape) for w in self.weights)
+        formats = parse_format(small), parse_format(large)
+        return sum(formats[1].nbytes(w.shape) - formats[0].nbytes(w.shape) for w in self.weights)
+
+    def __str__(self) -> str:
+        """What it holds: "down_proj of layers 20 to 29"."""
+        names = [weight.name.split(".") for weight in self.weights]
+        layers = [int(word) for name in names for word in name if word.isdigit()]
+        where = f" of layers {min(layers)} to {max(layers)}" if layers else ""
+        return f"{names[0][-2]}{where}"
 
     @classmethod
     def of(cls, weights: Sequence[Weight], names: Collection[str]) -> "MixedPart":
@@ -154,6 +185,24 @@ class MixedPart:
         layers = groupby(sorted(mine), key=lambda name: name.split(".")[:3])
         patterns = (pattern(list(part), set(names) - mine) for _, part in layers)
         return cls(tuple(weights), tuple(chain.from_iterable(patterns)))
+
+
+def named(parts: Sequence[MixedPart], form: str) -> dict[str, str]:
+    """A format for some parts, by name."""
+    return {name: form for part in parts for name in part.patterns}
+
+
+def bits_of(
+    raised: Sequence[MixedPart], others: Sequence[MixedPart], large: str, small: str
+) -> float:
+    """Bits a weight, palettes counted, of some parts in the larger of two formats."""
+    sizes = [
+        (parse_format(name).nbytes(weight.shape), weight.elements)
+        for parts, name in ((raised, large), (others, small))
+        for part in parts
+        for weight in part.weights
+    ]
+    return 8 * sum(size for size, _ in sizes) / sum(elements for _, elements in sizes)
 
 
 class Harms(Data):
@@ -170,7 +219,10 @@ class Bench:
         self.checkpoint, self.recipe, self.progress = checkpoint, recipe, progress
         self.planner = Planner(checkpoint, recipe)
         content = (resources.files("cetane") / "data" / "texts" / "english.txt").read_text("utf-8")
-        self.tokens = text_tokens(checkpoint.tokenizer, limits().evidence.positions, content)
+        ask = limits().evidence
+        count = ask.positions if recipe.compression.raise_to is None else ask.most
+        """Where few bits are near to the limit, little text decides nothing."""
+        self.tokens = text_tokens(checkpoint.tokenizer, count, content)
         self.refused: list[str] = []
 
     @cached_property
@@ -196,6 +248,7 @@ class Bench:
         """What is between the smallest and fp16, by name; the caller goes on while they fail."""
         if not self.recipe.compression.auto:
             yield self.recipe.compression.default, self.candidate(rows, None)
+            yield from self.raised(rows)
             return
         yield SMALL, self.candidate(rows, SMALL)
         mix = self.mix(rows)
@@ -216,6 +269,8 @@ class Bench:
         self.__dict__.pop("model", None)
         self.__dict__.pop("truth", None)
         chosen = [key for key in (KEY, ROWS) if value_of(self.recipe, key) == AUTO]
+        if self.recipe.compression.raise_to is not None:
+            chosen.append(KEY)
         return decided(candidate, {}, dict.fromkeys(chosen, said))
 
     def holds(self, name: str, candidate: Recipe) -> bool:
@@ -253,15 +308,65 @@ class Bench:
         harms = self.kept(Harms, large, lambda: self.harms(groups, large))
         room = MARGIN * limits().quality[self.recipe.quality].kl - harms.rest
         small: set[int] = set()
-        for index in sorted(range(len(groups)), key=lambda i: harms.groups[i] / groups[i].saved):
+        costs = [cost / part.saved(SMALL, LARGE)
+                 for cost, part in zip(harms.groups, groups, strict=True)]  # fmt: skip
+        for index in sorted(range(len(groups)), key=costs.__getitem__):
             if harms.groups[index] <= room:
                 small.add(index)
                 room -= harms.groups[index]
         if not 0 < len(small) < len(groups):
             return {}
         others = [group for index, group in enumerate(groups) if index not in small]
-        named = {name: LARGE for group in others for name in group.patterns}
-        return named | self.recipe.compression.names
+        return named(others, LARGE) | self.recipe.compression.names
+
+    def raised(self, rows: str) -> Iterator[tuple[str, Recipe]]:
+        """The recipe with more bits for the parts that its constants are predicted to cost most KL
+        a byte: as many as its judgement falls short by, then as many as still are its few bits."""
+        compression, fitted = self.recipe.compression, self.recipe.compression.fitted
+        if compression.raise_to is None or fitted is None:
+            return
+        small, large = compression.default, compression.raise_to
+        most = parse_format(small).bits + MOST_RAISED
+        if parse_format(large).bits <= parse_format(small).bits:
+            return
+        known = fitted.read().harms
+        parts = [part for part in self.kinds() if all(w.name in known for w in part.weights)]
+
+        def harm(part: MixedPart) -> float:
+            return sum(known[weight.name] for weight in part.weights)
+
+        parts.sort(key=lambda part: harm(part) / part.saved(small, large), reverse=True)
+        left = allowance(self.judge(self.candidate(rows, None))) * sum(map(harm, parts))
+        sizes = [bits_of(parts[:count], parts[count:], large, small) for count in range(len(parts))]
+        last = sum(size <= most for size in sizes) - 1
+        first = next((n for n in range(1, last) if sum(map(harm, parts[n:])) <= left), last)
+        for count in dict.fromkeys((first, last)):
+            if count < 1:
+                return
+            asked = override(self.candidate(rows, None), {
+                "compression.names": named(parts[:count], large) | compression.names,
+                "compression.fitted": None,
+            })  # fmt: skip
+            said = ", ".join(map(str, parts[:count]))
+            name = f"{sizes[count]:.2f} bits a weight, {parse_format(large).bits:g} for {said}"
+            yield name, resolve_fitted(self.checkpoint, asked, self.progress)
+
+    def kinds(self) -> list[MixedPart]:
+        """The fitted weights of the recipe's default, by kind and by part of the layers."""
+        compression = self.recipe.compression
+        parts: dict[tuple[str, int], list[Weight]] = defaultdict(list)
+        everything: set[str] = set()
+        layers = self.planner.model.layers[-1].layer + 1
+        for block in self.planner.blocks:
+            for _, weight in block.weights():
+                if weight.kind is None:
+                    continue
+                everything.add(weight.name)
+                form = compression.format_for(weight.name, weight.kind)
+                if form.name == compression.default and can_be_fitted(weight, form):
+                    kind = weight.name.rpartition(".")[0].rpartition(".")[2]
+                    parts[kind, min(block.layer, layers - 1) * THIRDS // layers].append(weight)
+        return [MixedPart.of(weights, everything) for weights in parts.values()]
 
     def groups(self) -> list[MixedPart]:
         """The weights that the recipe leaves to cetane, by part of the layers: errors of early ones
