@@ -34,6 +34,7 @@ from cetane.sweeps.tasks import SweepTasks
 TEXT = "The rating of how readily a fuel ignites is its cetane number. " * 60
 NAME = "palette3-kmeans-group8"
 FITTED = f"{NAME}+gptq"
+VECTORS = "palette2-weighted-vector4-group16"
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +116,7 @@ def test_a_point_is_what_transformers_says_of_the_decoded_weights(
     assert (point.method, point.bits, point.group) == ("kmeans", 3, "8")
 
 
-@pytest.mark.parametrize("name", [NAME, "int4-per-block32", "palette3-weighted-group16"])
+@pytest.mark.parametrize("name", [NAME, "int4-per-block32", "palette3-weighted-group16", VECTORS])
 def test_a_bundle_is_as_good_as_its_point(
     name: str, sweep: Callable[[], Sweep], checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
@@ -296,6 +297,7 @@ def test_what_a_recipe_keeps_in_fp16_stays(
     found = candidate(parse_way(NAME), planner, None).selection
     assert (found.types, found.names) == ({"head": "fp16"}, {"model.layers.0.*": "fp16"})
     fitted = candidate(parse_way(FITTED), planner, None).selection
+    assert not any("vector" in name for name in chosen(["*"]))  # unmeasured on an ANE
     assert (fitted.types, fitted.names) == (rules["types"], rules["names"])  # as a port of --bits
     assert candidate(parse_way("fp16"), planner, None).selection == Selection()
 

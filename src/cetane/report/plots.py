@@ -19,12 +19,12 @@ COLOURS = {
     "#000001": "var(--ink)",
     "#000002": "var(--soft)",
     "#000003": "var(--line)",
-    **{f"#{4 + i:06d}": f"var(--s{i})" for i in range(7)},
+    **{f"#{4 + i:06d}": f"var(--s{i})" for i in range(8)},
 }
 """The page's variables, by the colours that matplotlib draws with."""
 INK, SOFT, LINE, *SERIES = COLOURS
-MARKERS = "sD^vPoX"
-METHODS = ("linear", "uniform", "kmeans", "weighted", "mixed", "gptq", "tuned")
+MARKERS = "sD^vPoXd"
+METHODS = ("linear", "uniform", "kmeans", "weighted", "mixed", "gptq", "tuned", "vector")
 ARMS = {"baseline": SOFT, "candidate": SERIES[0]}
 """Lines in the colours of an experiment's bars."""
 WIDTH, HEIGHT = 5.2, 3.9

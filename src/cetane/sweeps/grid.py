@@ -172,8 +172,8 @@ def described(form: Format) -> tuple[Method, str | None]:
     match form:
         case Linear(per=per):
             return "linear", f"block{per}" if isinstance(per, int) else per
-        case Palette(mode=mode, group=group):
-            return mode, "tensor" if group is None else str(group)
+        case Palette(mode=mode, group=group, vector=vector):
+            return mode if vector == 1 else "vector", "tensor" if group is None else str(group)
     return "fp16", None
 
 

@@ -19,6 +19,7 @@ STYLES: dict[Method, tuple[str, str, str]] = {
     "linear": ("#8250df", "^", "linear"),
     "mixed": ("#cf222e", "*", "mixed by layer"),
     "gptq": ("#0a7b83", "P", "second order (GPTQ)"),
+    "vector": ("#6e7781", "v", "palettes of vectors"),
     "tuned": ("#bc4c9b", "X", "tuned"),
 }
 """Colour, marker and name. Markers differ too, for readers who are colour-blind."""

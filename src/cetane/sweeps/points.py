@@ -16,7 +16,9 @@ from cetane.errors import CetaneError
 from cetane.files import Ledger, json_sha256
 from cetane.validation import Data
 
-Method = Literal["fp16", "linear", "uniform", "kmeans", "weighted", "mixed", "gptq", "tuned"]
+Method = Literal[
+    "fp16", "linear", "uniform", "kmeans", "weighted", "vector", "mixed", "gptq", "tuned"
+]
 """The form of the constants, or what fitted them to the model."""
 
 
