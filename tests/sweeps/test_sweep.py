@@ -16,8 +16,10 @@ from cetane.errors import CetaneError
 from cetane.families import Head
 from cetane.fitting.fit import Fitter
 from cetane.gates.compressions import Judge
+from cetane.gates.port import Packaged
 from cetane.gates.quality import perplexity
 from cetane.gates.residency.target import Target
+from cetane.gates.weights import wrong_weights
 from cetane.hardware.chips import find_chip
 from cetane.perf.predict import Predictor
 from cetane.pipeline.build import build
@@ -126,6 +128,9 @@ def test_a_bundle_is_as_good_as_its_point(
     assert point is not None
     recipe = load_recipe(str(write_recipe(work, point)))
     bundle = build(checkpoint, recipe, tmp_path / "bundle", lambda *_: None)
+    planner = Planner(checkpoint, bundle.plan.recipe)
+    port = Packaged(bundle, planner, checkpoint, bundle.tables(), bundle.tokenizer)
+    assert not list(wrong_weights(port, checkpoint, bundle.tables()))
     found = perplexity(bundle, checkpoint, list(work.passage.judged), lambda *_: None)
     assert bundle.plan.weight_bytes == point.weight_bytes
     assert found.tokens == point.text.tokens

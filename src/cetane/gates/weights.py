@@ -122,7 +122,8 @@ def arrays(encoded: Encoded) -> dict[str, Array]:
         return {"weight": encoded.weight}
     if isinstance(encoded, Affine):
         return {"data": encoded.data, "scale": encoded.scale}
-    return {"indices": encoded.indices, "lut": encoded.lut}
+    axis = {"vector_axis": np.array(0, np.int32)} if encoded.lut.shape[-1] > 1 else {}
+    return {"indices": encoded.indices, "lut": encoded.lut, **axis}
 
 
 def differs(wanted: Mapping[str, Array], given: Mapping[str, Array], values: Array) -> str | None:
