@@ -2,7 +2,7 @@
 
 Every linear layer but the head rounds its inputs and its outputs to one static scale a tensor, as
 coremltools' passes do; the ranges are those of four passages of the gates' prose. It is computed in
-torch, without packages: for the plain model it agrees with the row "W8A8 real, all samples" of
+torch, without packages: for the plain model it is near the row "W8A8 real" of
 benchmarks/activations.py. Judged on the first tokens of the standard library's documentation.
 
     python benchmarks/turned_activations.py MODEL
