@@ -23,8 +23,8 @@ COLOURS = {
 }
 """The page's variables, by the colours that matplotlib draws with."""
 INK, SOFT, LINE, *SERIES = COLOURS
-MARKERS = "sD^vPoXd"
-METHODS = ("linear", "uniform", "kmeans", "weighted", "mixed", "gptq", "tuned", "vector")
+MARKERS = "osD^vPXd"
+METHODS = ("gptq", "linear", "uniform", "kmeans", "weighted", "mixed", "tuned", "vector")
 ARMS = {"baseline": SOFT, "candidate": SERIES[0]}
 """Lines in the colours of an experiment's bars."""
 WIDTH, HEIGHT = 5.2, 3.9
