@@ -1,80 +1,135 @@
-"""Ways to make few bits of a model: bytes, perplexity, KL and time of each, on two texts.
+"""Ways to make few bits of a model: bytes, perplexity, KL, answers and time of each, on two texts.
 
 Judged on what no way has seen: documentation of Python's standard library behind its first 512
 tokens, and the gates' own prose. The weights are judged without lowering them (`cetane sweep`'s
-judge); all but the head's get the format, the head int8.
+judge); all but the head's get the format, the head int8. A method with `turned-` before it turns
+the channels first. coremltools' own ways (`coremltools_bits.py`) make values of the same format,
+and the same judge reads them.
 
-    python benchmarks/low_bits.py MODEL --bits 4 3 2 --methods plain weighted gptq
-    python benchmarks/low_bits.py MODEL --bits 4 --methods tuned --minutes 15
+    python benchmarks/low_bits.py MODEL --bits 4 3 2 --methods plain turned-gptq coreml-skm
+    python benchmarks/low_bits.py MODEL --bits 4 --methods turned-tuned --minutes 15
 """
 
 import itertools
 import resource
 import sys
 import time
+from functools import cached_property
+from typing import Any
 
 from cetane.checkpoint import open_checkpoint
-from cetane.compress import Selection
-from cetane.gates.compressions import Judge, Window
+from cetane.compress import Selection, parse_format
 from cetane.gates.probes import texts
 from cetane.pipeline.choose import resolve_recipe
 from cetane.pipeline.request import FORMATS
-from cetane.planner import Planner, turned
+from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, load_recipe, override
-from common import arguments, report, standard_library_text
+from cetane.sweeps import smoke
+from cetane.sweeps.basis import Basis
+from common import WORK, arguments, report, standard_library_text
+from coremltools_bits import GPTQ_FORMAT, METHODS, Theirs, put
 
 SKIPPED = 512
 """Tokens of the documentation that a sweep calibrates on."""
+TURNED = "turned-"
+
+
+class Bench:
+    """One model, in both bases of its channels, and what coremltools makes of it."""
+
+    def __init__(self, model: str, minutes: float) -> None:
+        self.minutes = minutes
+        self.checkpoint = open_checkpoint(model)
+        kept = {"cache.context": 512, "embedding.format": "int8", "compression.default": "fp16"}
+        self.recipe = override(load_recipe("default"), kept)
+
+    @cached_property
+    def own(self) -> Basis:
+        return Basis(self.checkpoint, self.recipe, progress)
+
+    @cached_property
+    def turned(self) -> Basis:
+        recipe = override(self.recipe, {"compression.rotate": True})
+        return Basis(self.checkpoint, recipe, progress)
+
+    def basis(self, method: str) -> Basis:
+        """The basis of a method."""
+        return self.turned if method.startswith(TURNED) else self.own
+
+    @cached_property
+    def theirs(self) -> Theirs:
+        planner = self.own.planner
+        body = {w.name for b in planner.model.layers for _, w in b.weights() if w.kind}
+        return Theirs(self.checkpoint, planner, body, WORK)
+
+    def compress(self, form: str, method: str) -> tuple[Recipe, float]:
+        """Give the basis of a method its weights; returns a recipe of their size, and the
+        seconds."""
+        basis = self.basis(method)
+        wanted = {"compression.default": form, "compression.minutes": self.minutes}
+        if method in METHODS:
+            theirs = self.theirs  # with the text, whose time counts for no way of theirs
+            started = time.perf_counter()
+            tensors = theirs.made(method, form)
+            seconds = time.perf_counter() - started
+            recipe = override(basis.recipe, wanted)
+            put(basis.judge, tensors, recipe.compression)
+            return recipe, seconds
+        wanted["compression.method"] = method.removeprefix(TURNED)
+        started = time.perf_counter()
+        recipe = resolve_recipe(basis.checkpoint, override(basis.recipe, wanted), progress)
+        seconds = time.perf_counter() - started
+        basis.judge.compress(recipe.compression)
+        return recipe, seconds
+
+
+def progress(what: str, done: int, total: int) -> None:
+    print(f"{what} ({done}/{total})", file=sys.stderr)
 
 
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--bits", type=int, nargs="+", default=[4])
     parser.add_argument("--formats", nargs="+", default=[], help="In place of those of --bits.")
-    parser.add_argument("--methods", nargs="+", default=["plain", "gptq"])
-    parser.add_argument("--rotate", action="store_true", help="Turn the channels first.")
+    parser.add_argument("--methods", nargs="+", default=["plain", "turned-gptq"])
     parser.add_argument("--minutes", type=float, default=30.0, help="For tuning.")
     parser.add_argument("--tokens", type=int, default=1024, help="Of each text.")
     options = parser.parse_args()
-    base = override(load_recipe("default"), {"cache.context": 512, "embedding.format": "int8"})
-    base = override(base, {"compression.rotate": options.rotate})
-    checkpoint = turned(open_checkpoint(options.model), base)
-    judge = Judge(checkpoint, base)
-    tokens = checkpoint.tokenizer.encode
+    bench = Bench(options.model, options.minutes)
+    tokens = bench.checkpoint.tokenizer.encode
     passages = {
         "documentation": tokens(standard_library_text().read_text())[SKIPPED:][: options.tokens],
         "prose": tokens(texts())[: options.tokens],
     }
-    truth: dict[str, list[Window]] = {n: list(judge.read(t)) for n, t in passages.items()}
-
-    def progress(what: str, done: int, total: int) -> None:
-        print(f"{what} ({done}/{total})", file=sys.stderr)
-
     rows, result = [], []
     formats = options.formats or [FORMATS[bits] for bits in options.bits]
     for form, method in itertools.product(formats, options.methods):
-        wanted = override(base, {"compression.default": form, "compression.method": method,
-                                 "compression.minutes": options.minutes})  # fmt: skip
-        started = time.perf_counter()
-        recipe = resolve_recipe(checkpoint, wanted, progress)
-        seconds = time.perf_counter() - started
-        judge.compress(recipe.compression)
-        size, bits = size_of(judge.planner, recipe), body_bits(judge.planner, recipe.compression)
+        if method == "coreml-gptq":
+            if parse_format(form).bits != parse_format(GPTQ_FORMAT).bits:
+                continue  # it has 4 and 8 bits alone
+            form = GPTQ_FORMAT
+        basis = bench.basis(method)
+        truth = {name: basis.truth(passage) for name, passage in passages.items()}
+        before = basis.answers
+        recipe, seconds = bench.compress(form, method)
+        size, bits = size_of(basis.planner, recipe), body_bits(basis.planner, recipe.compression)
+        answers = smoke.compare(bench.checkpoint.tokenizer, smoke.ask(basis.judge), before)
         for name, windows in truth.items():
-            found = judge.compare(windows)
-            row = {
-                "format": form, "method": method, "turned": options.rotate, "bits": bits,
-                "bytes": size, "text": name,
+            found = basis.judge.compare(windows)
+            row: dict[str, Any] = {
+                "format": form, "method": method, "bits": bits, "bytes": size, "text": name,
                 "fp16": found.reference, "perplexity": found.perplexity,
                 "ratio": found.perplexity / found.reference, "kl": found.kl, "top1": found.top1,
-                "seconds": seconds,
+                "smoke": sum(answer.expected or 0 for answer in answers), "seconds": seconds,
             }  # fmt: skip
             print(row, file=sys.stderr)
-            result.append(row)
+            result.append(row | {"answers": [answer.text for answer in answers]})
             rows.append(list(row.values()))
+        for answer in answers:
+            print(f"{answer.id}: {' '.join(answer.text.split())}", file=sys.stderr)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    title = f"few bits of {checkpoint.source}; peak {peak:.1f} GB"
-    report(title, list(result[0]), rows, {"rows": result, "peak_gb": peak}, options.json)
+    title = f"few bits of {bench.checkpoint.source}; peak {peak:.1f} GB"
+    report(title, list(row), rows, {"rows": result, "peak_gb": peak}, options.json)
 
 
 def size_of(planner: Planner, recipe: Recipe) -> int:

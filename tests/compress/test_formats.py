@@ -16,6 +16,13 @@ PALETTES = [
     for per in ("group2", "per-tensor")
 ]
 LINEAR = [f"int{bits}-per-{per}" for bits in (8, 4) for per in ("channel", "tensor", "block2")]
+VECTORS = [
+    f"palette{bits}-{mode}-vector{length}-{per}"
+    for bits, length in ((1, 2), (2, 2), (3, 2), (4, 2), (1, 4), (2, 4))
+    for mode in ("kmeans", "weighted")
+    for per in ("group2", "per-tensor")
+    if length == 2 or per == "per-tensor"
+]
 NAMES = ["fp16", *LINEAR, *PALETTES]
 
 # Channels come in twos, so that every format above can encode every weight.
@@ -42,7 +49,7 @@ def packed_bytes(encoded: Dense | Affine | Palettized) -> int:
     return packed.nbytes + encoded.lut.nbytes
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *VECTORS])
 def test_a_name_is_read_and_written(name: str) -> None:
     assert parse_format(name).name == name
 
@@ -75,6 +82,11 @@ def test_a_name_says_what_is_done() -> None:
         "palette4-kmeans-group٣",
         "palette4-kmeans",
         "palette4-median-group8",
+        "palette4-kmeans-vector4-per-tensor",
+        "palette6-kmeans-vector2-per-tensor",
+        "palette4-kmeans-vector3-per-tensor",
+        "palette4-uniform-vector2-per-tensor",
+        "palette4-kmeans-vector2-group3",
     ],
 )
 def test_an_unknown_name_is_answered_with_the_grammar(name: str) -> None:

@@ -14,16 +14,20 @@ from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.compress import Selection, SensitivityFile, parse_format, pattern
 from cetane.errors import CetaneError
 from cetane.families import Head
+from cetane.fitting.fit import Fitter
 from cetane.gates.compressions import Judge
+from cetane.gates.port import Packaged
 from cetane.gates.quality import perplexity
 from cetane.gates.residency.target import Target
+from cetane.gates.weights import wrong_weights
 from cetane.hardware.chips import find_chip
 from cetane.perf.predict import Predictor
 from cetane.pipeline.build import build
-from cetane.planner import Planner
+from cetane.pipeline.calibration import resolve_fitted
+from cetane.planner import Planner, turned
 from cetane.schema.recipe import Recipe, load_recipe
 from cetane.sweeps import moments
-from cetane.sweeps.grid import candidate, chosen, load_grid, weights
+from cetane.sweeps.grid import candidate, chosen, load_grid, parse_way, weights
 from cetane.sweeps.on_chip import predict
 from cetane.sweeps.points import Point
 from cetane.sweeps.sweep import LAYERS, POINTS, Passage, Sweep, best, pareto, write_recipe
@@ -31,6 +35,8 @@ from cetane.sweeps.tasks import SweepTasks
 
 TEXT = "The rating of how readily a fuel ignites is its cetane number. " * 60
 NAME = "palette3-kmeans-group8"
+FITTED = f"{NAME}+gptq"
+VECTORS = "palette2-weighted-vector4-group16"
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +118,7 @@ def test_a_point_is_what_transformers_says_of_the_decoded_weights(
     assert (point.method, point.bits, point.group) == ("kmeans", 3, "8")
 
 
-@pytest.mark.parametrize("name", [NAME, "int4-per-block32", "palette3-weighted-group16"])
+@pytest.mark.parametrize("name", [NAME, "int4-per-block32", "palette3-weighted-group16", VECTORS])
 def test_a_bundle_is_as_good_as_its_point(
     name: str, sweep: Callable[[], Sweep], checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
@@ -122,11 +128,44 @@ def test_a_bundle_is_as_good_as_its_point(
     assert point is not None
     recipe = load_recipe(str(write_recipe(work, point)))
     bundle = build(checkpoint, recipe, tmp_path / "bundle", lambda *_: None)
+    planner = Planner(checkpoint, bundle.plan.recipe)
+    port = Packaged(bundle, planner, checkpoint, bundle.tables(), bundle.tokenizer)
+    assert not list(wrong_weights(port, checkpoint, bundle.tables()))
     found = perplexity(bundle, checkpoint, list(work.passage.judged), lambda *_: None)
     assert bundle.plan.weight_bytes == point.weight_bytes
     assert found.tokens == point.text.tokens
     assert found.perplexity == pytest.approx(point.perplexity, rel=1e-3)
     assert found.kl == pytest.approx(point.kl, rel=0.02)
+
+
+def test_a_fitted_point_is_what_its_recipe_ports(
+    sweep: Callable[[], Sweep], checkpoint: Checkpoint, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Its channels are turned, its head is as the recipe says, and nothing is fitted twice."""
+    work = sweep()
+    plain, fitted = work.format(NAME), work.format(FITTED)
+    assert plain is not None and fitted is not None
+    assert (fitted.name, fitted.method, fitted.bits, fitted.group) == (FITTED, "gptq", 3, "8")
+    assert fitted.compression.rotate and fitted.compression.fitted is None
+    assert fitted.weight_bytes == plain.weight_bytes
+    assert fitted.kl < plain.kl
+    assert sweep().format(FITTED) == fitted
+    recipe = load_recipe(str(write_recipe(work, fitted)))
+    monkeypatch.setattr(Fitter, "__init__", lambda *_: pytest.fail("fitted twice"))
+    other = turned(checkpoint, recipe)
+    bundle = build(other, resolve_fitted(other, recipe), tmp_path / "bundle", lambda *_: None)
+    found = perplexity(bundle, other, list(work.passage.judged), lambda *_: None)
+    assert bundle.plan.weight_bytes == fitted.weight_bytes
+    assert found.perplexity == pytest.approx(fitted.perplexity, rel=1e-3)
+    assert found.kl == pytest.approx(fitted.kl, rel=0.02)
+
+
+def test_one_basis_at_a_time_is_in_memory(sweep: Callable[[], Sweep]) -> None:
+    work = sweep()
+    for name, loaded in ((NAME, work.own), (FITTED, work.turned), ("int8-per-tensor", work.own)):
+        assert work.format(name) is not None
+        assert [basis for basis in (work.own, work.turned) if "judge" in vars(basis)] == [loaded]
 
 
 def test_sizes_are_the_plans(
@@ -179,9 +218,9 @@ def test_what_is_known_is_not_judged_again(
     assert len(judged) == 3 + 1 + 2
     assert [point.name for point in found if point] == names
     assert len(path.read_text().splitlines()) == 4
-    assert "judge" not in vars(third := sweep())  # nothing is loaded for what is known
+    assert "judge" not in vars((third := sweep()).own)  # nothing is loaded for what is known
     assert [third.format(name) for name in names] == found
-    assert "judge" not in vars(third)
+    assert "judge" not in vars(third.own)
 
 
 def test_another_chip_is_predicted_and_not_judged(
@@ -248,7 +287,7 @@ def test_weights_that_a_format_cannot_hold_stay_in_fp16(
     checkpoint: Checkpoint, small: Recipe
 ) -> None:
     planner = Planner(checkpoint, small)
-    found = candidate(parse_format("palette4-kmeans-group64"), planner, None)
+    found = candidate(parse_way("palette4-kmeans-group64"), planner, None)
     kept = {name for name, form in found.selection.names.items() if form == "fp16"}
     assert kept == {w.name for w in weights(planner) if w.shape[0] % 64}
     assert any("k_proj" in name for name in kept)
@@ -260,9 +299,12 @@ def test_what_a_recipe_keeps_in_fp16_stays(
     rules = {"default": "int8-per-channel", "types": {"head": "fp16", "mlp": "int8-per-tensor"},
              "names": {"model.layers.0.*": "fp16"}}  # fmt: skip
     planner = Planner(checkpoint, recipe(compression=rules))
-    found = candidate(parse_format(NAME), planner, None).selection
+    found = candidate(parse_way(NAME), planner, None).selection
     assert (found.types, found.names) == ({"head": "fp16"}, {"model.layers.0.*": "fp16"})
-    assert candidate(parse_format("fp16"), planner, None).selection == Selection()
+    fitted = candidate(parse_way(FITTED), planner, None).selection
+    assert not any("vector" in name for name in chosen(["*"]))  # unmeasured on an ANE
+    assert (fitted.types, fitted.names) == (rules["types"], rules["names"])  # as a port of --bits
+    assert candidate(parse_way("fp16"), planner, None).selection == Selection()
 
 
 def test_predictions(checkpoint: Checkpoint, recipe: Callable[..., Recipe]) -> None:
@@ -304,13 +346,18 @@ def test_the_grid_and_its_patterns() -> None:
     assert len(usual) == len(set(usual)) <= 26
     everything = chosen(["*"])
     assert set(usual) < set(everything)
-    assert all(parse_format(name).name == name for name in everything)
+    assert all(parse_way(name).name == name for name in everything)
     assert chosen(["int8-*", "palette1-kmeans-group32"]) == [
         "fp16", *(f"int8-per-{per}" for per in ("channel", "tensor", "block32", "block64")),
         "palette1-kmeans-group32",
     ]  # fmt: skip
-    with pytest.raises(CetaneError, match="--formats palette5-"):
-        chosen(["palette5-kmeans-group32"])
+    fitted = set(chosen(["*+gptq"])) - {"fp16"}
+    assert {parse_way(name).method for name in fitted} == {"gptq"}
+    assert {f"palette{bits}-kmeans-group8+gptq" for bits in (4, 3)} <= fitted & set(usual)
+    assert chosen(["palette4-kmeans-group16+tuned"])[1] == "palette4-kmeans-group16+tuned"
+    for wrong in ("palette5-kmeans-group32", f"{NAME}+weighted", f"{NAME}+"):
+        with pytest.raises(CetaneError, match="no such format"):
+            chosen([wrong])
 
 
 def test_a_pattern_matches_what_it_should() -> None:
@@ -354,14 +401,14 @@ def test_workers_judge_what_one_process_judges(
     sweep: Callable[[], Sweep], tmp_path: Path, checkpoint: Checkpoint, small: Recipe,
     passage: Passage,
 ) -> None:  # fmt: skip
-    names = ["fp16", "int8-per-channel", "palette4-weighted-group8"]
+    names = ["fp16", "int8-per-channel", FITTED, "palette4-weighted-group8"]
     alone, folder = sweep(), tmp_path / "by-workers"
     chip = find_chip("m4-max")
     shared = Sweep(checkpoint, small, passage, chip, folder, lambda *_: None)
     workers = Inline()
     SweepTasks(shared, workers).formats(names, mixing=False)
     assert workers.performed == ["sensitivities", *names]
-    assert not shared.__dict__.keys() & {"judge", "truth", "answers"}  # it judged nothing itself
+    assert not vars(shared.own).keys() & {"judge", "answers"}  # it judged nothing itself
     for name in names:
         mine, theirs = alone.format(name), shared.format(name)
         assert mine is not None and theirs is not None

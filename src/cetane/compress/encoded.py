@@ -50,8 +50,9 @@ class Affine:
 class Palettized:
     """The inputs of `constexpr_lut_to_dense`, with one look-up table a group of output channels.
 
-    `indices` is uint8 with the weight's shape (O, I, ...) and values below 2**bits, not packed;
-    `lut` is fp16 with shape (groups, 1, ..., 2**bits, 1), where groups divides O.
+    An entry is V weights of neighbouring output channels. `indices` is uint8 of shape (O / V, I,
+    ...) with values below 2**bits, not packed; `lut` is fp16 of shape (groups, 1, ..., 2**bits, V),
+    where groups divides O / V.
     """
 
     indices: npt.NDArray[np.uint8]
@@ -60,10 +61,19 @@ class Palettized:
 
     def decode(self) -> Half:
         """The entry at each index, fp16 of shape (O, I, ...); exact."""
-        groups = self.lut.shape[0]
+        groups, vector = self.lut.shape[0], self.lut.shape[-1]
+        if vector > 1:
+            return self._decode_vectors(groups, vector)
         lut = self.lut.reshape(groups, -1)
         weight = np.take_along_axis(lut, self.indices.reshape(groups, -1), axis=1)
         return weight.reshape(self.indices.shape)
+
+    def _decode_vectors(self, groups: int, vector: int) -> Half:
+        outputs, *inner = self.indices.shape
+        rows = self.indices.reshape(groups, outputs // groups, -1)
+        entries = self.lut.reshape(groups, -1, vector)
+        made = entries[np.arange(groups)[:, None, None], rows]  # (groups, O / V / groups, I, V)
+        return made.transpose(0, 1, 3, 2).reshape(outputs * vector, *inner)
 
     def packed(self) -> npt.NDArray[np.uint8]:
         """The indices in weight.bin, one after the other, from the lowest bit up.

@@ -42,6 +42,8 @@ def linear(weight: Weight, bits: int, scales: Shape, one: bool) -> Affine:
 def palettized(weight: Weight, form: Palette, sensitivity: Sensitivity | None) -> Palettized:
     """Indices and palettes of a weight whose shape the format has checked."""
     half = _to_half(weight)
+    if form.vector > 1:
+        return _vectors(half, form, sensitivity)
     groups = half.reshape(form.groups(half.shape), -1)
     match form.mode:
         case "uniform":
@@ -51,8 +53,24 @@ def palettized(weight: Weight, form: Palette, sensitivity: Sensitivity | None) -
         case "weighted":
             costs = _costs(sensitivity, half.shape, form.name).reshape(groups.shape)
             lut, indices = palettes.kmeans(groups, form.bits, costs)
-    lut_shape = (len(groups), *[1] * (half.ndim - 1), 2**form.bits, 1)
-    return Palettized(indices.reshape(half.shape), lut.reshape(lut_shape), form.bits)
+    lut = lut.reshape(form.lut_shape(half.shape))
+    return Palettized(indices.reshape(half.shape), lut, form.bits)
+
+
+def _vectors(half: Half, form: Palette, sensitivity: Sensitivity | None) -> Palettized:
+    """Palettes whose entries are vectors along the output channels. A vector's cost is the mean of
+    its elements' costs; they are equal where costs are those of input channels."""
+    outputs, *inner = half.shape
+    groups, rows = form.groups(half.shape), outputs // form.vector
+    cut = (groups, rows // groups, form.vector, -1)
+    vectors = half.reshape(cut).transpose(0, 1, 3, 2).reshape(groups, -1, form.vector)
+    costs = None
+    if form.weighted:
+        counts = _costs(sensitivity, half.shape, form.name)
+        costs = np.ascontiguousarray(counts.reshape(cut).mean(2).reshape(groups, -1))
+    lut, indices = palettes.of_vectors(np.ascontiguousarray(vectors), form.index_bits, costs)
+    lut = lut.reshape(form.lut_shape(half.shape))
+    return Palettized(indices.reshape(rows, *inner), lut, form.index_bits)
 
 
 def _costs(sensitivity: Sensitivity | None, shape: Shape, name: str) -> Sensitivity:

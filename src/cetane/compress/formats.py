@@ -9,9 +9,11 @@
 | `palette4-kmeans-group32` | 4-bit indices, one palette of 16 fp16 values per 32 output channels |
 | `palette4-weighted-group32` | the same, placed for the least error of the layer's output |
 | `palette6-uniform-per-tensor` | 6-bit indices, one evenly spaced palette |
+| `palette4-kmeans-vector2-per-tensor` | 8-bit indices, one palette of pairs of weights |
 
-A linear weight has 8 or 4 bits, a palette 1, 2, 3, 4, 6 or 8. Output channels are axis 0 of a
-weight, input channels axis 1.
+A linear weight has 8 or 4 bits, a palette 1, 2, 3, 4, 6 or 8 for each weight. Entries of vectors
+have one index for 2 or 4 neighbouring output channels, of 8 bits at most. Output channels are axis
+0 of a weight, input channels axis 1.
 """
 
 from __future__ import annotations
@@ -132,11 +134,15 @@ class Palette(Format):
       coremltools does.
     - `kmeans` places them for the least squared error.
     - `weighted` multiplies each squared error by its sensitivity (SqueezeLLM, arXiv 2306.07629).
+
+    An entry is a vector of `vector` neighbouring output channels (`cluster_dim` of coremltools). No
+    report says how an ANE runs entries of more than one.
     """
 
     bits: int
     mode: PaletteMode
     group: int | None
+    vector: int = 1
 
     @property
     def weighted(self) -> bool:  # type: ignore[override]
@@ -145,13 +151,33 @@ class Palette(Format):
     @property
     def name(self) -> str:
         per = "per-tensor" if self.group is None else f"group{self.group}"
-        return f"palette{self.bits}-{self.mode}-{per}"
+        vector = "" if self.vector == 1 else f"vector{self.vector}-"
+        return f"palette{self.bits}-{self.mode}-{vector}{per}"
+
+    @property
+    def index_bits(self) -> int:
+        """Bits of an index."""
+        return self.bits * self.vector
+
+    def indices_shape(self, shape: Shape) -> Shape:
+        """The shape of a weight's indices."""
+        return (shape[0] // self.vector, *shape[1:])
+
+    def lut_shape(self, shape: Shape) -> Shape:
+        """The shape of a weight's palettes."""
+        inner = (1,) * (len(shape) - 1)
+        return (self.groups(shape), *inner, 1 << self.index_bits, self.vector)
 
     def nbytes(self, shape: Shape) -> int:
-        entries = self.groups(shape) << self.bits
-        return (math.prod(shape) * self.bits + 7) // 8 + 2 * entries
+        return (math.prod(shape) * self.bits + 7) // 8 + 2 * math.prod(self.lut_shape(shape))
 
     def check(self, shape: Shape, name: str) -> None:
+        if shape[0] % self.vector:
+            raise CetaneError(
+                f"{name} has shape {shape}: {self.name} cannot divide its {shape[0]} output "
+                f"channels into vectors of {self.vector}",
+                "give this weight another format",
+            )
         if self.group is not None and shape[0] % self.group:
             raise CetaneError(
                 f"{name} has shape {shape}: {self.name} cannot divide its {shape[0]} output "
@@ -172,8 +198,11 @@ class Palette(Format):
 
 _LINEAR = re.compile(r"int([48])-per-(channel|tensor|block([1-9][0-9]*))")
 _PALETTE = re.compile(
-    r"palette([123468])-(uniform|kmeans|weighted)-(?:group([1-9][0-9]*)|per-tensor)"
+    r"palette([123468])-(uniform|kmeans|weighted)-(?:vector([24])-)?"
+    r"(?:group([1-9][0-9]*)|per-tensor)"
 )
+WIDTHS = (1, 2, 3, 4, 6, 8)
+"""Bits of an index."""
 
 
 def parse_format(name: str) -> Format:
@@ -184,16 +213,22 @@ def parse_format(name: str) -> Format:
         bits, per, block = match.groups()
         return Linear(int(bits), int(block) if block else cast(Literal["channel", "tensor"], per))
     if match := _PALETTE.fullmatch(name):
-        bits, mode, group = match.groups()
-        return Palette(
+        bits, mode, vector, group = match.groups()
+        form = Palette(
             bits=int(bits),
             mode=cast(PaletteMode, mode),
             group=None if group is None else int(group),
+            vector=int(vector or 1),
         )
+        spaced = vector is not None and mode == "uniform"  # no line goes through all vectors
+        divided = group is None or not int(group) % form.vector
+        if form.index_bits in WIDTHS and divided and not spaced:
+            return form
     raise CetaneError(
         f"unknown compression format {name!r}",
         "write fp16, int{4,8}-per-{channel,tensor,block{N}}, "
         "palette{1,2,3,4,6,8}-{uniform,kmeans,weighted}-group{N} or "
-        "palette{1,2,3,4,6,8}-{uniform,kmeans,weighted}-per-tensor; "
+        "palette{1,2,3,4,6,8}-{uniform,kmeans,weighted}-per-tensor, "
+        "palette{1,2,3,4}-{kmeans,weighted}-vector{2,4}-... with indices of 8 bits at most; "
         "for example palette4-kmeans-group32",
     )

@@ -8,6 +8,8 @@ from cetane.errors import CetaneError
 
 Indices = npt.NDArray[np.uint8]
 Costs = npt.NDArray[np.float32]
+SEED = 1
+"""Of the vectors that a palette of vectors starts with."""
 LEAST = 1e-4
 """The least cost of a weight, as a fraction of the mean cost in its matrix."""
 
@@ -71,6 +73,28 @@ def kmeans(groups: Half, bits: int, costs: Costs | None = None) -> tuple[Half, I
     counted = np.empty((len(groups), 0), dtype=np.float32) if costs is None else _above_zero(costs)
     kernels.over_rows(clusters.kmeans, groups.view(np.uint16), counted, evenly, lut, indices)
     return lut.astype(np.float16), indices
+
+
+def of_vectors(vectors: Half, bits: int, costs: Costs | None = None) -> tuple[Half, Indices]:
+    """Palettes of vectors for some groups of them, fp16 `(groups, N, V)`: k-means (greedy
+    k-means++, then Lloyd).
+
+    `costs (groups, N)` multiply the squared error of each vector. Returns fp16 entries `(groups,
+    2**bits, V)` and uint8 indices `(groups, N)`. Deterministic.
+    """
+    from cetane.compress import kernels
+    from cetane.compress import vectors as loops
+
+    groups, count, length = vectors.shape
+    values = vectors.astype(np.float32)
+    counted = np.ones((groups, count), np.float32) if costs is None else _above_zero(costs)
+    entries = np.empty((groups, length, 2**bits), dtype=np.float32)
+    draws = np.random.default_rng(SEED).random((2**bits, loops.TRIALS))
+    kernels.over_rows(lambda *rows: loops.place(*rows, draws), values, counted, entries)
+    rounded = entries.astype(np.float16)
+    indices = np.empty((groups, count), dtype=np.uint8)
+    kernels.over_rows(loops.choose, values, rounded.astype(np.float32), indices)
+    return np.ascontiguousarray(rounded.transpose(0, 2, 1)), indices
 
 
 def _above_zero(costs: Costs) -> Costs:

@@ -45,7 +45,9 @@ def serves(form: Format, shape: Shape) -> bool:
     """Whether a format has levels that this rounds to; others are encoded as they are."""
     if len(shape) < 2 or form.bits > MOST_BITS:
         return False
-    return isinstance(form, Palette) or (isinstance(form, Linear) and form.per == "channel")
+    if isinstance(form, Palette):
+        return form.vector == 1
+    return isinstance(form, Linear) and form.per == "channel"
 
 
 def encode(weight: Matrix, form: Format, hessian: Matrix, outputs: Matrix | None = None) -> Encoded:

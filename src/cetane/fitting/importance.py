@@ -78,8 +78,10 @@ class Collector:
         self.squares: list[Tensor] = []
 
     def watch(self, _layer: nn.Module, _inputs: Any, outputs: Tensor) -> None:
-        """A forward hook."""
-        outputs.register_hook(self.add)
+        """A forward hook. What no token reaches has no gradient: ZAYA projects zeros too, for the
+        token before the first."""
+        if outputs.requires_grad:
+            outputs.register_hook(self.add)
 
     def add(self, gradient: Tensor) -> None:
         rows = gradient.reshape(-1, gradient.shape[-1])

@@ -10,12 +10,13 @@ near to the weights as a palette of equal weights is.
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 
 from cetane.bundle.tables import QuantizedRows, Tables, TokenRows, quantize_rows
-from cetane.compress import Format, Selection, palettes
+from cetane.compress import Format, Palette, Selection, palettes
 from cetane.compress.encoded import Affine, Dense, Encoded, Palettized
 from cetane.engine.authored import host_tables
 from cetane.engine.backend import Array
@@ -89,6 +90,8 @@ def wrong(
     if compression.method != "plain" and can_be_fitted(weight, form):
         return too_far(stored.parts, values, form)
     if form.weighted:
+        if isinstance(form, Palette) and form.vector > 1:
+            return too_far(stored.parts, values, replace(form, mode="kmeans"))
         return wrong_palette(stored.parts, values.astype(np.float16), form.bits)
     return differs(arrays(form.encode(values)), stored.parts, values)
 
@@ -119,7 +122,8 @@ def arrays(encoded: Encoded) -> dict[str, Array]:
         return {"weight": encoded.weight}
     if isinstance(encoded, Affine):
         return {"data": encoded.data, "scale": encoded.scale}
-    return {"indices": encoded.indices, "lut": encoded.lut}
+    axis = {"vector_axis": np.array(0, np.int32)} if encoded.lut.shape[-1] > 1 else {}
+    return {"indices": encoded.indices, "lut": encoded.lut, **axis}
 
 
 def differs(wanted: Mapping[str, Array], given: Mapping[str, Array], values: Array) -> str | None:

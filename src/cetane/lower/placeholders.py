@@ -22,12 +22,10 @@ def placeholder(number: int, shape: tuple[int, ...], format: Format) -> Encoded:
         limit = 2 ** (format.bits - 1)
         data = random.integers(1 - limit, limit, shape, np.int8)
         return Affine(data, halves(random, format.scales(shape)), format.bits)
-    ones = (1,) * (len(shape) - 1)
     assert isinstance(format, Palette)
-    groups = 1 if format.group is None else shape[0] // format.group
-    indices = random.integers(0, 1 << format.bits, shape, np.uint8)
-    lut = halves(random, (groups, *ones, 1 << format.bits, 1))
-    return Palettized(indices, lut, format.bits)
+    bits = format.index_bits
+    indices = random.integers(0, 1 << bits, format.indices_shape(shape), np.uint8)
+    return Palettized(indices, halves(random, format.lut_shape(shape)), bits)
 
 
 def halves(random: np.random.Generator, shape: tuple[int, ...]) -> Half:

@@ -52,6 +52,10 @@ def emit(label: str, name: str, parts: Parts, before: Any) -> Any:
     if "weight" in made:
         result = made["weight"]
     elif "lut" in made:
+        if parts["lut"].shape[-1] > 1:  # vectors lie along the output channels
+            made["vector_axis"] = mb.const(
+                val=np.int32(0), before_op=before, name=f"{name}_vector_axis"
+            )
         result = mb.constexpr_lut_to_dense(**made, before_op=before, name=name)
     else:
         result = mb.constexpr_blockwise_shift_scale(**made, before_op=before, name=name)

@@ -5,6 +5,7 @@ from cetane.compress import Selection
 from cetane.errors import CetaneError
 from cetane.families import rotated
 from cetane.planner.planner import Planner
+from cetane.planner.weights import ModelSource, adapters_of
 from cetane.schema.recipe import Recipe
 
 
@@ -23,14 +24,14 @@ def turned(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
     return rotated(checkpoint, unturned(checkpoint, recipe).authored)
 
 
-def can_turn(checkpoint: Checkpoint, recipe: Recipe) -> bool:
+def can_turn(checkpoint: ModelSource, recipe: Recipe) -> bool:
     """Whether anything of the recipe's model can be turned; nothing beside adapters is."""
-    if checkpoint.adapters:
+    if adapters_of(checkpoint):
         return False
     blocks = unturned(checkpoint, recipe).authored.layers
     return any(block.spaces() is not None for block in blocks)
 
 
-def unturned(checkpoint: Checkpoint, recipe: Recipe) -> Planner:
+def unturned(checkpoint: ModelSource, recipe: Recipe) -> Planner:
     """The planner of a recipe that compresses nothing."""
     return Planner(checkpoint, recipe.model_copy(update={"compression": Selection()}))

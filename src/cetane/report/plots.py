@@ -19,12 +19,12 @@ COLOURS = {
     "#000001": "var(--ink)",
     "#000002": "var(--soft)",
     "#000003": "var(--line)",
-    **{f"#00000{4 + i}": f"var(--s{i})" for i in range(6)},
+    **{f"#{4 + i:06d}": f"var(--s{i})" for i in range(8)},
 }
 """The page's variables, by the colours that matplotlib draws with."""
 INK, SOFT, LINE, *SERIES = COLOURS
-MARKERS = "osD^vP"
-METHODS = ("fp16", "linear", "uniform", "kmeans", "weighted", "mixed")
+MARKERS = "osD^vPXd"
+METHODS = ("gptq", "linear", "uniform", "kmeans", "weighted", "mixed", "tuned", "vector")
 ARMS = {"baseline": SOFT, "candidate": SERIES[0]}
 """Lines in the colours of an experiment's bars."""
 WIDTH, HEIGHT = 5.2, 3.9

@@ -1,4 +1,8 @@
-"""The grid of a sweep: the formats in `data/sweep.toml`, for a model's weights."""
+"""The grid of a sweep: the ways in `data/sweep.toml` to make a model's weights smaller.
+
+A way is a format, and the method that finds its constants: `palette4-kmeans-group8` encodes the
+weight alone, `palette4-kmeans-group8+gptq` fits the same constants to the model.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,14 +10,20 @@ from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
 from itertools import product
+from typing import Literal, get_args
 
 from cetane.compress import Format, Selection, SensitivityFile, parse_format
 from cetane.compress.formats import Fp16, Linear, Palette
 from cetane.errors import CetaneError
 from cetane.families import Weight
-from cetane.planner import Planner
+from cetane.planner import Planner, can_turn
 from cetane.sweeps.points import Method
 from cetane.validation import Data, nearest, parse_toml, validated
+
+FittingMethod = Literal["gptq", "tuned"]
+"""Of `compression.method`. What `weighted` does, formats of weighted palettes do here."""
+BY = "+"
+"""Between a format and its method."""
 
 
 class GridAxes(Data):
@@ -33,6 +43,16 @@ class GridAxes(Data):
             yield f"palette{bits}-{mode}-{group}"
 
 
+class FittedFormats(Data):
+    formats: tuple[str, ...]
+    methods: tuple[FittingMethod, ...]
+
+    def ways(self) -> Iterator[str]:
+        """The names of all ways that fit constants to the model."""
+        for form, method in product(self.formats, self.methods):
+            yield f"{form}{BY}{method}"
+
+
 class UsualFormats(Data):
     formats: tuple[str, ...]
 
@@ -46,6 +66,7 @@ class Grid(Data):
     """`data/sweep.toml`."""
 
     grid: GridAxes
+    fitted: FittedFormats
     usual: UsualFormats
     mixed: MixedFormats
 
@@ -58,25 +79,50 @@ def load_grid() -> Grid:
 
 
 def chosen(patterns: Sequence[str]) -> list[str]:
-    """The formats that match these patterns, fp16 first; without patterns the usual formats.
+    """The ways that match these patterns, by name, fp16 first; without patterns the usual ones.
 
-    A full name also chooses a format outside the grid. Raises CetaneError for a pattern without a
+    A full name also chooses a way outside the grid. Raises CetaneError for a pattern without a
     match.
     """
     grid = load_grid()
-    known = list(grid.grid.formats())
+    known = [*grid.grid.formats(), *grid.fitted.ways()]
     names: dict[str, None] = {"fp16": None}
     for pattern in patterns or grid.usual.formats:
         matching = [name for name in known if fnmatchcase(name, pattern)]
         if not matching:
             try:
-                matching = [parse_format(pattern).name]
+                matching = [parse_way(pattern).name]
             except CetaneError as error:
                 raise CetaneError(
                     f"--formats {pattern}: no such format", f"{nearest(pattern, known)}, ..."
                 ) from error
         names |= dict.fromkeys(matching)
     return list(names)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A format, and the method that fits its constants to the model; None encodes weights alone."""
+
+    form: Format
+    method: FittingMethod | None
+
+    @property
+    def name(self) -> str:
+        return self.form.name if self.method is None else f"{self.form.name}{BY}{self.method}"
+
+
+def parse_way(name: str) -> Way:
+    """The way of this name. CetaneError for an unknown format or method."""
+    form, by, method = name.partition(BY)
+    if not by:
+        return Way(parse_format(form), None)
+    for known in get_args(FittingMethod):
+        if method == known:
+            return Way(parse_format(form), known)
+    raise CetaneError(
+        f"{name}: no method {method!r}", f"known: {', '.join(get_args(FittingMethod))}"
+    )
 
 
 @dataclass(frozen=True)
@@ -90,19 +136,21 @@ class Candidate:
     selection: Selection
 
 
-def candidate(form: Format, planner: Planner, sensitivities: SensitivityFile | None) -> Candidate:
+def candidate(way: Way, planner: Planner, sensitivities: SensitivityFile | None) -> Candidate:
     """One format for all weights of a plan, as a candidate.
 
     Weights stay in fp16 if the recipe keeps them so, or if the format cannot encode them.
-    `sensitivities` are for a format that needs them.
+    `sensitivities` are for a format that needs them. A way that fits constants is what `cetane port
+    --bits` does: all that the recipe says of types and names stays, and channels are turned first
+    where the model's can be.
     """
-    method, group = described(form)
-    rules = planner.recipe.compression
+    form, rules, fits_model = way.form, planner.recipe.compression, way.method is not None
+    kind, group = described(form)
     kept: dict[str, dict[str, str]] = {
         table: {
             key: name
             for key, name in getattr(rules, table).items()
-            if name == "fp16" and not isinstance(form, Fp16)
+            if fits_model or (name == "fp16" and not isinstance(form, Fp16))
         }
         for table in ("types", "names")
     }
@@ -112,8 +160,11 @@ def candidate(form: Format, planner: Planner, sensitivities: SensitivityFile | N
         types=kept["types"],
         names=kept["names"],
         sensitivity=sensitivities if form.weighted else None,
+        method=way.method or "plain",
+        rotate=rules.rotate
+        or (way.method is not None and can_turn(planner.checkpoint, planner.recipe)),
     )
-    return Candidate(form.name, method, form.bits, group, selection)
+    return Candidate(way.name, way.method or kind, form.bits, group, selection)
 
 
 def described(form: Format) -> tuple[Method, str | None]:
@@ -121,8 +172,8 @@ def described(form: Format) -> tuple[Method, str | None]:
     match form:
         case Linear(per=per):
             return "linear", f"block{per}" if isinstance(per, int) else per
-        case Palette(mode=mode, group=group):
-            return mode, "tensor" if group is None else str(group)
+        case Palette(mode=mode, group=group, vector=vector):
+            return mode if vector == 1 else "vector", "tensor" if group is None else str(group)
     return "fp16", None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 
-from cetane.compress import Format, Selection, SensitivityFile, parse_format, pattern
+from cetane.compress import Format, Selection, parse_format, pattern
 from cetane.families import Weight
 from cetane.files import Progress
 from cetane.planner import Planner
@@ -57,11 +57,14 @@ def groups_of(planner: Planner) -> list[Group]:
 def harms(
     groups: Sequence[Group],
     harm: Callable[[Group, Format, Selection], float],
-    sensitivities: SensitivityFile,
+    base: Selection,
     progress: Progress,
 ) -> list[list[Option]]:
-    """Every group's formats, each with its harm while all else is in fp16."""
-    wanted = [(g, *single) for g in groups for single in singles(g, sensitivities)]
+    """Every group's formats, each with its harm while all else is in fp16.
+
+    `base` names the sensitivities and the basis, and no format.
+    """
+    wanted = [(g, *single) for g in groups for single in singles(g, base)]
     options: dict[Group, list[Option]] = {group: [] for group in groups}
     for done, (group, form, selection) in enumerate(wanted):
         progress(f"layer {group.layer}, {group.kind}, {form.name}", done, len(wanted))
@@ -71,18 +74,17 @@ def harms(
     return list(options.values())
 
 
-def singles(group: Group, sensitivities: SensitivityFile) -> Iterator[tuple[Format, Selection]]:
+def singles(group: Group, base: Selection) -> Iterator[tuple[Format, Selection]]:
     """The formats of one group, each with the selection that has all else in fp16."""
     for form in group.formats():
-        names = dict.fromkeys(group.patterns, form.name)
-        yield form, Selection(names=names, sensitivity=sensitivities)
+        yield form, base.model_copy(update={"names": dict.fromkeys(group.patterns, form.name)})
 
 
 def mix(
     groups: Sequence[Group],
     options: Sequence[Sequence[Option]],
     budget: int,
-    sensitivities: SensitivityFile,
+    base: Selection,
 ) -> Candidate | None:
     """The formats of least harm for at most `budget` bytes of the groups; None if none fit."""
     chosen = allocate(options, budget)
@@ -95,5 +97,5 @@ def mix(
     }
     size = 8 * sum(option.nbytes for option in chosen)
     bits = size / sum(weight.elements for group in groups for weight in group.weights)
-    selection = Selection(names=names, sensitivity=sensitivities)
+    selection = base.model_copy(update={"names": names})
     return Candidate(f"mixed-{bits:.2f}", "mixed", None, None, selection)

@@ -18,11 +18,14 @@ STYLES: dict[Method, tuple[str, str, str]] = {
     "uniform": ("#bf8700", "s", "uniform palettes"),
     "linear": ("#8250df", "^", "linear"),
     "mixed": ("#cf222e", "*", "mixed by layer"),
+    "gptq": ("#0a7b83", "P", "second order (GPTQ)"),
+    "vector": ("#6e7781", "v", "palettes of vectors"),
+    "tuned": ("#bc4c9b", "X", "tuned"),
 }
 """Colour, marker and name. Markers differ too, for readers who are colour-blind."""
 INK, FAINT = "#24292f", "#d0d7de"
-LINES = ("32", "block32")
-"""The groups whose points are joined by lines, for each method: groups of 32."""
+LINES: dict[Method, str] = {"linear": "block32", "gptq": "8", "tuned": "8"}
+"""The groups whose points are joined by lines, for each method; else groups of 32."""
 SETTINGS = {
     "font.size": 10, "axes.edgecolor": FAINT, "axes.labelcolor": INK, "text.color": INK,
     "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False,
@@ -60,7 +63,9 @@ def draw(axes: Axes, points: Sequence[Point], pick: Point | None) -> None:
     )  # fmt: skip
     for method, (color, marker, name) in STYLES.items():
         mine = [point for point in compressed if point.method == method]
-        line = sorted((p for p in mine if p.group in LINES), key=lambda p: p.bits_per_weight)
+        line = sorted(
+            (p for p in mine if p.group == LINES.get(method, "32")), key=lambda p: p.bits_per_weight
+        )
         if len(line) > 1:
             axes.plot(*bits_and_perplexity(line), color=color, linewidth=1.4, alpha=0.8, zorder=2)
         if mine:

@@ -16,7 +16,10 @@ from cetane.errors import CetaneError
 from cetane.files import Ledger, json_sha256
 from cetane.validation import Data
 
-Method = Literal["fp16", "linear", "uniform", "kmeans", "weighted", "mixed"]
+Method = Literal[
+    "fp16", "linear", "uniform", "kmeans", "weighted", "vector", "mixed", "gptq", "tuned"
+]
+"""The form of the constants, or what fitted them to the model."""
 
 
 class SweptModel(Data):
@@ -68,7 +71,8 @@ class Point(Data):
     """The version of this schema."""
     key: str
     name: str
-    """The name of a format, or `mixed-` and the bits per weight."""
+    """The name of a format, with `+` and its method if it was fitted to the model; or `mixed-` and
+    the bits per weight."""
     method: Method
     bits: int | None
     """Bits of an element, without scales and palettes; None for mixed formats."""

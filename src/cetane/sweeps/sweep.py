@@ -9,21 +9,22 @@ from itertools import chain
 from pathlib import Path
 
 from cetane.checkpoint import Checkpoint
-from cetane.compress import Format, Fp16, Selection, SensitivityFile, parse_format
+from cetane.compress import Format, Fp16, Selection, SensitivityFile
 from cetane.compress.sensitivity import stored_key
 from cetane.errors import CetaneError
 from cetane.families import Weight
 from cetane.files import Progress, disk_errors, replacing, write_toml
-from cetane.gates.compressions import Judge, Window
+from cetane.fitting.fit import VERSION, fit
 from cetane.gates.residency.target import Target
 from cetane.hardware.chips import Chip
 from cetane.perf.predict import Predictor
 from cetane.pipeline.build import location
 from cetane.planner import Planner
 from cetane.schema.manifest import producers
-from cetane.schema.recipe import Recipe, parse_recipe, recipe_content
+from cetane.schema.recipe import Recipe, override, parse_recipe, recipe_content
 from cetane.sweeps import mixed, moments, smoke
-from cetane.sweeps.grid import Candidate, candidate, weights
+from cetane.sweeps.basis import Basis
+from cetane.sweeps.grid import Candidate, candidate, parse_way, weights
 from cetane.sweeps.on_chip import predict
 from cetane.sweeps.points import (
     JudgedText,
@@ -67,10 +68,7 @@ class Passage:
 
 @dataclass
 class Sweep:
-    """The points of one model, recipe, text and chip; `folder` keeps them between runs.
-
-    Weights are loaded only for the first unknown point, and the fp16 weights run first.
-    """
+    """The points of one model, recipe, text and chip; `folder` keeps them between runs."""
 
     checkpoint: Checkpoint
     recipe: Recipe
@@ -78,40 +76,45 @@ class Sweep:
     chip: Chip
     folder: Path
     progress: Progress
-    planner: Planner = field(init=False)
+    own: Basis = field(init=False)
+    """The basis of the recipe: of all that it turns no channels for."""
     refused: dict[str, str] = field(default_factory=dict)
     """The reasons why candidates could not be judged, by name."""
 
     def __post_init__(self) -> None:
-        self.planner = Planner(self.checkpoint, self.recipe)
+        self.own = Basis(self.checkpoint, self.recipe, self.progress)
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         self.points = PointLedger(self.folder / POINTS, Point)
         self.scores = PointLedger(self.folder / SCORES, LayerScore)
         self.predictor = Predictor(self.chip)
 
-    @cached_property
-    def judge(self) -> Judge:
-        self.progress("weights", 0, 1)
-        return Judge(self.checkpoint, self.recipe)
+    @property
+    def planner(self) -> Planner:
+        return self.own.planner
 
     @cached_property
-    def truth(self) -> list[Window]:
-        """The fp16 weights' results on the text."""
-        self.judge.compress(Selection())
-        return list(self.judge.read(self.passage.judged))
+    def turned(self) -> Basis:
+        """The basis of candidates that turn channels where the recipe does not."""
+        recipe = override(self.recipe, {"compression.rotate": True})
+        return Basis(self.checkpoint, recipe, self.progress)
 
-    @cached_property
-    def layer_truth(self) -> list[Window]:
-        """The fp16 weights' results on the text that measures layers."""
-        self.judge.compress(Selection())
-        return list(self.judge.read(self.passage.calibration[:LAYERS]))
+    def basis(self, selection: Selection) -> Basis:
+        """The basis of a selection."""
+        own = selection.rotate == self.recipe.compression.rotate
+        return self.own if own else self.turned
 
-    @cached_property
-    def answers(self) -> list[list[int]]:
-        """The fp16 weights' answers to the smoke prompts."""
-        self.judge.compress(Selection())
-        return smoke.ask(self.judge)
+    def loaded(self, selection: Selection) -> Basis:
+        """The basis of a selection, about to compute: the other one's weights leave the memory."""
+        basis = self.basis(selection)
+        self.release(basis)
+        return basis
+
+    def release(self, but: Basis | None = None) -> None:
+        """Give the memory of all weights back, or of all `but` those of one basis."""
+        for basis in (self.own, vars(self).get("turned")):
+            if basis is not None and basis is not but:
+                basis.release()
 
     @cached_property
     def sensitivities(self) -> SensitivityFile:
@@ -119,8 +122,10 @@ class Sweep:
         path = self.folder / SENSITIVITY
         if not self.has_sensitivities:
             self.progress("sensitivities", 0, 1)
-            self.judge.compress(Selection())
-            moments_of_text = moments.measure(self.judge, self.passage.calibration)
+            self.release(self.own)
+            judge = self.own.judge
+            judge.compress(Selection())
+            moments_of_text = moments.measure(judge, self.passage.calibration)
             with disk_errors(path), replacing(path) as temporary:
                 moments_of_text.save(
                     temporary, key_of(self.checkpoint.fingerprint, self.passage.calibration)
@@ -138,15 +143,15 @@ class Sweep:
         return stored_key(self.folder / SENSITIVITY) == key
 
     def format(self, name: str) -> Point | None:
-        """The point of one format; None if it is refused."""
+        """The point of one way, by its name; None if it is refused."""
         if name in self.refused:
             return None
-        form = parse_format(name)
+        way = parse_way(name)
         try:
-            sensitivities = self.sensitivities if form.weighted else None
-            return self.point(candidate(form, self.planner, sensitivities))
+            sensitivities = self.sensitivities if way.form.weighted else None
+            return self.point(candidate(way, self.planner, sensitivities))
         except CetaneError as error:
-            if isinstance(form, Fp16):  # then the model itself is at fault
+            if isinstance(way.form, Fp16):  # then the model itself is at fault
                 raise
             self.refused[name] = error.message
             return None
@@ -160,7 +165,7 @@ class Sweep:
 
     def plain_size(self, name: str) -> int:
         """Bytes of these weights if all have one format."""
-        return self.size_of(candidate(parse_format(name), self.planner, None).selection)
+        return self.size_of(candidate(parse_way(name), self.planner, None).selection)
 
     def all_weights(self) -> Iterator[Weight]:
         """The model's weights, whatever their format."""
@@ -178,14 +183,20 @@ class Sweep:
         groups = mixed.groups_of(self.planner)
         taken = {weight.name for group in groups for weight in group.weights}
         others = sum(2 * w.elements for w in weights(self.planner) if w.name not in taken)
-        options = mixed.harms(groups, self.harm, self.sensitivities, self.progress)
+        options = mixed.harms(groups, self.harm, self.mixed_base, self.progress)
         for size in dict.fromkeys(sizes):
-            mix = mixed.mix(groups, options, size - others, self.sensitivities)
+            mix = mixed.mix(groups, options, size - others, self.mixed_base)
             if mix is None:
                 self.refused[f"mixed, {size / 1e6:.1f} MB"] = "the smallest formats do not fit"
             else:
                 known.append(mix)
         return known
+
+    @property
+    def mixed_base(self) -> Selection:
+        """What all mixes share."""
+        rotate = self.recipe.compression.rotate
+        return Selection(sensitivity=self.sensitivities, rotate=rotate)
 
     def harm(self, group: mixed.Group, form: Format, selection: Selection) -> float:
         """The KL of one group in a format, measured now or in an earlier sweep."""
@@ -193,9 +204,10 @@ class Sweep:
         key = self.key(selection, tokens)
         score = self.scores.get(key)
         if score is None:
-            truth = self.layer_truth
-            self.judge.compress(selection)
-            kl = self.judge.compare(truth).kl
+            basis = self.loaded(selection)
+            truth = basis.truth(tokens)
+            basis.judge.compress(selection)
+            kl = basis.judge.compare(truth).kl
             score = LayerScore(key=key, layer=group.layer, kind=group.kind, format=form.name, kl=kl)
             self.scores.append(score)
         return score.kl
@@ -219,6 +231,7 @@ class Sweep:
             selection.model_dump(mode="json"),
             tokens,
             producers(),
+            *([] if selection.method == "plain" else [str(VERSION)]),
         )
 
     def point(self, wanted: Candidate) -> Point:
@@ -228,7 +241,8 @@ class Sweep:
         if known is not None and known.predicted.chip == self.chip.id:
             return known
         started = time.perf_counter()
-        planner = Planner(self.checkpoint, self.recipe_of(wanted.selection), self.planner)
+        basis, recipe = self.basis(wanted.selection), self.recipe_of(wanted.selection)
+        planner = Planner(basis.checkpoint, recipe, basis.planner)
         predicted = predict(planner, self.predictor, self.target)
         if known is None:
             point = self.measure(wanted, key, planner, predicted, started)
@@ -240,10 +254,12 @@ class Sweep:
     def measure(
         self, wanted: Candidate, key: str, planner: Planner, predicted: Predicted, started: float
     ) -> Point:
-        truth, answers = self.truth, self.answers
-        self.judge.compress(wanted.selection)
-        judged = self.judge.compare(truth)
-        answered = smoke.ask(self.judge)
+        selection = self.with_constants(wanted.selection, planner)
+        basis = self.loaded(selection)
+        truth, answers = basis.truth(self.passage.judged), basis.answers
+        basis.judge.compress(selection)
+        judged = basis.judge.compare(truth)
+        answered = smoke.ask(basis.judge)
         elements = sum(weight.elements for weight in weights(planner))
         return Point(
             key=key,
@@ -268,6 +284,15 @@ class Sweep:
                       tokens=sum(len(window.tokens) - 1 for window in truth)),
             producer=producers(),
         )  # fmt: skip
+
+    def with_constants(self, selection: Selection, planner: Planner) -> Selection:
+        """The selection with the constants that its method fits to the model, made once: a port of
+        the same recipe finds them too."""
+        if selection.method == "plain":
+            return selection
+        self.release()  # fitting loads the model once more, with room for gradients
+        fitted = fit(self.basis(selection).checkpoint, planner, self.progress)
+        return selection.model_copy(update={"fitted": fitted})
 
     @property
     def target(self) -> Target:

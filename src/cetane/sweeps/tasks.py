@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from cetane.checkpoint import Checkpoint
-from cetane.compress import Format, Selection, parse_format
+from cetane.compress import Selection, parse_format
 from cetane.errors import CetaneError
 from cetane.files import read_json, remove, replacing, silent, write_json
 from cetane.hardware.chips import find_chip
@@ -15,7 +15,7 @@ from cetane.schema.recipe import Recipe
 from cetane.store.settings import shared_store
 from cetane.store.store import Store
 from cetane.sweeps import mixed
-from cetane.sweeps.grid import Candidate, candidate
+from cetane.sweeps.grid import Candidate, Way, candidate, parse_way
 from cetane.sweeps.points import LayerScore, Point
 from cetane.sweeps.sweep import SENSITIVITY, Passage, Sweep
 from cetane.tasks.task import Task, task_key
@@ -28,6 +28,8 @@ ELEMENT = 4
 """Bytes of a weight while it is judged; a process holds all weights in fp32."""
 BASE_MEMORY = 1_500_000_000
 """Bytes of a process with torch and the results on a text, without weights."""
+FITTING_MEMORY = 6_000_000_000
+"""Bytes of gradients and inputs while constants are fitted: SmolLM2-135M took 7.2 GB in all."""
 
 
 @dataclass(frozen=True)
@@ -116,11 +118,11 @@ class SweepTasks:
         self.memory = BASE_MEMORY + ELEMENT * elements
 
     def formats(self, names: Sequence[str], mixing: bool) -> None:
-        """Judge formats, and measure what mixes need."""
-        forms = [parse_format(name) for name in names]
-        plain = [candidate(form, self.sweep.planner, None) for form in forms if not form.weighted]
-        tasks = [self.point(wanted) for wanted in plain if not self.sweep.knows(wanted)]
-        weighted = [form for form in forms if form.weighted]
+        """Judge ways, and measure what mixes need."""
+        ways = [parse_way(name) for name in names]
+        others = [candidate(way, self.sweep.planner, None) for way in ways if not way.form.weighted]
+        tasks = [self.point(wanted) for wanted in others if not self.sweep.knows(wanted)]
+        weighted = [way for way in ways if way.form.weighted]
         if (weighted or mixing) and not self.sweep.has_sensitivities:
             work = partial(make_sensitivities, self.job)
             tasks.insert(0, self.task("sensitivities", work))
@@ -130,10 +132,10 @@ class SweepTasks:
         if mixing:
             self.perform(list(self.groups()))
 
-    def weighted(self, forms: Sequence[Format]) -> Iterator[Task]:
+    def weighted(self, ways: Sequence[Way]) -> Iterator[Task]:
         """The formats that need sensitivities."""
-        for form in forms:
-            wanted = candidate(form, self.sweep.planner, self.sweep.sensitivities)
+        for way in ways:
+            wanted = candidate(way, self.sweep.planner, self.sweep.sensitivities)
             if not self.sweep.knows(wanted):
                 yield self.point(wanted)
 
@@ -143,7 +145,7 @@ class SweepTasks:
         for group in mixed.groups_of(self.sweep.planner):
             wanted = [
                 (form.name, selection)
-                for form, selection in mixed.singles(group, self.sweep.sensitivities)
+                for form, selection in mixed.singles(group, self.sweep.mixed_base)
                 if not self.sweep.knows_harm(selection)
             ]
             if wanted:
@@ -160,7 +162,8 @@ class SweepTasks:
         """A candidate as a task."""
         content = None if wanted.selection.sensitivity is None else self.sensitivities()
         work = partial(judge, self.job, wanted, content)
-        task = self.task(wanted.name, work, wanted.selection.model_dump(mode="json"))
+        fitting = 0 if wanted.selection.method == "plain" else FITTING_MEMORY
+        task = self.task(wanted.name, work, wanted.selection.model_dump(mode="json"), more=fitting)
         self.judging.add(task.key)
         return task
 
@@ -168,8 +171,10 @@ class SweepTasks:
         file = self.sweep.sensitivities
         return (self.sweep.folder / file.file).read_bytes()
 
-    def task(self, name: str, work: partial[None], *depends: object) -> Task:
-        return Task(name, task_key(self.job.key, name, *depends), work, self.memory, measured=True)
+    def task(self, name: str, work: partial[None], *depends: object, more: int = 0) -> Task:
+        """`more` are bytes of memory beside those of judging."""
+        key = task_key(self.job.key, name, *depends)
+        return Task(name, key, work, self.memory + more, measured=True)
 
     def perform(self, tasks: list[Task]) -> None:
         """Have tasks performed, and note their results. A candidate that fails is refused."""

@@ -290,6 +290,7 @@ WEIGHT_CASES = {
     "int8-linear": (in_form("int8"), in_form("lut8")),
     "int8-folded": (in_form("int8", chip="m1-max"), in_form("int8", chip="m2")),
     "palette-per-block": (in_form("lut4-block"), in_form("lut4")),
+    "vector-palette": (in_form("lut8-pairs"), in_form("lut8")),
     "palette-per-channel": (Model(lambda x: conv(x, 128, "lut4-channel")), in_form("lut4")),
     "scaled-palette": (Model(scaled), in_form("lut8")),
     "int8-palette": (in_form("lut8-int8"), in_form("lut8")),

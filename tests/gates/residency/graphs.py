@@ -44,7 +44,7 @@ class constexpr_test_weight(Operation):
 
 def weight(*shape: int, form: str = "fp16") -> Any:
     """A weight stored as `fp16`, `int8` or `int4` (per channel, or `-block32`), or as a palette of
-    groups of 32 channels `lut4`, `lut8` (or `-tensor`, `-channel`, `-block`, `-int8`)."""
+    groups of 32 channels `lut4`, `lut8` (or `-tensor`, `-channel`, `-block`, `-int8`, `-pairs`)."""
     return mb.constexpr_test_weight(form=form, shape="x".join(map(str, shape)))
 
 
@@ -182,8 +182,14 @@ def store(op: Any) -> None:
         groups[0] = max(1, shape[0] // sizes.get(detail, 32))
         groups[1] = shape[1] // 32 if detail == "block" else 1
         op.type = "constexpr_lut_to_dense"
-        add(op, "indices", blob(f"uint{bits}", shape))
-        add(op, "lut", blob("int8" if detail == "int8" else "fp16", [*groups, 1 << bits, 1]))
+        vector = 2 if detail == "pairs" else 1
+        add(op, "indices", blob(f"uint{bits}", [shape[0] // vector, *shape[1:]]))
+        add(op, "lut", blob("int8" if detail == "int8" else "fp16", [*groups, 1 << bits, vector]))
+        if vector > 1:
+            axis = MIL_pb2.Value()
+            axis.type.tensorType.dataType = MIL_pb2.DataType.INT32
+            axis.immediateValue.tensor.ints.values.append(0)
+            add(op, "vector_axis", axis)
 
 
 def add(op: Any, name: str, value: Any) -> None:

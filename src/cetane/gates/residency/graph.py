@@ -50,6 +50,8 @@ class ReadWeight:
     """The encoded weight that this one scales, if it is not stored data."""
     palette: str = "fp16"
     """Element type of a palette."""
+    vector: int = 1
+    """Weights of an entry of a palette."""
 
     @property
     def elements(self) -> int:
@@ -183,13 +185,14 @@ class Graph:
                 entries = sizes[-2] if len(sizes) > 1 else sizes[0]
                 bits = PACKED_BITS.get(indices.dtype, max(1, (entries - 1).bit_length()))
                 groups = sizes[:-2] if len(sizes) > 2 else ()
+                vector = sizes[-1] if len(sizes) > 2 else 1
                 several = sum(size > 1 for size in groups)
                 a_row = several == 1 and groups[0] == shape[0] > 1
                 return ReadWeight(
-                    shape, type_.dtype, nbytes, "lut", bits,
+                    shape, type_.dtype, nbytes, "lut", bits // max(1, vector),
                     "tensor" if several == 0 else "channel" if a_row
                     else "group" if several == 1 else "block",
-                    palette=lut.dtype,
+                    palette=lut.dtype, vector=vector,
                 )  # fmt: skip
             case kind if "sparse" in kind:
                 return ReadWeight(shape, type_.dtype, nbytes, "sparse")

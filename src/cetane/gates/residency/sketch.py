@@ -77,7 +77,6 @@ def reading(name: str, weight: Weight, form: Format, tokens: int) -> Iterator[Op
     """A constant and a convolution with it."""
     dense = TensorType(weight.shape, "fp16")
     value = NamedValue(f"{name}_w", dense)
-    ones = (1,) * (len(weight.shape) - 1)
     parts: dict[str, tuple[str | StoredConstant, ...]]
     match form:
         case Fp16():
@@ -89,10 +88,10 @@ def reading(name: str, weight: Weight, form: Format, tokens: int) -> Iterator[Op
             }
             yield Op("constexpr_blockwise_shift_scale", value.name, parts, (value,))
         case Palette():
-            groups = 1 if form.group is None else weight.shape[0] // form.group
+            indices = form.indices_shape(weight.shape)
             parts = {
-                "indices": (stored(weight.shape, f"uint{form.bits}"),),
-                "lut": (stored((groups, *ones, 1 << form.bits, 1), "fp16"),),
+                "indices": (stored(indices, f"uint{form.index_bits}"),),
+                "lut": (stored(form.lut_shape(weight.shape), "fp16"),),
             }
             yield Op("constexpr_lut_to_dense", value.name, parts, (value,))
     result = NamedValue(f"{name}_y", TensorType((1, weight.shape[0], 1, tokens), "fp16"))

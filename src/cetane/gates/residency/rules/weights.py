@@ -94,6 +94,12 @@ def int8_palette(op: Op, graph: Graph) -> str | None:
     return f"{weight.shape}" if weight else None
 
 
+@on_op("vector-palette")
+def vector_palette(op: Op, graph: Graph) -> str | None:
+    weight = first(op, graph, lambda w: (w.inner or w).vector > 1)
+    return f"{weight.vector} weights an entry" if weight else None
+
+
 @on_op("sparse-weights")
 def sparse_weights(op: Op, graph: Graph) -> str | None:
     weight = first(op, graph, lambda w: w.encoding == "sparse")

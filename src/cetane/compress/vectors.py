@@ -1,0 +1,112 @@
+"""k-means on short vectors of fp16 weights, compiled by numba: palettes whose entries are vectors.
+
+Import this only to encode, as `kernels` says. Nothing here calls `kernels`: numba's cache would not
+see it change.
+"""
+
+import numpy as np
+from numba import njit, types
+
+STEPS = 24
+"""Of Lloyd's algorithm, at most."""
+SETTLED = 1e-4
+"""The part of the error that a step takes away when the next is not worth it."""
+TRIALS = 6
+"""Vectors that are drawn for every first entry."""
+SAMPLE = 1 << 16
+"""Vectors of a group that entries are placed by; all of them then get the nearest."""
+
+_Vectors = types.Array(types.float32, 3, "C", readonly=True)
+_Costs = types.Array(types.float32, 2, "C", readonly=True)
+_Draws = types.Array(types.float64, 2, "C", readonly=True)
+
+
+@njit(inline="always")
+def _nearest(vector, entries, distances):  # type: ignore[no-untyped-def]
+    """The index of the nearest entry `(V, K)`; `distances (K)` is scratch, and holds squares."""
+    distances[:] = 0
+    for axis in range(len(vector)):
+        value, row = vector[axis], entries[axis]
+        for entry in range(len(distances)):
+            off = value - row[entry]
+            distances[entry] += off * off
+    return np.argmin(distances)
+
+
+@njit
+def _first_entries(vectors, costs, draws, entries):  # type: ignore[no-untyped-def]
+    """k-means++: every entry is a vector, drawn by what it would cost with the entries so far.
+
+    `draws (K, trials)` are even random numbers from 0 to 1. Of the trials the vector that leaves
+    the least error is taken (greedy k-means++, as scikit-learn does).
+    """
+    count, size = vectors.shape
+    least, tried, best = np.full(count, np.inf), np.empty(count), np.empty(count)
+    sums = np.cumsum(costs.astype(np.float64))
+    for entry in range(len(draws)):
+        lowest, chosen = np.inf, 0
+        for draw in draws[entry]:
+            at = min(np.searchsorted(sums, draw * sums[-1], side="right"), count - 1)
+            total = 0.0
+            for i in range(count):
+                distance = 0.0
+                for axis in range(size):
+                    off = vectors[i, axis] - vectors[at, axis]
+                    distance += off * off
+                tried[i] = min(least[i], distance)
+                total += tried[i] * costs[i]
+            if total < lowest:
+                lowest, chosen = total, at
+                best[:] = tried
+        entries[:, entry] = vectors[chosen]
+        least[:] = best
+        total = 0.0
+        for i in range(count):
+            total += least[i] * costs[i]
+            sums[i] = total
+
+
+@njit
+def _step(vectors, costs, entries, distances):  # type: ignore[no-untyped-def]
+    """Move every entry to the mean of the vectors nearest to it; returns what they cost before."""
+    size, count = entries.shape
+    sums, weights = np.zeros((count, size)), np.zeros(count)
+    error = 0.0
+    for i in range(len(vectors)):
+        entry = _nearest(vectors[i], entries, distances)
+        error += costs[i] * distances[entry]
+        weights[entry] += costs[i]
+        for axis in range(size):
+            sums[entry, axis] += costs[i] * vectors[i, axis]
+    for entry in range(count):
+        if weights[entry] > 0:
+            for axis in range(size):
+                entries[axis, entry] = sums[entry, axis] / weights[entry]
+    return error
+
+
+@njit(types.void(_Vectors, _Costs, types.Array(types.float32, 3, "C"), _Draws),
+      nogil=True, cache=True)  # fmt: skip
+def place(vectors, costs, entries, draws):  # type: ignore[no-untyped-def]
+    """Fill the entries `(groups, V, K)` of least squared error for groups of vectors `(groups, N,
+    V)`, whose errors are multiplied by costs `(groups, N)` above zero."""
+    distances = np.empty(entries.shape[2], dtype=np.float32)
+    for group in range(len(vectors)):
+        step = max(1, vectors.shape[1] // SAMPLE)
+        own, counts = vectors[group, ::step], costs[group, ::step]
+        _first_entries(own, counts, draws, entries[group])
+        before = np.inf
+        for _ in range(STEPS):
+            error = _step(own, counts, entries[group], distances)
+            if error >= before * (1 - SETTLED):
+                break
+            before = error
+
+
+@njit(types.void(_Vectors, _Vectors, types.uint8[:, ::1]), nogil=True, cache=True)
+def choose(vectors, entries, indices):  # type: ignore[no-untyped-def]
+    """Fill the index `(groups, N)` of the entry `(groups, V, K)` nearest to every vector."""
+    distances = np.empty(entries.shape[2], dtype=np.float32)
+    for group in range(len(vectors)):
+        for i in range(vectors.shape[1]):
+            indices[group, i] = _nearest(vectors[group, i], entries[group], distances)
