@@ -65,3 +65,8 @@ def test_a_light_command(arguments: list[str], tmp_path: Path) -> None:
         "try:\n    main()\nexcept SystemExit:\n    pass"
     )
     assert not imported(code, tmp_path) & SLOW
+
+
+def test_a_build_needs_no_compiler_before_it_encodes_or_converts(tmp_path: Path) -> None:
+    """A build whose parts a store has needs neither; numba takes half a second to load."""
+    assert not imported("import cetane.pipeline.build", tmp_path) & {"numba", "coremltools"}

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 import tracemalloc
 from itertools import pairwise
 from pathlib import Path
@@ -100,6 +101,15 @@ def test_a_call_leaves_no_objects_behind(engine: Engine) -> None:
         tracemalloc.stop()
     # The least array that a call makes takes 300 bytes.
     assert min(later - sooner for sooner, later in pairwise(sizes)) < 50 * 300
+
+
+def test_the_time_of_a_call_takes_eight_bytes(engine: Engine) -> None:
+    session = engine.session(["decode"])
+    for token in range(50):
+        session.feed([token])
+    (times,) = engine.shards.times.values()
+    assert len(times) == 50
+    assert sys.getsizeof(times) < 50 * 10 + 100  # a list would hold 50 numbers of 32 bytes
 
 
 @pytest.mark.parametrize("engine", ["fast"], indirect=True)

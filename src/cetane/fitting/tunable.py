@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 from cetane.compress.encoded import Affine, Encoded, Palettized
-from cetane.compress.kernels import over_rows
-from cetane.fitting import kernels
 
 FIRST, SECOND = 0.9, 0.98
 """Decay of the means of gradients and of their squares, a step (Adam, arXiv 1412.6980)."""
@@ -51,6 +49,9 @@ class Tunable(ABC):
 
     def look_up(self) -> None:
         """Make the rounded weight of its levels."""
+        from cetane.compress.kernels import over_rows  # here because numba takes a while to load
+        from cetane.fitting import kernels
+
         rows = self.rows().contiguous().numpy()
         over_rows(kernels.look_up, rows, self.indices.numpy(), self.values.numpy())
 
@@ -58,6 +59,9 @@ class Tunable(ABC):
     def step(self, gradient: Tensor, rate: float, number: int) -> None:
         """Learn from the gradient of the rounded values. `rate` is the step, in distances between
         two levels; `number` counts from 1."""
+        from cetane.compress.kernels import over_rows
+        from cetane.fitting import kernels
+
         sums = torch.empty(self.rows().shape)
         slopes = gradient.contiguous().numpy()
         over_rows(kernels.sum_by_level, slopes, self.indices.numpy(), sums.numpy())

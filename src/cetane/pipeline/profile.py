@@ -12,7 +12,7 @@ from cetane.schema.function import Route, Step
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
 
-Times = Mapping[tuple[str, str], list[float]]
+Times = Mapping[tuple[str, str], Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def by_shard(steps: Sequence[Step | Route], times: Times) -> dict[str, float]:
     return made
 
 
-def calls_of(step: Step | Route, times: Times) -> list[float]:
+def calls_of(step: Step | Route, times: Times) -> Sequence[float]:
     """The seconds of a step's calls."""
     if isinstance(step, Step):
         return times.get((step.shard, step.function), [])
