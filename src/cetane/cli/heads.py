@@ -81,9 +81,7 @@ def heads(
 def show(result: HeadsResult) -> None:
     """Print the heads of each layer, and what shares of them cost."""
     kept = result.streaming.kept()
-    say(
-        f"the half of the heads that keeps all tokens, by {result.scores.method} (#: keeps)"
-    )
+    say(f"the half of the heads that keeps all tokens, by {result.scores.method} (#: keeps)")
     for line in pictures(result, kept):
         say(line)
     whole = result.judged[0]

@@ -120,7 +120,7 @@ def score(
     """The scores of a transformers model's heads by a method, from some texts."""
     from cetane.fitting.heads import CHARGE, RATE, gate_scores, mass_scores
 
-    settings = {"texts": len(lessons), "tokens": len(lessons[0].whole[0])}
+    settings: dict[str, float] = {"texts": len(lessons), "tokens": len(lessons[0].whole[0])}
     if method == "mass":
         found = mass_scores(model, layers, lessons, progress)
     else:
