@@ -227,6 +227,16 @@ def refuse_capacities(recipe: Recipe, what: str) -> None:
         )
 
 
+def refuse_streaming(recipe: Recipe, what: str) -> None:
+    """Raise CetaneError for a recipe of which heads stream, for `what`, whose layers have one
+    cache."""
+    if recipe.cache.streaming is not None:
+        raise CetaneError(
+            f"{what} has one cache for a layer, but heads of recipe {recipe.name} stream",
+            "port without cache.streaming",
+        )
+
+
 def shipped() -> dict[str, Path]:
     """The recipes that come with cetane, by name."""
     folder = Path(str(resources.files("cetane"))) / "recipes"
