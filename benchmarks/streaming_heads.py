@@ -1,8 +1,8 @@
 """Pass keys found by a model of which a share of the key/value heads keeps all tokens, by length,
 share and the way to choose heads: attention mass, trained gates, and by chance.
 
-    python benchmarks/streaming_heads.py MODEL [--lengths 1024 2048 4096 8192] [--texts 2]
-        [--keys 3] [--shares 0.75 0.5 0.25] [--methods mass gates chance] [--steps 40]
+    python benchmarks/streaming_heads.py MODEL [--lengths 1024 2048 4096 8192] [--texts 5]
+        [--keys 1] [--shares 0.75 0.5 0.25] [--methods mass gates chance] [--steps 40]
 """
 
 import time
@@ -16,7 +16,7 @@ from cetane.families import streaming_layers
 from cetane.fitting.pass_keys import found, hide
 from cetane.gates.reference import Reference
 from cetane.gates.streaming import StreamingAttention, attending
-from cetane.pipeline.heads import FIRST, SCORED, TEXTS, haystack, score
+from cetane.pipeline.heads import FIRST, SCORED, TAUGHT, TEXTS, haystack, score
 from cetane.pipeline.request import make_request
 from cetane.schema.streaming import HeadScores, Streaming
 from common import arguments, report
@@ -25,8 +25,8 @@ from common import arguments, report
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
-    parser.add_argument("--texts", type=int, default=2)
-    parser.add_argument("--keys", type=int, default=3)
+    parser.add_argument("--texts", type=int, default=5)
+    parser.add_argument("--keys", type=int, default=1)
     parser.add_argument("--shares", type=float, nargs="+", default=[0.75, 0.5, 0.25])
     parser.add_argument("--methods", nargs="+", default=["mass", "gates", "chance"])
     parser.add_argument("--steps", type=int)
@@ -50,7 +50,9 @@ def main() -> None:
                 scores[method] = by_chance(scores["mass"])
             else:
                 count = options.steps if options.steps and method == "gates" else TEXTS[method]
-                texts = [hide(tokenizer, straw, SCORED, FIRST + seed) for seed in range(count)]
+                texts = [
+                    hide(tokenizer, straw, SCORED, FIRST + seed, TAUGHT) for seed in range(count)
+                ]
                 scores[method] = score(request, model, layers, texts, method, lambda *_: None)
             path.write_text(scores[method].model_dump_json())
             print(f"{method}: {time.perf_counter() - began:.0f} s", flush=True)

@@ -1,5 +1,6 @@
 """Texts that hide pass keys, and the count of those that a model finds."""
 
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,8 @@ def test_keys_lie_evenly_and_fit(tokenizer: Tokenizer) -> None:
     whole, answers = keys.whole
     assert len(whole) <= 700
     starts = [question.place.start for question in keys.questions]
-    assert starts == sorted(starts) and starts[0] < 60 < 300 < starts[-1]
+    apart = {b - a for a, b in pairwise(starts)}
+    assert min(apart) > 100 and max(apart) - min(apart) < 40  # the same place of each stretch
     said = tokenizer.decode(keys.text)
     for question, place in zip(keys.questions, answers, strict=True):
         digits = tokenizer.decode(question.answer).strip()

@@ -34,8 +34,8 @@ def heads(
     tokens: Annotated[
         int, typer.Option(min=384, help="Tokens of each text in which recall is judged.")
     ] = 1024,
-    texts: Annotated[int, typer.Option(min=1, max=64, help="Texts of the judgement.")] = 2,
-    keys: Annotated[int, typer.Option(min=1, max=20, help="Pass keys in each of them.")] = 3,
+    texts: Annotated[int, typer.Option(min=1, max=64, help="Texts of the judgement.")] = 4,
+    keys: Annotated[int, typer.Option(min=1, max=20, help="Pass keys in each of them.")] = 1,
     steps: Annotated[
         int | None,
         typer.Option(

@@ -1,8 +1,8 @@
 """Texts that hide pass keys, and how many of them a model finds.
 
-Each key has a name. The keys lie evenly in a text of other things; after it, each is asked for by
-its name. A key is found if all its digits are the model's greedy choices. So DuoAttention trains
-its heads and judges them (arXiv 2410.10819).
+Each key has a name, and lies in a stretch of its own of a text of other things. After the text,
+each is asked for by its name. A key is found if all its digits are the model's greedy choices. So
+DuoAttention trains its heads and judges them (arXiv 2410.10819).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAMES = (
 )  # fmt: skip
 DIGITS = 5
 EDGE = 0.03
-"""The share of the text before the first key, and after the last."""
+"""The share of a stretch at its start, and at its end, in which its key does not lie."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class PassKeys:
 
 
 def hide(
-    tokenizer: Tokenizer, haystack: Sequence[int], tokens: int, seed: int, keys: int = 10
+    tokenizer: Tokenizer, haystack: Sequence[int], tokens: int, seed: int, keys: int = 1
 ) -> PassKeys:
     """A text of `tokens` tokens, that the questions may follow within them.
 
-    `haystack` are tokens of some text without a start token. `seed` chooses a part of it, the names
-    and the numbers.
+    `haystack` are tokens of some text without a start token. `seed` chooses a part of it, the
+    names, the numbers and, the same in each stretch, the place.
     """
     random = np.random.default_rng(seed)
     plain = tokenizer.encode_plain
@@ -78,9 +78,9 @@ def hide(
     room = max(tokens - spent, keys)
     first = int(random.integers(0, max(len(haystack) - room, 1)))
     straw = list(haystack[first : first + room])
-    at = 0
-    for cut, (lead, key) in zip(np.linspace(EDGE, 1 - EDGE, keys), said, strict=True):
-        to = int(cut * len(straw))
+    at, inside = 0, random.uniform(EDGE, 1 - EDGE)
+    for number, (lead, key) in enumerate(said):
+        to = int((number + inside) / keys * len(straw))
         text += straw[at:to]
         places.append(range(len(text), len(text) + len(lead) + len(key)))
         text += [*lead, *key, *stop]

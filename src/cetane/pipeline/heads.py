@@ -30,6 +30,8 @@ FIRST = 1000
 GATE_SINKS, GATE_WINDOW = 64, 128
 """First and last tokens that a gated head sees. Within the window of `Streaming`, a third of the
 keys of so short a text would lie."""
+TAUGHT = 10
+"""Pass keys in each of those texts."""
 REPEATED = 16
 """Times that the text for hiding keys is repeated."""
 
@@ -63,8 +65,8 @@ def find_heads(
     output: Path,
     method: Method = "mass",
     tokens: int = 1024,
-    texts: int = 2,
-    keys: int = 3,
+    texts: int = 4,
+    keys: int = 1,
     steps: int | None = None,
     progress: Progress = silent,
 ) -> HeadsResult:
@@ -92,7 +94,7 @@ def find_heads(
         output.parent.mkdir(parents=True, exist_ok=True)
     model, straw = Reference(request.checkpoint).model, haystack(tokenizer)
     count, length = TEXTS[method] if steps is None else steps, min(SCORED, tokens)
-    lessons = [hide(tokenizer, straw, length, FIRST + seed) for seed in range(count)]
+    lessons = [hide(tokenizer, straw, length, FIRST + seed, TAUGHT) for seed in range(count)]
     scores = score(request, model, layers, lessons, method, progress)
     with disk_errors(output):
         write_json(output, scores.model_dump(mode="json"))

@@ -13,8 +13,8 @@ from cetane.lab.sides import Findings, Sides, figure, measure
 from cetane.lab.sparse import CHOOSERS, DECODED, Sparse, against, both_texts, run
 from cetane.pipeline.heads import haystack
 
-TEXTS, KEYS = 4, 3
-"""Texts that hide pass keys, and keys in each."""
+TEXTS = 6
+"""Texts that hide a pass key."""
 
 
 @measure("pass_keys")
@@ -24,7 +24,7 @@ def pass_keys(bench: Sides) -> dict[ArmName, Findings]:
     checkpoint = bench.workload.checkpoint
     tokenizer, model = checkpoint.tokenizer, Reference(checkpoint).model
     straw, tokens = haystack(tokenizer), bench.workload.spec.tokens
-    texts = [hide(tokenizer, straw, tokens, seed, KEYS) for seed in range(TEXTS)]
+    texts = [hide(tokenizer, straw, tokens, seed) for seed in range(TEXTS)]
     findings: dict[ArmName, Findings] = {}
     known: list[bool] = []
     for name in (None, *bench.sides):
