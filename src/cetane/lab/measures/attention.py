@@ -13,7 +13,7 @@ from cetane.lab.sides import Findings, Sides, figure, measure
 from cetane.lab.sparse import CHOOSERS, DECODED, Sparse, against, both_texts, run
 from cetane.pipeline.heads import haystack
 
-TEXTS = 6
+TEXTS = 4
 """Texts that hide a pass key."""
 
 
