@@ -43,7 +43,9 @@ def kit(archive: Path, tmp_path: Path) -> Path:
 def environment(stub: bool = True, **others: str) -> dict[str, str]:
     """The environment of a script. A stand-in takes the place of coremltools."""
     paths = [str(STUB)] if stub else [str(Path(__file__).parents[2] / "src")]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"} | others
+    own = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    kept = {name: v for name, v in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return kept | own | others
 
 
 def run(

@@ -11,7 +11,8 @@ where it stopped. `--help` lists its options.
 import sys
 from pathlib import Path
 
-from measuring.run import main  # type: ignore[import-not-found]
-
 if __name__ == "__main__":
+    sys.dont_write_bytecode = True  # a full disk would leave half a file, which stops the next run
+    from measuring.run import main  # type: ignore[import-not-found]
+
     sys.exit(main(Path(__file__).resolve().parent, sys.argv[1:]))
