@@ -1,5 +1,6 @@
 """Two bundles in turns, and where the time of a run goes."""
 
+from collections import deque
 from collections.abc import Callable
 
 import pytest
@@ -68,7 +69,7 @@ def test_a_profile_adds_medians_of_functions(bundle: Bundle) -> None:
     times = engine.shards.times
     steps = bundle.plan.modes["decode"].steps
     for number, step in enumerate(steps, 1):
-        times[step.shard, step.function] = [number / 1e3, 5.0, number / 1e3]  # type: ignore[union-attr]
+        times[step.shard, step.function] = deque([number / 1e3, 5.0, number / 1e3])  # type: ignore[union-attr]
     made = profile(engine)
     kinds = {shard.name: shard.kind for shard in bundle.plan.shards}
     layers = sum(n for n, s in enumerate(steps, 1) if kinds[s.shard] != "head")

@@ -43,6 +43,7 @@ COMMANDS = {
     "import": Listed("Mac", "cetane import measurements.json smollm2"),
     "sweep": Listed("Research", "cetane sweep model.gguf --budget 4.25 -o sweep"),
     "vocabulary": Listed("Research", "cetane vocabulary model.gguf --text book.txt -o subset.json"),
+    "heads": Listed("Research", "cetane heads model.gguf -o heads.json"),
     "quantize-activations": Listed(
         "Research", "cetane quantize-activations smollm2 --smooth -o smollm2-a8"
     ),

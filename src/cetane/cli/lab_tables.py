@@ -46,7 +46,7 @@ def show_entry(entry: Entry) -> None:
 
 
 def recipe_of(experiment: Experiment, name: str) -> str:
-    """An arm's recipe, with its changed values and its drafter."""
+    """An arm's recipe, with its changed values, its drafter and its keys."""
     arm = experiment.arm("baseline" if name == "baseline" else "candidate")
     changes = [
         f"{table}.{key} = {value}" if isinstance(fields, dict) else f"{table} = {fields}"
@@ -54,6 +54,8 @@ def recipe_of(experiment: Experiment, name: str) -> str:
         for key, value in (fields.items() if isinstance(fields, dict) else [("", "")])
     ]
     drafter = f"; drafts by {arm.drafter}" if arm.drafter else ""
+    if arm.sparse is not None:
+        drafter += f"; {arm.sparse.budget} keys by {arm.sparse.keys}"
     return arm.recipe + (f" with {', '.join(changes)}" if changes else "") + drafter
 
 

@@ -1,8 +1,7 @@
 """The open shards of a plan: opened on first use, with the time of all calls."""
 
 import time
-from array import array
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
@@ -11,6 +10,9 @@ from typing import Any
 from cetane.engine.backend import Arrays, Backend, OpenShard
 from cetane.errors import CetaneError
 from cetane.schema.function import Function
+
+RECENT = 1000
+"""Calls of a function whose times are kept: a server makes calls for days."""
 
 
 class OpenShards:
@@ -34,8 +36,8 @@ class OpenShards:
         self.resident, self.flexible = resident, flexible
         self.seconds: dict[str, float] = defaultdict(float)
         """Seconds spent in each shard, in opening shards (`load`), and by the host (`host`)."""
-        self.times: dict[tuple[str, str], array[float]] = defaultdict(lambda: array("d"))
-        """Seconds of every call, by shard and function: 8 bytes each, as they are never dropped."""
+        self.times: dict[tuple[str, str], deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
+        """Seconds of the latest calls, by shard and function."""
         self.loads: dict[str, float] = {}
         """Seconds of the first opening of each shard."""
         self._open: dict[str, OpenShard] = {}

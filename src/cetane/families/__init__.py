@@ -54,6 +54,7 @@ from cetane.families.model import CacheGroup, Head, History, Matrix, Model, Stor
 from cetane.families.rotary import RotaryTable
 from cetane.families.rotation import rotated
 from cetane.families.shard import Shard
+from cetane.families.streaming import streamed, streaming_layers, with_streaming
 from cetane.hardware.quiet import quiet_transformers
 from cetane.schema.interface import Order
 from cetane.validation import validated
@@ -102,7 +103,10 @@ __all__ = [
     "parse_config",
     "rotate",
     "rotated",
+    "streamed",
+    "streaming_layers",
     "tensor_layout",
+    "with_streaming",
 ]
 
 PAGES = Path(str(resources.files("cetane"))) / "docs"

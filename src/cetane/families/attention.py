@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor, nn, sigmoid
 
 from cetane.families.base import Flow, Memory
@@ -81,8 +82,8 @@ class Attention(Mixer):
         """`size` is the width of its input, `eps` that of the norms of queries and keys. `factor`
         multiplies its output. Its input is `inverse` times the model's."""
         super().__init__()
-        self.kind, self.heads, self.form = kind, kind.heads, form
-        self.reads, self.keeps, self.writer = kind.reads, (kind.name,), form.output
+        self.heads, self.form, self.writer = kind.heads, form, form.output
+        self.attend_by((kind,))
         heads, bias = self.heads, form.qkv_bias
         inner, shared = heads.query * heads.dim, heads.kv * heads.dim
         self.q_proj = Projection(size, inner, "attention", bias, inverse=inverse)
@@ -96,6 +97,13 @@ class Attention(Mixer):
             self.add_module(f"{letter}_{form.norm}", self.norm(count, eps))
         if form.sinks:
             self.sinks = Sinks(heads)
+
+    def attend_by(self, kinds: tuple[LayerKind, ...]) -> None:
+        """Let the first heads see what the first kind sees, and keep their keys so; the next heads
+        what the next does. All kinds give the same positions."""
+        self.kind, self.kinds = kinds[0], kinds
+        self.reads = tuple(dict.fromkeys(name for kind in kinds for name in kind.reads))
+        self.keeps = tuple(kind.name for kind in kinds)
 
     def norm(self, count: int, eps: float) -> nn.Module:
         """The norm of some heads."""
@@ -123,10 +131,14 @@ class Attention(Mixer):
 
     def forward(self, x: Tensor, flow: Flow, memory: Memory) -> Tensor:
         heads, turn = self.heads, self.kind.turn(flow)
-        q = self.project(x, "q", heads.query)
-        keys, values = self.keys_values(x, turn, flow, memory)
-        sinks = self.sinks.weight if self.form.sinks else None
-        mixed = heads.merge(attend(turn(q), keys, values, flow[self.kind.mask], heads, sinks))
+        q = turn(self.project(x, "q", heads.query))
+        if len(self.kinds) == 1:
+            keys, values = self.keys_values(x, turn, flow, memory)
+            sinks = self.sinks.weight if self.form.sinks else None
+            made = attend(q, keys, values, flow[self.kind.mask], heads, sinks)
+        else:
+            made = self.cut(q, *self.new_keys_values(x, turn), flow, memory)
+        mixed = heads.merge(made)
         if self.form.gated:
             mixed = mixed * sigmoid(self.gate_proj(x))
         output: Tensor = self.get_submodule(self.form.output)(mixed)
@@ -136,14 +148,52 @@ class Attention(Mixer):
         self, x: Tensor, turn: Callable[[Tensor], Tensor], flow: Flow, memory: Memory
     ) -> tuple[Tensor, Tensor]:
         """All keys and values that may be seen, the new ones among them."""
+        new = self.new_keys_values(x, turn)
+        seen: tuple[Tensor, Tensor] = memory[self.kind.name](*new)
+        return seen
+
+    def new_keys_values(self, x: Tensor, turn: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Keys and values of the call's tokens, `(1, KV, D, T)`."""
         k = self.project(x, "k", self.heads.kv)
         v = self.values(self.project(x, "v", self.heads.kv))
-        seen: tuple[Tensor, Tensor] = memory[self.kind.name](turn(k), v)
-        return seen
+        return turn(k), v
+
+    def cut(self, q: Tensor, k: Tensor, v: Tensor, flow: Flow, memory: Memory) -> Tensor:
+        """Attention of heads that see different tokens, `(1, H, D, T)`."""
+        made, asked, known = [], 0, 0
+        for kind in self.kinds:
+            queries = q[:, asked : asked + kind.heads.query]
+            own = slice(known, known + kind.heads.kv)
+            keys, values = memory[kind.name](k[:, own], v[:, own])
+            made.append(attend(queries, keys, values, flow[kind.mask], kind.heads))
+            asked, known = asked + kind.heads.query, known + kind.heads.kv
+        return torch.cat(made, dim=1)
 
     def values(self, v: Tensor) -> Tensor:
         """The values that are kept."""
         return v
+
+    @property
+    def owns(self) -> bool:
+        """Whether it keeps its own keys, and no other layer reads them."""
+        return True
+
+    @property
+    def uncut(self) -> str:
+        """Why its heads cannot see different tokens; empty if they can."""
+        if self.form.gated:
+            return "a gate multiplies its outputs"
+        return "its heads have scores for nothing" if self.form.sinks else ""
+
+    def headed(self) -> tuple[tuple[str, int, int], ...]:
+        """The parameters that have heads along an axis: path, axis and number of heads."""
+        query, shared = self.heads.query, self.heads.kv
+        made = [(f"{self.writer}.weight", 1, query)]
+        for letter, count in (("q", query), ("k", shared), ("v", shared)):
+            made += [(f"{letter}_proj.{leaf}", 0, count) for leaf in ("weight", "bias")]
+            if self.form.norms == "whole":
+                made.append((f"{letter}_{self.form.norm}.weight", 0, count))
+        return tuple(made)
 
     def heads_turn(self) -> tuple[str, str, int]:
         return "v_proj", self.writer, self.heads.dim

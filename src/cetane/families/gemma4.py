@@ -95,6 +95,10 @@ class OwnAttention(Attention):
         if same:
             self.v_proj = self.k_proj
 
+    @property
+    def owns(self) -> bool:
+        return not self.hands_on
+
     def values(self, v: Tensor) -> Tensor:
         return normalize(v, self.heads.dim, self.eps, axis=2)
 
@@ -115,6 +119,10 @@ class SharedAttention(Attention):
         super().__init__(size, eps, kind, form)
         del self.k_proj, self.v_proj, self.k_norm
         self.reads, self.keeps = (*kind.reads, *shared_names(kind.name)), ()
+
+    @property
+    def owns(self) -> bool:
+        return False
 
     def keys_values(self, x: Tensor, turn: Any, flow: Flow, memory: Any) -> tuple[Tensor, Tensor]:
         keys, values = (flow[name] for name in shared_names(self.kind.name))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from cetane.bundle import Bundle
-from cetane.checkpoint import Checkpoint, Tokenizer
+from cetane.checkpoint import Checkpoint, Tokenizer, streamed_part
 from cetane.engine.backend import Array
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
@@ -162,11 +162,13 @@ def read_tokens(tokenizer: Tokenizer, path: Path, limit: int) -> list[int]:
 def perplexity(
     bundle: Bundle, checkpoint: Checkpoint, tokens: list[int], progress: Progress
 ) -> Quality:
-    """Perplexity in windows of the whole context, each predicted from its own start."""
+    """Perplexity in windows of the whole context, each predicted from its own start. It is compared
+    with the model all of whose heads see all tokens."""
     refuse_choices(bundle.plan, str(bundle.path))
     pieces = windows(tokens, bundle.plan.recipe.cache.context)
     engine = Engine(bundle.plan, PortableBackend(bundle), bundle.tables())
-    reference = reference_of(checkpoint)
+    streamed = streamed_part(checkpoint)
+    reference = reference_of(checkpoint if streamed is None else streamed.base)
     agreement = Agreement(bundle.plan.recipe, engine.plan.choosable, bundle.plan.vocab)
     for index, piece in enumerate(pieces):
         progress(f"{len(piece)} tokens", index, len(pieces))

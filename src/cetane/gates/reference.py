@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cetane.checkpoint import Checkpoint, RotatedCheckpoint, Turn
+from cetane.checkpoint import Checkpoint, RotatedCheckpoint, Turn, streamed_part
 from cetane.checkpoint.lora import WEIGHTS, Lora
 from cetane.engine.backend import Array
 from cetane.errors import CetaneError
 from cetane.families import Truth, parse_config
+from cetane.gates.streaming import let_stream
 from cetane.hardware.quiet import quiet_transformers
 
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
@@ -87,11 +88,15 @@ class Reference:
     def __init__(self, checkpoint: Checkpoint, own: bool = False) -> None:
         """With `own` the tensors are the checkpoint's as our reader gives them: of a turned
         checkpoint the turned ones. Else a turned checkpoint's model is the original one, and only
-        its residual stream is given, and taken, in the turned basis.
+        its residual stream is given, and taken, in the turned basis. Heads that stream do so here
+        too (`StreamedCheckpoint`), in the original order.
         """
         self.stream: Turn | None = None
+        streamed = streamed_part(checkpoint)
         if isinstance(checkpoint, RotatedCheckpoint) and not own:
             self.stream, checkpoint = checkpoint.stream, checkpoint.base
+        if streamed is not None and not own:
+            checkpoint = streamed.base
         config = parse_config(checkpoint.config)
         empty = unfilled(config)
         size = sum(4 * parameter.numel() for parameter in empty.parameters())
@@ -107,6 +112,8 @@ class Reference:
         self.model.requires_grad_(False)
         if loaded is None:
             self._lend(checkpoint)
+        if streamed is not None:
+            let_stream(self.model, streamed.seen.in_order() if own else streamed.seen)
 
     def _lend(self, checkpoint: Checkpoint) -> None:
         """Let modules take their weights from the checkpoint."""

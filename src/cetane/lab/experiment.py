@@ -71,6 +71,17 @@ class Limit(Data):
         return f"{self.metric}{WHOSE.get(self.of, '')} {' and '.join(bounds)}"
 
 
+Keys = Literal["newest", "quest", "quest-stale", "triforce"]
+
+
+class SparseKeys(Data):
+    """The keys that a decoded token reads, where it does not read all (`lab/sparse.py`)."""
+
+    keys: Keys
+    budget: int = Field(ge=64)
+    """Their number."""
+
+
 class Arm(Data):
     """One side: a recipe, and the fields that differ from it."""
 
@@ -84,6 +95,8 @@ class Arm(Data):
     """The drafter, as in `cetane run --speculative`; empty for none."""
     subset: int | None = Field(default=None, ge=1)
     """The number of tokens with rows in the head: those that the model uses most. None for all."""
+    sparse: SparseKeys | None = Field(default=None, exclude_if=lambda chosen: chosen is None)
+    """The keys that its attention reads in the reference; None for all."""
     activations: Literal["", "naive", "real", "real-smooth"] = ""
     """The calibration of 8-bit activations; empty to leave activations unquantised."""
 

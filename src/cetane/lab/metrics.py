@@ -63,6 +63,16 @@ METRICS: dict[str, Metric] = {
     "head_top1": Metric("drafting", "share", "first tokens of drafts right, on held-out text"),
     "recall_near": Metric("needle", "share", "needles found inside the candidate's window"),
     "recall_far": Metric("needle", "share", "needles found beyond it"),
+    "pass_keys": Metric(
+        "pass_keys",
+        "share",
+        "pass keys found by the Hugging Face model whose "
+        "heads stream as in the recipe, of those that the plain model finds",
+    ),
+    "sparse_kl": Metric("sparse", "nat", "divergence from attention to all keys, on the text"),
+    "sparse_kl_copying": Metric("sparse", "nat", "the same, on a text that repeats its beginning"),
+    "sparse_same": Metric("sparse", "share", "greedy tokens equal to those with all keys"),
+    "sparse_same_copying": Metric("sparse", "share", "the same, on a text that repeats itself"),
     "mask_mismatches": Metric("masks", "", "inputs whose shape is not the plan's"),
     "activation_cosine": Metric("activations", "", "least of any shard's outputs, with A8"),
     "activation_perplexity": Metric("activations", "", "on the text, with A8"),
@@ -70,14 +80,14 @@ METRICS: dict[str, Metric] = {
 
 TIMED = frozenset(["decode", "calls", "drafting"])
 """The measures that take times: nothing else should run beside them."""
-PLANNED = frozenset(["speed"])
+PLANNED = frozenset(["speed", "pass_keys", "sparse"])
 """The measures that need no bundle."""
 HIGHER = frozenset(
     [
         "top1", "golden", "hidden_cosine", "golden_top1", "smoke_greedy", "smoke_distinct",
         "same_tokens", "logit_cosine", "ane_ops", "ane_weights", "residency", "acceptance",
         "tokens_per_call", "draft_speedup", "draft_same", "head_top1", "recall_near",
-        "recall_far", "activation_cosine",
+        "recall_far", "activation_cosine", "pass_keys", "sparse_same", "sparse_same_copying",
     ]
 )  # fmt: skip
 """The metrics for which more is better. All others are costs or errors."""

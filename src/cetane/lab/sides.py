@@ -95,9 +95,10 @@ class Side:
         A subset of the vocabulary comes from the model that runs here.
         """
         recipe = self.arm.recipe_there()
-        if self.workload.spec.stands_for is None:
-            recipe = self.narrowed(recipe)
-        return Planner(self.workload.real, recipe)
+        if self.workload.spec.stands_for is not None:
+            return Planner(self.workload.real, recipe)
+        recipe = self.narrowed(recipe)
+        return Planner(turned(self.workload.checkpoint, recipe), recipe)
 
     def narrowed(self, recipe: Recipe) -> Recipe:
         """The recipe with a subset of the vocabulary in its head, if the arm has one."""

@@ -23,12 +23,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from torch import Tensor, nn
 
-from cetane.checkpoint import Checkpoint
+from cetane.checkpoint import Checkpoint, streamed_part
 from cetane.compress import Sensitivities
 from cetane.families import Truth, options_of
 from cetane.files import Progress, cache_dir, replacing, silent
 from cetane.fitting.fit import fit
-from cetane.gates.reference import reference_of
+from cetane.gates.reference import Reference, reference_of
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, decided
 
@@ -177,7 +177,9 @@ def run_pass(
     checkpoint: Checkpoint, blocks: Mapping[str, Truth], tokens: list[int], text: int
 ) -> Calibration:
     """One forward pass, up to the last block: nothing is asked of the logits."""
-    reference, watch = reference_of(checkpoint), InputStatistics(text)
+    in_order = streamed_part(checkpoint) is not None  # inputs are of channels in its order
+    reference = Reference(checkpoint, own=True) if in_order else reference_of(checkpoint)
+    watch = InputStatistics(text)
     with watch.on(reference.model):
         streams = reference.tensors(tokens, list(blocks.values()))
     residuals = {name: float(np.abs(streams[truth]).max()) for name, truth in blocks.items()}

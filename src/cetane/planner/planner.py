@@ -8,11 +8,22 @@ from copy import copy
 from dataclasses import replace
 from typing import Protocol, Self
 
-from cetane.checkpoint import RotatedCheckpoint
+from cetane.checkpoint import RotatedCheckpoint, streamed_part
 from cetane.checkpoint.adapted import SHARED_BASE, AdapterTensor
 from cetane.checkpoint.lora import Lora
 from cetane.errors import CetaneError
-from cetane.families import Block, CacheSpec, Head, Model, RoutedBlock, Shard, Truth, adapt, author
+from cetane.families import (
+    Block,
+    CacheSpec,
+    Head,
+    Model,
+    RoutedBlock,
+    Shard,
+    Truth,
+    adapt,
+    author,
+    streamed,
+)
 from cetane.planner.calls import Calls, Parts
 from cetane.planner.graphs import FunctionGraph, Graphs
 from cetane.planner.layout import Arrangement, Segment
@@ -82,6 +93,8 @@ class Planner:
         as far as the recipes agree. Raises CetaneError for a recipe that does not fit."""
         if recipe.compression.rotate and not isinstance(checkpoint, RotatedCheckpoint):
             raise CetaneError("compression.rotate: the checkpoint was not turned (planner.turned)")
+        if recipe.cache.streaming is not None and streamed_part(checkpoint) is None:
+            raise CetaneError("cache.streaming: the checkpoint was not turned (planner.turned)")
         self.checkpoint, self.recipe = checkpoint, recipe
         self.adapters = adapters_of(checkpoint)
         self.adapter: str | None = None
@@ -125,7 +138,8 @@ class Planner:
         model = author(checkpoint.config, recipe.tensor_layout, recipe.family, checkpoint, bits)
         for name, lora in self.adapters.items():
             adapt(model.layers, name, lora)
-        return model
+        streaming = recipe.cache.streaming
+        return model if streaming is None else streamed(model, streaming)
 
     def _graphs_with(self, memory: CachePlan) -> Graphs:
         return Graphs(self.model, self.recipe.head.choose, self.arrangement, memory, self.calling)
@@ -425,4 +439,5 @@ def same_blocks(one: Recipe, other: Recipe) -> bool:
     """
     split = one.lowering.split_contracting or other.lowering.split_contracting
     keys = ["tensor_layout", "family", *(["lowering", "compression"] if split else [])]
-    return all(getattr(one, key) == getattr(other, key) for key in keys)
+    alike = one.cache.streaming == other.cache.streaming
+    return alike and all(getattr(one, key) == getattr(other, key) for key in keys)

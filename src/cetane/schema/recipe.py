@@ -13,6 +13,7 @@ from cetane.errors import CetaneError
 from cetane.files import read_toml
 from cetane.schema.interface import Order
 from cetane.schema.slots import ContractName
+from cetane.schema.streaming import Streaming, load_scores
 from cetane.schema.subset import Subset, load_subset
 from cetane.validation import Data, validated
 
@@ -70,6 +71,10 @@ class CacheTable(Data):
     state_heads: int = Field(default=1, ge=1, le=256)
     """The least number of key/value heads in the rows of a padded state. The published Gemma port
     tried 32."""
+
+    streaming: Streaming | None = Field(default=None, exclude_if=lambda chosen: chosen is None)
+    """Key/value heads that keep only the first tokens and the newest; by default none. Manifests
+    leave it out then, so that older manifests keep their bytes."""
 
     @field_validator("context")
     @classmethod
@@ -222,6 +227,16 @@ def refuse_capacities(recipe: Recipe, what: str) -> None:
         )
 
 
+def refuse_streaming(recipe: Recipe, what: str) -> None:
+    """Raise CetaneError for a recipe of which heads stream, for `what`, whose layers have one
+    cache."""
+    if recipe.cache.streaming is not None:
+        raise CetaneError(
+            f"{what} has one cache for a layer, but heads of recipe {recipe.name} stream",
+            "port without cache.streaming",
+        )
+
+
 def shipped() -> dict[str, Path]:
     """The recipes that come with cetane, by name."""
     folder = Path(str(resources.files("cetane"))) / "recipes"
@@ -240,6 +255,10 @@ def load_recipe(source: str) -> Recipe:
     head = content.get("head")
     if isinstance(head, dict) and isinstance(head.get("subset"), str):
         head["subset"] = load_subset(path.parent / head["subset"])
+    cache = content.get("cache")
+    streaming = cache.get("streaming") if isinstance(cache, dict) else None
+    if isinstance(streaming, dict) and isinstance(streaming.get("scores"), str):
+        streaming["scores"] = load_scores(path.parent / streaming["scores"])
     recipe = parse_recipe({"name": path.stem} | content, str(path))
     if recipe.compression.sensitivity is not None:
         recipe.compression.sensitivity.beside(path)

@@ -138,5 +138,5 @@ def refuse(planner: StaticPlanner) -> None:
     if any(isinstance(s, Mask) and s.sinks for s in model.host.values()):
         raise CetaneError(
             "Core AI's host makes a causal mask; it cannot keep the first tokens in a window",
-            "port without family.sinks",
+            "port without family.sinks and cache.streaming",
         )

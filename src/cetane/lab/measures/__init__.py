@@ -5,6 +5,17 @@ that its users get, or from a device whose record was imported. Other figures th
 *predicted*.
 """
 
-from cetane.lab.measures import accuracy, activations, ane, device, drafting, speed, structure
+from cetane.lab.measures import (
+    accuracy,
+    activations,
+    ane,
+    attention,
+    device,
+    drafting,
+    speed,
+    structure,
+)
 
-__all__ = ["accuracy", "activations", "ane", "device", "drafting", "speed", "structure"]
+__all__ = [
+    "accuracy", "activations", "ane", "attention", "device", "drafting", "speed", "structure",
+]  # fmt: skip

@@ -1,0 +1,120 @@
+"""Texts that hide pass keys, and how many of them a model finds.
+
+Each key has a name, and lies in a stretch of its own of a text of other things. After the text,
+each is asked for by its name. A key is found if all its digits are the model's greedy choices. So
+DuoAttention trains its heads and judges them (arXiv 2410.10819).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cetane.checkpoint import Tokenizer
+
+NAMES = (
+    "Paris", "London", "Tokyo", "Cairo", "Lima", "Oslo", "Rome", "Delhi", "Sydney", "Berlin",
+    "Madrid", "Dublin", "Vienna", "Athens", "Moscow", "Havana", "Boston", "Dallas", "Denver",
+    "Prague",
+)  # fmt: skip
+DIGITS = 5
+EDGE = 0.03
+"""The share of a stretch at its start, and at its end, in which its key does not lie."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about one key of a text."""
+
+    asked: tuple[int, ...]
+    """Its tokens, up to the answer."""
+    answer: tuple[int, ...]
+    """The tokens of the digits."""
+    place: range
+    """The tokens of the text that tell the key; the last are the answer."""
+
+
+@dataclass(frozen=True)
+class PassKeys:
+    """A text with pass keys, and a question for each."""
+
+    text: tuple[int, ...]
+    questions: tuple[Question, ...]
+
+    @property
+    def whole(self) -> tuple[list[int], list[range]]:
+        """The text with all questions and answers after it, and the places of the answers."""
+        tokens, places = list(self.text), []
+        for question in self.questions:
+            tokens += question.asked
+            places.append(range(len(tokens), len(tokens) + len(question.answer)))
+            tokens += question.answer
+        return tokens, places
+
+
+def hide(
+    tokenizer: Tokenizer, haystack: Sequence[int], tokens: int, seed: int, keys: int = 1
+) -> PassKeys:
+    """A text of `tokens` tokens, that the questions may follow within them.
+
+    `haystack` are tokens of some text without a start token. `seed` chooses a part of it, the
+    names, the numbers and, the same in each stretch, the place.
+    """
+    random = np.random.default_rng(seed)
+    plain = tokenizer.encode_plain
+    said = [
+        (plain(f"\nThe pass key of {name} is"), plain(f" {''.join(map(str, digits))}"))
+        for name, digits in zip(
+            random.permutation(NAMES)[:keys], random.integers(0, 10, (keys, DIGITS)), strict=True
+        )
+    ]
+    text, stop, places = start_of(tokenizer), plain(".\n"), []
+    spent = len(text) + sum(2 * len(lead) + 2 * len(key) + len(stop) for lead, key in said)
+    room = max(tokens - spent, keys)
+    first = int(random.integers(0, max(len(haystack) - room, 1)))
+    straw = list(haystack[first : first + room])
+    at, inside = 0, random.uniform(EDGE, 1 - EDGE)
+    for number, (lead, key) in enumerate(said):
+        to = int((number + inside) / keys * len(straw))
+        text += straw[at:to]
+        places.append(range(len(text), len(text) + len(lead) + len(key)))
+        text += [*lead, *key, *stop]
+        at = to
+    questions = (
+        Question(tuple(lead), tuple(key), place)
+        for (lead, key), place in zip(said, places, strict=True)
+    )
+    return PassKeys((*text, *straw[at:]), tuple(questions))
+
+
+def start_of(tokenizer: Tokenizer) -> list[int]:
+    """The tokens that a text begins with."""
+    return tokenizer.encode("")[:1]
+
+
+@torch.inference_mode()
+def found(model: Any, keys: PassKeys, step: Callable[[int], None] = lambda _: None) -> list[bool]:
+    """Whether a transformers model finds each key, whichever way it attends.
+
+    The text is read once. `step` is called with the number of each question.
+    """
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    model(torch.tensor([keys.text]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+    right = []
+    for number, question in enumerate(keys.questions):
+        step(number)
+        tokens = torch.tensor([[*question.asked, *question.answer[:-1]]])
+        made = model(
+            tokens, past_key_values=cache, use_cache=True, logits_to_keep=len(question.answer)
+        )
+        cache.crop(-tokens.shape[1])
+        best: Tensor = made.logits[0].argmax(-1)
+        right.append(best.tolist() == list(question.answer))
+    return right

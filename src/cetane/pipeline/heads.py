@@ -1,0 +1,167 @@
+"""The search for key/value heads that may stream, and what streaming costs in recall."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cetane.checkpoint import SeenByHeads, Tokenizer
+from cetane.errors import CetaneError
+from cetane.families import streaming_layers
+from cetane.files import Progress, disk_errors, silent, write_json
+from cetane.pipeline.request import Request
+from cetane.planner import Planner, turned
+from cetane.schema.streaming import HeadScores, Method, Streaming
+
+if TYPE_CHECKING:
+    from cetane.fitting.pass_keys import PassKeys
+
+SHARES = (1.0, 0.75, 0.5, 0.25)
+"""Shares of heads that keep all tokens, which are judged."""
+TEXTS = {"mass": 4, "gates": 40}
+"""Texts from which heads are scored: for gates, a step each."""
+SCORED = 768
+"""The most tokens of each of those texts. Longer ones are judged."""
+FIRST = 1000
+"""The seed of the first of those texts, so that none is judged too."""
+GATE_SINKS, GATE_WINDOW = 64, 128
+"""First and last tokens that a gated head sees. Within the window of `Streaming`, a third of the
+keys of so short a text would lie."""
+TAUGHT = 10
+"""Pass keys in each of those texts."""
+REPEATED = 16
+"""Times that the text for hiding keys is repeated."""
+
+
+@dataclass(frozen=True)
+class JudgedShare:
+    """One share of heads that keep all tokens."""
+
+    full: float
+    cache_bytes: int
+    """Of keys and values at the recipe's context, in fp16."""
+    found: int
+    """Pass keys that the model found, of those that it was asked for."""
+    asked: int
+
+
+@dataclass(frozen=True)
+class HeadsResult:
+    """Scores, and what shares of the heads cost."""
+
+    scores: HeadScores
+    context: int
+    judged: Sequence[JudgedShare]
+    tokens: int
+    """Of each text that hides pass keys for the judgement."""
+    streaming: Streaming
+
+
+def find_heads(
+    request: Request,
+    output: Path,
+    method: Method = "mass",
+    tokens: int = 1024,
+    texts: int = 4,
+    keys: int = 1,
+    steps: int | None = None,
+    progress: Progress = silent,
+) -> HeadsResult:
+    """Score the heads of a model by a method, and write the scores to `output`.
+
+    Then count the pass keys that the model finds in `texts` texts of `tokens` tokens, `keys` in
+    each, with several shares of the heads. `steps` replaces the number of texts that score. Raises
+    CetaneError for a model of which no layer can stream.
+    """
+    from cetane.fitting.pass_keys import hide
+    from cetane.gates.reference import Reference
+
+    planner, tokenizer = request.planner, request.checkpoint.tokenizer
+    layers = streaming_layers(planner.authored)
+    if not layers:
+        raise CetaneError(
+            f"no layer of {request.checkpoint.source} sees all tokens through keys of its own",
+            "its caches are short already",
+        )
+    if tokens > planner.model.max_context:
+        raise CetaneError(
+            f"--tokens {tokens}: the model was trained for {planner.model.max_context} positions"
+        )
+    with disk_errors(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+    model, straw = Reference(request.checkpoint).model, haystack(tokenizer)
+    count, length = TEXTS[method] if steps is None else steps, min(SCORED, tokens)
+    lessons = [hide(tokenizer, straw, length, FIRST + seed, TAUGHT) for seed in range(count)]
+    scores = score(request, model, layers, lessons, method, progress)
+    with disk_errors(output):
+        write_json(output, scores.model_dump(mode="json"))
+    asked = [hide(tokenizer, straw, tokens, seed, keys) for seed in range(texts)]
+    streaming = Streaming(scores=scores)
+    shares = [streaming.model_copy(update={"full": share}) for share in SHARES]
+    judged = [judge(request, model, one, asked, progress) for one in shares]
+    return HeadsResult(scores, planner.recipe.cache.context, judged, tokens, streaming)
+
+
+def haystack(tokenizer: Tokenizer) -> list[int]:
+    """Tokens of an English text, over and over, for keys to be hidden in."""
+    text = (resources.files("cetane") / "data" / "texts" / "english.txt").read_text("utf-8")
+    return tokenizer.encode_plain(text) * REPEATED
+
+
+def score(
+    request: Request,
+    model: Any,
+    layers: Mapping[int, int],
+    lessons: Sequence[PassKeys],
+    method: Method,
+    progress: Progress,
+) -> HeadScores:
+    """The scores of a transformers model's heads by a method, from some texts."""
+    from cetane.fitting.heads import CHARGE, RATE, gate_scores, mass_scores
+
+    settings: dict[str, float] = {"texts": len(lessons), "tokens": len(lessons[0].whole[0])}
+    if method == "mass":
+        found = mass_scores(model, layers, lessons, progress)
+    else:
+        found = gate_scores(model, layers, lessons, GATE_SINKS, GATE_WINDOW, progress)
+        settings |= {"sinks": GATE_SINKS, "window": GATE_WINDOW, "charge": CHARGE, "rate": RATE}
+    checkpoint = request.checkpoint
+    return HeadScores(
+        source=Path(checkpoint.source).name,
+        model_type=checkpoint.config["model_type"],
+        method=method,
+        settings=settings,
+        layers=found,
+    )
+
+
+def judge(
+    request: Request,
+    model: Any,
+    streaming: Streaming,
+    asked: Sequence[PassKeys],
+    progress: Progress,
+) -> JudgedShare:
+    """The bytes of a choice of heads, and the pass keys that the model finds with it."""
+    from cetane.fitting.pass_keys import found
+    from cetane.gates.streaming import StreamingAttention, attending
+
+    seen, right = SeenByHeads(streaming.kept(), streaming.sinks, streaming.window), 0
+    with attending(model, StreamingAttention(seen)):
+        for number, text in enumerate(asked):
+            progress(f"pass keys with {streaming.full:.0%} of the heads", number, len(asked))
+            right += sum(found(model, text))
+    questions = sum(len(text.questions) for text in asked)
+    return JudgedShare(streaming.full, cache_bytes(request, streaming), right, questions)
+
+
+def cache_bytes(request: Request, streaming: Streaming) -> int:
+    """Bytes of keys and values at the recipe's context."""
+    recipe = request.recipe
+    cache = recipe.cache.model_copy(update={"streaming": streaming})
+    wanted = recipe.model_copy(update={"cache": cache})
+    planner = Planner(turned(request.checkpoint, wanted), wanted)
+    return planner.memory.own_nbytes(cache.context)

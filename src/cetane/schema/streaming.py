@@ -1,0 +1,73 @@
+"""Which key/value heads keep all tokens, and which stream: the scores that `cetane heads` writes,
+and a recipe's choice by them (DuoAttention, arXiv 2410.10819)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from cetane.errors import CetaneError
+from cetane.files import read_bytes
+from cetane.validation import Data, parse_json, validated
+
+LARGEST_FILE = 1 << 22
+
+Score = Annotated[float, Field(allow_inf_nan=False)]
+Method = Literal["mass", "gates"]
+
+
+class HeadScores(Data):
+    """How much a model needs all tokens in each key/value head."""
+
+    source: str
+    """The checkpoint's name."""
+    model_type: str
+    method: Method
+    """`mass`: the share of attention that answers to questions about pass keys put on the keys.
+    `gates`: trained weights of full attention against streaming."""
+    settings: dict[str, float]
+    """The numbers with which they were found."""
+    layers: tuple[Annotated[tuple[Score, ...], Field(max_length=1024)], ...] = Field(
+        max_length=4096
+    )
+    """A score for each key/value head of each layer; none for a layer that cannot stream, as one
+    that slides already."""
+
+
+class Streaming(Data):
+    """Key/value heads whose caches keep only the first tokens of a sequence and the newest."""
+
+    scores: HeadScores
+    """In a recipe file: the path, relative to the recipe's folder, of scores that `cetane heads`
+    wrote."""
+    full: float = Field(default=0.5, ge=0, le=1)
+    """The share of the heads with a score that keep all tokens: those with the highest."""
+    sinks: int = Field(default=64, ge=0)
+    window: int = Field(default=256, ge=1)
+    """The first and the last tokens that the other heads see."""
+
+    def kept(self) -> dict[int, tuple[int, ...]]:
+        """The heads that keep all tokens, ascending, of every layer that has scores."""
+        ranked = sorted(
+            (-score, layer, head)
+            for layer, scores in enumerate(self.scores.layers)
+            for head, score in enumerate(scores)
+        )
+        chosen = {(layer, head) for _, layer, head in ranked[: round(self.full * len(ranked))]}
+        return {
+            layer: tuple(head for head in range(len(scores)) if (layer, head) in chosen)
+            for layer, scores in enumerate(self.scores.layers)
+            if scores
+        }
+
+
+def load_scores(path: Path) -> HeadScores:
+    """Read scores from their file. Raises CetaneError if the file holds none."""
+    hint = "cetane heads makes one"
+    try:
+        content = read_bytes(path, LARGEST_FILE)
+    except CetaneError as error:
+        raise CetaneError(f"cache.streaming.scores: {error.message}", hint) from error
+    return validated(HeadScores, parse_json(content, str(path), hint), str(path))

@@ -1,0 +1,168 @@
+"""Key/value heads that keep the first tokens and the newest: against transformers with a mask for
+each head, in every layer its own."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.conftest import InMemoryCheckpoint, build_model
+from tests.families.gemma_models import FEEDS, build_gemma3, build_gemma4
+from tests.families.parity import TOLERANCE, assert_close, run_drafts, tokens
+
+from cetane.checkpoint import StreamedCheckpoint
+from cetane.engine.authored import authored_engine
+from cetane.engine.engine import Engine
+from cetane.errors import CetaneError
+from cetane.planner import Planner, turned
+from cetane.schema.recipe import Recipe, parse_recipe
+
+LENGTH = 64
+SINKS, WINDOW = 3, 20
+NINE = {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3}
+NINE |= {"num_hidden_layers": 4}
+SCORES = [[0.1, 0.9, 0.2], [0.8, 0.0, 0.7], [0.0, 0.1, 0.2], [0.6, 0.7, 0.8]]
+"""Half of them: head 1, heads 0 and 2, none, and all."""
+KEPT = {0: (1,), 1: (0, 2), 2: (), 3: (0, 1, 2)}
+
+
+def recipe(
+    scores: list[list[float]], contract: str = "readonly", sinks: int = SINKS, **cache: Any
+) -> Recipe:
+    source = {"source": "test", "model_type": "test", "method": "mass", "settings": {}}
+    streaming = {"scores": source | {"layers": scores}, "sinks": sinks, "window": WINDOW}
+    content = {
+        "name": "test",
+        "layout": {"kind": "chunks", "chunks": 2},
+        "cache": {"contract": contract, "context": LENGTH, "streaming": streaming} | cache,
+        "tokens": {"verify": 4, "prefill": 16},
+    }
+    return parse_recipe(content, "test")
+
+
+def engine_of(model: Any, wanted: Recipe) -> Engine:
+    plain: Any = InMemoryCheckpoint(model)
+    checkpoint = turned(plain, wanted)
+    return authored_engine(Planner(checkpoint, wanted), checkpoint)
+
+
+@torch.inference_mode()
+def masked(model: Any, kept: dict[int, tuple[int, ...]], sinks: int = SINKS) -> np.ndarray:
+    """Logits of eager attention with a mask `(1, H, T, T)` in each layer of `kept`."""
+    at = torch.arange(LENGTH)
+    past = at[:, None] >= at
+    near = past & ((at[:, None] - at < WINDOW) | (at < sinks))
+    config, hooks = model.config, []
+    group = config.num_attention_heads // config.num_key_value_heads
+    for layer, heads in kept.items():
+        seen = torch.stack([
+            past if query // group in heads else near
+            for query in range(config.num_attention_heads)
+        ])  # fmt: skip
+        mask = torch.where(seen, 0.0, -1e9)[None]
+        hooks.append(
+            model.model.layers[layer].self_attn.register_forward_pre_hook(
+                lambda _, args, kwargs, mask=mask: (args, kwargs | {"attention_mask": mask}),
+                with_kwargs=True,
+            )
+        )
+    ids = torch.tensor([tokens(config.vocab_size, LENGTH)])
+    logits = model(ids, use_cache=False, output_hidden_states=True).logits[0].numpy()
+    for hook in hooks:
+        hook.remove()
+    return logits
+
+
+@pytest.mark.parametrize("contract", ["readonly", "blend", "stateful"])
+def test_split_layers(contract: str) -> None:
+    """Layers that keep one head, two, none and all, under every contract that keeps sinks."""
+    model = build_model("llama", **NINE)
+    expected = masked(model, KEPT)
+    assert np.abs(expected - masked(model, {}))[WINDOW + SINKS :].max() > 1e-2
+    engine = engine_of(model, recipe(SCORES, contract))
+    assert_close(engine, expected, FEEDS)
+    drafted = run_drafts(engine)
+    assert np.abs(drafted - expected[: len(drafted)]).max() <= TOLERANCE
+    slots = {name: slots.count for name, slots in engine.plan.caches.items()}
+    short = 64 if contract == "stateful" else 32
+    assert slots == {
+        "kv_1": 64, "kv_near_2": short, "kv_2": 64, "kv_near_1": short, "kv_near_3": short,
+        "kv": 64,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("qwen3", {"head_dim": 8}),
+        ("qwen2", {}),
+        ("phi3", {"pad_token_id": 0}),
+        ("olmo2", {}),
+        ("granite", {"residual_multiplier": 0.4}),
+        ("smollm3", {"no_rope_layers": [1, 0, 1, 1]}),
+    ],
+)
+def test_families(kind: str, config: dict[str, Any]) -> None:
+    """Biases, norms of heads or of all, one tensor of several projections, layers without turns."""
+    model = build_model(kind, **NINE, **config)
+    engine = engine_of(model, recipe(SCORES))
+    assert_close(engine, masked(model, KEPT), {name: FEEDS[name] for name in ("uneven",)})
+
+
+def test_a_shift_cache_without_sinks() -> None:
+    model = build_model("llama", **NINE)
+    engine = engine_of(model, recipe(SCORES, "shift", sinks=0))
+    assert_close(engine, masked(model, KEPT, sinks=0), FEEDS)
+    with pytest.raises(CetaneError, match="a shift cache forgets the first tokens"):
+        engine_of(model, recipe(SCORES, "shift"))
+
+
+def test_capacities() -> None:
+    model = build_model("llama", **NINE)
+    engine = engine_of(model, recipe(SCORES, capacities=[32]))
+    assert_close(engine, masked(model, KEPT), FEEDS)
+
+
+def test_by_layer_with_one_head() -> None:
+    """Gemma 3 with one key/value head: a full layer streams as a whole, sliding ones stay."""
+    layers = {
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "num_key_value_heads": 1,
+    }
+    model = build_gemma3(**layers)
+    engine = engine_of(model, recipe([[0.1], [], [0.3]]))
+    assert set(engine.plan.caches) == {"full", "full_near_1", "sliding"}
+    expected = masked(model, {0: ()})
+    assert np.abs(expected - masked(model, {})).max() > 1e-3
+    assert_close(engine, expected, FEEDS)
+
+
+def test_the_order_is_of_the_checkpoint() -> None:
+    """Only rows and columns move, and only in layers whose first heads are not those that stay."""
+    model = build_model("llama", **NINE)
+    plain: Any = InMemoryCheckpoint(model)
+    checkpoint = turned(plain, recipe(SCORES))
+    assert isinstance(checkpoint, StreamedCheckpoint)
+    assert {name.split(".")[2] for name in checkpoint.orders} == {"0", "1"}
+    keys, queries, outputs = (
+        f"model.layers.0.self_attn.{letter}_proj.weight" for letter in ("k", "q", "o")
+    )
+    before = plain.read(keys).reshape(3, 16, 72)
+    assert torch.equal(checkpoint.read(keys).reshape(3, 16, 72), before[[1, 0, 2]])
+    before = plain.read(queries).reshape(3, 48, 72)
+    assert torch.equal(checkpoint.read(queries).reshape(3, 48, 72), before[[1, 0, 2]])
+    before = plain.read(outputs).reshape(72, 3, 48)
+    assert torch.equal(checkpoint.read(outputs).reshape(72, 3, 48), before[:, [1, 0, 2]])
+    assert torch.equal(checkpoint.read_rows(keys, 3, 11), checkpoint.read(keys)[3:11])
+
+
+def test_refusals() -> None:
+    model = build_model("llama", **NINE)
+    with pytest.raises(CetaneError, match="12 heads in 4 layers of this model can stream"):
+        engine_of(model, recipe(SCORES[:3]))
+    shared = build_gemma4()  # layers 2 and 3 hand their keys on
+    with pytest.raises(CetaneError, match="1 heads in 1 layers of this model can stream"):
+        engine_of(shared, recipe([[], [1.0], [], [1.0], [], []]))
+    plain: Any = InMemoryCheckpoint(model)
+    with pytest.raises(CetaneError, match="was not turned"):
+        Planner(plain, recipe(SCORES))
