@@ -4,6 +4,9 @@ noisy machine disturbs all of them; ratios of medians are reported.
 
 Decoding goes on from a chat prompt; prefill runs `--prefill` tokens of text. Perplexity is that of
 decoding, one token a step, in the arithmetic in which the speed was measured.
+
+`--one-thread` decodes with one thread, and measures its processor time: other jobs disturb that
+little. It says how much work a step is, not how long users wait.
 """
 
 import itertools
@@ -68,11 +71,16 @@ class Transformers:
 
 
 class LlamaCpp:
-    def __init__(self, path: str, context: int) -> None:
+    def __init__(self, path: str, context: int, threads: int) -> None:
         from llama_cpp import Llama
 
         self.model = Llama(
-            path, n_ctx=context, n_threads=2, n_threads_batch=2, n_batch=512, verbose=False
+            path,
+            n_ctx=context,
+            n_threads=threads,
+            n_threads_batch=threads,
+            n_batch=512,
+            verbose=False,
         )
 
     def start(self) -> None:
@@ -84,14 +92,16 @@ class LlamaCpp:
         return np.ctypeslib.as_array(self.model._ctx.get_logits(), (self.model.n_vocab(),))
 
 
-def decode(runner: Runner, prompt: list[int], count: int) -> tuple[list[int], float]:
+def decode(
+    runner: Runner, prompt: list[int], count: int, clock: Callable[[], float] = time.perf_counter
+) -> tuple[list[int], float]:
     """Greedy tokens, and tokens per second after the first."""
     runner.start()
     tokens = [int(runner.feed(prompt).argmax())]
-    started = time.perf_counter()
+    started = clock()
     while len(tokens) < count:
         tokens.append(int(runner.feed(tokens[-1:]).argmax()))
-    return tokens, (count - 1) / (time.perf_counter() - started)
+    return tokens, (count - 1) / (clock() - started)
 
 
 def prefill(runner: Runner, tokens: list[int]) -> float:
@@ -126,8 +136,12 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--perplexity", type=int, default=0, help="of so many tokens of text")
+    parser.add_argument("--one-thread", action="store_true", help="measure its time of decoding")
     options = parser.parse_args()
-    share_threads()
+    threads = 1 if options.one_thread else 2
+    clock = time.thread_time if options.one_thread else time.perf_counter
+    torch.set_num_threads(threads)
+    share_threads(threads)
     checkpoint = open_checkpoint(options.model)
     bundles = {name: bundle_of(checkpoint, load_recipe(name)) for name in options.recipes}
     runners: dict[str, Runner] = {
@@ -136,7 +150,7 @@ def main() -> None:
     runners["transformers"] = Transformers(Reference(checkpoint).model)
     context = bundles[options.recipes[0]].plan.recipe.cache.context
     try:
-        runners["llama.cpp"] = LlamaCpp(options.model, context)
+        runners["llama.cpp"] = LlamaCpp(options.model, context, threads)
     except ImportError:
         print("pip install llama-cpp-python adds llama.cpp to the comparison")
     tokenizer = bundles[options.recipes[0]].tokenizer
@@ -144,7 +158,9 @@ def main() -> None:
     text = read_tokens(tokenizer, standard_library_text(), max(options.prefill, options.perplexity))
 
     said = {name: decode(runner, prompt, options.tokens)[0] for name, runner in runners.items()}
-    speeds = in_turns(runners, lambda r: decode(r, prompt, options.tokens)[1], options.rounds)
+    speeds = in_turns(
+        runners, lambda r: decode(r, prompt, options.tokens, clock)[1], options.rounds
+    )
     fills = in_turns(runners, lambda r: prefill(r, text[: options.prefill]), options.rounds)
     rows, result = [], {}
     for name, runner in runners.items():

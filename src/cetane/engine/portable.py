@@ -79,8 +79,8 @@ class PortableBackend:
     - fp16 runs the reference, which rounds every result as an fp16 machine would.
     - ane is fp16, with attention's products as an ANE was seen to compute them.
     - int8 is fp32, but linear weights of 8 or 4 bits stay packed in products of few tokens. There,
-      activations are rounded to 8 bits, one scale for 32 channels, as llama.cpp does. `cetane run`
-      uses it, so its graphs are kept between runs.
+      activations and palettes are rounded to 8 bits, one scale for 32 channels, as llama.cpp does.
+      `cetane run` uses it, so its graphs are kept between runs.
     """
 
     name = "portable"

@@ -90,6 +90,38 @@ def test_product(build: Build, split: bool, dtype: str, rows: int, form: tuple[i
     assert (np.abs(rounded[0, :, 0].T - nearly) <= bound).all()
 
 
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "nibbles"])
+@pytest.mark.parametrize("columns, tokens", [(64, 1), (72, 4)])
+def test_a_palette_in_8_bits(
+    build: Build, split: bool, columns: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is half a step off at most: of 32 inputs, the largest has 127 steps."""
+    rows, each = 6, 3
+    table = normal(rows // each, 1, 1, 1, 16, 1).astype(np.float16)
+    codes = np.random.default_rng(columns).integers(0, 16, (rows, columns, 1, 1))
+
+    def weight() -> Any:
+        indices = codes.astype(types.np_uint4_dtype)
+        return mb.constexpr_lut_to_dense(indices=indices, lut=table)
+
+    path = build({"x": ((1, columns, 1, tokens), "fp16")}, lambda x: mb.conv(x=x, weight=weight()))
+    monkeypatch.setattr(packed, "has_exact_8_bits", lambda: not split)
+    assert "MatMulNBits" in kinds(load(path).functions["main"], pack=True)
+    x = in_8_bits(columns, tokens)
+    (y,) = fast(path, x=x)
+    palettes = table.reshape(-1, 16).astype(np.float64).repeat(each, axis=0)
+    values = np.take_along_axis(palettes, codes[:, :, 0, 0], 1)
+    truth = x[0, :, 0].T.astype(np.float64) @ values.T
+    bound = np.zeros_like(truth)
+    for start in range(0, columns, packed.BLOCK):
+        part = slice(start, start + packed.BLOCK)
+        step = np.abs(values[:, part]).max(1) / 127
+        bound += np.abs(x[0, part, 0]).sum(0)[:, None] * step / 2
+    assert (np.abs(y[0, :, 0].T - truth) <= bound + 1e-3).all()
+    rounded = np.abs(y[0, :, 0].T - truth)
+    assert rounded.max() > 0  # palettes are no multiples of one scale
+
+
 def test_the_kernel_of_this_processor() -> None:
     assert packed.has_exact_8_bits() in (True, False)
 
@@ -130,7 +162,9 @@ def test_an_offset_between_integers_stays(build: Build) -> None:
 
 
 @pytest.mark.parametrize("order", ["c1t", "ct1"])
-@pytest.mark.parametrize("format_", ["int8-per-channel", "int8-per-tensor"])
+@pytest.mark.parametrize(
+    "format_", ["int8-per-channel", "int8-per-tensor", "palette6-kmeans-group8"]
+)
 def test_layers(tiny_bundle: Callable[..., Bundle], order: str, format_: str) -> None:
     """Whole shards, residuals and norms on rows: as near to the exact ones as 8 bits allow, and
     nearer with the activations of 16."""

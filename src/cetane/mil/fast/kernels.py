@@ -113,8 +113,8 @@ def _largest(values, start, magnitudes):  # type: ignore[no-untyped-def]
     magnitudes[:] = 0
     for e in range(len(values)):
         line = values[e, start : start + count]
-        for j in range(count):
-            magnitudes[j] = max(magnitudes[j], abs(line[j]))
+        for j in range(count):  # with numpy's functions: Python's are not computed many at once
+            magnitudes[j] = np.fmax(magnitudes[j], np.fabs(line[j]))
 
 
 @njit(

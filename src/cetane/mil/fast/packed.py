@@ -6,8 +6,8 @@ ML's linear weights fit it without loss:
     weight = scale * (data - offset), one scale and offset per output channel, or per block of
     inputs
 
-Palettes do not fit. Their values are not multiples of one scale, and the offset of evenly spaced
-ones lies between two integers.
+Palettes do not fit: their values are not multiples of one scale. They are rounded as activations
+are, to 8 bits with one scale for 32 inputs.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from cetane.mil.program import Op, StoredConstant
 
 BLOCK = 32
 _BITS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
+_LINEAR, _PALETTE = "constexpr_blockwise_shift_scale", "constexpr_lut_to_dense"
 
 
 def bits_of(constants: Constants, weight: str | StoredConstant) -> int | None:
@@ -37,7 +38,9 @@ def bits_of(constants: Constants, weight: str | StoredConstant) -> int | None:
     if op is not None and op.kind == "concat":
         widths = {bits_of(constants, part) for part in op.inputs["values"]}
         return widths.pop() if len(widths) == 1 else None
-    if op is None or op.kind != "constexpr_blockwise_shift_scale":
+    if op is not None and op.kind == _PALETTE:
+        return 8
+    if op is None or op.kind != _LINEAR:
         return None
     data, scale = (constants.type(op.inputs[name][0]) for name in ("data", "scale"))
     offset = constants.type(op.inputs["offset"][0]).dtype if "offset" in op.inputs else data.dtype
@@ -67,19 +70,29 @@ class Elements:
             parts = [cls.read(constants, part) for part in op.inputs["values"]]
             names = ("data", "scale", "zero")
             return cls(*(np.concatenate([getattr(part, n) for part in parts]) for n in names))
-        return cls._read(constants, op)
+        if op.kind == _PALETTE:
+            return cls._rounded(constants.array(weight))
+        return cls._linear(constants, op)
 
     @classmethod
-    def _read(cls, constants: Constants, op: Op) -> Elements:
+    def _rounded(cls, weight: Array) -> Elements:
+        """A weight `(N, K, ...)` in 8 bits, symmetric, with a scale for each block."""
+        blocks = _in_blocks(weight)
+        scale = np.abs(blocks).max(-1) / np.float32(127)
+        steps = np.rint(blocks / np.where(scale > 0, scale, 1)[..., None])
+        return cls((steps + 128).astype(np.uint8), scale, np.full(scale.shape, 128, np.uint8))
+
+    @classmethod
+    def _linear(cls, constants: Constants, op: Op) -> Elements:
+        """A linear weight, without loss."""
         dtype = constants.type(op.inputs["data"][0]).dtype
         above = 1 << _BITS[dtype] - 1 if dtype.startswith("int") else 0  # makes integers unsigned
 
         def unsigned(name: str) -> Array:
             return (constants.array(op.inputs[name][0]).astype(np.int16) + above).astype(np.uint8)
 
-        data = unsigned("data")
-        rows, columns, *_ = data.shape
-        blocks = -(-columns // BLOCK)
+        data = _in_blocks(unsigned("data"))
+        rows, blocks, _ = data.shape
 
         def per_block(values: Array) -> Array:
             values = values.reshape(len(values), -1)
@@ -90,8 +103,7 @@ class Elements:
         zero = (
             unsigned("offset") if "offset" in op.inputs else np.full(scale.shape, above, np.uint8)
         )
-        filled = np.pad(data.reshape(rows, columns), ((0, 0), (0, blocks * BLOCK - columns)))
-        return cls(filled.reshape(rows, blocks, BLOCK), per_block(scale), per_block(zero))
+        return cls(data, per_block(scale), per_block(zero))
 
     def in_nibbles(self) -> Elements:
         """8 bits as two planes of 4 bits: a matrix for an input that is repeated."""
@@ -100,6 +112,13 @@ class Elements:
             np.concatenate([16 * self.scale, self.scale], axis=1),
             np.concatenate([self.zero >> 4, self.zero & 15], axis=1),
         )
+
+
+def _in_blocks(weight: Array) -> Array:
+    """A weight `(N, K, ...)` as (N, blocks, BLOCK), padded with zeros."""
+    rows, columns, *_ = weight.shape
+    filled = np.pad(weight.reshape(rows, columns), ((0, 0), (0, -columns % BLOCK)))
+    return filled.reshape(rows, -1, BLOCK)
 
 
 class Packed:

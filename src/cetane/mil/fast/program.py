@@ -24,8 +24,8 @@ class FastProgram:
     """The functions of a loaded package, compiled for onnxruntime when they are first asked for.
 
     Everything is computed in float32. With `pack`, products of few tokens read linear weights
-    (int8, int4) as stored, and round activations to 8 bits, one scale for 32 elements. Functions
-    that differ only in sizes share one session, and so their weights.
+    (int8, int4) as stored, and round palettes and activations to 8 bits, one scale for 32 elements.
+    Functions that differ only in sizes share one session, and so their weights.
     """
 
     def __init__(self, program: Program, pack: bool = False) -> None:
