@@ -19,8 +19,8 @@ def tokenizer(tiny_checkpoint_folder: Path) -> Tokenizer:
 
 
 def test_keys_lie_evenly_and_fit(tokenizer: Tokenizer) -> None:
-    straw = tokenizer.encode_plain("a fuel ignites. ") * 200
-    keys = hide(tokenizer, straw, 700, seed=3, keys=4)
+    hay = tokenizer.encode_plain("a fuel ignites. ") * 200
+    keys = hide(tokenizer, hay, 700, seed=3, keys=4)
     whole, answers = keys.whole
     assert len(whole) <= 700
     starts = [question.place.start for question in keys.questions]
@@ -34,8 +34,8 @@ def test_keys_lie_evenly_and_fit(tokenizer: Tokenizer) -> None:
         assert sentence in said and sentence.endswith(f" is {digits}")
         assert sum(name in sentence for name in NAMES) == 1
         assert tuple(whole[place.start : place.stop]) == question.answer
-    again = hide(tokenizer, straw, 700, seed=3, keys=4)
-    assert again == keys and hide(tokenizer, straw, 700, seed=4, keys=4) != keys
+    again = hide(tokenizer, hay, 700, seed=3, keys=4)
+    assert again == keys and hide(tokenizer, hay, 700, seed=4, keys=4) != keys
 
 
 def test_the_count_is_of_greedy_answers(tokenizer: Tokenizer) -> None:

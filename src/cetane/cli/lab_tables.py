@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cetane.cli.output import console, facts, say, table, verdict, warn
-from cetane.lab.document import cell
+from cetane.lab.document import cell, changed
 from cetane.lab.entry import Entry
 from cetane.lab.experiment import ARMS, Experiment
 from cetane.lab.journal import Intent, Outcome, Verdict
@@ -48,11 +48,7 @@ def show_entry(entry: Entry) -> None:
 def recipe_of(experiment: Experiment, name: str) -> str:
     """An arm's recipe, with its changed values, its drafter and its keys."""
     arm = experiment.arm("baseline" if name == "baseline" else "candidate")
-    changes = [
-        f"{table}.{key} = {value}" if isinstance(fields, dict) else f"{table} = {fields}"
-        for table, fields in arm.changes.items()
-        for key, value in (fields.items() if isinstance(fields, dict) else [("", "")])
-    ]
+    changes = list(changed(arm.changes))
     drafter = f"; drafts by {arm.drafter}" if arm.drafter else ""
     if arm.sparse is not None:
         drafter += f"; {arm.sparse.budget} keys by {arm.sparse.keys}"

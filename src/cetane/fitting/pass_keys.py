@@ -77,11 +77,11 @@ def hide(
     spent = len(text) + sum(2 * len(lead) + 2 * len(key) + len(stop) for lead, key in said)
     room = max(tokens - spent, keys)
     first = int(random.integers(0, max(len(haystack) - room, 1)))
-    straw = list(haystack[first : first + room])
+    hay = list(haystack[first : first + room])
     at, inside = 0, random.uniform(EDGE, 1 - EDGE)
     for number, (lead, key) in enumerate(said):
-        to = int((number + inside) / keys * len(straw))
-        text += straw[at:to]
+        to = int((number + inside) / keys * len(hay))
+        text += hay[at:to]
         places.append(range(len(text), len(text) + len(lead) + len(key)))
         text += [*lead, *key, *stop]
         at = to
@@ -89,7 +89,7 @@ def hide(
         Question(tuple(lead), tuple(key), place)
         for (lead, key), place in zip(said, places, strict=True)
     )
-    return PassKeys((*text, *straw[at:]), tuple(questions))
+    return PassKeys((*text, *hay[at:]), tuple(questions))
 
 
 def start_of(tokenizer: Tokenizer) -> list[int]:

@@ -15,6 +15,8 @@ from cetane.lab.journal import Figure, GateOutcome, Journal
 
 ANSWERS = 3
 """The number of an arm's answers that the page shows; the journal has all."""
+LONG = 8
+"""The most values of a list that are shown."""
 
 
 def markdown(experiments: dict[str, Experiment], journal: Journal) -> str:
@@ -67,19 +69,21 @@ def bounds(gate: GateOutcome) -> str:
     return f"{gate.metric}{WHOSE.get(gate.arm, '')} {' and '.join(words)}"
 
 
-def changed(tables: dict[str, object]) -> Iterator[str]:
-    """The changes of a recipe, one by one, nearly in TOML's form."""
+def changed(tables: dict[str, object], inside: str = "") -> Iterator[str]:
+    """The changes of a recipe, one by one, nearly in TOML's form; `inside` a table."""
     for key, value in tables.items():
         if isinstance(value, dict):
-            yield from (f"{key}.{name} = {shown(field)}" for name, field in value.items())
+            yield from changed(value, f"{inside}{key}.")
         else:
-            yield f"{key} = {shown(value)}"
+            yield f"{inside}{key} = {shown(value)}"
 
 
 def shown(value: object) -> str:
-    """A value, nearly in TOML's form."""
+    """A value, nearly in TOML's form; of a long list only its length."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, list) and len(value) > LONG:
+        return f"[{len(value)} values]"
     return str(value).replace("'", '"')
 
 

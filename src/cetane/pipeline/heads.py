@@ -92,13 +92,13 @@ def find_heads(
         )
     with disk_errors(output):
         output.parent.mkdir(parents=True, exist_ok=True)
-    model, straw = Reference(request.checkpoint).model, haystack(tokenizer)
+    model, hay = Reference(request.checkpoint).model, haystack(tokenizer)
     count, length = TEXTS[method] if steps is None else steps, min(SCORED, tokens)
-    lessons = [hide(tokenizer, straw, length, FIRST + seed, TAUGHT) for seed in range(count)]
+    lessons = [hide(tokenizer, hay, length, FIRST + seed, TAUGHT) for seed in range(count)]
     scores = score(request, model, layers, lessons, method, progress)
     with disk_errors(output):
         write_json(output, scores.model_dump(mode="json"))
-    asked = [hide(tokenizer, straw, tokens, seed, keys) for seed in range(texts)]
+    asked = [hide(tokenizer, hay, tokens, seed, keys) for seed in range(texts)]
     streaming = Streaming(scores=scores)
     shares = [streaming.model_copy(update={"full": share}) for share in SHARES]
     judged = [judge(request, model, one, asked, progress) for one in shares]

@@ -23,8 +23,8 @@ def pass_keys(bench: Sides) -> dict[ArmName, Findings]:
     model does not find do not count."""
     checkpoint = bench.workload.checkpoint
     tokenizer, model = checkpoint.tokenizer, Reference(checkpoint).model
-    straw, tokens = haystack(tokenizer), bench.workload.spec.tokens
-    texts = [hide(tokenizer, straw, tokens, seed) for seed in range(TEXTS)]
+    hay, tokens = haystack(tokenizer), bench.workload.spec.tokens
+    texts = [hide(tokenizer, hay, tokens, seed) for seed in range(TEXTS)]
     findings: dict[ArmName, Findings] = {}
     known: list[bool] = []
     for name in (None, *bench.sides):
