@@ -5,20 +5,18 @@ gate's own checks. The first that holds what the recipe promises, with a margin,
 the weights that get more bits than a recipe's few (`compression.raise_to`).
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
-from itertools import chain, groupby, product
+from itertools import product
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
 from cetane.checkpoint import Checkpoint
-from cetane.compress import AUTO, Selection, parse_format, pattern
+from cetane.compress import AUTO, Selection, parse_format
 from cetane.errors import CetaneError
 from cetane.families import Weight
 from cetane.files import Progress, cache_dir, json_sha256, read_json, silent, write_json
@@ -28,6 +26,7 @@ from cetane.gates.probes import text_tokens
 from cetane.gates.quality import Agreement
 from cetane.gates.verdict import Check
 from cetane.pipeline.calibration import resolve_fitted, resolve_scale
+from cetane.pipeline.mixed_parts import MixedPart, bits_of, named, parts_of
 from cetane.planner import Planner
 from cetane.planner.encoding import can_be_fitted
 from cetane.schema.manifest import producers
@@ -41,8 +40,6 @@ NEAREST, MIX = "fp16", "a mix of 6-bit palettes and int8"
 """What is tried for all weights, the smallest first; between the first two, a mix of them."""
 MARGIN = 0.8
 """The part of every limit that a candidate may use, since the gate judges another text."""
-THIRDS = 3
-"""Parts of the layers, by depth, that a mix tells apart."""
 MOST_RAISED = 0.5
 """Bits a weight beyond the default's that a mix may have, palettes counted: four bits with more of
 them would be five."""
@@ -156,53 +153,6 @@ def check_budget(planner: Planner, budget: int | None) -> None:
             "promise less (--quality usable), name fewer bits, or choose fewer tokens for the head "
             "(cetane vocabulary)",
         )
-
-
-@dataclass(frozen=True)
-class MixedPart:
-    """Weights that a mix treats alike: those of one part of the layers."""
-
-    weights: tuple[Weight, ...]
-    patterns: tuple[str, ...]
-    """Their names and no others'."""
-
-    def saved(self, small: str, large: str) -> int:
-        """Bytes that the smaller of a mix's formats saves."""
-        formats = parse_format(small), parse_format(large)
-        return sum(formats[1].nbytes(w.shape) - formats[0].nbytes(w.shape) for w in self.weights)
-
-    def __str__(self) -> str:
-        """What it holds: "down_proj of layers 20 to 29"."""
-        names = [weight.name.split(".") for weight in self.weights]
-        layers = [int(word) for name in names for word in name if word.isdigit()]
-        where = f" of layers {min(layers)} to {max(layers)}" if layers else ""
-        return f"{names[0][-2]}{where}"
-
-    @classmethod
-    def of(cls, weights: Sequence[Weight], names: Collection[str]) -> "MixedPart":
-        """Some weights of a model whose weights have `names`: a pattern a layer."""
-        mine = {weight.name for weight in weights}
-        layers = groupby(sorted(mine), key=lambda name: name.split(".")[:3])
-        patterns = (pattern(list(part), set(names) - mine) for _, part in layers)
-        return cls(tuple(weights), tuple(chain.from_iterable(patterns)))
-
-
-def named(parts: Sequence[MixedPart], form: str) -> dict[str, str]:
-    """A format for some parts, by name."""
-    return {name: form for part in parts for name in part.patterns}
-
-
-def bits_of(
-    raised: Sequence[MixedPart], others: Sequence[MixedPart], large: str, small: str
-) -> float:
-    """Bits a weight, palettes counted, of some parts in the larger of two formats."""
-    sizes = [
-        (parse_format(name).nbytes(weight.shape), weight.elements)
-        for parts, name in ((raised, large), (others, small))
-        for part in parts
-        for weight in part.weights
-    ]
-    return 8 * sum(size for size, _ in sizes) / sum(elements for _, elements in sizes)
 
 
 class Harms(Data):
@@ -354,36 +304,24 @@ class Bench:
     def kinds(self) -> list[MixedPart]:
         """The fitted weights of the recipe's default, by kind and by part of the layers."""
         compression = self.recipe.compression
-        parts: dict[tuple[str, int], list[Weight]] = defaultdict(list)
-        everything: set[str] = set()
-        layers = self.planner.model.layers[-1].layer + 1
-        for block in self.planner.blocks:
-            for _, weight in block.weights():
-                if weight.kind is None:
-                    continue
-                everything.add(weight.name)
-                form = compression.format_for(weight.name, weight.kind)
-                if form.name == compression.default and can_be_fitted(weight, form):
-                    kind = weight.name.rpartition(".")[0].rpartition(".")[2]
-                    parts[kind, min(block.layer, layers - 1) * THIRDS // layers].append(weight)
-        return [MixedPart.of(weights, everything) for weights in parts.values()]
+
+        def kind_of(weight: Weight) -> str | None:
+            form = compression.format_for(weight.name, str(weight.kind))
+            raisable = form.name == compression.default and can_be_fitted(weight, form)
+            return weight.name.rpartition(".")[0].rpartition(".")[2] if raisable else None
+
+        return parts_of(self.planner, kind_of)
 
     def groups(self) -> list[MixedPart]:
         """The weights that the recipe leaves to cetane, by part of the layers: errors of early ones
         cost most, whatever the kind (Gemma 3 270M: KL of 0.22, 0.03 and 0.01 by thirds)."""
         small, large = (self.candidate(NEAREST, name).compression for name in (SMALL, LARGE))
-        parts: dict[int, list[Weight]] = defaultdict(list)
-        everything: set[str] = set()
-        layers = self.planner.model.layers[-1].layer + 1
-        for block in self.planner.blocks:
-            for _, weight in block.weights():
-                kind = weight.kind
-                if kind is None:
-                    continue
-                everything.add(weight.name)
-                if small.format_for(weight.name, kind) != large.format_for(weight.name, kind):
-                    parts[min(block.layer, layers - 1) * THIRDS // layers].append(weight)
-        return [MixedPart.of(weights, everything) for weights in parts.values()]
+
+        def left_open(weight: Weight) -> str | None:
+            name, kind = weight.name, str(weight.kind)
+            return "" if small.format_for(name, kind) != large.format_for(name, kind) else None
+
+        return parts_of(self.planner, left_open)
 
     def harms(self, groups: Sequence[MixedPart], large: Recipe) -> Harms:
         """KL of every group in the smaller format, all else in the larger one."""
