@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 VERSION = 3
 """Of what is made: another one is made anew."""
-SEQUENCES, LENGTH, SEED = 48, 256, 1
-"""Of the model's own text that layers are rounded by: 12,288 tokens."""
+SEQUENCES, LENGTH, SEED = 64, 256, 1
+"""Of the model's own text that layers are rounded by: 16,384 tokens."""
 LESSONS = 192
 """Sequences that tuning learns from; the first of them are those."""
 

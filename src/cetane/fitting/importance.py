@@ -30,9 +30,9 @@ Matrix = npt.NDArray[np.float32]
 EVEN = 0.5
 """Part of a token's importance that all tokens share. Without it few tokens would decide, and other
 texts be worse off: held out, the errors of half the matrices grew by up to 15 %."""
-LARGEST = 1024
-"""Outputs of a layer whose products are kept; of more, every output counts alike. Values, which
-have few, gain most by them (docs/explanation/compression.md)."""
+LARGEST = 4096
+"""Outputs of a layer whose products are kept, 64 MB; of more, every output counts alike. With 1,024
+four bits of SmolLM2 lost: docs/explanation/compression.md."""
 ROWS = 512
 """Tokens of a pass: its activations are what takes most memory."""
 

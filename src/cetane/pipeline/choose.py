@@ -40,9 +40,9 @@ NEAREST, MIX = "fp16", "a mix of 6-bit palettes and int8"
 """What is tried for all weights, the smallest first; between the first two, a mix of them."""
 MARGIN = 0.8
 """The part of every limit that a candidate may use, since the gate judges another text."""
-MOST_RAISED = 0.5
-"""Bits a weight beyond the default's that a mix may have, palettes counted: four bits with more of
-them would be five."""
+MOST_RAISED = 0.6
+"""Bits a weight beyond the default's that a mix may have, palettes counted. 0.57 was the least that
+made four bits of SmolLM2 good; with more, they would be five."""
 WINDOW = 128
 """Tokens that are judged together, in one call: a large vocabulary's logits take 134 MB."""
 BRIEF = 96
@@ -116,9 +116,10 @@ def resolutions(
     """The recipe with a value in place of every `auto`, as often as there is another choice.
 
     A recipe without `auto` comes back as it is, without a pass over the model. The compressions are
-    those that hold the recipe's promise, the smallest first. fp16 is the last whatever is judged,
-    since nothing is nearer to the model. What the recipe says of types and names stays. `budget` is
-    the most bytes of weights and tables: CetaneError where nothing so small holds the promise.
+    those that hold the recipe's promise, the smallest first. The last is the nearest to the model,
+    whatever it costs: fp16, or the few bits with as many more as they may have. What the recipe
+    says of types and names stays. `budget` is the most bytes of weights and tables: CetaneError
+    where nothing so small holds the promise.
     """
     raising = recipe.compression.raise_to is not None and recipe.compression.fitted is None
     recipe = resolve_fitted(checkpoint, resolve_scale(checkpoint, recipe, progress), progress)
@@ -135,9 +136,9 @@ def resolutions(
             if bench.holds(name, candidate):
                 check_budget(Planner(checkpoint, candidate, bench.planner), budget)
                 yield bench.chosen(name, candidate)
-    nearest = bench.candidate(bench.rows()[-1], NEAREST)
+    name, nearest = bench.nearest()
     check_budget(Planner(checkpoint, nearest, bench.planner), budget)
-    yield bench.chosen(NEAREST, nearest)  # whatever it costs: nothing is nearer to the model
+    yield bench.chosen(name, nearest)  # whatever it costs
 
 
 def check_budget(planner: Planner, budget: int | None) -> None:
@@ -205,6 +206,13 @@ class Bench:
         if mix:
             yield MIX, override(self.candidate(rows, SMALL), {"compression.names": mix})
         yield LARGE, self.candidate(rows, LARGE)
+
+    def nearest(self) -> tuple[str, Recipe]:
+        """The candidate that is nearest to the model."""
+        rows = self.rows()[-1]
+        if self.recipe.compression.auto:
+            return NEAREST, self.candidate(rows, NEAREST)
+        return list(self.candidates(rows))[-1]
 
     def candidate(self, rows: str, default: str | None) -> Recipe:
         """The recipe with formats of the tables and of the weights that it leaves to cetane."""
