@@ -24,7 +24,7 @@ def test_a_bundles_page_and_its_figures(cetane: Cetane, ported: Bundle, tmp_path
 def test_an_experiments_page(cetane: Cetane, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     result = cetane("report", "triforce-quest", "--lab", tmp_path / "lab", "-o", page, "--json")
-    assert (result.code, result.json["status"]) == (0, "Planned")
+    assert (result.code, result.json["status"]) == (0, "Shelved")
     assert page.is_file()
 
 

@@ -18,7 +18,7 @@ from cetane.hardware.chips import find_chip
 from cetane.kit.device import DEVICE, DeviceResult
 from cetane.kit.speed import Figures, SpeedCompared
 from cetane.lab.entry import ExperimentReport, experiment_report
-from cetane.lab.experiment import Experiment, find_experiment, shipped
+from cetane.lab.experiment import Experiment, find_experiment, parse_experiment, shipped
 from cetane.lab.journal import (
     ArmOutcome,
     Figure,
@@ -223,6 +223,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ExperimentReport:
 @pytest.fixture(scope="session")
 def planned() -> ExperimentReport:
     """An experiment that is only designed."""
-    return experiment_report(
-        find_experiment(shipped(), "triforce-quest"), Journal(Path("no journal here"))
-    )
+    content = {
+        "id": "one", "title": "One", "status": "Planned", "date": "2026-04-13",
+        "hypothesis": "It halves the caches.", "design": "Keep the half of them.",
+        "reported": [{"what": "tok/s", "candidate": "12", "source": "a log"}],
+    }  # fmt: skip
+    return experiment_report(parse_experiment(content, "one.toml"), Journal(Path("no journal")))
