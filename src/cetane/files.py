@@ -25,7 +25,7 @@ import tomli_w
 from pydantic import TypeAdapter
 
 from cetane.errors import CetaneError
-from cetane.validation import Data, parse_json, parse_toml, validated
+from cetane.validation import Content, Data, parse_json, parse_toml, validated
 
 Line = TypeVar("Line")
 Progress = Callable[[str, int, int], None]
@@ -256,6 +256,18 @@ def read_json(path: Path, follow: bool = True) -> dict[str, Any]:
 def read_json_if_present(path: Path, follow: bool = True) -> dict[str, Any]:
     """As `read_json`, but empty if there is no such file."""
     return read_json(path, follow) if path.is_file() else {}
+
+
+def read_named(kind: type[Content], path: Path, most: int, key: str, hint: str) -> Content:
+    """Data of a kind from the JSON file that a recipe's `key` names, of at most `most` bytes.
+
+    Raises CetaneError with the hint if the file holds none.
+    """
+    try:
+        content = read_bytes(path, most)
+    except CetaneError as error:
+        raise CetaneError(f"{key}: {error.message}", hint) from error
+    return validated(kind, parse_json(content, str(path), hint), str(path))
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -62,18 +62,12 @@ class Palettized:
     def decode(self) -> Half:
         """The entry at each index, fp16 of shape (O, I, ...); exact."""
         groups, vector = self.lut.shape[0], self.lut.shape[-1]
-        if vector > 1:
-            return self._decode_vectors(groups, vector)
-        lut = self.lut.reshape(groups, -1)
-        weight = np.take_along_axis(lut, self.indices.reshape(groups, -1), axis=1)
-        return weight.reshape(self.indices.shape)
-
-    def _decode_vectors(self, groups: int, vector: int) -> Half:
-        outputs, *inner = self.indices.shape
-        rows = self.indices.reshape(groups, outputs // groups, -1)
+        rows, *inner = self.indices.shape
+        indices = self.indices.reshape(groups, -1)
         entries = self.lut.reshape(groups, -1, vector)
-        made = entries[np.arange(groups)[:, None, None], rows]  # (groups, O / V / groups, I, V)
-        return made.transpose(0, 1, 3, 2).reshape(outputs * vector, *inner)
+        parts = [np.take_along_axis(entries[..., part], indices, axis=1) for part in range(vector)]
+        weight = np.stack([part.reshape(rows, -1) for part in parts], axis=1)
+        return weight.reshape(rows * vector, *inner)
 
     def packed(self) -> npt.NDArray[np.uint8]:
         """The indices in weight.bin, one after the other, from the lowest bit up.

@@ -110,7 +110,8 @@ def exchanged(
 def with_streaming(checkpoint: Checkpoint, model: Model, streaming: Streaming) -> Checkpoint:
     """A checkpoint with the heads of `model`, its plain model, in the order of `streamed`."""
     found, orders = attentions(model), dict[str, Order]()
-    for number, full in chosen(model, streaming).items():
+    seen = SeenByHeads(chosen(model, streaming), streaming.sinks, streaming.window)
+    for number, full in seen.full.items():
         block, attention = found[number]
         heads = attention.heads
         order = [*full, *(head for head in range(heads.kv) if head not in full)]
@@ -132,5 +133,4 @@ def with_streaming(checkpoint: Checkpoint, model: Model, streaming: Streaming) -
             whole = list(orders.get(weight.name, (axis, range(weight.stored[axis])))[1])
             whole[first:last] = moved
             orders[weight.name] = axis, tuple(whole)
-    seen = SeenByHeads(chosen(model, streaming), streaming.sinks, streaming.window)
     return StreamedCheckpoint(checkpoint, seen, orders)

@@ -8,9 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cetane.errors import CetaneError
-from cetane.files import read_bytes
-from cetane.validation import Data, parse_json, validated
+from cetane.files import read_named
+from cetane.validation import Data
 
 LARGEST_FILE = 1 << 22
 
@@ -65,9 +64,6 @@ class Streaming(Data):
 
 def load_scores(path: Path) -> HeadScores:
     """Read scores from their file. Raises CetaneError if the file holds none."""
-    hint = "cetane heads makes one"
-    try:
-        content = read_bytes(path, LARGEST_FILE)
-    except CetaneError as error:
-        raise CetaneError(f"cache.streaming.scores: {error.message}", hint) from error
-    return validated(HeadScores, parse_json(content, str(path), hint), str(path))
+    return read_named(
+        HeadScores, path, LARGEST_FILE, "cache.streaming.scores", "cetane heads makes one"
+    )

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, model_validator
 
 from cetane.errors import CetaneError
-from cetane.files import read_bytes
-from cetane.validation import Data, parse_json, validated
+from cetane.files import read_named
+from cetane.validation import Data
 
 if TYPE_CHECKING:  # a plan is read without numpy
     import numpy as np
@@ -134,9 +134,4 @@ def as_ranges(ids: npt.NDArray[Any]) -> str:
 
 def load_subset(path: Path) -> Subset:
     """Read a subset from its file. Raises CetaneError if the file holds none."""
-    hint = "cetane vocabulary makes one"
-    try:
-        content = read_bytes(path, LARGEST_FILE)
-    except CetaneError as error:
-        raise CetaneError(f"head.subset: {error.message}", hint) from error
-    return validated(Subset, parse_json(content, str(path), hint), str(path))
+    return read_named(Subset, path, LARGEST_FILE, "head.subset", "cetane vocabulary makes one")
