@@ -5,6 +5,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -204,10 +205,15 @@ def brief() -> Iterator[None]:
     coremltools checks a program after each of some 110 passes. Here it does not: the caller checks
     the finished program. After each pass it also finds anew which weights every value depends on.
     Here it does so only if the inputs of an op have changed since: most passes change nothing. It
-    writes whole programs into log lines that nobody reads; here they are empty. Its collections of
+    writes whole programs into log lines that nobody reads; here they are empty. Where no two
+    transposes cancel, it infers no types anew, and it describes each type once. Its collections of
     garbage search only what was made since the context began.
     """
     from coremltools.converters.mil.mil import Block, Operation, Program
+    from coremltools.converters.mil.mil.passes.defs.optimize_repeat_ops import (
+        _TransposeOptimization,
+    )
+    from coremltools.converters.mil.mil.types import type_mapping
 
     def trusted(program: Any, check_essential_scope: bool = False) -> None:
         """In place of `Program.validate`."""
@@ -233,12 +239,24 @@ def brief() -> Iterator[None]:
             depended(block)
             known[block] = latest
 
+    def cancel(found: Any) -> None:
+        """`_TransposeOptimization.apply_transform`, if it has anything to cancel."""
+        found._verify_cancellable_transposes()
+        if found.transpose_op_to_cancel_ops:
+            cancelled(found)
+        else:
+            found.block.set_outputs([sink.x for sink in found.output_sink_ops])
+            found.block.remove_ops(list(found.output_sink_ops))
+
     connected, depended = Operation._validate_and_set_inputs, Block._propagate_nonreplaceable_vars
+    cancelled = _TransposeOptimization.apply_transform
     replaced = [
         (Program, "validate", trusted),
         (Block, "indented_str", unsaid),
         (Block, "_propagate_nonreplaceable_vars", depend),
         (Operation, "_validate_and_set_inputs", connect),
+        (_TransposeOptimization, "apply_transform", cancel),
+        (type_mapping, "get_type_info", cache(type_mapping.get_type_info)),
     ]
     saved = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
     for owner, name, instead in replaced:
