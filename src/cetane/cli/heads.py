@@ -77,7 +77,8 @@ def heads(
         )
         return
     show(result)
-    say(f'wrote {output}; [cache.streaming] scores = "{output.name}" in a recipe beside it')
+    say(f"wrote {output}")
+    say(f'next, in a recipe beside it: [cache.streaming] scores = "{output.name}"')
 
 
 def show(result: HeadsResult) -> None:
@@ -101,7 +102,7 @@ def show(result: HeadsResult) -> None:
         ],
     )  # fmt: skip
     if not whole.found:
-        say("the model itself finds no key: choose fewer tokens (--tokens), or fewer keys (--keys)")
+        say("the model finds no key with all its heads: try fewer --tokens, or fewer --keys")
         return
     *_, least = takewhile(lambda one: one.found >= HOLDS * whole.found, result.judged)
     say(f"recall holds ({HOLDS:.2f} of the model's) down to {least.full:.0%} of the heads")
