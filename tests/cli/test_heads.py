@@ -79,6 +79,11 @@ def test_from_a_model_to_a_plan(cetane: Cetane, folder: Path) -> None:
     assert streaming is not None and streaming.scores == scores
     planned = cetane("plan", model, "-r", folder / "long.toml")
     assert planned.code == 0
+    assert all(len(line) <= 80 for line in planned.out.splitlines())
+    assert (
+        "2 of 4 key/value heads keep all tokens, the others 4 sinks and a window of 32"
+        in planned.out
+    )
     again = cetane("heads", model, "-r", folder / "long.toml", "-o", output, *SMALL)
     assert again.error == "recipe long: its heads stream already"
 
