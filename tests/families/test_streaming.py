@@ -30,10 +30,16 @@ KEPT = {0: (1,), 1: (0, 2), 2: (), 3: (0, 1, 2)}
 
 
 def recipe(
-    scores: list[list[float]], contract: str = "readonly", sinks: int = SINKS, **cache: Any
+    scores: list[list[float]],
+    contract: str = "readonly",
+    sinks: int = SINKS,
+    window: int = WINDOW,
+    full: float = 0.5,
+    **cache: Any,
 ) -> Recipe:
     source = {"source": "test", "model_type": "test", "method": "mass", "settings": {}}
-    streaming = {"scores": source | {"layers": scores}, "sinks": sinks, "window": WINDOW}
+    streaming = {"scores": source | {"layers": scores}, "sinks": sinks, "window": window}
+    streaming["full"] = full
     content = {
         "name": "test",
         "layout": {"kind": "chunks", "chunks": 2},
@@ -128,6 +134,26 @@ def test_a_shift_cache_without_sinks() -> None:
     assert_close(engine, masked(model, KEPT, sinks=0), FEEDS)
     with pytest.raises(CetaneError, match="a shift cache forgets the first tokens"):
         engine_of(model, recipe(SCORES, "shift"))
+    engine = engine_of(model, recipe(SCORES, "shift", sliding="readonly"))
+    assert_close(engine, masked(model, KEPT), {"uneven": FEEDS["uneven"]})
+
+
+@pytest.mark.parametrize(("sinks", "window"), [(3, 64), (40, 24), (64, 1)])
+def test_windows_that_hold_the_context(sinks: int, window: int) -> None:
+    """Layers are cut, and nothing is lost."""
+    model = build_model("llama", **NINE)
+    engine = engine_of(model, recipe(SCORES, sinks=sinks, window=window))
+    assert_close(engine, masked(model, {}), {"uneven": FEEDS["uneven"]})
+    assert {slots.count for slots in engine.plan.caches.values()} == {LENGTH}
+
+
+@pytest.mark.parametrize("full", [0.0, 1.0])
+def test_none_and_all(full: float) -> None:
+    model = build_model("llama", **NINE)
+    engine = engine_of(model, recipe(SCORES, full=full))
+    expected = masked(model, {} if full else dict.fromkeys(range(4), ()))
+    assert_close(engine, expected, {"uneven": FEEDS["uneven"]})
+    assert set(engine.plan.caches) == {"kv" if full else "kv_near_3"}
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
