@@ -48,7 +48,7 @@ def result_of(found: list[int], rows: list[list[float]], asked: int = 20) -> Hea
     """A judgement of four shares that found so many keys."""
     scores = scores_of(rows)
     judged = [
-        JudgedShare(share, int(share * 1e8), count, asked)
+        JudgedShare(share, int(2e7 + share * 8e7), count, asked)
         for share, count in zip(pipeline.SHARES, found, strict=True)
     ]
     return HeadsResult(scores, 8192, judged, 1024, Streaming(scores=scores))
@@ -93,13 +93,13 @@ def test_json(cetane: Cetane, folder: Path) -> None:
     output = folder / "heads.json"
     found: Any = cetane(
         "heads", folder / "model", "-r", folder / "plain.toml", "-o", output, *SMALL,
-        "--keys", 3, "--context", 1024, "--json",
+        "--texts", 14, "--context", 1024, "--json",
     ).json  # fmt: skip
     assert set(found) == {"scores", "context", "tokens", "judged"}
     assert found["scores"] == json.loads(output.read_text())
     assert (found["context"], found["tokens"]) == (1024, 720)
     assert [one["full"] for one in found["judged"]] == list(pipeline.SHARES)
-    assert {one["asked"] for one in found["judged"]} == {3}
+    assert {one["asked"] for one in found["judged"]} == {14}  # so many keys fit in no text
     a_head = 2 * 2 * 16  # keys and values of 16 channels in fp16
     short = 320  # 64 sinks and a window of 256
     assert [one["cache_bytes"] for one in found["judged"]] == [
@@ -161,7 +161,7 @@ def test_down_to_which_share_recall_holds(
     rows = [
         line.split() for line in lines if line.strip().endswith(("1.00", f"{found[2] / 20:.2f}"))
     ]
-    assert ["50%", "50.0", "MB", "50%", str(found[2]), "of", "20", f"{found[2] / 20:.2f}"] in rows
+    assert ["50%", "60.0", "MB", "60%", str(found[2]), "of", "20", f"{found[2] / 20:.2f}"] in rows
 
 
 def test_a_model_that_finds_nothing(capsys: pytest.CaptureFixture[str]) -> None:
