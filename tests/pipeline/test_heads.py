@@ -10,7 +10,9 @@ from tests.conftest import build_model, build_tokenizer
 
 from cetane.checkpoint import open_checkpoint
 from cetane.errors import CetaneError
-from cetane.fitting.pass_keys import hide
+from cetane.files import silent
+from cetane.fitting.heads import gate_scores
+from cetane.fitting.pass_keys import PassKeys, hide
 from cetane.gates import reference
 from cetane.pipeline import heads
 from cetane.pipeline.heads import cache_sizes, find_heads, scored_layers
@@ -45,18 +47,23 @@ def asking(tmp_path: Path) -> Asking:
     return request
 
 
-@torch.no_grad()
-def masses(texts: int) -> list[list[float]]:
-    """The scores of `mass`, from the weights that eager attention gives out: of each text, the
-    mean over answers, tokens and query heads of a group, of which the largest counts."""
-    model, tokenizer = build_model(max_position_embeddings=1024), build_tokenizer()
+def lessons(texts: int) -> list[PassKeys]:
+    """The texts that score heads."""
+    tokenizer = build_tokenizer()
     encoder: Any = type("Encoder", (), {
         "encode_plain": lambda _, text: tokenizer.encode(text, add_special_tokens=False),
         "encode": lambda _, text: tokenizer.encode(text),
     })()  # fmt: skip
-    found = torch.zeros(texts, 2, 2)
-    for number in range(texts):
-        text = hide(encoder, heads.haystack(encoder), TOKENS, 1000 + number, 10)
+    hay = heads.haystack(encoder)
+    return [hide(encoder, hay, TOKENS, 1000 + number, 10) for number in range(texts)]
+
+
+@torch.no_grad()
+def masses(texts: int) -> list[list[float]]:
+    """The scores of `mass`, from the weights that eager attention gives out: of each text, the
+    mean over answers, tokens and query heads of a group, of which the largest counts."""
+    model, found = build_model(max_position_embeddings=1024), torch.zeros(texts, 2, 2)
+    for number, text in enumerate(lessons(texts)):
         ids, answers = text.whole
         seen = model(torch.tensor([ids]), output_attentions=True).attentions
         for layer, weights in enumerate(seen):
@@ -67,6 +74,12 @@ def masses(texts: int) -> list[list[float]]:
                 asked += rows.sum(-1).mean(-1) / 10
             found[number, layer] = asked.reshape(2, 2).amax(1)
     return found.mean(0).tolist()
+
+
+def gates(texts: int, window: int) -> Any:
+    """The gates of heads that see 64 sinks and a window."""
+    model = build_model(max_position_embeddings=1024).requires_grad_(False)
+    return gate_scores(model, {0: 2, 1: 2}, lessons(texts), 64, window, silent)
 
 
 def test_scores_are_attention_on_the_keys(asking: Asking, tmp_path: Path) -> None:
@@ -106,14 +119,15 @@ def test_recall_is_counted_with_the_heads_of_each_share(
 
     monkeypatch.setattr("cetane.fitting.pass_keys.found", found)
     result = find_heads(
-        asking(), tmp_path / "heads.json", "gates", TOKENS, texts=2, keys=4, steps=1
+        asking(), tmp_path / "heads.json", "gates", TOKENS, texts=2, keys=4, steps=3
     )
     assert [(one.found, one.asked) for one in result.judged] == [(8, 8), (6, 8), (4, 8), (2, 8)]
     assert texts == texts[:2] * 4 and texts[0] != texts[1]
-    scores = [score for row in result.scores.layers for score in row]
-    assert scores == [pytest.approx(0.95, abs=1e-3)] * 4  # one step of Adam from 1
+    scores = result.scores.layers
+    assert scores == tuple(pytest.approx(row, abs=1e-4) for row in gates(3, 128))
+    assert scores != tuple(pytest.approx(row, abs=1e-4) for row in gates(3, 700))
     assert result.scores.settings == pytest.approx({
-        "texts": 1, "tokens": result.scores.settings["tokens"], "sinks": 64, "window": 128,
+        "texts": 3, "tokens": result.scores.settings["tokens"], "sinks": 64, "window": 128,
         "charge": 0.05, "rate": 0.05,
     })  # fmt: skip
 
