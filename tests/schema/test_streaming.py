@@ -39,7 +39,8 @@ def test_a_recipe_names_a_file_beside_it(tmp_path: Path) -> None:
     assert (streaming.full, streaming.sinks, streaming.window) == (0.5, 64, 256)
     for wrong, what in (
         ("{}", "source"),
-        (json.dumps(SCORES | {"layers": [[float("nan")]]}), "NaN|finite|JSON"),
+        (json.dumps(SCORES | {"layers": [[float("nan")]]}), "finite"),
+        (json.dumps(SCORES | {"settings": {"texts": float("inf")}}), "finite"),
         ("no", "heads.json"),
     ):
         (tmp_path / "heads.json").write_text(wrong)

@@ -26,7 +26,7 @@ class HeadScores(Data):
     method: Method
     """`mass`: the share of attention that answers to questions about pass keys put on the keys.
     `gates`: trained weights of full attention against streaming."""
-    settings: dict[str, float]
+    settings: dict[str, Score]
     """The numbers with which they were found."""
     layers: tuple[Annotated[tuple[Score, ...], Field(max_length=1024)], ...] = Field(
         max_length=4096
