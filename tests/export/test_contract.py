@@ -16,7 +16,13 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import VARIANTS, build_model
-from tests.families import gemma_models, test_mixtral, test_qwen3_next, zaya_models
+from tests.families import (
+    gemma_models,
+    test_mixtral,
+    test_qwen3_next,
+    test_streaming,
+    zaya_models,
+)
 from tests.families.parity import engine_of
 
 from cetane.bundle import Bundle
@@ -47,9 +53,13 @@ FAMILIES: dict[str, Callable[[str], Engine]] = {
     "gemma 4": lambda contract: engine_of(
         gemma_models.build_gemma4(), gemma_models.recipe(contract, head={"choose": True})
     ),
+    "heads that stream": lambda contract: test_streaming.engine_of(
+        build_model("llama", **test_streaming.NINE),
+        test_streaming.recipe(test_streaming.SCORES, contract, 0 if contract == "shift" else 3),
+    ),
 }
 """Routed experts and histories; windows; matrices, and several routed experts for a token; caches
-that layers share."""
+that layers share; layers with caches of two lengths."""
 
 
 def growing(contract: str) -> Engine:
@@ -119,7 +129,8 @@ def imported(code: str) -> set[str]:
     return plain | {str(n.module) for n in nodes if isinstance(n, ast.ImportFrom)}
 
 
-CASES = [(family, contract) for family in ("zaya", "gemma 4") for contract in CONTRACTS]
+EVERYWHERE = ("zaya", "gemma 4", "heads that stream")
+CASES = [(family, contract) for family in EVERYWHERE for contract in CONTRACTS]
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,10 @@ def test_positions_are_16_bit() -> None:
         contract.contexts(1 << 17)
 
 
+SCORES = {"source": "", "model_type": "", "method": "mass", "settings": {}, "layers": [[0.1, 0.2]]}
+STREAMING = {"sinks": 0, "scores": SCORES}
+
+
 @pytest.mark.parametrize(
     ("build", "tables", "message"),
     [
@@ -256,6 +260,8 @@ def test_positions_are_16_bit() -> None:
         (build_gemma4, {}, "beside its embedding and caches"),
         (partial(build_gemma3, max_position_embeddings=256),
          {"family": {"full_window": 64, "sinks": 4}}, "cannot keep the first tokens"),
+        (build_model, {"cache": {"context": CONTEXT, "streaming": STREAMING}},
+         "Core AI's host has one cache for a layer, but heads of recipe .* stream"),
     ],
 )  # fmt: skip
 def test_what_the_contract_cannot_hold_is_refused(

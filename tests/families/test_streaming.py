@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint, build_model
-from tests.families.gemma_models import FEEDS, build_gemma3, build_gemma4
+from tests.families.gemma_models import FEEDS, build_gemma2, build_gemma3, build_gemma4
 from tests.families.parity import TOLERANCE, assert_close, run_drafts, tokens
+from tests.families.test_gpt_oss import build_oss
+from tests.families.test_mixtral import build
+from tests.families.test_qwen3_next import MODELS
 
 from cetane.checkpoint import StreamedCheckpoint
 from cetane.engine.authored import authored_engine
@@ -27,10 +30,16 @@ KEPT = {0: (1,), 1: (0, 2), 2: (), 3: (0, 1, 2)}
 
 
 def recipe(
-    scores: list[list[float]], contract: str = "readonly", sinks: int = SINKS, **cache: Any
+    scores: list[list[float]],
+    contract: str = "readonly",
+    sinks: int = SINKS,
+    window: int = WINDOW,
+    full: float = 0.5,
+    **cache: Any,
 ) -> Recipe:
     source = {"source": "test", "model_type": "test", "method": "mass", "settings": {}}
-    streaming = {"scores": source | {"layers": scores}, "sinks": sinks, "window": WINDOW}
+    streaming = {"scores": source | {"layers": scores}, "sinks": sinks, "window": window}
+    streaming["full"] = full
     content = {
         "name": "test",
         "layout": {"kind": "chunks", "chunks": 2},
@@ -109,12 +118,52 @@ def test_families(kind: str, config: dict[str, Any]) -> None:
     assert_close(engine, masked(model, KEPT), {name: FEEDS[name] for name in ("uneven",)})
 
 
+@pytest.mark.parametrize("kind", sorted(MODELS))
+def test_gated_attention(kind: str) -> None:
+    """Qwen3.5's gates lie in one tensor with the queries, head by head, and move with them."""
+    model = build(kind, **MODELS[kind], max_position_embeddings=256)
+    expected = masked(model, {1: (1,)})
+    assert np.abs(expected - masked(model, {})).max() > 1e-2
+    engine = engine_of(model, recipe([[], [0.1, 0.9], []]))
+    assert_close(engine, expected, {"uneven": FEEDS["uneven"]})
+
+
 def test_a_shift_cache_without_sinks() -> None:
     model = build_model("llama", **NINE)
     engine = engine_of(model, recipe(SCORES, "shift", sinks=0))
     assert_close(engine, masked(model, KEPT, sinks=0), FEEDS)
     with pytest.raises(CetaneError, match="a shift cache forgets the first tokens"):
         engine_of(model, recipe(SCORES, "shift"))
+    engine = engine_of(model, recipe(SCORES, "shift", sliding="readonly"))
+    assert_close(engine, masked(model, KEPT), {"uneven": FEEDS["uneven"]})
+
+
+@pytest.mark.parametrize(("sinks", "window"), [(3, 64), (40, 24), (64, 1)])
+def test_windows_that_hold_the_context(sinks: int, window: int) -> None:
+    """Layers are cut, and nothing is lost."""
+    model = build_model("llama", **NINE)
+    engine = engine_of(model, recipe(SCORES, sinks=sinks, window=window))
+    assert_close(engine, masked(model, {}), {"uneven": FEEDS["uneven"]})
+    assert {slots.count for slots in engine.plan.caches.values()} == {LENGTH}
+
+
+@pytest.mark.parametrize("full", [0.0, 1.0])
+def test_none_and_all(full: float) -> None:
+    model = build_model("llama", **NINE)
+    engine = engine_of(model, recipe(SCORES, full=full))
+    expected = masked(model, {} if full else dict.fromkeys(range(4), ()))
+    assert_close(engine, expected, {"uneven": FEEDS["uneven"]})
+    assert set(engine.plan.caches) == {"kv" if full else "kv_near_3"}
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_turned_channels(kind: str) -> None:
+    """Values turn inside every head, so their order does not matter."""
+    model = build_model(kind, **NINE)
+    wanted = recipe(SCORES)
+    compression = wanted.compression.model_copy(update={"rotate": True})
+    engine = engine_of(model, wanted.model_copy(update={"compression": compression}))
+    assert_close(engine, masked(model, KEPT), {"uneven": FEEDS["uneven"]})
 
 
 def test_capacities() -> None:
@@ -163,6 +212,10 @@ def test_refusals() -> None:
     shared = build_gemma4()  # layers 2 and 3 hand their keys on
     with pytest.raises(CetaneError, match="1 heads in 1 layers of this model can stream"):
         engine_of(shared, recipe([[], [1.0], [], [1.0], [], []]))
+    with pytest.raises(CetaneError, match="layer 1 cannot stream: they have scores for nothing"):
+        engine_of(build_oss(), recipe([[], [1.0, 0.0], []]))
+    with pytest.raises(CetaneError, match="layer 1 cannot stream: a bound holds their scores"):
+        engine_of(build_gemma2(), recipe([[], [1.0, 0.0], []]))
     plain: Any = InMemoryCheckpoint(model)
     with pytest.raises(CetaneError, match="was not turned"):
         Planner(plain, recipe(SCORES))

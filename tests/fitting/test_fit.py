@@ -12,12 +12,14 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.compress.fitted import folder
 from cetane.errors import CetaneError
+from cetane.files import silent
 from cetane.fitting import fit as module
 from cetane.gates.port import packaged
+from cetane.gates.reference import Reference
 from cetane.gates.weights import wrong_constants
 from cetane.pipeline.build import build
 from cetane.pipeline.choose import resolve_recipe
-from cetane.planner import Encoder, Planner
+from cetane.planner import Encoder, Planner, turned
 from cetane.schema.recipe import Recipe, parse_recipe
 
 
@@ -104,6 +106,39 @@ def test_attention_is_fused_where_that_is_the_same(tiny_model: Any) -> None:
     capped = tiny_model("gemma2")
     module.fuse_attention(capped)
     assert capped.config._attn_implementation == "eager"
+
+
+STREAMING: dict[str, Any] = {
+    "sinks": 1,
+    "window": 4,
+    "scores": {
+        "source": "", "model_type": "", "method": "mass", "settings": {},
+        "layers": [[0.1, 0.9], [0.2, 0.3]],
+    },
+}  # fmt: skip
+"""Head 1 of both layers keeps all tokens, so heads change places."""
+
+
+@pytest.mark.parametrize("rotate", [False, True])
+def test_heads_that_stream_are_fitted_as_they_stream(
+    rotate: bool, tiny_checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    """The model that layers are rounded in is the one that is built; so are its constants."""
+    wanted = recipe(method="gptq", rotate=rotate)
+    cache = {"context": 64, "streaming": STREAMING}
+    wanted = parse_recipe(wanted.model_dump() | {"cache": cache}, "recipe")
+    checkpoint = turned(open_checkpoint(tiny_checkpoint_folder), wanted)
+    planner = Planner(checkpoint, wanted)
+    tokens = torch.randint(0, 288, (2, 32))
+    with torch.no_grad():
+        own = module.Fitter(checkpoint, planner, silent).model(tokens).logits
+        expected = Reference(checkpoint).model(tokens).logits
+        plain = Reference(open_checkpoint(tiny_checkpoint_folder)).model(tokens).logits
+    torch.testing.assert_close(own, expected, rtol=0, atol=1e-4)
+    assert (own - plain).abs().max() > 0.1
+    made = build(checkpoint, wanted, tmp_path / "bundle", silent)
+    assert made.plan.recipe.compression.fitted is not None
+    assert Fixed(checkpoint, made).wrong() == []
 
 
 def test_they_are_made_once(fitted: Fixed, monkeypatch: pytest.MonkeyPatch) -> None:

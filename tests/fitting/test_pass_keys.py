@@ -1,5 +1,6 @@
 """Texts that hide pass keys, and the count of those that a model finds."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,10 @@ import torch
 from tests.conftest import build_model
 
 from cetane.checkpoint import Tokenizer, open_checkpoint
+from cetane.errors import CetaneError
 from cetane.fitting.pass_keys import DIGITS, NAMES, found, hide
+
+FULL = "full_attention"
 
 
 @pytest.fixture
@@ -38,23 +42,40 @@ def test_keys_lie_evenly_and_fit(tokenizer: Tokenizer) -> None:
     assert again == keys and hide(tokenizer, hay, 700, seed=4, keys=4) != keys
 
 
-def test_the_count_is_of_greedy_answers(tokenizer: Tokenizer) -> None:
-    """Questions after one reading of the text: as after the text itself, each alone."""
-    model = build_model("llama", max_position_embeddings=512)
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("llama", {}),
+        ("gemma3_text", {"layer_types": ["sliding_attention", FULL], "sliding_window": 32}),
+        ("lfm2", {"layer_types": ["conv", FULL]}),
+        ("qwen3_5_text", {"layer_types": ["linear_attention", FULL]}),
+    ],
+)  # fmt: skip
+def test_the_count_is_of_greedy_answers(
+    kind: str, config: dict[str, Any], tokenizer: Tokenizer
+) -> None:
+    """Questions after one reading of the text: as after the text itself, each alone. So for layers
+    that keep a window, a history or a matrix too."""
+    model = build_model(kind, max_position_embeddings=512, **config)
     keys = hide(tokenizer, tokenizer.encode_plain("a fuel. ") * 40, 300, seed=0, keys=3)
-    expected = []
+    assert found(model, keys) == [False] * 3  # it knows nothing
+    asked = []
     for question in keys.questions:
-        tokens = torch.tensor([[*keys.text, *question.asked, *question.answer]])
-        with torch.no_grad():
-            best = model(tokens).logits[0].argmax(-1)[-len(question.answer) - 1 : -1]
-        expected.append(best.tolist() == list(question.answer))
-    assert found(model, keys) == expected
+        tokens = [*keys.text, *question.asked]
+        for _ in question.answer:
+            with torch.no_grad():
+                tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+        answer = tuple(tokens[-len(question.answer) :])
+        asked.append(replace(question, answer=answer))
+    asked[1] = replace(asked[1], answer=(*asked[1].answer[:-1], asked[1].answer[-1] ^ 1))
+    assert found(model, replace(keys, questions=tuple(asked))) == [True, False, True]
 
 
 def test_a_model_that_knows_finds_them(tokenizer: Tokenizer) -> None:
     """A model that always says the next token of one key finds that key and no other."""
     keys = hide(tokenizer, tokenizer.encode_plain("a fuel. ") * 40, 300, seed=0, keys=3)
     known = [*keys.questions[1].asked, *keys.questions[1].answer]
+    config = build_model("llama").config
 
     def model(tokens: torch.Tensor, logits_to_keep: int, past_key_values: Any, **_: Any) -> Any:
         count = tokens.shape[1]
@@ -65,4 +86,10 @@ def test_a_model_that_knows_finds_them(tokenizer: Tokenizer) -> None:
             logits[0, row, known[at]] = 1
         return SimpleNamespace(logits=logits)
 
+    model.config = config  # type: ignore[attr-defined]
     assert found(model, keys) == [False, True, False]
+
+
+def test_keys_without_room_are_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(CetaneError, match=r"4 pass keys .* tokens, of 100 \(ask for longer"):
+        hide(tokenizer, tokenizer.encode_plain("a fuel. ") * 40, 100, seed=0, keys=4)

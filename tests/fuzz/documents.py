@@ -144,6 +144,24 @@ def subset() -> Document:
     return Document("subset.json", [content], read)
 
 
+def scores() -> Document:
+    """The scores of attention heads."""
+    from cetane.schema.streaming import Streaming, load_scores
+
+    content = {
+        "source": "a model", "model_type": "llama", "method": "mass",
+        "settings": {"texts": 4, "tokens": 768}, "layers": [[0.1, 0.9], [], [0.9, -0.5]],
+    }  # fmt: skip
+
+    def read(path: Path) -> None:
+        made = load_scores(path)
+        kept = Streaming(scores=made).kept()
+        count = sum(map(len, made.layers))
+        assert sum(map(len, kept.values())) == round(count / 2)
+
+    return Document("heads.json", [content], read)
+
+
 def benchmark() -> Document:
     """What `cetane bench --json` printed, for a report."""
     from cetane.report.user_files import read_benchmark

@@ -27,6 +27,7 @@ FUZZERS: dict[str, Callable[[], Fuzzer]] = {
     "sweep": documents.sweep,
     "measured": documents.measured,
     "subset": documents.subset,
+    "scores": documents.scores,
     "benchmark": documents.benchmark,
     "sensitivity": documents.SensitivitiesFile,
     "trie": documents.SuffixTrie,

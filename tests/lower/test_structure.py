@@ -9,7 +9,6 @@ import torch
 
 from cetane.errors import CetaneError
 from cetane.lower.lower import Lowering
-from cetane.lower.structure import structure
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe
 
@@ -29,6 +28,10 @@ def planner(
         return Planner(in_memory(tiny_model(model_type, **(config or {}))), recipe(**options))
 
     return make
+
+
+def structure(planner: Planner, shard: str) -> str:
+    return Lowering(planner, planner.checkpoint).structure(shard)
 
 
 def test_kinds_of_a_llama(planner: Make) -> None:

@@ -245,7 +245,7 @@ def test_placeholders_that_were_changed(
 ) -> None:
     made = lowering(**PER_BLOCK)
 
-    def changed(planner: Any, shard: str, constant: Any, target: Path) -> Any:
+    def changed(planner: Any, shard: str, constant: Any, target: Path, *_: Any) -> Any:
         return convert_shard(planner, shard, made.constants(shard), target)
 
     monkeypatch.setattr("cetane.lower.template.convert_shard", changed)

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.families import test_mixtral, test_qwen3_next
+from tests.conftest import build_model
+from tests.families import test_mixtral, test_qwen3_next, test_streaming
 from tests.families.parity import engine_of
 from tests.families.zaya_models import recipe
 
@@ -16,6 +17,7 @@ from cetane.engine.portable import PortableBackend
 from cetane.kit.write import host_description
 from cetane.measuring.host import Host
 from cetane.schema.manifest import rotary_path, scales_path, table_path
+from cetane.schema.slots import CONTRACTS
 
 TOKENS = [5, 17, 3, 99, 42, 7, 250, 11, 60, 61, 5, 17, 8]
 
@@ -78,15 +80,28 @@ def test_matrices_and_several_experts(tmp_path: Path) -> None:
     routed = recipe(
         "readonly", "chunks", routed=("decode",), family={"together": 2, "residual_scale": 2**-5}
     )
-    engine = engine_of(model, routed)
+    agree(engine_of(model, routed), tmp_path, [("prefill", TOKENS[:5])])
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_heads_that_stream(contract: str, tmp_path: Path) -> None:
+    """Two caches for a layer, and a sequence beyond the window of one."""
+    wanted = test_streaming.recipe(test_streaming.SCORES, contract, 0 if contract == "shift" else 3)
+    engine = test_streaming.engine_of(build_model("llama", **test_streaming.NINE), wanted)
+    calls = [("prefill", TOKENS), ("prefill", [*TOKENS, 9, 9, 9]), ("verify", TOKENS[:4])]
+    agree(engine, tmp_path, [call for call in calls if contract != "shift" or len(call[1]) != 13])
+
+
+def agree(engine: Engine, tmp_path: Path, first: list[tuple[str, list[int]]]) -> None:
+    """A host and an engine give near logits, after some calls and then token by token."""
     (tmp_path / "host.json").write_text(json.dumps(host_description(engine.plan)))
     np.save(tmp_path / "head-tokens.npy", engine.plan.choosable)
     np.save(tmp_path / "rotary-default.npy", engine.tables.rotary["default"])
     np.save(tmp_path / "embedding.npy", engine.tables.rows("tokens")[np.arange(engine.plan.vocab)])
     opened = {shard.name: engine.open(shard.name) for shard in engine.plan.shards}
     host = Host(tmp_path, lambda shard, function: Function(opened[shard], function))
-    session = engine.session(["decode", "prefill"])
-    for mode, tokens in [("prefill", TOKENS[:5]), *(("decode", [token]) for token in TOKENS)]:
+    session = engine.session(["decode", *dict(first)])
+    for mode, tokens in [*first, *(("decode", [token]) for token in TOKENS)]:
         made, expected = host.call(mode, tokens), session.feed(tokens)
         assert made is not None and np.allclose(made[-1], expected, rtol=0.02, atol=0.02)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cetane.errors import CetaneError
-from cetane.schema.recipe import load_recipe
+from cetane.schema.recipe import load_recipe, override
 from cetane.schema.streaming import HeadScores, Streaming
 
 SCORES = {
@@ -39,12 +39,15 @@ def test_a_recipe_names_a_file_beside_it(tmp_path: Path) -> None:
     assert (streaming.full, streaming.sinks, streaming.window) == (0.5, 64, 256)
     for wrong, what in (
         ("{}", "source"),
-        (json.dumps(SCORES | {"layers": [[float("nan")]]}), "NaN|finite|JSON"),
+        (json.dumps(SCORES | {"layers": [[float("nan")]]}), "finite"),
+        (json.dumps(SCORES | {"settings": {"texts": float("inf")}}), "finite"),
         ("no", "heads.json"),
     ):
         (tmp_path / "heads.json").write_text(wrong)
         with pytest.raises(CetaneError, match=what):
             load_recipe(str(recipe))
+    with pytest.raises(CetaneError, match="only a recipe file"):
+        override(load_recipe("default"), {"cache.streaming.scores": str(tmp_path / "heads.json")})
     (tmp_path / "heads.json").unlink()
     with pytest.raises(CetaneError, match=r"cache\.streaming\.scores: "):
         load_recipe(str(recipe))

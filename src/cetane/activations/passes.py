@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from cetane.activations.calibrate import Ranges, replaced
 from cetane.errors import CetaneError
 from cetane.hardware.quiet import import_coremltools
-from cetane.lower.convert import quiet, written
+from cetane.lower.convert import quiet
 from cetane.lower.package import WEIGHTS, normalize
 
 Tensors = Literal["inputs", "all"]
@@ -39,8 +41,6 @@ def quantize_package(
     from coremltools.converters.mil.mil.passes.graph_pass import PassOption
     from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
     from coremltools.optimize.coreml import _quantization_passes as module
-
-    from cetane.lower.placing import share
 
     spec = ct.utils.load_spec(str(package))
     program = load(spec, spec.specificationVersion, str((package / WEIGHTS).parent))
@@ -73,6 +73,33 @@ def quantize_package(
         written(program, spec.description, spec.specificationVersion).save(str(target))
     normalize(target)
     return count(program, "quantize")
+
+
+def share(function: Any) -> None:
+    """Let functions share constants that are not weights: constants with one id are stored once."""
+    from cetane.lower.placing import content_id
+
+    for op in function.operations:
+        if op.op_type == "const" and op.weight_id is None and isinstance(op.val.val, np.ndarray):
+            op.weight_id = content_id(np.ascontiguousarray(op.val.val))
+
+
+def written(program: Any, description: Any, version: int) -> Any:
+    """An MLModel of a finished coremltools program, on which no more passes run."""
+    ct = import_coremltools()
+    from coremltools.converters.mil.converter import mil_convert
+
+    program.skip_all_passes = True
+    return mil_convert(
+        program,
+        convert_from="milinternal",
+        convert_to="mlprogram",
+        compute_units=ct.ComputeUnit.CPU_AND_NE,
+        specification_version=version,
+        model_description=description,
+        pass_pipeline=ct.PassPipeline.EMPTY,
+        skip_model_load=True,
+    )
 
 
 def count(program: Any, kind: str) -> int:

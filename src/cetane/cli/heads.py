@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from enum import StrEnum
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from cetane.pipeline.heads import HeadsResult
 
 HOLDS = 0.95
-"""The share of the whole model's recall from which a choice of heads is said to hold."""
+"""The part of the whole model's recall from which a share of the heads holds it. A smaller
+share may hold it by chance, below one that does not."""
 
 
 class MethodName(StrEnum):
@@ -75,7 +77,8 @@ def heads(
         )
         return
     show(result)
-    say(f'wrote {output}; [cache.streaming] scores = "{output.name}" in a recipe beside it')
+    say(f"wrote {output}")
+    say(f'next, in a recipe beside it: [cache.streaming] scores = "{output.name}"')
 
 
 def show(result: HeadsResult) -> None:
@@ -99,10 +102,10 @@ def show(result: HeadsResult) -> None:
         ],
     )  # fmt: skip
     if not whole.found:
-        say("the model itself finds no key: choose fewer tokens (--tokens), or fewer keys (--keys)")
+        say("the model finds no key with all its heads: try fewer --tokens, or fewer --keys")
         return
-    enough = [one.full for one in result.judged if one.found >= HOLDS * whole.found]
-    say(f"recall holds ({HOLDS:.2f} of the model's) down to {min(enough):.0%} of the heads")
+    *_, least = takewhile(lambda one: one.found >= HOLDS * whole.found, result.judged)
+    say(f"recall holds ({HOLDS:.2f} of the model's) down to {least.full:.0%} of the heads")
 
 
 def pictures(result: HeadsResult, kept: dict[int, tuple[int, ...]]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from cetane.cli.output import megabytes, say, table, warn
@@ -29,23 +30,30 @@ def show(plan: Plan, chip: str | None = None, tables: bool = True) -> None:
 
 
 def show_summary(plan: Plan) -> None:
-    """Print three lines: the model and its context, packages and calls, and bytes."""
+    """Print the model and its context, packages and calls, bytes, and what not all plans have."""
     recipe = plan.recipe
-    caches = ", ".join(
-        f"{name} {slots.contract} {slots.count}" for name, slots in plan.caches.items()
-    )
     cache = megabytes(plan.kv_bytes[recipe.cache.context])
     weights = stored(plan.weight_bytes, recipe.compression.default)
     embedding = stored(plan.embedding_bytes, recipe.embedding.format)
-    say(
+    first = (
         f"{plan.architecture}, {plan.layers} layers; recipe {recipe.name}: context "
-        f"{recipe.cache.context}, {caches}"
+        f"{recipe.cache.context}, {caches(plan)}"
     )
+    for line in wrap(first, 80, subsequent_indent="  ", break_on_hyphens=False):
+        say(line)
     say(
         f"  {len(plan.shards)} packages, {len(plan.functions)} functions; calls of {widths(plan)} "
         "tokens"
     )
     say(f"  weights {weights}, embedding {embedding}, cache {cache}")
+    streaming = recipe.cache.streaming
+    if streaming is not None:
+        kept = streaming.kept()
+        heads = sum(len(streaming.scores.layers[layer]) for layer in kept)
+        say(
+            f"  {sum(map(len, kept.values()))} of {heads} key/value heads keep all tokens, the "
+            f"others {streaming.sinks} sinks and a window of {streaming.window}"
+        )
     if plan.smaller:
         sizes = [str(one.tokens) for one in plan.capacities]
         own = sum(function.capacity is not None for function in plan.functions.values())
@@ -58,6 +66,14 @@ def show_summary(plan: Plan) -> None:
         say("  adapters share the weights, which each package stores once")
     if plan.rows != plan.vocab:
         say(f"  the head can choose {plan.rows} of {plan.vocab} tokens")
+
+
+def caches(plan: Plan) -> str:
+    """The cache groups, those of the same slots together."""
+    alike: dict[str, list[str]] = {}
+    for name, slots in plan.caches.items():
+        alike.setdefault(f"{slots.contract} {slots.count}", []).append(name)
+    return ", ".join(f"{' '.join(names)} {slots}" for slots, names in alike.items())
 
 
 def stored(nbytes: int, form: str) -> str:

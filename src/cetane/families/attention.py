@@ -179,16 +179,19 @@ class Attention(Mixer):
         return True
 
     @property
-    def uncut(self) -> str:
-        """Why its heads cannot see different tokens; empty if they can."""
-        if self.form.gated:
-            return "a gate multiplies its outputs"
-        return "its heads have scores for nothing" if self.form.sinks else ""
+    def unstreamed(self) -> str:
+        """Why its heads cannot stream; empty if they can. The truth of a bundle whose heads stream
+        has plain scores (`gates/streaming.py`)."""
+        if self.form.sinks:
+            return "they have scores for nothing"
+        return "a bound holds their scores" if self.heads.softcap is not None else ""
 
     def headed(self) -> tuple[tuple[str, int, int], ...]:
         """The parameters that have heads along an axis: path, axis and number of heads."""
         query, shared = self.heads.query, self.heads.kv
         made = [(f"{self.writer}.weight", 1, query)]
+        if self.form.gated:
+            made += [(f"gate_proj.{leaf}", 0, query) for leaf in ("weight", "bias")]
         for letter, count in (("q", query), ("k", shared), ("v", shared)):
             made += [(f"{letter}_proj.{leaf}", 0, count) for leaf in ("weight", "bias")]
             if self.form.norms == "whole":

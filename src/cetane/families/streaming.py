@@ -28,13 +28,20 @@ def streaming_layers(model: Model) -> dict[int, int]:
 
 
 def attentions(model: Model) -> dict[int, tuple[Block, Attention]]:
-    """The block and the attention of every layer that can stream, by its number."""
-    return {
+    """The block and the attention of every layer that can stream, by its number.
+
+    Raises CetaneError for a model whose scores are not plain.
+    """
+    found = {
         block.layer: (block, part)
         for block in model.layers
         for part in block.modules()
         if isinstance(part, Attention) and part.owns and part.kind.window is None
     }
+    for number, (_, attention) in found.items():
+        if reason := attention.unstreamed:
+            raise CetaneError(f"attention heads of layer {number} cannot stream: {reason}")
+    return found
 
 
 def chosen(model: Model, streaming: Streaming) -> dict[int, tuple[int, ...]]:
@@ -54,18 +61,12 @@ def chosen(model: Model, streaming: Streaming) -> dict[int, tuple[int, ...]]:
 def streamed(model: Model, streaming: Streaming) -> Model:
     """The model with heads that stream. Changes the blocks in place.
 
-    Raises CetaneError for scores of another model, and for attention whose heads cannot be cut.
+    Raises CetaneError for scores of another model, and for a model whose heads cannot stream.
     """
     found, host, memory = attentions(model), dict(model.host), dict(model.memory)
     for number, full in chosen(model, streaming).items():
         block, attention = found[number]
         kinds = parts(attention.kind, len(full), streaming)
-        if len(kinds) > 1 and (reason := attention.uncut):
-            raise CetaneError(
-                f"{KEY}: layer {number} keeps {len(full)} of {attention.heads.kv} key/value heads, "
-                f"and its attention cannot be cut: {reason}",
-                f"set {KEY}.full so that every layer keeps all or none",
-            )
         before = attention.reads, attention.keeps
         attention.attend_by(kinds)
         block.reads = exchanged(block.reads, before[0], attention.reads)

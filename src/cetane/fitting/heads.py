@@ -18,6 +18,7 @@ from cetane.checkpoint import SeenByHeads
 from cetane.files import Progress
 from cetane.fitting.pass_keys import PassKeys
 from cetane.gates.streaming import StreamingAttention, attending, everywhere, near
+from cetane.hardware.quiet import quiet_transformers
 
 CHARGE = 0.05
 """What a gate costs, against the answers' error. The paper's."""
@@ -49,7 +50,8 @@ def mass_scores(
     with attending(model, noting):
         for number, text in enumerate(texts):
             progress("attention mass", number, len(texts))
-            model(torch.tensor([text.whole[0]]), use_cache=False, logits_to_keep=1)
+            with quiet_transformers():
+                model(torch.tensor([text.whole[0]]), use_cache=False, logits_to_keep=1)
     progress("attention mass", len(texts), len(texts))
     return by_layer(model, {layer: total / len(texts) for layer, total in sums.items()})
 
@@ -118,7 +120,8 @@ def gate_scores(
 
 def hidden(model: Any, tokens: Sequence[int], at: Sequence[int]) -> Tensor:
     """The last hidden states of some tokens, `(n, C)`."""
-    states: Tensor = model.model(torch.tensor([tokens]), use_cache=False).last_hidden_state
+    with quiet_transformers():
+        states: Tensor = model.model(torch.tensor([tokens]), use_cache=False).last_hidden_state
     return states[0, at]
 
 

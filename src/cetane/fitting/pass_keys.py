@@ -8,6 +8,7 @@ DuoAttention trains its heads and judges them (arXiv 2410.10819).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor
 
 from cetane.checkpoint import Tokenizer
+from cetane.errors import CetaneError
+from cetane.hardware.quiet import quiet_transformers
 
 NAMES = (
     "Paris", "London", "Tokyo", "Cairo", "Lima", "Oslo", "Rome", "Delhi", "Sydney", "Berlin",
@@ -63,7 +66,8 @@ def hide(
     """A text of `tokens` tokens, that the questions may follow within them.
 
     `haystack` are tokens of some text without a start token. `seed` chooses a part of it, the
-    names, the numbers and, the same in each stretch, the place.
+    names, the numbers and, the same in each stretch, the place. Raises CetaneError for keys that
+    leave no room for other text.
     """
     random = np.random.default_rng(seed)
     plain = tokenizer.encode_plain
@@ -75,7 +79,12 @@ def hide(
     ]
     text, stop, places = start_of(tokenizer), plain(".\n"), []
     spent = len(text) + sum(2 * len(lead) + 2 * len(key) + len(stop) for lead, key in said)
-    room = max(tokens - spent, keys)
+    room = tokens - spent
+    if room < keys:
+        raise CetaneError(
+            f"{keys} pass keys and the questions about them take {spent} tokens, of {tokens}",
+            "ask for longer texts (--tokens), or for fewer keys (--keys)",
+        )
     first = int(random.integers(0, max(len(haystack) - room, 1)))
     hay = list(haystack[first : first + room])
     at, inside = 0, random.uniform(EDGE, 1 - EDGE)
@@ -101,20 +110,25 @@ def start_of(tokenizer: Tokenizer) -> list[int]:
 def found(model: Any, keys: PassKeys, step: Callable[[int], None] = lambda _: None) -> list[bool]:
     """Whether a transformers model finds each key, whichever way it attends.
 
-    The text is read once. `step` is called with the number of each question.
+    The text is read once: each question goes on from a copy of the cache, since not all layers can
+    forget tokens. `step` is called with the number of each question.
     """
     from transformers import DynamicCache
 
-    cache = DynamicCache()
-    model(torch.tensor([keys.text]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+    read = DynamicCache(config=model.config)
+    with quiet_transformers():
+        model(torch.tensor([keys.text]), past_key_values=read, use_cache=True, logits_to_keep=1)
     right = []
     for number, question in enumerate(keys.questions):
         step(number)
         tokens = torch.tensor([[*question.asked, *question.answer[:-1]]])
-        made = model(
-            tokens, past_key_values=cache, use_cache=True, logits_to_keep=len(question.answer)
-        )
-        cache.crop(-tokens.shape[1])
+        with quiet_transformers():
+            made = model(
+                tokens,
+                past_key_values=deepcopy(read),
+                use_cache=True,
+                logits_to_keep=len(question.answer),
+            )
         best: Tensor = made.logits[0].argmax(-1)
         right.append(best.tolist() == list(question.answer))
     return right

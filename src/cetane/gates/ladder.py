@@ -143,17 +143,26 @@ class Rung:
         truths = {truth: rows * self.scale for truth, rows in stored.items()}
         slices = self.slices(shard)
         theirs = self.logits(shard, feeds, truths) if slices else None
-        for mode in modes:
-            probe = Probe("ladder", self.tokens)
-            task = ProbeTask(mode, probe, (ProbePart(mode, len(self.tokens)),))
-            watched = Watched(self.engine, self.planner, task)
-            for maker, supply in (*makers.items(), (shard, feeds)):
+        probe = Probe("ladder", self.tokens)
+        every = {
+            mode: Watched(
+                self.engine,
+                self.planner,
+                ProbeTask(mode, probe, (ProbePart(mode, len(self.tokens)),)),
+            )
+            for mode in modes
+        }
+        for maker, supply in (*makers.items(), (shard, feeds)):  # opened once for all modes
+            for watched in every.values():
                 watched.seen.clear()
                 for running in watched.calls:
                     for name, truth in supply.items():
                         rows = truths[truth][running.call.positions]
                         running.tensors[name] = self.padded(rows, running.call.width)
-                self.engine.run([(watched.session, watched.calls)], [maker])
+            self.engine.run(
+                [(watched.session, watched.calls) for watched in every.values()], [maker]
+            )
+        for mode, watched in every.items():
             for truth, (at, rows) in watched.tensors().items():
                 yield Pair(names[truth], truth, mode, rows, truths[truth][at])
             for start, stop in slices:

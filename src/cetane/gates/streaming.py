@@ -53,7 +53,7 @@ class StreamingAttention:
             if position_ids is not None:
                 first = int(position_ids[0, 0]) - (k.shape[2] - q.shape[2])
             sinks = max(0, self.seen.sinks - first)
-            mixed = torch.empty(*q.shape[:3], v.shape[-1], dtype=q.dtype)
+            mixed = q.new_empty(*q.shape[:3], v.shape[-1])
             for head in range(heads):
                 asking = slice(head * group, head * group + group)
                 parts = q[:, asking], k[:, head : head + 1], v[:, head : head + 1]
@@ -66,11 +66,11 @@ class StreamingAttention:
 
 
 def everywhere(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
-    """Each token sees all before it. `q (1, H, T, D)`, `k (1, KV, S, D)` -> `(1, H, T, D)`."""
+    """Each token sees all before it. `q (B, H, T, D)`, `k (B, KV, S, D)` -> `(B, H, T, D)`."""
     new, known = q.shape[2], k.shape[2]
     seen = None
     if new < known:
-        seen = torch.ones(new, known, dtype=torch.bool).tril(known - new)
+        seen = torch.ones(new, known, dtype=torch.bool, device=q.device).tril(known - new)
     return scaled_dot_product_attention(
         q, k, v, seen, is_causal=seen is None, scale=scaling, enable_gqa=True
     )
@@ -83,8 +83,8 @@ def near(q: Tensor, k: Tensor, v: Tensor, scaling: float, sinks: int, window: in
     for start in range(known - new, known, BLOCK):
         stop = min(start + BLOCK, known)
         first = max(0, start - window + 1)
-        at = torch.cat([torch.arange(min(sinks, first)), torch.arange(first, stop)])
-        query = torch.arange(start, stop)[:, None]
+        at = torch.cat([torch.arange(min(sinks, first)), torch.arange(first, stop)]).to(q.device)
+        query = torch.arange(start, stop, device=q.device)[:, None]
         seen = (at <= query) & ((query - at < window) | (at < sinks))
         rows = q[:, :, start - (known - new) : stop - (known - new)]
         parts.append(

@@ -13,13 +13,30 @@ def import_coremltools() -> ModuleType:
 
     On import it warns of missing libraries, which exist only on macOS. It also warns that this
     torch version is newer than the tested ones. Both are true on every supported machine.
+
+    It also loads scikit-learn, pandas and pyarrow if they are there, to convert models of theirs,
+    and for a second of processor time. Here it does not find them.
     """
     if "coremltools" not in sys.modules:
         logging.getLogger("coremltools").setLevel(logging.ERROR)
-    import coremltools
+    with hidden("sklearn"):
+        import coremltools
 
     module: ModuleType = coremltools
     return module
+
+
+@contextmanager
+def hidden(library: str) -> Iterator[None]:
+    """A context in which a library that is not loaded yet cannot be."""
+    if library in sys.modules:
+        yield
+        return
+    sys.modules[library] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[library]
 
 
 @contextmanager

@@ -1,10 +1,10 @@
 """The conversion of one shard, with all its functions: torch -> MIL -> `.mlpackage`."""
 
 import gc
+import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from cetane.compress.encoded import Encoded
 from cetane.errors import CetaneError
 from cetane.hardware.quiet import import_coremltools
+from cetane.lower.converted import Constants, Converted
 from cetane.lower.package import normalize
-from cetane.lower.structure import widest
+from cetane.lower.structure import Form, forms, widest
 from cetane.lower.tracing import constants, trace
 from cetane.planner import FunctionGraph, Programs
 from cetane.schema.function import Function
@@ -24,50 +24,77 @@ from cetane.schema.interface import Input
 
 NUMPY = {"fp16": np.float16, "int32": np.int32}
 
-Constants = Callable[[str], Encoded]
-"""A function that gives the constant of a label."""
 Placed = dict[str, dict[str, str]]
 """The labels of a program's constants, by function and by the name of the op that makes each."""
 
 
-@dataclass(frozen=True)
-class Converted:
-    """One function as a coremltools program whose weights have no values."""
+class Conversions:
+    """The converted functions of a planner's shards. Those of one form share a conversion."""
 
-    program: Any
-    spec: Any
+    def __init__(self, planner: Programs) -> None:
+        self.planner = planner
+        self._forms: dict[str, list[Form]] = {}
+        self._first: dict[tuple[str, ...], tuple[Form, Converted]] = {}
+
+    def forms(self, shard: str) -> list[Form]:
+        """The forms of a shard's functions."""
+        if shard not in self._forms:
+            self._forms[shard] = forms(self.planner, shard)
+        return self._forms[shard]
+
+    def of(self, shard: str) -> dict[str, Converted]:
+        """The functions of a shard, by name."""
+        every = zip(functions(self.planner, shard), self.forms(shard), strict=True)
+        return {graph.function.name: self._of(shard, graph, wide, form)
+                for (graph, wide), form in every}  # fmt: skip
+
+    def _of(self, shard: str, graph: FunctionGraph, wide: Function, form: Form) -> Converted:
+        if form.lines in self._first:
+            own, converted = self._first[form.lines]
+            if (alike := converted.renamed(own, form)) is not None:
+                return alike
+        made = convert(self.planner, shard, graph, wide)
+        self._first.setdefault(form.lines, (form, made))
+        return made
 
 
-def convert_shard(planner: Programs, shard: str, constant: Constants, target: Path) -> Placed:
-    """Write the package of a shard to `target`; `constant` gives the weight of each label.
+def convert_shard(
+    planner: Programs,
+    shard: str,
+    constant: Constants,
+    target: Path,
+    conversions: Conversions | None = None,
+) -> Placed:
+    """Write the package of a shard to `target`; `constant` gives the weight of each label, and is
+    asked for each once. Without `conversions`, every function is converted by itself."""
+    ct = import_coremltools()
+    from cetane.lower.placing import Placing
 
-    Each constant is read once, and all stay in memory until the package is written.
-    """
-    import_coremltools()
-    from cetane.lower.placing import Parts, parts_of, place
-
-    with quiet():
-        with brief():
-            done = {
-                graph.function.name: convert(planner, shard, graph, wide)
-                for graph, wide in zip(planner.graphs(shard), widest(planner, shard), strict=True)
-            }
-
-        @cache  # functions share the arrays
-        def parts(label: str) -> Parts:
-            return parts_of(constant(label))
-
-        for converted in done.values():
-            converted.program.validate()
-        placed = {n: place(c.program.functions["main"], parts) for n, c in done.items()}
+    done = (
+        {g.function.name: convert(planner, shard, g, wide) for g, wide in functions(planner, shard)}
+        if conversions is None
+        else conversions.of(shard)
+    )
+    version = next(iter(done.values())).spec.specificationVersion
+    opset = getattr(ct.target, planner.recipe.target.deployment)
+    with tempfile.TemporaryDirectory() as folder:
+        placing = Placing(constant, Path(folder), opset, version)
+        made = {name: placing.place(converted) for name, converted in done.items()}
         for graph in planner.graphs(shard):
             wanted = {item.label for item in constants(planner, shard, graph)}
-            lost = wanted - set(placed[graph.function.name].values())
+            lost = wanted - set(made[graph.function.name][1].values())
             if lost:
                 raise CetaneError(f"lowering {shard} lost the weight {min(lost)}")
-        export(done).save(str(target))
+        del placing  # ends its file
+        spec = package_spec(done, {name: function for name, (function, _) in made.items()})
+        ct.utils.save_spec(spec, str(target), weights_dir=folder)
     normalize(target)
-    return placed
+    return {name: placed for name, (_, placed) in made.items()}
+
+
+def functions(planner: Programs, shard: str) -> Iterator[tuple[FunctionGraph, Function]]:
+    """Every function of a shard, and the same at its largest number of tokens."""
+    return zip(planner.graphs(shard), widest(planner, shard), strict=True)
 
 
 def convert(planner: Programs, shard: str, graph: FunctionGraph, wide: Function) -> Converted:
@@ -78,65 +105,51 @@ def convert(planner: Programs, shard: str, graph: FunctionGraph, wide: Function)
     pipeline = ct.PassPipeline()
     pipeline.remove_passes({"common::const_deduplication"})  # constants are shared by name
     function = graph.function
-    model = ct.convert(
-        trace(planner, shard, graph),
-        inputs=input_types(function, wide, ct),
-        outputs=[
-            ct.TensorType(name=item.name, dtype=NUMPY[item.dtype]) for item in function.outputs
-        ],
-        states=[
-            ct.StateType(ct.TensorType(shape=state.shape, dtype=np.float16), name=state.name)
-            for state in function.states
-        ],
-        minimum_deployment_target=getattr(ct.target, planner.recipe.target.deployment),
-        compute_precision=ct.precision.FLOAT16,
-        compute_units=ct.ComputeUnit.CPU_AND_NE,
-        pass_pipeline=pipeline,
-        skip_model_load=True,
-    )
-    return Converted(model._mil_program, model.get_spec())
+    with quiet():
+        with brief():
+            model = ct.convert(
+                trace(planner, shard, graph),
+                inputs=input_types(function, wide, ct),
+                outputs=[
+                    ct.TensorType(name=item.name, dtype=NUMPY[item.dtype])
+                    for item in function.outputs
+                ],
+                states=[
+                    ct.StateType(ct.TensorType(shape=state.shape, dtype=np.float16), state.name)
+                    for state in function.states
+                ],
+                minimum_deployment_target=getattr(ct.target, planner.recipe.target.deployment),
+                compute_precision=ct.precision.FLOAT16,
+                compute_units=ct.ComputeUnit.CPU_AND_NE,
+                pass_pipeline=pipeline,
+                skip_model_load=True,
+            )
+        program = model._mil_program
+        program.validate()
+    arrays = {
+        op.outputs[0].name: np.ascontiguousarray(op.val.val)
+        for op in program.functions["main"].operations
+        if op.op_type == "const" and isinstance(op.val.val, np.ndarray)
+    }
+    return Converted(model.get_spec(), arrays)
 
 
-def export(functions: dict[str, Converted]) -> Any:
-    """One MLModel of all functions, like the result of coremltools' `save_multifunction`.
+def package_spec(functions: dict[str, Converted], finished: dict[str, Any]) -> Any:
+    """The specification of a package: the interfaces of converted functions, and their finished
+    messages."""
+    from coremltools.proto import MIL_pb2, Model_pb2
 
-    That function would store and load every function with its weights. It also shares constants of
-    nearly equal values; here constants are shared by name.
-    """
-    import_coremltools()
-    from coremltools.converters.mil.mil import Program
-    from coremltools.proto import Model_pb2
-
-    first = next(iter(functions.values()))
-    program = Program()
-    for name, converted in functions.items():
-        program.add_function(name, converted.program.functions["main"])
-    description = first.spec.description
+    first = next(iter(functions.values())).spec
+    description = first.description
     if list(functions) != ["main"]:
-        program.default_function_name = next(iter(functions))
-        program.export_as_multifunction = True
         description = Model_pb2.ModelDescription(
             functions=[interface(name, c.spec.description) for name, c in functions.items()],
-            defaultFunctionName=program.default_function_name,
+            defaultFunctionName=next(iter(functions)),
         )
-    return written(program, description, first.spec.specificationVersion)
-
-
-def written(program: Any, description: Any, version: int) -> Any:
-    """An MLModel of a finished coremltools program, on which no more passes run."""
-    ct = import_coremltools()
-    from coremltools.converters.mil.converter import mil_convert
-
-    program.skip_all_passes = True
-    return mil_convert(
-        program,
-        convert_from="milinternal",
-        convert_to="mlprogram",
-        compute_units=ct.ComputeUnit.CPU_AND_NE,
-        specification_version=version,
-        model_description=description,
-        pass_pipeline=ct.PassPipeline.EMPTY,
-        skip_model_load=True,
+    return Model_pb2.Model(
+        specificationVersion=first.specificationVersion,
+        description=description,
+        mlProgram=MIL_pb2.Program(version=first.mlProgram.version, functions=finished),
     )
 
 
@@ -192,10 +205,15 @@ def brief() -> Iterator[None]:
     coremltools checks a program after each of some 110 passes. Here it does not: the caller checks
     the finished program. After each pass it also finds anew which weights every value depends on.
     Here it does so only if the inputs of an op have changed since: most passes change nothing. It
-    writes whole programs into log lines that nobody reads; here they are empty. Its collections of
+    writes whole programs into log lines that nobody reads; here they are empty. Where no two
+    transposes cancel, it infers no types anew, and it describes each type once. Its collections of
     garbage search only what was made since the context began.
     """
     from coremltools.converters.mil.mil import Block, Operation, Program
+    from coremltools.converters.mil.mil.passes.defs.optimize_repeat_ops import (
+        _TransposeOptimization,
+    )
+    from coremltools.converters.mil.mil.types import type_mapping
 
     def trusted(program: Any, check_essential_scope: bool = False) -> None:
         """In place of `Program.validate`."""
@@ -221,12 +239,24 @@ def brief() -> Iterator[None]:
             depended(block)
             known[block] = latest
 
+    def cancel(found: Any) -> None:
+        """`_TransposeOptimization.apply_transform`, if it has anything to cancel."""
+        found._verify_cancellable_transposes()
+        if found.transpose_op_to_cancel_ops:
+            cancelled(found)
+        else:
+            found.block.set_outputs([sink.x for sink in found.output_sink_ops])
+            found.block.remove_ops(list(found.output_sink_ops))
+
     connected, depended = Operation._validate_and_set_inputs, Block._propagate_nonreplaceable_vars
+    cancelled = _TransposeOptimization.apply_transform
     replaced = [
         (Program, "validate", trusted),
         (Block, "indented_str", unsaid),
         (Block, "_propagate_nonreplaceable_vars", depend),
         (Operation, "_validate_and_set_inputs", connect),
+        (_TransposeOptimization, "apply_transform", cancel),
+        (type_mapping, "get_type_info", cache(type_mapping.get_type_info)),
     ]
     saved = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
     for owner, name, instead in replaced:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from cetane.errors import CetaneError
 from cetane.families import Weights
-from cetane.lower.convert import Constants, convert_shard
+from cetane.lower.convert import Conversions, convert_shard
+from cetane.lower.converted import Constants
 from cetane.lower.kept import keep, kept
 from cetane.lower.package import annotate
 from cetane.lower.structure import structure
@@ -26,13 +27,14 @@ class Lowering:
         """`metadata` is for every package."""
         self.planner, self.weights, self.metadata = planner, weights, dict(metadata or {})
         self.encode = Encoder(weights, planner.recipe.compression)
+        self.conversions = Conversions(planner)
         self._structures: dict[str, str] = {}
         self._templates: dict[str, Template] = {}
 
     def structure(self, shard: str) -> str:
         """A hash of everything that the shard's programs depend on, but the values of weights."""
         if shard not in self._structures:
-            self._structures[shard] = structure(self.planner, shard)
+            self._structures[shard] = structure(self.planner, self.conversions.forms(shard))
         return self._structures[shard]
 
     def kinds(self) -> dict[str, list[str]]:
@@ -80,7 +82,7 @@ class Lowering:
 
     def _converted(self, shard: str, folder: Path) -> Template:
         scratch = folder / "template.mlpackage"
-        template = Template.converted(self.planner, shard, scratch)
+        template = Template.converted(self.planner, shard, scratch, self.conversions)
         shutil.rmtree(scratch)
         keep(self.structure(shard), template)
         return template

@@ -1,76 +1,140 @@
-"""The placing of weights into a finished program, so that no later pass can change them."""
+"""The placing of weights into converted functions, so that no pass can change them."""
 
 import hashlib
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from coremltools.converters.mil import Builder as mb
-from coremltools.converters.mil.mil import types
-from coremltools.converters.mil.mil.passes.helper import block_context_manager
+from coremltools.converters.mil.backend.mil.load import MILProtoExporter
+from coremltools.converters.mil.mil import Function, Program, types
+from coremltools.proto import MIL_pb2
 
 from cetane.compress.encoded import Affine, Dense, Encoded
 from cetane.errors import CetaneError
+from cetane.lower.converted import Constants, Converted, arguments, slices_of
 from cetane.lower.frontend import constexpr_cetane_weight
 
-Parts = dict[str, np.ndarray[Any, Any]]
+Array = np.ndarray[Any, Any]
+Parts = dict[str, Array]
 """A constant as arrays, by the input names of its MIL op; a dense one has only `weight`."""
 
 
-@block_context_manager
-def place(function: Any, parts: Callable[[str], Parts]) -> dict[str, str]:
-    """Put constants in place of the weights without values in a MIL function.
+class Placing:
+    """A weight file, and the ops that read it."""
 
-    Returns the label of every constant, by the name of its op.
-    """
-    placed = {}
-    for op in list(function.operations):
-        if op.op_type != constexpr_cetane_weight.__name__:
-            continue
-        label = op.label.val
-        new = emit(label, op.name, parts(label), op)
-        placed[new.op.name] = label
-        for cast in list(op.outputs[0].child_ops):
-            if cast.op_type != "cast" or cast.dtype.val != "fp16":
-                raise CetaneError(f"lowering left the weight {label} in fp32")
-            function.replace_uses_of_var_after_op(
-                anchor_op=cast, old_var=cast.outputs[0], new_var=new, force_replace=True
+    def __init__(self, constant: Constants, folder: Path, opset: Any, version: int) -> None:
+        """`constant` gives the weight of each label, and is asked for each once. The file is made
+        in `folder`. `opset` is coremltools' target, `version` the specification's."""
+        self._constant, self._opset = constant, opset
+        self._exporter = MILProtoExporter(Program(), str(folder), version)
+        self._weights: dict[tuple[str, str], Any] = {}
+
+    def place(self, converted: Converted) -> tuple[Any, dict[str, str]]:
+        """The message of a function with all its constants, and the label of every weight, by the
+        name of its op. Raises CetaneError for a weight that is not read in fp16."""
+        function = MIL_pb2.Function()
+        function.CopyFrom(converted.function)
+        block = function.block_specializations[function.opset]
+        move_slices(function, converted)
+        placed: dict[str, str] = {}
+        bare: dict[str, str] = {}
+        """The ops of weights, by the names of the values that stand for them."""
+        cast: dict[str, str] = {}
+        """The same, by the names of those values in fp16."""
+        types_of_casts: set[str] = set()
+        ops = []
+        for op in block.operations:
+            read = {argument.name for argument in arguments(op)}
+            if op.type == constexpr_cetane_weight.__name__:
+                name, label = called(op, converted)
+                bare[op.outputs[0].name], placed[name] = name, label
+                ops.append(self._weight(name, label))
+            elif weights := bare.keys() & read:
+                name = bare[weights.pop()]
+                if op.type != "cast" or op.outputs[0].type.tensorType.dataType != MIL_pb2.FLOAT16:
+                    raise CetaneError(f"lowering left the weight {placed[name]} in fp32")
+                cast[op.outputs[0].name] = name
+                types_of_casts.add(op.inputs["dtype"].arguments[0].name)
+            else:
+                for argument in arguments(op):
+                    argument.name = cast.get(argument.name, argument.name)
+                if op.type == "const" and op.attributes["val"].HasField("blobFileValue"):
+                    array = converted.arrays[op.outputs[0].name]
+                    op.attributes["val"].CopyFrom(self._stored(array))
+                ops.append(op)
+        idle = types_of_casts.difference(a.name for op in ops for a in arguments(op))
+        kept = [op for op in ops if op.type != "const" or op.outputs[0].name not in idle]
+        body = MIL_pb2.Block(inputs=block.inputs, outputs=block.outputs, operations=kept)
+        block.CopyFrom(body)
+        return function, placed
+
+    def _weight(self, name: str, label: str) -> Any:
+        """The iOS 18 op that makes a weight when Core ML loads a program."""
+        if (name, label) not in self._weights:
+            with Function({}, opset_version=self._opset):
+                op = emit(name, label, parts_of(self._constant(label)))
+            translate = (
+                self._exporter.translate_const
+                if op.op_type == "const"
+                else self._exporter.translate_constexpr
             )
-            function.remove_ops([cast])
-        function.remove_ops([op])
-    share(function)
-    return placed
+            self._weights[name, label] = translate(op)
+        return self._weights[name, label]
+
+    def _stored(self, array: Array) -> Any:
+        """The place of another constant in the file. Equal ones have one."""
+        with Function({}, opset_version=self._opset):
+            var = mb.const(val=array, name="shared")
+        var.op.weight_id = content_id(array)
+        return self._exporter.get_milproto_value(var)
 
 
-def emit(label: str, name: str, parts: Parts, before: Any) -> Any:
-    """The iOS 18 op that makes a weight when Core ML loads a program."""
+def called(op: Any, converted: Converted) -> tuple[str, str]:
+    """The name and the label of a weight, from the op that stands for it."""
+    label = text_of(op.attributes["label"])
+    name = text_of(op.attributes["name"])
+    own = converted.labels.get(label, label)
+    return name.replace(label.replace(".", "_"), own.replace(".", "_")), own
+
+
+def text_of(value: Any) -> str:
+    """The text that a value holds."""
+    (text,) = value.immediateValue.tensor.strings.values
+    return str(text)
+
+
+def move_slices(function: Any, converted: Converted) -> None:
+    """Give the slices of a function their own places."""
+    numbers: dict[str, tuple[int, int]] = {}
+    """The axis, and its number, by the names of constants."""
+    for (begin, end), old in slices_of(function).items():
+        if (new := converted.slices.get(old)) is not None:
+            numbers |= {begin: (new.axis, new.start), end: (new.axis, new.stop)}
+    for op in function.block_specializations[function.opset].operations:
+        if op.type == "const" and op.outputs[0].name in numbers:
+            axis, number = numbers[op.outputs[0].name]
+            op.attributes["val"].immediateValue.tensor.ints.values[axis] = number
+
+
+def emit(name: str, label: str, parts: Parts) -> Any:
+    """A weight as an op of coremltools."""
     made = {}
     for part, value in parts.items():
-        full = name if part == "weight" else f"{name}_{part}"
-        made[part] = mb.const(val=value, before_op=before, name=full)
+        made[part] = mb.const(val=value, name=name if part == "weight" else f"{name}_{part}")
         made[part].op.weight_id = f"{label}.{part}"
     if "weight" in made:
-        result = made["weight"]
-    elif "lut" in made:
-        if parts["lut"].shape[-1] > 1:  # vectors lie along the output channels
-            made["vector_axis"] = mb.const(
-                val=np.int32(0), before_op=before, name=f"{name}_vector_axis"
-            )
-        result = mb.constexpr_lut_to_dense(**made, before_op=before, name=name)
-    else:
-        result = mb.constexpr_blockwise_shift_scale(**made, before_op=before, name=name)
-    for var in (result, *made.values()):
-        var.op.scopes = before.scopes  # the place in the torch model, which every op needs
-    return result
+        return made["weight"].op
+    if "lut" not in made:
+        return mb.constexpr_blockwise_shift_scale(**made, name=name).op
+    if parts["lut"].shape[-1] > 1:  # vectors lie along the output channels
+        made["vector_axis"] = mb.const(val=np.int32(0), name=f"{name}_vector_axis")
+    return mb.constexpr_lut_to_dense(**made, name=name).op
 
 
-def share(function: Any) -> None:
-    """Let functions share constants that are not weights: constants with one id are stored once."""
-    for op in function.operations:
-        if op.op_type == "const" and op.weight_id is None and isinstance(op.val.val, np.ndarray):
-            value = np.ascontiguousarray(op.val.val)
-            content = hashlib.sha256(value.tobytes()).hexdigest()
-            op.weight_id = f"{value.dtype} {value.shape} {content}"
+def content_id(array: Array) -> str:
+    """Equal for equal arrays."""
+    return f"{array.dtype} {array.shape} {hashlib.sha256(array.tobytes()).hexdigest()}"
 
 
 def parts_of(encoded: Encoded) -> Parts:

@@ -1,10 +1,13 @@
 """The structure of a shard: a hash of everything that its programs depend on, but the values of
-weights. Shards of one structure share a conversion."""
+weights. Shards of one structure share a template.
+
+It is made of the forms of the shard's functions. Functions of one form share a conversion.
+"""
 
 import hashlib
 import json
-from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,13 +22,37 @@ from cetane.schema.function import Function
 from cetane.schema.interface import Input, Output, State
 
 
-def structure(planner: Programs, shard: str) -> str:
+class Slice(NamedTuple):
+    """Some channels of a tensor, or rows of another of its axes."""
+
+    axis: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Form:
+    """Everything that a function's program depends on, but the values of weights.
+
+    Programs of functions with equal `lines` differ only in the names of weights, and in the places
+    of slices: so do those of a layer's experts.
+    """
+
+    name: str
+    lines: tuple[str, ...]
+    """Interface, shapes of weights, and operations."""
+    weights: tuple[tuple[str, str], ...]
+    """Labels and formats."""
+    slices: tuple[Slice, ...]
+
+
+def structure(planner: Programs, forms: list[Form]) -> str:
     """A hash that is equal for shards whose programs differ only in the values of weights."""
     target = planner.recipe.target.deployment
     versions = [torch.__version__, import_coremltools().__version__]
     digest = hashlib.sha256(json.dumps([target, *versions]).encode())
-    for graph, wide in zip(planner.graphs(shard), widest(planner, shard), strict=True):
-        for line in describe(planner, shard, graph, wide):
+    for form in forms:
+        for line in (json.dumps([form.name, form.weights, form.slices]), *form.lines):
             digest.update(f"{line}\n".encode())
     return digest.hexdigest()
 
@@ -35,17 +62,30 @@ def widest(planner: Programs, shard: str) -> list[Function]:
     return [graph.function for graph in planner.widest(shard)]
 
 
-def describe(planner: Programs, shard: str, graph: FunctionGraph, wide: Function) -> Iterator[str]:
-    """A function's interface, constants and operations, as lines of text."""
-    function = graph.function
-    yield json.dumps([function.name, planner.recipe.cache.contract])
+def forms(planner: Programs, shard: str) -> list[Form]:
+    """The forms of a shard's functions."""
+    return [
+        form_of(planner, shard, graph, wide)
+        for graph, wide in zip(planner.graphs(shard), widest(planner, shard), strict=True)
+    ]
+
+
+def form_of(planner: Programs, shard: str, graph: FunctionGraph, wide: Function) -> Form:
+    """The form of a function."""
+    function, used = graph.function, constants(planner, shard, graph)
     ports: list[Input | Output | State] = [*function.inputs, *function.outputs, *function.states]
-    for item in (*ports, *wide.inputs):
-        yield json.dumps([item.name, item.shape, item.dtype])
-    used = constants(planner, shard, graph)
-    for held in used:
-        yield json.dumps([held.label, held.weight.shape, held.format.name])
-    yield from operations(planner, graph, used)
+    ran = recorded(planner, graph, used)
+    return Form(
+        name=function.name,
+        lines=(
+            planner.recipe.cache.contract,
+            *(json.dumps([item.name, item.shape, item.dtype]) for item in (*ports, *wide.inputs)),
+            *(str(held.weight.shape) for held in used),
+            *ran.lines,
+        ),
+        weights=tuple((held.label, held.format.name) for held in used),
+        slices=tuple(ran.slices),
+    )
 
 
 def scalars(planner: Programs, shard: str) -> set[float]:
@@ -55,11 +95,6 @@ def scalars(planner: Programs, shard: str) -> set[float]:
         for graph in planner.graphs(shard)
         for number in recorded(planner, graph, constants(planner, shard, graph)).scalars
     }
-
-
-def operations(planner: Programs, graph: FunctionGraph, used: list[Constant]) -> list[str]:
-    """The torch ops of a function's module, one a line; the last line names the results."""
-    return recorded(planner, graph, used).lines
 
 
 def recorded(planner: Programs, graph: FunctionGraph, used: list[Constant]) -> "Recorder":
@@ -77,8 +112,10 @@ def recorded(planner: Programs, graph: FunctionGraph, used: list[Constant]) -> "
     for name, buffer in module.named_buffers():
         recorder.name(buffer, name)
 
+    places = {item.label: f"weight {place}" for place, item in enumerate(used)}
+
     def shaped(item: Constant) -> Tensor:
-        return recorder.name(torch.empty(item.weight.shape, device="meta"), item.label)
+        return recorder.name(torch.empty(item.weight.shape, device="meta"), places[item.label])
 
     with replaced(used) as replace, torch.no_grad(), torch.device("meta"):
         replace(shaped)
@@ -89,11 +126,14 @@ def recorded(planner: Programs, graph: FunctionGraph, used: list[Constant]) -> "
 
 
 class Recorder(TorchDispatchMode):
-    """Records every operation, with tensors by name."""
+    """Records every operation, with tensors by name. Slices that leave out the end of an axis are
+    recorded by their sizes; their places are apart."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
+        """One operation a line; the last line names the results."""
+        self.slices: list[Slice] = []
         self.scalars: set[float] = set()
         self._names: dict[int, str] = {}
         self._alive: list[Tensor] = []
@@ -122,13 +162,27 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         self.scalars.update(v for v in tree_leaves([args, kwargs]) if isinstance(v, float))
-        called = f"{func}{self.names(args)}{self.names(kwargs or {})}"
+        named = self.names(args)
+        if (place := place_of(func, args)) is not None:
+            self.slices.append(place)
+            named = (named[0], place.axis, f"{place.stop - place.start} of them")
+        called = f"{func}{named}{self.names(kwargs or {})}"
         result = func(*args, **(kwargs or {}))
         tree_map(
             lambda v: self.name(v, str(len(self._alive))) if isinstance(v, Tensor) else v, result
         )
         self.lines.append(f"{self.names(result)} = {called}")
         return result
+
+
+def place_of(func: Any, args: tuple[Any, ...]) -> Slice | None:
+    """What a torch op takes, if it is a slice whose program depends on the place only by two
+    numbers: one to the end has none."""
+    if func is not torch.ops.aten.slice.Tensor or len(args) != 4:  # a fifth is the step
+        return None
+    tensor, axis, start, stop = args
+    whole = axis >= 0 and 0 <= start < stop < tensor.shape[axis]
+    return Slice(axis, start, stop) if whole else None
 
 
 def content_of(tensor: Tensor) -> str:

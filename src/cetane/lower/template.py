@@ -13,7 +13,8 @@ import numpy as np
 
 from cetane.compress.encoded import Affine, Dense, Encoded
 from cetane.errors import CetaneError
-from cetane.lower.convert import Constants, Placed, convert_shard
+from cetane.lower.convert import Conversions, Placed, convert_shard
+from cetane.lower.converted import Constants
 from cetane.lower.package import MANIFEST, MODEL, WEIGHTS
 from cetane.lower.placeholders import placeholder
 from cetane.lower.tracing import Constant, constants
@@ -56,7 +57,13 @@ class Template:
     """The content of the weight file outside the slots, by offset."""
 
     @classmethod
-    def converted(cls, planner: Programs, shard: str, scratch: Path) -> Self:
+    def converted(
+        cls,
+        planner: Programs,
+        shard: str,
+        scratch: Path,
+        conversions: Conversions | None = None,
+    ) -> Self:
         """Convert the shard to `scratch`, an `.mlpackage` that must not exist. It can be removed
         afterwards."""
         used = used_by(planner, shard)
@@ -64,7 +71,7 @@ class Template:
             label: placeholder(number, item.weight.shape, item.format)
             for number, (label, item) in enumerate(used.items())
         }
-        placed = convert_shard(planner, shard, made.__getitem__, scratch)
+        placed = convert_shard(planner, shard, made.__getitem__, scratch, conversions)
         spec, manifest = Package(scratch).spec, (scratch / MANIFEST).read_bytes()
         blobs = BlobFile(scratch / WEIGHTS)
         by_label = values_of(spec, placed)

@@ -74,35 +74,93 @@ def find_heads(
 
     Then count the pass keys that the model finds in `texts` texts of `tokens` tokens, `keys` in
     each, with several shares of the heads. `steps` replaces the number of texts that score. Raises
-    CetaneError for a model of which no layer can stream.
+    CetaneError, before any of that, for a model or a recipe of which no head can stream.
     """
     from cetane.fitting.pass_keys import hide
     from cetane.gates.reference import Reference
 
-    planner, tokenizer = request.planner, request.checkpoint.tokenizer
-    layers = streaming_layers(planner.authored)
-    if not layers:
-        raise CetaneError(
-            f"no layer of {request.checkpoint.source} sees all tokens through keys of its own",
-            "its caches are short already",
-        )
-    if tokens > planner.model.max_context:
-        raise CetaneError(
-            f"--tokens {tokens}: the model was trained for {planner.model.max_context} positions"
-        )
+    tokenizer, context = request.checkpoint.tokenizer, request.recipe.cache.context
+    layers = scored_layers(request)
+    sizes = cache_sizes(request, layers)
+    longest = request.planner.model.max_context
+    if tokens > longest:
+        raise CetaneError(f"--tokens {tokens}: the model was trained for {longest} positions")
+    if output.is_dir():
+        raise CetaneError(f"--output {output}: is a folder", "name a file in it")
     with disk_errors(output):
         output.parent.mkdir(parents=True, exist_ok=True)
-    model, hay = Reference(request.checkpoint).model, haystack(tokenizer)
-    count, length = TEXTS[method] if steps is None else steps, min(SCORED, tokens)
+    hay, count = haystack(tokenizer), TEXTS[method] if steps is None else steps
+    length = min(SCORED, tokens)
     lessons = [hide(tokenizer, hay, length, FIRST + seed, TAUGHT) for seed in range(count)]
-    scores = score(request, model, layers, lessons, method, progress)
+    asked = [hide(tokenizer, hay, tokens, seed, keys) for seed in range(texts)]
+    reference = Reference(request.checkpoint)
+    if method == "gates" and not reference.resident:
+        raise CetaneError(
+            "--method gates: the model is too large to train gates on this machine",
+            "--method mass takes one layer at a time",
+        )
+    scores = score(request, reference.model, layers, lessons, method, progress)
     with disk_errors(output):
         write_json(output, scores.model_dump(mode="json"))
-    asked = [hide(tokenizer, hay, tokens, seed, keys) for seed in range(texts)]
     streaming = Streaming(scores=scores)
     shares = [streaming.model_copy(update={"full": share}) for share in SHARES]
-    judged = [judge(request, model, one, asked, progress) for one in shares]
-    return HeadsResult(scores, planner.recipe.cache.context, judged, tokens, streaming)
+    judged = [judge(reference.model, one, sizes, asked, progress) for one in shares]
+    return HeadsResult(scores, context, judged, tokens, streaming)
+
+
+def scored_layers(request: Request) -> dict[int, int]:
+    """The key/value heads of every layer that can stream. CetaneError if there is none."""
+    recipe = request.recipe
+    if recipe.cache.streaming is not None:
+        raise CetaneError(
+            f"recipe {recipe.name}: its heads stream already",
+            "name one without cache.streaming",
+        )
+    layers = streaming_layers(request.planner.authored)
+    if not layers:
+        raise CetaneError(
+            f"no layer of {request.checkpoint.source} sees all tokens through keys and values of "
+            "its own heads",
+            "its caches cannot become shorter so",
+        )
+    return layers
+
+
+@dataclass(frozen=True)
+class CacheSizes:
+    """Bytes of keys and values at a recipe's context, in fp16."""
+
+    whole: int
+    """If all heads keep all tokens."""
+    least: int
+    """If all that can stream do."""
+    heads: int
+    """Those heads. The keys of all of them have one size."""
+
+    def nbytes(self, streaming: Streaming) -> int:
+        """Bytes with a choice of heads."""
+        full = sum(map(len, streaming.kept().values()))
+        return self.least + (self.whole - self.least) * full // self.heads
+
+
+def cache_sizes(request: Request, layers: Mapping[int, int]) -> CacheSizes:
+    """The sizes of a request's caches. CetaneError for a recipe whose caches cannot stream."""
+    scores = HeadScores(
+        source="",
+        model_type="",
+        method="mass",
+        settings={},
+        layers=tuple((0.0,) * layers.get(layer, 0) for layer in range(max(layers) + 1)),
+    )
+    recipe, context = request.recipe, request.recipe.cache.context
+    cache = recipe.cache.model_copy(update={"streaming": Streaming(scores=scores, full=0)})
+    wanted = recipe.model_copy(update={"cache": cache})
+    planner = Planner(turned(request.checkpoint, wanted), wanted)
+    return CacheSizes(
+        request.planner.memory.own_nbytes(context),
+        planner.memory.own_nbytes(context),
+        sum(layers.values()),
+    )
 
 
 def haystack(tokenizer: Tokenizer) -> list[int]:
@@ -139,9 +197,9 @@ def score(
 
 
 def judge(
-    request: Request,
     model: Any,
     streaming: Streaming,
+    sizes: CacheSizes,
     asked: Sequence[PassKeys],
     progress: Progress,
 ) -> JudgedShare:
@@ -155,13 +213,4 @@ def judge(
             progress(f"pass keys with {streaming.full:.0%} of the heads", number, len(asked))
             right += sum(found(model, text))
     questions = sum(len(text.questions) for text in asked)
-    return JudgedShare(streaming.full, cache_bytes(request, streaming), right, questions)
-
-
-def cache_bytes(request: Request, streaming: Streaming) -> int:
-    """Bytes of keys and values at the recipe's context."""
-    recipe = request.recipe
-    cache = recipe.cache.model_copy(update={"streaming": streaming})
-    wanted = recipe.model_copy(update={"cache": cache})
-    planner = Planner(turned(request.checkpoint, wanted), wanted)
-    return planner.memory.own_nbytes(cache.context)
+    return JudgedShare(streaming.full, sizes.nbytes(streaming), right, questions)

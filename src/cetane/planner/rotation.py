@@ -7,7 +7,7 @@ from cetane.errors import CetaneError
 from cetane.families import rotated, with_streaming
 from cetane.planner.planner import Planner
 from cetane.planner.weights import ModelSource, adapters_of
-from cetane.schema.recipe import Recipe
+from cetane.schema.recipe import CacheTable, Recipe
 
 
 def turned(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
@@ -44,6 +44,6 @@ def can_turn(checkpoint: ModelSource, recipe: Recipe) -> bool:
 
 def plain(checkpoint: ModelSource, recipe: Recipe) -> Planner:
     """The planner of a recipe that compresses nothing, and of which no head streams."""
-    cache = recipe.cache.model_copy(update={"streaming": None})
+    cache = CacheTable(context=recipe.cache.context)  # other choices may be for heads that stream
     changes = {"compression": Selection(), "cache": cache}
     return Planner(checkpoint, recipe.model_copy(update=changes))

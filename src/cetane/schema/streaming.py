@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from cetane.files import read_named
 from cetane.validation import Data
@@ -26,7 +26,7 @@ class HeadScores(Data):
     method: Method
     """`mass`: the share of attention that answers to questions about pass keys put on the keys.
     `gates`: trained weights of full attention against streaming."""
-    settings: dict[str, float]
+    settings: dict[str, Score]
     """The numbers with which they were found."""
     layers: tuple[Annotated[tuple[Score, ...], Field(max_length=1024)], ...] = Field(
         max_length=4096
@@ -46,6 +46,13 @@ class Streaming(Data):
     sinks: int = Field(default=64, ge=0)
     window: int = Field(default=256, ge=1)
     """The first and the last tokens that the other heads see."""
+
+    @field_validator("scores", mode="before")
+    @classmethod
+    def read_already(cls, scores: object) -> object:
+        if isinstance(scores, str):
+            raise ValueError("only a recipe file (.toml) can name a file of scores")
+        return scores
 
     def kept(self) -> dict[int, tuple[int, ...]]:
         """The heads that keep all tokens, ascending, of every layer that has scores."""

@@ -7,7 +7,7 @@ from cetane.export.coreai.adapter import CoreAIAdapter, Rows
 from cetane.families import CacheForm, CacheGroup, CacheSpec, Head
 from cetane.planner import CachePlan, FunctionGraph, ModelSource, Planner, Segment
 from cetane.schema.interface import Mask, State
-from cetane.schema.recipe import CacheTable, Layout, Recipe, Tokens
+from cetane.schema.recipe import CacheTable, Layout, Recipe, Tokens, refuse_streaming
 from cetane.schema.slots import Slots
 
 
@@ -106,6 +106,7 @@ def planners(checkpoint: Checkpoint, recipe: Recipe) -> list[StaticPlanner]:
 
     Raises CetaneError for a model or a recipe that the contract cannot hold.
     """
+    refuse_streaming(recipe, "Core AI's host")
     made: list[StaticPlanner] = []
     for context in contract.contexts(recipe.cache.context):
         cache = recipe.cache.model_copy(update={"context": context})
@@ -138,5 +139,5 @@ def refuse(planner: StaticPlanner) -> None:
     if any(isinstance(s, Mask) and s.sinks for s in model.host.values()):
         raise CetaneError(
             "Core AI's host makes a causal mask; it cannot keep the first tokens in a window",
-            "port without family.sinks and cache.streaming",
+            "port without family.sinks",
         )
