@@ -9,21 +9,29 @@ import sys
 
 from cetane.activations import NAIVE, Options, quantize_activations, windows
 from cetane.bundle import Bundle
-from cetane.checkpoint import open_checkpoint
+from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.gates.activations import LIMIT, Score, judge
 from cetane.gates.quality import read_tokens
-from cetane.schema.recipe import load_recipe
+from cetane.planner import turned
+from cetane.schema.recipe import load_recipe, override
 from common import WORK, arguments, bundle_of, report, standard_library_text
 
-VARIANTS: dict[str, tuple[str, Options | None]] = {
-    "W8A16": ("int8", None),
-    "W8A8 naive": ("int8", NAIVE),
-    "W8A8 real, last sample": ("int8", Options(ranges="last")),
-    "W8A8 real": ("int8", Options()),
-    "W8A8 real, SmoothQuant": ("int8", Options(smooth=True)),
-    "W4A16": ("palette4", None),
-    "W4A8 real": ("palette4", Options()),
+ALL, INPUTS = Options(tensors="all"), Options()
+VARIANTS: dict[str, tuple[str, bool, Options | None]] = {
+    "W8A16": ("int8", False, None),
+    "W8A8 naive": ("int8", False, NAIVE),
+    "W8A8 all, last sample": ("int8", False, ALL.model_copy(update={"ranges": "last"})),
+    "W8A8 all": ("int8", False, ALL),
+    "W8A8 all, SmoothQuant": ("int8", False, ALL.model_copy(update={"smooth": True})),
+    "W8A8 inputs": ("int8", False, INPUTS),
+    "W8A16 turned": ("int8", True, None),
+    "W8A8 turned, all": ("int8", True, ALL),
+    "W8A8 turned, inputs": ("int8", True, INPUTS),
+    "W4A16": ("palette4", False, None),
+    "W4A8 all": ("palette4", False, ALL),
+    "W4A8 inputs": ("palette4", False, INPUTS),
 }
+"""The recipe of the weights, whether channels are turned, and the quantization."""
 
 
 def progress(what: str, done: int, total: int) -> None:
@@ -36,25 +44,31 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     options = parser.parse_args()
     checkpoint = open_checkpoint(options.model)
-    bundles: dict[str, Bundle] = {}
+    bundles: dict[bool, dict[str, Bundle]] = {False: {}, True: {}}
+    sources: dict[bool, Checkpoint] = {}
     for name in options.only:
-        recipe, how = VARIANTS[name]
-        bundles[name] = bundle_of(checkpoint, load_recipe(recipe))
+        weights, turn, how = VARIANTS[name]
+        named = {"compression.rotate": turn, "name": f"{weights}-turned" if turn else weights}
+        recipe = override(load_recipe(weights), named)
+        sources[turn] = turned(checkpoint, recipe)
+        made = bundle_of(sources[turn], recipe)
         if how is not None:
             print(name, file=sys.stderr)
             target = WORK / name.lower().replace(",", "").replace(" ", "-")
-            bundles[name], _ = quantize_activations(
-                bundles[name], target, how, progress, checkpoint, force=True
-            )
-    first = next(iter(bundles.values()))
+            made, _ = quantize_activations(made, target, how, progress, sources[turn], force=True)
+        bundles[turn][name] = made
+    first = next(one for some in bundles.values() for one in some.values())
     ids = read_tokens(first.tokenizer, standard_library_text(), options.tokens)
     texts = windows(ids, first.plan.recipe.cache.context)
-    scores = judge(bundles, checkpoint, texts, progress)
-    shards = [score.shard for score in next(iter(scores.bundles.values())).shards]
-    columns = ["what", *shards, "worst token", "perplexity", "KL", "top-1", "gate"]
-    rows = [row(name, score) for name, score in scores.bundles.items()]
-    title = f"{scores.tokens} tokens, the model's perplexity {scores.reference_perplexity:.3f}"
-    report(title, columns, rows, scores.model_dump(mode="json"), options.json)
+    judged = [judge(bundles[turn], source, texts, progress) for turn, source in sources.items()]
+    found = {name: score for scores in judged for name, score in scores.bundles.items()}
+    columns = ["what", *(score.shard for score in next(iter(found.values())).shards)]
+    columns += ["worst token", "perplexity", "KL", "top-1", "gate"]
+    rows = [row(name, found[name]) for name in options.only]
+    perplexity = judged[0].reference_perplexity
+    title = f"{judged[0].tokens} tokens, the model's perplexity {perplexity:.3f}"
+    whole = {name: score.model_dump(mode="json") for name, score in found.items()}
+    report(title, columns, rows, {"reference": perplexity, "bundles": whole}, options.json)
 
 
 def row(name: str, score: Score) -> list[object]:

@@ -18,7 +18,8 @@ import numpy as np
 
 from cetane.bundle import Bundle
 from cetane.engine.engine import Engine
-from cetane.engine.generate import generate, open_engine
+from cetane.engine.generate import generate
+from cetane.engine.portable import Arithmetic, PortableBackend
 from cetane.engine.sampling import Sampler
 from cetane.engine.session import Session
 from cetane.engine.verify import Draft
@@ -65,16 +66,20 @@ def main() -> None:
     parser.add_argument("bundles", nargs="+", type=Path)
     parser.add_argument("--prompts", type=int, default=500)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--precision", choices=["fp32", "fp16", "int8"], default="int8")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    results = [check(Bundle(path), options.prompts, options.tokens) for path in options.bundles]
+    results = [
+        check(Bundle(path), options.precision, options.prompts, options.tokens)
+        for path in options.bundles
+    ]
     if options.json:
         print(json.dumps(results))
     raise SystemExit(any(result["different"] for result in results))
 
 
-def check(bundle: Bundle, count: int, length: int) -> dict[str, object]:
-    engine = open_engine(bundle, "portable")
+def check(bundle: Bundle, precision: Arithmetic, count: int, length: int) -> dict[str, object]:
+    engine = Engine(bundle.plan, PortableBackend(bundle, precision), bundle.tables())
     widest = engine.plan.modes["verify"].tokens
     texts = [o + t for o, t in itertools.product(OPENINGS, itertools.chain(*suite().values()))]
     suffix, runs, accepted, different = Suffix(EarlierAnswers()), 0, 0, []
@@ -92,11 +97,13 @@ def check(bundle: Bundle, count: int, length: int) -> dict[str, object]:
             accepted += speculator.counters.accepted
             if found != plain:
                 different.append(tie(engine, prompt, plain, found) | {"prompt": index})
-        print(f"{bundle.path}: {index + 1} prompts, {runs} runs, {len(different)} differ")
+        if (index + 1) % 20 == 0 or index + 1 == min(count, len(texts)):
+            print(f"{bundle.path}, {precision}: {index + 1} prompts, {runs} runs, "
+                  f"{len(different)} differ", flush=True)  # fmt: skip
     suffix.close()
     return {
-        "bundle": str(bundle.path), "prompts": min(count, len(texts)), "runs": runs,
-        "accepted": accepted, "different": different,
+        "bundle": str(bundle.path), "precision": precision, "prompts": min(count, len(texts)),
+        "runs": runs, "accepted": accepted, "different": different,
     }  # fmt: skip
 
 

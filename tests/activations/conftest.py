@@ -34,6 +34,6 @@ def bundle(tiny_bundle: Callable[..., Bundle]) -> Bundle:
 
 @pytest.fixture(scope="session")
 def made(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Quantized]:
-    """The bundle with activations of 8 bits, by real samples."""
+    """The bundle with inputs and outputs of projections in 8 bits, by real samples."""
     target = tmp_path_factory.mktemp("activations") / "a8"
-    return quantize_activations(bundle, target, Options(), lambda *_: None)
+    return quantize_activations(bundle, target, Options(tensors="all"), lambda *_: None)

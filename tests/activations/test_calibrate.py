@@ -98,7 +98,7 @@ def test_values_that_overflow(package: Path, calls: list[Arrays]) -> None:
 def test_scales_are_those_of_the_ranges(package: Path, calls: list[Arrays], tmp_path: Path) -> None:
     ranges = calibrate(package, {"decode": calls})
     made = tmp_path / "made.mlpackage"
-    assert quantize_package(package, ranges, False, made) == 1
+    assert quantize_package(package, ranges, "all", False, made) == 1
     for function in load(made).functions.values():
         (op,) = [op for op in function.ops if op.kind == "quantize"]
         (name,) = op.inputs["input"]
@@ -110,7 +110,7 @@ def test_scales_are_those_of_the_ranges(package: Path, calls: list[Arrays], tmp_
 
 def test_a_range_that_is_missing(package: Path, calls: list[Arrays], tmp_path: Path) -> None:
     with pytest.raises(CetaneError, match="no range of"):
-        quantize_package(package, {}, False, tmp_path / "made.mlpackage")
+        quantize_package(package, {}, "all", False, tmp_path / "made.mlpackage")
 
 
 def test_it_computes_what_coremltools_own_entry_point_makes(
@@ -124,7 +124,7 @@ def test_it_computes_what_coremltools_own_entry_point_makes(
         wanted = [theirs.predict(call) for call in calls]
         plain = model.predict(calls[1])
     made = tmp_path / "made.mlpackage"
-    quantize_package(package, calibrate(package, {"decode": calls[:1]}), False, made)
+    quantize_package(package, calibrate(package, {"decode": calls[:1]}), "all", False, made)
     ours = compile(load(made).functions["decode"], "fp32")
     for call, outputs in zip(calls, wanted, strict=True):
         for name, logits in outputs.items():

@@ -50,6 +50,23 @@ def test_a_bundle_with_quantized_activations_runs(
     assert what.quantized == 2 * 11 + 1  # four inputs and seven outputs a layer; the head's input
 
 
+def test_gated_products_and_outputs_stay_in_fp16(
+    bundle: Bundle, made: tuple[Bundle, Quantized], tmp_path: Path
+) -> None:
+    quantized, what = quantize_activations(bundle, tmp_path / "a8", Options(), silent)
+    assert what.quantized == 2 * 3 + 1  # q, k, v read one; o; gate and up read one; the head's
+    for shard in quantized.plan.by_name:
+        for function in load(quantized.shard(shard)).functions.values():
+            makers = {value.name: op.kind for op in function.ops for value in op.outputs}
+            read = Counter(makers[str(op.inputs["x"][0])] for op in function.ops
+                           if op.kind == "conv")  # fmt: skip
+            assert read == ({"dequantize": 12, "mul": 2} if "chunk" in shard else {"dequantize": 1})
+            others = [op for op in function.ops if op.kind not in ("conv", "const")]
+            assert "dequantize" not in {makers.get(n) for op in others for n in op.references()}
+    whole, before = logits(made[0], "prefill"), logits(bundle, "prefill")
+    assert cosine(logits(quantized, "prefill"), before) > cosine(whole, before)
+
+
 def test_functions_share_ranges_and_weights(bundle: Bundle, made: tuple[Bundle, Quantized]) -> None:
     quantized, what = made
     found = 0

@@ -116,7 +116,7 @@ def test_what_is_chosen_holds_by_hugging_face(
         smallest = override(recipe, {"compression.default": SMALL, "embedding.format": "int8"})
         assert kl_of_hugging_face(tiny_checkpoint_folder, smallest, tokens) > choose.MARGIN * kl
         assert first.compression != smallest.compression
-        assert "; smaller is not proven so: " in first.reasons["compression.default"]
+        assert "; smaller is not proven good: " in first.reasons["compression.default"]
 
 
 def test_a_mix_is_between_its_formats(
@@ -154,8 +154,8 @@ def test_few_bits_that_fall_short_get_more_where_errors_cost_most(
     assert size(checkpoint, uniform) < size(checkpoint, mixed)
     six = override(uniform, {"compression.default": "palette6-kmeans-group8"})
     assert size(checkpoint, mixed) < size(checkpoint, six)
-    assert "6 for " in mixed.reasons["compression.default"]
-    assert "smaller is not proven so: palette4" in mixed.reasons["compression.default"]
+    assert "(6 for " in mixed.reasons["compression.default"]
+    assert "smaller is not proven good: palette4" in mixed.reasons["compression.default"]
 
 
 def test_a_promise_that_no_mix_holds_leaves_the_most_bits_that_a_mix_may_have(
@@ -165,7 +165,7 @@ def test_a_promise_that_no_mix_holds_leaves_the_most_bits_that_a_mix_may_have(
     (last,) = resolutions(four_bits.checkpoint, four_bits.recipe)
     assert set(last.compression.names.values()) == {"palette6-kmeans-group8"}
     reason = last.reasons["compression.default"]
-    assert reason.index("bits a weight, 6 for") < reason.index("not proven so: palette4")
+    assert reason.index("bits a weight (6 for") < reason.index("not proven good: palette4")
 
 
 def test_plain_constants_are_not_raised(tiny_checkpoint_folder: Path, recipe: Recipe) -> None:

@@ -4,8 +4,9 @@ They run on all functions of a package at once. coremltools' own entry point tak
 ends with its whole default pipeline. That takes 92% of the time and is of no use here.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,14 +16,24 @@ from cetane.hardware.quiet import import_coremltools
 from cetane.lower.convert import quiet
 from cetane.lower.package import WEIGHTS, normalize
 
+Tensors = Literal["inputs", "all"]
+"""Inputs of convolutions but gated products, or all inputs and outputs of convolutions.
 
-def quantize_package(package: Path, ranges: Ranges, additions: bool, target: Path) -> int:
+The largest values of a gated product set its scale, and no turn of the residual stream spreads them
+(docs/explanation/activations.md)."""
+MOVING = {"cast", "concat", "expand_dims", "reshape", "slice_by_index", "split", "squeeze",
+          "transpose"}  # fmt: skip
+"""Ops that only move values."""
+
+
+def quantize_package(
+    package: Path, ranges: Ranges, tensors: Tensors, additions: bool, target: Path
+) -> int:
     """Write `package` to `target` with symmetric int8 activations, one scale for each tensor.
 
-    The scales come from `ranges`. Inputs and outputs of convolutions are quantized; with
-    `additions`, those of additions too. Weights stay unchanged. Returns the number of quantized
-    tensors in a function. Raises CetaneError for a tensor without a range, and for a package that
-    is already quantized.
+    The scales come from `ranges`. With `additions`, what additions read is quantized too. Weights
+    stay unchanged. Returns the number of quantized tensors in a function. Raises CetaneError for a
+    tensor without a range, and for a package that is already quantized.
     """
     ct = import_coremltools()
     import coremltools.optimize.coreml as cto
@@ -38,12 +49,15 @@ def quantize_package(package: Path, ranges: Ranges, additions: bool, target: Pat
     program.default_function_name = spec.description.defaultFunctionName
     program.export_as_multifunction = True
     symmetric = cto.OpLinearQuantizerConfig(mode="linear_symmetric")
+    inputs = tensors == "inputs"
     config = cto.OptimizationConfig(
-        global_config=symmetric, op_type_configs={} if additions else {"add": None}
+        global_config=symmetric,
+        op_type_configs={} if additions else {"add": None},
+        op_name_configs=dict.fromkeys(gated_readers(program)) if inputs else {},
     )
     options = [PassOption("config", config), PassOption("activation_stats", ranges)]
     with replaced([(module, "tqdm", lambda ops, **_: ops)]):
-        for name in ("prefix", "suffix"):
+        for name in ("prefix",) if inputs else ("prefix", "suffix"):
             one = PASS_REGISTRY[f"compression::insert_{name}_quantize_dequantize_pair"]
             one.set_options(options)
             try:
@@ -92,3 +106,36 @@ def count(program: Any, kind: str) -> int:
     """The number of ops of a kind in the first of a program's functions."""
     first = next(iter(program.functions.values()))
     return sum(op.op_type == kind for op in first.operations)
+
+
+def gated_readers(program: Any) -> Iterator[str]:
+    """The names of all convolutions that read a gated product."""
+    for function in program.functions.values():
+        for op in function.operations:
+            if op.op_type == "conv" and gated(op.x):
+                yield op.name
+
+
+def gated(value: Any) -> bool:
+    """Whether a value comes from a product of two computed tensors of one shape."""
+    maker = value.op
+    if maker is None or maker.op_type == "const":
+        return False
+    if maker.op_type in MOVING:
+        return any(map(gated, read(maker)))
+    factors = read(maker)
+    return (
+        maker.op_type == "mul"
+        and len({tuple(one.shape) for one in factors}) == 1
+        and all(one.val is None for one in factors)
+    )
+
+
+def read(op: Any) -> list[Any]:
+    """The values that an op computes with."""
+    listed = op.inputs.get("values")
+    return (
+        list(listed)
+        if listed is not None
+        else [value for key, value in op.inputs.items() if key in ("x", "y")]
+    )

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from cetane.activations.calibrate import calibrate
-from cetane.activations.passes import quantize_package
+from cetane.activations.passes import Tensors, quantize_package
 from cetane.activations.samples import Traces, conversations, random_samples
 from cetane.activations.smooth import smooth
 from cetane.activations.temporary import temporary_folder
@@ -38,6 +38,8 @@ class Options(Data):
     """The engine's own calls for 34 prompts and their answers, or five calls of random numbers."""
     ranges: Literal["all", "last"] = "all"
     """The samples whose ranges count. coremltools 9 itself keeps only those of the last sample."""
+    tensors: Tensors = "inputs"
+    """The tensors that are rounded. coremltools 9 itself rounds all."""
     additions: bool = False
     """Whether additions are quantized too, which is coremltools' default. One of them adds a mask
     of -4e4, whose range leaves nothing for the scores."""
@@ -46,7 +48,7 @@ class Options(Data):
     checkpoint, and a model of the Llama family."""
 
 
-NAIVE = Options(samples="random", ranges="last", additions=True)
+NAIVE = Options(samples="random", ranges="last", tensors="all", additions=True)
 """The options of CoreML-LLM's experiment 3.9."""
 
 
@@ -64,12 +66,12 @@ def quantize_activations(
     bundle: Bundle, target: Path, options: Options, progress: Progress,
     checkpoint: Checkpoint | None = None, force: bool = False,
 ) -> tuple[Bundle, Quantized]:  # fmt: skip
-    """Write a bundle to `target` whose convolutions take and give int8. Weights stay unchanged.
+    """Write a bundle to `target` whose convolutions take int8, and with `tensors = "all"` give it.
 
-    Each tensor has one symmetric scale, which all functions of a shard share. `checkpoint` is the
-    bundle's own, needed only to `smooth`. Raises CetaneError if `target` exists, unless it is a
-    bundle and `force`. Raises it too for states, flexible shapes and routed experts, for
-    activations that are already quantized, and for a full disk.
+    Weights stay unchanged. Each tensor has one symmetric scale, which all functions of a shard
+    share. `checkpoint` is the bundle's own, needed only to `smooth`. Raises CetaneError if `target`
+    exists, unless it is a bundle and `force`. Raises it too for states, flexible shapes and routed
+    experts, for activations that are already quantized, and for a full disk.
     """
     check(bundle.plan, bundle.path)
     if target.exists() and not (force and (target / MANIFEST).is_file()):
@@ -100,7 +102,7 @@ def quantize_activations(
             package = bundle.shard(shard.name)
             ranges = calibrate(package, calls)
             made = partial / shard_path(shard.name)
-            quantized += quantize_package(package, ranges, options.additions, made)
+            quantized += quantize_package(package, ranges, options.tensors, options.additions, made)
             samples += sum(map(len, calls.values()))
         write_json(partial / MANIFEST, manifest(source, partial).model_dump(mode="json"))
         progress("done", len(shards), len(shards))

@@ -113,7 +113,8 @@ def show(result: PortResult, verbose: bool) -> None:
         keys = [key for key in reasons if reasons[key] == reason]
         values = [f"{key} = {value_of(result.plan.recipe, key)}" for key in keys]
         say(f"chosen: {', '.join(values)}")
-        say(f"  {reason}")
+        for line in reason.split("; "):
+            say(f"  {line}")
     for change in result.changes:
         say(f"changed: {change}")
     show_residency(result)

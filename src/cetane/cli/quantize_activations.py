@@ -22,6 +22,10 @@ RangesOption = Annotated[
     Literal["all", "last"],
     typer.Option(help="all: ranges of all samples; last: of the last one, as in coremltools."),
 ]
+TensorsOption = Annotated[
+    Literal["inputs", "all"],
+    typer.Option(help="inputs: what projections read, but gated products; all: as coremltools."),
+]
 AdditionsOption = Annotated[
     bool, typer.Option("--additions", help="Quantize additions too, as in coremltools.")
 ]
@@ -38,6 +42,7 @@ def quantize_activations(
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the new bundle.")],
     samples: SamplesOption = "real",
     ranges: RangesOption = "all",
+    tensors: TensorsOption = "inputs",
     additions: AdditionsOption = False,
     smooth: SmoothOption = False,
     model: Checkpoint = None,
@@ -52,7 +57,9 @@ def quantize_activations(
     """
     from cetane.activations import Options, judge_activations
 
-    options = Options(samples=samples, ranges=ranges, additions=additions, smooth=smooth)
+    options = Options(
+        samples=samples, ranges=ranges, tensors=tensors, additions=additions, smooth=smooth
+    )
     with progress("quantize") as update:
         outcome = judge_activations(
             bundle, output, options, model=model, text=text, tokens=tokens, force=force,

@@ -59,19 +59,19 @@ def descend_block(gradients, levels, indices, changes, hessian):  # type: ignore
                     g[right] -= change * hessian[j, right]
 
 
-@njit(types.void(_Matrix, _Floats, _Matrix, _Indices, _Floats, _Floats, _Matrix, _Matrix),
+@njit(types.void(_Floats, _Floats, _Matrix, _Indices, _Floats, _Matrix, _Matrix),
       nogil=True, cache=True)  # fmt: skip
-def round_rows(weights, moved, levels, indices, errors, offs, factor, rows):  # type: ignore[no-untyped-def]
+def round_rows(offs, moved, levels, indices, errors, rows, factor):  # type: ignore[no-untyped-def]
     """`round_block` for rows that make up for each other: what a row is off moves those below it.
 
-    `moved` is what the columns left of the block move these by, `rows` the upper Cholesky factor of
-    the inverse Hessian of the outputs; `offs`, zeros at first, is what rows move each other by.
+    `offs` are the weights and what the rows above move them by; afterwards, what the rows move
+    those below them by, for a share of 1. `moved` is what the columns left of the block move them
+    by. `rows` is the upper Cholesky factor of the inverse Hessian of the outputs.
     """
-    count, size = weights.shape
+    count, size = offs.shape
     for row in range(count):
         w, own, off = moved[row], levels[row], offs[row]
         for j in range(size):
-            off[j] += weights[row, j]
             w[j] += off[j]
         for j in range(size):
             index = _nearest(w[j], own)
@@ -87,7 +87,7 @@ def round_rows(weights, moved, levels, indices, errors, offs, factor, rows):  # 
 
 
 @njit(types.void(_Floats, _Matrix, _Indices, _Floats, _Matrix, _Matrix), nogil=True, cache=True)
-def descend_rows(gradients, levels, indices, changes, hessian, rows):  # type: ignore[no-untyped-def]
+def descend_rows(gradients, levels, indices, changes, rows, hessian):  # type: ignore[no-untyped-def]
     """`descend_block` for rows whose errors count together, as `rows`, the Hessian of the outputs,
     says; `gradients` are rows · (weight − levels) · Hessian."""
     count, size = gradients.shape

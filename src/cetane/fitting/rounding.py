@@ -7,6 +7,7 @@ collects every Hessian and lets later layers make up for earlier ones, as GPTQ d
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Container, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -39,6 +40,16 @@ def linear_layers(
 def rows_of(inputs: Tensor) -> Tensor:
     """A layer's inputs, a token a row, fp32."""
     return inputs.reshape(-1, inputs.shape[-1]).float()
+
+
+def give_back() -> None:
+    """Give freed memory back to the system.
+
+    glibc keeps it, and what a layer leaves lies between the arrays of others: SmolLM2's 210 layers
+    grew the process by 2.7 GB, of which 0.6 GB were in use.
+    """
+    with suppress(AttributeError, OSError):  # another library of C
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class Done(Exception):
@@ -103,6 +114,7 @@ class Rounder:
         if important is not None:
             self.harms[name] = important.harm(weight - decoded, hessian)
         layer.weight.data = torch.from_numpy(decoded)
+        give_back()
 
     def hessian(self, inputs: Tensor) -> Matrix:
         """The mean product of a layer's inputs, fp32 `(I, I)`; several layers read the same."""

@@ -26,7 +26,7 @@ from cetane.gates.probes import text_tokens
 from cetane.gates.quality import Agreement
 from cetane.gates.verdict import Check
 from cetane.pipeline.calibration import resolve_fitted, resolve_scale
-from cetane.pipeline.mixed_parts import MixedPart, bits_of, named, parts_of
+from cetane.pipeline.mixed_parts import MixedPart, bits_of, described, named, parts_of
 from cetane.planner import Planner
 from cetane.planner.encoding import can_be_fitted
 from cetane.schema.manifest import producers
@@ -64,10 +64,18 @@ class Judgement(Data):
 
     def __str__(self) -> str:
         """The figures and their limits, in one line."""
-        return ", ".join(
-            f"{check.name.partition(': ')[2]} {check.value:.2g}, limit {check.limit:g}"
-            for check in self.checks
-        )
+        return ", ".join(map(shown, self.checks))
+
+    @property
+    def missed(self) -> str:
+        """The figures that leave too little room, in one line."""
+        return ", ".join(shown(check) for check in self.checks if not holds(check))
+
+
+def shown(check: Check) -> str:
+    """A figure, its interval if it has one, and its limit."""
+    between = "" if check.interval is None else " ({:.3g} to {:.3g})".format(*check.interval)
+    return f"{check.name.partition(': ')[2]} {check.value:.3g}{between}, limit {check.limit:g}"
 
 
 def holds(check: Check) -> bool:
@@ -223,7 +231,7 @@ class Bench:
         """A candidate with the reasons for what was chosen; gives the weights' memory back."""
         said = f"{name}, {self.recipe.quality}: {self.judge(candidate)}"
         if self.refused:
-            said += f"; smaller is not proven so: {'; '.join(self.refused)}"
+            said += f"; smaller is not proven {self.recipe.quality}: {'; '.join(self.refused)}"
         self.__dict__.pop("model", None)
         self.__dict__.pop("truth", None)
         chosen = [key for key in (KEY, ROWS) if value_of(self.recipe, key) == AUTO]
@@ -235,7 +243,7 @@ class Bench:
         """Whether a candidate holds what the recipe promises; notes it where it does not."""
         judgement = self.judge(candidate)
         if not judgement.passed:
-            self.refused.append(f"{name} ({judgement})")
+            self.refused.append(f"{name}: {judgement.missed}")
         return judgement.passed
 
     def judge(self, candidate: Recipe) -> Judgement:
@@ -305,8 +313,8 @@ class Bench:
                 "compression.names": named(parts[:count], large) | compression.names,
                 "compression.fitted": None,
             })  # fmt: skip
-            said = ", ".join(map(str, parts[:count]))
-            name = f"{sizes[count]:.2f} bits a weight, {parse_format(large).bits:g} for {said}"
+            raised = described(parts[:count])
+            name = f"{sizes[count]:.2f} bits a weight ({parse_format(large).bits:g} for {raised})"
             yield name, resolve_fitted(self.checkpoint, asked, self.progress)
 
     def kinds(self) -> list[MixedPart]:

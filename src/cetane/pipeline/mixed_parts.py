@@ -26,12 +26,16 @@ class MixedPart:
         formats = parse_format(small), parse_format(large)
         return sum(formats[1].nbytes(w.shape) - formats[0].nbytes(w.shape) for w in self.weights)
 
-    def __str__(self) -> str:
-        """What it holds: "down_proj of layers 20 to 29"."""
-        names = [weight.name.split(".") for weight in self.weights]
-        layers = [int(word) for name in names for word in name if word.isdigit()]
-        where = f" of layers {min(layers)} to {max(layers)}" if layers else ""
-        return f"{names[0][-2]}{where}"
+    @property
+    def kind(self) -> str:
+        """The last word of its weights' module: "down_proj"."""
+        return self.weights[0].name.split(".")[-2]
+
+    @property
+    def layers(self) -> set[int]:
+        """The layers of its weights; empty for those of no layer."""
+        return {int(word) for w in self.weights for word in w.name.split(".")[:-2]
+                if word.isdigit()}  # fmt: skip
 
     @classmethod
     def of(cls, weights: Sequence[Weight], names: Collection[str]) -> "MixedPart":
@@ -40,6 +44,27 @@ class MixedPart:
         layers = groupby(sorted(mine), key=lambda name: name.split(".")[:3])
         patterns = (pattern(list(part), set(names) - mine) for _, part in layers)
         return cls(tuple(weights), tuple(chain.from_iterable(patterns)))
+
+
+def described(parts: Sequence[MixedPart]) -> str:
+    """What parts hold: "v_proj of layers 0 to 29, k_proj and up_proj of layers 10 to 29"."""
+    layers: dict[str, set[int]] = defaultdict(set)
+    for part in parts:
+        layers[part.kind] |= part.layers
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for kind, own in layers.items():
+        kinds[ranges(own)].append(kind)
+    return ", ".join(f"{' and '.join(own)}{where}" for where, own in kinds.items())
+
+
+def ranges(layers: Collection[int]) -> str:
+    """Layers in words: " of layers 0 to 9 and 20 to 29"."""
+    if not layers:
+        return ""
+    runs = groupby(enumerate(sorted(layers)), lambda pair: pair[1] - pair[0])
+    ends = [[layer for _, layer in run] for _, run in runs]
+    said = [f"{one[0]} to {one[-1]}" if len(one) > 1 else str(one[0]) for one in ends]
+    return f" of layer{'s' * (len(layers) > 1)} {' and '.join(said)}"
 
 
 def named(parts: Sequence[MixedPart], form: str) -> dict[str, str]:

@@ -10,7 +10,8 @@ def activations(side: Side) -> Findings:
         return Findings()
     from cetane.activations import NAIVE, Options, measure_activations, windows
 
-    options = {"naive": NAIVE, "real": Options(), "real-smooth": Options(smooth=True)}
+    real = Options(tensors="all")
+    options = {"naive": NAIVE, "real": real, "real-smooth": Options(tensors="all", smooth=True)}
     bundle, workload = side.bundle, side.workload
     texts = windows(workload.tokens(bundle), side.recipe.cache.context)
     target = workload.setting.folder / "activations" / f"{bundle.path.name}-{side.arm.activations}"
