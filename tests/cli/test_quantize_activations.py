@@ -22,7 +22,8 @@ def test_a_bundle_and_its_figures(cetane: Cetane, bundle: Bundle, tmp_path: Path
     wide = ("--samples", "random", "--tokens", 60)
     result = cetane("quantize-activations", bundle.path, "-o", target, *wide)
     assert result.code in (0, 1), result.err
-    assert ("pass" if result.code == 0 else "FAIL") in result.out.splitlines()[-1]
+    assert ("pass" if result.code == 0 else "FAIL") in result.out.splitlines()[-2]
+    assert result.out.splitlines()[-1].startswith("next: ")
     assert "perplexity" in result.out
     Bundle(target).verify()
     again = cetane("quantize-activations", bundle.path, "-o", target, *wide, "--force", "--json")
@@ -31,6 +32,17 @@ def test_a_bundle_and_its_figures(cetane: Cetane, bundle: Bundle, tmp_path: Path
     assert figures["passed"] == (again.code == 0)
     assert figures["passed"] == all(s["cosine"] >= 0.95 for s in figures["after"]["shards"])
     assert figures["tokens"] == 59
+
+
+def test_what_may_pass(cetane: Cetane, bundle: Bundle, tmp_path: Path) -> None:
+    naive = ("--samples", "random", "--ranges", "last", "--additions", "--tokens", 60)
+    result = cetane("quantize-activations", bundle.path, "-o", tmp_path / "all", *naive,
+                    "--tensors", "all")  # fmt: skip
+    assert result.code == 1
+    assert result.out.splitlines()[-1].startswith("next: --tensors inputs")
+    result = cetane("quantize-activations", bundle.path, "-o", tmp_path / "inputs", *naive)
+    assert result.code == 1
+    assert "--set compression.rotate=true" in result.out.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cetane.mil.ops import OPS
@@ -18,12 +18,13 @@ def normal(*shape: int) -> torch.Tensor:
     return torch.from_numpy(rng.standard_normal(shape).astype(np.float32))
 
 
-SIZES = st.sampled_from([1, 3, 16, 37, 64, 288, 640])
+SIZES = st.sampled_from([1, 3, 8, 9, 16, 37, 64, 101, 288, 640])
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 @settings(deadline=None, max_examples=25)
 @given(columns=SIZES, outputs=SIZES, rows=st.integers(1, 40), first=st.integers(0, 24))
+@example(columns=37, outputs=3, rows=1, first=1)
 def test_products_with_a_weight(
     threads: int, columns: int, outputs: int, rows: int, first: int
 ) -> None:

@@ -69,6 +69,7 @@ def quantize_activations(
         print_json({"bundle": str(output)} | outcome.model_dump(mode="json"))
     else:
         show(outcome)
+        advise(outcome, output)
     raise typer.Exit(0 if outcome.passed else 1)
 
 
@@ -96,3 +97,15 @@ def show(outcome: ActivationOutcome) -> None:
     say(f"{made.samples} calls calibrated {made.quantized} tensors in {outcome.seconds:.0f} s")
     smallest = f"smallest cosine {after.cosine:.4f}, limit {outcome.limit}"
     console.print(f"activations gate: {verdict(outcome.passed)} ({smallest})")
+
+
+def advise(outcome: ActivationOutcome, output: Path) -> None:
+    """Print what comes next: a run, or what may pass."""
+    from cetane.bundle import Bundle
+
+    if outcome.passed:
+        say(f"next: cetane run {output} --chat")
+    elif outcome.made.options.tensors == "all":
+        say("next: --tensors inputs leaves gated products and outputs in fp16")
+    elif not Bundle(output).plan.recipe.compression.rotate:
+        say("next: port the model with --set compression.rotate=true, which spreads outliers")

@@ -18,6 +18,8 @@ from cetane.mil.ops.registry import Tensors, op
 ROWS = 8
 """For multiples of this number, the math library's sums of a row are the same for any number of
 rows: `tests/mil/test_rows.py` tries it."""
+OUTPUTS = 16
+"""With fewer, it sums a row of 37 numbers in an order that depends on the number of rows."""
 
 
 @op("linear")
@@ -31,8 +33,9 @@ def times_weight(x: Tensor, weight: Tensor) -> Tensor:
     dtype = torch.promote_types(x.dtype, weight.dtype)
     rows = x.to(dtype).reshape(-1, x.shape[-1])
     padded = functional.pad(rows, (0, 0, 0, -len(rows) % ROWS))
-    product = padded @ weight.to(dtype).mT
-    return product[: len(rows)].reshape(*x.shape[:-1], len(weight))
+    columns = functional.pad(weight.to(dtype), (0, 0, 0, max(0, OUTPUTS - len(weight)))).mT
+    product = (padded @ columns)[: len(rows), : len(weight)]
+    return product.reshape(*x.shape[:-1], len(weight))
 
 
 @op("matmul")
