@@ -119,7 +119,7 @@ def gated_readers(program: Any) -> Iterator[str]:
 def gated(value: Any) -> bool:
     """Whether a value comes from a product of two computed tensors of one shape."""
     maker = value.op
-    if maker is None or maker.op_type == "const":
+    if maker is None:
         return False
     if maker.op_type in MOVING:
         return any(map(gated, read(maker)))

@@ -16,7 +16,7 @@ from cetane.errors import CetaneError
 from cetane.hardware.quiet import import_coremltools
 from cetane.lower.converted import Constants, Converted
 from cetane.lower.package import normalize
-from cetane.lower.structure import Form, forms, widest
+from cetane.lower.structure import Form, forms, functions
 from cetane.lower.tracing import constants, trace
 from cetane.planner import FunctionGraph, Programs
 from cetane.schema.function import Function
@@ -90,11 +90,6 @@ def convert_shard(
         ct.utils.save_spec(spec, str(target), weights_dir=folder)
     normalize(target)
     return {name: placed for name, (_, placed) in made.items()}
-
-
-def functions(planner: Programs, shard: str) -> Iterator[tuple[FunctionGraph, Function]]:
-    """Every function of a shard, and the same at its largest number of tokens."""
-    return zip(planner.graphs(shard), widest(planner, shard), strict=True)
 
 
 def convert(planner: Programs, shard: str, graph: FunctionGraph, wide: Function) -> Converted:

@@ -6,6 +6,7 @@ It is made of the forms of the shard's functions. Functions of one form share a 
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -57,17 +58,15 @@ def structure(planner: Programs, forms: list[Form]) -> str:
     return digest.hexdigest()
 
 
-def widest(planner: Programs, shard: str) -> list[Function]:
-    """Every function of a shard, at its largest number of tokens."""
-    return [graph.function for graph in planner.widest(shard)]
+def functions(planner: Programs, shard: str) -> Iterator[tuple[FunctionGraph, Function]]:
+    """Every function of a shard, and the same at its largest number of tokens."""
+    wides = (graph.function for graph in planner.widest(shard))
+    return zip(planner.graphs(shard), wides, strict=True)
 
 
 def forms(planner: Programs, shard: str) -> list[Form]:
     """The forms of a shard's functions."""
-    return [
-        form_of(planner, shard, graph, wide)
-        for graph, wide in zip(planner.graphs(shard), widest(planner, shard), strict=True)
-    ]
+    return [form_of(planner, shard, graph, wide) for graph, wide in functions(planner, shard)]
 
 
 def form_of(planner: Programs, shard: str, graph: FunctionGraph, wide: Function) -> Form:

@@ -5,9 +5,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 
+import numpy as np
+
 from cetane.compress import parse_format, pattern
 from cetane.families import Weight
 from cetane.planner import Planner
+from cetane.schema.subset import as_ranges
 
 THIRDS = 3
 """Parts of the layers, by depth, that a mix tells apart."""
@@ -61,9 +64,7 @@ def ranges(layers: Collection[int]) -> str:
     """Layers in words: " of layers 0 to 9 and 20 to 29"."""
     if not layers:
         return ""
-    runs = groupby(enumerate(sorted(layers)), lambda pair: pair[1] - pair[0])
-    ends = [[layer for _, layer in run] for _, run in runs]
-    said = [f"{one[0]} to {one[-1]}" if len(one) > 1 else str(one[0]) for one in ends]
+    said = [part.replace("-", " to ") for part in as_ranges(np.array(sorted(layers))).split()]
     return f" of layer{'s' * (len(layers) > 1)} {' and '.join(said)}"
 
 

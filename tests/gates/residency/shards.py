@@ -10,7 +10,7 @@ from tests.gates.residency.graphs import add, blob, write
 
 from cetane.families import author
 from cetane.lower.convert import convert, quiet
-from cetane.lower.structure import widest
+from cetane.lower.structure import functions
 from cetane.lower.tracing import constants
 from cetane.mil.program import Program
 from cetane.planner import Planner
@@ -57,8 +57,7 @@ class Shapes:
 def lowered(recipe: str, shard: str, folder: Path) -> Program:
     """The decode function of a shard, as a recipe that comes with cetane lowers it."""
     planner = Planner(Shapes(ZAYA), load_recipe(recipe))
-    graphs, wides = planner.graphs(shard), widest(planner, shard)
-    graph, wide = next((g, w) for g, w in zip(graphs, wides, strict=True) if g.function.tokens == 1)
+    graph, wide = next((g, w) for g, w in functions(planner, shard) if g.function.tokens == 1)
     with quiet():
         spec = convert(planner, shard, graph, wide).spec
     formats = {item.label: item.format.name for item in constants(planner, shard, graph)}
