@@ -1,0 +1,287 @@
+"""Vector code for products, written in LLVM's own language, and what threads need to share work.
+
+A product of a row of weights and a row of inputs adds `LANES` sums side by side. Its order depends
+on no other row, so a token has the same result alone and among others, bit for bit. numba's own
+vectors promise no order.
+
+A form of weights differs only in the way from its bytes to floats (`_floats`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+_FEATURES = llvm.get_host_cpu_features()
+WIDE, LOOKS_UP = bool(_FEATURES.get("avx512f")), bool(_FEATURES.get("avx2"))
+LANES = 16 if WIDE else 8
+"""Floats in a vector. Processors with shorter vectors take several."""
+BLOCK = 32
+"""Elements of a row that lie together. Rows are padded with zeros to a multiple of it."""
+
+
+class Form(IntEnum):
+    """The forms of a weight `(N, K)`; every row starts at a whole byte."""
+
+    FLOATS = 0
+    """float32."""
+    BYTES = 1
+    """int8."""
+    SCALED_BYTES = 2
+    """int8, with a float32 scale for each block; scales lie behind the rows' bytes."""
+    NIBBLES = 3
+    """Indices of 4 bits into a palette of 16 floats. Of a block of 32, byte j of 16 has element j
+    in its lower half; elements of a vector lie side by side (see `in_nibbles`)."""
+
+
+F32, I8, I32, I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+FLOATS, BYTES, INTS = (ir.VectorType(kind, LANES) for kind in (F32, I8, I32))
+Maker = Callable[..., Any]
+
+
+def _function(builder: ir.IRBuilder, name: str, result: ir.Type, *given: ir.Type) -> ir.Function:
+    """One of LLVM's own functions, declared once in a module."""
+    known = builder.module.globals.get(name)
+    return known or ir.Function(builder.module, ir.FunctionType(result, given), name)
+
+
+def _number(value: int) -> ir.Constant:
+    return ir.Constant(I64, value)
+
+
+def _pointer(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def _vector(builder: ir.IRBuilder, address: ir.Value, kind: ir.VectorType) -> ir.Value:
+    return builder.load(_pointer(builder, address, kind), align=1)
+
+
+def _alike(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """A vector of one number."""
+    nothing = ir.Constant(FLOATS, ir.Undefined)
+    one = builder.insert_element(nothing, value, ir.Constant(I32, 0))
+    return builder.shuffle_vector(one, nothing, ir.Constant(INTS, [0] * LANES))
+
+
+def _multiply_add(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    name = f"llvm.fma.v{LANES}f32"
+    return builder.call(_function(builder, name, FLOATS, FLOATS, FLOATS, FLOATS), [a, b, c])
+
+
+def _looked_up(builder: ir.IRBuilder, palette: list[ir.Value], indices: ir.Value) -> ir.Value:
+    """Entries of a palette, whose 16 floats are in one or two vectors."""
+    if WIDE:
+        permute = _function(builder, "llvm.x86.avx512.permvar.sf.512", FLOATS, FLOATS, INTS)
+        return builder.call(permute, [palette[0], indices])
+    permute = _function(builder, "llvm.x86.avx2.permps", FLOATS, FLOATS, INTS)
+    low, high = (builder.call(permute, [half, indices]) for half in palette)
+    upper = builder.icmp_signed(
+        "<",
+        builder.shl(indices, ir.Constant(INTS, [28] * LANES)),
+        ir.Constant(INTS, [0] * LANES),
+    )
+    return builder.select(upper, high, low)
+
+
+def _floats(
+    builder: ir.IRBuilder, form: Form, row: ir.Value, scales: ir.Value, palette: list[ir.Value],
+    k: ir.Value,
+) -> list[ir.Value]:  # fmt: skip
+    """The weights `k .. k + BLOCK` of a row as vectors, in order."""
+    vectors = []
+    starts = [builder.add(k, _number(at)) for at in range(0, BLOCK, LANES)]
+    if form is Form.NIBBLES:
+        half = builder.add(row, builder.lshr(k, _number(1)))
+        for at in range(0, BLOCK // 2, LANES):
+            pairs = builder.zext(
+                _vector(builder, builder.add(half, _number(at)), BYTES), INTS
+            )
+            upper = builder.lshr(pairs, ir.Constant(INTS, [4] * LANES))
+            vectors += [_looked_up(builder, palette, indices) for indices in (pairs, upper)]
+        return vectors
+    for start in starts:
+        if form is Form.FLOATS:
+            address = builder.add(row, builder.shl(start, _number(2)))
+            vectors.append(_vector(builder, address, FLOATS))
+        else:
+            narrow = _vector(builder, builder.add(row, start), BYTES)
+            vectors.append(builder.sitofp(builder.sext(narrow, INTS), FLOATS))
+    if form is Form.SCALED_BYTES:  # a scale has 4 bytes, a block 32 elements
+        address = builder.add(scales, builder.lshr(k, _number(3)))
+        scale = _alike(builder, builder.load(_pointer(builder, address, F32), align=1))
+        vectors = [builder.fmul(vector, scale) for vector in vectors]
+    return vectors
+
+
+def _palette(builder: ir.IRBuilder, form: Form, address: ir.Value) -> list[ir.Value]:
+    if form is not Form.NIBBLES:
+        return []
+    starts = range(0, 64, 4 * LANES)
+    return [_vector(builder, builder.add(address, _number(at)), FLOATS) for at in starts]
+
+
+def _sum(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
+    """The sum of a vector: halves are added until one number is left."""
+    width = LANES
+    while width > 1:
+        width //= 2
+        low, high = (
+            builder.shuffle_vector(
+                vector,
+                vector,
+                ir.Constant(ir.VectorType(I32, width), list(range(at, at + width))),
+            )
+            for at in (0, width)
+        )
+        vector = builder.fadd(low, high)
+    return builder.extract_element(vector, ir.Constant(I32, 0))
+
+
+class _Blocks:
+    """A loop over the blocks of a row, with values that each turn changes."""
+
+    def __init__(self, builder: ir.IRBuilder, columns: ir.Value, start: list[ir.Value]) -> None:
+        self.builder, self.columns = builder, columns
+        before = builder.block
+        self.loop = builder.append_basic_block("blocks")
+        self.after = builder.append_basic_block("after")
+        builder.branch(self.loop)
+        builder.position_at_end(self.loop)
+        self.k = builder.phi(I64)
+        self.k.add_incoming(_number(0), before)
+        self.values = [builder.phi(value.type) for value in start]
+        for phi, value in zip(self.values, start, strict=True):
+            phi.add_incoming(value, before)
+
+    def end(self, values: list[ir.Value]) -> None:
+        """Close the loop; what follows comes after it."""
+        builder = self.builder
+        following = builder.add(self.k, _number(BLOCK))
+        self.k.add_incoming(following, builder.block)
+        for phi, value in zip(self.values, values, strict=True):
+            phi.add_incoming(value, builder.block)
+        more = builder.icmp_signed("<", following, self.columns)
+        builder.cbranch(more, self.loop, self.after)
+        builder.position_at_end(self.after)
+
+
+def product_of(form: Form, rows: int, tokens: int) -> Maker:
+    """A function that multiplies `rows` rows of weights with `tokens` rows of inputs.
+
+    Its arguments, all int64: the address of the results, the floats from a token's results to the
+    next token's; the same two for inputs; of the weights the address and the bytes of a row; the
+    addresses of a scale for each row, of the first row's block scales, and of the palette; the
+    number of columns, a multiple of `BLOCK`.
+    """
+
+    @intrinsic
+    def product(
+        typing: Any, y: Any, y_step: Any, x: Any, x_step: Any, w: Any, w_step: Any, scale: Any,
+        blocks: Any, palette: Any, columns: Any,
+    ) -> Any:  # fmt: skip
+        def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
+            y, y_step, x, x_step, w, w_step, scale, blocks, palette, columns = given
+            four = _number(4)
+            per_row = builder.lshr(columns, _number(3))  # bytes of a row's block scales
+            rows_at = [builder.add(w, builder.mul(w_step, _number(r))) for r in range(rows)]
+            scales_at = [
+                builder.add(blocks, builder.mul(per_row, _number(r))) for r in range(rows)
+            ]
+            inputs_at = [
+                builder.add(x, builder.mul(builder.mul(x_step, four), _number(t)))
+                for t in range(tokens)
+            ]
+            entries = _palette(builder, form, palette)
+            zero = ir.Constant(FLOATS, [0.0] * LANES)
+            loop = _Blocks(builder, columns, [zero] * (rows * tokens))
+            sums = list(loop.values)
+            weights = [
+                _floats(builder, form, row, scales, entries, loop.k)
+                for row, scales in zip(rows_at, scales_at, strict=True)
+            ]
+            for part in range(BLOCK // LANES):
+                offset = builder.shl(builder.add(loop.k, _number(part * LANES)), _number(2))
+                for t in range(tokens):
+                    input_ = _vector(builder, builder.add(inputs_at[t], offset), FLOATS)
+                    for r in range(rows):
+                        at = r * tokens + t
+                        sums[at] = _multiply_add(builder, weights[r][part], input_, sums[at])
+            loop.end(sums)
+            for r in range(rows):
+                address = builder.add(scale, _number(4 * r))
+                factor = builder.load(_pointer(builder, address, F32), align=4)
+                for t in range(tokens):
+                    result = builder.fmul(_sum(builder, sums[r * tokens + t]), factor)
+                    step = builder.mul(builder.mul(y_step, four), _number(t))
+                    address = builder.add(builder.add(y, step), _number(4 * r))
+                    builder.store(result, _pointer(builder, address, F32), align=4)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 10), generate
+
+    return product
+
+
+def unpacking_of(form: Form) -> Maker:
+    """A function that writes a row of weights as floats, without the row's scale.
+
+    Its arguments, all int64: the address of the floats, of the row, of its block scales and of the
+    palette; the number of columns.
+    """
+
+    @intrinsic
+    def unpack(typing: Any, y: Any, row: Any, blocks: Any, palette: Any, columns: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
+            y, row, blocks, palette, columns = given
+            entries = _palette(builder, form, palette)
+            loop = _Blocks(builder, columns, [])
+            for part, vector in enumerate(
+                _floats(builder, form, row, blocks, entries, loop.k)
+            ):
+                offset = builder.shl(builder.add(loop.k, _number(part * LANES)), _number(2))
+                builder.store(vector, _pointer(builder, builder.add(y, offset), FLOATS), align=1)
+            loop.end([])
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 5), generate
+
+    return unpack
+
+
+@intrinsic
+def pointer(typing: Any, address: Any) -> Any:
+    """An address as a pointer, for `numba.carray`."""
+
+    def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
+        return builder.inttoptr(given[0], I8.as_pointer())
+
+    return types.voidptr(types.int64), generate
+
+
+@intrinsic
+def count_up(typing: Any, address: Any) -> Any:
+    """Add 1 to a number that threads share."""
+
+    def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
+        place = _pointer(builder, given[0], I64)
+        builder.atomic_rmw("add", place, _number(1), "seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@intrinsic
+def counted(typing: Any, address: Any) -> Any:
+    """A number that threads share."""
+
+    def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
+        return builder.load_atomic(_pointer(builder, given[0], I64), "seq_cst", 8)
+
+    return types.int64(types.int64), generate
