@@ -7,6 +7,7 @@ import numpy as np
 from numba import njit
 
 from cetane.mil.fast.tape.code import Binary, Unary
+from cetane.mil.fast.tape.vectors import power_of_two
 
 _F = np.float32
 (_SILU, _SIGMOID, _TANH, _GELU_TANH, _GELU, _GELU_SIGMOID, _EXP, _RELU, _SOFTPLUS, _SQRT, _RSQRT,
@@ -15,7 +16,7 @@ _F = np.float32
  _LESS_EQUAL) = (int(kind) for kind in Binary)  # fmt: skip
 
 
-@njit(inline="always")
+@njit(inline="always", error_model="numpy")
 def exponential(x):  # type: ignore[no-untyped-def]
     """The exponential of a float32, to an error of 2**-23; 0 below -87, infinity above 88.7.
 
@@ -31,19 +32,17 @@ def exponential(x):  # type: ignore[no-untyped-def]
     y = y * rest + _F(1.6666665459e-1)
     y = y * rest + _F(5.0000001201e-1)
     y = (y * (rest * rest) + rest) + _F(1)
-    half = np.int32(whole) >> np.int32(1)  # two factors: 2**128 alone is infinite
-    one = np.int32((half + np.int32(127)) << np.int32(23)).view(np.float32)
-    two = np.int32((np.int32(whole) - half + np.int32(127)) << np.int32(23)).view(np.float32)
-    result = (y * one) * two
+    half = np.rint(whole * _F(0.5))  # two factors: 2**128 alone is infinite
+    result = (y * power_of_two(half)) * power_of_two(whole - half)
     return _F(0) if x < _F(-87) else result
 
 
-@njit(inline="always")
+@njit(inline="always", error_model="numpy")
 def _sigmoid(x):  # type: ignore[no-untyped-def]
     return _F(1) / (_F(1) + exponential(-x))
 
 
-@njit(inline="always")
+@njit(inline="always", error_model="numpy")
 def _tanh(x):  # type: ignore[no-untyped-def]
     """Cephes' tanhf: a polynomial near zero, exponentials elsewhere."""
     z = x * x
@@ -58,7 +57,7 @@ def _tanh(x):  # type: ignore[no-untyped-def]
     return near if size < _F(0.625) else (far if x > 0 else -far)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def transform(kind, y, x, first, second):  # type: ignore[no-untyped-def]  # noqa: C901
     """Fill `y` with a function of each element of `x`; both (n,), float32."""
     n = len(y)
@@ -118,7 +117,7 @@ def transform(kind, y, x, first, second):  # type: ignore[no-untyped-def]  # noq
             y[i] = x[i]
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def combine(kind, y, a, b):  # type: ignore[no-untyped-def]  # noqa: C901
     """Fill `y` with a function of each pair of elements; all (n,), float32. Comparisons give 1 or
     0."""

@@ -14,12 +14,15 @@ import numpy as np
 
 from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
+from cetane.mil.fast.arrays import HELD_AS, held
 from cetane.mil.fast.functions import FastFunction
 from cetane.mil.fast.tape.code import FIRST, Tape
 from cetane.mil.program import Signature
 
 SMALLEST = 1 << 20
 """The multiplications of a tape from which threads share it."""
+LARGEST = 1 << 23
+"""The largest integer of an input: float32 holds the sum of two."""
 _threads = 1
 _free = threading.Lock()
 """Held by the call whose tape threads share. Another call meanwhile runs alone."""
@@ -62,9 +65,13 @@ class TapeStage:
         results += [np.empty(states[name].shape, np.float32) for name in signature.states]
         with self._own:
             self._perform([*given, *results])
-        values.update(zip(signature.outputs, results, strict=False))
-        after = results[len(shapes) :]
-        states.update(zip(signature.states, after, strict=True))
+        types = {**signature.outputs, **signature.states}
+        arrays = [
+            held(np.rint(array), type_.dtype) if HELD_AS[type_.dtype] != np.float32 else array
+            for array, type_ in zip(results, types.values(), strict=True)
+        ]
+        values.update(zip(signature.outputs, arrays, strict=False))
+        states.update(zip(signature.states, arrays[len(shapes) :], strict=True))
 
     def _perform(self, arrays: Sequence[Array]) -> None:
         from cetane.mil.fast.tape.loop import perform  # numba takes a while to load
@@ -90,10 +97,13 @@ class TapeStage:
         else:
             failed = perform(*common, 0, 1)
         if failed >= 0:
-            raise CetaneError("a slice is written beyond the end of its tensor")
+            raise CetaneError("a position lies outside of its tensor")
 
 
 def _floats(array: Array) -> Array:
+    """An input as float32. Raises CetaneError for integers that it does not hold."""
+    if array.dtype.kind == "i" and array.size and np.abs(array).max() > LARGEST:
+        raise CetaneError(f"an integer is larger than {LARGEST}")
     return np.ascontiguousarray(array, np.float32)
 
 

@@ -17,8 +17,7 @@ from cetane.mil.fast.tape.code import AXES, Code, Reduction
 from cetane.mil.fast.tape.elements import combine, exponential, transform
 from cetane.mil.fast.tape.products import multiply
 from cetane.mil.fast.tape.quick import attend_quickly
-from cetane.mil.fast.tape.vectors import count_up, counted, pointer
-from cetane.mil.fast.tape.weights import ROWS
+from cetane.mil.fast.tape.vectors import ROWS, count_up, counted, pointer
 
 _F = np.float32
 (_UNARY, _BINARY, _SELECT, _PRODUCT, _NORM, _REDUCE, _SOFTMAX, _RUNS, _ATTEND, _MATMUL, _CONV,
@@ -57,19 +56,20 @@ def _part(count, thread, threads, step):  # type: ignore[no-untyped-def]
     )
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _gathered(line, address, step):  # type: ignore[no-untyped-def]
     """Fill a line with elements that lie `step` floats apart."""
     count = len(line)
     if step == 0:
         line[:] = _line(address, 1)[0]
     else:
-        source = _line(address, (count - 1) * step + 1)
+        first = min(0, (count - 1) * step)  # steps may go backwards
+        source = _line(address + 4 * first, abs((count - 1) * step) + 1)
         for i in range(count):
-            line[i] = source[i * step]
+            line[i] = source[i * step - first]
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _walk(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def]
     """A function of one, two or three operands, element by element."""
     code, kind = row[0], row[3]
@@ -119,7 +119,7 @@ def _walk(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def]
                         target[n * strides[0, 3]] = spare[n]
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _lines(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def]
     """A norm, a sum or a softmax of lines.
 
@@ -158,7 +158,7 @@ def _lines(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def
                 y[n * result_step] = line[n] * factor
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _reduced(kind, line):  # type: ignore[no-untyped-def]
     if kind == _MAX:
         return line.max()
@@ -170,7 +170,7 @@ def _reduced(kind, line):  # type: ignore[no-untyped-def]
     return _F(total / len(line)) if kind == _MEAN else _F(total)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _runs(row, bases):  # type: ignore[no-untyped-def]
     """The runs of keys that some row of a mask shows: their number, then those of `attend`."""
     rows, past, new, offset = row[MORE], row[MORE + 1], row[MORE + 2], row[MORE + 3]
@@ -194,7 +194,7 @@ def _runs(row, bases):  # type: ignore[no-untyped-def]
     runs[0] = count
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _attend(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def]
     """Attention; kind 1 is exact. After the places: those of the past and the new keys and values,
     then heads, rows, widths of keys and values, past, new, the mask's heads and rows, the offset of
@@ -225,7 +225,7 @@ def _attend(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-de
         attend_quickly(*given, runs, numbers[0], seen, results, first, last)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _product(row, bases, thread, threads):  # type: ignore[no-untyped-def]
     """A product with a weight. After the places: tokens, columns and rows, whole numbers of blocks;
     the floats from a token's results and inputs to the next's; the bytes of a row of weights; and
@@ -240,7 +240,7 @@ def _product(row, bases, thread, threads):  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _matmul(row, bases, thread, threads):  # type: ignore[no-untyped-def]
     """Products of matrices. After the places: two sizes of batches, rows, inner, columns; then the
     steps of operands and result over the batches, rows or inner, and columns (see `ops.matmul`)."""
@@ -264,7 +264,7 @@ def _matmul(row, bases, thread, threads):  # type: ignore[no-untyped-def]
             y[c * m[16]] = sums[c]
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _conv(row, bases, thread, threads):  # type: ignore[no-untyped-def]
     """A convolution along the last axis. After the places: output and input channels of a group,
     groups, taps, inputs, results, stride, dilation, padding; then the steps of input and result."""
@@ -287,7 +287,7 @@ def _conv(row, bases, thread, threads):  # type: ignore[no-untyped-def]
             _line(_address(row, bases, 0) + 4 * (channel * m[11] + t * m[12]), 1)[0] = total
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _pick(row, bases):  # type: ignore[no-untyped-def]
     """Elements in the order of indices. After the places: outer, indices, inner and its step in the
     operand; the steps of outer and indices in the operand; the axis' size. The result is whole."""
@@ -299,11 +299,14 @@ def _pick(row, bases):  # type: ignore[no-untyped-def]
         for n in range(count):
             index = np.int64(order[n])
             index += m[6] if index < 0 else 0
+            if not 0 <= index < m[6]:
+                return False
             x_at = _address(row, bases, 1) + 4 * (o * m[4] + index * m[5])
             _gathered(y[(o * count + n) * inner : (o * count + n + 1) * inner], x_at, m[3])
+    return True
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _update(row, bases):  # type: ignore[no-untyped-def]
     """Write a part of a tensor, from positions that an operand gives. Result and update are whole.
     After the places: the axes, and for each its size, the update's size, and whether its position
@@ -319,7 +322,7 @@ def _update(row, bases):  # type: ignore[no-untyped-def]
         start[axis] += size if start[axis] < 0 else 0
         last[axis] = start[axis] + own
         count *= own
-        if last[axis] > size:
+        if start[axis] < 0 or last[axis] > size:
             return False
     line = row[MORE + 1 + 3 * (axes - 1) + 1]
     update = _line(_address(row, bases, 1), count)
@@ -335,7 +338,7 @@ def _update(row, bases):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _wait(shared, goal):  # type: ignore[no-untyped-def]
     """Wait until a shared number reaches a goal."""
     count_up(shared)
@@ -346,10 +349,10 @@ def _wait(shared, goal):  # type: ignore[no-untyped-def]
             _yield()
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def perform(code, numbers, bases, shared, thread, threads):  # type: ignore[no-untyped-def]
-    """Perform a tape as one of some threads. Returns -1, or the number of the instruction that
-    cannot be done: an update beyond its tensor.
+    """Perform a tape as one of some threads. Returns -1, or the number of an instruction whose
+    positions lie outside of their tensor: it does nothing.
 
     `code` and `numbers` are the tape's, `bases` are addresses, `shared` is that of a number which
     is 0 before any thread starts.
@@ -373,9 +376,7 @@ def perform(code, numbers, bases, shared, thread, threads):  # type: ignore[no-u
                 _matmul(row, bases, thread, share)
             elif row[0] == _CONV:
                 _conv(row, bases, thread, share)
-            elif row[0] == _PICK:
-                _pick(row, bases)
-            elif not _update(row, bases):
+            elif not (_pick(row, bases) if row[0] == _PICK else _update(row, bases)):
                 failed = number
         if row[1] and threads > 1:
             goal += threads

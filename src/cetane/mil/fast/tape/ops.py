@@ -74,6 +74,8 @@ def split(
     if split_sizes is None:
         assert num_splits is not None
         split_sizes = [size // num_splits] * num_splits
+    if sum(split_sizes) != size:
+        raise Unsupported("parts that are not the whole")
     starts = [sum(split_sizes[:number]) for number in range(len(split_sizes))]
     return tuple(
         part(x, axis, start, size) for start, size in zip(starts, split_sizes, strict=True)
@@ -172,6 +174,8 @@ def part(x: Place, axis: int, start: int, size: int) -> Place:
 
 def reshaped(w: Writer, x: Place, shape: Sequence[int]) -> Place:
     """The same elements in another shape, copied if there is no other way."""
+    if math.prod(shape) != x.size:
+        raise Unsupported(f"{x.size} elements in the shape {tuple(shape)}")
     found = x.reshaped(shape) or w.copy(x, w.new(x.shape)).reshaped(shape)
     assert found is not None
     return found
@@ -416,6 +420,8 @@ def conv(
         raise Unsupported(f"a convolution with padding {pad_type}")
     stride, dilation = (given[-1] if given else 1 for given in (strides, dilations))
     channels, inputs, taps = weight.shape[0], weight.shape[1], weight.shape[-1]
+    if inputs * groups != x.shape[1] or channels % groups:
+        raise Unsupported("a convolution of other channels")
     length = x.shape[-1]
     count = (length + sum(edges[-2:]) - (taps - 1) * dilation - 1) // stride + 1
     result = w.new((1, channels, *[1] * (axes - 1), count))

@@ -3,56 +3,55 @@
 import numpy as np
 from numba import carray, njit
 
-from cetane.mil.fast.tape.vectors import Form, pointer, product_of, unpacking_of
-from cetane.mil.fast.tape.weights import ROWS
+from cetane.mil.fast.tape.vectors import ROWS, Form, pointer, product_of, unpacking_of
 
 TOGETHER = 4
 """Tokens that a product computes at once."""
 MANY = 12
-"""Tokens from which four rows of weights are unpacked once for all."""
+"""Tokens from which rows of weights are unpacked once for all."""
 
 _FLOATS, _BYTES, _SCALED, _NIBBLES = (int(form) for form in Form)
-_floats_1, _floats_4 = (product_of(Form.FLOATS, ROWS, t) for t in (1, TOGETHER))
-_bytes_1, _bytes_4 = (product_of(Form.BYTES, ROWS, t) for t in (1, TOGETHER))
-_scaled_1, _scaled_4 = (product_of(Form.SCALED_BYTES, ROWS, t) for t in (1, TOGETHER))
-_nibbles_1, _nibbles_4 = (product_of(Form.NIBBLES, ROWS, t) for t in (1, TOGETHER))
+_floats_1, _floats_4 = (product_of(Form.FLOATS, tokens) for tokens in (1, TOGETHER))
+_bytes_1, _bytes_4 = (product_of(Form.BYTES, tokens) for tokens in (1, TOGETHER))
+_scaled_1, _scaled_4 = (product_of(Form.SCALED_BYTES, tokens) for tokens in (1, TOGETHER))
+_nibbles_1, _nibbles_4 = (product_of(Form.NIBBLES, tokens) for tokens in (1, TOGETHER))
 _unpack_bytes, _unpack_scaled, _unpack_nibbles = (
     unpacking_of(form) for form in (Form.BYTES, Form.SCALED_BYTES, Form.NIBBLES)
 )
 
 
 @njit(nogil=True, cache=True)
-def _one(form, y, y_step, x, x_step, w, w_step, scale, blocks, palette, columns):  # type: ignore[no-untyped-def]
+def _one(form, y, y_step, x, x_step, w, scale, blocks, palette, columns):  # type: ignore[no-untyped-def]
     if form == _BYTES:
-        _bytes_1(y, y_step, x, x_step, w, w_step, scale, blocks, palette, columns)
+        _bytes_1(y, y_step, x, x_step, w, scale, blocks, palette, columns)
     elif form == _NIBBLES:
-        _nibbles_1(y, y_step, x, x_step, w, w_step, scale, blocks, palette, columns)
+        _nibbles_1(y, y_step, x, x_step, w, scale, blocks, palette, columns)
     elif form == _SCALED:
-        _scaled_1(y, y_step, x, x_step, w, w_step, scale, blocks, palette, columns)
+        _scaled_1(y, y_step, x, x_step, w, scale, blocks, palette, columns)
     else:
-        _floats_1(y, y_step, x, x_step, w, w_step, scale, blocks, palette, columns)
+        _floats_1(y, y_step, x, x_step, w, scale, blocks, palette, columns)
 
 
 @njit(nogil=True, cache=True)
-def _four(form, y, y_step, x, x_step, w, w_step, scale, blocks, palette, columns):  # type: ignore[no-untyped-def]
+def _four(form, y, y_step, x, x_step, w, scale, blocks, palette, columns):  # type: ignore[no-untyped-def]
     if form == _BYTES:
-        _bytes_4(y, y_step, x, x_step, w, w_step, scale, blocks, palette, columns)
+        _bytes_4(y, y_step, x, x_step, w, scale, blocks, palette, columns)
     elif form == _NIBBLES:
-        _nibbles_4(y, y_step, x, x_step, w, w_step, scale, blocks, palette, columns)
+        _nibbles_4(y, y_step, x, x_step, w, scale, blocks, palette, columns)
     elif form == _SCALED:
-        _scaled_4(y, y_step, x, x_step, w, w_step, scale, blocks, palette, columns)
+        _scaled_4(y, y_step, x, x_step, w, scale, blocks, palette, columns)
     else:
-        _floats_4(y, y_step, x, x_step, w, w_step, scale, blocks, palette, columns)
+        _floats_4(y, y_step, x, x_step, w, scale, blocks, palette, columns)
 
 
 @njit(nogil=True, cache=True)
-def _unpack(form, y, row, blocks, palette, columns):  # type: ignore[no-untyped-def]
+def _unpack(form, y, w, blocks, palette, columns):  # type: ignore[no-untyped-def]
     if form == _BYTES:
-        _unpack_bytes(y, row, blocks, palette, columns)
+        _unpack_bytes(y, w, blocks, palette, columns)
     elif form == _SCALED:
-        _unpack_scaled(y, row, blocks, palette, columns)
+        _unpack_scaled(y, w, blocks, palette, columns)
     else:
-        _unpack_nibbles(y, row, blocks, palette, columns)
+        _unpack_nibbles(y, w, blocks, palette, columns)
 
 
 @njit(nogil=True, cache=True)
@@ -62,26 +61,23 @@ def multiply(form, first, last, y, y_step, x, x_step, tokens, w, w_step, scale, 
     Addresses are int64; `y_step` and `x_step` are the floats from a token to the next, `w_step` the
     bytes of a row. `columns` is a multiple of the block. Both limits are multiples of `ROWS`.
     """
-    per_row = columns >> 3  # bytes of a row's block scales
     own = np.empty(ROWS * columns if form != _FLOATS and tokens >= MANY else 0, np.float32)
     for row in range(first, last, ROWS):
-        weights, blocks, palette = w + row * w_step, more + row * per_row, more
+        shape, weights = form, w + row * w_step
+        blocks, palette = more + row * (columns >> 3), more
         if form == _NIBBLES:
-            palette = more + 64 * np.int64(carray(pointer(which), last // ROWS, np.int32)[row // ROWS])
+            numbers = carray(pointer(which), last // ROWS, np.int32)
+            palette = more + 64 * np.int64(numbers[row // ROWS])
         scales, results = scale + 4 * row, y + 4 * row
-        shape, step = form, w_step
         if len(own):
-            shape, step = _FLOATS, 4 * columns
-            for r in range(ROWS):
-                place = own.ctypes.data + r * step
-                _unpack(form, place, weights + r * w_step, blocks + r * per_row, palette, columns)
-            weights = own.ctypes.data
+            _unpack(form, own.ctypes.data, weights, blocks, palette, columns)
+            shape, weights = _FLOATS, own.ctypes.data
         token = 0
         while token + TOGETHER <= tokens:
             y_at, x_at = results + 4 * token * y_step, x + 4 * token * x_step
-            _four(shape, y_at, y_step, x_at, x_step, weights, step, scales, blocks, palette, columns)
+            _four(shape, y_at, y_step, x_at, x_step, weights, scales, blocks, palette, columns)
             token += TOGETHER
         while token < tokens:
             y_at, x_at = results + 4 * token * y_step, x + 4 * token * x_step
-            _one(shape, y_at, y_step, x_at, x_step, weights, step, scales, blocks, palette, columns)
+            _one(shape, y_at, y_step, x_at, x_step, weights, scales, blocks, palette, columns)
             token += 1

@@ -6,7 +6,7 @@ from numba import njit
 from cetane.mil.fast.kernels import HIDDEN
 from cetane.mil.fast.tape.elements import exponential
 from cetane.mil.fast.tape.products import multiply
-from cetane.mil.fast.tape.vectors import BLOCK, Form
+from cetane.mil.fast.tape.vectors import BLOCK, ROWS, Form
 
 _F = np.float32
 _FLOATS = int(Form.FLOATS)
@@ -17,10 +17,17 @@ def _whole(count):  # type: ignore[no-untyped-def]
     return -(-count // BLOCK) * BLOCK
 
 
-@njit(nogil=True, cache=True)
+@njit(inline="always")
+def _place(row, column, columns):  # type: ignore[no-untyped-def]
+    """Where an element lies among blocks of `ROWS` rows."""
+    group = row // ROWS * ROWS * columns
+    return group + column // BLOCK * ROWS * BLOCK + row % ROWS * BLOCK + column % BLOCK
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def _times(x, weights, results):  # type: ignore[no-untyped-def]
-    """Fill results (n, N) with the product of x (n, K) and weights (N, K); N and K are whole
-    blocks."""
+    """Fill results (n, N) with the product of x (n, K) and weights (N, K), whose elements lie as
+    `_place` says; N and K are whole blocks."""
     ones = np.ones(len(weights), np.float32)
     here = ones.ctypes.data
     multiply(
@@ -29,7 +36,7 @@ def _times(x, weights, results):  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def attend_quickly(rows, past_keys, new_keys, past_values, new_values, mask, runs, cap, sinks, results, first, last):  # type: ignore[no-untyped-def]  # noqa: E501
     """Fill the results of heads `first .. last`; otherwise as `kernels.attend`."""
     count = 0
@@ -50,9 +57,10 @@ def attend_quickly(rows, past_keys, new_keys, past_values, new_values, mask, run
             v = new_values[head] if run[0] else past_values[head]
             for d in range(width):
                 for j in range(size):
-                    keys[at + j, d] = k[d, run[1] + j]
+                    keys.flat[_place(at + j, d, keys.shape[1])] = k[d, run[1] + j]
             for e in range(out):
-                values[e, at : at + size] = v[e, run[1] : run[2]]
+                for j in range(size):
+                    values.flat[_place(e, at + j, values.shape[1])] = v[e, run[1] + j]
             at += size
         _times(given, keys, scores)
         for r in range(every):

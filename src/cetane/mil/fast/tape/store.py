@@ -50,7 +50,7 @@ class Store:
         """A weight of a product."""
         key = ("rows", constants.key(weight))
         if key not in self._known:
-            rows = rows_of(constants, weight).filled()
+            rows = rows_of(constants, weight).grouped()
             places = [self._append(a) for a in (rows.data, rows.scale, rows.more, rows.which)]
             self._known[key] = StoredRows(
                 rows.form, len(rows.scale), rows.data.shape[1], *places

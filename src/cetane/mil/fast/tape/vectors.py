@@ -24,20 +24,24 @@ LANES = 16 if WIDE else 8
 """Floats in a vector. Processors with shorter vectors take several."""
 BLOCK = 32
 """Elements of a row that lie together. Rows are padded with zeros to a multiple of it."""
+AHEAD = 2048
+"""Bytes between what a product reads and what it asks memory for."""
+ROWS = 4
+"""Rows that a product computes at once. Their first blocks lie side by side, then their second
+ones, and so on: memory is read in order. Rows of zeros fill the last ones."""
 
 
 class Form(IntEnum):
-    """The forms of a weight `(N, K)`; every row starts at a whole byte."""
+    """The forms of a weight `(N, K)`."""
 
     FLOATS = 0
     """float32."""
     BYTES = 1
     """int8."""
     SCALED_BYTES = 2
-    """int8, with a float32 scale for each block; scales lie behind the rows' bytes."""
+    """int8, with a float32 scale for each block; scales lie as blocks do."""
     NIBBLES = 3
-    """Indices of 4 bits into a palette of 16 floats. Of a block of 32, byte j of 16 has element j
-    in its lower half; elements of a vector lie side by side (see `in_nibbles`)."""
+    """Indices of 4 bits into a palette of 16 floats, two in a byte (see `weights.in_nibbles`)."""
 
 
 F32, I8, I32, I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -91,33 +95,45 @@ def _looked_up(builder: ir.IRBuilder, palette: list[ir.Value], indices: ir.Value
 
 
 def _floats(
-    builder: ir.IRBuilder, form: Form, row: ir.Value, scales: ir.Value, palette: list[ir.Value],
-    k: ir.Value,
+    builder: ir.IRBuilder, form: Form, weights: ir.Value, scales: ir.Value,
+    palette: list[ir.Value], k: ir.Value, row: int,
 ) -> list[ir.Value]:  # fmt: skip
-    """The weights `k .. k + BLOCK` of a row as vectors, in order."""
+    """The weights `k .. k + BLOCK` of one of `ROWS` rows as vectors, in order."""
     vectors = []
-    starts = [builder.add(k, _number(at)) for at in range(0, BLOCK, LANES)]
+    size = {Form.FLOATS: 8, Form.NIBBLES: 1}.get(form, 2)  # half bytes of a weight
+    block = builder.add(weights, builder.mul(k, _number(ROWS * size // 2)))
+    block = builder.add(block, _number(row * BLOCK * size // 2))
     if form is Form.NIBBLES:
-        half = builder.add(row, builder.lshr(k, _number(1)))
         for at in range(0, BLOCK // 2, LANES):
-            pairs = builder.zext(
-                _vector(builder, builder.add(half, _number(at)), BYTES), INTS
-            )
+            pairs = builder.zext(_vector(builder, builder.add(block, _number(at)), BYTES), INTS)
             upper = builder.lshr(pairs, ir.Constant(INTS, [4] * LANES))
             vectors += [_looked_up(builder, palette, indices) for indices in (pairs, upper)]
         return vectors
-    for start in starts:
+    for at in range(0, BLOCK, LANES):
+        address = builder.add(block, _number(at * size // 2))
         if form is Form.FLOATS:
-            address = builder.add(row, builder.shl(start, _number(2)))
             vectors.append(_vector(builder, address, FLOATS))
         else:
-            narrow = _vector(builder, builder.add(row, start), BYTES)
+            narrow = _vector(builder, address, BYTES)
             vectors.append(builder.sitofp(builder.sext(narrow, INTS), FLOATS))
-    if form is Form.SCALED_BYTES:  # a scale has 4 bytes, a block 32 elements
-        address = builder.add(scales, builder.lshr(k, _number(3)))
+    if form is Form.SCALED_BYTES:  # 4 bytes for each of `ROWS` rows and of 32 columns
+        address = builder.add(scales, builder.lshr(k, _number(1)))
+        address = builder.add(address, _number(4 * row))
         scale = _alike(builder, builder.load(_pointer(builder, address, F32), align=1))
         vectors = [builder.fmul(vector, scale) for vector in vectors]
     return vectors
+
+
+def _fetch_ahead(builder: ir.IRBuilder, form: Form, weights: ir.Value, k: ir.Value) -> None:
+    """Ask for the weights that come `AHEAD` bytes later: the processor's own guess ends at every
+    page."""
+    size = {Form.FLOATS: 8, Form.NIBBLES: 1}.get(form, 2)
+    start = builder.add(weights, builder.mul(k, _number(ROWS * size // 2)))
+    kinds = (I8.as_pointer(), I32, I32, I32)
+    prefetch = _function(builder, "llvm.prefetch.p0", ir.VoidType(), *kinds)
+    for at in range(0, ROWS * BLOCK * size // 2, 64):
+        address = _pointer(builder, builder.add(start, _number(AHEAD + at)), I8)
+        builder.call(prefetch, [address, *(ir.Constant(I32, n) for n in (0, 3, 1))])
 
 
 def _palette(builder: ir.IRBuilder, form: Form, address: ir.Value) -> list[ir.Value]:
@@ -172,49 +188,43 @@ class _Blocks:
         builder.position_at_end(self.after)
 
 
-def product_of(form: Form, rows: int, tokens: int) -> Maker:
-    """A function that multiplies `rows` rows of weights with `tokens` rows of inputs.
+def product_of(form: Form, tokens: int) -> Maker:
+    """A function that multiplies `ROWS` rows of weights with `tokens` rows of inputs.
 
     Its arguments, all int64: the address of the results, the floats from a token's results to the
-    next token's; the same two for inputs; of the weights the address and the bytes of a row; the
-    addresses of a scale for each row, of the first row's block scales, and of the palette; the
-    number of columns, a multiple of `BLOCK`.
+    next token's; the same two for inputs; the addresses of the weights, of a scale for each row, of
+    block scales, and of the palette; the number of columns, a multiple of `BLOCK`.
     """
 
     @intrinsic
     def product(
-        typing: Any, y: Any, y_step: Any, x: Any, x_step: Any, w: Any, w_step: Any, scale: Any,
-        blocks: Any, palette: Any, columns: Any,
+        typing: Any, y: Any, y_step: Any, x: Any, x_step: Any, w: Any, scale: Any, blocks: Any,
+        palette: Any, columns: Any,
     ) -> Any:  # fmt: skip
         def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
-            y, y_step, x, x_step, w, w_step, scale, blocks, palette, columns = given
+            y, y_step, x, x_step, w, scale, blocks, palette, columns = given
             four = _number(4)
-            per_row = builder.lshr(columns, _number(3))  # bytes of a row's block scales
-            rows_at = [builder.add(w, builder.mul(w_step, _number(r))) for r in range(rows)]
-            scales_at = [
-                builder.add(blocks, builder.mul(per_row, _number(r))) for r in range(rows)
-            ]
             inputs_at = [
                 builder.add(x, builder.mul(builder.mul(x_step, four), _number(t)))
                 for t in range(tokens)
             ]
             entries = _palette(builder, form, palette)
             zero = ir.Constant(FLOATS, [0.0] * LANES)
-            loop = _Blocks(builder, columns, [zero] * (rows * tokens))
+            loop = _Blocks(builder, columns, [zero] * (ROWS * tokens))
             sums = list(loop.values)
+            _fetch_ahead(builder, form, w, loop.k)
             weights = [
-                _floats(builder, form, row, scales, entries, loop.k)
-                for row, scales in zip(rows_at, scales_at, strict=True)
+                _floats(builder, form, w, blocks, entries, loop.k, row) for row in range(ROWS)
             ]
             for part in range(BLOCK // LANES):
                 offset = builder.shl(builder.add(loop.k, _number(part * LANES)), _number(2))
                 for t in range(tokens):
                     input_ = _vector(builder, builder.add(inputs_at[t], offset), FLOATS)
-                    for r in range(rows):
+                    for r in range(ROWS):
                         at = r * tokens + t
                         sums[at] = _multiply_add(builder, weights[r][part], input_, sums[at])
             loop.end(sums)
-            for r in range(rows):
+            for r in range(ROWS):
                 address = builder.add(scale, _number(4 * r))
                 factor = builder.load(_pointer(builder, address, F32), align=4)
                 for t in range(tokens):
@@ -224,29 +234,34 @@ def product_of(form: Form, rows: int, tokens: int) -> Maker:
                     builder.store(result, _pointer(builder, address, F32), align=4)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 10), generate
+        return types.void(*[types.int64] * 9), generate
 
     return product
 
 
 def unpacking_of(form: Form) -> Maker:
-    """A function that writes a row of weights as floats, without the row's scale.
+    """A function that writes `ROWS` rows of weights as floats, which lie as blocks do, without
+    the rows' scales.
 
-    Its arguments, all int64: the address of the floats, of the row, of its block scales and of the
-    palette; the number of columns.
+    Its arguments, all int64: the addresses of the floats, of the weights, of block scales and of
+    the palette; the number of columns.
     """
 
     @intrinsic
-    def unpack(typing: Any, y: Any, row: Any, blocks: Any, palette: Any, columns: Any) -> Any:
+    def unpack(typing: Any, y: Any, w: Any, blocks: Any, palette: Any, columns: Any) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
-            y, row, blocks, palette, columns = given
+            y, w, blocks, palette, columns = given
             entries = _palette(builder, form, palette)
             loop = _Blocks(builder, columns, [])
-            for part, vector in enumerate(
-                _floats(builder, form, row, blocks, entries, loop.k)
-            ):
-                offset = builder.shl(builder.add(loop.k, _number(part * LANES)), _number(2))
-                builder.store(vector, _pointer(builder, builder.add(y, offset), FLOATS), align=1)
+            vectors = [
+                vector
+                for row in range(ROWS)
+                for vector in _floats(builder, form, w, blocks, entries, loop.k, row)
+            ]
+            start = builder.add(y, builder.mul(loop.k, _number(4 * ROWS)))
+            for number, vector in enumerate(vectors):
+                address = builder.add(start, _number(4 * LANES * number))
+                builder.store(vector, _pointer(builder, address, FLOATS), align=1)
             loop.end([])
             return context.get_dummy_value()
 
@@ -263,6 +278,19 @@ def pointer(typing: Any, address: Any) -> Any:
         return builder.inttoptr(given[0], I8.as_pointer())
 
     return types.voidptr(types.int64), generate
+
+
+@intrinsic
+def power_of_two(typing: Any, exponent: Any) -> Any:
+    """2 to a whole float32 from -126 to 127. numba's own integers have 64 bits, half as many in a
+    vector."""
+
+    def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
+        whole = builder.fptosi(given[0], I32)
+        biased = builder.add(whole, ir.Constant(I32, 127))
+        return builder.bitcast(builder.shl(biased, ir.Constant(I32, 23)), F32)
+
+    return types.float32(types.float32), generate
 
 
 @intrinsic

@@ -12,11 +12,9 @@ import numpy as np
 
 from cetane.mil.constants import Constants
 from cetane.mil.dtypes import Array
-from cetane.mil.fast.tape.vectors import BLOCK, LANES, LOOKS_UP, Form
+from cetane.mil.fast.tape.vectors import BLOCK, LANES, LOOKS_UP, ROWS, Form
 from cetane.mil.program import Argument, Op
 
-ROWS = 4
-"""Rows that a product computes at once. Rows of zeros fill the last ones."""
 ENTRIES = 16
 """Entries of a palette; a smaller one is filled with zeros."""
 _LINEAR, _PALETTE = "constexpr_blockwise_shift_scale", "constexpr_lut_to_dense"
@@ -38,14 +36,14 @@ class Rows:
     more: Array
     which: Array
 
-    def filled(self) -> Rows:
-        """With rows of zeros, up to a whole number of `ROWS`."""
-        missing = -len(self.scale) % ROWS
-        arrays = {name: getattr(self, name) for name in ("data", "scale")}
-        if self.form is Form.SCALED_BYTES:
-            arrays["more"] = self.more
-        rows = ((0, missing), (0, 0))
-        return replace(self, **{n: np.pad(a, rows[: a.ndim]) for n, a in arrays.items()})
+    def grouped(self) -> Rows:
+        """As products read it: with rows of zeros up to a whole number of `ROWS`, and the blocks of
+        so many rows side by side."""
+        blocks = self.data.shape[1] * 2 // (BLOCK * {Form.FLOATS: 8, Form.NIBBLES: 1}.get(self.form, 2))
+        scale = np.pad(self.scale, (0, -len(self.scale) % ROWS))
+        data = _in_groups(self.data, blocks)
+        more = _in_groups(self.more, blocks) if self.form is Form.SCALED_BYTES else self.more
+        return replace(self, data=data, scale=scale, more=more)
 
 
 def rows_of(constants: Constants, weight: Argument) -> Rows:
@@ -63,8 +61,8 @@ def rows_of(constants: Constants, weight: Argument) -> Rows:
 
 
 def _linear(constants: Constants, op: Op) -> Rows | None:
-    """A linear weight with a scale for each row or for blocks of inputs; None if int8 does not hold
-    its steps from zero."""
+    """A linear weight with a scale for each row or for blocks of inputs, in int8 if that holds its
+    steps from zero; None for other forms of scales."""
     data = _matrix(constants.array(op.inputs["data"][0])).astype(np.int16)
     scale = constants.array(op.inputs["scale"][0]).astype(np.float32)
     rows, columns = data.shape
@@ -75,11 +73,10 @@ def _linear(constants: Constants, op: Op) -> Rows | None:
     if "offset" in op.inputs:
         zero = constants.array(op.inputs["offset"][0]).astype(np.int16).reshape(rows, blocks)
         data = data - np.repeat(zero, columns // blocks, axis=1)
-    if data.min() < -128 or data.max() > 127:
-        return None
+    narrow = data.min() >= -128 and data.max() <= 127
+    if not narrow or (blocks > 1 and columns // blocks % BLOCK):
+        return _floats(data * np.repeat(scale, columns // blocks, axis=1))
     if blocks > 1:
-        if columns // blocks % BLOCK:
-            return None
         wide = np.repeat(scale, columns // blocks // BLOCK, axis=1)
         return _bytes(Form.SCALED_BYTES, data, np.ones(rows, np.float32), wide)
     if LOOKS_UP and data.min() >= -8 and data.max() <= 7:
@@ -154,6 +151,13 @@ def _joined(constants: Constants, op: Op) -> Rows:
         for name in ("data", "scale", "more")
     )
     return Rows(form, data, scale, more, np.concatenate(which))
+
+
+def _in_groups(rows: Array, blocks: int) -> Array:
+    """Rows (N, ...) of so many blocks, with the first blocks of `ROWS` rows, then the second."""
+    filled = np.pad(rows, ((0, -len(rows) % ROWS), (0, 0)))
+    parts = filled.reshape(len(filled) // ROWS, ROWS, blocks, -1)
+    return np.ascontiguousarray(parts.swapaxes(1, 2)).reshape(filled.shape)
 
 
 def _matrix(weight: Array) -> Array:

@@ -9,6 +9,7 @@ import numpy as np
 
 from cetane.errors import CetaneError
 from cetane.mil.constants import Constants
+from cetane.mil.dtypes import NUMPY
 from cetane.mil.fast.context import VIEW
 from cetane.mil.fast.tape.code import (
     FIRST,
@@ -33,6 +34,10 @@ ALIASES = frozenset(
      "read_state", "write_state")
 )  # fmt: skip
 """Ops whose results may be parts of their operands."""
+
+
+ON_INTEGERS = ALIASES | {"concat", "gather", "add", "sub", "maximum", "minimum", "select"}
+"""Ops that may give integers: float32 holds their results, up to 2**24."""
 
 
 class Unsupported(CetaneError):
@@ -91,7 +96,7 @@ class Writer:
             elif op.kind == "write_state":
                 (state,), (data,) = op.inputs["input"], op.inputs["data"]
                 self._states[str(state)] = self.place(data)
-            elif op.kind not in INSTRUCTIONS or op.bodies:
+            elif op.kind not in INSTRUCTIONS or op.bodies or self._is_integer(op):
                 raise Unsupported(f"a tape has no {op.kind}")
             else:
                 result = INSTRUCTIONS[op.kind].call(self, **self._arguments(op))
@@ -108,6 +113,11 @@ class Writer:
             if self._states[name] != target:
                 self.copy(self._states[name], target)
         return tape_of(self._instructions, self._blocks, self._runs)
+
+    def _is_integer(self, op: Op) -> bool:
+        """Whether an op computes integers that float32 may not hold."""
+        types = [value.type.dtype for value in op.outputs if value.type is not None]
+        return op.kind not in ON_INTEGERS and any(np.dtype(NUMPY[dtype]).kind in "iu" for dtype in types)
 
     def _arguments(self, op: Op) -> dict[str, Any]:
         from cetane.mil.fast.tape.ops import INSTRUCTIONS
