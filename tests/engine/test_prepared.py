@@ -49,9 +49,7 @@ def result(package: Path) -> np.ndarray:
     return y
 
 
-def test_it_is_kept_and_gives_what_the_package_gives(
-    kind: str, package: Path, cache: Path
-) -> None:
+def test_it_is_kept_and_gives_what_the_package_gives(kind: str, package: Path, cache: Path) -> None:
     (truth,) = FastProgram(load(package), pack=True).function("main")({"x": X}).values()
     assert not PreparedProgram(package, pack=True).known
     for _ in range(2):
@@ -124,7 +122,9 @@ def test_the_one_used_longest_ago_goes_first(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["middle", "new"]
 
 
-def test_neither_torch_nor_a_second_time_onnx_and_numba_are_imported(package: Path, cache: Path) -> None:
+def test_neither_torch_nor_a_second_time_onnx_and_numba_are_imported(
+    package: Path, cache: Path
+) -> None:
     code = (
         "import sys; from pathlib import Path; from cetane.engine.prepared import PreparedProgram\n"
         f"PreparedProgram(Path({str(package)!r}), pack=True).function('main')\n"

@@ -8,7 +8,6 @@ from coremltools.converters.mil import Builder as mb
 from tests.mil.fast.agreement import Build, agree, kinds, normal, rng
 
 from cetane.mil import load
-from cetane.mil.executor import compile
 from cetane.mil.fast.attend import exactly, quickly, seen_runs
 
 

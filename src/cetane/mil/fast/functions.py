@@ -73,7 +73,7 @@ class CompiledStage:
 
 
 class Stage(Protocol):
-    """A part of a function."""
+    """A part of a function that is no attention."""
 
     def run(self, values: dict[str, Array], states: dict[str, Array]) -> None: ...
 

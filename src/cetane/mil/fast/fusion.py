@@ -15,7 +15,7 @@ from dataclasses import replace
 from cetane.mil.fast.attention import attention, past_apart, rotation
 from cetane.mil.fast.context import ATTENTION, RMS_NORM, VIEW, Context, literal
 from cetane.mil.fast.rows import FEW, largest_call, rows_of_channels
-from cetane.mil.program import MilFunction, NamedValue, Op, TensorType
+from cetane.mil.program import Argument, MilFunction, NamedValue, Op, TensorType
 
 
 def fuse(function: MilFunction, pack: bool = False) -> MilFunction:

@@ -115,7 +115,9 @@ def _largest(values, start, magnitudes):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def attend(rows, past_keys, new_keys, past_values, new_values, mask, runs, cap, sinks, results, first, last):  # type: ignore[no-untyped-def]  # noqa: E501
+def attend(  # type: ignore[no-untyped-def]
+    rows, past_keys, new_keys, past_values, new_values, mask, runs, cap, sinks, results, first, last
+):
     """Fill the results `(H, R, E)` of attention of rows `(H, R, D)`, from row `first` of all H * R
     to row `last`.
 

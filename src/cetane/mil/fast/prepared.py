@@ -132,7 +132,7 @@ class PreparedModel:
                 tapes = _read_tapes(folder, index)
                 with (folder / WEIGHTS).open("rb") as weights:
                     return cls(functions_of(signatures, tapes, mapped(weights)))
-            stages: dict[str, list[Stage]] = {name: [] for name in signatures}
+            stages: dict[str, list[Stage | AttentionStage]] = {n: [] for n in signatures}
             for stage in index["stages"]:
                 if "attentions" in stage:
                     for name, own in stages.items():

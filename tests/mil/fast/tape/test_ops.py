@@ -17,7 +17,9 @@ from cetane.mil.fast.tape.model import TapeModel
 from cetane.mil.fast.tape.ops import INSTRUCTIONS
 
 
-def compile_tape(function: MilFunction, precision: str = "fp32") -> Callable[[Mapping[str, np.ndarray]], Any]:
+def compile_tape(
+    function: MilFunction, precision: str = "fp32"
+) -> Callable[[Mapping[str, np.ndarray]], Any]:
     model = TapeModel(Program(Path(), {"main": function}))
     if "main" not in model.tapes:
         pytest.skip("this form of the op runs on onnxruntime")

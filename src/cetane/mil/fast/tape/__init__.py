@@ -6,6 +6,7 @@ tape reads weights as they are stored, 8 or 4 bits each, and its threads meet on
     writer    function -> tape: places of values, and instructions for each op (`ops`)
     code      the tape as data
     store     the weights of all functions of a program, in the forms of `weights`
-    loop      the compiled loop; `products`, `elements`, `quick` are its kernels, `vectors` their code
+    loop      the compiled loop; its kernels are `products`, `elements` and `quick`
+    vectors   the code of products, in LLVM's own language
     function  tapes that run
 """

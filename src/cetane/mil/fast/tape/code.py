@@ -208,7 +208,9 @@ class Tape:
     """Multiplications of its products, which decide whether threads share it."""
 
 
-def encoded(instruction: Instruction, offsets: dict[int, int], wait: bool) -> tuple[list[int], list[float]]:  # noqa: E501
+def encoded(
+    instruction: Instruction, offsets: dict[int, int], wait: bool
+) -> tuple[list[int], list[float]]:
     """An instruction as numbers. `wait`: all threads wait for each other after it."""
     places = [instruction.result, *instruction.operands]
     if instruction.code in (Code.UNARY, Code.BINARY, Code.SELECT):

@@ -58,7 +58,7 @@ def _tanh(x):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def transform(kind, y, x, first, second):  # type: ignore[no-untyped-def]  # noqa: C901
+def transform(kind, y, x, first, second):  # type: ignore[no-untyped-def]
     """Fill `y` with a function of each element of `x`; both (n,), float32."""
     n = len(y)
     if kind == _SILU:
@@ -118,7 +118,7 @@ def transform(kind, y, x, first, second):  # type: ignore[no-untyped-def]  # noq
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def combine(kind, y, a, b):  # type: ignore[no-untyped-def]  # noqa: C901
+def combine(kind, y, a, b):  # type: ignore[no-untyped-def]
     """Fill `y` with a function of each pair of elements; all (n,), float32. Comparisons give 1 or
     0."""
     n = len(y)

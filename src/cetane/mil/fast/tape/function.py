@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import BinaryIO
 
 import numpy as np
@@ -39,9 +38,8 @@ def share_tapes(threads: int = 0) -> None:
 
 def processors() -> int:
     """The processors that this process may use."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    allowed = getattr(os, "sched_getaffinity", None)  # only Linux can tell
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 class TapeStage:
@@ -81,21 +79,21 @@ class TapeStage:
         bases[FIRST:] = [a.ctypes.data for a in arrays]
         self._shared[0] = 0
         tape = self._tape
-        common = (tape.code, tape.numbers, bases, self._shared.ctypes.data)
+        work = partial(perform, tape.code, tape.numbers, bases, self._shared.ctypes.data)
         large = _threads > 1 and tape.work >= SMALLEST
         if large and _free.acquire(blocking=False):
             try:
                 others = [
-                    _pool(_threads - 1).submit(perform, *common, thread, _threads)
+                    _pool(_threads - 1).submit(work, thread, _threads)
                     for thread in range(1, _threads)
                 ]
-                failed = perform(*common, 0, _threads)
+                failed = work(0, _threads)
                 for other in others:
                     other.result()
             finally:
                 _free.release()
         else:
-            failed = perform(*common, 0, 1)
+            failed = work(0, 1)
         if failed >= 0:
             raise CetaneError("a position lies outside of its tensor")
 

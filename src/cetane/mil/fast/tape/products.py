@@ -55,7 +55,9 @@ def _unpack(form, y, w, blocks, palette, columns):  # type: ignore[no-untyped-de
 
 
 @njit(nogil=True, cache=True)
-def multiply(form, first, last, y, y_step, x, x_step, tokens, w, w_step, scale, more, which, columns):  # type: ignore[no-untyped-def]  # noqa: E501
+def multiply(  # type: ignore[no-untyped-def]
+    form, first, last, y, y_step, x, x_step, tokens, w, w_step, scale, more, which, columns
+):
     """Fill rows `first .. last` of the product of a weight with `tokens` rows of inputs.
 
     Addresses are int64; `y_step` and `x_step` are the floats from a token to the next, `w_step` the

@@ -37,7 +37,9 @@ def _times(x, weights, results):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def attend_quickly(rows, past_keys, new_keys, past_values, new_values, mask, runs, cap, sinks, results, first, last):  # type: ignore[no-untyped-def]  # noqa: E501
+def attend_quickly(  # type: ignore[no-untyped-def]
+    rows, past_keys, new_keys, past_values, new_values, mask, runs, cap, sinks, results, first, last
+):
     """Fill the results of heads `first .. last`; otherwise as `kernels.attend`."""
     count = 0
     for run in runs:

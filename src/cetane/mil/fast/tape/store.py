@@ -52,9 +52,7 @@ class Store:
         if key not in self._known:
             rows = rows_of(constants, weight).grouped()
             places = [self._append(a) for a in (rows.data, rows.scale, rows.more, rows.which)]
-            self._known[key] = StoredRows(
-                rows.form, len(rows.scale), rows.data.shape[1], *places
-            )
+            self._known[key] = StoredRows(rows.form, len(rows.scale), rows.data.shape[1], *places)
         stored = self._known[key]
         assert isinstance(stored, StoredRows)
         return stored

@@ -39,7 +39,9 @@ class Rows:
     def grouped(self) -> Rows:
         """As products read it: with rows of zeros up to a whole number of `ROWS`, and the blocks of
         so many rows side by side."""
-        blocks = self.data.shape[1] * 2 // (BLOCK * {Form.FLOATS: 8, Form.NIBBLES: 1}.get(self.form, 2))
+        blocks = (
+            self.data.shape[1] * 2 // (BLOCK * {Form.FLOATS: 8, Form.NIBBLES: 1}.get(self.form, 2))
+        )
         scale = np.pad(self.scale, (0, -len(self.scale) % ROWS))
         data = _in_groups(self.data, blocks)
         more = _in_groups(self.more, blocks) if self.form is Form.SCALED_BYTES else self.more
@@ -131,9 +133,7 @@ def _bytes(form: Form, steps: Array, scale: Array, more: Array) -> Rows:
 
 def _floats(values: Array) -> Rows:
     data = np.ascontiguousarray(_in_blocks(values).astype(np.float32)).view(np.uint8)
-    return Rows(
-        Form.FLOATS, data, np.ones(len(values), np.float32), _NONE, np.empty(0, np.int32)
-    )
+    return Rows(Form.FLOATS, data, np.ones(len(values), np.float32), _NONE, np.empty(0, np.int32))
 
 
 def _joined(constants: Constants, op: Op) -> Rows:

@@ -90,7 +90,8 @@ class Writer:
     def tape(self) -> Tape:
         from cetane.mil.fast.tape.ops import INSTRUCTIONS
 
-        for self._time, op in enumerate(self._ops):
+        for time, op in enumerate(self._ops):
+            self._time = time
             if op.kind == "read_state":
                 self._values[op.outputs[0].name] = self._states[str(op.inputs["input"][0])]
             elif op.kind == "write_state":
@@ -102,7 +103,8 @@ class Writer:
                 result = INSTRUCTIONS[op.kind].call(self, **self._arguments(op))
                 places = result if isinstance(result, tuple) else (result,)
                 for place, value in zip(places, op.outputs, strict=True):
-                    shape = _sizes(value.type and value.type.static_shape, value.name)
+                    type_ = value.type
+                    shape = _sizes(None if type_ is None else type_.static_shape, value.name)
                     if place.shape != shape:
                         raise Unsupported(f"{op.kind} gives {place.shape}, not {shape}")
                     self._values[value.name] = place
@@ -117,7 +119,9 @@ class Writer:
     def _is_integer(self, op: Op) -> bool:
         """Whether an op computes integers that float32 may not hold."""
         types = [value.type.dtype for value in op.outputs if value.type is not None]
-        return op.kind not in ON_INTEGERS and any(np.dtype(NUMPY[dtype]).kind in "iu" for dtype in types)
+        return op.kind not in ON_INTEGERS and any(
+            np.dtype(NUMPY[dtype]).kind in "iu" for dtype in types
+        )
 
     def _arguments(self, op: Op) -> dict[str, Any]:
         from cetane.mil.fast.tape.ops import INSTRUCTIONS
