@@ -15,6 +15,7 @@ import numpy as np
 from numba import njit
 
 from cetane.mil.fast.attend import HIDDEN as HIDDEN_MASK
+from cetane.mil.fast.vectors import ROWS, WIDE_LANES, exact_sums
 
 HIDDEN = np.float32(HIDDEN_MASK)
 HEADROOM = 17
@@ -167,9 +168,22 @@ def attend(  # type: ignore[no-untyped-def]
             for run in range(len(runs)):
                 part, start, stop = runs[run, 0], runs[run, 1], runs[run, 2]
                 values = new_values[head] if part else past_values[head]
+                many = (stop - start) // WIDE_LANES * WIDE_LANES
+                rows_ = len(values) // ROWS * ROWS if many else 0
+                for e in range(0, rows_, ROWS):
+                    place = values.ctypes.data + 4 * (e * values.shape[1] + start)
+                    exact_sums(
+                        sums.ctypes.data + 8 * e,
+                        weights.ctypes.data + 8 * at,
+                        place,
+                        values.shape[1],
+                        many,
+                        rounder,
+                    )
                 for e in range(len(values)):
-                    line = values[e, start:stop]
-                    sums[e] += _sum(weights[at : at + stop - start], line, rounder)
+                    rest = start + (many if e < rows_ else 0)
+                    line = values[e, rest:stop]
+                    sums[e] += _sum(weights[at + rest - start : at + stop - start], line, rounder)
                 at += stop - start
             for e in range(len(sums)):
                 sums[e] /= total

@@ -14,7 +14,7 @@ from cetane.mil import load
 from cetane.mil.fast import FastProgram
 from cetane.mil.fast.tape.model import TapeModel
 from cetane.mil.fast.tape.products import MANY
-from cetane.mil.fast.tape.vectors import BLOCK
+from cetane.mil.fast.vectors import BLOCK
 
 NARROW = {
     "int4": types.np_int4_dtype,

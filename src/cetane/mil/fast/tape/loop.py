@@ -17,7 +17,7 @@ from cetane.mil.fast.tape.code import AXES, Code, Reduction
 from cetane.mil.fast.tape.elements import combine, exponential, transform
 from cetane.mil.fast.tape.products import multiply
 from cetane.mil.fast.tape.quick import attend_quickly
-from cetane.mil.fast.tape.vectors import ROWS, count_up, counted, pointer
+from cetane.mil.fast.vectors import ROWS, count_up, counted, pointer
 
 _F = np.float32
 (_UNARY, _BINARY, _SELECT, _PRODUCT, _NORM, _REDUCE, _SOFTMAX, _RUNS, _ATTEND, _MATMUL, _CONV,
@@ -81,42 +81,35 @@ def _walk(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def]
     count = high[3] - low[3]
     if count <= 0:
         return
-    strides = row[_STRIDES : _STRIDES + 4 * AXES].copy().reshape(4, AXES)
+    strides = row[_STRIDES : _STRIDES + 4 * AXES].reshape(4, AXES)
     operands = 1 if code == _UNARY else 2 if code == _BINARY else 3
     line, spare = np.empty((operands, count), np.float32), np.empty(count, np.float32)
+    at = np.zeros(4, np.int64)
     for i in range(low[0], high[0]):
         for j in range(low[1], high[1]):
             for k in range(low[2], high[2]):
-                index = (i, j, k, low[3])
-                at = np.empty(4, np.int64)
                 for place in range(operands + 1):
-                    at[place] = _address(row, bases, place)
-                    for a in range(AXES):
-                        at[place] += 4 * index[a] * strides[place, a]
-                direct = strides[0, 3] == 1 or count == 1
-                y = _line(at[0], count) if direct else spare
+                    steps = strides[place]
+                    start = i * steps[0] + j * steps[1] + k * steps[2] + low[3] * steps[3]
+                    at[place] = _address(row, bases, place) + 4 * start
+                for place in range(operands):
+                    if strides[place + 1, 3] != 1:
+                        _gathered(line[place], at[place + 1], strides[place + 1, 3])
+                        at[place + 1] = line.ctypes.data + 4 * place * count
+                step = strides[0, 3]
+                y = _line(at[0], count) if step == 1 else spare
+                a, b, c = _line(at[1], count), _line(at[2], count), _line(at[3], count)
                 if code == _UNARY:
-                    if strides[1, 3] == 1:
-                        transform(kind, y, _line(at[1], count), numbers[0], numbers[1])
-                    else:
-                        _gathered(line[0], at[1], strides[1, 3])
-                        transform(kind, y, line[0], numbers[0], numbers[1])
+                    transform(kind, y, a, numbers[0], numbers[1])
+                elif code == _BINARY:
+                    combine(kind, y, a, b)
                 else:
-                    for place in range(operands):
-                        if strides[place + 1, 3] != 1:
-                            _gathered(line[place], at[place + 1], strides[place + 1, 3])
-                    a = _line(at[1], count) if strides[1, 3] == 1 else line[0]
-                    b = _line(at[2], count) if strides[2, 3] == 1 else line[1]
-                    if code == _BINARY:
-                        combine(kind, y, a, b)
-                    else:
-                        c = _line(at[3], count) if strides[3, 3] == 1 else line[2]
-                        for n in range(count):
-                            y[n] = b[n] if a[n] != 0 else c[n]
-                if not direct:
-                    target = _line(at[0], (count - 1) * strides[0, 3] + 1)
                     for n in range(count):
-                        target[n * strides[0, 3]] = spare[n]
+                        y[n] = b[n] if a[n] != 0 else c[n]
+                if step != 1:
+                    target = _line(at[0], (count - 1) * step + 1)
+                    for n in range(count):
+                        target[n * step] = spare[n]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from cetane.mil.fast.context import ATTENTION, PACKED_LINEAR, RMS_NORM, VIEW
 from cetane.mil.fast.tape.code import Binary, Code, Place, Reduction, Unary
-from cetane.mil.fast.tape.vectors import BLOCK
 from cetane.mil.fast.tape.writer import Unsupported, Writer
+from cetane.mil.fast.vectors import BLOCK
 from cetane.mil.implementation import Implementations
 from cetane.mil.program import Argument
 
@@ -260,10 +260,10 @@ def transformed(w: Writer, x: Place, kind: Unary, *numbers: float) -> Place:
 
 def combined(w: Writer, x: Place, y: Place, kind: Binary) -> Place:
     shape = _common(x.shape, y.shape)
-    larger = x if x.size >= y.size else y
+    whole = [place for place in (x, y) if place.shape == shape and shape]
+    like = min(whole, key=lambda place: place.strides[-1], default=None)
     operands = [place.broadcast(shape) for place in (x, y)]
-    result = w.new(shape, larger if larger.shape == shape else None)
-    return w.emit(Code.BINARY, result, *operands, kind=kind)
+    return w.emit(Code.BINARY, w.new(shape, like), *operands, kind=kind)
 
 
 def _common(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
@@ -290,7 +290,8 @@ def rms_norm(
         raise Unsupported("a norm over several axes")
     count = x.shape[axes[0]]
     factor = w.number(1.0, (count,)) if gamma is None else reshaped(w, gamma, (count,))
-    result = w.new(x.shape, x)
+    last = axes[0] % len(x.shape) == len(x.shape) - 1
+    result = w.new(x.shape, None if last else x)
     return _along(w, Code.NORM, x, result, axes[0], w.whole(factor), numbers=(epsilon,))
 
 

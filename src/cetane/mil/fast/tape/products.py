@@ -3,18 +3,16 @@
 import numpy as np
 from numba import carray, njit
 
-from cetane.mil.fast.tape.vectors import ROWS, Form, pointer, product_of, unpacking_of
+from cetane.mil.fast.vectors import ROWS, Form, pointer, product_of, unpacking_of
 
-TOGETHER = 4
-"""Tokens that a product computes at once."""
 MANY = 12
 """Tokens from which rows of weights are unpacked once for all."""
 
 _FLOATS, _BYTES, _SCALED, _NIBBLES = (int(form) for form in Form)
-_floats_1, _floats_4 = (product_of(Form.FLOATS, tokens) for tokens in (1, TOGETHER))
-_bytes_1, _bytes_4 = (product_of(Form.BYTES, tokens) for tokens in (1, TOGETHER))
-_scaled_1, _scaled_4 = (product_of(Form.SCALED_BYTES, tokens) for tokens in (1, TOGETHER))
-_nibbles_1, _nibbles_4 = (product_of(Form.NIBBLES, tokens) for tokens in (1, TOGETHER))
+_floats_1, _floats_4, _floats_6 = (product_of(Form.FLOATS, tokens) for tokens in (1, 4, 6))
+_bytes_1, _bytes_4 = (product_of(Form.BYTES, tokens) for tokens in (1, 4))
+_scaled_1, _scaled_4 = (product_of(Form.SCALED_BYTES, tokens) for tokens in (1, 4))
+_nibbles_1, _nibbles_4 = (product_of(Form.NIBBLES, tokens) for tokens in (1, 4))
 _unpack_bytes, _unpack_scaled, _unpack_nibbles = (
     unpacking_of(form) for form in (Form.BYTES, Form.SCALED_BYTES, Form.NIBBLES)
 )
@@ -75,10 +73,14 @@ def multiply(  # type: ignore[no-untyped-def]
             _unpack(form, own.ctypes.data, weights, blocks, palette, columns)
             shape, weights = _FLOATS, own.ctypes.data
         token = 0
-        while token + TOGETHER <= tokens:
+        while shape == _FLOATS and token + 6 <= tokens:  # as many sums as registers hold
+            y_at, x_at = results + 4 * token * y_step, x + 4 * token * x_step
+            _floats_6(y_at, y_step, x_at, x_step, weights, scales, blocks, palette, columns)
+            token += 6
+        while token + 4 <= tokens:
             y_at, x_at = results + 4 * token * y_step, x + 4 * token * x_step
             _four(shape, y_at, y_step, x_at, x_step, weights, scales, blocks, palette, columns)
-            token += TOGETHER
+            token += 4
         while token < tokens:
             y_at, x_at = results + 4 * token * y_step, x + 4 * token * x_step
             _one(shape, y_at, y_step, x_at, x_step, weights, scales, blocks, palette, columns)

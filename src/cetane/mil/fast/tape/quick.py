@@ -6,7 +6,7 @@ from numba import njit
 from cetane.mil.fast.kernels import HIDDEN
 from cetane.mil.fast.tape.elements import exponential
 from cetane.mil.fast.tape.products import multiply
-from cetane.mil.fast.tape.vectors import BLOCK, ROWS, Form
+from cetane.mil.fast.vectors import BLOCK, ROWS, Form
 
 _F = np.float32
 _FLOATS = int(Form.FLOATS)

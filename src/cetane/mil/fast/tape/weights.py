@@ -12,7 +12,7 @@ import numpy as np
 
 from cetane.mil.constants import Constants
 from cetane.mil.dtypes import Array
-from cetane.mil.fast.tape.vectors import BLOCK, LANES, LOOKS_UP, ROWS, Form
+from cetane.mil.fast.vectors import BLOCK, LANES, LOOKS_UP, ROWS, Form
 from cetane.mil.program import Argument, Op
 
 ENTRIES = 16

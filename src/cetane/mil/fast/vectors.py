@@ -1,4 +1,4 @@
-"""Vector code for products, written in LLVM's own language, and what threads need to share work.
+"""Vector code for sums, written in LLVM's own language, and what threads need to share work.
 
 A product of a row of weights and a row of inputs adds `LANES` sums side by side. Its order depends
 on no other row, so a token has the same result alone and among others, bit for bit. numba's own
@@ -46,6 +46,7 @@ class Form(IntEnum):
 
 F32, I8, I32, I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 FLOATS, BYTES, INTS = (ir.VectorType(kind, LANES) for kind in (F32, I8, I32))
+FOUR = ir.VectorType(F32, ROWS)
 Maker = Callable[..., Any]
 
 
@@ -143,28 +144,46 @@ def _palette(builder: ir.IRBuilder, form: Form, address: ir.Value) -> list[ir.Va
     return [_vector(builder, builder.add(address, _number(at)), FLOATS) for at in starts]
 
 
-def _sum(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
-    """The sum of a vector: halves are added until one number is left."""
-    width = LANES
+def _sums(builder: ir.IRBuilder, vectors: list[ir.Value]) -> ir.Value:
+    """The sums of four vectors, as a vector of four: halves are added until one number is left.
+
+    Vectors are put side by side in pairs, so that one addition serves two of them.
+    """
+    width = LANES  # of what is left of each vector
+    while len(vectors) > 1:
+        half, segments = width // 2, LANES // width
+        parts = [
+            [at + width * n + lane for at in (0, LANES) for n in range(segments)
+             for lane in range(first, first + half)]
+            for first in (0, half)
+        ]  # fmt: skip
+        pairs = zip(vectors[::2], vectors[1::2], strict=True)
+        vectors = [
+            builder.fadd(*(_shuffled(builder, one, two, lanes) for lanes in parts))
+            for one, two in pairs
+        ]
+        width = half
+    (vector,) = vectors
+    step = width
     while width > 1:
         width //= 2
-        low, high = (
-            builder.shuffle_vector(
-                vector,
-                vector,
-                ir.Constant(ir.VectorType(I32, width), list(range(at, at + width))),
-            )
-            for at in (0, width)
-        )
-        vector = builder.fadd(low, high)
-    return builder.extract_element(vector, ir.Constant(I32, 0))
+        other = [lane ^ width for lane in range(LANES)]
+        vector = builder.fadd(vector, _shuffled(builder, vector, vector, other))
+    return _shuffled(builder, vector, vector, [step * n for n in range(4)])
+
+
+def _shuffled(builder: ir.IRBuilder, one: ir.Value, two: ir.Value, lanes: list[int]) -> ir.Value:
+    """Lanes of two vectors; those of the second are counted on from the first's."""
+    return builder.shuffle_vector(one, two, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 
 
 class _Blocks:
     """A loop over the blocks of a row, with values that each turn changes."""
 
-    def __init__(self, builder: ir.IRBuilder, columns: ir.Value, start: list[ir.Value]) -> None:
-        self.builder, self.columns = builder, columns
+    def __init__(
+        self, builder: ir.IRBuilder, columns: ir.Value, start: list[ir.Value], size: int = BLOCK
+    ) -> None:
+        self.builder, self.columns, self.size = builder, columns, size
         before = builder.block
         self.loop = builder.append_basic_block("blocks")
         self.after = builder.append_basic_block("after")
@@ -179,7 +198,7 @@ class _Blocks:
     def end(self, values: list[ir.Value]) -> None:
         """Close the loop; what follows comes after it."""
         builder = self.builder
-        following = builder.add(self.k, _number(BLOCK))
+        following = builder.add(self.k, _number(self.size))
         self.k.add_incoming(following, builder.block)
         for phi, value in zip(self.values, values, strict=True):
             phi.add_incoming(value, builder.block)
@@ -212,7 +231,8 @@ def product_of(form: Form, tokens: int) -> Maker:
             zero = ir.Constant(FLOATS, [0.0] * LANES)
             loop = _Blocks(builder, columns, [zero] * (ROWS * tokens))
             sums = list(loop.values)
-            _fetch_ahead(builder, form, w, loop.k)
+            if tokens == 1 or form is not Form.FLOATS:  # others are in a cache
+                _fetch_ahead(builder, form, w, loop.k)
             weights = [
                 _floats(builder, form, w, blocks, entries, loop.k, row) for row in range(ROWS)
             ]
@@ -224,14 +244,12 @@ def product_of(form: Form, tokens: int) -> Maker:
                         at = r * tokens + t
                         sums[at] = _multiply_add(builder, weights[r][part], input_, sums[at])
             loop.end(sums)
-            for r in range(ROWS):
-                address = builder.add(scale, _number(4 * r))
-                factor = builder.load(_pointer(builder, address, F32), align=4)
-                for t in range(tokens):
-                    result = builder.fmul(_sum(builder, sums[r * tokens + t]), factor)
-                    step = builder.mul(builder.mul(y_step, four), _number(t))
-                    address = builder.add(builder.add(y, step), _number(4 * r))
-                    builder.store(result, _pointer(builder, address, F32), align=4)
+            factors = _vector(builder, scale, FOUR)
+            for t in range(tokens):
+                own = [sums[r * tokens + t] for r in range(ROWS)]
+                step = builder.mul(builder.mul(y_step, four), _number(t))
+                address = _pointer(builder, builder.add(y, step), FOUR)
+                builder.store(builder.fmul(_sums(builder, own), factors), address, align=4)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 9), generate
@@ -268,6 +286,52 @@ def unpacking_of(form: Form) -> Maker:
         return types.void(*[types.int64] * 5), generate
 
     return unpack
+
+
+WIDE_LANES = 8
+"""float64 numbers in a vector."""
+
+
+@intrinsic
+def exact_sums(
+    typing: Any, sums: Any, weights: Any, values: Any, step: Any, count: Any, rounder: Any
+) -> Any:
+    """Add to `ROWS` sums the products of weights and rows of values, each rounded to a multiple of
+    the rounder's last bit.
+
+    The addresses of the sums and weights, float64, and of the values, float32; the floats from a
+    row of values to the next; their count, a multiple of `WIDE_LANES`; the number that rounds.
+    """
+    wide, narrow = ir.VectorType(ir.DoubleType(), WIDE_LANES), ir.VectorType(F32, WIDE_LANES)
+
+    def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
+        sums, weights, values, step, count, rounder = given
+        nothing = ir.Constant(wide, ir.Undefined)
+        one = builder.insert_element(nothing, rounder, ir.Constant(I32, 0))
+        every = ir.Constant(ir.VectorType(I32, WIDE_LANES), [0] * WIDE_LANES)
+        rounders = builder.shuffle_vector(one, nothing, every)
+        fma = _function(builder, f"llvm.fma.v{WIDE_LANES}f64", wide, wide, wide, wide)
+        rows = [builder.add(values, builder.mul(step, _number(4 * row))) for row in range(ROWS)]
+        zero = ir.Constant(wide, [0.0] * WIDE_LANES)
+        loop = _Blocks(builder, count, [zero] * ROWS, WIDE_LANES)
+        factor = _vector(builder, builder.add(weights, builder.shl(loop.k, _number(3))), wide)
+        totals = []
+        for row, total in zip(rows, loop.values, strict=True):
+            value = _vector(builder, builder.add(row, builder.shl(loop.k, _number(2))), narrow)
+            term = builder.call(fma, [factor, builder.fpext(value, wide), rounders])
+            totals.append(builder.fadd(total, builder.fsub(term, rounders)))
+        loop.end(totals)
+        for row, total in enumerate(totals):
+            place = _pointer(builder, builder.add(sums, _number(8 * row)), ir.DoubleType())
+            number = builder.load(place, align=8)
+            for lane in range(WIDE_LANES):
+                number = builder.fadd(
+                    number, builder.extract_element(total, ir.Constant(I32, lane))
+                )
+            builder.store(number, place, align=8)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5, types.float64), generate
 
 
 @intrinsic
