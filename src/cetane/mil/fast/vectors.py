@@ -18,6 +18,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from cetane.mil.fast.compiled import keep_by_code
+
+keep_by_code()  # before any function is compiled: all compiled modules import this one
 _FEATURES = llvm.get_host_cpu_features()
 WIDE, LOOKS_UP = bool(_FEATURES.get("avx512f")), bool(_FEATURES.get("avx2"))
 LANES = 16 if WIDE else 8
@@ -42,11 +45,18 @@ class Form(IntEnum):
     """int8, with a float32 scale for each block; scales lie as blocks do."""
     NIBBLES = 3
     """Indices of 4 bits into a palette of 16 floats, two in a byte (see `weights.in_nibbles`)."""
+    HALVES = 4
+    """float16."""
+
+    @property
+    def nibbles(self) -> int:
+        """Half bytes of a weight."""
+        return {Form.FLOATS: 8, Form.HALVES: 4, Form.NIBBLES: 1}.get(self, 2)
 
 
 F32, I8, I32, I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 FLOATS, BYTES, INTS = (ir.VectorType(kind, LANES) for kind in (F32, I8, I32))
-FOUR = ir.VectorType(F32, ROWS)
+HALVES, FOUR = ir.VectorType(ir.HalfType(), LANES), ir.VectorType(F32, ROWS)
 Maker = Callable[..., Any]
 
 
@@ -101,7 +111,7 @@ def _floats(
 ) -> list[ir.Value]:  # fmt: skip
     """The weights `k .. k + BLOCK` of one of `ROWS` rows as vectors, in order."""
     vectors = []
-    size = {Form.FLOATS: 8, Form.NIBBLES: 1}.get(form, 2)  # half bytes of a weight
+    size = form.nibbles
     block = builder.add(weights, builder.mul(k, _number(ROWS * size // 2)))
     block = builder.add(block, _number(row * BLOCK * size // 2))
     if form is Form.NIBBLES:
@@ -114,6 +124,8 @@ def _floats(
         address = builder.add(block, _number(at * size // 2))
         if form is Form.FLOATS:
             vectors.append(_vector(builder, address, FLOATS))
+        elif form is Form.HALVES:
+            vectors.append(builder.fpext(_vector(builder, address, HALVES), FLOATS))
         else:
             narrow = _vector(builder, address, BYTES)
             vectors.append(builder.sitofp(builder.sext(narrow, INTS), FLOATS))
@@ -128,7 +140,7 @@ def _floats(
 def _fetch_ahead(builder: ir.IRBuilder, form: Form, weights: ir.Value, k: ir.Value) -> None:
     """Ask for the weights that come `AHEAD` bytes later: the processor's own guess ends at every
     page."""
-    size = {Form.FLOATS: 8, Form.NIBBLES: 1}.get(form, 2)
+    size = form.nibbles
     start = builder.add(weights, builder.mul(k, _number(ROWS * size // 2)))
     kinds = (I8.as_pointer(), I32, I32, I32)
     prefetch = _function(builder, "llvm.prefetch.p0", ir.VoidType(), *kinds)

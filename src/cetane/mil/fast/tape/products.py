@@ -8,13 +8,14 @@ from cetane.mil.fast.vectors import ROWS, Form, pointer, product_of, unpacking_o
 MANY = 12
 """Tokens from which rows of weights are unpacked once for all."""
 
-_FLOATS, _BYTES, _SCALED, _NIBBLES = (int(form) for form in Form)
+_FLOATS, _BYTES, _SCALED, _NIBBLES, _HALVES = (int(form) for form in Form)
 _floats_1, _floats_4, _floats_6 = (product_of(Form.FLOATS, tokens) for tokens in (1, 4, 6))
 _bytes_1, _bytes_4 = (product_of(Form.BYTES, tokens) for tokens in (1, 4))
 _scaled_1, _scaled_4 = (product_of(Form.SCALED_BYTES, tokens) for tokens in (1, 4))
 _nibbles_1, _nibbles_4 = (product_of(Form.NIBBLES, tokens) for tokens in (1, 4))
-_unpack_bytes, _unpack_scaled, _unpack_nibbles = (
-    unpacking_of(form) for form in (Form.BYTES, Form.SCALED_BYTES, Form.NIBBLES)
+_halves_1, _halves_4 = (product_of(Form.HALVES, tokens) for tokens in (1, 4))
+_unpack_bytes, _unpack_scaled, _unpack_nibbles, _unpack_halves = (
+    unpacking_of(form) for form in list(Form)[1:]
 )
 
 
@@ -26,6 +27,8 @@ def _one(form, y, y_step, x, x_step, w, scale, blocks, palette, columns):  # typ
         _nibbles_1(y, y_step, x, x_step, w, scale, blocks, palette, columns)
     elif form == _SCALED:
         _scaled_1(y, y_step, x, x_step, w, scale, blocks, palette, columns)
+    elif form == _HALVES:
+        _halves_1(y, y_step, x, x_step, w, scale, blocks, palette, columns)
     else:
         _floats_1(y, y_step, x, x_step, w, scale, blocks, palette, columns)
 
@@ -38,6 +41,8 @@ def _four(form, y, y_step, x, x_step, w, scale, blocks, palette, columns):  # ty
         _nibbles_4(y, y_step, x, x_step, w, scale, blocks, palette, columns)
     elif form == _SCALED:
         _scaled_4(y, y_step, x, x_step, w, scale, blocks, palette, columns)
+    elif form == _HALVES:
+        _halves_4(y, y_step, x, x_step, w, scale, blocks, palette, columns)
     else:
         _floats_4(y, y_step, x, x_step, w, scale, blocks, palette, columns)
 
@@ -48,6 +53,8 @@ def _unpack(form, y, w, blocks, palette, columns):  # type: ignore[no-untyped-de
         _unpack_bytes(y, w, blocks, palette, columns)
     elif form == _SCALED:
         _unpack_scaled(y, w, blocks, palette, columns)
+    elif form == _HALVES:
+        _unpack_halves(y, w, blocks, palette, columns)
     else:
         _unpack_nibbles(y, w, blocks, palette, columns)
 

@@ -1,7 +1,7 @@
 """Weights of products as a tape keeps them: rows of bytes, in the form nearest to the package's.
 
 Linear weights of 8 and 4 bits, and palettes of up to 4 bits, lose nothing. Larger palettes are
-rounded to 8 bits with one scale for 32 inputs. All other weights are float32.
+rounded to 8 bits with one scale for 32 inputs. All other weights stay floats.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ class Rows:
     def grouped(self) -> Rows:
         """As products read it: with rows of zeros up to a whole number of `ROWS`, and the blocks of
         so many rows side by side."""
-        blocks = (
-            self.data.shape[1] * 2 // (BLOCK * {Form.FLOATS: 8, Form.NIBBLES: 1}.get(self.form, 2))
-        )
+        blocks = self.data.shape[1] * 2 // (BLOCK * self.form.nibbles)
         scale = np.pad(self.scale, (0, -len(self.scale) % ROWS))
         data = _in_groups(self.data, blocks)
         more = _in_groups(self.more, blocks) if self.form is Form.SCALED_BYTES else self.more
@@ -132,8 +130,14 @@ def _bytes(form: Form, steps: Array, scale: Array, more: Array) -> Rows:
 
 
 def _floats(values: Array) -> Rows:
-    data = np.ascontiguousarray(_in_blocks(values).astype(np.float32)).view(np.uint8)
-    return Rows(Form.FLOATS, data, np.ones(len(values), np.float32), _NONE, np.empty(0, np.int32))
+    """A weight as it is, in 16 bits if they hold it."""
+    with np.errstate(over="ignore"):
+        narrow = values.astype(np.float16)
+    form, kept = Form.HALVES, narrow
+    if not np.array_equal(narrow, values):
+        form, kept = Form.FLOATS, values.astype(np.float32)
+    data = np.ascontiguousarray(_in_blocks(kept)).view(np.uint8)
+    return Rows(form, data, np.ones(len(values), np.float32), _NONE, np.empty(0, np.int32))
 
 
 def _joined(constants: Constants, op: Op) -> Rows:
@@ -142,7 +146,7 @@ def _joined(constants: Constants, op: Op) -> Rows:
     parts = [rows_of(constants, part) for part in names]
     whole = all(len(part.scale) % ROWS == 0 for part in parts[:-1])
     if len({part.form for part in parts}) > 1 or (parts[0].form is Form.NIBBLES and not whole):
-        parts = [_floats(_matrix(constants.array(part))) for part in names]
+        return _floats(np.concatenate([_matrix(constants.array(part)) for part in names]))
     form = parts[0].form
     before = np.cumsum([0, *(len(part.more) for part in parts)])
     which = [part.which + np.int32(first) for part, first in zip(parts, before, strict=False)]
