@@ -166,7 +166,8 @@ DECODERS: dict[str, dict[str, Any]] = {
 DRAFTED = (
     ("SmolLM2-135M", "a19-pro", "palette6-kmeans-group32", (4, 8, 16), ""),
     ("SmolLM2-135M", "m4-max", "palette6-kmeans-group32", (4, 8, 16), ""),
-    ("Gemma 4 E2B", "a19-pro", "palette4-kmeans-group32", (4, 8), "K=3: 31.5 ms for 31.0 (CoreML-LLM)"),
+    ("Gemma 4 E2B", "a19-pro", "palette4-kmeans-group32", (4, 8),
+     "K=3: 31.5 ms for 31.0 (CoreML-LLM)"),
     ("Qwen3-4B", "m4-pro", "palette6-kmeans-group16", (4, 8, 16),
      "K=16: 43 ms, 2.21x MLX with 3.3 tokens a call (mlx-ane-sd)"),
     ("Qwen3-4B", "m4-max", "fp16", (4, 8), "K=8 costs 1.00 to 1.01 times K=4 (Core AI, M5 Pro)"),

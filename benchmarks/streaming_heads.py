@@ -1,13 +1,13 @@
-"""Pass keys found by a model, by length, depth and what its key/value heads see: all tokens; a share
-of the heads, chosen by attention mass, by trained gates or by chance (DuoAttention); or the newest
-tokens alone in every head (windowed full attention).
+"""Pass keys found by a model, by length, depth and what its key/value heads see: all tokens; a
+share of the heads, chosen by attention mass, by trained gates or by chance (DuoAttention); or the
+newest tokens alone in every head (windowed full attention).
 
     python benchmarks/streaming_heads.py MODEL [--lengths 1024 2048 4096 8192]
         [--depths 0.05 0.25 0.5 0.75 0.95] [--texts 4] [--keys 1] [--shares 0.75 0.5 0.25]
         [--methods mass gates chance] [--steps 40] [--windows 2048] [--scores FOLDER] [--bf16]
 
-A depth is the part of the text before the key, so a key lies `(1 - depth) * length` tokens before the
-question. With `--bf16` the model computes in bf16, which is several times faster with AMX.
+A depth is the part of the text before the key, so a key lies `(1 - depth) * length` tokens before
+the question. With `--bf16` the model computes in bf16, which is several times faster with AMX.
 """
 
 import time

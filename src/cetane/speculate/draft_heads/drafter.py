@@ -21,7 +21,6 @@ from cetane.speculate.draft_heads.runner import (
 )
 from cetane.speculate.drafter import Drafter
 
-
 LEVELS = 4
 """Kinds of a draft head's drafts, by the chance that it gives to its first token."""
 UNLIKELY = 0.2
