@@ -86,10 +86,10 @@ class Shapes:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         self.source = name
-        config = AutoConfig.for_model(**(SHAPES[name] if config is None else config))
+        made = AutoConfig.for_model(**(SHAPES[name] if config is None else config))
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-        self.config: dict[str, Any] = config.to_dict()
+            model = AutoModelForCausalLM.from_config(made)
+        self.config: dict[str, Any] = made.to_dict()
         self.tensors: Mapping[str, Tensor] = dict(model.state_dict())
 
     def __contains__(self, name: object) -> bool:
