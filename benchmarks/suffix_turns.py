@@ -10,51 +10,14 @@ is what the union drafts: look-ups where they propose, else the head.
 import argparse
 import json
 from collections.abc import Sequence
-from functools import partial
 from itertools import compress
 from pathlib import Path
 
 from cetane.bundle import Bundle
+from cetane.engine.generate import open_engine
 from cetane.engine.sampling import Sampler
-from cetane.engine.session import Session
-from cetane.engine.verify import NO_DRAFT, Draft
-from cetane.pipeline.language_model import load
-from cetane.speculate.bench import FirstTokens
-from cetane.speculate.drafter import Drafter, open_session
+from cetane.speculate.bench import first_tokens_by_turn
 from cetane.speculate.open import DrafterOptions, open_drafters
-
-CONVERSATIONS = (
-    ("What is a lighthouse?", "Who built the first one?", "Write that as a list.",
-     "Now say all of it again in two sentences."),
-    ("Write a Python function that reverses a string.", "Add a docstring to it.",
-     "Rename it to backwards.", "Write a test for it."),
-    ("Give me a recipe for pancakes.", "Make it vegan.", "Write only the ingredients.",
-     "Write the vegan recipe for eight people."),
-)  # fmt: skip
-
-
-class Asked:
-    """Several drafters, each asked at every position; a `DraftSource`."""
-
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
-        self.asked = [FirstTokens(drafter) for drafter in drafters]
-
-    def begin(self, session: Session, tokens: Sequence[int]) -> None:
-        for one in self.asked:
-            one.begin(session, tokens)
-
-    def draft(self, new: Sequence[int], most: int) -> Draft:
-        for one in self.asked:
-            one.draft(new, most)
-        return NO_DRAFT
-
-    def settle(self, draft: Draft, new: Sequence[int], seconds: float) -> None:
-        for one in self.asked:
-            one.settle(draft, new, seconds)
-
-    def end(self, new: Sequence[int]) -> None:
-        for one in self.asked:
-            one.end(new)
 
 
 def main() -> None:
@@ -63,29 +26,19 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     options = parser.parse_args()
     counts: dict[tuple[str, int], list[int]] = {}
-    model = load(options.bundle, speculative=None)
     bundle = Bundle(options.bundle)
     drafters = open_drafters(DrafterOptions(), bundle, Sampler(), "auto", remember=False)
-    for questions in CONVERSATIONS:
-        turns: list[dict[str, str]] = []
-        for turn, question in enumerate(questions, 1):
-            turns.append({"role": "user", "content": question})
-            asked = Asked(drafters)
-            model._speculator = asked  # type: ignore[assignment]  # asks, and never drafts
-            new = partial(open_session, model.engine, drafters)
-            model._new_session = new  # type: ignore[method-assign]
-            model._held = []
-            text = model.chat(turns, max_new_tokens=options.tokens).text
-            turns.append({"role": "assistant", "content": text})
-            for one in asked.asked:
-                add(counts, one.drafter.name, turn, one.proposed, one.right)
-            suffix, ngram, *heads = asked.asked
-            either = [s or n for s, n in zip(suffix.proposed, ngram.proposed, strict=True)]
-            known = [s or n for s, n in zip(suffix.right, ngram.right, strict=True)]
-            add(counts, "tree of both", turn, either, known)
-            for head in heads:
-                chosen = [k if e else h for k, e, h in zip(known, either, head.right, strict=True)]
-                add(counts, "union with the head", turn, [True] * len(chosen), chosen)
+    turns = first_tokens_by_turn(open_engine(bundle), bundle.tokenizer, drafters, options.tokens)
+    for turn, asked in enumerate(turns, 1):
+        for one in asked:
+            add(counts, one.drafter.name, turn, one.proposed, one.right)
+        suffix, ngram, *heads = asked
+        either = [s or n for s, n in zip(suffix.proposed, ngram.proposed, strict=True)]
+        known = [s or n for s, n in zip(suffix.right, ngram.right, strict=True)]
+        add(counts, "tree of both", turn, either, known)
+        for head in heads:
+            chosen = [k if e else h for k, e, h in zip(known, either, head.right, strict=True)]
+            add(counts, "union with the head", turn, [True] * len(chosen), chosen)
     for (name, turn), (positions, hits, right) in counts.items():
         print(
             json.dumps(
