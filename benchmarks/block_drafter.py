@@ -74,7 +74,7 @@ class Block(Eagle3, kind="block"):
             delattr(self, unused)
         hidden, heads = config.hidden, self.attention_heads
         self.join = nn.Linear(2 * hidden, hidden, bias=False)
-        self.places = nn.Parameter(torch.randn(config.steps, hidden) * 0.02)
+        self.places = nn.Parameter(torch.randn(config.steps, hidden))
         self.layers = nn.ModuleList(Layer(hidden, config.eps, heads) for _ in range(LAYERS))
 
     def teach(self, features: Tensor, embedded: Tensor) -> list[Tensor]:
