@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import transformers
 
 from cetane.hardware.chips import find_chip, load_chips
-from cetane.perf.breakeven import Speculation, per_slot_formula
+from cetane.lab.synthetic import SHAPES, Shapes
+from cetane.perf.breakeven import DraftingTimes, per_slot_formula
 from cetane.perf.cost import TERM_OF, Work, costs_of, load_fit, terms, total
 from cetane.perf.evidence import Measurement, formats, load_evidence, read
 from cetane.perf.fit import Checked, check, leave_one_group_out
@@ -29,29 +28,6 @@ from cetane.schema.recipe import load_recipe, parse_recipe
 PAGE = Path("docs/explanation/cost-model.md")
 TERMS = tuple(dict.fromkeys(TERM_OF.values()))
 Rows = Iterable[Sequence[Any]]
-
-
-class Shapes:
-    """ZAYA1-8B as transformers knows it: shapes, and no weights."""
-
-    source = "ZAYA1-8B"
-
-    def __init__(self) -> None:
-        config = transformers.AutoConfig.for_model("zaya")
-        with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(config)
-        self.config = config.to_dict()
-        self.tensors = dict(model.state_dict())
-        del self.tensors["lm_head.weight"]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.tensors
-
-    def names(self) -> list[str]:
-        return sorted(self.tensors)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.tensors[name].shape)
 
 
 def markdown(columns: Sequence[str], rows: Rows) -> str:
@@ -137,7 +113,7 @@ def others() -> str:
 
 
 def zaya() -> str:
-    shapes, predictor = Shapes(), Predictor(find_chip("m4-max"))
+    shapes, predictor = Shapes("zaya1-8b"), Predictor(find_chip("m4-max"))
     rows = []
     for name in ("zaya-int8", "zaya-int4", "zaya-routed"):
         planner = Planner(shapes, load_recipe(name))  # type: ignore[arg-type]
@@ -150,7 +126,7 @@ def zaya() -> str:
 
 
 def verifier() -> str:
-    shapes, predictor = Shapes(), Predictor(find_chip("m4-max"))
+    shapes, predictor = Shapes("zaya1-8b"), Predictor(find_chip("m4-max"))
     rows = []
     for name in ("zaya-int8", "zaya-int4", "zaya-routed"):
         for width in (2, 4, 8):
@@ -158,13 +134,68 @@ def verifier() -> str:
             content["tokens"]["verify"] = width
             planner = Planner(shapes, parse_recipe(content, name))  # type: ignore[arg-type]
             t1, tk = (predictor.predict(planner, mode).ms for mode in ("decode", "verify"))
-            spec = Speculation(t1, tk, width)
+            spec = DraftingTimes(t1, tk, width)
             share, chance = spec.break_even_share(), spec.break_even_chance()
             pays = ["never", "never"] if share is None else [f"{share:.2f}", f"{chance:.2f}"]
             rows.append([f"`{name}`", width, f"{t1:.1f}", f"{tk:.1f}", f"{spec.slowdown:.2f}",
                          *pays, f"{spec.speedup(0.5):.2f}", f"{spec.ceiling:.2f}"])  # fmt: skip
     columns = ["recipe", "K", "t1", "tK", "tK/t1", "pays from share", "pays from chance",
                "speed-up at chance 0.5", "if all are right"]  # fmt: skip
+    return markdown(columns, rows)
+
+
+QWEN3 = {
+    "model_type": "qwen3", "vocab_size": 151936, "num_hidden_layers": 36, "head_dim": 128,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 40960,
+}  # fmt: skip
+DECODERS: dict[str, dict[str, Any]] = {
+    "SmolLM2-135M": {
+        "model_type": "llama", "vocab_size": 49152, "num_hidden_layers": 30, "hidden_size": 576,
+        "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3,
+        "tie_word_embeddings": True, "max_position_embeddings": 8192,
+    },
+    "Gemma 4 E2B": SHAPES["gemma4-e2b"],
+    "Qwen3-4B": QWEN3 | {
+        "hidden_size": 2560, "intermediate_size": 9728, "tie_word_embeddings": True,
+    },
+    "Qwen3-8B": QWEN3 | {
+        "hidden_size": 4096, "intermediate_size": 12288, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+"""Their config.json, as far as shapes depend on it."""
+DRAFTED = (
+    ("SmolLM2-135M", "a19-pro", "palette6-kmeans-group32", (4, 8, 16), ""),
+    ("SmolLM2-135M", "m4-max", "palette6-kmeans-group32", (4, 8, 16), ""),
+    ("Gemma 4 E2B", "a19-pro", "palette4-kmeans-group32", (4, 8),
+     "K=3: 31.5 ms for 31.0 (CoreML-LLM)"),
+    ("Qwen3-4B", "m4-pro", "palette6-kmeans-group16", (4, 8, 16),
+     "K=16: 43 ms, 2.21x MLX with 3.3 tokens a call (mlx-ane-sd)"),
+    ("Qwen3-4B", "m4-max", "fp16", (4, 8), "K=8 costs 1.00 to 1.01 times K=4 (Core AI, M5 Pro)"),
+    ("Qwen3-8B", "m4-max", "fp16", (5, 8), "K=5: 1.05 t1, 2.28x (ANEForge, no chip named)"),
+)  # fmt: skip
+"""Model, chip, weights, columns of verifying calls, and what others measured on an ANE."""
+
+
+def speculation() -> str:
+    """Verifying calls of dense models, beside what was reported."""
+    rows = []
+    for model, chip, weights, widths, reported in DRAFTED:
+        shapes, predictor = Shapes(model, DECODERS[model]), Predictor(find_chip(chip))
+        for width in widths:
+            content = load_recipe("default").model_dump()
+            content["compression"] = {"default": weights}
+            content["cache"]["context"] = 2048
+            content["tokens"]["verify"] = width
+            planner = Planner(shapes, parse_recipe(content, model))  # type: ignore[arg-type]
+            t1, tk = (predictor.predict(planner, mode).ms for mode in ("decode", "verify"))
+            spec = DraftingTimes(t1, tk, width)
+            share = spec.break_even_share()
+            rows.append([model, weights, f"`{chip}`", width, f"{t1:.1f}", f"{tk:.1f}",
+                         f"{spec.slowdown:.2f}", "never" if share is None else f"{share:.2f}",
+                         *(f"{spec.speedup(chance):.2f}" for chance in (0.4, 0.6, 0.8)),
+                         reported if width == widths[-1] else ""])  # fmt: skip
+    columns = ["model", "weights", "chip", "K", "t1", "tK", "tK/t1", "pays from share",
+               "speed-up at chance 0.4", "0.6", "0.8", "reported"]  # fmt: skip
     return markdown(columns, rows)
 
 
@@ -198,7 +229,7 @@ def notch() -> str:
     shapes: dict[str, list[tuple[int, ...]]] = {
         name: list(model.matrices()) for name, model in load_decoders().items() if not model.experts
     }
-    planner = Planner(Shapes(), load_recipe("zaya-int8"))  # type: ignore[arg-type]
+    planner = Planner(Shapes("zaya1-8b"), load_recipe("zaya-int8"))  # type: ignore[arg-type]
     dense = [w.shape for b in (*planner.model.layers, *planner.heads) for _, w in b.weights()
              if w.kind]  # fmt: skip
     shapes["ZAYA1-8B, dense, 3 head slices"] = list(dense)
@@ -229,7 +260,7 @@ PUBLISHED = {
 def breakeven() -> str:
     rows = []
     for name, case in PUBLISHED.items():
-        spec = Speculation(*case)
+        spec = DraftingTimes(*case)
         share = spec.break_even_share()
         rows.append([name, case[0], case[1], spec.width, f"{spec.slowdown:.2f}",
                      "never" if share is None else f"{share:.2f}",
@@ -253,8 +284,8 @@ def chips() -> str:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     one.__name__: one
-    for one in (rates, errors, worst, skipped, others, zaya, verifier, gemma, notch, breakeven,
-                chips)
+    for one in (rates, errors, worst, skipped, others, zaya, verifier, speculation, gemma, notch,
+                breakeven, chips)
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from cetane.engine.generate import open_backend
 from cetane.errors import CetaneError
 from cetane.files import records
 from cetane.gates.draft_head import judge_draft_heads
+from cetane.mil import load
 from cetane.pipeline.export import export_contract, export_coreai, export_onnx, export_runtime
 from cetane.pipeline.recompile import recompile
 from cetane.schema.draft_head import FOLDER
@@ -61,12 +62,47 @@ def path(made: Path, tmp_path: Path) -> Path:
 def test_exports_take_it_along_or_refuse_it_by_name(made: Path, tmp_path: Path) -> None:
     assert "draft" in " ".join(export_onnx(made, tmp_path / "onnx")["medusa"])
     for export in (
-        export_contract, export_coreai,
+        export_coreai,
         lambda source, target: export_runtime(source, target, "anemll"),
+        lambda source, target: export_runtime(source, target, "coreml-llm"),
     ):  # fmt: skip
         with pytest.raises(CetaneError, match="has the draft head medusa, which"):
             export(made, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """All bytes of a file or a folder."""
+    files = [path, *path.rglob("*")]
+    return {str(f.relative_to(path)): f.read_bytes() for f in files if f.is_file()}
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+def test_a_contract_takes_it_along(body: Bundle, tmp_path: Path, kind: str) -> None:
+    """Its files are there, every input is named with its shape and who fills it, and the host
+    runs as without it."""
+    bundle = Bundle(shutil.copytree(body.path, tmp_path / "bundle"))
+    head = with_draft_head(bundle, random_draft_head(kind, bundle))
+    folder = export_contract(bundle.path, tmp_path / "out")
+    contract = json.loads((folder / "contract.json").read_text())
+    told = contract["draft_heads"].pop(kind)
+    for file in told["files"]:
+        assert contents(folder / file) == contents(bundle.path / file)
+    package = load(folder / told["files"][0])
+    assert package.functions.keys() == {function["name"] for function in told["functions"]}
+    for function in told["functions"]:
+        inputs = package.functions[function["name"]].inputs
+        assert {i["name"]: tuple(i["shape"]) for i in function["inputs"]} == {
+            name: tuple(kind.shape) for name, kind in inputs.items()
+        }
+        assert all(item["means"] for item in [*function["inputs"], *function["outputs"]])
+    page = (folder / "CONTRACT.md").read_text()
+    assert f"### {kind}/draft" in page and "proposes from | reads |" in page
+    assert told["taps"] == list(head.manifest.taps) and told["rows"] == 40
+    bare = export_contract(body.path, tmp_path / "bare")
+    assert json.loads((bare / "contract.json").read_text()) == contract
+    assert "raft head" not in (bare / "CONTRACT.md").read_text()
+    assert (bare / "host.py").read_text() == (folder / "host.py").read_text()
 
 
 def test_recompile_takes_it_along(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

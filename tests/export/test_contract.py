@@ -148,7 +148,7 @@ def test_the_hosts_caches_grow(tmp_path: Path, contract: str) -> None:
     contents = agree(growing(contract), tmp_path, MOST_LINES + GROWING)
     assert [one["tokens"] for one in contents["capacities"]] == [32, 64, 96]
     assert "never go back to a smaller one" in document(
-        contents | {"memory": dict.fromkeys(MEMORY, 0), "shards": []}
+        contents | {"memory": dict.fromkeys(MEMORY, 0), "shards": [], "draft_heads": {}}
     )
 
 
@@ -219,6 +219,7 @@ def test_a_subset_and_hostile_names(tmp_path: Path) -> None:
     engine = FAMILIES["gemma 3"]("readonly")
     contract = write(engine, tmp_path) | {"rows": [3, 5, 7], "bundle": "", "source": '"""|\n# x'}
     contract["shards"] = [shard | {"bytes": 1} for shard in contract["shards"]]
+    contract["draft_heads"] = {}
     contract["memory"] = dict.fromkeys(
         ("packages", "tables", "caches", "states", "call", "activations", "peak"), 1
     )

@@ -19,6 +19,7 @@ from cetane.families.layers import (
     RMSNorm,
     activation,
     attend,
+    blocks,
     layer_norm,
     normalize,
     rotate,
@@ -190,3 +191,13 @@ def test_masked_keys_weigh_nothing_and_fit_fp16() -> None:
     heads, q = AttentionHeads(1, 1, 4, 1.0), random(1, 1, 4, 1, seed=2)
     changed = torch.cat([one[..., :2], other[..., 2:] * 1e3], -1)
     assert torch.equal(attend(q, one, one, mask, heads), attend(q, changed, changed, mask, heads))
+
+
+def test_blocks_of_keys() -> None:
+    """A call's own tokens never are a block: a cache of the most keys is read whole."""
+    assert blocks(8196, 4, 8192) == [slice(0, 8196)]
+    assert blocks(16388, 4, 8192) == [slice(0, 8192), slice(8192, 16388)]
+    assert blocks(8192, 4, 8192) == [slice(0, 8192)]  # a contract whose slots hold the new tokens
+    assert blocks(16384, 4, 8192) == [slice(0, 8192), slice(8192, 16384)]
+    assert blocks(3000, 64, 1024) == [slice(0, 1024), slice(1024, 2048), slice(2048, 3000)]
+    assert blocks(64, 64, 8192) == [slice(0, 64)]  # no cache

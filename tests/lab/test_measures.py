@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,6 +78,28 @@ def test_calls_and_drafts(bench: Callable[..., Sides]) -> None:
     drafts = take(both, "drafting")
     assert drafts["baseline"].figures == {}
     assert drafts["candidate"].figures["draft_same"].value == 1
+
+
+def test_what_a_trie_knows_of_conversations(
+    bench: Callable[..., Sides], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last turn's share of positions, and right ones among all proposals."""
+    both, turns = bench(drafter="suffix"), []
+    for proposed, right in (([0, 0, 0, 0], [0, 0, 0, 0]), ([1, 1, 1, 0], [1, 0, 1, 0])):
+        turns.append([SimpleNamespace(proposed=proposed, right=right)])
+    asked = []
+    monkeypatch.setattr(
+        "cetane.lab.measures.drafting.first_tokens_by_turn",
+        lambda engine, tokenizer, drafters, count: asked.append((drafters, count)) or turns,
+    )
+    found = take(both, "turns")
+    assert found["baseline"].figures == {}
+    figures = found["candidate"].figures
+    assert figures["turn_hits"].value == 0.75 and figures["turn_hits"].note == "by turn: 0.00, 0.75"
+    assert figures["turn_right"].value == pytest.approx(2 / 3) and figures["turn_right"].n == 3
+    (([drafter], count),) = asked
+    assert drafter.name == "suffix" and drafter.answers.path is None
+    assert count == both.workload.spec.new_tokens
 
 
 def test_what_a_head_learned(

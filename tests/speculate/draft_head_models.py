@@ -45,11 +45,18 @@ class InMemory(Bundle):
 
 
 def random_draft_head(
-    kind: str, bundle: Bundle, rows: int = 40, steps: int = STEPS, **seed: int
+    kind: str,
+    bundle: Bundle,
+    rows: int = 40,
+    steps: int = STEPS,
+    weights: str = "fp16",
+    **seed: int,
 ) -> TorchDraftHead:
     """A head in which every weight matters, which proposes some tokens of the bundle."""
     hidden, vocab = bundle.plan.hidden, bundle.plan.vocab
-    config: dict[str, Any] = {"kind": kind, "rows": rows, "steps": steps, "eps": 1e-5}
+    config: dict[str, Any] = {
+        "kind": kind, "rows": rows, "steps": steps, "eps": 1e-5, "weights": weights
+    }  # fmt: skip
     head = make_draft_head(DraftHeadConfig(hidden=hidden, bundle=bundle.digest, **config))
     random = torch.Generator().manual_seed(seed.get("seed", 0))
     with torch.no_grad():

@@ -160,6 +160,18 @@ def test_a_proposal_teaches_though_it_is_not_verified() -> None:
     assert controller.gain("kind", draft.parents) > 1.5
 
 
+def test_a_drafter_is_judged_by_its_sure_and_unsure_drafts_together() -> None:
+    """What it proposes is known only when it was asked: its kinds part then."""
+    controller = Controller({1: [1.0], 4: [1.2]})
+    for turn in range(60):
+        kind, right = ("head-3", True) if turn % 2 else ("head-0", False)
+        controller.judge(Draft((5,), kind), [5 if right else 6], verified=True)
+    (sure,), (unsure,), (whole,) = (
+        controller.records[kind].chances([-1]) for kind in ("head-3", "head-0", "head")
+    )
+    assert sure > 0.9 and unsure < 0.1 and 0.4 < whole < 0.6
+
+
 def test_one_slow_call_changes_nothing() -> None:
     controller = World({1: 1.0, 4: 1.1}, {}).controller()
     controller.settle(3, 1, 50.0)

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 def train_head(
     bundle: BundlePath,
     kind: Annotated[Literal["medusa", "eagle3"], typer.Argument(help="medusa or eagle3.")],
-    text: Annotated[list[Path], typer.Option(help="A text to learn from; repeat for more.")],
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A text to learn from; repeat for more.",
+            show_default="answers that the model writes",
+        ),
+    ] = None,
     model: Checkpoint = None,
     features: Annotated[
         Path | None,
@@ -43,8 +49,14 @@ def train_head(
     settings = DraftHeadSettings(tokens, window, vocabulary, steps, epochs, minutes, batch)
     with progress(f"train {kind}") as update:
         result = train(
-            bundle, kind, text, settings=settings, model=model, features=features, progress=update
-        )
+            bundle,
+            kind,
+            text or [],
+            settings=settings,
+            model=model,
+            features=features,
+            progress=update,
+        )  # fmt: skip
     if result is None:  # one of several processes, and not the main one
         raise typer.Exit
     conclude(result, json, show)

@@ -17,7 +17,8 @@ class Draft:
     tokens: tuple[int, ...] = ()
     """A token comes before all that follow it; those that may follow one token all differ."""
     kind: str = ""
-    """The drafter and the length of its match; acceptance is counted by kind."""
+    """The drafter, and after a dash the length of its match or how sure it is; acceptance is
+    counted by kind."""
     distributions: Array | None = None
     """The distributions from which a line's tokens were drawn, `(len(tokens), V)`; None for tokens
     that were not drawn at random."""
@@ -29,6 +30,11 @@ class Draft:
     def parents(self) -> Sequence[int]:
         """The place of the token before each token; -1 is the last token of the text."""
         return line(len(self.tokens)) if self.branches is None else self.branches
+
+    @property
+    def drafter(self) -> str:
+        """The name of its drafter."""
+        return self.kind.partition("-")[0]
 
     def first(self, count: int) -> "Draft":
         """The draft without its tokens after `count`."""

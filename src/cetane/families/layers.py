@@ -418,8 +418,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, dim: int) -> Tensor:
 
 
 LONGEST = 8192
-"""The most keys that attention takes at a time if a family names no number: what Apple's own
-attention for the ANE takes (coreai-models, primitives/ios/sdpa.py)."""
+"""The most keys that attention takes at a time, beside those of the call's own tokens, if a family
+names no number: what Apple's own attention for the ANE takes (coreai-models,
+primitives/ios/sdpa.py)."""
 MOST = 128.0
 """The largest factor of `lift`: that of the most keys."""
 
@@ -443,8 +444,9 @@ def attend(
         rows = rows * heads.scale
     width = heads.values or dim
     keys = int(k.shape[3])  # a trace's number, so the factor of a flexible shape is a constant too
-    if sinks is None and (heads.block or LONGEST) < keys:
-        mixed = attend_in_blocks(rows, k, v, mask, heads)
+    parts = blocks(keys, int(q.shape[3]), heads.block or LONGEST)
+    if sinks is None and len(parts) > 1:
+        mixed = attend_in_blocks(rows, k, v, mask, heads, parts)
     else:
         factor = lift(keys)
         scores = heads.capped(rows @ k) + mask
@@ -476,24 +478,29 @@ def mix(weights: Tensor, v: Tensor, factor: float) -> Tensor:
     return mixed if factor == 1 else mixed * (1 / factor)
 
 
+def blocks(keys: int, new: int, most: int) -> list[slice]:
+    """Keys in blocks of `most`. The last `new` keys, of the call's own tokens, never are a block of
+    their own: so a cache of `most` slots is read whole, as a smaller one is."""
+    starts = range(0, max(keys - new, 1), most)
+    return [slice(a, b) for a, b in zip(starts, [*starts[1:], keys], strict=True)]
+
+
 def attend_in_blocks(
-    rows: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: AttentionHeads
+    rows: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: AttentionHeads, parts: list[slice]
 ) -> Tensor:
-    """Attention over `heads.block` keys at a time; the results of blocks are weighted as they come.
+    """Attention over some keys at a time; the results of these blocks are weighted as they come.
 
     The published ports call it "flash decoding" (arXiv 2307.08691). Here each block is normalised
     by itself, so nothing grows with the number of keys. Masks are finite, so a block of hidden keys
     has a maximum too. Its weight vanishes beside a visible key, so 0 / 0 never arises.
     """
     before: tuple[Tensor, Tensor, Tensor] | None = None
-    block, keys = heads.block or LONGEST, int(k.shape[3])
-    for start in range(0, keys, block):
-        part = slice(start, min(start + block, keys))
+    for part in parts:
         scores = heads.capped(rows @ k[..., part]) + mask[..., part]
         top = scores.amax(-1, keepdim=True)
         weights = torch.exp(scores - top)
         total = weights.sum(-1, keepdim=True)
-        factor = lift(part.stop - start)
+        factor = lift(part.stop - part.start)
         mixed = mix(weights * (factor / total), v[..., part], factor)
         if before is not None:
             highest = torch.maximum(top, before[0])

@@ -36,7 +36,8 @@ def mass_scores(
     """The share of attention that the tokens before an answer's digits put on the key's digits:
     the mean over answers, of the query head that puts most.
 
-    `model` is a causal transformers model, `layers` the number of heads of those that can stream.
+    `model` is a causal transformers model of any float type, `layers` the number of heads of those
+    that can stream.
     """
     sums: dict[int, Tensor] = {}
 
@@ -65,7 +66,7 @@ def on_keys(q: Tensor, k: Tensor, scaling: float, text: PassKeys) -> Tensor:
         asking = torch.arange(answer.start - 1, answer.stop - 1)
         seen = torch.arange(k.shape[2]) <= asking[:, None]
         repeated = k[0].repeat_interleave(group, 0)
-        scores = q[0][:, asking] @ repeated.mT * scaling
+        scores = q[0][:, asking].float() @ repeated.float().mT * scaling
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
         digits = range(question.place.stop - len(question.answer), question.place.stop)
         total += weights[..., digits.start : digits.stop].sum(-1).mean(-1)
@@ -96,7 +97,7 @@ def gate_scores(
             return PLAIN(module, q, k, v, mask, scaling, **more)
         full, part = everywhere(q, k, v, scaling), near(q, k, v, scaling, sinks, window)
         factor = gate.repeat_interleave(q.shape[1] // k.shape[1])[:, None, None]
-        return (part + factor * (full - part)).transpose(1, 2), None
+        return (part + factor * (full - part)).to(q.dtype).transpose(1, 2), None
 
     for number, text in enumerate(texts):
         progress("training the gates", number, len(texts))
@@ -122,7 +123,7 @@ def hidden(model: Any, tokens: Sequence[int], at: Sequence[int]) -> Tensor:
     """The last hidden states of some tokens, `(n, C)`."""
     with quiet_transformers():
         states: Tensor = model.model(torch.tensor([tokens]), use_cache=False).last_hidden_state
-    return states[0, at]
+    return states[0, at].float()
 
 
 def by_layer(model: Any, scores: Mapping[int, Tensor]) -> Scores:

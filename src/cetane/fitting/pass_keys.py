@@ -61,13 +61,19 @@ class PassKeys:
 
 
 def hide(
-    tokenizer: Tokenizer, haystack: Sequence[int], tokens: int, seed: int, keys: int = 1
+    tokenizer: Tokenizer,
+    haystack: Sequence[int],
+    tokens: int,
+    seed: int,
+    keys: int = 1,
+    depth: float | None = None,
 ) -> PassKeys:
     """A text of `tokens` tokens, that the questions may follow within them.
 
     `haystack` are tokens of some text without a start token. `seed` chooses a part of it, the
-    names, the numbers and, the same in each stretch, the place. Raises CetaneError for keys that
-    leave no room for other text.
+    names, the numbers and, the same in each stretch, the place. `depth`, 0 to 1, is that place
+    instead: the part of a stretch before its key. Raises CetaneError for keys that leave no room
+    for other text.
     """
     random = np.random.default_rng(seed)
     plain = tokenizer.encode_plain
@@ -87,7 +93,7 @@ def hide(
         )
     first = int(random.integers(0, max(len(haystack) - room, 1)))
     hay = list(haystack[first : first + room])
-    at, inside = 0, random.uniform(EDGE, 1 - EDGE)
+    at, inside = 0, random.uniform(EDGE, 1 - EDGE) if depth is None else depth
     for number, (lead, key) in enumerate(said):
         to = int((number + inside) / keys * len(hay))
         text += hay[at:to]

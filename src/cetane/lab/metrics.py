@@ -61,6 +61,10 @@ METRICS: dict[str, Metric] = {
     "draft_speedup": Metric("drafting", "x", "tokens per second against plain, on this machine"),
     "draft_same": Metric("drafting", "share", "prompts with the very tokens of plain decoding"),
     "head_top1": Metric("drafting", "share", "first tokens of drafts right, on held-out text"),
+    "turn_hits": Metric(
+        "turns", "share", "positions of a conversation's last answers with a proposal"
+    ),
+    "turn_right": Metric("turns", "share", "first tokens of proposals right, over all turns"),
     "recall_near": Metric("needle", "share", "needles found inside the candidate's window"),
     "recall_far": Metric("needle", "share", "needles found beyond it"),
     "pass_keys": Metric(
@@ -86,8 +90,9 @@ HIGHER = frozenset(
     [
         "top1", "golden", "hidden_cosine", "golden_top1", "smoke_greedy", "smoke_distinct",
         "same_tokens", "logit_cosine", "ane_ops", "ane_weights", "residency", "acceptance",
-        "tokens_per_call", "draft_speedup", "draft_same", "head_top1", "recall_near",
-        "recall_far", "activation_cosine", "pass_keys", "sparse_same", "sparse_same_copying",
+        "tokens_per_call", "turn_hits", "turn_right", "draft_speedup", "draft_same", "head_top1",
+        "recall_near", "recall_far", "activation_cosine", "pass_keys", "sparse_same",
+        "sparse_same_copying",
     ]
 )  # fmt: skip
 """The metrics for which more is better. All others are costs or errors."""

@@ -81,14 +81,15 @@ def write_gemma4(folder: Path, tokenizer: Path) -> Path:
 class Shapes:
     """A model of transformers as shapes without values: enough for plans and predictions."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, config: Mapping[str, Any] | None = None) -> None:
+        """`config`: the model's, if its name is none of `SHAPES`."""
         from transformers import AutoConfig, AutoModelForCausalLM
 
         self.source = name
-        config = AutoConfig.for_model(**SHAPES[name])
+        made = AutoConfig.for_model(**(SHAPES[name] if config is None else config))
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-        self.config: dict[str, Any] = config.to_dict()
+            model = AutoModelForCausalLM.from_config(made)
+        self.config: dict[str, Any] = made.to_dict()
         self.tensors: Mapping[str, Tensor] = dict(model.state_dict())
 
     def __contains__(self, name: object) -> bool:

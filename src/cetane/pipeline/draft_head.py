@@ -13,11 +13,14 @@ from accelerate import Accelerator
 
 from cetane.bundle import Bundle
 from cetane.bundle.draft_heads import DraftHead
+from cetane.checkpoint import Checkpoint
 from cetane.engine.generate import open_engine
 from cetane.errors import CetaneError
-from cetane.files import Progress, claimed, sha256, silent
+from cetane.files import Progress, cache_dir, claimed, disk_errors, replacing, sha256, silent
+from cetane.fitting.answers import questions, write_answers
 from cetane.gates.draft_head import DraftHeadResult, audit_draft_head, judge_draft_head
 from cetane.gates.quality import read_tokens
+from cetane.gates.reference import Reference
 from cetane.gates.residency.audit import Audit
 from cetane.pipeline.validate import checkpoint_of
 from cetane.schema.draft_head import DraftHeadKind, Training
@@ -97,9 +100,10 @@ def train_draft_head(
 ) -> TrainedDraftHead | None:
     """Train a draft head on text files, and add it to the bundle as a shard.
 
-    It replaces an earlier draft head of its kind. `features` is a folder that keeps hidden states
-    for another run. Under `torchrun` every process trains; the main process returns the outcome,
-    the others None. CetaneError for too little text.
+    Without `texts` the model writes one, in a third of the minutes at most. The draft head replaces
+    an earlier one of its kind. `features` is a folder that keeps hidden states for another run.
+    Under `torchrun` every process trains; the main process returns the outcome, the others None.
+    CetaneError for too little text.
     """
     started, accelerator = time.monotonic(), devices()
     opened = Bundle(Path(bundle))
@@ -111,6 +115,8 @@ def train_draft_head(
         if window < 2 * settings.steps:
             raise CetaneError(f"--window {window}: less than two drafts of {settings.steps} tokens")
         shown = progress if accelerator.is_main_process else silent
+        with accelerator.main_process_first():  # others read what it wrote
+            texts = texts or [own_answers(checkpoint, settings, shown)]
         ids = whole_windows(
             [read_tokens(opened.tokenizer, p, settings.tokens) for p in texts], window
         )
@@ -135,6 +141,33 @@ def train_draft_head(
             shard, before, after, judged, audit_draft_head(opened, shard), len(learned), len(held),
             minutes=(time.monotonic() - started) / 60, cpu_minutes=time.process_time() / 60,
         )  # fmt: skip
+
+
+def own_answers(checkpoint: Checkpoint, settings: DraftHeadSettings, progress: Progress) -> Path:
+    """A file of questions with the model's own answers, which the cache folder keeps.
+
+    CetaneError for a model that is too large for this machine's memory.
+    """
+    asked = f"{checkpoint.fingerprint[:16]}-{settings.tokens}-{settings.minutes:g}"
+    path = cache_dir() / "answers" / f"{asked}.txt"
+    if path.exists():
+        return path
+    reference, ends = Reference(checkpoint), time.monotonic() + 20 * settings.minutes
+    if not reference.resident:
+        raise CetaneError("the model is too large to write its own text here", "give one: --text")
+    texts: list[str] = []
+    written, tokenizer = 0, checkpoint.tokenizer
+    for some in write_answers(reference.model, tokenizer, questions()):
+        texts += some
+        written += sum(len(tokenizer.encode(text)) for text in some)
+        progress("the model answers questions", min(written, settings.tokens), settings.tokens)
+        if written >= settings.tokens or time.monotonic() > ends:
+            break
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            temporary.write_text("\n".join(texts), encoding="utf-8")
+    return path
 
 
 def whole_windows(texts: Sequence[list[int]], window: int) -> list[int]:

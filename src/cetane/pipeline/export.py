@@ -112,12 +112,12 @@ def export_onnx(
 def export_contract(source: str | Path, output: str | Path, *, progress: Progress = silent) -> Path:
     """Write a bundle's packages with a description of every call, and a host in NumPy.
 
-    Returns the folder. CetaneError if it exists, or if the bundle is damaged.
+    Draft heads are taken along and described; the host decodes without them. Returns the folder.
+    CetaneError if it exists, or if the bundle is damaged.
     """
     bundle = Bundle(Path(source))
     target = new_folder(output, bundle.path)
     bundle.verify()
-    refuse_heads(bundle, "host.py")
     with claimed(target, f"exporting {source}"), disk_errors(target):
         contract.export(bundle, target, progress)
     return target
@@ -224,7 +224,7 @@ def export_coreai(
 def own_checkpoint(bundle: Bundle) -> Checkpoint:
     """The checkpoint that a verified bundle was built from; CetaneError if it is another."""
     bundle.verify()
-    refuse_heads(bundle, "another runtime")
+    refuse_heads(bundle)
     if bundle.plan.adapters:
         raise CetaneError(
             f"{bundle.path} has adapters, which other runtimes do not know",
@@ -239,12 +239,12 @@ def own_checkpoint(bundle: Bundle) -> Checkpoint:
     return checkpoint
 
 
-def refuse_heads(bundle: Bundle, host: str) -> None:
-    """Raise CetaneError for a bundle with draft heads, which a host would not use."""
+def refuse_heads(bundle: Bundle) -> None:
+    """Raise CetaneError for a bundle with draft heads, which another runtime would not use."""
     for kind, head in bundle.draft_heads().items():
         raise CetaneError(
-            f"{bundle.path} has the draft head {kind}, which {host} cannot run",
-            f"move {head.path} away for the export, or use --layout onnx, which takes it along",
+            f"{bundle.path} has the draft head {kind}, which another runtime cannot run",
+            f"move {head.path} away for the export; --layout contract and onnx take it along",
         )
 
 

@@ -143,8 +143,11 @@ class CacheSizes:
         return self.least + (self.whole - self.least) * full // self.heads
 
 
-def cache_sizes(request: Request, layers: Mapping[int, int]) -> CacheSizes:
-    """The sizes of a request's caches. CetaneError for a recipe whose caches cannot stream."""
+def cache_sizes(request: Request, layers: Mapping[int, int], **seen: int) -> CacheSizes:
+    """The sizes of a request's caches. CetaneError for a recipe whose caches cannot stream.
+
+    `seen` are the sinks and the window of heads that stream, if not those of `Streaming`.
+    """
     scores = HeadScores(
         source="",
         model_type="",
@@ -153,7 +156,7 @@ def cache_sizes(request: Request, layers: Mapping[int, int]) -> CacheSizes:
         layers=tuple((0.0,) * layers.get(layer, 0) for layer in range(max(layers) + 1)),
     )
     recipe, context = request.recipe, request.recipe.cache.context
-    cache = recipe.cache.model_copy(update={"streaming": Streaming(scores=scores, full=0)})
+    cache = recipe.cache.model_copy(update={"streaming": Streaming(scores=scores, full=0, **seen)})
     wanted = recipe.model_copy(update={"cache": cache})
     planner = Planner(turned(request.checkpoint, wanted), wanted)
     return CacheSizes(

@@ -8,6 +8,7 @@ from importlib import resources
 from itertools import compress
 from statistics import median
 
+from cetane.checkpoint import Tokenizer
 from cetane.engine.engine import Engine
 from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
@@ -51,6 +52,13 @@ def suite() -> dict[str, list[str]]:
     """The prompts, by category."""
     path = resources.files("cetane") / "data/prompts/speculative.toml"
     content: dict[str, list[str]] = tomllib.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def conversations() -> list[list[str]]:
+    """What a user says, turn by turn; as many turns in each."""
+    path = resources.files("cetane") / "data/prompts/conversations.toml"
+    content: list[list[str]] = tomllib.loads(path.read_text(encoding="utf-8"))["conversations"]
     return content
 
 
@@ -225,3 +233,48 @@ def first_tokens(
         for _ in generate(session, prompt, Sampler(), count, stop, asked):
             pass
     return asked
+
+
+class Together:
+    """Several drafters, each asked at every position; a `DraftSource`."""
+
+    def __init__(self, asked: Sequence[FirstTokens]) -> None:
+        self.asked = asked
+
+    def begin(self, session: Session, tokens: Ids) -> None:
+        for one in self.asked:
+            one.begin(session, tokens)
+
+    def draft(self, new: Ids, most: int) -> Draft:
+        for one in self.asked:
+            one.draft(new, most)
+        return NO_DRAFT
+
+    def settle(self, draft: Draft, new: Ids, seconds: float) -> None:
+        for one in self.asked:
+            one.settle(draft, new, seconds)
+
+    def end(self, new: Ids) -> None:
+        for one in self.asked:
+            one.end(new)
+
+
+def first_tokens_by_turn(
+    engine: Engine, tokenizer: Tokenizer, drafters: Sequence[Drafter], count: int
+) -> list[list[FirstTokens]]:
+    """Ask drafters after every token of greedy answers in conversations: by turn, for each drafter.
+
+    They keep what they learn from turn to turn, and from one conversation to the next.
+    """
+    talks = conversations()
+    turns = [[FirstTokens(drafter) for drafter in drafters] for _ in talks[0]]
+    for talk in talks:
+        said: list[dict[str, str]] = []
+        for question, asked in zip(talk, turns, strict=True):
+            said.append({"role": "user", "content": question})
+            answer = generate(
+                open_session(engine, drafters), tokenizer.chat(said), Sampler(), count,
+                tokenizer.eos_ids, Together(asked),
+            )  # fmt: skip
+            said.append({"role": "assistant", "content": tokenizer.decode(answer)})
+    return turns

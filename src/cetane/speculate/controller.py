@@ -175,10 +175,15 @@ class Controller:
 
     def judge(self, draft: Draft, new: Sequence[int], verified: bool) -> None:
         """Learn from a proposal, after which the text continued with `new`. Without verification
-        it still shows whether its first token was right."""
-        if not verified:
-            self.skip(draft.kind)
-        self.records[draft.kind].judge(draft, new, verified)
+        it still shows whether its first token was right.
+
+        A drafter has a record of its own beside those of its kinds: before it is asked, nobody
+        knows the kind of its draft.
+        """
+        for kind in {draft.kind, draft.drafter}:
+            if not verified:
+                self.skip(kind)
+            self.records[kind].judge(draft, new, verified)
 
     def settle(self, drafted: int, gained: int, seconds: float, proposing: float = 0.0) -> None:
         """Record a call of `seconds`, after `proposing` seconds of drafting. With `drafted` drafted

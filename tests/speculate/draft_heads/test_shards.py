@@ -141,14 +141,38 @@ def test_the_other_order_of_axes(tmp_path: Path, kind: str) -> None:
     assert_drafts(engine_of(build_model("llama"), recipe), tmp_path, kind)
 
 
-def assert_drafts(engine: Engine, folder: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_of_the_targets_int8(tmp_path: Path, kind: str) -> None:
+    """Its output rows are the target's as they ship; its other matrices are int8 too."""
+    compression = {"types": {"head": "int8-per-channel"}}
+    model = build_model("llama")
+    engine = engine_of(model, make_recipe("readonly", compression=compression))
+    bundle = InMemory(tmp_path / "bundle", engine)
+    windows = collect(engine, tokens(engine.plan.vocab), 16, lambda *_: None)
+    head = new_draft_head(kind, bundle, InMemoryCheckpoint(model), windows, 40, STEPS)
+    head.round()
+    rows = model.lm_head.weight.detach().half().numpy()[head.vocabulary]
+    scale = np.abs(rows).max(1, keepdims=True) / np.float16(127)
+    steps = np.rint(rows / scale).astype(np.float32)
+    assert np.array_equal(head.output.numpy(), (steps * scale).astype(np.float16))
+
+    assert_drafts(engine, tmp_path, kind, "int8-per-channel")
+    shard = bundle.draft_heads()[kind]  # type: ignore[index]
+    matrices = [t for t in random_draft_head(kind, bundle).state_dict().values() if t.ndim == 2]
+    whole = sum(tensor.numel() for tensor in matrices)
+    assert whole < shard.manifest.weight_bytes < 1.2 * whole
+
+
+def assert_drafts(engine: Engine, folder: Path, kind: str, weights: str = "fp16") -> None:
     bundle = InMemory(folder / "bundle", engine)
     bundle.path.mkdir()
-    head = random_draft_head(kind, bundle)
+    head = random_draft_head(kind, bundle, weights=weights)
     prompt = tokens(engine.plan.vocab)[:11]
     expected = list(generate(engine.session(), prompt, Sampler(), 16))
     shard = with_draft_head(bundle, head)
-    drafter = Recording(open_drafter(shard, bundle, PortableBackend(shard, "fp32")))
+    own = open_drafter(shard, bundle, PortableBackend(shard, "fp32"))
+    own.unlikely = 0.0  # whole drafts, however unsure
+    drafter = Recording(own)
     speculator = Speculator([drafter], STEPS)
     session = speculator.session(engine)
     assert list(generate(session, prompt, Sampler(), 16, (), speculator)) == expected

@@ -7,6 +7,7 @@ from typing import Any
 
 from cetane.bundle import Bundle
 from cetane.export.contract.describe import describe
+from cetane.export.contract.draft_heads import draft_head
 from cetane.export.contract.memory import memory_figures
 from cetane.files import Progress, replacing, write_json
 from cetane.schema.manifest import TOKENIZER
@@ -20,6 +21,7 @@ def export(bundle: Bundle, target: Path, progress: Progress) -> None:
         folder.mkdir(parents=True)
         parts = [shard["package"] for shard in contract["shards"]]
         parts += [file for files in contract["tables"].values() for file in files]
+        parts += [file for head in contract["draft_heads"].values() for file in head["files"]]
         for done, part in enumerate([*parts, TOKENIZER]):
             progress(part, done, len(parts) + 1)
             copy(bundle.file(part), folder / part)
@@ -39,6 +41,7 @@ def contract_of(bundle: Bundle) -> dict[str, Any]:
         "source": bundle.manifest.source,
         "stop": list(bundle.tokenizer.eos_ids),
         "memory": memory.as_json(),
+        "draft_heads": {str(kind): draft_head(h) for kind, h in bundle.draft_heads().items()},
     }
 
 

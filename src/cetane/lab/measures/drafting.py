@@ -9,7 +9,7 @@ from cetane.lab.journal import Figure
 from cetane.lab.sides import Findings, Side, each, figure
 from cetane.pipeline.draft_head import DraftHeadSettings, train_draft_head
 from cetane.schema.draft_head import KINDS, DraftHeadKind, Training
-from cetane.speculate.bench import compare
+from cetane.speculate.bench import compare, first_tokens_by_turn
 from cetane.speculate.open import DrafterOptions, longest_draft, open_controller, open_drafters
 
 TRAINING = DraftHeadSettings(tokens=8192, minutes=3)
@@ -50,6 +50,26 @@ def drafting(side: Side) -> Findings:
     for kind, head in side.bundle.draft_heads().items():
         if kind == options.drafter and head.manifest.training.positions:
             figures["head_top1"] = held_out(head.manifest.training)
+    return Findings(figures)
+
+
+@each("turns")
+def turns(side: Side) -> Findings:
+    """What an arm's drafter knows of the answers in conversations. Tries keep earlier answers."""
+    if not side.arm.drafter:
+        return Findings()
+    options = DrafterOptions(side.arm.drafter)
+    drafters = open_drafters(options, side.bundle, Sampler(), "auto", remember=False)[:1]
+    count = side.workload.spec.new_tokens
+    asked = [
+        one for (one,) in first_tokens_by_turn(side.engine, side.bundle.tokenizer, drafters, count)
+    ]
+    hits = [sum(one.proposed) / len(one.proposed) for one in asked]
+    right, proposed = sum(sum(one.right) for one in asked), sum(sum(one.proposed) for one in asked)
+    by_turn = ", ".join(f"{share:.2f}" for share in hits)
+    figures = {"turn_hits": figure("turn_hits", hits[-1], note=f"by turn: {by_turn}")}
+    if proposed:
+        figures["turn_right"] = figure("turn_right", right / proposed, n=proposed)
     return Findings(figures)
 
 

@@ -1,6 +1,6 @@
 """Drafters that run draft heads on the hidden states of the target's calls."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -21,15 +21,25 @@ from cetane.speculate.draft_heads.runner import (
 )
 from cetane.speculate.drafter import Drafter
 
+LEVELS = 4
+"""Kinds of a draft head's drafts, by the chance that it gives to its first token."""
+UNLIKELY = 0.2
+"""The chance of all tokens of a draft, by the draft head, below which it drafts no further."""
+
 
 class DraftHeadDrafter(Drafter):
-    """Hands the hidden states of a sequence to a draft head."""
+    """Hands the hidden states of a sequence to a draft head.
+
+    A draft's kind tells how sure the draft head is of its first token, so the controller learns
+    when to trust it.
+    """
 
     costly = True
 
     def __init__(self, runner: DraftHeadRunner) -> None:
         super().__init__()
         self.runner = runner
+        self.unlikely = UNLIKELY
         self.taps: Taps | None = None
 
     def watch(self, plan: Plan) -> Watch:
@@ -53,6 +63,21 @@ class DraftHeadDrafter(Drafter):
         """Take the hidden states `(n, taps, C)` of the newly accepted tokens."""
         raise NotImplementedError
 
+    def likely(self, rows: Iterable[Array], most: int) -> Draft:
+        """The best tokens of rows of logits `(R,)`, at most `most`: until all of them together are
+        unlikely."""
+        drafted: list[int] = []
+        kind, chance = "", 1.0
+        for logits in rows:
+            best = int(logits.argmax())
+            share = float(1 / np.exp(logits - logits[best]).sum())
+            kind = kind or f"{self.name}-{min(int(share * LEVELS), LEVELS - 1)}"
+            drafted.append(int(self.runner.vocabulary[best]))
+            chance *= share
+            if len(drafted) == most or chance < self.unlikely:
+                break
+        return Draft(tuple(drafted), kind)
+
 
 class MedusaDrafter(DraftHeadDrafter):
     """Drafts all tokens at once from the last hidden state."""
@@ -70,8 +95,7 @@ class MedusaDrafter(DraftHeadDrafter):
     def propose(self, most: int) -> Draft:
         if self.last is None:
             return NO_DRAFT
-        best = self.runner.draft(self.last).argmax(-1)[:most]
-        return Draft(tuple(self.runner.vocabulary[best].tolist()), self.name)
+        return self.likely(self.runner.draft(self.last), most)
 
 
 class Eagle3Drafter(DraftHeadDrafter):
@@ -93,13 +117,16 @@ class Eagle3Drafter(DraftHeadDrafter):
         if not len(features) or len(after) < len(features):
             return NO_DRAFT
         self.waiting = []
-        drafted: list[int] = []
+        return self.likely(self.rows(features, after), min(most, runner.steps))
+
+    def rows(self, features: Array, after: Sequence[int]) -> Iterator[Array]:
+        """Logits after the accepted tokens, then after each of its own best tokens."""
+        runner = self.runner
         logits = runner.follow(features, after)
-        while True:
-            drafted.append(int(runner.vocabulary[logits.argmax()]))
-            if len(drafted) == min(most, runner.steps) or not runner.room:
-                return Draft(tuple(drafted), self.name)
-            logits = runner.step(drafted[-1])
+        yield logits
+        while runner.room:
+            logits = runner.step(int(runner.vocabulary[logits.argmax()]))
+            yield logits
 
 
 def open_drafter(draft_head: DraftHead, bundle: Bundle, backend: Backend) -> DraftHeadDrafter:

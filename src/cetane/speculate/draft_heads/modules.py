@@ -11,7 +11,7 @@ test.
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cetane.compress import parse_format
 from cetane.errors import CetaneError
 from cetane.files import disk_errors, replacing
 from cetane.schema.draft_head import DraftHeadKind
@@ -44,6 +45,9 @@ class DraftHeadConfig(Data):
     """The softcap of the target's logits. Only training applies it, since it keeps their order."""
     bundle: str
     """Digest of the bundle whose hidden states it reads."""
+    weights: Literal["fp16", "int8-per-channel"] = "fp16"
+    """The format of its projections: the target's output head's, if that is one of these. Rows of
+    the target's int8 head keep their scales, so both have the same values."""
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -97,9 +101,13 @@ class TorchDraftHead(nn.Module, ABC):
 
     @torch.no_grad()
     def round(self) -> None:
-        """Round all weights to fp16, the type in a package."""
+        """Round all weights to what a package holds: matrices to the format of the config, and
+        gains and biases to fp16."""
+        form = parse_format(self.config.weights)
         for tensor in self.state_dict().values():
-            if tensor.is_floating_point():
+            if tensor.ndim == 2:
+                tensor.copy_(torch.from_numpy(form.encode(tensor.numpy()).decode()))
+            elif tensor.is_floating_point():
                 tensor.copy_(tensor.half())
 
     def save(self, path: Path) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from cetane.compress import Selection
 from cetane.families import (
     Block,
     CacheGroup,
@@ -80,6 +81,7 @@ class DraftHeadPlanner:
             tensor_layout=target.tensor_layout,
             cache=CacheTable(context=target.cache.context),
             tokens=Tokens(verify=None, prefill=None),
+            compression=Selection(default=config.weights),
             target=target.target,
         )
         wider = sorted({mode.tokens for mode in plan.modes.values() if mode.tokens > 1})
@@ -104,7 +106,7 @@ class DraftHeadPlanner:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights in fp16, each counted once."""
+        """Bytes of all weights, each counted once."""
         return weight_bytes(self.members[self.name], self.recipe.compression)
 
     def graphs(self, shard: str) -> list[FunctionGraph]:

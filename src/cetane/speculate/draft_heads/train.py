@@ -48,6 +48,7 @@ def new_draft_head(
     are left out.
     """
     plan, model = bundle.plan, Planner(checkpoint, bundle.plan.recipe).model
+    head = plan.recipe.compression.format_for(model.output, "head").name
     possible = set(plan.choosable.tolist())
     said = Counter(torch.cat([windows.tokens, windows.choices]).flatten().tolist())
     ranked = dict.fromkeys([*(token for token, _ in said.most_common()), *range(plan.vocab)])
@@ -61,6 +62,7 @@ def new_draft_head(
         eps=model.eps,
         softcap=model.softcap,
         bundle=bundle.digest,
+        weights="int8-per-channel" if head == "int8-per-channel" else "fp16",
     )
     draft_head = make_draft_head(config)
     draft_head.vocabulary = vocabulary

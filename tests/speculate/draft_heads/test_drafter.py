@@ -1,0 +1,55 @@
+"""How sure a draft head is: where its drafts end, and which kind they are."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from cetane.engine.verify import Draft
+from cetane.speculate.draft_heads.drafter import MedusaDrafter
+
+VOCABULARY = np.array([7, 11, 13, 17])
+
+
+def rows(*chances: float) -> list[np.ndarray]:
+    """Logits whose best token, at place 2, has these chances; the others share the rest."""
+    return [np.log([(1 - c) / 3, (1 - c) / 3, c, (1 - c) / 3]).astype(np.float32) for c in chances]
+
+
+@pytest.mark.parametrize(
+    ("chances", "most", "tokens", "kind"),
+    [
+        ((0.9, 0.9, 0.9), 3, 3, "medusa-3"),
+        ((0.9, 0.9, 0.9), 2, 2, "medusa-3"),
+        ((0.6, 0.5, 0.9), 3, 3, "medusa-2"),  # 0.6, 0.3, 0.27
+        ((0.6, 0.3, 0.9), 3, 2, "medusa-2"),  # 0.6, 0.18: the second is the last
+        ((0.3, 0.9, 0.9), 3, 3, "medusa-1"),
+        ((0.26, 0.5, 0.9), 3, 2, "medusa-1"),
+        ((1.0, 0.9), 3, 2, "medusa-3"),
+    ],
+)  # fmt: skip
+def test_a_draft_ends_where_it_is_unlikely(
+    chances: tuple[float, ...], most: int, tokens: int, kind: str
+) -> None:
+    drafter = MedusaDrafter(SimpleNamespace(vocabulary=VOCABULARY))  # type: ignore[arg-type]
+    with np.errstate(divide="ignore"):
+        draft = drafter.likely(rows(*chances), most)
+    assert draft == Draft((13,) * tokens, kind)
+    assert draft.drafter == "medusa"
+
+
+def test_no_more_rows_are_made_than_drafted() -> None:
+    """A row is a call."""
+    made = []
+
+    def calls():  # type: ignore[no-untyped-def]
+        for chance in (0.9, 0.3, 0.9, 0.9):
+            made.append(chance)
+            yield rows(chance)[0]
+
+    drafter = MedusaDrafter(SimpleNamespace(vocabulary=VOCABULARY))  # type: ignore[arg-type]
+    assert len(drafter.likely(calls(), 3).tokens) == 3  # 0.9, 0.27, 0.243
+    assert made == [0.9, 0.3, 0.9]
+    drafter.unlikely, made[:] = 0.5, []
+    assert len(drafter.likely(calls(), 3).tokens) == 2
+    assert made == [0.9, 0.3]
