@@ -14,6 +14,7 @@ from cetane.compress.fitted import folder
 from cetane.errors import CetaneError
 from cetane.files import silent
 from cetane.fitting import fit as module
+from cetane.fitting import lessons as lessons_module
 from cetane.gates.port import packaged
 from cetane.gates.reference import Reference
 from cetane.gates.weights import wrong_constants
@@ -41,7 +42,7 @@ def recipe(**compression: Any) -> Recipe:
 def little_text() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SEQUENCES", 16)
-        patch.setattr(module, "LESSONS", 16)
+        patch.setattr(lessons_module, "SEQUENCES", 8)
         patch.setattr(module, "LENGTH", 32)
         yield
 

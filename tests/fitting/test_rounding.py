@@ -30,9 +30,19 @@ def inputs_of(model: Any, path: str, tokens: Tensor) -> Tensor:
     return seen[0].reshape(-1, layer.in_features)
 
 
+Rounded = tuple[Any, dict[str, Tensor], Rounder, Tensor]
+"""The model after rounding, its weights before, what rounded it, and the tokens."""
+
+
 @pytest.fixture(scope="module")
-def rounded(tiny_model: Callable[..., Any]) -> tuple[Any, dict[str, Tensor], Rounder, Tensor]:
-    """The model after rounding, its weights before, what rounded it, and the tokens."""
+def rounded(tiny_model: Callable[..., Any]) -> Rounded:
+    """In fp32, as on processors that have no quick bfloat16."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+        return rounded_model(tiny_model)
+
+
+def rounded_model(tiny_model: Callable[..., Any]) -> Rounded:
     model = tiny_model("llama")
     before = {path: layer.weight.clone() for path, layer in linears(model).items()}
     tokens = torch.randint(0, 288, (4, 24), generator=torch.Generator().manual_seed(0))
@@ -59,6 +69,22 @@ def test_a_layer_is_rounded_by_the_inputs_that_rounded_layers_make(rounded: Any,
     made = rounder.constants[f"{path}.weight"].decode()
     # The sums of two runs differ in their last bits, which may move a weight on the edge.
     assert np.mean(made != wanted.decode()) < 0.01
+
+
+def test_bfloat16_rounds_as_well(rounded: Rounded, tiny_model: Callable[..., Any]) -> None:
+    """Judged by the fp32 model's own outputs, for a processor with bfloat16 and one without."""
+    _, _, _, tokens = rounded
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+        other = rounded_model(tiny_model)
+    truth = logits_of(tiny_model("llama"), tokens)
+    errors = [(logits_of(one[0], tokens) - truth).square().mean() for one in (rounded, other)]
+    assert errors[1] < 1.05 * errors[0]
+
+
+def logits_of(model: Any, tokens: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model(tokens).logits
 
 
 def test_weighted_looks_at_mean_squares_alone(tiny_model: Callable[..., Any]) -> None:

@@ -35,6 +35,7 @@ def test_unlikely_tokens_are_never_drawn(tiny_model: Callable[..., Any]) -> None
 
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     shares = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]])  # none of the others, at either end
-    drawn = drawn_from(shares.expand(4000, 5), torch.Generator().manual_seed(0))[:, 0]
+    logits = shares.log().expand(4000, 5)
+    drawn = drawn_from(logits, torch.Generator().manual_seed(0))[:, 0]
     assert set(drawn.tolist()) == {1, 3}
     assert abs(float((drawn == 3).float().mean()) - 0.75) < 0.03  # four standard errors

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from cetane.files import Progress, replacing
-from cetane.fitting.teacher import quick
+from cetane.fitting.teacher import has_bfloat16, narrowed, quick
 
 Matrix = npt.NDArray[np.float32]
 
@@ -35,6 +35,8 @@ LARGEST = 4096
 four bits of SmolLM2 lost: docs/explanation/compression.md."""
 ROWS = 512
 """Tokens of a pass: its activations are what takes most memory."""
+PART = 256
+"""Rows whose products are summed in bfloat16, where a processor has it."""
 
 TEXT, TOKENS, OUTPUTS, SCALE = "text", "/tokens", "/outputs", "/scale"
 """Names of tensors in a file, and their ends."""
@@ -64,8 +66,18 @@ class Importance:
 
 
 def mean_product(rows: Tensor) -> Matrix:
-    """Of `(N, I)` with itself, fp32 `(I, I)`. numpy computes one half of it, and torch both."""
-    own = rows.numpy()
+    """Of `(N, I)` with itself, fp32 `(I, I)`.
+
+    Products of bfloat16 are rounded to it too, so a sum over all of many parts is what counts. In
+    fp32 numpy computes one half of it, and torch both.
+    """
+    if has_bfloat16():
+        total = torch.zeros(rows.shape[1], rows.shape[1])
+        for part in rows.split(PART):
+            half = part.bfloat16()
+            total += half.T @ half
+        return (total / len(rows)).numpy()
+    own = rows.float().numpy()
     return np.asarray(own.T @ own / np.float32(len(own)), dtype=np.float32)
 
 
@@ -87,8 +99,7 @@ class Collector:
         rows = gradient.reshape(-1, gradient.shape[-1])
         self.squares.append(rows.float().square().sum(1).cpu())
         if self.sum is not None:
-            own = rows.float().cpu()
-            self.sum += len(own) * torch.from_numpy(mean_product(own))
+            self.sum.add_(torch.from_numpy(mean_product(rows.cpu())), alpha=len(rows))
 
     def made(self) -> Importance:
         squares = torch.cat(self.squares)
@@ -105,7 +116,7 @@ def importance(
     """Of a transformers model's layers, by name, for text that it wrote, int64 `(B, T)`."""
     collectors = {name: Collector(layer) for name, layer in layers.items()}
     parts = text.split(max(1, ROWS // text.shape[1]))
-    with ExitStack() as stack, torch.enable_grad():
+    with ExitStack() as stack, narrowed(model), torch.enable_grad():
         embedding = model.get_input_embeddings().register_forward_hook(with_gradient)
         stack.callback(embedding.remove)
         for name, layer in layers.items():

@@ -21,6 +21,7 @@ from cetane.compress import Format, second_order
 from cetane.compress.select import Method
 from cetane.files import Progress
 from cetane.fitting.importance import Importance, Matrix, mean_product
+from cetane.fitting.teacher import quick
 
 if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded
@@ -89,7 +90,7 @@ class Rounder:
                 stack.callback(hook.remove)
             last = model.get_output_embeddings().register_forward_pre_hook(self.stop)
             stack.callback(last.remove)
-            with suppress(Done):
+            with suppress(Done), quick(model):
                 model(tokens, use_cache=False)
             self._inputs = self._hessian = None
 
