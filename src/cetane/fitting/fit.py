@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from cetane.checkpoint import Checkpoint
-from cetane.compress import Format
+from cetane.compress import Format, Selection
 from cetane.compress.fitted import Fitted, FittedFile, folder, kept, save
-from cetane.compress.select import Method
 from cetane.errors import CetaneError
 from cetane.files import Progress, json_sha256, remove
 from cetane.fitting.importance import Importance, importance, keep, load
@@ -28,6 +27,7 @@ from cetane.gates.reference import Reference
 from cetane.planner import Planner
 from cetane.planner.encoding import can_be_fitted
 from cetane.planner.weights import format_of
+from cetane.schema.recipe import override
 
 if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded
@@ -48,45 +48,28 @@ def fit(checkpoint: Checkpoint, planner: Planner, progress: Progress) -> FittedF
     Raises CetaneError for the tuning of a model that does not fit in memory.
     """
     compression, formats = planner.recipe.compression, fitted_formats(planner)
-    if compression.method != "tuned":
-        return rounded(checkpoint, planner, formats, compression.method, progress)
-    key = key_of(checkpoint, formats, "tuned", compression.minutes)
+    key = key_of(checkpoint, formats, compression)
     known = kept(key)
     if known is not None:
         return known
-    first = rounded(checkpoint, planner, formats, "gptq", progress)
+    if compression.method != "tuned":
+        rounder = Fitter(checkpoint, planner, progress).rounded(formats, compression)
+        return save(rounder.constants, key, rounder.harms)
+    before = override(planner.recipe, {"compression.method": "gptq"})
+    first = fit(checkpoint, Planner(checkpoint, before, planner), progress).read()
     partial = folder() / f"{key}.tuning"
     work = Fitter(checkpoint, planner, progress)
-    made = save(work.tuned(first.read(), formats, compression.minutes, partial), key)
+    made = save(work.tuned(first, formats, compression.minutes, partial), key, first.harms)
     remove(partial)
     return made
 
 
-def rounded(
-    checkpoint: Checkpoint,
-    planner: Planner,
-    formats: Mapping[str, Format],
-    method: Method,
-    progress: Progress,
-) -> FittedFile:
-    """Constants layer by layer, kept or made now."""
-    key = key_of(checkpoint, formats, method)
-    known = kept(key)
-    if known is not None:
-        return known
-    rounder = Fitter(checkpoint, planner, progress).rounded(formats, method)
-    return save(rounder.constants, key, rounder.harms)
-
-
-def key_of(
-    checkpoint: Checkpoint,
-    formats: Mapping[str, Format],
-    method: Method,
-    minutes: float | None = None,
-) -> str:
-    """A hash of what the constants depend on; `minutes` of tuning."""
+def key_of(checkpoint: Checkpoint, formats: Mapping[str, Format], compression: Selection) -> str:
+    """A hash of what the constants depend on."""
+    tuned = compression.method == "tuned"
     content = [
-        VERSION, checkpoint.fingerprint, method, minutes,
+        VERSION, checkpoint.fingerprint, compression.method,
+        compression.minutes if tuned else None, compression.second_order.model_dump(),
         {name: form.name for name, form in formats.items()},
     ]  # fmt: skip
     return json_sha256(content)
@@ -124,13 +107,14 @@ class Fitter:
         if self.resident:  # it reads its weights now, so that all of them can be narrowed
             self.model(torch.tensor([[self.start]]), use_cache=False)
 
-    def rounded(self, formats: Mapping[str, Format], method: Method) -> Rounder:
+    def rounded(self, formats: Mapping[str, Format], compression: Selection) -> Rounder:
         """Constants layer by layer, in the order of the model's computation."""
+        method = compression.method
         if self.resident and method != "weighted":
             text, importances = self.important(formats)
         else:
             text, importances = self.text(SEQUENCES), {}
-        rounder = Rounder(formats, method, self.progress, importances)
+        rounder = Rounder(formats, method, self.progress, importances, compression.second_order)
         rounder.run(self.model, self.names, text)
         return rounder
 

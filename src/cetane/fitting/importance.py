@@ -35,8 +35,6 @@ LARGEST = 4096
 four bits of SmolLM2 lost: docs/explanation/compression.md."""
 ROWS = 512
 """Tokens of a pass: its activations are what takes most memory."""
-PART = 256
-"""Rows whose products are summed in bfloat16, where a processor has it."""
 
 TEXT, TOKENS, OUTPUTS, SCALE = "text", "/tokens", "/outputs", "/scale"
 """Names of tensors in a file, and their ends."""
@@ -66,18 +64,11 @@ class Importance:
 
 
 def mean_product(rows: Tensor) -> Matrix:
-    """Of `(N, I)` with itself, fp32 `(I, I)`.
+    """Of `(N, I)` with itself, fp32 `(I, I)`. numpy computes one half of it, and torch both.
 
-    Products of bfloat16 are rounded to it too, so a sum over all of many parts is what counts. In
-    fp32 numpy computes one half of it, and torch both.
+    In fp32, because its inverse counts: rounded to bfloat16 it is not always positive.
     """
-    if has_bfloat16():
-        total = torch.zeros(rows.shape[1], rows.shape[1])
-        for part in rows.split(PART):
-            half = part.bfloat16()
-            total += half.T @ half
-        return (total / len(rows)).numpy()
-    own = rows.float().numpy()
+    own = rows.numpy()
     return np.asarray(own.T @ own / np.float32(len(own)), dtype=np.float32)
 
 
@@ -99,7 +90,8 @@ class Collector:
         rows = gradient.reshape(-1, gradient.shape[-1])
         self.squares.append(rows.float().square().sum(1).cpu())
         if self.sum is not None:
-            self.sum.add_(torch.from_numpy(mean_product(rows.cpu())), alpha=len(rows))
+            own = rows.cpu() if has_bfloat16() else rows.float().cpu()
+            self.sum += own.T @ own  # of few tokens: damped by its mean, it may be rounded
 
     def made(self) -> Importance:
         squares = torch.cat(self.squares)
