@@ -69,10 +69,10 @@ def write_batch(
     model: Any, start: int, sequences: int, length: int, random: torch.Generator
 ) -> Tensor:
     """One batch of `write_text`."""
-    from transformers import DynamicCache
+    from cetane.fitting.cache import roomy_cache  # here because transformers takes a while
 
     tokens = torch.full((sequences, 1), start)
-    cache, read = DynamicCache(config=model.config), tokens
+    cache, read = roomy_cache(model, length), tokens
     while tokens.shape[1] < length:
         with quick(model):
             made = model(read, past_key_values=cache, use_cache=True, logits_to_keep=1)
