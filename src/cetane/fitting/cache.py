@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 
-class RoomyLayer(DynamicLayer):  # type: ignore[misc]
+class RoomyLayer(DynamicLayer):
     """Keys and values of one layer, `(B, heads, length, C)` from the beginning."""
 
     def __init__(self, length: int) -> None:
