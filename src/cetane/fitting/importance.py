@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from cetane.files import Progress, replacing
+from cetane.fitting.losses import in_pieces
 from cetane.fitting.teacher import has_bfloat16, narrowed, quick
 
 Matrix = npt.NDArray[np.float32]
@@ -130,8 +131,12 @@ def loss_of(model: Any, tokens: Tensor) -> Tensor:
     """The sum of the losses of all next tokens."""
     with quick(model):
         logits = model(tokens, use_cache=False).logits[:, :-1]
-    rows = logits.reshape(-1, logits.shape[-1]).float()
-    return nn.functional.cross_entropy(rows, tokens[:, 1:].flatten(), reduction="sum")
+    targets = tokens[:, 1:].flatten()
+
+    def of_rows(own: Tensor, rows: slice) -> Tensor:
+        return nn.functional.cross_entropy(own, targets[rows], reduction="sum")
+
+    return in_pieces(logits.flatten(0, 1), of_rows)
 
 
 def keep(path: Path, text: Tensor, importances: Mapping[str, Importance]) -> None:

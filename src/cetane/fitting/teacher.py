@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cetane.files import Progress
+from cetane.fitting.losses import in_pieces
 
 LIKELIEST = 64
 """Tokens whose probabilities are kept; the others count together. All would take 100 kB a token."""
@@ -34,14 +35,17 @@ class Answers:
 
     def divergence(self, logits: Tensor) -> Tensor:
         """The mean KL of logits `(N, T, V)` from these answers; unlikely tokens are one."""
-        own = logits.float()
-        total = torch.logsumexp(own, -1, keepdim=True)
-        student = own.gather(2, self.likely.to(own.device, torch.int64)) - total
-        teacher = self.logs.to(own.device, torch.float32)
-        rest = (others(teacher), others(student))
-        shares = teacher.exp()
-        likely = (shares * (teacher - student)).sum(-1)
-        return (likely + rest[0] * (rest[0].log() - rest[1].log())).mean()
+        names = self.likely.to(logits.device, torch.int64).flatten(0, 1)
+        logs = self.logs.to(logits.device, torch.float32).flatten(0, 1)
+
+        def of_rows(own: Tensor, rows: slice) -> Tensor:
+            teacher = logs[rows]
+            student = own.gather(1, names[rows]) - torch.logsumexp(own, -1, keepdim=True)
+            rest = (others(teacher), others(student))
+            likely = (teacher.exp() * (teacher - student)).sum()
+            return likely + (rest[0] * (rest[0].log() - rest[1].log())).sum()
+
+        return in_pieces(logits.flatten(0, 1), of_rows) / len(names)
 
 
 def others(logs: Tensor) -> Tensor:

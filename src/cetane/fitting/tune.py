@@ -22,10 +22,10 @@ from cetane.files import Progress, replacing
 from cetane.fitting.teacher import Answers, has_bfloat16, quick
 from cetane.fitting.tunable import Tunable
 
-RATE, PULL = 0.003, 0.01
+RATE, PULL = 0.003, 0.02
 """Of a step of levels, and of what elements want to be, in distances between two levels, at the
 beginning; they fall to zero with the time that is left."""
-WARM = 5
+WARM = 10
 """Steps until the rate is whole: means of gradients need some."""
 TOKENS, PIECE = 2048, 1024
 """Of a step, and of a part of it that is in memory at a time."""
