@@ -1,7 +1,7 @@
-"""A loss of logits in pieces of rows: their gradients are made at once, while they are in the cache.
+"""A loss of logits in pieces of rows, whose gradients are made while they are in the cache.
 
-As one tensor, 1,024 rows of SmolLM2's logits took 3.1 s of 4.3 s of a step of tuning, most of it for
-memory that the system had to give; the products took 1.6 s.
+As one tensor, 1,024 rows of SmolLM2's logits took 3.1 s of the 4.3 s of a step of tuning, most of
+it for memory that the system had to give; the products took 1.6 s.
 """
 
 from __future__ import annotations
