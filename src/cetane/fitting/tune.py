@@ -22,9 +22,10 @@ from cetane.files import Progress, replacing
 from cetane.fitting.teacher import Answers, has_bfloat16, quick
 from cetane.fitting.tunable import Tunable
 
-RATE, PULL = 0.003, 0.02
+RATE, PULL = 0.0005, 0.003
 """Of a step of levels, and of what elements want to be, in distances between two levels, at the
-beginning; they fall to zero with the time that is left."""
+beginning; they fall to zero with the time that is left. With 0.003 and 0.02 the KL of SmolLM2's
+lessons in four bits grew from 0.066 to 0.14 within a hundred steps."""
 WARM = 10
 """Steps until the rate is whole: means of gradients need some."""
 TOKENS, PIECE = 2048, 1024
