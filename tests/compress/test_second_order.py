@@ -5,6 +5,7 @@ import pytest
 
 from cetane.compress import parse_format, second_order
 from cetane.compress.encoded import Affine, Encoded, Palettized
+from cetane.compress.select import SecondOrder
 from cetane.errors import CetaneError
 
 
@@ -59,7 +60,7 @@ def test_no_single_index_can_be_improved() -> None:
     """Every index, changed alone, makes the output worse: tried one by one."""
     x = inputs(6)
     weight = np.random.default_rng(2).normal(0, 0.1, (8, 6)).astype(np.float32)
-    damped = second_order.damped(hessian(x), second_order.DAMPING)
+    damped = second_order.damped(hessian(x), SecondOrder().damping)
     form = parse_format("palette1-kmeans-group8")
     made = second_order.encode(weight, form, hessian(x))
     assert isinstance(made, Palettized)
@@ -122,3 +123,15 @@ def test_what_does_not_fit_is_refused() -> None:
         second_order.encode(
             weight, parse_format("palette4-kmeans-group16"), np.eye(12, dtype=np.float32)
         )
+
+
+def test_options_change_the_rounding() -> None:
+    """Much damping leaves the rounding of every column alone; the order decides who makes up."""
+    form, x = parse_format("palette3-kmeans-per-tensor"), inputs(32)
+    weight = np.random.default_rng(3).normal(size=(8, 32)).astype(np.float32)
+    errors = {}
+    for options in (SecondOrder(), SecondOrder(damping=1), SecondOrder(order="given")):
+        made = second_order.encode(weight, form, hessian(x), None, options)
+        errors[options.damping, options.order] = output_error(weight, made.decode(), x)
+    assert len(set(errors.values())) == 3
+    assert errors[0.01, "largest"] < errors[1, "largest"]

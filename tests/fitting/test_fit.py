@@ -14,6 +14,7 @@ from cetane.compress.fitted import folder
 from cetane.errors import CetaneError
 from cetane.files import silent
 from cetane.fitting import fit as module
+from cetane.fitting import lessons as lessons_module
 from cetane.gates.port import packaged
 from cetane.gates.reference import Reference
 from cetane.gates.weights import wrong_constants
@@ -41,7 +42,7 @@ def recipe(**compression: Any) -> Recipe:
 def little_text() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SEQUENCES", 16)
-        patch.setattr(module, "LESSONS", 16)
+        patch.setattr(lessons_module, "SEQUENCES", 8)
         patch.setattr(module, "LENGTH", 32)
         yield
 
@@ -80,6 +81,14 @@ def test_the_file_says_what_every_weight_costs(fitted: Fixed) -> None:
     assert file is not None
     harms = file.read().harms
     assert len(harms) == 2 * 7 and min(harms.values()) > 0
+
+
+def test_other_options_are_other_constants(fitted: Fixed) -> None:
+    other = resolve_recipe(
+        fitted.checkpoint, recipe(method="gptq", second_order={"damping": 0.5, "order": "given"})
+    )
+    made, before = other.compression.fitted, fitted.bundle.plan.recipe.compression.fitted
+    assert made is not None and before is not None and made.sha256 != before.sha256
 
 
 def test_the_text_is_read_once_for_all_formats(
@@ -190,6 +199,7 @@ def test_tuning_goes_on_from_there(fitted: Fixed) -> None:
     file = tuned.compression.fitted
     assert file is not None
     assert file.read().names == fitted.bundle.plan.recipe.compression.fitted.read().names  # type: ignore[union-attr]
+    assert file.read().harms == fitted.bundle.plan.recipe.compression.fitted.read().harms  # type: ignore[union-attr]
     assert not list(folder().glob("*.tuning"))
 
 

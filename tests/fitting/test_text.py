@@ -35,6 +35,23 @@ def test_unlikely_tokens_are_never_drawn(tiny_model: Callable[..., Any]) -> None
 
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     shares = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]])  # none of the others, at either end
-    drawn = drawn_from(shares.expand(4000, 5), torch.Generator().manual_seed(0))[:, 0]
+    logits = shares.log().expand(4000, 5)
+    drawn = drawn_from(logits, torch.Generator().manual_seed(0))[:, 0]
     assert set(drawn.tolist()) == {1, 3}
     assert abs(float((drawn == 3).float().mean()) - 0.75) < 0.03  # four standard errors
+
+
+def test_a_roomy_cache_is_a_cache(tiny_model: Callable[..., Any]) -> None:
+    """Token by token with it, as all at once without one."""
+    from cetane.fitting.cache import RoomyLayer, roomy_cache
+
+    for kind in ("llama", "gemma3_text"):
+        model = tiny_model(kind)
+        tokens = torch.randint(0, 288, (2, 9), generator=torch.Generator().manual_seed(3))
+        cache = roomy_cache(model, 9)
+        assert kind != "llama" or all(isinstance(own, RoomyLayer) for own in cache.layers)
+        with torch.no_grad():
+            parts = [model(part, past_key_values=cache, use_cache=True).logits
+                     for part in tokens.split([3, 1, 5], 1)]  # fmt: skip
+            wanted = model(tokens, use_cache=False).logits
+        torch.testing.assert_close(torch.cat(parts, 1), wanted, rtol=1e-4, atol=1e-5)

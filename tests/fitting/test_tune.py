@@ -55,7 +55,7 @@ def test_the_divergence_is_the_kl_of_distributions() -> None:
 def test_an_untouched_weight_keeps_its_constants(name: str) -> None:
     weight = torch.randn(16, 24, generator=torch.Generator().manual_seed(1))
     made = encoded(weight, name)
-    weight_again = tunable(made)
+    weight_again = tunable(made, weight)
     assert weight_again is not None
     np.testing.assert_allclose(weight_again.values, made.decode(), rtol=1e-3)  # of fp16
     np.testing.assert_array_equal(weight_again.encoded().decode(), made.decode())
@@ -67,7 +67,7 @@ def test_an_untouched_weight_keeps_its_constants(name: str) -> None:
 def test_levels_follow_the_gradient_of_all_that_have_them(name: str) -> None:
     """The gradient by torch's own differentiation, through the rounded values."""
     weight = torch.randn(16, 8, generator=torch.Generator().manual_seed(2))
-    one = tunable(encoded(weight, name))
+    one = tunable(encoded(weight, name), weight)
     assert one is not None
     target = torch.randn(16, 8, generator=torch.Generator().manual_seed(3))
     one.levels.requires_grad_(True)
@@ -83,7 +83,7 @@ def test_a_weight_alone_learns_to_be_another(name: str) -> None:
     random = torch.Generator().manual_seed(4)
     wanted, mixed = torch.randn(16, 32, generator=random), torch.randn(32, 32, generator=random)
     inputs = torch.randn(64, 32, generator=random) @ (mixed @ mixed.T)  # far from independent
-    one = tunable(encoded(wanted, name))
+    one = tunable(encoded(wanted, name), wanted)
     assert one is not None
 
     def error() -> Tensor:
@@ -98,9 +98,11 @@ def test_a_weight_alone_learns_to_be_another(name: str) -> None:
 
 
 def test_entries_that_passed_each_other_are_sorted() -> None:
-    one = tunable(encoded(torch.randn(16, 8), NAMES[0]))
+    weight = torch.randn(16, 8)
+    one = tunable(encoded(weight, NAMES[0]), weight)
     assert one is not None
-    one.restore({"levels": one.levels.flip(1)})
+    one.levels = one.levels.flip(1).contiguous()
+    one.step(torch.randn(16, 8), 0.0, 1)
     made = one.encoded()
     assert isinstance(made, Palettized)
     assert (np.diff(made.lut.reshape(2, 4).astype(np.float32), axis=1) >= 0).all()
@@ -114,7 +116,7 @@ def student(tiny_model: Callable[..., Any]) -> tuple[Student, Answers]:
     answers = ask(model, tokens(5, 64), 16, silent)
     paths = {p: f"{p}.weight" for p, m in model.named_modules() if isinstance(m, nn.Linear)}
     layers = linear_layers(model, paths, {f"{p}.weight" for p in paths if p != "lm_head"})
-    weights = {name: tunable(encoded(layer.weight, NAMES[0]))
+    weights = {name: tunable(encoded(layer.weight, NAMES[0]), layer.weight.data)
                for name, layer in layers.items()}  # fmt: skip
     assert None not in weights.values()
     return Student(model, layers, weights), answers  # type: ignore[arg-type]
@@ -125,7 +127,8 @@ def test_a_student_learns(student: tuple[Student, Answers], tmp_path: Path) -> N
     tuner = Tuner(*student, tmp_path / "x", lambda what, *_: told.append(what))
     assert tuner.run(2 / 60)
     assert tuner.seconds >= 2
-    assert told[-1].startswith("tuning, KL ")
+    assert told[-2].startswith("tuning, KL ")
+    assert told[-1].startswith("tuned, KL on text kept aside ")
 
 
 def test_an_interrupted_run_goes_on(student: tuple[Student, Answers], tmp_path: Path) -> None:

@@ -19,13 +19,12 @@ import numpy.typing as npt
 from cetane.compress import palettes
 from cetane.compress.encoded import Affine, Encoded, Palettized
 from cetane.compress.formats import Format, Linear, Palette, Shape
+from cetane.compress.select import AS_GPTQ, SecondOrder
 from cetane.errors import CetaneError
 
 Matrix = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.uint8]
 
-DAMPING = 0.01
-"""Of the mean of the Hessian's diagonal, added to it: GPTQ's own choice."""
 OUTPUT_DAMPING = 1.0
 """The same for the Hessian of the outputs, which rests on few gradients: with 0.05 the error that
 it predicts grew by a tenth on another text, with 1.0 it fell by a tenth."""
@@ -52,7 +51,13 @@ def serves(form: Format, shape: Shape) -> bool:
     return isinstance(form, Linear) and form.per == "channel"
 
 
-def encode(weight: Matrix, form: Format, hessian: Matrix, outputs: Matrix | None = None) -> Encoded:
+def encode(
+    weight: Matrix,
+    form: Format,
+    hessian: Matrix,
+    outputs: Matrix | None = None,
+    options: SecondOrder = AS_GPTQ,
+) -> Encoded:
     """The constants of a weight, fp32 `(O, I, ...)`, whose output errs least.
 
     `hessian` is the mean product of the inputs, fp32 `(I, I)`; the axes behind I have length 1.
@@ -68,7 +73,7 @@ def encode(weight: Matrix, form: Format, hessian: Matrix, outputs: Matrix | None
         )
     form.check(weight.shape, "the weight")
     together = None if outputs is None else damped(outputs, OUTPUT_DAMPING)
-    problem = Problem(rows, damped(hessian, DAMPING), together)
+    problem = Problem(rows, damped(hessian, options.damping), together, options.order == "largest")
     levels = first_levels(problem, form)
     indices = np.empty(rows.shape, dtype=np.uint8)
     for _ in range(ROUNDS):
@@ -88,13 +93,15 @@ def damped(hessian: Matrix, damping: float) -> Matrix:
 class Problem:
     """A weight `(O, I)` and the quadratic form that its errors are measured in.
 
-    Columns are kept in the order of their rounding: the largest diagonal first, so that what counts
-    most is rounded while most columns can still make up for it.
+    Columns are kept in the order of their rounding. With `largest`, the largest diagonal is first,
+    so that what counts most is rounded while most columns can still make up for it.
     """
 
-    def __init__(self, weight: Matrix, hessian: Matrix, outputs: Matrix | None = None) -> None:
+    def __init__(
+        self, weight: Matrix, hessian: Matrix, outputs: Matrix | None = None, largest: bool = True
+    ) -> None:
         diagonal = np.diagonal(hessian)
-        self.order = np.argsort(-diagonal, kind="stable")
+        self.order = np.argsort(-diagonal, kind="stable") if largest else np.arange(len(diagonal))
         self.back = np.argsort(self.order)
         self.weight = np.ascontiguousarray(weight[:, self.order])
         self.hessian = np.ascontiguousarray(hessian[self.order][:, self.order])

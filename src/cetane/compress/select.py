@@ -25,6 +25,19 @@ def _known_default(name: str) -> str:
 
 
 Method = Literal["plain", "weighted", "gptq", "tuned"]
+
+
+class SecondOrder(Data):
+    """How `gptq` rounds: its two options (arXiv 2210.17323)."""
+
+    damping: float = Field(default=0.01, gt=0, le=1)
+    """Of the mean of the diagonal of the inputs' Hessian, added to it."""
+    order: Literal["largest", "given"] = "largest"
+    """Of columns: those of large inputs first, or as the checkpoint has them."""
+
+
+AS_GPTQ = SecondOrder()
+"""GPTQ's own choice."""
 FormatName = Annotated[str, AfterValidator(_known_format)]
 AUTO, SMALLEST = "auto", "palette6-kmeans-group32"
 """A default that a port chooses by what its recipe promises; and what stands for it until then, the
@@ -42,6 +55,7 @@ class Selection(Data):
     - `method` finds the constants of a format. `plain` needs only the weight. The others need the
       model: `weighted` the mean squares of a layer's inputs, `gptq` all their products. `tuned`
       continues from `gptq` with the model's answers.
+    - `second_order` has the options of `gptq`.
     - `rotate` turns channels before, so that no outlier is left.
     - `raise_to` is a larger format that a port may give to parts of the weights, where the default
       alone does not hold what the recipe promises. It needs constants that are fitted.
@@ -55,6 +69,7 @@ class Selection(Data):
     method: Method = Field(default="plain", exclude_if=lambda method: method == "plain")
     minutes: float = Field(default=30.0, gt=0, exclude_if=lambda minutes: minutes == 30.0)
     """That `tuned` may take, the rounding before it and the text aside."""
+    second_order: SecondOrder = Field(default=AS_GPTQ, exclude_if=lambda own: own == AS_GPTQ)
     rotate: bool = Field(default=False, exclude_if=lambda rotate: not rotate)
     """Whether the residual stream and the values of attention are turned first, which spreads
     outliers: the same function, with weights that round better."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -11,31 +12,33 @@ import torch
 from torch import Tensor
 
 from cetane.checkpoint import Checkpoint
-from cetane.compress import Format
+from cetane.compress import Format, Selection
 from cetane.compress.fitted import Fitted, FittedFile, folder, kept, save
-from cetane.compress.select import Method
 from cetane.errors import CetaneError
 from cetane.files import Progress, json_sha256, remove
 from cetane.fitting.importance import Importance, importance, keep, load
+from cetane.fitting.lessons import lessons
 from cetane.fitting.rounding import Rounder, linear_layers
-from cetane.fitting.teacher import ask
+from cetane.fitting.teacher import Answers
 from cetane.fitting.text import write_text
 from cetane.fitting.tunable import Tunable, tunable
-from cetane.fitting.tune import PIECE, Student, Tuner
+from cetane.fitting.tune import Student, Tuner
 from cetane.gates.reference import Reference
 from cetane.planner import Planner
 from cetane.planner.encoding import can_be_fitted
 from cetane.planner.weights import format_of
+from cetane.schema.recipe import override
 
 if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded
 
-VERSION = 3
+VERSION = 4
 """Of what is made: another one is made anew."""
 SEQUENCES, LENGTH, SEED = 64, 256, 1
 """Of the model's own text that layers are rounded by: 16,384 tokens."""
-LESSONS = 192
-"""Sequences that tuning learns from; the first of them are those."""
+READING = 1 / 3
+"""Of the minutes of tuning, for the text that it learns from: at most, and as far as none is kept.
+"""
 
 
 def fit(checkpoint: Checkpoint, planner: Planner, progress: Progress) -> FittedFile:
@@ -45,45 +48,28 @@ def fit(checkpoint: Checkpoint, planner: Planner, progress: Progress) -> FittedF
     Raises CetaneError for the tuning of a model that does not fit in memory.
     """
     compression, formats = planner.recipe.compression, fitted_formats(planner)
-    if compression.method != "tuned":
-        return rounded(checkpoint, planner, formats, compression.method, progress)
-    key = key_of(checkpoint, formats, "tuned", compression.minutes)
+    key = key_of(checkpoint, formats, compression)
     known = kept(key)
     if known is not None:
         return known
-    first = rounded(checkpoint, planner, formats, "gptq", progress)
+    if compression.method != "tuned":
+        rounder = Fitter(checkpoint, planner, progress).rounded(formats, compression)
+        return save(rounder.constants, key, rounder.harms)
+    before = override(planner.recipe, {"compression.method": "gptq"})
+    first = fit(checkpoint, Planner(checkpoint, before, planner), progress).read()
     partial = folder() / f"{key}.tuning"
     work = Fitter(checkpoint, planner, progress)
-    made = save(work.tuned(first.read(), formats, compression.minutes, partial), key)
+    made = save(work.tuned(first, formats, compression.minutes, partial), key, first.harms)
     remove(partial)
     return made
 
 
-def rounded(
-    checkpoint: Checkpoint,
-    planner: Planner,
-    formats: Mapping[str, Format],
-    method: Method,
-    progress: Progress,
-) -> FittedFile:
-    """Constants layer by layer, kept or made now."""
-    key = key_of(checkpoint, formats, method)
-    known = kept(key)
-    if known is not None:
-        return known
-    rounder = Fitter(checkpoint, planner, progress).rounded(formats, method)
-    return save(rounder.constants, key, rounder.harms)
-
-
-def key_of(
-    checkpoint: Checkpoint,
-    formats: Mapping[str, Format],
-    method: Method,
-    minutes: float | None = None,
-) -> str:
-    """A hash of what the constants depend on; `minutes` of tuning."""
+def key_of(checkpoint: Checkpoint, formats: Mapping[str, Format], compression: Selection) -> str:
+    """A hash of what the constants depend on."""
+    tuned = compression.method == "tuned"
     content = [
-        VERSION, checkpoint.fingerprint, method, minutes,
+        VERSION, checkpoint.fingerprint, compression.method,
+        compression.minutes if tuned else None, compression.second_order.model_dump(),
         {name: form.name for name, form in formats.items()},
     ]  # fmt: skip
     return json_sha256(content)
@@ -118,14 +104,17 @@ class Fitter:
         }
         self.start = checkpoint.tokenizer.bos_id or 0
         self.length = min(LENGTH, planner.model.max_context)
+        if self.resident:  # it reads its weights now, so that all of them can be narrowed
+            self.model(torch.tensor([[self.start]]), use_cache=False)
 
-    def rounded(self, formats: Mapping[str, Format], method: Method) -> Rounder:
+    def rounded(self, formats: Mapping[str, Format], compression: Selection) -> Rounder:
         """Constants layer by layer, in the order of the model's computation."""
+        method = compression.method
         if self.resident and method != "weighted":
             text, importances = self.important(formats)
         else:
             text, importances = self.text(SEQUENCES), {}
-        rounder = Rounder(formats, method, self.progress, importances)
+        rounder = Rounder(formats, method, self.progress, importances, compression.second_order)
         rounder.run(self.model, self.names, text)
         return rounder
 
@@ -153,20 +142,27 @@ class Fitter:
                 'compression.method = "tuned": the model is too large to learn on this machine',
                 'compression.method = "gptq" takes one layer at a time',
             )
-        answers = ask(self.model, self.text(LESSONS), max(1, PIECE // self.length), self.progress)
+        started = time.perf_counter()
+        answers = self.lessons(60 * minutes * READING)
         layers = linear_layers(self.model, self.names, formats)
         constants: dict[str, Encoded] = {}
         weights: dict[str, Tunable] = {}
         for name, layer in layers.items():
             shape = tuple(layer.weight.shape)
             made = first.of(name, shape, formats[name], None, None)
-            weight = None if made is None else tunable(made)
+            weight = None if made is None else tunable(made, layer.weight.detach().float())
             if made is not None and weight is not None:
                 constants[name], weights[name] = made, weight
         student = Student(self.model.to(device()), layers, weights)
-        if Tuner(student, answers, partial, self.progress).run(minutes):
+        spent = (time.perf_counter() - started) / 60
+        if Tuner(student, answers, partial, self.progress).run(max(minutes - spent, minutes / 2)):
             return {name: weight.encoded() for name, weight in weights.items()}
         return constants
+
+    def lessons(self, seconds: float) -> Answers:
+        """What the model writes to learn from, and its answers: of no format."""
+        place = folder() / f"{json_sha256([VERSION, self.fingerprint, self.length])}.lessons"
+        return lessons(self.model, self.start, self.length, place, seconds, self.progress)
 
     def text(self, sequences: int) -> Tensor:
         """The model's own, int64 `(sequences, length)`."""

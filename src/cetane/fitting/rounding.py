@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from cetane.compress import Format, second_order
-from cetane.compress.select import Method
+from cetane.compress.select import AS_GPTQ, Method, SecondOrder
 from cetane.files import Progress
 from cetane.fitting.importance import Importance, Matrix, mean_product
+from cetane.fitting.teacher import quick
 
 if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded
@@ -65,11 +66,12 @@ class Rounder:
         method: Method,
         progress: Progress,
         importances: Mapping[str, Importance] | None = None,
+        options: SecondOrder = AS_GPTQ,
     ) -> None:
         """`formats` and `importances` by the names of a checkpoint's tensors; where there is no
         importance, all errors count alike."""
         self.formats, self.method, self.progress = formats, method, progress
-        self.importances = importances or {}
+        self.importances, self.options = importances or {}, options
         self.constants: dict[str, Encoded] = {}
         self.harms: dict[str, float] = {}
         """The KL, in nats a token, that a layer's rounding is predicted to cost; empty without
@@ -89,7 +91,7 @@ class Rounder:
                 stack.callback(hook.remove)
             last = model.get_output_embeddings().register_forward_pre_hook(self.stop)
             stack.callback(last.remove)
-            with suppress(Done):
+            with suppress(Done), quick(model):
                 model(tokens, use_cache=False)
             self._inputs = self._hessian = None
 
@@ -108,7 +110,8 @@ class Rounder:
             outputs = None if important.outputs is None else important.outputs.numpy()
         if self.method == "weighted":
             hessian = np.diag(np.diagonal(hessian))
-        made = second_order.encode(weight, form, np.ascontiguousarray(hessian), outputs)
+        hessian = np.ascontiguousarray(hessian)
+        made = second_order.encode(weight, form, hessian, outputs, self.options)
         self.constants[name] = made
         decoded = made.decode().astype(np.float32)
         if important is not None:

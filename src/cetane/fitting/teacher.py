@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cetane.files import Progress
+from cetane.fitting.losses import in_pieces
 
 LIKELIEST = 64
 """Tokens whose probabilities are kept; the others count together. All would take 100 kB a token."""
@@ -33,14 +35,17 @@ class Answers:
 
     def divergence(self, logits: Tensor) -> Tensor:
         """The mean KL of logits `(N, T, V)` from these answers; unlikely tokens are one."""
-        own = logits.float()
-        total = torch.logsumexp(own, -1, keepdim=True)
-        student = own.gather(2, self.likely.to(own.device, torch.int64)) - total
-        teacher = self.logs.to(own.device, torch.float32)
-        rest = (others(teacher), others(student))
-        shares = teacher.exp()
-        likely = (shares * (teacher - student)).sum(-1)
-        return (likely + rest[0] * (rest[0].log() - rest[1].log())).mean()
+        names = self.likely.to(logits.device, torch.int64).flatten(0, 1)
+        logs = self.logs.to(logits.device, torch.float32).flatten(0, 1)
+
+        def of_rows(own: Tensor, rows: slice) -> Tensor:
+            teacher = logs[rows]
+            student = own.gather(1, names[rows]) - torch.logsumexp(own, -1, keepdim=True)
+            rest = (others(teacher), others(student))
+            likely = (teacher.exp() * (teacher - student)).sum()
+            return likely + (rest[0] * (rest[0].log() - rest[1].log())).sum()
+
+        return in_pieces(logits.flatten(0, 1), of_rows) / len(names)
 
 
 def others(logs: Tensor) -> Tensor:
@@ -52,13 +57,15 @@ def others(logs: Tensor) -> Tensor:
 def ask(model: Any, tokens: Tensor, size: int, progress: Progress) -> Answers:
     """A transformers model's answers to `tokens (N, T)`, `size` sequences at a time."""
     likely, logs = [], []
-    for start in range(0, len(tokens), size):
-        progress("the model answers", start, len(tokens))
-        with quick(model):
-            logits = model(tokens[start : start + size].to(model.device), use_cache=False).logits
-        top = torch.log_softmax(logits.float(), -1).topk(min(LIKELIEST, logits.shape[-1]))
-        likely.append(top.indices.int().cpu())
-        logs.append(top.values.half().cpu())
+    with narrowed(model):
+        for start in range(0, len(tokens), size):
+            progress("the model answers", start, len(tokens))
+            part = tokens[start : start + size].to(model.device)
+            with quick(model):
+                logits = model(part, use_cache=False).logits.float()
+            top = logits.topk(min(LIKELIEST, logits.shape[-1]))
+            likely.append(top.indices.int().cpu())
+            logs.append((top.values - torch.logsumexp(logits, -1, keepdim=True)).half().cpu())
     progress("the model answers", len(tokens), len(tokens))
     return Answers(tokens, torch.cat(likely), torch.cat(logs))
 
@@ -66,5 +73,28 @@ def ask(model: Any, tokens: Tensor, size: int, progress: Progress) -> Answers:
 def quick(model: Any) -> AbstractContextManager[Any]:
     """bfloat16 products, where the processor has them; teacher and student compute alike."""
     kind = model.device.type
-    able = kind != "cpu" or bool(torch.cpu._is_avx512_bf16_supported())
-    return torch.autocast(kind, torch.bfloat16, enabled=able)
+    return torch.autocast(kind, torch.bfloat16, enabled=has_bfloat16(kind))
+
+
+def has_bfloat16(kind: str = "cpu") -> bool:
+    """Whether products of bfloat16 are quicker than those of fp32 on a kind of device. With AMX
+    they take a sixth of the time."""
+    return kind != "cpu" or bool(torch.cpu._is_avx512_bf16_supported())
+
+
+@contextmanager
+def narrowed(model: Any, whole: bool = False) -> Iterator[None]:
+    """A model whose linear layers hold bfloat16 for a time, where its products are quick: else
+    each call would convert them. With `whole` all parameters do, and so do its caches."""
+    kept: list[tuple[nn.Parameter, Tensor]] = []
+    if has_bfloat16(model.device.type):
+        for module in model.modules():
+            if whole or isinstance(module, nn.Linear):
+                kept += [(own, own.data) for own in module.parameters(recurse=False)]
+    for parameter, values in kept:
+        parameter.data = values.bfloat16()
+    try:
+        yield
+    finally:
+        for parameter, values in kept:
+            parameter.data = values

@@ -6,20 +6,21 @@ that a gate judges on (data-free distillation, as in LLM-QAT, arXiv 2305.17888).
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from cetane.files import Progress
-from cetane.fitting.teacher import quick
+from cetane.fitting.teacher import narrowed, quick
 
 SPREAD = 2000
 """A sequence's second token is any of so many that may follow the first, so that texts differ."""
 LEAST = 0.05
 """Of the likeliest token's probability: what is less likely is never drawn (min-p, arXiv
 2407.01082). Else small models write no words after some tens of tokens."""
-BATCH = 64
+BATCH = 128
 """Sequences that are written side by side."""
 
 
@@ -34,22 +35,33 @@ def write_text(
     """
     random = torch.Generator().manual_seed(seed)
     parts = []
-    for first in range(0, sequences, BATCH):
-        progress("the model writes its own text", first, sequences)
-        parts.append(write_batch(model, start, min(BATCH, sequences - first), length + 1, random))
+    with narrowed(model, whole=True):
+        for first in range(0, sequences, BATCH):
+            progress("the model writes its own text", first, sequences)
+            count = min(BATCH, sequences - first)
+            parts.append(write_batch(model, start, count, length + 1, random))
     progress("the model writes its own text", sequences, sequences)
     text = torch.cat(parts)
     return torch.where(torch.arange(sequences)[:, None] % 2 == 0, text[:, :-1], text[:, 1:])
 
 
-def drawn_from(shares: Tensor, random: torch.Generator) -> Tensor:
-    """One index of each row, as likely as its share, int64 `(B, 1)`.
+def drawn_from(logits: Tensor, random: torch.Generator) -> Tensor:
+    """One index of each row `(B, V)`, as likely as its logit says, int64 `(B, 1)`; of those that
+    are too unlikely, none.
 
-    `torch.multinomial` draws a number for every token of the vocabulary: a tenth of all the time.
+    The largest of logits with Gumbel's noise is drawn as often as it is likely. So only the few
+    tokens that can be drawn need a number; `torch.multinomial` draws one for the whole vocabulary.
     """
-    ends = shares.double().cumsum(1)
-    places = torch.rand(len(shares), 1, generator=random, dtype=torch.float64) * ends[:, -1:]
-    return torch.searchsorted(ends, places, right=True).clamp(max=shares.shape[1] - 1)
+    least = logits.amax(1, keepdim=True) + math.log(LEAST)
+    rows, columns = (logits >= least).nonzero(as_tuple=True)
+    noise = torch.rand(len(rows), generator=random, dtype=torch.float64)
+    scores = logits[rows, columns].double() - torch.log(-torch.log(noise))
+    lowest = torch.full((len(logits),), -math.inf, dtype=torch.float64)
+    best = lowest.scatter_reduce(0, rows, scores, "amax")
+    drawn = torch.zeros(len(logits), 1, dtype=torch.int64)
+    won = scores == best[rows]
+    drawn[rows[won], 0] = columns[won]
+    return drawn
 
 
 @torch.no_grad()
@@ -57,10 +69,10 @@ def write_batch(
     model: Any, start: int, sequences: int, length: int, random: torch.Generator
 ) -> Tensor:
     """One batch of `write_text`."""
-    from transformers import DynamicCache
+    from cetane.fitting.cache import roomy_cache  # here because transformers takes a while
 
     tokens = torch.full((sequences, 1), start)
-    cache, read = DynamicCache(config=model.config), tokens
+    cache, read = roomy_cache(model, length), tokens
     while tokens.shape[1] < length:
         with quick(model):
             made = model(read, past_key_values=cache, use_cache=True, logits_to_keep=1)
@@ -70,8 +82,6 @@ def write_batch(
             drawn = torch.randint(0, likely.shape[1], (sequences, 1), generator=random)
             read = likely.gather(1, drawn)
         else:
-            shares = torch.softmax(logits, -1)
-            shares[shares < LEAST * shares.amax(1, keepdim=True)] = 0
-            read = drawn_from(shares, random)
+            read = drawn_from(logits, random)
         tokens = torch.cat([tokens, read], 1)
     return tokens

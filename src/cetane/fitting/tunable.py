@@ -1,8 +1,10 @@
-"""A rounded weight whose levels learn: palette entries, or the scales of its rows.
+"""A rounded weight that learns: its levels, palette entries or the scales of its rows, and which of
+them each element has.
 
-The level of each element stays as second-order rounding chose it. Choices that follow the gradient
-as if nothing were rounded (straight through, arXiv 1308.3432) showed no gain on SmolLM2 in four
-bits within minutes: a wrong choice undoes what made up for another's error.
+An element wants to be somewhere between its neighbours, and has the nearest level. The gradient of
+its rounded value moves what it wants, as if nothing were rounded (straight through, arXiv
+1308.3432). At first it wants what lies midway between the level that second-order rounding chose
+and the weight of the checkpoint: so it changes only if many gradients say so.
 """
 
 from __future__ import annotations
@@ -18,22 +20,30 @@ from cetane.compress.encoded import Affine, Encoded, Palettized
 FIRST, SECOND = 0.9, 0.98
 """Decay of the means of gradients and of their squares, a step (Adam, arXiv 1412.6980)."""
 TINY = 1e-20
+DEPTH = 0.5
+"""Of the way from a level to the weight, or to the border of what is rounded to the level, that an
+element's wish begins at."""
 
 
 class Tunable(ABC):
     """One weight `(O, I)`, fp32; `indices` name a level of its row for each element."""
 
-    def __init__(self, indices: Tensor, levels: Tensor) -> None:
-        """`levels (G, K)` or `(O, 1)` are what is learnt."""
+    def __init__(self, indices: Tensor, levels: Tensor, weight: Tensor) -> None:
+        """`levels (G, K)` or `(O, 1)` are what is learnt; `weight (O, I)` is the checkpoint's."""
         self.indices, self.levels = indices.contiguous(), levels
         self.mean, self.square = torch.zeros_like(levels), torch.zeros_like(levels)
         self.values = torch.empty(indices.shape)
         """The rounded weight; a step changes it in place."""
         self.look_up()
+        self.wanted = self.between(weight)
+        self.means = torch.zeros_like(self.wanted)
+        """Of the gradients of `wanted`."""
+        self.squares = torch.zeros(len(indices))
+        """The means of their squares, a row: Adam with one rate for a row (arXiv 2406.16793)."""
 
     @abstractmethod
     def rows(self) -> Tensor:
-        """The levels of every row, `(O, K)`."""
+        """The levels of every row, ascending, `(O, K)`."""
 
     @abstractmethod
     def of_levels(self, sums: Tensor) -> Tensor:
@@ -44,8 +54,22 @@ class Tunable(ABC):
         """The unit that levels are moved by: the distance between two of a row, on average."""
 
     @abstractmethod
+    def distances(self) -> Tensor:
+        """The same for every row, `(O,)`."""
+
+    @abstractmethod
     def encoded(self) -> Encoded:
         """The constants."""
+
+    def between(self, weight: Tensor) -> Tensor:
+        """What elements want at first: their weights, pulled towards their levels."""
+        rows, places = self.rows(), self.indices.long()
+        borders = (rows[:, 1:] + rows[:, :-1]) / 2
+        reach = torch.full((len(rows), 1), torch.inf)
+        lower = torch.cat([-reach, borders], 1).gather(1, places)
+        upper = torch.cat([borders, reach], 1).gather(1, places)
+        inside = torch.minimum(torch.maximum(weight, lower), upper)
+        return torch.lerp(self.values, inside, DEPTH).contiguous()
 
     def look_up(self) -> None:
         """Make the rounded weight of its levels."""
@@ -56,40 +80,55 @@ class Tunable(ABC):
         over_rows(kernels.look_up, rows, self.indices.numpy(), self.values.numpy())
 
     @torch.no_grad()
-    def step(self, gradient: Tensor, rate: float, number: int) -> None:
-        """Learn from the gradient of the rounded values. `rate` is the step, in distances between
-        two levels; `number` counts from 1."""
+    def step(self, gradient: Tensor, rate: float, number: int, pull: float = 0.0) -> None:
+        """Learn from the gradient of the rounded values. `rate` is the step of a level and `pull`
+        that of an element's wish, in distances between two levels; `number` counts from 1."""
         from cetane.compress.kernels import over_rows
         from cetane.fitting import kernels
 
         sums = torch.empty(self.rows().shape)
-        slopes = gradient.contiguous().numpy()
-        over_rows(kernels.sum_by_level, slopes, self.indices.numpy(), sums.numpy())
+        gradient = gradient.contiguous()
+        over_rows(kernels.sum_by_level, gradient.numpy(), self.indices.numpy(), sums.numpy())
         own = self.of_levels(sums)
         self.mean.mul_(FIRST).add_(own, alpha=1 - FIRST)
         self.square.mul_(SECOND).addcmul_(own, own, value=1 - SECOND)
-        mean, square = self.mean / (1 - FIRST**number), self.square / (1 - SECOND**number)
-        self.levels -= rate * self.distance() * mean / (square.sqrt() + TINY)
-        self.look_up()
+        first, second = 1 - FIRST**number, 1 - SECOND**number
+        self.levels -= (
+            rate * self.distance() * (self.mean / first) / ((self.square / second).sqrt() + TINY)
+        )
+        self.tidy()
+        self.squares.mul_(SECOND).add_(gradient.square().mean(1), alpha=1 - SECOND)
+        rates = pull * self.distances() / first / ((self.squares / second).sqrt() + TINY)
+        over_rows(
+            lambda *rows: kernels.follow(*rows, FIRST),
+            gradient.numpy(), self.rows().contiguous().numpy(), rates.contiguous().numpy(),
+            self.wanted.numpy(), self.means.numpy(), self.indices.numpy(), self.values.numpy(),
+        )  # fmt: skip
+
+    @abstractmethod
+    def tidy(self) -> None:
+        """Have the levels of a row ascend again."""
 
     def state(self) -> dict[str, Tensor]:
         """What goes on from here needs; means begin anew."""
-        return {"levels": self.levels}
+        return {"levels": self.levels, "indices": self.indices, "wanted": self.wanted.half()}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Go on from a state of the same weight."""
-        self.levels = state["levels"]
+        self.levels, self.indices = state["levels"], state["indices"]
+        self.wanted = state["wanted"].float()
         self.look_up()
 
 
 class TunablePalette(Tunable):
     """Levels are palettes `(G, K)` of as many rows each."""
 
-    def __init__(self, made: Palettized) -> None:
+    def __init__(self, made: Palettized, weight: Tensor) -> None:
         self.bits, self.shape, self.lut_shape = made.bits, made.indices.shape, made.lut.shape
         lut = torch.from_numpy(made.lut.astype(np.float32).reshape(len(made.lut), -1))
         self.group = len(made.indices) // len(lut)
-        super().__init__(torch.from_numpy(made.indices.reshape(len(made.indices), -1)), lut)
+        indices = torch.from_numpy(made.indices.reshape(len(made.indices), -1).copy())
+        super().__init__(indices, lut, weight)
 
     def rows(self) -> Tensor:
         return self.levels.repeat_interleave(self.group, 0)
@@ -101,26 +140,28 @@ class TunablePalette(Tunable):
         reach = self.levels.amax(1, keepdim=True) - self.levels.amin(1, keepdim=True)
         return reach / (self.levels.shape[1] - 1)
 
+    def distances(self) -> Tensor:
+        return self.distance()[:, 0].repeat_interleave(self.group)
+
+    def tidy(self) -> None:
+        self.levels, order = self.levels.sort(1)
+        self.mean, self.square = self.mean.gather(1, order), self.square.gather(1, order)
+
     def encoded(self) -> Palettized:
-        lut = self.levels.numpy().astype(np.float16)
-        order = lut.argsort(1, kind="stable")  # entries may have passed each other
-        places = order.argsort(1).astype(np.uint8)
-        own = self.indices.numpy().reshape(len(lut), -1)
-        indices = np.take_along_axis(places, own, 1).reshape(self.shape)
-        sorted_lut = np.take_along_axis(lut, order, 1).reshape(self.lut_shape)
-        return Palettized(indices, sorted_lut, self.bits)
+        lut = self.levels.numpy().astype(np.float16).reshape(self.lut_shape)
+        return Palettized(self.indices.numpy().reshape(self.shape), lut, self.bits)
 
 
 class TunableLinear(Tunable):
     """Levels are scales `(O, 1)` of the integers from −limit to limit."""
 
-    def __init__(self, made: Affine) -> None:
+    def __init__(self, made: Affine, weight: Tensor) -> None:
         self.bits, self.shape = made.bits, made.data.shape
         self.limit = 2 ** (made.bits - 1) - 1
         self.integers = torch.arange(-self.limit, self.limit + 1.0)[None]
         data = made.data.reshape(len(made.data), -1).astype(np.int16) + self.limit
         scale = torch.from_numpy(made.scale.astype(np.float32).reshape(-1, 1))
-        super().__init__(torch.from_numpy(data.astype(np.uint8)), scale)
+        super().__init__(torch.from_numpy(data.astype(np.uint8)), scale, weight)
 
     def rows(self) -> Tensor:
         return self.integers * self.levels
@@ -130,6 +171,12 @@ class TunableLinear(Tunable):
 
     def distance(self) -> Tensor:
         return self.levels / self.limit
+
+    def distances(self) -> Tensor:
+        return self.levels[:, 0]
+
+    def tidy(self) -> None:
+        self.levels.clamp_(min=TINY)
 
     def encoded(self) -> Affine:
         data = self.indices.numpy().astype(np.int16) - self.limit
@@ -141,8 +188,8 @@ class TunableLinear(Tunable):
         )
 
 
-def tunable(made: Encoded) -> Tunable | None:
-    """A weight that can go on from its constants; None for one that is not rounded."""
+def tunable(made: Encoded, weight: Tensor) -> Tunable | None:
+    """A weight `(O, I)`, fp32, that can go on from its constants; None for one not rounded."""
     if isinstance(made, Palettized):
-        return TunablePalette(made)
-    return TunableLinear(made) if isinstance(made, Affine) else None
+        return TunablePalette(made, weight)
+    return TunableLinear(made, weight) if isinstance(made, Affine) else None

@@ -1,0 +1,69 @@
+"""Text that a model writes for tuning, with its answers: kept, so that it is written once.
+
+It depends on no format. So a run that was interrupted goes on with it, and the next format of the
+same model has it already.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from cetane.files import Progress, replacing
+from cetane.fitting.teacher import Answers, ask
+from cetane.fitting.text import write_text
+
+SEQUENCES = 128
+"""That are written, answered and kept together."""
+LEAST, MOST = 2, 16
+"""Batches. Fewer are learnt by heart; more than half a million tokens nothing reads in its time."""
+SEED = 2
+"""Of the first batch; the next ones follow. Rounding's own text has another one."""
+PIECE = 1024
+"""Tokens that are answered at a time: logits are what takes most memory."""
+
+
+def lessons(
+    model: Any, start: int, length: int, place: Path, seconds: float, progress: Progress
+) -> Answers:
+    """A transformers model's answers to text that it wrote, what is kept in the folder `place` and
+    what it writes in about `seconds` beside it; text of `write_text`."""
+    parts: list[Answers] = []
+    ends = time.perf_counter() + seconds
+    for number in count():
+        path = place / f"{number:03}.safetensors"
+        part = load(path)
+        if part is None:
+            if len(parts) >= LEAST and (len(parts) >= MOST or time.perf_counter() >= ends):
+                break
+            text = write_text(model, start, SEQUENCES, length, SEED + number, progress)
+            part = ask(model, text, max(1, PIECE // length), progress)
+            with suppress(OSError):  # a cache that cannot be written is no error
+                keep(path, part)
+        parts.append(part)
+    fields = zip(*((part.tokens, part.likely, part.logs) for part in parts), strict=True)
+    return Answers(*(torch.cat(field) for field in fields))
+
+
+def keep(path: Path, answers: Answers) -> None:
+    """Write answers."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        tensors = {"tokens": answers.tokens, "likely": answers.likely, "logs": answers.logs}
+        save_file(tensors, temporary)
+
+
+def load(path: Path) -> Answers | None:
+    """What `keep` wrote; None where there is none, or something else."""
+    try:
+        tensors = load_file(path)
+        return Answers(tensors["tokens"], tensors["likely"], tensors["logs"])
+    except (OSError, SafetensorError, KeyError):
+        return None

@@ -1,0 +1,49 @@
+"""Text for tuning: written once, and more of it where there is time."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cetane.files import silent
+from cetane.fitting import lessons as module
+from cetane.fitting.teacher import ask
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SEQUENCES", 4)
+    monkeypatch.setattr(module, "MOST", 3)
+
+
+def test_what_is_kept_is_not_written_again(
+    tiny_model: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("llama")
+    made = module.lessons(model, 7, 12, tmp_path / "text", 0.0, silent)
+    assert made.tokens.shape == (4 * module.LEAST, 12), "the least, though there is no time"
+    more = module.lessons(model, 7, 12, tmp_path / "text", 60.0, silent)
+    assert len(more.tokens) == 4 * module.MOST
+    torch.testing.assert_close(more.tokens[: len(made.tokens)], made.tokens)
+    assert len({tuple(row.tolist()) for row in more.tokens}) == 4 * module.MOST
+    monkeypatch.setattr(module, "write_text", None)
+    again = module.lessons(model, 7, 12, tmp_path / "text", 60.0, silent)
+    torch.testing.assert_close(again.tokens, more.tokens)
+    torch.testing.assert_close(again.logs, more.logs)
+
+
+def test_answers_are_those_to_the_text(tiny_model: Callable[..., Any], tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    made = module.lessons(model, 7, 12, tmp_path, 0.0, silent)
+    own = ask(model, made.tokens, 4, silent)
+    torch.testing.assert_close(made.logs, own.logs)
+
+
+def test_half_a_file_is_written_again(tiny_model: Callable[..., Any], tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    made = module.lessons(model, 7, 12, tmp_path, 0.0, silent)
+    (tmp_path / "001.safetensors").write_bytes(b"half a file")
+    again = module.lessons(model, 7, 12, tmp_path, 0.0, silent)
+    torch.testing.assert_close(again.tokens, made.tokens)
