@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("bundles", nargs="+", type=Path)
     parser.add_argument("--prompts", type=int, default=500)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--precision", choices=["fp32", "fp16", "int8"], default="int8")
+    parser.add_argument("--precision", choices=["fp32", "fp16", "stored"], default="stored")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     results = [

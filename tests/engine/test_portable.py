@@ -97,7 +97,7 @@ def test_the_context_is_filled_and_not_passed(variant: Bundle) -> None:
 
 
 @pytest.mark.parametrize("contract", ["readonly", "blend", "shift", "stateful"])
-@pytest.mark.parametrize("arithmetic", ["fp32", "reference", "fp16", "int8"])
+@pytest.mark.parametrize("arithmetic", ["fp32", "reference", "fp16", "stored"])
 def test_a_token_has_the_same_logits_alone_and_among_others(
     tiny_bundle: Callable[..., Bundle],
     contract: str,

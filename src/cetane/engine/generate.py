@@ -34,7 +34,9 @@ def open_backend(shards: Compilable, backend: str = "auto") -> Backend:
     if units and name != "coreml":
         raise CetaneError(f"the backend {name} has no compute units", "only coreml has them")
     native = name == "coreml" or (name == "auto" and sys.platform == "darwin")
-    return CoreMLBackend(shards, known_units(units)) if native else PortableBackend(shards, "int8")
+    return (
+        CoreMLBackend(shards, known_units(units)) if native else PortableBackend(shards, "stored")
+    )
 
 
 def known_units(name: str) -> ComputeUnits:

@@ -69,7 +69,7 @@ class ShardPaths(Protocol):
     def shard(self, name: str) -> Path: ...
 
 
-Arithmetic = Precision | Literal["int8"]
+Arithmetic = Precision | Literal["stored"]
 
 
 class PortableBackend:
@@ -78,9 +78,9 @@ class PortableBackend:
     - fp32 runs compiled graphs, or the reference for a program with an op that they lack.
     - fp16 runs the reference, which rounds every result as an fp16 machine would.
     - ane is fp16, with attention's products as an ANE was seen to compute them.
-    - int8 is fp32, but linear weights of 8 or 4 bits stay packed in products of few tokens. There,
-      activations and palettes are rounded to 8 bits, one scale for 32 channels, as llama.cpp does.
-      `cetane run` uses it, so its graphs are kept between runs.
+    - stored is fp32, but weights stay in the bits in which they are stored. Palettes of more than 4
+      bits are rounded to 8, one scale for 32 inputs. `cetane run` uses it, so its functions are
+      kept between runs.
     """
 
     name = "portable"
@@ -96,7 +96,7 @@ class PortableBackend:
         path = self.packages.shard(shard)
         if self.precision == "fp16" or self.precision == "ane":
             return ReferenceProgram(load(path), self.precision)
-        if self.precision == "int8":
+        if self.precision == "stored":
             prepared = PreparedProgram(path, pack=True)
             if prepared.known:
                 return FastGraph(prepared)
@@ -108,4 +108,4 @@ class PortableBackend:
 
         if any(unsupported(function) for function in program.functions.values()):
             return ReferenceProgram(program, "fp32")
-        return FastGraph(prepared if self.precision == "int8" else FastProgram(program))
+        return FastGraph(prepared if self.precision == "stored" else FastProgram(program))
