@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -37,9 +36,8 @@ class StoredIndex(Data):
 
 def kept(structure: str, labels: Collection[str]) -> Template | None:
     """The template of a structure whose weights have these labels, if a store has it."""
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "template"
-        if not store.kept(key_of(structure), folder):
+    with store.opened(key_of(structure)) as folder:
+        if folder is None:
             return None
         try:
             with safe_open(folder / FILE, "np") as file:
