@@ -250,9 +250,9 @@ def replay(options: argparse.Namespace) -> None:
         waves = [[(max(0.0, spent), alone) for _, spent, alone in wave] * options.repeat
                  for wave in waves]  # fmt: skip
         count_of_tasks, alone = sum(map(len, waves)), 0.0
-        for count in (1, 2, 4, 8, 16, 32, 64):
+        for count in options.workers:
             wall = asyncio.run(slept(waves, count, options.scale)) / options.scale
-            alone = alone or wall
+            alone = alone or (wall if count == 1 else bound(waves, 1))
             rows.append([name, count_of_tasks, count, wall, alone / wall,
                          bound(waves, 1) / bound(waves, count)])  # fmt: skip
             result[f"{name} {count}"] = alone / wall
@@ -273,6 +273,9 @@ def bound(waves: Waves, count: int) -> float:
 
 async def slept(waves: Waves, count: int, scale: float) -> float:
     """Seconds that Dask's scheduler takes for tasks of some seconds, in their order."""
+    import dask
+
+    dask.config.set({"logging.distributed": "error"})  # read when distributed is imported
     from distributed import Client, Scheduler, Worker
 
     async with Scheduler(port=0, dashboard=False) as scheduler, AsyncExitStack() as stack:
@@ -323,7 +326,9 @@ def main() -> None:
     one.set_defaults(run=store)
     one = which.add_parser("replay")
     one.add_argument("times", type=Path)
-    one.add_argument("--scale", type=float, default=0.1, help="of the measured seconds")
+    one.add_argument("--scale", type=float, default=1, help="of the measured seconds; Dask's own"
+                     " delays stay as they are")  # fmt: skip
+    one.add_argument("--workers", type=int, nargs="*", default=[1, 2, 4, 8, 16, 32, 64])
     one.add_argument("--repeat", type=int, default=1, help="as many tasks of each kind")
     one.set_defaults(run=replay)
     options = parser.parse_args()
