@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 from torch import Tensor, nn
 
 from cetane.checkpoint import Checkpoint, streamed_part
@@ -186,7 +186,8 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
     """Write a safetensors file: vectors, and the residuals as metadata."""
     tensors = {f"{SQUARES}{n}": vector for n, vector in calibration.inputs.inputs.items()}
     tensors |= {f"{LARGEST}{n}": vector for n, vector in calibration.largest.items()}
-    save_file(tensors, path, {"residuals": json.dumps(dict(calibration.residuals))})
+    content = save(tensors, {"residuals": json.dumps(dict(calibration.residuals))})
+    path.write_bytes(content)  # save_file's would be for its writer's eyes only
 
 
 def load_calibration(path: Path) -> Calibration | None:
