@@ -19,12 +19,23 @@ WEIGHT = np.random.default_rng(0).standard_normal((16, 16, 1, 1)).astype(np.floa
 X = np.random.default_rng(1).standard_normal((1, 16, 1, 3)).astype(np.float32)
 
 
+MODELS = {
+    "tape": lambda x: mb.conv(x=x, weight=WEIGHT),
+    "graph": lambda x: mb.sin(x=mb.conv(x=x, weight=WEIGHT)),  # no tape has it
+}
+CODE = {"tape": "tapes.bin", "graph": "0.onnx"}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def package(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("package")
-    return save_program(
-        folder, {"x": ((1, 16, 1, 3), "fp16")}, lambda x: mb.conv(x=x, weight=WEIGHT)
-    )
+    return save_program(folder, {"x": ((1, 16, 1, 3), "fp16")}, MODELS[kind])
 
 
 @pytest.fixture
@@ -38,13 +49,13 @@ def result(package: Path) -> np.ndarray:
     return y
 
 
-def test_it_is_kept_and_gives_what_the_package_gives(package: Path, cache: Path) -> None:
+def test_it_is_kept_and_gives_what_the_package_gives(kind: str, package: Path, cache: Path) -> None:
     (truth,) = FastProgram(load(package), pack=True).function("main")({"x": X}).values()
     assert not PreparedProgram(package, pack=True).known
     for _ in range(2):
         np.testing.assert_array_equal(result(package), truth)
         assert PreparedProgram(package, pack=True).known
-    assert len(list(cache.rglob("0.onnx"))) == 1
+    assert len(list(cache.rglob(CODE[kind]))) == 1
 
 
 def cut(file: Path) -> None:
@@ -60,15 +71,16 @@ def scribble(file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        ("0.onnx", scribble), ("0.onnx", Path.unlink), ("weights.bin", cut),
+        ("code", scribble), ("code", Path.unlink), ("weights.bin", cut),
         ("weights.bin", scribble), ("weights.bin", Path.unlink), ("index.json", cut),
         ("index.json", Path.unlink),
     ],
 )  # fmt: skip
 def test_damaged_files_are_made_again(
-    package: Path, cache: Path, name: str, damage: Callable[[Path], None]
+    kind: str, package: Path, cache: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
     truth = result(package)
+    name = CODE[kind] if name == "code" else name
     (file,) = cache.rglob(name)
     whole = file.read_bytes()
     damage(file)
@@ -80,12 +92,15 @@ def test_damaged_files_are_made_again(
         assert again == whole
 
 
-def test_a_changed_package_is_another_one(package: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_changed_package_is_another_one(
+    kind: str, package: Path, cache: Path, tmp_path: Path
+) -> None:
     result(package)
     (tmp_path / "other").mkdir()
     other = save_program(
-        tmp_path / "other", {"x": ((1, 16, 1, 3), "fp16")}, lambda x: mb.conv(x=x, weight=-WEIGHT)
-    )
+        tmp_path / "other", {"x": ((1, 16, 1, 3), "fp16")},
+        lambda x: MODELS[kind](mb.mul(x=x, y=np.float16(-1))),
+    )  # fmt: skip
     np.testing.assert_allclose(result(other), -result(package), rtol=1e-5, atol=1e-6)
 
 
@@ -107,14 +122,16 @@ def test_the_one_used_longest_ago_goes_first(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["middle", "new"]
 
 
-def test_neither_torch_nor_a_second_time_onnx_is_imported(package: Path, cache: Path) -> None:
+def test_neither_torch_nor_a_second_time_onnx_and_numba_are_imported(
+    package: Path, cache: Path
+) -> None:
     code = (
         "import sys; from pathlib import Path; from cetane.engine.prepared import PreparedProgram\n"
         f"PreparedProgram(Path({str(package)!r}), pack=True).function('main')\n"
-        "print(*(m for m in ('torch', 'coremltools', 'onnx') if m in sys.modules))"
+        "print(*(m for m in ('torch', 'coremltools', 'onnx', 'numba') if m in sys.modules))"
     )
     outputs = [
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         for _ in range(2)
     ]
-    assert [run.stdout.strip() for run in outputs] == ["onnx", ""]
+    assert [run.stdout.strip() for run in outputs] == ["onnx numba", ""]

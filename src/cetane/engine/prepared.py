@@ -23,6 +23,7 @@ from cetane.mil.reader import load
 
 if TYPE_CHECKING:
     from cetane.mil.fast.program import FastProgram, SharedModel
+    from cetane.mil.fast.tape.model import TapeModel
 
 LARGEST = 8 << 30
 """Bytes of all prepared models. The least recently used model is removed first."""
@@ -83,7 +84,7 @@ class PreparedProgram:
                 return prepared
         return None
 
-    def _write(self, name: str, shared: SharedModel) -> bool:
+    def _write(self, name: str, shared: SharedModel | TapeModel) -> bool:
         """Write the model of a function. False if the cache folder is read-only."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

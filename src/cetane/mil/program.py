@@ -203,6 +203,11 @@ class MilFunction(Signature):
     def ops(self) -> tuple[Op, ...]:
         return self.body.ops
 
+    @property
+    def signature(self) -> Signature:
+        """The signature alone, without the ops."""
+        return Signature(self.name, self.inputs, self.outputs, self.states)
+
 
 @dataclass(frozen=True)
 class Program:

@@ -11,6 +11,7 @@ from cetane.mil.fast import FastProgram
 from cetane.mil.fast.attend import AttentionStage
 from cetane.mil.fast.fusion import fuse
 from cetane.mil.fast.stages import stages
+from cetane.mil.fast.tape.model import TapeModel
 from cetane.mil.fast.translate import translate
 
 Build = Callable[..., Path]
@@ -22,10 +23,10 @@ def normal(*shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
 
 
-def kinds(function: MilFunction, pack: bool = False) -> list[str]:
+def kinds(function: MilFunction) -> list[str]:
     """Nodes of the graphs that the function becomes, and "Attention" for what runs between them."""
     names: list[str] = []
-    for stage in stages(fuse(function, pack)):
+    for stage in stages(fuse(function)):
         if isinstance(stage, AttentionStage):
             names.append("Attention")
         else:
@@ -35,10 +36,20 @@ def kinds(function: MilFunction, pack: bool = False) -> list[str]:
 
 def agree(path: Path, **inputs: np.ndarray) -> list[np.ndarray]:
     """Outputs of the fast executor, equal to those of the reference."""
-    program = load(path)
-    fast = FastProgram(program).function("main")(inputs)
-    exact = compile(program.functions["main"], "fp32")(inputs)
+    return _agree(FastProgram(load(path)), rtol=1e-5, **inputs)
+
+
+def tape_agrees(path: Path, rtol: float = 1e-5, **inputs: np.ndarray) -> list[np.ndarray]:
+    """Outputs of a function that must run as a tape, equal to those of the reference."""
+    program = FastProgram(load(path), pack=True)
+    assert isinstance(program.shared("main"), TapeModel)
+    return _agree(program, rtol, **inputs)
+
+
+def _agree(program: FastProgram, rtol: float, **inputs: np.ndarray) -> list[np.ndarray]:
+    fast = program.function("main")(inputs)
+    exact = compile(program.program.functions["main"], "fp32")(inputs)
     assert list(fast) == list(exact)
     for name in exact:
-        np.testing.assert_allclose(fast[name], exact[name], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(fast[name], exact[name], rtol=rtol, atol=1e-6)
     return list(fast.values())

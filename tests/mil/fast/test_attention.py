@@ -8,9 +8,7 @@ from coremltools.converters.mil import Builder as mb
 from tests.mil.fast.agreement import Build, agree, kinds, normal, rng
 
 from cetane.mil import load
-from cetane.mil.executor import compile
 from cetane.mil.fast.attend import exactly, quickly, seen_runs
-from cetane.mil.fast.fusion import order_kept, reshaped_once, rewritten
 
 
 def rotary(
@@ -184,21 +182,3 @@ def test_attention_runs_between_graphs(build: Build, tokens: int, bounded: bool)
     agree(
         path, q=normal(1, 2, 3, 4), cache=normal(3, 2, 4, 5), new=normal(1, 2, 4, tokens), mask=mask
     )
-
-
-def test_reshapes_and_transposes_of_one_token(build: Build) -> None:
-    def body(x: Any) -> Any:
-        rows = mb.transpose(x=mb.reshape(x=x, shape=[3, 2, 4, 1]), perm=[0, 1, 3, 2])
-        real = mb.transpose(x=mb.reshape(x=x, shape=[1, 6, 4, 1]), perm=[0, 2, 1, 3])
-        return mb.reshape(x=rows, shape=[1, 3, 2, 4]), real
-
-    path = build({"x": ((1, 24, 1, 1), "fp32")}, body)
-    function = load(path).functions["main"]
-    once = rewritten(rewritten(function, order_kept), reshaped_once)
-    assert kinds(once).count("Transpose") == 1
-    assert kinds(once).count("Reshape") == 2
-    x = {"x": normal(1, 24, 1, 1)}
-    for mine, theirs in zip(
-        compile(once, "fp32")(x).values(), compile(function, "fp32")(x).values(), strict=True
-    ):
-        np.testing.assert_array_equal(mine, theirs)

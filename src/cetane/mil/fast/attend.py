@@ -113,7 +113,14 @@ def exactly(
         shown = np.ascontiguousarray(mask[part] if len(mask) > 1 else mask)
         extra = np.empty((0, 0), np.float32) if sinks is None else sinks[part]
         kernels.attend(
-            *arrays, shown, runs, np.float32(cap), np.ascontiguousarray(extra), results[part]
+            *arrays,
+            shown,
+            runs,
+            np.float32(cap),
+            np.ascontiguousarray(extra),
+            results[part],
+            0,
+            results[part].shape[0] * results.shape[1],
         )
 
     _by_heads(heads, rows, runs)

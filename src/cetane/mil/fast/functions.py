@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -72,12 +72,16 @@ class CompiledStage:
             (states if name in states else values)[name] = array
 
 
-class FastFunction:
-    """A function compiled for onnxruntime. See `FastProgram.function`."""
+class Stage(Protocol):
+    """A part of a function that is no attention."""
 
-    def __init__(
-        self, signature: Signature, stages: Sequence[CompiledStage | AttentionStage]
-    ) -> None:
+    def run(self, values: dict[str, Array], states: dict[str, Array]) -> None: ...
+
+
+class FastFunction:
+    """A compiled function. See `FastProgram.function`."""
+
+    def __init__(self, signature: Signature, stages: Sequence[Stage | AttentionStage]) -> None:
         self.function, self._stages = signature, tuple(stages)
 
     def make_state(self) -> ArrayState:

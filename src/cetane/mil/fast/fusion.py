@@ -13,26 +13,22 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from cetane.mil.fast.attention import attention, past_apart, rotation
-from cetane.mil.fast.context import ATTENTION, PACKED_LINEAR, RMS_NORM, VIEW, Context, literal, made
-from cetane.mil.fast.rows import MOST_PACKED, largest_call, rows_of_channels
+from cetane.mil.fast.context import ATTENTION, RMS_NORM, VIEW, Context, literal
+from cetane.mil.fast.rows import FEW, largest_call, rows_of_channels
 from cetane.mil.program import Argument, MilFunction, NamedValue, Op, TensorType
 
 
 def fuse(function: MilFunction, pack: bool = False) -> MilFunction:
-    """`function` with every rewrite applied to every op that fits; `pack` keeps weights packed."""
+    """`function` with every rewrite applied to every op that fits. `pack` keeps weights as they are
+    stored, for a tape."""
     for rewrite in (
         rms_norm, scaled_norm, merged_convolution, input_view, rotation, attention, past_apart
     ):  # fmt: skip
         function = rewritten(function, rewrite)
     function = rows_of_channels(function, pack)
-    # Products of many tokens have no packed form, so their results differ from those of few anyway.
-    exact = not pack or largest_call(function) <= MOST_PACKED
-    function = rewritten(function, lambda _, op: marked(op, exact))
-    if any(op.kind == PACKED_LINEAR for op in function.ops):
-        # Packed functions of other widths read other weights, so graphs need not stay alike.
-        for rewrite in (order_kept, reshaped_once):
-            function = rewritten(function, rewrite)
-    return function
+    # Exact sums of many tokens take long, and a prompt's calls are the same in every run.
+    exact = not pack or largest_call(function) <= FEW
+    return rewritten(function, lambda _, op: marked(op, exact))
 
 
 def rewritten(
@@ -158,44 +154,6 @@ def scaled_norm(context: Context, op: Op) -> list[Op] | None:
         if context.shape(weight) in (per_channel, per_channel[1:]):
             return [Op(RMS_NORM, op.name, {**norm.inputs, "gamma": (weight,)}, op.outputs)]
     return None
-
-
-def order_kept(context: Context, op: Op) -> list[Op] | None:
-    """Replace a transpose that moves only axes of size 1 by a reshape, which copies nothing.
-
-    transpose(x (1, C, 1, T), 0 2 1 3)  ->  reshape(x, (1, 1, C, T))
-    """
-    if op.kind != "transpose" or not _static(op):
-        return None
-    shape = context.shape(op.inputs["x"][0])
-    moved = [a % len(shape) for a in context.plain(op, "perm") if shape[a] != 1]
-    return [_reshape(op, op.inputs["x"][0])] if moved == sorted(moved) else None
-
-
-def reshaped_once(context: Context, op: Op) -> list[Op] | None:
-    """Join a reshape of a reshape.
-
-    reshape(reshape(x, a), b)  ->  reshape(x, b)
-    """
-    if op.kind != "reshape" or not _static(op):
-        return None
-    (x,) = op.inputs["x"]
-    if context.producer(x, "reshape") is None:
-        return None
-    while (before := context.producer(x, "reshape")) is not None:
-        (x,) = before.inputs["x"]
-    return [_reshape(op, x)]
-
-
-def _static(op: Op) -> bool:
-    return all(v.type is not None and v.type.static_shape is not None for v in op.outputs)
-
-
-def _reshape(op: Op, x: Argument) -> Op:
-    """The result of `op` on `x`, as a reshape."""
-    type_ = op.outputs[0].type
-    assert type_ is not None and type_.static_shape is not None
-    return made("reshape", op.outputs[0].name, type_, x=x, shape=literal(type_.static_shape))
 
 
 def _form(context: Context, op: Op) -> object:

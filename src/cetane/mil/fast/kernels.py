@@ -12,9 +12,10 @@ Import this module only to run attention: numba takes a while to load.
 import math
 
 import numpy as np
-from numba import njit, types
+from numba import njit
 
 from cetane.mil.fast.attend import HIDDEN as HIDDEN_MASK
+from cetane.mil.fast.vectors import ROWS, WIDE_LANES, exact_sums
 
 HIDDEN = np.float32(HIDDEN_MASK)
 HEADROOM = 17
@@ -22,9 +23,6 @@ HEADROOM = 17
 _TOP = 52 - 53 + HEADROOM
 _ONES = 1.5 * 2.0 ** (_TOP + 1)
 """`_rounder` of 1."""
-
-_Matrices = types.Array(types.float32, 3, "C", readonly=True, aligned=False)
-_Runs = types.Array(types.int64, 2, "C", readonly=True)
 
 
 @njit(inline="always")
@@ -117,13 +115,12 @@ def _largest(values, start, magnitudes):  # type: ignore[no-untyped-def]
             magnitudes[j] = np.fmax(magnitudes[j], np.fabs(line[j]))
 
 
-@njit(
-    types.void(_Matrices, *[_Matrices] * 4, _Matrices, _Runs, types.float32,
-               types.Array(types.float32, 2, "C", readonly=True), types.float32[:, :, ::1]),
-    nogil=True, cache=True,
-)  # fmt: skip
-def attend(rows, past_keys, new_keys, past_values, new_values, mask, runs, cap, sinks, results):  # type: ignore[no-untyped-def]
-    """Fill the results `(H, R, E)` of attention of rows `(H, R, D)`.
+@njit(nogil=True, cache=True)
+def attend(  # type: ignore[no-untyped-def]
+    rows, past_keys, new_keys, past_values, new_values, mask, runs, cap, sinks, results, first, last
+):
+    """Fill the results `(H, R, E)` of attention of rows `(H, R, D)`, from row `first` of all H * R
+    to row `last`.
 
     Keys `(H, D, S)` and values `(H, E, S)` are in two parts. The last axis of `mask` counts both;
     its other two may have size 1. `runs` are a part (0 or 1), a start, a stop, and the start in
@@ -137,43 +134,58 @@ def attend(rows, past_keys, new_keys, past_values, new_values, mask, runs, cap, 
     scores, seen = np.empty(count, np.float32), np.empty(count, np.float32)
     weights, magnitudes = np.empty(count, np.float64), np.empty(count, np.float32)
     ones, sums = np.ones(count, np.float32), np.empty(results.shape[2], np.float64)
-    for head in range(len(rows)):
+    before = -1
+    for own in range(first, last):
+        head, row = own // rows.shape[1], own % rows.shape[1]
+        if head != before:
+            before, at = head, 0
+            for run in range(len(runs)):
+                part, start, stop = runs[run, 0], runs[run, 1], runs[run, 2]
+                values = new_values[head] if part else past_values[head]
+                _largest(values, start, magnitudes[at : at + stop - start])
+                at += stop - start
+        line = mask[min(head, len(mask) - 1), min(row, mask.shape[1] - 1)]
         at = 0
         for run in range(len(runs)):
             part, start, stop = runs[run, 0], runs[run, 1], runs[run, 2]
-            values = new_values[head] if part else past_values[head]
-            _largest(values, start, magnitudes[at : at + stop - start])
+            keys = new_keys[head] if part else past_keys[head]
+            _score(rows[head, row], keys, start, scores[at : at + stop - start])
+            seen[at : at + stop - start] = line[runs[run, 3] : runs[run, 3] + stop - start]
             at += stop - start
-        for row in range(rows.shape[1]):
-            line = mask[min(head, len(mask) - 1), min(row, mask.shape[1] - 1)]
+        if cap > 0:
+            for j in range(count):
+                scores[j] = np.float32(math.tanh(scores[j] / cap)) * cap
+        sink = sinks[head, row] if len(sinks) else np.float32(-np.inf)
+        total = _weigh(scores, seen, weights, ones, sink)
+        bound = np.float32(0)
+        for j in range(count):
+            if seen[j] > HIDDEN:
+                bound = max(bound, magnitudes[j])
+        sums[:] = 0
+        if total > 0 and bound > 0:
+            rounder = _rounder(np.float64(bound))
             at = 0
             for run in range(len(runs)):
                 part, start, stop = runs[run, 0], runs[run, 1], runs[run, 2]
-                keys = new_keys[head] if part else past_keys[head]
-                _score(rows[head, row], keys, start, scores[at : at + stop - start])
-                seen[at : at + stop - start] = line[runs[run, 3] : runs[run, 3] + stop - start]
+                values = new_values[head] if part else past_values[head]
+                many = (stop - start) // WIDE_LANES * WIDE_LANES
+                rows_ = len(values) // ROWS * ROWS if many else 0
+                for e in range(0, rows_, ROWS):
+                    place = values.ctypes.data + 4 * (e * values.shape[1] + start)
+                    exact_sums(
+                        sums.ctypes.data + 8 * e,
+                        weights.ctypes.data + 8 * at,
+                        place,
+                        values.shape[1],
+                        many,
+                        rounder,
+                    )
+                for e in range(len(values)):
+                    rest = start + (many if e < rows_ else 0)
+                    line = values[e, rest:stop]
+                    sums[e] += _sum(weights[at + rest - start : at + stop - start], line, rounder)
                 at += stop - start
-            if cap > 0:
-                for j in range(count):
-                    scores[j] = np.float32(math.tanh(scores[j] / cap)) * cap
-            sink = sinks[head, row] if len(sinks) else np.float32(-np.inf)
-            total = _weigh(scores, seen, weights, ones, sink)
-            bound = np.float32(0)
-            for j in range(count):
-                if seen[j] > HIDDEN:
-                    bound = max(bound, magnitudes[j])
-            sums[:] = 0
-            if total > 0 and bound > 0:
-                rounder = _rounder(np.float64(bound))
-                at = 0
-                for run in range(len(runs)):
-                    part, start, stop = runs[run, 0], runs[run, 1], runs[run, 2]
-                    values = new_values[head] if part else past_values[head]
-                    for e in range(len(values)):
-                        line = values[e, start:stop]
-                        sums[e] += _sum(weights[at : at + stop - start], line, rounder)
-                    at += stop - start
-                for e in range(len(sums)):
-                    sums[e] /= total
             for e in range(len(sums)):
-                results[head, row, e] = np.float32(sums[e])
+                sums[e] /= total
+        for e in range(len(sums)):
+            results[head, row, e] = np.float32(sums[e])

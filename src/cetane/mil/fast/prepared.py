@@ -1,13 +1,15 @@
 """Prepared models on disk. To open one reads no package and decodes no weight.
 
-A folder holds the graphs of functions that share them, its weights, which onnxruntime maps into
-memory (`weights.bin`), and the functions' stages (`index.json`).
+A folder holds functions that share weights, which are mapped into memory (`weights.bin`). They are
+tapes (`tapes.bin`), or stages of which some are graphs of onnxruntime (`0.onnx`, ...). `index.json`
+lists them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -15,21 +17,65 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from cetane.errors import CetaneError
+from cetane.files import sha256
 from cetane.mil.dtypes import Array
 from cetane.mil.fast.arrays import align
 from cetane.mil.fast.attend import AttentionStage, Operand, View
-from cetane.mil.fast.functions import CompiledStage, FastFunction, Feeding
+from cetane.mil.fast.functions import CompiledStage, FastFunction, Feeding, Stage
 from cetane.mil.fast.sessions import open_session
+from cetane.mil.fast.tape.code import NUMBERS, WIDTH, Tape
+from cetane.mil.fast.tape.function import functions_of, mapped
 from cetane.mil.program import Signature, SizeRange, TensorType, plain_name
 
 if TYPE_CHECKING:
     from cetane.mil.fast.program import SharedModel, SharedStage
+    from cetane.mil.fast.tape.model import TapeModel
 
-WEIGHTS, INDEX = "weights.bin", "index.json"
+WEIGHTS, INDEX, TAPES = "weights.bin", "index.json", "tapes.bin"
 
 
-def write(shared: SharedModel, folder: Path) -> None:
+def write(model: SharedModel | TapeModel, folder: Path) -> None:
     """Write a model into an empty folder. Only one weight is in memory at a time."""
+    from cetane.mil.fast.tape.model import TapeModel  # a reader needs neither numba nor onnx
+
+    if isinstance(model, TapeModel):
+        _write_tapes(model, folder)
+    else:
+        _write_graphs(model, folder)
+
+
+def _write_tapes(model: TapeModel, folder: Path) -> None:
+    with (folder / WEIGHTS).open("wb") as target:
+        model.weights.seek(0)
+        shutil.copyfileobj(model.weights, target, 1 << 20)
+    tapes = {}
+    with (folder / TAPES).open("wb") as file:
+        for name, tape in model.tapes.items():
+            tapes[name] = [len(tape.code), tape.arena, tape.runs, tape.work]
+            file.write(tape.code.tobytes() + tape.numbers.tobytes())
+    index = {
+        "weights": _identity(folder / WEIGHTS),
+        "functions": {n: _signature_as_json(s) for n, s in model.signatures.items()},
+        "tapes": tapes,
+        "sha256": sha256(folder / TAPES),
+    }
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+def _read_tapes(folder: Path, index: dict[str, Any]) -> dict[str, Tape]:
+    if sha256(folder / TAPES) != index["sha256"]:
+        raise CetaneError(f"{folder / TAPES} is damaged")
+    tapes, content, start = {}, (folder / TAPES).read_bytes(), 0
+    for name, (count, arena, runs, work) in index["tapes"].items():
+        code = np.frombuffer(content, np.int64, count * WIDTH, start).reshape(count, WIDTH)
+        start += code.nbytes
+        numbers = np.frombuffer(content, np.float32, count * NUMBERS, start)
+        start += numbers.nbytes
+        tapes[name] = Tape(code, numbers.reshape(count, NUMBERS), arena, runs, work)
+    return tapes
+
+
+def _write_graphs(shared: SharedModel, folder: Path) -> None:
     stages: list[dict[str, Any]] = []
     with (folder / WEIGHTS).open("wb") as data:
         for number, stage in enumerate(shared.stages):
@@ -80,11 +126,13 @@ class PreparedModel:
         try:
             index = json.loads((folder / INDEX).read_text())
             signatures = {n: _signature_from_json(n, c) for n, c in index["functions"].items()}
-            stages: dict[str, list[CompiledStage | AttentionStage]] = {
-                name: [] for name in signatures
-            }
             if _identity(folder / WEIGHTS) != index["weights"]:
                 raise CetaneError(f"{folder / WEIGHTS} is damaged")
+            if "tapes" in index:
+                tapes = _read_tapes(folder, index)
+                with (folder / WEIGHTS).open("rb") as weights:
+                    return cls(functions_of(signatures, tapes, mapped(weights)))
+            stages: dict[str, list[Stage | AttentionStage]] = {n: [] for n in signatures}
             for stage in index["stages"]:
                 if "attentions" in stage:
                     for name, own in stages.items():

@@ -15,35 +15,43 @@ from cetane.mil.fast.model import alike, differing_literals, model
 from cetane.mil.fast.onnx_graph import OnnxGraph
 from cetane.mil.fast.sessions import open_session
 from cetane.mil.fast.stages import stages
+from cetane.mil.fast.tape.model import TapeModel
 from cetane.mil.fast.translate import translate
 from cetane.mil.guard import failures_at
-from cetane.mil.program import MilFunction, Program, Signature, listed
+from cetane.mil.program import MilFunction, Program, listed
 
 
 class FastProgram:
-    """The functions of a loaded package, compiled for onnxruntime when they are first asked for.
+    """The functions of a loaded package, compiled when they are first asked for.
 
-    Everything is computed in float32. With `pack`, products of few tokens read linear weights
-    (int8, int4) as stored, and round palettes and activations to 8 bits, one scale for 32 elements.
-    Functions that differ only in sizes share one session, and so their weights.
+    Everything is computed in float32. With `pack`, functions become tapes, which read weights as
+    they are stored; palettes of more than 4 bits are rounded to 8, one scale for 32 elements. All
+    other functions become graphs of onnxruntime. Those that differ only in sizes share one session,
+    and so their weights.
     """
 
     def __init__(self, program: Program, pack: bool = False) -> None:
         self.program, self._pack = program, pack
         self._shared: list[SharedModel] = []
 
+    @cached_property
+    def _tapes(self) -> TapeModel:
+        return TapeModel(self.program)
+
     def function(self, name: str) -> FastFunction:
         """The function `name`. Raises CetaneError if there is none, or if it uses ops without an
         ONNX form; the message lists these ops."""
         return self.shared(name).function(name)
 
-    def shared(self, name: str) -> SharedModel:
-        """The model that a function shares with all functions like it. Raises as `function`."""
+    def shared(self, name: str) -> SharedModel | TapeModel:
+        """The model that a function shares with others. Raises as `function`."""
         if name not in self.program.functions:
             raise CetaneError(
                 f"{self.program.path} has no function {name!r}",
                 hint=f"its functions are {listed(self.program.functions)}",
             )
+        if self._pack and name in self._tapes.tapes:
+            return self._tapes
         for shared in self._shared:
             if name in shared.signatures:
                 return shared
@@ -65,7 +73,7 @@ class FastProgram:
         with failures_at(f"function {function.name}"):
             return [
                 stage if isinstance(stage, AttentionStage) else translate(stage)
-                for stage in stages(fuse(function, self._pack))
+                for stage in stages(fuse(function))
             ]
 
 
@@ -75,7 +83,7 @@ class SharedModel:
     def __init__(
         self, program: Program, staged: dict[str, list[OnnxGraph | AttentionStage]]
     ) -> None:
-        self.signatures = {name: signature(program.functions[name]) for name in staged}
+        self.signatures = {name: program.functions[name].signature for name in staged}
         self.stages: list[SharedStage | SharedAttention] = []
         for together in zip(*staged.values(), strict=True):
             own = dict(zip(staged, together, strict=True))
@@ -128,11 +136,6 @@ def _feeding(graph: OnnxGraph, variable: list[str]) -> Feeding:
         {name: graph.literals[name] for name in variable},
         graph.outputs,
     )
-
-
-def signature(function: MilFunction) -> Signature:
-    """The signature of a function, without its ops."""
-    return Signature(function.name, function.inputs, function.outputs, function.states)
 
 
 def _alike(one: list[OnnxGraph | AttentionStage], other: list[OnnxGraph | AttentionStage]) -> bool:

@@ -4,7 +4,6 @@ The first parameter of a translation, `g`, is the graph that it adds to. The ann
 other parameter decides its form:
 
 - `Tensor`: a value of the graph; `list[Tensor]`: an input of several values.
-- `Packed`: a weight that stays packed.
 - `Ints`: a list if the value is known, else a `Tensor`.
 - anything else: plain Python values, which must be known.
 
@@ -14,7 +13,6 @@ A translation returns the name of its result, or a tuple of names.
 from typing import get_args
 
 from cetane.mil.fast.onnx_graph import Tensor
-from cetane.mil.fast.packed import Packed
 from cetane.mil.implementation import Implementations
 
 Ints = list[int] | Tensor
@@ -26,8 +24,6 @@ def _form(annotation: object) -> str:
         return "ints"
     if annotation == Tensors:
         return "tensors"
-    if annotation == Packed:
-        return "packed"
     return "tensor" if Tensor in (annotation, *get_args(annotation)) else "plain"
 
 

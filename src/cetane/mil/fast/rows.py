@@ -10,12 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cetane.mil.fast.context import PACKED_LINEAR, RMS_NORM, ROWS_LINEAR, Context, literal, made
-from cetane.mil.fast.packed import bits_of
 from cetane.mil.program import Argument, MilFunction, NamedValue, Op, TensorType
 
-MOST_PACKED = 8
-"""The most tokens for which packed weights pay. With more, arithmetic bounds a product, not
-reading, and fp32 is faster."""
+FEW = 16
+"""The most tokens of a call whose results may not depend on their number: those of drafts."""
 _SWAP = literal([0, 2, 1])
 _UNARY = {"exp", "gelu", "identity", "relu", "sigmoid", "silu", "softplus", "tanh"}
 _BINARY = {"add", "maximum", "minimum", "mul", "real_div", "sub"}
@@ -24,7 +22,7 @@ _BINARY = {"add", "maximum", "minimum", "mul", "real_div", "sub"}
 def rows_of_channels(function: MilFunction, pack: bool) -> MilFunction:
     """`function` with its pointwise convolutions as products of rows.
 
-    `pack` keeps weights packed where that pays.
+    `pack` keeps weights as they are stored.
     """
     return _Rows(function, pack).function()
 
@@ -89,11 +87,9 @@ class _Rows:
 
     def _product(self, op: Op) -> None:
         (weight,), (x,) = op.inputs["weight"], op.inputs["x"]
-        few = (self._tokens(x) or 0) <= MOST_PACKED
-        packs = self._pack and few and bits_of(self._context.constants, weight) is not None
-        kind = PACKED_LINEAR if packs else ROWS_LINEAR
+        kind = PACKED_LINEAR if self._pack else ROWS_LINEAR
         inputs: dict[str, tuple[Argument, ...]] = {"x": (self._row(x),), "weight": (weight,)}
-        if not packs:
+        if not self._pack:
             inputs["weight"] = (self._columns(weight, f"{op.outputs[0].name}:weight"),)
         if "bias" in op.inputs:
             inputs["bias"] = op.inputs["bias"]

@@ -14,7 +14,6 @@ from cetane.mil.fast.attend import View
 from cetane.mil.fast.context import VIEW
 from cetane.mil.fast.onnx_graph import OnnxGraph, OnnxWeight, Tensor, onnx_type
 from cetane.mil.fast.ops import TRANSLATIONS
-from cetane.mil.fast.packed import Packed
 from cetane.mil.guard import failures_at
 from cetane.mil.index import FunctionIndex
 from cetane.mil.program import Argument, MilFunction, NamedValue, Op
@@ -118,8 +117,6 @@ class _Translator:
     def _argument(self, item: Argument, form: str, parameter: str) -> Any:
         if form in ("tensor", "tensors"):
             return self._tensor(item)
-        if form == "packed":
-            return Packed(self._constants, item)
         if item in self._constants:
             return self._constants.plain(item)
         if form == "ints":

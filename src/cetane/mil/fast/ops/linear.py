@@ -2,9 +2,8 @@
 
 import math
 
-from cetane.mil.fast.context import PACKED_LINEAR, ROWS_LINEAR
+from cetane.mil.fast.context import ROWS_LINEAR
 from cetane.mil.fast.onnx_graph import OnnxGraph, Tensor
-from cetane.mil.fast.packed import Packed
 from cetane.mil.fast.registry import Tensors, translates
 
 
@@ -19,13 +18,6 @@ def rows_linear(g: OnnxGraph, x: Tensor, weight: Tensor, bias: Tensor | None = N
     """Not an op of MIL: `rows` makes it of a convolution. `weight` is `(K, N)`, already turned
     over; if the graph did that, it would hold the weight twice."""
     y = g("MatMul", x, weight)
-    return y if bias is None else g("Add", y, bias)
-
-
-@translates(PACKED_LINEAR)
-def packed_linear(g: OnnxGraph, x: Tensor, weight: Packed, bias: Tensor | None = None) -> str:
-    """`rows_linear` with a weight that stays packed."""
-    y = weight.multiply(g, x)
     return y if bias is None else g("Add", y, bias)
 
 

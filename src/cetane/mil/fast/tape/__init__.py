@@ -1,0 +1,12 @@
+"""Tapes: functions as lists of instructions that one compiled loop performs.
+
+onnxruntime starts a kernel for every node, and its product with packed weights waits for memory. A
+tape reads weights as they are stored, 8 or 4 bits each, and its threads meet only where they must.
+
+    writer    function -> tape: places of values, and instructions for each op (`ops`)
+    code      the tape as data
+    store     the weights of all functions of a program, in the forms of `weights`
+    loop      the compiled loop; its kernels are `products`, `elements` and `quick`
+    vectors   the code of products, in LLVM's own language
+    function  tapes that run
+"""

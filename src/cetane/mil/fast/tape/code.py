@@ -1,0 +1,287 @@
+"""The instructions of a tape, as data: rows of numbers that the compiled loop reads.
+
+A tape computes on one array of float32 numbers, its *arena*. An operand is a place: a base (the
+arena, the weights, an input, an output), an offset, a shape and strides. So most moves of elements
+cost nothing: a transpose is another order of strides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+
+from cetane.mil.dtypes import Array
+
+ARENA, WEIGHTS, RUNS_AT, FIRST = range(4)
+"""Bases: the arena, the weights, the runs of keys (int64); then inputs, states and outputs."""
+AXES = 4
+"""Axes of an instruction, after those that lie together are joined."""
+WIDTH = 56
+"""Numbers of an encoded instruction."""
+NUMBERS = 2
+
+
+class Code(IntEnum):
+    """What an instruction does; see `loop`."""
+
+    UNARY = 0
+    BINARY = 1
+    SELECT = 2
+    PRODUCT = 3
+    NORM = 4
+    REDUCE = 5
+    SOFTMAX = 6
+    RUNS = 7
+    ATTEND = 8
+    MATMUL = 9
+    CONV = 10
+    PICK = 11
+    UPDATE = 12
+
+
+class Unary(IntEnum):
+    COPY = 0
+    SILU = 1
+    SIGMOID = 2
+    TANH = 3
+    GELU_TANH = 4
+    GELU = 5
+    GELU_SIGMOID = 6
+    EXP = 7
+    RELU = 8
+    SOFTPLUS = 9
+    SQRT = 10
+    RSQRT = 11
+    SQUARE = 12
+    ABS = 13
+    LOG = 14
+    CLIP = 15
+    INVERSE = 16
+    FILL = 17
+
+
+class Binary(IntEnum):
+    ADD = 0
+    SUB = 1
+    MUL = 2
+    DIV = 3
+    MAXIMUM = 4
+    MINIMUM = 5
+    EQUAL = 6
+    NOT_EQUAL = 7
+    GREATER = 8
+    GREATER_EQUAL = 9
+    LESS = 10
+    LESS_EQUAL = 11
+
+
+class Reduction(IntEnum):
+    SUM = 0
+    MEAN = 1
+    MAX = 2
+    MIN = 3
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value lies. `block` names a piece of the arena, which gets its offset at the end;
+    then `offset` counts from its start. Offsets and strides count floats."""
+
+    base: int
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    block: int | None = None
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def contiguous(self) -> bool:
+        return self.strides == strides_of(self.shape) or all(
+            size == 1 or own == usual
+            for size, own, usual in zip(
+                self.shape, self.strides, strides_of(self.shape), strict=True
+            )
+        )
+
+    def at(self, offset: int, shape: Sequence[int], strides: Sequence[int]) -> Place:
+        """A part of this place, or its elements in another order."""
+        return Place(self.base, self.offset + offset, tuple(shape), tuple(strides), self.block)
+
+    def broadcast(self, shape: Sequence[int]) -> Place:
+        """This place, repeated along axes of size 1, and along new axes in front."""
+        missing = len(shape) - len(self.shape)
+        strides = [0] * missing + [
+            0 if size == 1 else stride
+            for size, stride in zip(self.shape, self.strides, strict=True)
+        ]
+        return self.at(0, shape, strides)
+
+    def reshaped(self, shape: Sequence[int]) -> Place | None:
+        """The same elements in another shape; None if that needs a copy."""
+        probe = np.lib.stride_tricks.as_strided(
+            np.empty(1, np.uint8), self.shape, self.strides, writeable=False
+        )
+        try:
+            view = np.reshape(probe, shape, copy=False)
+        except ValueError:
+            return None
+        return self.at(0, view.shape, view.strides)
+
+
+def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a contiguous array, in elements."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One step of a tape: a result, up to three operands, and what else its code reads.
+
+    `shared`: threads divide its work. Other steps are done by one of them.
+    """
+
+    code: Code
+    result: Place
+    operands: tuple[Place, ...] = ()
+    kind: int = 0
+    more: tuple[int, ...] = ()
+    numbers: tuple[float, ...] = ()
+    shared: bool = False
+    others: tuple[Place, ...] = ()
+    """Operands without strides: the parts of keys and values."""
+
+    @property
+    def read(self) -> tuple[Place, ...]:
+        return (*self.operands, *self.others)
+
+
+def joined_axes(places: Sequence[Place]) -> tuple[list[int], list[list[int]]]:
+    """Sizes and strides of `AXES` axes over which places of one shape are walked together.
+
+    The first place decides the order. Axes that lie together in all places become one. Raises
+    ValueError if more remain.
+    """
+    shape = places[0].shape
+    order = sorted(
+        (axis for axis, size in enumerate(shape) if size != 1),
+        key=lambda axis: (-places[0].strides[axis], axis),
+    )
+    sizes: list[int] = []
+    strides: list[list[int]] = [[] for _ in places]
+    for axis in order:
+        own = [place.strides[axis] for place in places]
+        if sizes and all(
+            known[-1] == stride * shape[axis] for known, stride in zip(strides, own, strict=True)
+        ):
+            sizes[-1] *= shape[axis]
+            for known, stride in zip(strides, own, strict=True):
+                known[-1] = stride
+            continue
+        sizes.append(shape[axis])
+        for known, stride in zip(strides, own, strict=True):
+            known.append(stride)
+    missing = AXES - len(sizes)
+    if missing < 0:
+        raise ValueError(f"more than {AXES} axes do not lie together")
+    return [1] * missing + sizes, [[0] * missing + known for known in strides]
+
+
+@dataclass(frozen=True)
+class Tape:
+    """A function as instructions: `code (n, WIDTH)` int64, `numbers (n, NUMBERS)` float32.
+
+    `arena` and `runs` are the sizes of the arena (floats) and of the runs of keys (int64).
+    """
+
+    code: Array
+    numbers: Array
+    arena: int
+    runs: int
+    work: int = field(default=0)
+    """Multiplications of its products, which decide whether threads share it."""
+
+
+def encoded(
+    instruction: Instruction, offsets: dict[int, int], wait: bool
+) -> tuple[list[int], list[float]]:
+    """An instruction as numbers. `wait`: all threads wait for each other after it."""
+    places = [instruction.result, *instruction.operands]
+    if instruction.code in (Code.UNARY, Code.BINARY, Code.SELECT):
+        sizes, strides = joined_axes(places)
+    else:
+        sizes, strides = [1] * AXES, [[0] * AXES for _ in places]
+
+    def address(place: Place) -> list[int]:
+        start = 0 if place.block is None else offsets[place.block]
+        return [place.base, start + place.offset]
+
+    row = [int(instruction.code), int(wait), int(instruction.shared), instruction.kind]
+    row += [n for place in places for n in address(place)] + [0] * (2 * (4 - len(places)))
+    row += sizes
+    row += [n for known in strides for n in known] + [0] * (AXES * (4 - len(places)))
+    row += [n for place in instruction.others for n in address(place)]
+    row += instruction.more
+    if len(row) > WIDTH:
+        raise ValueError(f"an instruction of {len(row)} numbers")
+    numbers = [*instruction.numbers, *[0.0] * (NUMBERS - len(instruction.numbers))]
+    return row + [0] * (WIDTH - len(row)), numbers
+
+
+def tape_of(instructions: Sequence[Instruction], sizes: dict[int, int], runs: int) -> Tape:
+    """The tape of some instructions, whose blocks of the arena have these sizes."""
+    offsets, arena = arranged(instructions, sizes)
+    rows, numbers = [], []
+    for index, instruction in enumerate(instructions):
+        following = instructions[index + 1] if index + 1 < len(instructions) else None
+        wait = instruction.shared or (following is not None and following.shared)
+        row, own = encoded(instruction, offsets, wait)
+        rows.append(row)
+        numbers.append(own)
+    work = sum(math.prod(i.more[:3]) for i in instructions if i.code is Code.PRODUCT)
+    return Tape(
+        np.array(rows, np.int64).reshape(-1, WIDTH),
+        np.array(numbers, np.float32).reshape(-1, NUMBERS),
+        arena,
+        runs,
+        work,
+    )
+
+
+ALIGNED = 16
+"""Blocks start at a multiple of so many floats."""
+
+
+def arranged(
+    instructions: Sequence[Instruction], sizes: dict[int, int]
+) -> tuple[dict[int, int], int]:
+    """The offsets of blocks, and the floats of all of them. Blocks whose times do not meet share
+    their place: each takes the first gap that is large enough."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for time, instruction in enumerate(instructions):
+        for place in (instruction.result, *instruction.read):
+            if place.block is not None:
+                first.setdefault(place.block, time)
+                last[place.block] = time
+    offsets: dict[int, int] = {}
+    live: list[tuple[int, int, int]] = []  # offset, end, the last time
+    total = 0
+    for block in sorted(first, key=lambda block: first[block]):
+        live = sorted(item for item in live if item[2] >= first[block])
+        need = -(-sizes[block] // ALIGNED) * ALIGNED
+        at = 0
+        for offset, end, _ in live:
+            if offset - at >= need:
+                break
+            at = max(at, end)
+        offsets[block] = at
+        live.append((at, at + need, last[block]))
+        total = max(total, at + need)
+    return offsets, total

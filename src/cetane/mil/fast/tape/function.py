@@ -1,0 +1,126 @@
+"""Tapes that run: their weights, their arrays, and the threads that share them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from typing import BinaryIO
+
+import numpy as np
+
+from cetane.errors import CetaneError
+from cetane.mil.dtypes import Array
+from cetane.mil.fast.arrays import HELD_AS, held
+from cetane.mil.fast.functions import FastFunction
+from cetane.mil.fast.tape.code import FIRST, Tape
+from cetane.mil.program import Signature
+
+SMALLEST = 1 << 20
+"""The multiplications of a tape from which threads share it."""
+LARGEST = 1 << 23
+"""The largest integer of an input: float32 holds the sum of two."""
+_threads = 1
+_free = threading.Lock()
+"""Held by the call whose tape threads share. Another call meanwhile runs alone."""
+
+
+def share_tapes(threads: int = 0) -> None:
+    """Let threads of this process share large tapes; 0 is one for each processor.
+
+    They wait actively for each other, so call this only in a program that owns its process.
+    """
+    global _threads
+    _threads = threads or processors()
+
+
+def processors() -> int:
+    """The processors that this process may use."""
+    allowed = getattr(os, "sched_getaffinity", None)  # only Linux can tell
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
+
+
+class TapeStage:
+    """A whole function as a tape: a stage of `FastFunction`."""
+
+    def __init__(self, tape: Tape, signature: Signature, weights: Array) -> None:
+        """`weights` are the bytes of the program's store, uint8."""
+        self._tape, self._signature, self._weights = tape, signature, weights
+        self._arena = np.empty(tape.arena + 16, np.float32)
+        self._runs = np.empty(max(1, tape.runs), np.int64)
+        self._shared = np.zeros(1, np.int64)
+        self._own = threading.Lock()
+
+    def run(self, values: dict[str, Array], states: dict[str, Array]) -> None:
+        """Add the results to a call's values, and replace its states."""
+        signature = self._signature
+        given = [_floats(values[name]) for name in signature.inputs]
+        given += [_floats(states[name]) for name in signature.states]
+        shapes = [type_.static_shape or () for type_ in signature.outputs.values()]
+        results = [np.empty(shape, np.float32) for shape in shapes]
+        results += [np.empty(states[name].shape, np.float32) for name in signature.states]
+        with self._own:
+            self._perform([*given, *results])
+        types = {**signature.outputs, **signature.states}
+        arrays = [
+            held(np.rint(array), type_.dtype) if HELD_AS[type_.dtype] != np.float32 else array
+            for array, type_ in zip(results, types.values(), strict=True)
+        ]
+        values.update(zip(signature.outputs, arrays, strict=False))
+        states.update(zip(signature.states, arrays[len(shapes) :], strict=True))
+
+    def _perform(self, arrays: Sequence[Array]) -> None:
+        from cetane.mil.fast.tape.loop import perform  # numba takes a while to load
+
+        bases = np.zeros(FIRST + len(arrays), np.int64)
+        bases[:FIRST] = [a.ctypes.data for a in (self._arena, self._weights, self._runs)]
+        bases[FIRST:] = [a.ctypes.data for a in arrays]
+        self._shared[0] = 0
+        tape = self._tape
+        work = partial(perform, tape.code, tape.numbers, bases, self._shared.ctypes.data)
+        large = _threads > 1 and tape.work >= SMALLEST
+        if large and _free.acquire(blocking=False):
+            try:
+                others = [
+                    _pool(_threads - 1).submit(work, thread, _threads)
+                    for thread in range(1, _threads)
+                ]
+                failed = work(0, _threads)
+                for other in others:
+                    other.result()
+            finally:
+                _free.release()
+        else:
+            failed = work(0, 1)
+        if failed >= 0:
+            raise CetaneError("a position lies outside of its tensor")
+
+
+def _floats(array: Array) -> Array:
+    """An input as float32. Raises CetaneError for integers that it does not hold."""
+    if array.dtype.kind == "i" and array.size and np.abs(array).max() > LARGEST:
+        raise CetaneError(f"an integer is larger than {LARGEST}")
+    return np.ascontiguousarray(array, np.float32)
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="tape")
+
+
+def mapped(file: BinaryIO) -> Array:
+    """A file's bytes, mapped into memory; an empty file gives an empty array."""
+    empty = file.seek(0, 2) == 0
+    return np.empty(0, np.uint8) if empty else np.memmap(file, np.uint8, "r")
+
+
+def functions_of(
+    signatures: Mapping[str, Signature], tapes: Mapping[str, Tape], weights: Array
+) -> dict[str, FastFunction]:
+    """Functions that run as one tape each; `weights` are the bytes of their store, uint8."""
+    return {
+        name: FastFunction(signature, [TapeStage(tapes[name], signature, weights)])
+        for name, signature in signatures.items()
+    }

@@ -1,0 +1,377 @@
+"""The loop that performs a tape, compiled by numba.
+
+Every thread runs it over all instructions. A shared instruction is divided between them; any other
+is done by the first. After an instruction that says so they wait for each other.
+
+A token's results depend on no other token of its call: the same operations in the same order make
+every element, whatever its place. Import this module only to run a tape: numba takes a while.
+"""
+
+import math
+
+import numpy as np
+from numba import carray, njit, types
+
+from cetane.mil.fast.kernels import HIDDEN, attend
+from cetane.mil.fast.tape.code import AXES, Code, Reduction
+from cetane.mil.fast.tape.elements import combine, exponential, transform
+from cetane.mil.fast.tape.products import multiply
+from cetane.mil.fast.tape.quick import attend_quickly
+from cetane.mil.fast.vectors import ROWS, count_up, counted, pointer
+
+_F = np.float32
+(_UNARY, _BINARY, _SELECT, _PRODUCT, _NORM, _REDUCE, _SOFTMAX, _RUNS, _ATTEND, _MATMUL, _CONV,
+ _PICK, _UPDATE) = (int(code) for code in Code)  # fmt: skip
+_SUM, _MEAN, _MAX, _MIN = (int(kind) for kind in Reduction)
+# Columns of an encoded instruction (`code.encoded`).
+_PLACES, _SIZES, _STRIDES = 4, 12, 12 + AXES
+MORE = 12 + 5 * AXES
+_yield = types.ExternalFunction("sched_yield", types.int32())
+SPINS = 2000
+"""Looks at a shared number before a waiting thread gives its processor away."""
+
+
+@njit(inline="always")
+def _address(row, bases, place):  # type: ignore[no-untyped-def]
+    return bases[row[_PLACES + 2 * place]] + 4 * row[_PLACES + 2 * place + 1]
+
+
+@njit(inline="always")
+def _other(row, bases, index):  # type: ignore[no-untyped-def]
+    return bases[row[MORE + 2 * index]] + 4 * row[MORE + 2 * index + 1]
+
+
+@njit(inline="always")
+def _line(address, count):  # type: ignore[no-untyped-def]
+    return carray(pointer(address), count, np.float32)
+
+
+@njit(inline="always")
+def _part(count, thread, threads, step):  # type: ignore[no-untyped-def]
+    """The share of a thread in `count` pieces of work, cut at multiples of `step`."""
+    steps = -(-count // step)
+    return (
+        min(count, steps * thread // threads * step),
+        min(count, steps * (thread + 1) // threads * step),
+    )
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _gathered(line, address, step):  # type: ignore[no-untyped-def]
+    """Fill a line with elements that lie `step` floats apart."""
+    count = len(line)
+    if step == 0:
+        line[:] = _line(address, 1)[0]
+    else:
+        first = min(0, (count - 1) * step)  # steps may go backwards
+        source = _line(address + 4 * first, abs((count - 1) * step) + 1)
+        for i in range(count):
+            line[i] = source[i * step - first]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _walk(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def]
+    """A function of one, two or three operands, element by element."""
+    code, kind = row[0], row[3]
+    low, high = np.zeros(AXES, np.int64), row[_SIZES : _SIZES + AXES].copy()
+    axis = 0
+    while axis < AXES - 1 and high[axis] == 1:
+        axis += 1
+    low[axis], high[axis] = _part(high[axis], thread, threads, 16 if axis == AXES - 1 else 1)
+    count = high[3] - low[3]
+    if count <= 0:
+        return
+    strides = row[_STRIDES : _STRIDES + 4 * AXES].reshape(4, AXES)
+    operands = 1 if code == _UNARY else 2 if code == _BINARY else 3
+    line, spare = np.empty((operands, count), np.float32), np.empty(count, np.float32)
+    at = np.zeros(4, np.int64)
+    for i in range(low[0], high[0]):
+        for j in range(low[1], high[1]):
+            for k in range(low[2], high[2]):
+                for place in range(operands + 1):
+                    steps = strides[place]
+                    start = i * steps[0] + j * steps[1] + k * steps[2] + low[3] * steps[3]
+                    at[place] = _address(row, bases, place) + 4 * start
+                for place in range(operands):
+                    if strides[place + 1, 3] != 1:
+                        _gathered(line[place], at[place + 1], strides[place + 1, 3])
+                        at[place + 1] = line.ctypes.data + 4 * place * count
+                step = strides[0, 3]
+                y = _line(at[0], count) if step == 1 else spare
+                a, b, c = _line(at[1], count), _line(at[2], count), _line(at[3], count)
+                if code == _UNARY:
+                    transform(kind, y, a, numbers[0], numbers[1])
+                elif code == _BINARY:
+                    combine(kind, y, a, b)
+                else:
+                    for n in range(count):
+                        y[n] = b[n] if a[n] != 0 else c[n]
+                if step != 1:
+                    target = _line(at[0], (count - 1) * step + 1)
+                    for n in range(count):
+                        target[n * step] = spare[n]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _lines(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def]
+    """A norm, a sum or a softmax of lines.
+
+    After the places: three sizes of the lines, the elements of a line and their step, the steps of
+    a result's elements, and the steps from line to line of the operand and of the result.
+    """
+    more = row[MORE:]
+    lines, count, step, result_step = more[0] * more[1] * more[2], more[3], more[4], more[5]
+    first, last = _part(lines, thread, threads, 1)
+    line = np.empty(count, np.float32)
+    for number in range(first, last):
+        i, j, k = number // (more[1] * more[2]), number // more[2] % more[1], number % more[2]
+        x_at = _address(row, bases, 1) + 4 * (i * more[6] + j * more[7] + k * more[8])
+        y_at = _address(row, bases, 0) + 4 * (i * more[9] + j * more[10] + k * more[11])
+        _gathered(line, x_at, step)
+        if row[0] == _REDUCE:
+            _line(y_at, 1)[0] = _reduced(row[3], line)
+            continue
+        y = _line(y_at, (count - 1) * result_step + 1)
+        if row[0] == _NORM:
+            gamma = _line(_address(row, bases, 2), count)
+            total = np.float64(0)
+            for n in range(count):
+                total += np.float64(line[n]) * np.float64(line[n])
+            factor = _F(1 / math.sqrt(total / count + numbers[0]))
+            for n in range(count):
+                y[n * result_step] = line[n] * factor * gamma[n]
+        else:
+            top = line.max()
+            total = np.float64(0)
+            for n in range(count):
+                line[n] = exponential(line[n] - top)
+                total += line[n]
+            factor = _F(1 / total)
+            for n in range(count):
+                y[n * result_step] = line[n] * factor
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _reduced(kind, line):  # type: ignore[no-untyped-def]
+    if kind == _MAX:
+        return line.max()
+    if kind == _MIN:
+        return line.min()
+    total = np.float64(0)
+    for value in line:
+        total += value
+    return _F(total / len(line)) if kind == _MEAN else _F(total)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _runs(row, bases):  # type: ignore[no-untyped-def]
+    """The runs of keys that some row of a mask shows: their number, then those of `attend`."""
+    rows, past, new, offset = row[MORE], row[MORE + 1], row[MORE + 2], row[MORE + 3]
+    mask = _line(_address(row, bases, 1), rows * (past + new)).reshape(rows, past + new)
+    runs = carray(pointer(bases[row[_PLACES]] + 8 * offset), 1 + 4 * (past + new + 1), np.int64)
+    count, open_ = 0, False
+    for key in range(past + new):
+        shown = False
+        for r in range(rows):
+            shown = shown or mask[r, key] > HIDDEN
+        if open_ and (not shown or key == past):
+            runs[4 * count + 3] = key - (past if key > past else 0)
+            count, open_ = count + 1, False
+        if shown and not open_:
+            part = 1 if key >= past else 0
+            runs[4 * count + 1], runs[4 * count + 2] = part, key - part * past
+            runs[4 * count + 4], open_ = key, True
+    if open_:
+        runs[4 * count + 3] = new if runs[4 * count + 1] else past
+        count += 1
+    runs[0] = count
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _attend(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def]
+    """Attention; kind 1 is exact. After the places: those of the past and the new keys and values,
+    then heads, rows, widths of keys and values, past, new, the mask's heads and rows, the offset of
+    the runs, and whether there are sinks."""
+    heads, rows, width, out = row[MORE + 8], row[MORE + 9], row[MORE + 10], row[MORE + 11]
+    past, new = row[MORE + 12], row[MORE + 13]
+    mask_heads, mask_rows = row[MORE + 14], row[MORE + 15]
+    start = bases[2] + 8 * row[MORE + 16]
+    count = carray(pointer(start), 1, np.int64)[0]
+    runs = carray(pointer(start + 8), 4 * count, np.int64).reshape(count, 4)
+    mask = _line(_address(row, bases, 2), mask_heads * mask_rows * (past + new))
+    sinks = _line(_address(row, bases, 3), heads * rows * row[MORE + 17])
+    given = (
+        _line(_address(row, bases, 1), heads * rows * width).reshape(heads, rows, width),
+        _line(_other(row, bases, 0), heads * width * past).reshape(heads, width, past),
+        _line(_other(row, bases, 1), heads * width * new).reshape(heads, width, new),
+        _line(_other(row, bases, 2), heads * out * past).reshape(heads, out, past),
+        _line(_other(row, bases, 3), heads * out * new).reshape(heads, out, new),
+        mask.reshape(mask_heads, mask_rows, past + new),
+    )
+    results = _line(_address(row, bases, 0), heads * rows * out).reshape(heads, rows, out)
+    seen = sinks.reshape(heads * row[MORE + 17], rows)
+    if row[3] == 1:
+        first, last = _part(heads * rows, thread, threads, 1)
+        attend(*given, runs, numbers[0], seen, results, first, last)
+    else:
+        first, last = _part(heads, thread, threads, 1)
+        attend_quickly(*given, runs, numbers[0], seen, results, first, last)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _product(row, bases, thread, threads):  # type: ignore[no-untyped-def]
+    """A product with a weight. After the places: tokens, columns and rows, whole numbers of blocks;
+    the floats from a token's results and inputs to the next's; the bytes of a row of weights; and
+    the byte offsets of weights, scales, block scales or palettes, and palette numbers."""
+    tokens, columns, rows = row[MORE], row[MORE + 1], row[MORE + 2]
+    y_step, x_step, w_step, base = row[MORE + 3], row[MORE + 4], row[MORE + 5], bases[1]
+    first, last = _part(rows, thread, threads, ROWS)
+    multiply(
+        row[3], first, last, _address(row, bases, 0), y_step, _address(row, bases, 1), x_step,
+        tokens, base + row[MORE + 6], w_step, base + row[MORE + 7], base + row[MORE + 8],
+        base + row[MORE + 9], columns,
+    )  # fmt: skip
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _matmul(row, bases, thread, threads):  # type: ignore[no-untyped-def]
+    """Products of matrices. After the places: two sizes of batches, rows, inner, columns; then the
+    steps of operands and result over the batches, rows or inner, and columns (see `ops.matmul`)."""
+    m = row[MORE:]
+    rows, inner, columns = m[2], m[3], m[4]
+    first, last = _part(m[0] * m[1] * rows, thread, threads, 1)
+    sums, line = np.empty(columns, np.float32), np.empty(columns, np.float32)
+    for number in range(first, last):
+        i, j, r = number // (m[1] * rows), number // rows % m[1], number % rows
+        a_at = _address(row, bases, 1) + 4 * (i * m[5] + j * m[6] + r * m[7])
+        b_at = _address(row, bases, 2) + 4 * (i * m[9] + j * m[10])
+        y_at = _address(row, bases, 0) + 4 * (i * m[13] + j * m[14] + r * m[15])
+        sums[:] = 0
+        for k in range(inner):
+            factor = _line(a_at + 4 * k * m[8], 1)[0]
+            _gathered(line, b_at + 4 * k * m[11], m[12])
+            for c in range(columns):
+                sums[c] += factor * line[c]
+        y = _line(y_at, (columns - 1) * m[16] + 1)
+        for c in range(columns):
+            y[c * m[16]] = sums[c]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _conv(row, bases, thread, threads):  # type: ignore[no-untyped-def]
+    """A convolution along the last axis. After the places: output and input channels of a group,
+    groups, taps, inputs, results, stride, dilation, padding; then the steps of input and result."""
+    m = row[MORE:]
+    outputs, inputs, groups, taps = m[0], m[1], m[2], m[3]
+    weights = _line(_address(row, bases, 2), groups * outputs * inputs * taps)
+    bias = _line(_address(row, bases, 3), groups * outputs)
+    first, last = _part(groups * outputs, thread, threads, 1)
+    for channel in range(first, last):
+        group = channel // outputs
+        for t in range(m[5]):
+            total = bias[channel]
+            for i in range(inputs):
+                for tap in range(taps):
+                    at = t * m[6] + tap * m[7] - m[8]
+                    if 0 <= at < m[4]:
+                        place = (group * inputs + i) * m[9] + at * m[10]
+                        value = _line(_address(row, bases, 1) + 4 * place, 1)[0]
+                        total += weights[(channel * inputs + i) * taps + tap] * value
+            _line(_address(row, bases, 0) + 4 * (channel * m[11] + t * m[12]), 1)[0] = total
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _pick(row, bases):  # type: ignore[no-untyped-def]
+    """Elements in the order of indices. After the places: outer, indices, inner and its step in the
+    operand; the steps of outer and indices in the operand; the axis' size. The result is whole."""
+    m = row[MORE:]
+    outer, count, inner = m[0], m[1], m[2]
+    order = _line(_address(row, bases, 2), count)
+    y = _line(_address(row, bases, 0), outer * count * inner)
+    for o in range(outer):
+        for n in range(count):
+            index = np.int64(order[n])
+            index += m[6] if index < 0 else 0
+            if not 0 <= index < m[6]:
+                return False
+            x_at = _address(row, bases, 1) + 4 * (o * m[4] + index * m[5])
+            _gathered(y[(o * count + n) * inner : (o * count + n + 1) * inner], x_at, m[3])
+    return True
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _update(row, bases):  # type: ignore[no-untyped-def]
+    """Write a part of a tensor, from positions that an operand gives. Result and update are whole.
+    After the places: the axes, and for each its size, the update's size, and whether its position
+    counts."""
+    axes = row[MORE]
+    start, last = np.zeros(6, np.int64), np.zeros(6, np.int64)
+    given = _line(_address(row, bases, 2), axes)
+    count = 1
+    for axis in range(axes):
+        at = MORE + 1 + 3 * axis
+        size, own, counts = row[at], row[at + 1], row[at + 2]
+        start[axis] = np.int64(given[axis]) if counts else 0
+        start[axis] += size if start[axis] < 0 else 0
+        last[axis] = start[axis] + own
+        count *= own
+        if start[axis] < 0 or last[axis] > size:
+            return False
+    line = row[MORE + 1 + 3 * (axes - 1) + 1]
+    update = _line(_address(row, bases, 1), count)
+    for number in range(count // line):
+        rest, offset, step = number, start[axes - 1], row[MORE + 1 + 3 * (axes - 1)]
+        for axis in range(axes - 2, -1, -1):
+            own = row[MORE + 1 + 3 * axis + 1]
+            offset += (start[axis] + rest % own) * step
+            rest //= own
+            step *= row[MORE + 1 + 3 * axis]
+        target = _line(_address(row, bases, 0) + 4 * offset, line)
+        target[:] = update[number * line : (number + 1) * line]
+    return True
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _wait(shared, goal):  # type: ignore[no-untyped-def]
+    """Wait until a shared number reaches a goal."""
+    count_up(shared)
+    looks = 0
+    while counted(shared) < goal:
+        looks += 1
+        if looks > SPINS:
+            _yield()
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def perform(code, numbers, bases, shared, thread, threads):  # type: ignore[no-untyped-def]
+    """Perform a tape as one of some threads. Returns -1, or the number of an instruction whose
+    positions lie outside of their tensor: it does nothing.
+
+    `code` and `numbers` are the tape's, `bases` are addresses, `shared` is that of a number which
+    is 0 before any thread starts.
+    """
+    goal, failed = 0, -1
+    for number in range(len(code)):
+        row, own = code[number], numbers[number]
+        share = threads if row[2] else 1
+        if thread < share:
+            if row[0] == _PRODUCT:
+                _product(row, bases, thread, share)
+            elif row[0] <= _SELECT:
+                _walk(row, own, bases, thread, share)
+            elif row[0] == _NORM or row[0] == _REDUCE or row[0] == _SOFTMAX:
+                _lines(row, own, bases, thread, share)
+            elif row[0] == _ATTEND:
+                _attend(row, own, bases, thread, share)
+            elif row[0] == _RUNS:
+                _runs(row, bases)
+            elif row[0] == _MATMUL:
+                _matmul(row, bases, thread, share)
+            elif row[0] == _CONV:
+                _conv(row, bases, thread, share)
+            elif not (_pick(row, bases) if row[0] == _PICK else _update(row, bases)):
+                failed = number
+        if row[1] and threads > 1:
+            goal += threads
+            _wait(shared, goal)
+    return failed

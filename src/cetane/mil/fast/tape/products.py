@@ -1,0 +1,87 @@
+"""Products of rows with weights, compiled by numba around the blocks of `vectors`."""
+
+import numpy as np
+from numba import carray, njit
+
+from cetane.mil.fast.vectors import ROWS, Form, pointer, product_of, unpacking_of
+
+MANY = 12
+"""Tokens from which rows of weights are unpacked once for all."""
+
+_FLOATS, _BYTES, _SCALED, _NIBBLES = (int(form) for form in Form)
+_floats_1, _floats_4, _floats_6 = (product_of(Form.FLOATS, tokens) for tokens in (1, 4, 6))
+_bytes_1, _bytes_4 = (product_of(Form.BYTES, tokens) for tokens in (1, 4))
+_scaled_1, _scaled_4 = (product_of(Form.SCALED_BYTES, tokens) for tokens in (1, 4))
+_nibbles_1, _nibbles_4 = (product_of(Form.NIBBLES, tokens) for tokens in (1, 4))
+_unpack_bytes, _unpack_scaled, _unpack_nibbles = (
+    unpacking_of(form) for form in (Form.BYTES, Form.SCALED_BYTES, Form.NIBBLES)
+)
+
+
+@njit(nogil=True, cache=True)
+def _one(form, y, y_step, x, x_step, w, scale, blocks, palette, columns):  # type: ignore[no-untyped-def]
+    if form == _BYTES:
+        _bytes_1(y, y_step, x, x_step, w, scale, blocks, palette, columns)
+    elif form == _NIBBLES:
+        _nibbles_1(y, y_step, x, x_step, w, scale, blocks, palette, columns)
+    elif form == _SCALED:
+        _scaled_1(y, y_step, x, x_step, w, scale, blocks, palette, columns)
+    else:
+        _floats_1(y, y_step, x, x_step, w, scale, blocks, palette, columns)
+
+
+@njit(nogil=True, cache=True)
+def _four(form, y, y_step, x, x_step, w, scale, blocks, palette, columns):  # type: ignore[no-untyped-def]
+    if form == _BYTES:
+        _bytes_4(y, y_step, x, x_step, w, scale, blocks, palette, columns)
+    elif form == _NIBBLES:
+        _nibbles_4(y, y_step, x, x_step, w, scale, blocks, palette, columns)
+    elif form == _SCALED:
+        _scaled_4(y, y_step, x, x_step, w, scale, blocks, palette, columns)
+    else:
+        _floats_4(y, y_step, x, x_step, w, scale, blocks, palette, columns)
+
+
+@njit(nogil=True, cache=True)
+def _unpack(form, y, w, blocks, palette, columns):  # type: ignore[no-untyped-def]
+    if form == _BYTES:
+        _unpack_bytes(y, w, blocks, palette, columns)
+    elif form == _SCALED:
+        _unpack_scaled(y, w, blocks, palette, columns)
+    else:
+        _unpack_nibbles(y, w, blocks, palette, columns)
+
+
+@njit(nogil=True, cache=True)
+def multiply(  # type: ignore[no-untyped-def]
+    form, first, last, y, y_step, x, x_step, tokens, w, w_step, scale, more, which, columns
+):
+    """Fill rows `first .. last` of the product of a weight with `tokens` rows of inputs.
+
+    Addresses are int64; `y_step` and `x_step` are the floats from a token to the next, `w_step` the
+    bytes of a row. `columns` is a multiple of the block. Both limits are multiples of `ROWS`.
+    """
+    own = np.empty(ROWS * columns if form != _FLOATS and tokens >= MANY else 0, np.float32)
+    for row in range(first, last, ROWS):
+        shape, weights = form, w + row * w_step
+        blocks, palette = more + row * (columns >> 3), more
+        if form == _NIBBLES:
+            numbers = carray(pointer(which), last // ROWS, np.int32)
+            palette = more + 64 * np.int64(numbers[row // ROWS])
+        scales, results = scale + 4 * row, y + 4 * row
+        if len(own):
+            _unpack(form, own.ctypes.data, weights, blocks, palette, columns)
+            shape, weights = _FLOATS, own.ctypes.data
+        token = 0
+        while shape == _FLOATS and token + 6 <= tokens:  # as many sums as registers hold
+            y_at, x_at = results + 4 * token * y_step, x + 4 * token * x_step
+            _floats_6(y_at, y_step, x_at, x_step, weights, scales, blocks, palette, columns)
+            token += 6
+        while token + 4 <= tokens:
+            y_at, x_at = results + 4 * token * y_step, x + 4 * token * x_step
+            _four(shape, y_at, y_step, x_at, x_step, weights, scales, blocks, palette, columns)
+            token += 4
+        while token < tokens:
+            y_at, x_at = results + 4 * token * y_step, x + 4 * token * x_step
+            _one(shape, y_at, y_step, x_at, x_step, weights, scales, blocks, palette, columns)
+            token += 1

@@ -1,0 +1,65 @@
+"""The weights of a program's tapes, one file: every constant once, each at its own offset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+
+from cetane.mil.constants import Constants
+from cetane.mil.dtypes import Array
+from cetane.mil.fast.tape.weights import rows_of
+from cetane.mil.fast.vectors import Form
+from cetane.mil.program import Argument
+
+_ALIGNED = 64
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Where a product's weight lies: byte offsets of its four arrays; see `weights.Rows`."""
+
+    form: Form
+    count: int
+    """Rows, a whole number of `ROWS`."""
+    row_bytes: int
+    data: int
+    scale: int
+    more: int
+    which: int
+
+
+class Store:
+    """Appends constants to a file. Only one is in memory at a time."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._known: dict[Hashable, int | StoredRows] = {}
+
+    def floats(self, key: Hashable, make: Callable[[], Array]) -> int:
+        """The offset, in floats, of an array that is stored as float32."""
+        if key not in self._known:
+            self._known[key] = self._append(np.ascontiguousarray(make(), np.float32)) // 4
+        offset = self._known[key]
+        assert isinstance(offset, int)
+        return offset
+
+    def rows(self, constants: Constants, weight: Argument) -> StoredRows:
+        """A weight of a product."""
+        key = ("rows", constants.key(weight))
+        if key not in self._known:
+            rows = rows_of(constants, weight).grouped()
+            places = [self._append(a) for a in (rows.data, rows.scale, rows.more, rows.which)]
+            self._known[key] = StoredRows(rows.form, len(rows.scale), rows.data.shape[1], *places)
+        stored = self._known[key]
+        assert isinstance(stored, StoredRows)
+        return stored
+
+    def _append(self, array: Array) -> int:
+        """The byte offset of an array."""
+        self._file.seek(-(-self._file.tell() // _ALIGNED) * _ALIGNED)
+        offset = self._file.tell()
+        self._file.write(np.ascontiguousarray(array).data)
+        return offset

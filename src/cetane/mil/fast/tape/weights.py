@@ -1,0 +1,169 @@
+"""Weights of products as a tape keeps them: rows of bytes, in the form nearest to the package's.
+
+Linear weights of 8 and 4 bits, and palettes of up to 4 bits, lose nothing. Larger palettes are
+rounded to 8 bits with one scale for 32 inputs. All other weights are float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cetane.mil.constants import Constants
+from cetane.mil.dtypes import Array
+from cetane.mil.fast.vectors import BLOCK, LANES, LOOKS_UP, ROWS, Form
+from cetane.mil.program import Argument, Op
+
+ENTRIES = 16
+"""Entries of a palette; a smaller one is filled with zeros."""
+_LINEAR, _PALETTE = "constexpr_blockwise_shift_scale", "constexpr_lut_to_dense"
+_NONE = np.empty((0, 0), np.float32)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A weight `(N, K)` in one form; K is padded with zeros to whole blocks.
+
+    `data` (N, bytes of a row), uint8. `scale` (N,), float32, multiplies a row's results. `more`,
+    float32, are scales of blocks, (N, K'/32), or palettes, (palettes, 16). `which` (N/4,), int32,
+    is the palette of four rows.
+    """
+
+    form: Form
+    data: Array
+    scale: Array
+    more: Array
+    which: Array
+
+    def grouped(self) -> Rows:
+        """As products read it: with rows of zeros up to a whole number of `ROWS`, and the blocks of
+        so many rows side by side."""
+        blocks = (
+            self.data.shape[1] * 2 // (BLOCK * {Form.FLOATS: 8, Form.NIBBLES: 1}.get(self.form, 2))
+        )
+        scale = np.pad(self.scale, (0, -len(self.scale) % ROWS))
+        data = _in_groups(self.data, blocks)
+        more = _in_groups(self.more, blocks) if self.form is Form.SCALED_BYTES else self.more
+        return replace(self, data=data, scale=scale, more=more)
+
+
+def rows_of(constants: Constants, weight: Argument) -> Rows:
+    """A constant weight `(N, K, ...)` as rows."""
+    op = constants.producer(weight)
+    if op is not None and op.kind == "concat":
+        return _joined(constants, op)
+    if op is not None and op.kind == _LINEAR:
+        linear = _linear(constants, op)
+        return linear or _floats(_matrix(constants.array(weight)))
+    if op is not None and op.kind == _PALETTE:
+        looked_up = _palettes(constants, op) if LOOKS_UP else None
+        return looked_up or _rounded(_matrix(constants.array(weight)))
+    return _floats(_matrix(constants.array(weight)))
+
+
+def _linear(constants: Constants, op: Op) -> Rows | None:
+    """A linear weight with a scale for each row or for blocks of inputs, in int8 if that holds its
+    steps from zero; None for other forms of scales."""
+    data = _matrix(constants.array(op.inputs["data"][0])).astype(np.int16)
+    scale = constants.array(op.inputs["scale"][0]).astype(np.float32)
+    rows, columns = data.shape
+    if scale.shape[0] != rows or any(size != 1 for size in scale.shape[2:]):
+        return None
+    scale = scale.reshape(rows, -1)
+    blocks = scale.shape[1]
+    if "offset" in op.inputs:
+        zero = constants.array(op.inputs["offset"][0]).astype(np.int16).reshape(rows, blocks)
+        data = data - np.repeat(zero, columns // blocks, axis=1)
+    narrow = data.min() >= -128 and data.max() <= 127
+    if not narrow or (blocks > 1 and columns // blocks % BLOCK):
+        return _floats(data * np.repeat(scale, columns // blocks, axis=1))
+    if blocks > 1:
+        wide = np.repeat(scale, columns // blocks // BLOCK, axis=1)
+        return _bytes(Form.SCALED_BYTES, data, np.ones(rows, np.float32), wide)
+    if LOOKS_UP and data.min() >= -8 and data.max() <= 7:
+        steps = np.arange(-8, 8, dtype=np.float32)[None]
+        which = np.zeros(-(-rows // ROWS), np.int32)
+        return _nibbles(data + 8, scale[:, 0], steps, which)
+    return _bytes(Form.BYTES, data, scale[:, 0], _NONE)
+
+
+def _palettes(constants: Constants, op: Op) -> Rows | None:
+    """Palettes of up to 4 bits, each of some rows; None for others."""
+    table = constants.array(op.inputs["lut"][0]).astype(np.float32)
+    if "shape" in op.inputs or table.shape[-2] > ENTRIES or table.shape[-1] != 1:
+        return None
+    groups, *others = table.shape[:-2]
+    indices = _matrix(constants.array(op.inputs["indices"][0]))
+    each = len(indices) // groups
+    if any(size != 1 for size in others) or (groups > 1 and each % ROWS):
+        return None
+    palettes = np.zeros((groups, ENTRIES), np.float32)
+    palettes[:, : table.shape[-2]] = table.reshape(groups, -1)
+    which = np.arange(0, len(indices), ROWS, dtype=np.int32) // np.int32(each)
+    return _nibbles(indices, np.ones(len(indices), np.float32), palettes, which)
+
+
+def _nibbles(indices: Array, scale: Array, palettes: Array, which: Array) -> Rows:
+    data = in_nibbles(_in_blocks(indices).astype(np.uint8))  # padding meets inputs of zero
+    return Rows(Form.NIBBLES, data, scale, palettes, which)
+
+
+def in_nibbles(indices: Array) -> Array:
+    """Indices `(N, K)` of 4 bits, two in a byte: a vector's in the lower halves of its bytes, the
+    next vector's in the upper halves."""
+    pairs = indices.reshape(len(indices), -1, 2, LANES)
+    both: Array = pairs[:, :, 0] | pairs[:, :, 1] << 4
+    return both.reshape(len(indices), -1)
+
+
+def _rounded(values: Array) -> Rows:
+    """A weight in 8 bits, symmetric, with a scale for each block."""
+    blocks = _in_blocks(values).reshape(len(values), -1, BLOCK)
+    scale = np.abs(blocks).max(-1) / np.float32(127)
+    steps = np.rint(blocks / np.where(scale > 0, scale, 1)[..., None])
+    ones = np.ones(len(values), np.float32)
+    return _bytes(Form.SCALED_BYTES, steps.reshape(len(values), -1), ones, scale)
+
+
+def _bytes(form: Form, steps: Array, scale: Array, more: Array) -> Rows:
+    data = np.ascontiguousarray(_in_blocks(steps).astype(np.int8)).view(np.uint8)
+    return Rows(form, data, scale, more, np.empty(0, np.int32))
+
+
+def _floats(values: Array) -> Rows:
+    data = np.ascontiguousarray(_in_blocks(values).astype(np.float32)).view(np.uint8)
+    return Rows(Form.FLOATS, data, np.ones(len(values), np.float32), _NONE, np.empty(0, np.int32))
+
+
+def _joined(constants: Constants, op: Op) -> Rows:
+    """Weights of the same inputs, one below the other. Parts of several forms become floats."""
+    names = op.inputs["values"]
+    parts = [rows_of(constants, part) for part in names]
+    whole = all(len(part.scale) % ROWS == 0 for part in parts[:-1])
+    if len({part.form for part in parts}) > 1 or (parts[0].form is Form.NIBBLES and not whole):
+        parts = [_floats(_matrix(constants.array(part))) for part in names]
+    form = parts[0].form
+    before = np.cumsum([0, *(len(part.more) for part in parts)])
+    which = [part.which + np.int32(first) for part, first in zip(parts, before, strict=False)]
+    data, scale, more = (
+        np.concatenate([getattr(part, name) for part in parts])
+        for name in ("data", "scale", "more")
+    )
+    return Rows(form, data, scale, more, np.concatenate(which))
+
+
+def _in_groups(rows: Array, blocks: int) -> Array:
+    """Rows (N, ...) of so many blocks, with the first blocks of `ROWS` rows, then the second."""
+    filled = np.pad(rows, ((0, -len(rows) % ROWS), (0, 0)))
+    parts = filled.reshape(len(filled) // ROWS, ROWS, blocks, -1)
+    return np.ascontiguousarray(parts.swapaxes(1, 2)).reshape(filled.shape)
+
+
+def _matrix(weight: Array) -> Array:
+    return weight.reshape(*weight.shape[:2])
+
+
+def _in_blocks(matrix: Array) -> Array:
+    """A matrix whose rows are padded to whole blocks."""
+    return np.pad(matrix, ((0, 0), (0, -matrix.shape[1] % BLOCK)))

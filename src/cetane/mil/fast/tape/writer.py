@@ -1,0 +1,253 @@
+"""The translation of a function into a tape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cetane.errors import CetaneError
+from cetane.mil.constants import Constants
+from cetane.mil.dtypes import NUMPY
+from cetane.mil.fast.context import VIEW
+from cetane.mil.fast.tape.code import (
+    FIRST,
+    WEIGHTS,
+    Code,
+    Instruction,
+    Place,
+    Tape,
+    Unary,
+    strides_of,
+    tape_of,
+)
+from cetane.mil.fast.tape.store import Store
+from cetane.mil.fast.translate import live_ops
+from cetane.mil.index import FunctionIndex
+from cetane.mil.program import Argument, MilFunction, Op
+
+SHARED = 1 << 14
+"""The elements from which threads share an instruction."""
+ALIASES = frozenset(
+    ("reshape", "transpose", "slice_by_index", "split", "expand_dims", "squeeze", "identity", VIEW,
+     "read_state", "write_state")
+)  # fmt: skip
+"""Ops whose results may be parts of their operands."""
+
+
+ON_INTEGERS = ALIASES | {"concat", "gather", "add", "sub", "maximum", "minimum", "select"}
+"""Ops that may give integers: float32 holds their results, up to 2**24."""
+
+
+class Unsupported(CetaneError):
+    """A tape has no instruction for an op, so another executor runs the function."""
+
+
+def write_tape(function: MilFunction, store: Store) -> Tape:
+    """The tape of a rewritten function, whose weights go to a store.
+
+    Bases of the tape from `FIRST` on: inputs, states, outputs, and the states after the call, in
+    the function's order. Raises Unsupported for an op without instruction, or a flexible shape.
+    """
+    return Writer(function, store).tape()
+
+
+class Writer:
+    """A tape under construction: the places of values, and instructions so far."""
+
+    def __init__(self, function: MilFunction, store: Store) -> None:
+        self.store = store
+        self.index = FunctionIndex(function)
+        self.constants = Constants(self.index)
+        self._function = function
+        self._instructions: list[Instruction] = []
+        self._blocks: dict[int, int] = {}
+        self._values: dict[str, Place] = {}
+        self._states: dict[str, Place] = {}
+        self._masks: dict[Place, int] = {}
+        self._runs = 0
+        self._after: dict[str, Place] = {}
+        base = FIRST
+        for name, type_ in function.inputs.items():
+            self._values[name] = _whole(base, _sizes(type_.static_shape, name))
+            base += 1
+        shapes = function.state_shapes()
+        for name, shape in shapes.items():
+            self._states[name] = _whole(base, shape)
+            base += 1
+        self._results = base
+        for number, (name, shape) in enumerate(shapes.items()):
+            self._after[name] = _whole(base + len(function.outputs) + number, shape)
+        self._ops = [
+            op
+            for op in live_ops(function)
+            if not op.outputs or not all(value.name in self.constants for value in op.outputs)
+        ]
+        self._last_reads = self._reads()
+        self._time = 0
+
+    def tape(self) -> Tape:
+        from cetane.mil.fast.tape.ops import INSTRUCTIONS
+
+        for time, op in enumerate(self._ops):
+            self._time = time
+            if op.kind == "read_state":
+                self._values[op.outputs[0].name] = self._states[str(op.inputs["input"][0])]
+            elif op.kind == "write_state":
+                (state,), (data,) = op.inputs["input"], op.inputs["data"]
+                self._states[str(state)] = self.place(data)
+            elif op.kind not in INSTRUCTIONS or op.bodies or self._is_integer(op):
+                raise Unsupported(f"a tape has no {op.kind}")
+            else:
+                result = INSTRUCTIONS[op.kind].call(self, **self._arguments(op))
+                places = result if isinstance(result, tuple) else (result,)
+                for place, value in zip(places, op.outputs, strict=True):
+                    type_ = value.type
+                    shape = _sizes(None if type_ is None else type_.static_shape, value.name)
+                    if place.shape != shape:
+                        raise Unsupported(f"{op.kind} gives {place.shape}, not {shape}")
+                    self._values[value.name] = place
+        for number, name in enumerate(self._function.outputs):
+            place = self.place(name)
+            self.copy(place, _whole(self._results + number, place.shape))
+        for name, target in self._after.items():
+            if self._states[name] != target:
+                self.copy(self._states[name], target)
+        return tape_of(self._instructions, self._blocks, self._runs)
+
+    def _is_integer(self, op: Op) -> bool:
+        """Whether an op computes integers that float32 may not hold."""
+        types = [value.type.dtype for value in op.outputs if value.type is not None]
+        return op.kind not in ON_INTEGERS and any(
+            np.dtype(NUMPY[dtype]).kind in "iu" for dtype in types
+        )
+
+    def _arguments(self, op: Op) -> dict[str, Any]:
+        from cetane.mil.fast.tape.ops import INSTRUCTIONS
+
+        arguments: dict[str, Any] = {}
+        for parameter, form, given in INSTRUCTIONS[op.kind].arguments(op):
+            if form == "tensors":
+                arguments[parameter] = [self.place(item) for item in given]
+            elif form == "tensor":
+                arguments[parameter] = self.place(given[0])
+            elif form == "argument":
+                arguments[parameter] = given[0]
+            elif given[0] in self.constants:
+                arguments[parameter] = self.constants.plain(given[0])
+            else:
+                raise Unsupported(f"{op.kind}: {parameter} is computed in each call")
+        return arguments
+
+    def place(self, argument: Argument) -> Place:
+        """Where a value or a constant lies."""
+        if isinstance(argument, str) and argument in self._values:
+            return self._values[argument]
+        if argument not in self.constants:
+            raise Unsupported(f"{argument} has no place")
+        shape = _sizes(self.constants.type(argument).static_shape, str(argument))
+        key = self.constants.key(argument)
+        offset = self.store.floats(key, lambda: self.constants.array(argument))
+        return Place(WEIGHTS, offset, shape, strides_of(shape))
+
+    def number(self, value: float, shape: Sequence[int] = ()) -> Place:
+        """A stored array of one number."""
+        array = np.full(shape, value, np.float32)
+        offset = self.store.floats(("number", value, tuple(shape)), lambda: array)
+        return Place(WEIGHTS, offset, tuple(shape), strides_of(shape))
+
+    def new(self, shape: Sequence[int], like: Place | None = None) -> Place:
+        """A place in the arena. Its axes lie in the order of another's, or in their own."""
+        shape = tuple(shape)
+        strides = strides_of(shape)
+        if like is not None and len(like.shape) == len(shape):
+            order = sorted(
+                range(len(shape)),
+                key=lambda axis: (shape[axis] == 1, -like.strides[axis], axis),
+            )
+            sizes = strides_of([shape[axis] for axis in order])
+            strides = tuple(sizes[order.index(axis)] for axis in range(len(shape)))
+        block = len(self._blocks)
+        self._blocks[block] = int(np.prod(shape, dtype=np.int64))
+        return Place(0, 0, shape, strides, block)
+
+    def emit(
+        self, code: Code, result: Place, *operands: Place, kind: int = 0,
+        more: Sequence[int] = (), numbers: Sequence[float] = (), others: Sequence[Place] = (),
+        shared: bool | None = None,
+    ) -> Place:  # fmt: skip
+        """Add an instruction, and return its result. Threads share large ones."""
+        self._instructions.append(
+            Instruction(
+                code, result, operands, kind, tuple(map(int, more)), tuple(map(float, numbers)),
+                result.size >= SHARED if shared is None else shared, tuple(others),
+            )
+        )  # fmt: skip
+        return result
+
+    def copy(self, source: Place, target: Place) -> Place:
+        """Copy elements into a place of the same shape."""
+        return self.emit(Code.UNARY, target, source, kind=Unary.COPY)
+
+    def whole(self, place: Place) -> Place:
+        """The place, or a copy of it that is contiguous."""
+        return place if place.contiguous else self.copy(place, self.new(place.shape))
+
+    def runs(self, mask: Place, past: int, new: int) -> int:
+        """The offset of the runs of keys that a whole mask shows, computed once a call."""
+        if mask not in self._masks:
+            self._masks[mask] = self._runs
+            rows = mask.size // (past + new)
+            self.emit(
+                Code.RUNS, Place(2, 0, (), ()), mask, more=(rows, past, new, self._runs),
+                shared=False,
+            )  # fmt: skip
+            self._runs += 1 + 4 * (past + new + 1)
+        return self._masks[mask]
+
+    def own(self, x: Argument) -> Place:
+        """A whole place with the values of `x` that may be changed: its own, if nothing reads it
+        later; a state's place after the call; or a copy."""
+        place = self.place(x)
+        for name, target in self._after.items():
+            if place == self._states[name] and place.base < self._results:
+                return self.copy(place, target)
+        changeable = place.block is not None or place in self._after.values()
+        if changeable and place.contiguous and self._last_reads[self._root(x)] <= self._time:
+            return place
+        return self.copy(place, self.new(place.shape))
+
+    def _reads(self) -> dict[str, int]:
+        """The last op that reads each value, or any value that may share its place."""
+        self._roots: dict[str, str] = {}
+        states: dict[str, str] = {}
+        last: dict[str, int] = {}
+        for time, op in enumerate(self._ops):
+            for name in op.references():
+                last[self._roots.get(name, name)] = time
+            if op.kind == "write_state":
+                data = str(op.inputs["data"][0])
+                states[str(op.inputs["input"][0])] = self._roots.get(data, data)
+            elif op.kind == "read_state":
+                state = str(op.inputs["input"][0])
+                self._roots[op.outputs[0].name] = states.get(state, state)
+            elif op.kind in ALIASES:
+                x = str(op.inputs["x"][0])
+                self._roots |= {value.name: self._roots.get(x, x) for value in op.outputs}
+        for name in self._function.body.outputs:
+            last[self._roots.get(name, name)] = len(self._ops)
+        return last
+
+    def _root(self, x: Argument) -> str:
+        return self._roots.get(str(x), str(x))
+
+
+def _whole(base: int, shape: tuple[int, ...]) -> Place:
+    return Place(base, 0, shape, strides_of(shape))
+
+
+def _sizes(shape: tuple[int, ...] | None, name: str) -> tuple[int, ...]:
+    if shape is None:
+        raise Unsupported(f"{name} has no fixed shape")
+    return shape

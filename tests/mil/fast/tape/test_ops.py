@@ -1,0 +1,93 @@
+"""Every op of a tape against numpy: the cases of the reference, run as tapes."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tests.mil.test_ops as reference
+from coremltools.converters.mil import Builder as mb
+from tests.mil.fast.agreement import Build, normal, tape_agrees
+
+from cetane.errors import CetaneError
+from cetane.mil import MilFunction, Program, load
+from cetane.mil.fast import FastProgram
+from cetane.mil.fast.tape.model import TapeModel
+from cetane.mil.fast.tape.ops import INSTRUCTIONS
+
+
+def compile_tape(
+    function: MilFunction, precision: str = "fp32"
+) -> Callable[[Mapping[str, np.ndarray]], Any]:
+    model = TapeModel(Program(Path(), {"main": function}))
+    if "main" not in model.tapes:
+        pytest.skip("this form of the op runs on onnxruntime")
+    return model.function("main")
+
+
+@pytest.fixture(autouse=True)
+def tape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "compile", compile_tape)
+
+
+CASES = [case for case in reference.CASES if case.op in INSTRUCTIONS]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_op(case: Any, build: Callable[..., Any]) -> None:
+    reference.test_op(case, build)
+
+
+def test_every_instruction_has_a_case() -> None:
+    kinds = {kind for kind in INSTRUCTIONS if not kind.startswith("fast:")}
+    assert kinds <= {case.op for case in CASES}
+
+
+def test_elements_in_any_order(build: Build) -> None:
+    """Transposed, cut, and repeated operands of one op."""
+
+    def body(x: Any, y: Any) -> Any:
+        turned = mb.transpose(x=x, perm=[0, 3, 2, 1])
+        part = mb.slice_by_index(x=turned, begin=[0, 1, 0, 0], end=[1, 6, 4, 3])
+        back = mb.slice_by_index(x=part, begin=[0, 4, 3, 0], end=[0, 0, 0, 3],
+                                 stride=[1, -1, -2, 1], begin_mask=[True] * 4,
+                                 end_mask=[True] * 4)  # fmt: skip
+        return mb.mul(x=back, y=y), mb.reshape(x=turned, shape=[2, -1]), mb.silu(x=part)
+
+    path = build({"x": ((1, 3, 4, 7), "fp32"), "y": ((5, 1, 1), "fp32")}, body)
+    tape_agrees(path, x=normal(1, 3, 4, 7), y=normal(5, 1, 1))
+
+
+@pytest.mark.parametrize("index", [5, -6, 2**30])
+def test_an_index_outside_is_refused(build: Build, index: int) -> None:
+    path = build(
+        {"x": ((5, 3), "fp32"), "i": ((1,), "int32")}, lambda x, i: mb.gather(x=x, indices=i)
+    )
+    run = FastProgram(load(path), pack=True).function("main")
+    with pytest.raises(CetaneError, match=r"outside|larger"):
+        run({"x": normal(5, 3), "i": np.array([index], np.int32)})
+
+
+@pytest.mark.parametrize("begin", [4, -6])
+def test_an_update_outside_is_refused(build: Build, begin: int) -> None:
+    def body(x: Any, y: Any, i: Any) -> Any:
+        return mb.slice_update(x=x, update=y, begin=i, end=[5])
+
+    shapes = {"x": ((5,), "fp32"), "y": ((2,), "fp32"), "i": ((1,), "int32")}
+    path = build(shapes, body)
+    given = {"x": normal(5), "y": normal(2)}
+    run = FastProgram(load(path), pack=True).function("main")
+    with pytest.raises(CetaneError, match="outside"):
+        run({**given, "i": np.array([begin], np.int32)})
+    (y,) = run({**given, "i": np.array([-2], np.int32)}).values()
+    np.testing.assert_array_equal(y, np.concatenate([given["x"][:3], given["y"]]))
+
+
+def test_what_has_no_instruction_runs_on_onnxruntime(build: Build) -> None:
+    path = build({"x": ((2, 3), "fp32")}, lambda x: mb.sin(x=x))
+    program = FastProgram(load(path), pack=True)
+    assert not isinstance(program.shared("main"), TapeModel)
+    x = normal(2, 3)
+    np.testing.assert_allclose(next(iter(program.function("main")({"x": x}).values())), np.sin(x),
+                               rtol=1e-5)  # fmt: skip
