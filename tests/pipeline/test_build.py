@@ -49,7 +49,7 @@ class Stop(BaseException):
     """A kill, as far as Python can see one."""
 
 
-def silent(*_: Any) -> None:
+def silent(*_: Any, **__: Any) -> None:
     pass
 
 
