@@ -1,12 +1,13 @@
 """Workers and stores: what a kill costs, how much faster two are, what a second build takes.
 
 python benchmarks/workers.py kill [--layers 8 --experts 16 --every 20]
-python benchmarks/workers.py speed MODEL [--experiments ID ...]
+python benchmarks/workers.py speed MODEL [--what build sweep lab] [--experiments ID ...]
 python benchmarks/workers.py store MODEL [-r RECIPE]
 python benchmarks/workers.py replay TIMES.json
 
-`speed` writes the seconds of every task to build/bench/workers/times.json, which `replay` gives to
-Dask's own scheduler. CPU seconds do not depend on what else runs; wall-clock seconds do.
+`speed` writes the CPU seconds of every task to build/bench/workers/times.json, which `replay` gives
+to Dask's own scheduler: waves of tasks one after the other, and tasks that measure time alone. CPU
+seconds do not depend on what else runs; wall-clock seconds do.
 """
 
 import argparse
@@ -31,6 +32,8 @@ from cetane.lab.library import Lab
 from cetane.lab.run import run_together
 from cetane.lab.workload import Setting
 from cetane.mil.fast import share_threads
+from cetane.pipeline.build import build
+from cetane.pipeline.request import make_request
 from cetane.sweeps.choose import sweep
 from cetane.tasks.processes import Processes
 from cetane.tasks.task import Order, Task
@@ -134,7 +137,8 @@ class Watched:
 
     def __init__(self, workers: Processes) -> None:
         self.workers = workers
-        self.times: list[tuple[str, float]] = []
+        self.waves: list[list[tuple[str, float, bool]]] = []
+        """The name and the seconds of every task, and whether nothing may run beside it."""
         self.longest = 0.0
         """CPU seconds of the busiest worker, summed over the waves: what wall-clock seconds are on
         a machine with nothing else to do."""
@@ -152,9 +156,10 @@ class Watched:
 
     def run(self, tasks: Sequence[Task], order: Order) -> Iterator[Ended]:
         first = before = self.cpu()
+        self.waves.append([])
         for task, error in self.workers.run(tasks, order):
             now = self.cpu()
-            self.times.append((task.name, sum(now) - sum(before)))
+            self.waves[-1].append((task.name, sum(now) - sum(before), task.alone))
             before = now
             yield task, error
         if tasks:
@@ -169,7 +174,7 @@ def measured(work: Callable[[Watched], object], count: int) -> dict[str, Any]:
         work(watched)
     own = time.process_time() - own
     return {"wall": time.perf_counter() - started, "cpu": own + watched.longest, "own": own,
-            "times": watched.times}  # fmt: skip
+            "waves": watched.waves}  # fmt: skip
 
 
 def speed(options: argparse.Namespace) -> None:
@@ -189,15 +194,20 @@ def speed(options: argparse.Namespace) -> None:
                 raise SystemExit(f"{outcome.experiment}: {outcome.error}")
         return outcomes
 
+    def building(workers: Watched) -> object:
+        request = make_request(options.model, options.recipe)
+        return build(request.checkpoint, request.recipe, fresh("bundle"), silent, workers=workers)
+
     rows: list[list[Any]] = []
     times: dict[str, Any] = {}
-    for name, work in {"sweep": sweeping, "lab": experimenting}.items():
+    for name, work in {"build": building, "sweep": sweeping, "lab": experimenting}.items():
         if name in options.what:
-            one, two = measured(work, 1), measured(work, 2)
-            times[name] = one["times"]
+            two, one = measured(work, 2), measured(work, 1)
+            times[name] = one["waves"]
             (PLACE / "times.json").write_text(json.dumps(times, indent=1))
             rows.append([
-                name, len(one["times"]), one["wall"], two["wall"], one["wall"] / two["wall"],
+                name, sum(map(len, one["waves"])), one["wall"], two["wall"],
+                one["wall"] / two["wall"],
                 one["cpu"], two["cpu"], one["cpu"] / two["cpu"],
             ])  # fmt: skip
     columns = ["work", "tasks", "one, s", "two, s", "ratio", "one, CPU s", "two, CPU s", "ratio"]
@@ -236,21 +246,36 @@ def replay(options: argparse.Namespace) -> None:
     """Measured tasks, given to Dask's own scheduler with 1 to 64 workers that only sleep."""
     times = json.loads(options.times.read_text())
     rows, result = [], {}
-    for name, measured_tasks in times.items():
-        seconds = [max(0.0, spent) for _, spent in measured_tasks] * options.repeat
-        alone = 0.0
-        for count in (1, 2, 4, 8, 16, 32, 64):
-            wall = asyncio.run(slept(seconds, count, options.scale))
-            alone = alone or wall
-            bound = sum(seconds) / max(sum(seconds) / count, max(seconds))
-            rows.append([name, len(seconds), count, wall, alone / wall, bound])
+    for name, waves in times.items():
+        waves = [[(max(0.0, spent), alone) for _, spent, alone in wave] * options.repeat
+                 for wave in waves]  # fmt: skip
+        count_of_tasks, alone = sum(map(len, waves)), 0.0
+        for count in options.workers:
+            wall = asyncio.run(slept(waves, count, options.scale)) / options.scale
+            alone = alone or (wall if count == 1 else bound(waves, 1))
+            rows.append([name, count_of_tasks, count, wall, alone / wall,
+                         bound(waves, 1) / bound(waves, count)])  # fmt: skip
             result[f"{name} {count}"] = alone / wall
     columns = ["work", "tasks", "workers", "s", "speedup", "bound"]
-    report(f"seconds times {options.scale:g}", columns, rows, result, options.json)
+    report("measured tasks, replayed", columns, rows, result, options.json)
 
 
-async def slept(seconds: list[float], count: int, scale: float) -> float:
-    """Seconds that Dask's scheduler takes for tasks of some seconds, the longest first."""
+Waves = list[list[tuple[float, bool]]]
+"""Seconds of tasks, and whether nothing may run beside them."""
+
+
+def bound(waves: Waves, count: int) -> float:
+    """Seconds that no scheduler can go below: a wave's longest task, or its sum shared evenly."""
+    together = [[spent for spent, alone in wave if not alone] for wave in waves]
+    single = sum(spent for wave in waves for spent, alone in wave if alone)
+    return single + sum(max(sum(wave) / count, max(wave, default=0.0)) for wave in together)
+
+
+async def slept(waves: Waves, count: int, scale: float) -> float:
+    """Seconds that Dask's scheduler takes for tasks of some seconds, in their order."""
+    import dask
+
+    dask.config.set({"logging.distributed": "error"})  # read when distributed is imported
     from distributed import Client, Scheduler, Worker
 
     async with Scheduler(port=0, dashboard=False) as scheduler, AsyncExitStack() as stack:
@@ -260,11 +285,15 @@ async def slept(seconds: list[float], count: int, scale: float) -> float:
             )
         client = await stack.enter_async_context(Client(scheduler.address, asynchronous=True))
         started = time.perf_counter()
-        futures = [
-            client.submit(time.sleep, spent * scale, pure=False, priority=spent)
-            for spent in seconds
-        ]
-        await client.gather(futures)
+        for wave in waves:
+            together = [spent for spent, alone in wave if not alone]
+            await client.gather([
+                client.submit(time.sleep, spent * scale, pure=False, priority=-number)
+                for number, spent in enumerate(together)
+            ])  # fmt: skip
+            for spent, alone in wave:
+                if alone:
+                    await client.submit(time.sleep, spent * scale, pure=False)
         return time.perf_counter() - started
 
 
@@ -287,6 +316,7 @@ def main() -> None:
     one = which.add_parser("speed")
     one.add_argument("model")
     one.add_argument("--what", nargs="*", default=["sweep", "lab"])
+    one.add_argument("-r", "--recipe", default="zaya-int8", help="of the build")
     one.add_argument("--formats", nargs="*", default=[])
     one.add_argument("--experiments", nargs="*", default=["zaya-int8", "zaya-int4-palette"])
     one.set_defaults(run=speed)
@@ -296,7 +326,9 @@ def main() -> None:
     one.set_defaults(run=store)
     one = which.add_parser("replay")
     one.add_argument("times", type=Path)
-    one.add_argument("--scale", type=float, default=0.1, help="of the measured seconds")
+    one.add_argument("--scale", type=float, default=1, help="of the measured seconds; Dask's own"
+                     " delays stay as they are")  # fmt: skip
+    one.add_argument("--workers", type=int, nargs="*", default=[1, 2, 4, 8, 16, 32, 64])
     one.add_argument("--repeat", type=int, default=1, help="as many tasks of each kind")
     one.set_defaults(run=replay)
     options = parser.parse_args()

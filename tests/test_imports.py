@@ -67,6 +67,13 @@ def test_a_light_command(arguments: list[str], tmp_path: Path) -> None:
     assert not imported(code, tmp_path) & SLOW
 
 
-def test_a_build_needs_no_compiler_before_it_encodes_or_converts(tmp_path: Path) -> None:
-    """A build whose parts a store has needs neither; numba takes half a second to load."""
-    assert not imported("import cetane.pipeline.build", tmp_path) & {"numba", "coremltools"}
+def test_a_build_needs_no_torch_before_it_plans(tmp_path: Path) -> None:
+    """A bundle that a store has is fetched without a plan."""
+    needless = SLOW - {"numpy"}
+    assert not imported("import cetane.pipeline.build", tmp_path) & needless
+    assert not imported("import cetane.pipeline.request", tmp_path) & needless
+
+
+def test_an_assembly_needs_no_compiler_before_it_encodes_or_converts(tmp_path: Path) -> None:
+    """Its parts may be in a store; numba takes half a second to load."""
+    assert not imported("import cetane.pipeline.assembly", tmp_path) & {"numba", "coremltools"}

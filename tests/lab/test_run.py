@@ -22,6 +22,7 @@ from cetane.lab.experiment import ARMS, Experiment, load_experiment, parse_exper
 from cetane.lab.journal import ArmOutcome, Figure, Intent, Journal
 from cetane.lab.verdict import decide
 from cetane.lab.workload import Setting
+from cetane.tasks.processes import Processes
 
 
 def quiet(*_: Any) -> None:
@@ -244,6 +245,19 @@ def test_workers_give_what_one_process_gives(
     events = [event.event for event in journal.events()[2:]]
     assert events == ["intent", "intent", "outcome", "outcome"]
     assert not list(setting.folder.glob("tasks-*"))
+
+
+def test_a_process_of_its_own_knows_the_measures(
+    tiny: Experiment, setting: Setting, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It imports what it is sent, and plans nothing."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    sizes = tiny.model_copy(update={"metrics": ("weight_bytes",), "expects": ()})
+    with Processes(1) as workers:
+        (outcome,) = runs.run_together([sizes], setting, journal, workers, quiet)
+    assert not outcome.error
+    bytes_ = [outcome.arms[arm].metrics["weight_bytes"].value for arm in ARMS]
+    assert bytes_[0] and bytes_[1] and bytes_[1] < bytes_[0]
 
 
 def test_an_arm_that_fails_ends_its_experiments_only(

@@ -57,6 +57,8 @@ def test_a_structure_is_converted_once(cache: Path, conversions: list[str], tmp_
     lowering().lower("model", tmp_path / "second")
     assert len(conversions) == len(list(cache.glob("results/*/*.json"))) == 1
     assert content(tmp_path / "first") == content(tmp_path / "second")
+    modes = {path.stat().st_mode for path in cache.rglob("*") if path.is_file()}
+    assert len(modes) == 1  # whoever reads a shared store's lists may read its objects
     lowering(context=64).lower("model", tmp_path / "other")
     assert len(conversions) == 2
 

@@ -18,15 +18,19 @@ from safetensors.torch import load_file, save_file
 from tests.converting import converted_once
 from tests.tasks.work import Inline
 
-import cetane.pipeline.build
+import cetane.pipeline.assembly
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
+from cetane.files import records
 from cetane.lower.lower import Lowering
+from cetane.pipeline import choose
 from cetane.pipeline.build import build, build_only
 from cetane.pipeline.parts import job_of, make_part, opened
-from cetane.schema.recipe import Recipe
+from cetane.pipeline.whole import bundle_key
+from cetane.schema.recipe import Recipe, override
 from cetane.store.settings import using
+from cetane.store.store import Store, result_path
 
 PARTS = [
     "embedding.npy",
@@ -45,7 +49,7 @@ class Stop(BaseException):
     """A kill, as far as Python can see one."""
 
 
-def silent(*_: Any) -> None:
+def silent(*_: Any, **__: Any) -> None:
     pass
 
 
@@ -110,7 +114,7 @@ def stopped(undisturbed: Bundle, tmp_path: Path, checkpoint: Checkpoint, small: 
     shutil.rmtree(partial / "bundle")
     shutil.copytree(undisturbed.path, partial / "bundle")
     (partial / "bundle/manifest.json").unlink()
-    made = cetane.pipeline.build.Partial(target)
+    made = cetane.pipeline.assembly.Partial(target)
     for name in PARTS:
         made.record(name)
     return target
@@ -279,14 +283,14 @@ def test_a_record_that_was_damaged_is_not_trusted(
     assert file.is_file()
     file.write_bytes(content)
     made: list[str] = []
-    parts = cetane.pipeline.build.parts
+    parts = cetane.pipeline.assembly.parts
 
     def note(name: str, make: Callable[[Path], None]) -> Callable[[Path], None]:
         return lambda path: (made.append(name), make(path))[1]
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
         patch.setattr(
-            cetane.pipeline.build,
+            cetane.pipeline.assembly,
             "parts",
             lambda *args: {n: note(n, m) for n, m in parts(*args).items()},
         )
@@ -660,7 +664,7 @@ def test_a_kill_while_a_part_is_made_anew(
             raise Stop
 
         patch.setattr(Lowering, "lower", write)
-        patch.setattr(cetane.pipeline.build.Partial, "record", die)
+        patch.setattr(cetane.pipeline.assembly.Partial, "record", die)
         build_only(checkpoint, small, stopped, ["layer-00"], silent, rebuild=True)
     assert_same(build(checkpoint, small, stopped, silent), undisturbed)
     assert lowered == ["layer-00"]
@@ -739,6 +743,83 @@ def test_a_second_checkout_builds_nothing(
         assert len(lowered) == count
         build(checkpoint, small, tmp_path / "third", silent, rebuild=True)
         assert len(lowered) == 2 * count
+
+
+FETCH = """
+import sys
+from pathlib import Path
+from cetane.checkpoint import open_checkpoint
+from cetane.files import silent
+from cetane.pipeline.build import build
+from cetane.schema.recipe import Recipe
+recipe = Recipe.model_validate_json(sys.argv[2])
+build(open_checkpoint(sys.argv[1]), recipe, Path("fetched"), silent)
+print(sorted({"torch", "transformers", "coremltools", "numba"} & set(sys.modules)))
+"""
+
+
+def test_a_whole_bundle_comes_without_a_plan(
+    tiny_checkpoint_folder: Path, small: Recipe, undisturbed: Bundle, tmp_path: Path, alone: None
+) -> None:
+    """From another checkout, by a process that loads no torch; it notes its own checkpoint."""
+    with using(str(tmp_path / "store")):
+        build(open_checkpoint(tiny_checkpoint_folder), small, tmp_path / "first", silent)
+    folder = shutil.copytree(
+        tiny_checkpoint_folder, tmp_path / "elsewhere" / tiny_checkpoint_folder.name
+    )
+    os.utime(folder / "model.safetensors", (1, 1))
+    done = subprocess.run(
+        [sys.executable, "-c", FETCH, folder, small.model_dump_json()],
+        env=os.environ | {"CETANE_STORE": str(tmp_path / "store")},
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "[]\n"
+    fetched, opened = Bundle(tmp_path / "fetched"), open_checkpoint(folder)
+    fetched.verify()
+    assert fetched.manifest.files == undisturbed.manifest.files
+    assert fetched.manifest.plan == undisturbed.plan
+    assert fetched.manifest.source == str(folder)
+    assert fetched.manifest.fingerprint == opened.fingerprint
+    assert opened.fingerprint != undisturbed.manifest.fingerprint
+    stored = [path.read_text() for path in (tmp_path / "store").glob("objects/*/*")
+              if path.stat().st_size < 10**6 and path.read_bytes().startswith(b"{")]  # fmt: skip
+    assert not any(str(tiny_checkpoint_folder) in text for text in stored)
+
+
+def test_what_a_recipe_left_open_is_not_chosen_again(
+    tiny_checkpoint_folder: Path, small: Recipe, tmp_path: Path, alone: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    checkpoint = open_checkpoint(tiny_checkpoint_folder)
+    open_recipe = override(small, {"compression.default": "auto"})
+    chosen = override(small, {"compression.default": "int8-per-channel"})
+    with using(str(tmp_path / "store")):
+        monkeypatch.setattr(choose, "resolve_recipe", lambda *_: chosen)
+        first = build(checkpoint, open_recipe, tmp_path / "first", silent)
+        monkeypatch.setattr(choose, "resolve_recipe", None)
+        second = build(checkpoint, open_recipe, tmp_path / "second", silent)
+    assert first.digest == second.digest
+    assert second.plan.recipe == chosen
+
+
+@pytest.mark.parametrize("change", [{"files": {}}, {"schema_version": 99}, {"plan": {}}])
+def test_a_whole_bundle_with_a_wrong_manifest(
+    change: dict[str, Any], tiny_checkpoint_folder: Path, small: Recipe, undisturbed: Bundle,
+    tmp_path: Path, alone: None, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """It has the right hash, since its publisher named it. It is refused and made again."""
+    checkpoint = open_checkpoint(tiny_checkpoint_folder)
+    store, key = Store(tmp_path / "store"), bundle_key(checkpoint, small)
+    with using(store.url):
+        build(checkpoint, small, tmp_path / "first", silent)
+        (tmp_path / "store" / result_path(key)).unlink()
+        wrong = shutil.copytree(tmp_path / "first", tmp_path / "wrong")
+        manifest = json.loads((wrong / "manifest.json").read_text()) | change
+        (wrong / "manifest.json").write_text(json.dumps(manifest))
+        store.publish(key, wrong, records(wrong, wrong))
+        assert build(checkpoint, small, tmp_path / "second", silent).digest == undisturbed.digest
+        assert "refused, and made again" in caplog.text
+        assert store.find(key) is not None
 
 
 @pytest.mark.parametrize("workers", [None, Inline()])

@@ -43,10 +43,11 @@ def recipe() -> Recipe:
 
 
 @pytest.fixture
-def promise(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """`promise(kl)`: what the quality `good` allows."""
+def promise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[float], None]:
+    """`promise(kl)`: what the quality `good` allows. What was judged by other limits is unknown."""
 
     def change(kl: float) -> None:
+        monkeypatch.setenv("CETANE_CACHE", str(tmp_path / f"cache-{kl}"))
         content = read().model_dump()
         content["quality"]["good"] |= {"kl": kl, "top1": 0.01, "perplexity_ratio": 100.0}
         changed = Limits.model_validate(content)

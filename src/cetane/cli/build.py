@@ -60,7 +60,6 @@ def build(
     if only:
         build_some(request, target, only, rebuild, json)
         return
-    assert request.planner
     with crew(workers, scheduler, store) as opened, progress("build") as update:
         bundle = build_bundle(
             request.checkpoint, request.recipe, target, update, force, rebuild=rebuild,

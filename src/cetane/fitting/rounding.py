@@ -7,7 +7,6 @@ collects every Hessian and lets later layers make up for earlier ones, as GPTQ d
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Container, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -22,6 +21,7 @@ from cetane.compress.select import AS_GPTQ, Method, SecondOrder
 from cetane.files import Progress
 from cetane.fitting.importance import Importance, Matrix, mean_product
 from cetane.fitting.teacher import quick
+from cetane.hardware.memory import give_back
 
 if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded
@@ -41,16 +41,6 @@ def linear_layers(
 def rows_of(inputs: Tensor) -> Tensor:
     """A layer's inputs, a token a row, fp32."""
     return inputs.reshape(-1, inputs.shape[-1]).float()
-
-
-def give_back() -> None:
-    """Give freed memory back to the system.
-
-    glibc keeps it, and what a layer leaves lies between the arrays of others: SmolLM2's 210 layers
-    grew the process by 2.7 GB, of which 0.6 GB were in use.
-    """
-    with suppress(AttributeError, OSError):  # another library of C
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 class Done(Exception):

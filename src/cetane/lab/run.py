@@ -22,7 +22,7 @@ from cetane.lab.journal import (
     versions,
 )
 from cetane.lab.metrics import METRICS
-from cetane.lab.sides import MEASURES, Findings, Sides, recipe_sha256
+from cetane.lab.sides import MEASURES, Findings, Measure, Sides, recipe_sha256
 from cetane.lab.workload import Setting
 from cetane.tasks.workers import Workers
 
@@ -148,13 +148,18 @@ def recipes(experiment: Experiment) -> dict[ArmName, str]:
 
 def measures(experiment: Experiment) -> list[str]:
     """The names of an experiment's measures. Raises CetaneError if one is not known."""
-    import cetane.lab.measures  # noqa: F401  registers them; here, since torch imports slowly
-
     names = list(dict.fromkeys(METRICS[metric].measure for metric in experiment.metrics))
     for name in names:
-        if name not in MEASURES:
+        if name not in registered():
             raise CetaneError(f"no function measures {name!r}")
     return names
+
+
+def registered() -> Mapping[str, Measure]:
+    """All measures, in any process: a worker takes one without having planned it."""
+    import cetane.lab.measures  # noqa: F401  registers them; here, since torch imports slowly
+
+    return MEASURES
 
 
 def observe(experiment: Experiment, setting: Setting, progress: Progress) -> Iterator[Part]:
@@ -169,7 +174,7 @@ def observe(experiment: Experiment, setting: Setting, progress: Progress) -> Ite
 
 def take(bench: Sides, name: str) -> Part:
     """Take one measure."""
-    findings = {arm: Findings() for arm in ARMS} | dict(MEASURES[name](bench))
+    findings = {arm: Findings() for arm in ARMS} | dict(registered()[name](bench))
     return {
         arm: ArmOutcome(
             artefact=None if side.made is None else side.made.digest,

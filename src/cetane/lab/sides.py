@@ -16,7 +16,8 @@ from cetane.lab.experiment import ARMS, Arm, ArmName, Experiment
 from cetane.lab.journal import Figure
 from cetane.lab.metrics import METRICS
 from cetane.lab.workload import OpenWorkload, Setting
-from cetane.pipeline.build import build, build_key
+from cetane.pipeline.assembly import build_key
+from cetane.pipeline.build import build
 from cetane.planner import Planner, turned
 from cetane.schema.recipe import Recipe, parse_recipe
 

@@ -5,7 +5,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from cetane.errors import CetaneError
 from cetane.hardware.quiet import import_coremltools
 from cetane.lower.converted import Constants, Converted
 from cetane.lower.package import normalize
+from cetane.lower.side_by_side import side_by_side
 from cetane.lower.structure import Form, forms, functions
 from cetane.lower.tracing import constants, trace
 from cetane.planner import FunctionGraph, Programs
@@ -23,6 +24,14 @@ from cetane.schema.function import Function
 from cetane.schema.interface import Input
 
 NUMPY = {"fp16": np.float16, "int32": np.int32}
+
+IDLE = (
+    "concat_to_pixel_shuffle", "detect_concat_interleave", "fuse_conv_batchnorm", "fuse_conv_scale",
+    "fuse_elementwise_to_batchnorm", "fuse_gelu_tanh_approximation", "fuse_leaky_relu",
+    "fuse_prelu", "prelu_to_lrelu", "use_reflection_padding",
+)  # fmt: skip
+"""Passes for networks of other kinds: no family writes what they look for. Two of them search a
+program for patterns, and take a tenth of all passes' time."""
 
 Placed = dict[str, dict[str, str]]
 """The labels of a program's constants, by function and by the name of the op that makes each."""
@@ -44,18 +53,23 @@ class Conversions:
 
     def of(self, shard: str) -> dict[str, Converted]:
         """The functions of a shard, by name."""
-        every = zip(functions(self.planner, shard), self.forms(shard), strict=True)
-        return {graph.function.name: self._of(shard, graph, wide, form)
-                for (graph, wide), form in every}  # fmt: skip
+        every = [
+            (form, partial(convert, self.planner, shard, graph, wide))
+            for (graph, wide), form in zip(
+                functions(self.planner, shard), self.forms(shard), strict=True
+            )
+        ]
+        new = {form.lines: (form, work) for form, work in reversed(every)
+               if form.lines not in self._first}  # fmt: skip
+        made = side_by_side([work for _, work in new.values()])
+        for (form, _), converted in zip(new.values(), made, strict=True):
+            self._first[form.lines] = form, converted
+        return {form.name: self._of(form) or work() for form, work in every}
 
-    def _of(self, shard: str, graph: FunctionGraph, wide: Function, form: Form) -> Converted:
-        if form.lines in self._first:
-            own, converted = self._first[form.lines]
-            if (alike := converted.renamed(own, form)) is not None:
-                return alike
-        made = convert(self.planner, shard, graph, wide)
-        self._first.setdefault(form.lines, (form, made))
-        return made
+    def _of(self, form: Form) -> Converted | None:
+        """A function by the conversion of its form; None if that does not tell its slices."""
+        own, converted = self._first[form.lines]
+        return converted if form is own else converted.renamed(own, form)
 
 
 def convert_shard(
@@ -99,6 +113,7 @@ def convert(planner: Programs, shard: str, graph: FunctionGraph, wide: Function)
 
     pipeline = ct.PassPipeline()
     pipeline.remove_passes({"common::const_deduplication"})  # constants are shared by name
+    pipeline.remove_passes({f"common::{name}" for name in IDLE})
     function = graph.function
     with quiet():
         with brief():
@@ -201,14 +216,16 @@ def brief() -> Iterator[None]:
     the finished program. After each pass it also finds anew which weights every value depends on.
     Here it does so only if the inputs of an op have changed since: most passes change nothing. It
     writes whole programs into log lines that nobody reads; here they are empty. Where no two
-    transposes cancel, it infers no types anew, and it describes each type once. Its collections of
-    garbage search only what was made since the context began.
+    transposes cancel, it infers no types anew, and it describes each type once. Garbage is not
+    collected: of the thousands of objects that a conversion makes, most stay until its end. What a
+    node reads and makes is asked by number, which takes a tenth of the time of torch's iterators.
     """
     from coremltools.converters.mil.mil import Block, Operation, Program
     from coremltools.converters.mil.mil.passes.defs.optimize_repeat_ops import (
         _TransposeOptimization,
     )
     from coremltools.converters.mil.mil.types import type_mapping
+    from torch._C import Node
 
     def trusted(program: Any, check_essential_scope: bool = False) -> None:
         """In place of `Program.validate`."""
@@ -243,6 +260,14 @@ def brief() -> Iterator[None]:
             found.block.set_outputs([sink.x for sink in found.output_sink_ops])
             found.block.remove_ops(list(found.output_sink_ops))
 
+    def inputs(node: Any) -> Iterator[Any]:
+        """`Node.inputs`."""
+        return map(node.inputsAt, range(node.inputsSize()))
+
+    def outputs(node: Any) -> Iterator[Any]:
+        """`Node.outputs`."""
+        return map(node.outputsAt, range(node.outputsSize()))
+
     connected, depended = Operation._validate_and_set_inputs, Block._propagate_nonreplaceable_vars
     cancelled = _TransposeOptimization.apply_transform
     replaced = [
@@ -251,15 +276,19 @@ def brief() -> Iterator[None]:
         (Block, "_propagate_nonreplaceable_vars", depend),
         (Operation, "_validate_and_set_inputs", connect),
         (_TransposeOptimization, "apply_transform", cancel),
+        (Node, "inputs", inputs),
+        (Node, "outputs", outputs),
         (type_mapping, "get_type_info", cache(type_mapping.get_type_info)),
     ]
     saved = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
     for owner, name, instead in replaced:
         setattr(owner, name, instead)
-    gc.freeze()
+    collecting = gc.isenabled()
+    gc.disable()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if collecting:
+            gc.enable()
         for owner, name, before in saved:
             setattr(owner, name, before)

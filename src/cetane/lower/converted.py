@@ -27,6 +27,11 @@ class Converted:
     slices: Mapping[Slice, Slice] = field(default_factory=dict)
     """Slices in place of those in `spec`."""
 
+    def __reduce__(self) -> Any:
+        """For pickle, which cannot send messages of coremltools' protobuf."""
+        rest = dict(self.arrays), dict(self.labels), dict(self.slices)
+        return parsed, (self.spec.SerializeToString(), *rest)
+
     @property
     def function(self) -> Any:
         """The function in `spec`."""
@@ -46,6 +51,13 @@ class Converted:
             return None
         labels = {old: new for (old, _), (new, _) in zip(own.weights, other.weights, strict=True)}
         return replace(self, labels=labels, slices=changed)
+
+
+def parsed(spec: bytes, *rest: Any) -> Converted:
+    """A converted function from its model's bytes, and its other fields."""
+    from coremltools.proto import Model_pb2
+
+    return Converted(Model_pb2.Model.FromString(spec), *rest)
 
 
 def slices_of(function: Any) -> dict[tuple[str, str], Slice]:

@@ -1,17 +1,16 @@
 """What one forward pass of the Hugging Face model over a text tells, collected once.
 
 Later steps choose by it: how far the residual stream must be scaled to stay inside fp16, which
-channels of a projection's input count. The result lies in the cache folder, by the checkpoint's
-fingerprint; deleting it only costs another pass.
+channels of a projection's input count. The result is kept in the store, by the checkpoint's
+content; forgetting it only costs another pass.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -20,17 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 from torch import Tensor, nn
 
 from cetane.checkpoint import Checkpoint, streamed_part
 from cetane.compress import Sensitivities
 from cetane.families import Truth, options_of
-from cetane.files import Progress, cache_dir, replacing, silent
+from cetane.files import Progress, json_sha256, silent
 from cetane.fitting.fit import fit
 from cetane.gates.reference import Reference, reference_of
 from cetane.planner import Planner
 from cetane.schema.recipe import Recipe, decided
+from cetane.store import kept as store
 
 if TYPE_CHECKING:
     from cetane.compress.sensitivity import Vector
@@ -42,8 +42,8 @@ SAFE_RESIDUAL = 65504 / 4
 """The largest residual that is inside fp16 with a margin for other texts: a quarter of its end."""
 SMALLEST_SCALE = 2.0**-12
 """Of the residual stream; below it, weights that are scaled with it lose bits of fp16."""
-VERSION = 1
-"""Of the file: another one is made anew."""
+VERSION, FILE = 1, "calibration.safetensors"
+"""Of the file: another version is made anew."""
 SCALE = "family.residual_scale"
 SQUARES, LARGEST = "squares/", "largest/"
 """Names of tensors in the file begin so."""
@@ -107,7 +107,7 @@ def resolve_fitted(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = 
 
 
 def calibrate(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = silent) -> Calibration:
-    """The calibration of a checkpoint, from the cache folder where it is there already.
+    """The calibration of a checkpoint, from the store where it is there already.
 
     The recipe's family options decide which blocks there are, and nothing else.
     """
@@ -118,19 +118,15 @@ def calibrate(checkpoint: Checkpoint, recipe: Recipe, progress: Progress = silen
         if (truth := block.truths().get("hidden"))
     }
     tokens, text = calibration_tokens(checkpoint, planner.model.max_context, planner.model.vocab)
-    key = hashlib.sha256(
-        json.dumps([VERSION, checkpoint.fingerprint, blocks, tokens, text]).encode()
-    ).hexdigest()
-    path = cache_dir() / "calibrations" / f"{key}.safetensors"
-    known = load_calibration(path)
+    key = json_sha256(["calibration", VERSION, checkpoint.content, blocks, tokens, text])
+    with store.opened(key) as folder:
+        known = None if folder is None else load_calibration(folder / FILE)
     if known is not None:
         return known
     progress("calibration", 0, 1)
     made = run_pass(checkpoint, blocks, tokens, text)
     progress("calibration", 1, 1)
-    with suppress(OSError):  # a cache that cannot be written is no error
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_calibration(made, path)
+    store.keep(key, lambda folder: save_calibration(made, folder / FILE))
     return made
 
 
@@ -190,8 +186,8 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
     """Write a safetensors file: vectors, and the residuals as metadata."""
     tensors = {f"{SQUARES}{n}": vector for n, vector in calibration.inputs.inputs.items()}
     tensors |= {f"{LARGEST}{n}": vector for n, vector in calibration.largest.items()}
-    with replacing(path) as temporary:
-        save_file(tensors, temporary, {"residuals": json.dumps(dict(calibration.residuals))})
+    content = save(tensors, {"residuals": json.dumps(dict(calibration.residuals))})
+    path.write_bytes(content)  # save_file's would be for its writer's eyes only
 
 
 def load_calibration(path: Path) -> Calibration | None:

@@ -10,7 +10,6 @@ from contextlib import suppress
 from functools import cached_property
 from importlib import resources
 from itertools import product
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -19,7 +18,7 @@ from cetane.checkpoint import Checkpoint
 from cetane.compress import AUTO, Selection, parse_format
 from cetane.errors import CetaneError
 from cetane.families import Weight
-from cetane.files import Progress, cache_dir, json_sha256, read_json, silent, write_json
+from cetane.files import Progress, read_json, silent, write_json
 from cetane.gates.compressions import Judge, Window
 from cetane.gates.limits import limits
 from cetane.gates.probes import text_tokens
@@ -31,6 +30,8 @@ from cetane.planner import Planner
 from cetane.planner.encoding import can_be_fitted
 from cetane.schema.manifest import producers
 from cetane.schema.recipe import Recipe, decided, override, value_of
+from cetane.store import kept as store
+from cetane.tasks.task import task_key
 from cetane.validation import Data, validated
 
 Kept = TypeVar("Kept", bound=Data)
@@ -48,6 +49,7 @@ WINDOW = 128
 BRIEF = 96
 """Tokens on which the parts of a mix are compared."""
 KEY, ROWS = "compression.default", "embedding.format"
+FILE = "figure.json"
 DECIDING = {"family", "embedding", "head", "quality", "compression"}
 """Tables of a recipe that a judgement depends on."""
 
@@ -172,7 +174,7 @@ class Harms(Data):
 
 
 class Bench:
-    """A model under candidates, all judged on one text; judgements stay in the cache folder."""
+    """A model under candidates, all judged on one text; judgements stay in the store."""
 
     def __init__(self, checkpoint: Checkpoint, recipe: Recipe, progress: Progress) -> None:
         self.checkpoint, self.recipe, self.progress = checkpoint, recipe, progress
@@ -357,33 +359,29 @@ class Bench:
         return Harms(rest=rest, groups=tuple(costs))
 
     def kept(self, kind: type[Kept], candidate: Recipe, make: Callable[[], Kept]) -> Kept:
-        """A figure of a candidate, from the cache folder where it is there already."""
-        path = self.place(kind, candidate)
-        with suppress(CetaneError):
-            return validated(kind, read_json(path), str(path))
+        """A figure of a candidate, from the store where it is there already."""
+        known = self.stored(kind, candidate)
+        if known is not None:
+            return known
         made = make()
-        with suppress(CetaneError, OSError):  # a cache that cannot be written is no error
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, made.model_dump(mode="json"))
+        content = made.model_dump(mode="json")
+        store.keep(self.key(kind, candidate), lambda folder: write_json(folder / FILE, content))
         return made
 
     def known(self, candidate: Recipe) -> Judgement | None:
         """What an earlier port or a plan learnt of a candidate; reads no weight."""
-        path = self.place(Judgement, candidate)
-        with suppress(CetaneError):
-            return validated(Judgement, read_json(path), str(path))
+        return self.stored(Judgement, candidate)
+
+    def stored(self, kind: type[Kept], candidate: Recipe) -> Kept | None:
+        """A figure of a candidate, if the store has it."""
+        with store.opened(self.key(kind, candidate)) as folder, suppress(CetaneError):
+            return None if folder is None else validated(kind, read_json(folder / FILE), FILE)
         return None
 
-    def place(self, kind: type[Data], candidate: Recipe) -> Path:
-        """The file of a figure, by what it depends on."""
-        content = [
-            kind.__name__,
-            self.checkpoint.fingerprint,
-            candidate.model_dump(mode="json", include=DECIDING),
-            self.tokens,
-            producers(),
-        ]
-        return cache_dir() / "judgements" / f"{json_sha256(content)}.json"
+    def key(self, kind: type[Data], candidate: Recipe) -> str:
+        """A hash of everything that a figure depends on, limits and other data included."""
+        recipe = candidate.model_dump(mode="json", include=DECIDING)
+        return task_key(kind.__name__, self.checkpoint.content, recipe, self.tokens, producers())
 
 
 def known_to_hold(checkpoint: Checkpoint, recipe: Recipe, formats: Sequence[str]) -> set[str]:

@@ -14,11 +14,11 @@ from cetane.checkpoint.names import model_name
 from cetane.files import write_toml
 from cetane.lower.lower import Lowering
 from cetane.lower.package import EXPORTER
+from cetane.pipeline.whole import bundle_key
 from cetane.planner import Planner
 from cetane.schema.manifest import (
     RECIPE,
     TOKENIZER,
-    producers,
     rotary_path,
     scales_path,
     shard_path,
@@ -44,10 +44,8 @@ class BuildJob:
 
 def job_of(checkpoint: Checkpoint, recipe: Recipe) -> BuildJob:
     """The build of a checkpoint and a resolved recipe."""
-    name = model_name(checkpoint.source, checkpoint.config)
-    key = task_key(checkpoint.content, recipe.model_dump(mode="json"), producers(), name)
     assert checkpoint.fingerprint  # goes along, so that workers can compare
-    return BuildJob(key, checkpoint, recipe)
+    return BuildJob(bundle_key(checkpoint, recipe), checkpoint, recipe)
 
 
 def task_of(job: BuildJob, name: str, weight_bytes: int) -> Task:

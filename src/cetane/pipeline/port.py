@@ -15,10 +15,12 @@ from cetane.gates.explain import Explanation, explain, explain_ladder, explain_r
 from cetane.gates.golden import GoldenResult
 from cetane.gates.golden import golden as compare_with_model
 from cetane.gates.ladder import LadderResult, ladder
+from cetane.gates.reference import reference_of
 from cetane.gates.residency.audit import Audit, audit
 from cetane.gates.residency.store import InBundle, summary
 from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.hardware.chips import DEFAULT_CHIP
+from cetane.hardware.memory import give_back
 from cetane.mil.reader import load
 from cetane.pipeline.build import build
 from cetane.pipeline.choose import resolutions, with_layout
@@ -195,32 +197,43 @@ def port_request(
     """`port` of a request, whose plan can be shown before."""
     target = request.target(output)
     _ = request.planner  # refuses before any work
-    clock = Clock()
-    asked = residency or PortTarget()
-    choices = recipes_for(request, asked, progress)
-    with clock.stage("choose"):
-        recipe = next(choices)
-    changes: list[str] = []
-    while True:
-        attempt = Attempt(request, recipe, target, asked, clock, progress, workers)
-        result = attempt.run(force or bool(changes), rebuild)
-        result = replace(result, changes=tuple(changes))
-        why = result.explanation
-        if result.passed or why is None or len(changes) + 1 == MOST_ATTEMPTS:
-            return result
-        following = next(choices, None) if why.cause == "compression" else None
-        if following is not None:
-            recipe = following
-        elif why.mends and (fix or recipe.reasons.keys() >= why.changes.keys()):
-            recipe = decided(recipe, why.changes, dict.fromkeys(why.changes, why.sentence))
-            try:
-                _ = Planner(request.checkpoint, recipe, request.planner)
-            except CetaneError:  # the advice does not fit this model
+    with one_reference():
+        clock = Clock()
+        asked = residency or PortTarget()
+        choices = recipes_for(request, asked, progress)
+        with clock.stage("choose"):
+            recipe = next(choices)
+        changes: list[str] = []
+        while True:
+            attempt = Attempt(request, recipe, target, asked, clock, progress, workers)
+            result = attempt.run(force or bool(changes), rebuild)
+            result = replace(result, changes=tuple(changes))
+            why = result.explanation
+            if result.passed or why is None or len(changes) + 1 == MOST_ATTEMPTS:
                 return result
-        else:
-            return result
-        changes.append(described(result.plan.recipe, recipe, why))
-        progress(f"again: {changes[-1]}", 0, 1)
+            following = next(choices, None) if why.cause == "compression" else None
+            if following is not None:
+                recipe = following
+            elif why.mends and (fix or recipe.reasons.keys() >= why.changes.keys()):
+                recipe = decided(recipe, why.changes, dict.fromkeys(why.changes, why.sentence))
+                try:
+                    _ = Planner(request.checkpoint, recipe, request.planner)
+                except CetaneError:  # the advice does not fit this model
+                    return result
+            else:
+                return result
+            changes.append(described(result.plan.recipe, recipe, why))
+            progress(f"again: {changes[-1]}", 0, 1)
+
+
+@contextmanager
+def one_reference() -> Iterator[None]:
+    """A context whose gates share the Hugging Face model. Its weights are freed at the end."""
+    try:
+        yield
+    finally:
+        reference_of.cache_clear()
+        give_back()
 
 
 def recipes_for(request: Request, asked: PortTarget, progress: Progress) -> Iterator[Recipe]:
@@ -318,10 +331,12 @@ class Clock:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
+        """A context whose seconds are counted. What it freed goes back to the system."""
         started = time.perf_counter()
         try:
             yield
         finally:
+            give_back()
             self.add(name, time.perf_counter() - started)
 
     def add(self, name: str, seconds: float) -> None:

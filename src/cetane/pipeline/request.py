@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.errors import CetaneError
-from cetane.families import warn_unread
-from cetane.planner import Planner, can_turn, turned
 from cetane.schema.recipe import Recipe, load_recipe, override, shipped
+
+if TYPE_CHECKING:  # plans need torch; a bundle that comes from a store needs no plan
+    from cetane.planner import Planner
 
 FORMATS = {
     16: "fp16",
@@ -46,12 +47,14 @@ class Request:
     """Bytes of weights and tables, at most."""
 
     @cached_property
-    def planner(self) -> Planner:
+    def planner(self) -> "Planner":
         """The plan's maker; CetaneError when the model cannot be built by this recipe.
 
         Asks for all that a build needs (family, tensors, dtypes, tokenizer), so that a refusal
         comes before any work.
         """
+        from cetane.planner import Planner
+
         planner = Planner(self.checkpoint, self.recipe)
         tokenizer = self.checkpoint.tokenizer
         if self.recipe.head.subset is not None:
@@ -61,6 +64,8 @@ class Request:
     @property
     def warning(self) -> str | None:
         """What looks like a misread checkpoint: tensors that the model reads nothing from."""
+        from cetane.families import warn_unread
+
         return warn_unread(self.checkpoint.names(), self.planner.model)
 
     def target(self, output: str | Path | None) -> Path:
@@ -110,13 +115,20 @@ def make_request(
         wanted.pop("compression.raise_to", None)
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
     checkpoint = open_checkpoint(model, lora, adapters)
-    if bits is not None and bits <= FITTED_BITS and can_turn(checkpoint, chosen):
-        wanted = {"compression.rotate": True} | wanted
+    if bits is not None and bits <= FITTED_BITS:
+        from cetane.planner import can_turn
+
+        if can_turn(checkpoint, chosen):
+            wanted = {"compression.rotate": True} | wanted
     if isinstance(recipe, str) and recipe in shipped() and "cache.context" not in wanted:
         wanted |= fitting_context(checkpoint, chosen.cache.context)
     size = None if budget is None else read_size(budget)
     final = override(chosen, wanted)
-    return Request(turned(checkpoint, final), final, frozenset(wanted), size)
+    if final.compression.rotate or final.cache.streaming is not None:
+        from cetane.planner import turned
+
+        checkpoint = turned(checkpoint, final)
+    return Request(checkpoint, final, frozenset(wanted), size)
 
 
 def read_size(text: str) -> int:

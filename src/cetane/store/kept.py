@@ -5,8 +5,9 @@ ago are forgotten first.
 """
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cetane.errors import CetaneError
@@ -42,6 +43,14 @@ def kept(key: str, target: Path) -> bool:
         return False
     _keep_here(own, key, target)
     return True
+
+
+@contextmanager
+def opened(key: str) -> Iterator[Path | None]:
+    """A temporary folder with a result's files, while the context lasts; None if there is none."""
+    with tempfile.TemporaryDirectory(prefix="cetane-") as scratch:
+        target = Path(scratch) / "result"
+        yield target if kept(key, target) else None
 
 
 def keep(key: str, write: Callable[[Path], None]) -> None:

@@ -18,7 +18,7 @@ from cetane.fitting.fit import VERSION, fit
 from cetane.gates.residency.target import Target
 from cetane.hardware.chips import Chip
 from cetane.perf.predict import Predictor
-from cetane.pipeline.build import location
+from cetane.pipeline.whole import location
 from cetane.planner import Planner
 from cetane.schema.manifest import producers
 from cetane.schema.recipe import Recipe, override, parse_recipe, recipe_content
