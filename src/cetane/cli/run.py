@@ -70,6 +70,7 @@ def run(
 ) -> None:
     """Generate text from a bundle's Core ML packages, on any machine."""
     from cetane.cli.chat import Chat
+    from cetane.mil.fast.compiled import is_kept
     from cetane.pipeline.language_model import Sampling, load
     from cetane.speculate.open import DrafterOptions
 
@@ -80,7 +81,8 @@ def run(
         presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
     )  # fmt: skip
     drafter = DrafterOptions(speculative, ngram_min, ngram_max, draft_tokens)
-    with progress("loading"):
+    once = "" if is_kept() else ", and compiling kernels, once on this machine"
+    with progress(f"loading{once}"):
         model = load(
             bundle, backend=with_units(backend, compute_units), speculative=drafter,
             exclusive=True, adapter=adapter,

@@ -12,10 +12,12 @@ import numpy.typing as npt
 
 from cetane.bundle import Bundle
 from cetane.engine.generate import Ending, generate, open_engine
+from cetane.engine.portable import PortableBackend
 from cetane.engine.sampling import Sampler
 from cetane.engine.session import Session
 from cetane.errors import CetaneError
 from cetane.mil.fast import share_threads
+from cetane.mil.fast.compiled import compile_loop
 from cetane.speculate.open import AUTO, DrafterOptions, open_speculator
 from cetane.speculate.speculator import Speculator
 
@@ -328,4 +330,6 @@ def load(
     opened.plan.on(adapter)  # refuses before the model is opened
     model = LanguageModel(opened, backend, speculative)
     model.adapter = adapter
+    if isinstance(model.engine.backend, PortableBackend):
+        compile_loop()  # here, not in the middle of the first answer
     return model

@@ -7,8 +7,6 @@ calls. So a changed kernel would go on as it was.
 import os
 from pathlib import Path
 
-from numba import config
-
 from cetane.files import code_sha256, remove
 
 CODE = Path(__file__).parent
@@ -19,9 +17,11 @@ def keep_by_code() -> None:
 
     Where nothing can be written, numba chooses another place. `NUMBA_CACHE_DIR` comes first.
     """
+    from numba import config  # takes a while to load
+
     if "NUMBA_CACHE_DIR" in os.environ:
         return
-    folder = CODE / "__pycache__" / f"compiled-{code_sha256(CODE)[:16]}"
+    folder = _folder()
     try:
         for other in folder.parent.glob("compiled-*"):
             if other != folder:
@@ -30,3 +30,19 @@ def keep_by_code() -> None:
     except OSError:
         return
     config.CACHE_DIR = str(folder)
+
+
+def is_kept() -> bool:
+    """Whether the loop of tapes was compiled before, by this version of the code."""
+    return any(_folder().rglob("loop.perform*.nbc"))
+
+
+def compile_loop() -> None:
+    """Compile the loop of tapes, or load it: 20 CPU seconds the first time, then one."""
+    from cetane.mil.fast.tape.loop import compile_
+
+    compile_()
+
+
+def _folder() -> Path:
+    return CODE / "__pycache__" / f"compiled-{code_sha256(CODE)[:16]}"

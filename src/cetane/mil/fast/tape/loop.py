@@ -13,7 +13,7 @@ import numpy as np
 from numba import carray, njit, types
 
 from cetane.mil.fast.kernels import HIDDEN, attend
-from cetane.mil.fast.tape.code import AXES, Code, Reduction
+from cetane.mil.fast.tape.code import AXES, FIRST, NUMBERS, WIDTH, Code, Reduction
 from cetane.mil.fast.tape.elements import combine, exponential, transform
 from cetane.mil.fast.tape.products import multiply
 from cetane.mil.fast.tape.quick import attend_quickly
@@ -375,3 +375,9 @@ def perform(code, numbers, bases, shared, thread, threads):  # type: ignore[no-u
             goal += threads
             _wait(shared, goal)
     return failed
+
+
+def compile_() -> None:
+    """Compile the loop, or load it: performing nothing does."""
+    code, numbers = np.zeros((0, WIDTH), np.int64), np.zeros((0, NUMBERS), np.float32)
+    perform(code, numbers, np.zeros(FIRST, np.int64), 0, 0, 1)
