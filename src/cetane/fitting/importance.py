@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from cetane.files import Progress, replacing
 from cetane.fitting.losses import in_pieces
-from cetane.fitting.teacher import has_bfloat16, narrowed, quick
 
 Matrix = npt.NDArray[np.float32]
 
@@ -65,10 +64,7 @@ class Importance:
 
 
 def mean_product(rows: Tensor) -> Matrix:
-    """Of `(N, I)` with itself, fp32 `(I, I)`. numpy computes one half of it, and torch both.
-
-    In fp32, because its inverse counts: rounded to bfloat16 it is not always positive.
-    """
+    """Of `(N, I)` with itself, fp32 `(I, I)`. numpy computes one half of it, and torch both."""
     own = rows.numpy()
     return np.asarray(own.T @ own / np.float32(len(own)), dtype=np.float32)
 
@@ -91,8 +87,8 @@ class Collector:
         rows = gradient.reshape(-1, gradient.shape[-1])
         self.squares.append(rows.float().square().sum(1).cpu())
         if self.sum is not None:
-            own = rows.cpu() if has_bfloat16() else rows.float().cpu()
-            self.sum += own.T @ own  # of few tokens: damped by its mean, it may be rounded
+            own = rows.float().cpu()
+            self.sum += len(own) * torch.from_numpy(mean_product(own))
 
     def made(self) -> Importance:
         squares = torch.cat(self.squares)
@@ -109,7 +105,7 @@ def importance(
     """Of a transformers model's layers, by name, for text that it wrote, int64 `(B, T)`."""
     collectors = {name: Collector(layer) for name, layer in layers.items()}
     parts = text.split(max(1, ROWS // text.shape[1]))
-    with ExitStack() as stack, narrowed(model), torch.enable_grad():
+    with ExitStack() as stack, torch.enable_grad():
         embedding = model.get_input_embeddings().register_forward_hook(with_gradient)
         stack.callback(embedding.remove)
         for name, layer in layers.items():
@@ -129,8 +125,7 @@ def with_gradient(_module: nn.Module, _inputs: Any, hidden: Tensor) -> Tensor:
 
 def loss_of(model: Any, tokens: Tensor) -> Tensor:
     """The sum of the losses of all next tokens."""
-    with quick(model):
-        logits = model(tokens, use_cache=False).logits[:, :-1]
+    logits = model(tokens, use_cache=False).logits[:, :-1]
     targets = tokens[:, 1:].flatten()
 
     def of_rows(own: Tensor, rows: slice) -> Tensor:
