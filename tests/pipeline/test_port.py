@@ -8,8 +8,9 @@ import pytest
 from tests.converting import converted_once
 
 from cetane.errors import CetaneError
+from cetane.gates.explain import Explanation
 from cetane.gates.limits import Limits, read
-from cetane.pipeline.port import port
+from cetane.pipeline.port import is_open, mended, port
 from cetane.pipeline.request import make_request
 from cetane.schema.recipe import Recipe, load_recipe, parse_recipe
 
@@ -151,3 +152,24 @@ def test_fix_takes_the_advice_of_a_red_gate(
     written = load_recipe(str(target / "recipe.toml"))
     assert written == fixed.plan.recipe
     assert written.reasons["compression.default"] == sentence
+
+
+def test_another_format_keeps_no_constants_of_the_one_before() -> None:
+    """And four bits that were asked for stay four bits, unless `--fix` asks for a mend."""
+    why = Explanation(
+        cause="compression", where="", sentence="Four bits cost too much.",
+        changes={"compression.default": "palette6-kmeans-group32"},
+    )  # fmt: skip
+    compression = {
+        "default": "palette4-kmeans-group8", "method": "gptq",
+        "raise_to": "palette6-kmeans-group32", "fitted": {"file": "f", "sha256": "0" * 64},
+    }  # fmt: skip
+    content = {"name": "few", "compression": compression}
+    recipe = parse_recipe({**content, "reasons": {"compression.default": "the smallest"}}, "here")
+    assert not is_open(recipe, why)
+    after = mended(recipe, why).compression
+    assert (after.default, after.method) == ("palette6-kmeans-group32", "plain")
+    assert after.fitted is None and after.raise_to is None
+    plain = {**compression, "method": "plain", "fitted": None, "raise_to": None}
+    open_ = parse_recipe({**content, "compression": plain, "reasons": recipe.reasons}, "here")
+    assert is_open(open_, why)

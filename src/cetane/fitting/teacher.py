@@ -83,13 +83,13 @@ def has_bfloat16(kind: str = "cpu") -> bool:
 
 
 @contextmanager
-def narrowed(model: Any, whole: bool = False) -> Iterator[None]:
+def narrowed(model: Any) -> Iterator[None]:
     """A model whose linear layers hold bfloat16 for a time, where its products are quick: else
-    each call would convert them. With `whole` all parameters do, and so do its caches."""
+    each call would convert them."""
     kept: list[tuple[nn.Parameter, Tensor]] = []
     if has_bfloat16(model.device.type):
         for module in model.modules():
-            if whole or isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear):
                 kept += [(own, own.data) for own in module.parameters(recurse=False)]
     for parameter, values in kept:
         parameter.data = values.bfloat16()

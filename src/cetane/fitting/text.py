@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from cetane.files import Progress
-from cetane.fitting.teacher import narrowed, quick
 
 SPREAD = 2000
 """A sequence's second token is any of so many that may follow the first, so that texts differ."""
@@ -35,11 +34,10 @@ def write_text(
     """
     random = torch.Generator().manual_seed(seed)
     parts = []
-    with narrowed(model, whole=True):
-        for first in range(0, sequences, BATCH):
-            progress("the model writes its own text", first, sequences)
-            count = min(BATCH, sequences - first)
-            parts.append(write_batch(model, start, count, length + 1, random))
+    for first in range(0, sequences, BATCH):
+        progress("the model writes its own text", first, sequences)
+        count = min(BATCH, sequences - first)
+        parts.append(write_batch(model, start, count, length + 1, random))
     progress("the model writes its own text", sequences, sequences)
     text = torch.cat(parts)
     return torch.where(torch.arange(sequences)[:, None] % 2 == 0, text[:, :-1], text[:, 1:])
@@ -74,8 +72,7 @@ def write_batch(
     tokens = torch.full((sequences, 1), start)
     cache, read = roomy_cache(model, length), tokens
     while tokens.shape[1] < length:
-        with quick(model):
-            made = model(read, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        made = model(read, past_key_values=cache, use_cache=True, logits_to_keep=1)
         logits = made.logits[:, -1].float()
         if tokens.shape[1] == 1:
             likely = logits.topk(min(SPREAD, logits.shape[1])).indices

@@ -29,7 +29,7 @@ from cetane.pipeline.plan import Forecast, forecast, forecast_json
 from cetane.pipeline.request import Request, make_request
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
-from cetane.schema.recipe import Quality, Recipe, decided, value_of
+from cetane.schema.recipe import Quality, Recipe, decided, override, value_of
 from cetane.tasks.workers import Workers, open_workers
 
 MOST_ATTEMPTS = 4
@@ -214,8 +214,8 @@ def port_request(
             following = next(choices, None) if why.cause == "compression" else None
             if following is not None:
                 recipe = following
-            elif why.mends and (fix or recipe.reasons.keys() >= why.changes.keys()):
-                recipe = decided(recipe, why.changes, dict.fromkeys(why.changes, why.sentence))
+            elif why.mends and (fix or is_open(recipe, why)):
+                recipe = mended(recipe, why)
                 try:
                     _ = Planner(request.checkpoint, recipe, request.planner)
                 except CetaneError:  # the advice does not fit this model
@@ -242,6 +242,20 @@ def recipes_for(request: Request, asked: PortTarget, progress: Progress) -> Iter
     for recipe in resolutions(request.checkpoint, request.recipe, progress, request.budget):
         planner = Planner(request.checkpoint, recipe, request.planner)
         yield fit(planner, asked.target, request.named) if asked.named else with_layout(recipe)
+
+
+def is_open(recipe: Recipe, why: Explanation) -> bool:
+    """Whether a gate's advice changes only what the recipe left to cetane. Few bits that constants
+    were fitted to are what the user asked for."""
+    return recipe.compression.fitted is None and recipe.reasons.keys() >= why.changes.keys()
+
+
+def mended(recipe: Recipe, why: Explanation) -> Recipe:
+    """The recipe as a gate advises. Another format cannot keep constants of the one before."""
+    if recipe.compression.fitted is not None and why.cause == "compression":
+        unfitted = {"fitted": None, "method": "plain", "raise_to": None}
+        recipe = override(recipe, {f"compression.{key}": value for key, value in unfitted.items()})
+    return decided(recipe, why.changes, dict.fromkeys(why.changes, why.sentence))
 
 
 def described(before: Recipe, after: Recipe, why: Explanation) -> str:
