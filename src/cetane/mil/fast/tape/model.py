@@ -12,6 +12,7 @@ from cetane.mil.fast.tape.code import Tape
 from cetane.mil.fast.tape.function import functions_of, mapped
 from cetane.mil.fast.tape.store import Store
 from cetane.mil.fast.tape.writer import write_tape
+from cetane.mil.guard import failures_at
 from cetane.mil.program import Program, Signature
 
 
@@ -28,7 +29,8 @@ class TapeModel:
         self.signatures: dict[str, Signature] = {}
         for name, function in program.functions.items():
             try:
-                self.tapes[name] = write_tape(fuse(function, pack=True), store)
+                with failures_at(f"function {name}"):
+                    self.tapes[name] = write_tape(fuse(function, pack=True), store)
             except CetaneError:  # onnxruntime runs this function
                 continue
             self.signatures[name] = function.signature

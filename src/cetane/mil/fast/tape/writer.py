@@ -214,7 +214,7 @@ class Writer:
             if place == self._states[name] and place.base < self._results:
                 return self.copy(place, target)
         changeable = place.block is not None or place in self._after.values()
-        if changeable and place.contiguous and self._last_reads[self._root(x)] <= self._time:
+        if changeable and place.contiguous and self._last_read(x) <= self._time:
             return place
         return self.copy(place, self.new(place.shape))
 
@@ -238,6 +238,10 @@ class Writer:
         for name in self._function.body.outputs:
             last[self._roots.get(name, name)] = len(self._ops)
         return last
+
+    def _last_read(self, x: Argument) -> int:
+        """The last op that reads a value; beyond all of them for one that is not known."""
+        return self._last_reads.get(self._root(x), len(self._ops))
 
     def _root(self, x: Argument) -> str:
         return self._roots.get(str(x), str(x))
