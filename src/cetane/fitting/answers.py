@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cetane.checkpoint import Tokenizer
+from cetane.fitting.teacher import has_bfloat16
 from cetane.gates.probes import asked
 
 BATCH, LENGTH = 64, 160
@@ -36,7 +37,7 @@ def write_answers(
     An answer whose tokens its text does not give back is left out. The model computes in bf16
     from then on, where the processor has such products.
     """
-    if bool(torch.cpu._is_avx512_bf16_supported()):
+    if has_bfloat16():
         model.bfloat16()
     model.set_attn_implementation("sdpa")
     for start in range(0, len(questions), batch):

@@ -15,6 +15,7 @@ import numpy as np
 from numba import njit
 
 from cetane.mil.fast.attend import HIDDEN as HIDDEN_MASK
+from cetane.mil.fast.tape.elements import exponential
 from cetane.mil.fast.vectors import ROWS, WIDE_LANES, exact_sums
 
 HIDDEN = np.float32(HIDDEN_MASK)
@@ -23,27 +24,6 @@ HEADROOM = 17
 _TOP = 52 - 53 + HEADROOM
 _ONES = 1.5 * 2.0 ** (_TOP + 1)
 """`_rounder` of 1."""
-
-
-@njit(inline="always")
-def _exp(x):  # type: ignore[no-untyped-def]
-    """The exponential of a float32 of at most 0, to an error of 2**-23; below -87, 0.
-
-    Basic operations alone give the same bits to one number and to a vector of many. The
-    polynomial is that of Cephes' expf.
-    """
-    whole = np.rint(x * np.float32(1.44269504))
-    rest = (x - whole * np.float32(0.693359375)) + whole * np.float32(2.12194440e-4)
-    y = np.float32(1.9875691500e-4)
-    y = y * rest + np.float32(1.3981999507e-3)
-    y = y * rest + np.float32(8.3334519073e-3)
-    y = y * rest + np.float32(4.1665795894e-2)
-    y = y * rest + np.float32(1.6666665459e-1)
-    y = y * rest + np.float32(5.0000001201e-1)
-    y = (y * (rest * rest) + rest) + np.float32(1)
-    power = np.int32(max(whole, np.float32(-126))) + np.int32(127)
-    scaled = y * np.int32(np.int32(power) << np.int32(23)).view(np.float32)
-    return scaled if x > np.float32(-87) else np.float32(0)
 
 
 @njit(inline="always")
@@ -98,9 +78,9 @@ def _weigh(scores, mask, weights, ones, sink):  # type: ignore[no-untyped-def]
             top = max(top, scores[j])
     total = 0.0
     if sink > -np.inf:
-        total += _term(np.float64(_exp(sink - top)), np.float32(1), _ONES)
+        total += _term(np.float64(exponential(sink - top)), np.float32(1), _ONES)
     for j in range(len(scores)):
-        weights[j] = _exp(scores[j] - top) if mask[j] > HIDDEN else np.float32(0)
+        weights[j] = exponential(scores[j] - top) if mask[j] > HIDDEN else np.float32(0)
     return total + _sum(weights, ones, _ONES)
 
 

@@ -24,7 +24,7 @@ from cetane.mil.fast.attend import AttentionStage, Operand, View
 from cetane.mil.fast.functions import CompiledStage, FastFunction, Feeding, Stage
 from cetane.mil.fast.sessions import open_session
 from cetane.mil.fast.tape.code import NUMBERS, WIDTH, Tape
-from cetane.mil.fast.tape.function import functions_of, mapped
+from cetane.mil.fast.tape.function import function_of, mapped
 from cetane.mil.program import Signature, SizeRange, TensorType, plain_name
 
 if TYPE_CHECKING:
@@ -131,7 +131,8 @@ class PreparedModel:
             if "tapes" in index:
                 tapes = _read_tapes(folder, index)
                 with (folder / WEIGHTS).open("rb") as weights:
-                    return cls(functions_of(signatures, tapes, mapped(weights)))
+                    bytes_ = mapped(weights)
+                return cls({n: function_of(s, tapes[n], bytes_) for n, s in signatures.items()})
             stages: dict[str, list[Stage | AttentionStage]] = {n: [] for n in signatures}
             for stage in index["stages"]:
                 if "attentions" in stage:

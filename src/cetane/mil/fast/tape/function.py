@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import BinaryIO
@@ -116,11 +116,6 @@ def mapped(file: BinaryIO) -> Array:
     return np.empty(0, np.uint8) if empty else np.memmap(file, np.uint8, "r")
 
 
-def functions_of(
-    signatures: Mapping[str, Signature], tapes: Mapping[str, Tape], weights: Array
-) -> dict[str, FastFunction]:
-    """Functions that run as one tape each; `weights` are the bytes of their store, uint8."""
-    return {
-        name: FastFunction(signature, [TapeStage(tapes[name], signature, weights)])
-        for name, signature in signatures.items()
-    }
+def function_of(signature: Signature, tape: Tape, weights: Array) -> FastFunction:
+    """A function that runs as one tape; `weights` are the bytes of its store, uint8."""
+    return FastFunction(signature, [TapeStage(tape, signature, weights)])

@@ -13,7 +13,7 @@ import numpy as np
 from numba import carray, njit, types
 
 from cetane.mil.fast.kernels import HIDDEN, attend
-from cetane.mil.fast.tape.code import AXES, FIRST, NUMBERS, WIDTH, Code, Reduction
+from cetane.mil.fast.tape.code import AXES, FIRST, NUMBERS, RUNS_AT, WEIGHTS, WIDTH, Code, Reduction
 from cetane.mil.fast.tape.elements import combine, exponential, transform
 from cetane.mil.fast.tape.products import multiply
 from cetane.mil.fast.tape.quick import attend_quickly
@@ -195,7 +195,7 @@ def _attend(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-de
     heads, rows, width, out = row[MORE + 8], row[MORE + 9], row[MORE + 10], row[MORE + 11]
     past, new = row[MORE + 12], row[MORE + 13]
     mask_heads, mask_rows = row[MORE + 14], row[MORE + 15]
-    start = bases[2] + 8 * row[MORE + 16]
+    start = bases[RUNS_AT] + 8 * row[MORE + 16]
     count = carray(pointer(start), 1, np.int64)[0]
     runs = carray(pointer(start + 8), 4 * count, np.int64).reshape(count, 4)
     mask = _line(_address(row, bases, 2), mask_heads * mask_rows * (past + new))
@@ -224,7 +224,7 @@ def _product(row, bases, thread, threads):  # type: ignore[no-untyped-def]
     the floats from a token's results and inputs to the next's; the bytes of a row of weights; and
     the byte offsets of weights, scales, block scales or palettes, and palette numbers."""
     tokens, columns, rows = row[MORE], row[MORE + 1], row[MORE + 2]
-    y_step, x_step, w_step, base = row[MORE + 3], row[MORE + 4], row[MORE + 5], bases[1]
+    y_step, x_step, w_step, base = row[MORE + 3], row[MORE + 4], row[MORE + 5], bases[WEIGHTS]
     first, last = _part(rows, thread, threads, ROWS)
     multiply(
         row[3], first, last, _address(row, bases, 0), y_step, _address(row, bases, 1), x_step,

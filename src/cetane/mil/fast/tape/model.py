@@ -9,7 +9,7 @@ from cetane.errors import CetaneError
 from cetane.mil.fast.functions import FastFunction
 from cetane.mil.fast.fusion import fuse
 from cetane.mil.fast.tape.code import Tape
-from cetane.mil.fast.tape.function import functions_of, mapped
+from cetane.mil.fast.tape.function import function_of, mapped
 from cetane.mil.fast.tape.store import Store
 from cetane.mil.fast.tape.writer import write_tape
 from cetane.mil.guard import failures_at
@@ -38,4 +38,4 @@ class TapeModel:
 
     def function(self, name: str) -> FastFunction:
         """A function that maps the weights into memory."""
-        return functions_of(self.signatures, self.tapes, mapped(self.weights))[name]
+        return function_of(self.signatures[name], self.tapes[name], mapped(self.weights))

@@ -12,7 +12,9 @@ from cetane.mil.constants import Constants
 from cetane.mil.dtypes import NUMPY
 from cetane.mil.fast.context import VIEW
 from cetane.mil.fast.tape.code import (
+    ARENA,
     FIRST,
+    RUNS_AT,
     WEIGHTS,
     Code,
     Instruction,
@@ -34,8 +36,6 @@ ALIASES = frozenset(
      "read_state", "write_state")
 )  # fmt: skip
 """Ops whose results may be parts of their operands."""
-
-
 ON_INTEGERS = ALIASES | {"concat", "gather", "add", "sub", "maximum", "minimum", "select"}
 """Ops that may give integers: float32 holds their results, up to 2**24."""
 
@@ -170,7 +170,7 @@ class Writer:
             strides = tuple(sizes[order.index(axis)] for axis in range(len(shape)))
         block = len(self._blocks)
         self._blocks[block] = int(np.prod(shape, dtype=np.int64))
-        return Place(0, 0, shape, strides, block)
+        return Place(ARENA, 0, shape, strides, block)
 
     def emit(
         self, code: Code, result: Place, *operands: Place, kind: int = 0,
@@ -200,7 +200,7 @@ class Writer:
             self._masks[mask] = self._runs
             rows = mask.size // (past + new)
             self.emit(
-                Code.RUNS, Place(2, 0, (), ()), mask, more=(rows, past, new, self._runs),
+                Code.RUNS, Place(RUNS_AT, 0, (), ()), mask, more=(rows, past, new, self._runs),
                 shared=False,
             )  # fmt: skip
             self._runs += 1 + 4 * (past + new + 1)
