@@ -15,14 +15,19 @@ from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
-from numba import types
+from numba import config, types
 from numba.extending import intrinsic
 
 from cetane.mil.fast.compiled import keep_by_code
 
 keep_by_code()  # before any function is compiled: all compiled modules import this one
-_FEATURES = llvm.get_host_cpu_features()
-WIDE, LOOKS_UP = bool(_FEATURES.get("avx512f")), bool(_FEATURES.get("avx2"))
+_GIVEN = config.CPU_FEATURES  # what numba compiles for, if its environment says so
+_FEATURES = (
+    llvm.get_host_cpu_features()
+    if _GIVEN is None
+    else {feature[1:]: feature[0] == "+" for feature in _GIVEN.split(",") if feature}
+)
+WIDE = bool(_FEATURES.get("avx512f"))
 LANES = 16 if WIDE else 8
 """Floats in a vector. Processors with shorter vectors take several."""
 BLOCK = 32
@@ -47,16 +52,27 @@ class Form(IntEnum):
     """Indices of 4 bits into a palette of 16 floats, two in a byte (see `weights.in_nibbles`)."""
     HALVES = 4
     """float16."""
+    SIXES = 5
+    """Indices of 6 bits into a palette of 64 halves (see `weights.in_sixes`). The palette is 64
+    lower bytes, then 64 upper ones."""
 
-    @property
-    def nibbles(self) -> int:
-        """Half bytes of a weight."""
-        return {Form.FLOATS: 8, Form.HALVES: 4, Form.NIBBLES: 1}.get(self, 2)
+    def bytes_of(self, weights: int) -> int:
+        """The bytes of so many weights; they are whole blocks."""
+        bits = {Form.FLOATS: 32, Form.HALVES: 16, Form.NIBBLES: 4, Form.SIXES: 6}.get(self, 8)
+        return weights * bits // 8
 
+
+READABLE = {Form.FLOATS, Form.BYTES, Form.SCALED_BYTES, Form.HALVES}
+"""The forms that this processor reads. The others need its instructions that look up."""
+if _FEATURES.get("avx2"):
+    READABLE.add(Form.NIBBLES)
+if WIDE and _FEATURES.get("avx512vbmi"):
+    READABLE.add(Form.SIXES)
 
 F32, I8, I32, I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 FLOATS, BYTES, INTS = (ir.VectorType(kind, LANES) for kind in (F32, I8, I32))
 HALVES, FOUR = ir.VectorType(ir.HalfType(), LANES), ir.VectorType(F32, ROWS)
+SIXTY_FOUR = ir.VectorType(I8, 64)
 Maker = Callable[..., Any]
 
 
@@ -105,15 +121,62 @@ def _looked_up(builder: ir.IRBuilder, palette: list[ir.Value], indices: ir.Value
     return builder.select(upper, high, low)
 
 
+def _sixes(
+    builder: ir.IRBuilder, block: ir.Value, palette: list[ir.Value]
+) -> list[list[ir.Value]]:
+    """The weights of two rows of a block, whose indices have 6 bits."""
+    size = Form.SIXES.bytes_of(2 * BLOCK)
+    shown = ir.Constant(ir.VectorType(ir.IntType(1), 64), [int(at < size) for at in range(64)])
+    kinds = (I8.as_pointer(), I32, shown.type, SIXTY_FOUR)
+    load = _function(builder, "llvm.masked.load.v64i8.p0", SIXTY_FOUR, *kinds)
+    nothing = ir.Constant(SIXTY_FOUR, [0] * 64)
+    place = _pointer(builder, block, I8)
+    packed = builder.call(load, [place, ir.Constant(I32, 1), shown, nothing])
+    # Six bytes to every eight, then eight indices, a byte each. What two upper bits hold counts
+    # for nothing.
+    spread = [at // 8 * 6 + min(at % 8, 5) for at in range(64)]
+    eights = _shuffled(builder, packed, nothing, spread)
+    cut = _function(
+        builder, "llvm.x86.avx512.pmultishift.qb.512", SIXTY_FOUR, SIXTY_FOUR, SIXTY_FOUR
+    )
+    shifts = ir.Constant(SIXTY_FOUR, [6 * (at % 8) for at in range(64)])
+    indices = builder.call(cut, [shifts, eights])
+    look_up = _function(
+        builder, "llvm.x86.avx512.permvar.qi.512", SIXTY_FOUR, SIXTY_FOUR, SIXTY_FOUR
+    )
+    lower, upper = (builder.call(look_up, [half, indices]) for half in palette)
+    rows = []
+    for row in range(2):
+        vectors = []
+        for first in (0, 8):  # the order in which `in_sixes` puts eights: nothing crosses a lane
+            ats = [32 * row + first + 16 * lane + n for lane in range(2) for n in range(8)]
+            pairs = [at + half for at in ats for half in (0, 64)]
+            halves = builder.bitcast(_shuffled(builder, lower, upper, pairs), HALVES)
+            vectors.append(builder.fpext(halves, FLOATS))
+        rows.append(vectors)
+    return rows
+
+
+def _rows_of_floats(
+    builder: ir.IRBuilder, form: Form, weights: ir.Value, scales: ir.Value,
+    palette: list[ir.Value], k: ir.Value,
+) -> list[list[ir.Value]]:  # fmt: skip
+    """The weights `k .. k + BLOCK` of `ROWS` rows, as vectors in order."""
+    if form is not Form.SIXES:
+        return [_floats(builder, form, weights, scales, palette, k, row) for row in range(ROWS)]
+    block = builder.add(weights, builder.mul(k, _number(form.bytes_of(ROWS * BLOCK) // BLOCK)))
+    pair = _number(form.bytes_of(2 * BLOCK))
+    return _sixes(builder, block, palette) + _sixes(builder, builder.add(block, pair), palette)
+
+
 def _floats(
     builder: ir.IRBuilder, form: Form, weights: ir.Value, scales: ir.Value,
     palette: list[ir.Value], k: ir.Value, row: int,
 ) -> list[ir.Value]:  # fmt: skip
     """The weights `k .. k + BLOCK` of one of `ROWS` rows as vectors, in order."""
     vectors = []
-    size = form.nibbles
-    block = builder.add(weights, builder.mul(k, _number(ROWS * size // 2)))
-    block = builder.add(block, _number(row * BLOCK * size // 2))
+    block = builder.add(weights, builder.mul(k, _number(form.bytes_of(ROWS * BLOCK) // BLOCK)))
+    block = builder.add(block, _number(row * form.bytes_of(BLOCK)))
     if form is Form.NIBBLES:
         for at in range(0, BLOCK // 2, LANES):
             pairs = builder.zext(_vector(builder, builder.add(block, _number(at)), BYTES), INTS)
@@ -121,7 +184,7 @@ def _floats(
             vectors += [_looked_up(builder, palette, indices) for indices in (pairs, upper)]
         return vectors
     for at in range(0, BLOCK, LANES):
-        address = builder.add(block, _number(at * size // 2))
+        address = builder.add(block, _number(form.bytes_of(at)))
         if form is Form.FLOATS:
             vectors.append(_vector(builder, address, FLOATS))
         elif form is Form.HALVES:
@@ -140,16 +203,18 @@ def _floats(
 def _fetch_ahead(builder: ir.IRBuilder, form: Form, weights: ir.Value, k: ir.Value) -> None:
     """Ask for the weights that come `AHEAD` bytes later: the processor's own guess ends at every
     page."""
-    size = form.nibbles
-    start = builder.add(weights, builder.mul(k, _number(ROWS * size // 2)))
+    size = form.bytes_of(ROWS * BLOCK)
+    start = builder.add(weights, builder.mul(k, _number(size // BLOCK)))
     kinds = (I8.as_pointer(), I32, I32, I32)
     prefetch = _function(builder, "llvm.prefetch.p0", ir.VoidType(), *kinds)
-    for at in range(0, ROWS * BLOCK * size // 2, 64):
+    for at in range(0, size, 64):
         address = _pointer(builder, builder.add(start, _number(AHEAD + at)), I8)
         builder.call(prefetch, [address, *(ir.Constant(I32, n) for n in (0, 3, 1))])
 
 
 def _palette(builder: ir.IRBuilder, form: Form, address: ir.Value) -> list[ir.Value]:
+    if form is Form.SIXES:
+        return [_vector(builder, builder.add(address, _number(at)), SIXTY_FOUR) for at in (0, 64)]
     if form is not Form.NIBBLES:
         return []
     starts = range(0, 64, 4 * LANES)
@@ -233,6 +298,8 @@ def product_of(form: Form, tokens: int) -> Maker:
         palette: Any, columns: Any,
     ) -> Any:  # fmt: skip
         def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
+            if form not in READABLE:  # nor does any weight have it
+                return context.get_dummy_value()
             y, y_step, x, x_step, w, scale, blocks, palette, columns = given
             four = _number(4)
             inputs_at = [
@@ -245,9 +312,7 @@ def product_of(form: Form, tokens: int) -> Maker:
             sums = list(loop.values)
             if tokens == 1 or form is not Form.FLOATS:  # others are in a cache
                 _fetch_ahead(builder, form, w, loop.k)
-            weights = [
-                _floats(builder, form, w, blocks, entries, loop.k, row) for row in range(ROWS)
-            ]
+            weights = _rows_of_floats(builder, form, w, blocks, entries, loop.k)
             for part in range(BLOCK // LANES):
                 offset = builder.shl(builder.add(loop.k, _number(part * LANES)), _number(2))
                 for t in range(tokens):
@@ -280,14 +345,13 @@ def unpacking_of(form: Form) -> Maker:
     @intrinsic
     def unpack(typing: Any, y: Any, w: Any, blocks: Any, palette: Any, columns: Any) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
+            if form not in READABLE:
+                return context.get_dummy_value()
             y, w, blocks, palette, columns = given
             entries = _palette(builder, form, palette)
             loop = _Blocks(builder, columns, [])
-            vectors = [
-                vector
-                for row in range(ROWS)
-                for vector in _floats(builder, form, w, blocks, entries, loop.k, row)
-            ]
+            rows = _rows_of_floats(builder, form, w, blocks, entries, loop.k)
+            vectors = [vector for row in rows for vector in row]
             start = builder.add(y, builder.mul(loop.k, _number(4 * ROWS)))
             for number, vector in enumerate(vectors):
                 address = builder.add(start, _number(4 * LANES * number))

@@ -1,7 +1,8 @@
 """Weights of products as a tape keeps them: rows of bytes, in the form nearest to the package's.
 
-Linear weights of 8 and 4 bits, and palettes of up to 4 bits, lose nothing. Larger palettes are
-rounded to 8 bits with one scale for 32 inputs. All other weights stay floats.
+Linear weights of 8 and 4 bits, and palettes of up to 6 bits, lose nothing. Larger palettes are
+rounded to 8 bits with one scale for 32 inputs; where a processor cannot look up, so are all. All
+other weights stay floats.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import numpy as np
 
 from cetane.mil.constants import Constants
 from cetane.mil.dtypes import Array
-from cetane.mil.fast.vectors import BLOCK, LANES, LOOKS_UP, ROWS, Form
+from cetane.mil.fast.vectors import BLOCK, LANES, READABLE, ROWS, Form
 from cetane.mil.program import Argument, Op
 
-ENTRIES = 16
+ENTRIES = {Form.NIBBLES: 16, Form.SIXES: 64}
 """Entries of a palette; a smaller one is filled with zeros."""
 _LINEAR, _PALETTE = "constexpr_blockwise_shift_scale", "constexpr_lut_to_dense"
 _NONE = np.empty((0, 0), np.float32)
@@ -26,8 +27,8 @@ class Rows:
     """A weight `(N, K)` in one form; K is padded with zeros to whole blocks.
 
     `data` (N, bytes of a row), uint8. `scale` (N,), float32, multiplies a row's results. `more`,
-    float32, are scales of blocks, (N, K'/32), or palettes, (palettes, 16). `which` (N/4,), int32,
-    is the palette of four rows.
+    float32, are scales of blocks, (N, K'/32), or palettes, (palettes, 16); those of 6 bits are
+    bytes, (palettes, 128), see `Form.SIXES`. `which` (N/4,), int32, is the palette of four rows.
     """
 
     form: Form
@@ -39,7 +40,7 @@ class Rows:
     def grouped(self) -> Rows:
         """As products read it: with rows of zeros up to a whole number of `ROWS`, and the blocks of
         so many rows side by side."""
-        blocks = self.data.shape[1] * 2 // (BLOCK * self.form.nibbles)
+        blocks = self.data.shape[1] // self.form.bytes_of(BLOCK)
         scale = np.pad(self.scale, (0, -len(self.scale) % ROWS))
         data = _in_groups(self.data, blocks)
         more = _in_groups(self.more, blocks) if self.form is Form.SCALED_BYTES else self.more
@@ -55,8 +56,7 @@ def rows_of(constants: Constants, weight: Argument) -> Rows:
         linear = _linear(constants, op)
         return linear or _floats(_matrix(constants.array(weight)))
     if op is not None and op.kind == _PALETTE:
-        looked_up = _palettes(constants, op) if LOOKS_UP else None
-        return looked_up or _rounded(_matrix(constants.array(weight)))
+        return _palettes(constants, op) or _rounded(_matrix(constants.array(weight)))
     return _floats(_matrix(constants.array(weight)))
 
 
@@ -79,7 +79,7 @@ def _linear(constants: Constants, op: Op) -> Rows | None:
     if blocks > 1:
         wide = np.repeat(scale, columns // blocks // BLOCK, axis=1)
         return _bytes(Form.SCALED_BYTES, data, np.ones(rows, np.float32), wide)
-    if LOOKS_UP and data.min() >= -8 and data.max() <= 7:
+    if Form.NIBBLES in READABLE and data.min() >= -8 and data.max() <= 7:
         steps = np.arange(-8, 8, dtype=np.float32)[None]
         which = np.zeros(-(-rows // ROWS), np.int32)
         return _nibbles(data + 8, scale[:, 0], steps, which)
@@ -87,19 +87,28 @@ def _linear(constants: Constants, op: Op) -> Rows | None:
 
 
 def _palettes(constants: Constants, op: Op) -> Rows | None:
-    """Palettes of up to 4 bits, each of some rows; None for others."""
-    table = constants.array(op.inputs["lut"][0]).astype(np.float32)
-    if "shape" in op.inputs or table.shape[-2] > ENTRIES or table.shape[-1] != 1:
+    """Palettes of up to 6 bits, each of some rows; None for others."""
+    table = constants.array(op.inputs["lut"][0])
+    entries, width = table.shape[-2:]
+    form = next((f for f in ENTRIES if f in READABLE and entries <= ENTRIES[f]), None)
+    if form is None or "shape" in op.inputs or width != 1:
+        return None
+    if form is Form.SIXES and not np.array_equal(table, table.astype(np.float16)):
         return None
     groups, *others = table.shape[:-2]
     indices = _matrix(constants.array(op.inputs["indices"][0]))
     each = len(indices) // groups
     if any(size != 1 for size in others) or (groups > 1 and each % ROWS):
         return None
-    palettes = np.zeros((groups, ENTRIES), np.float32)
-    palettes[:, : table.shape[-2]] = table.reshape(groups, -1)
+    palettes = np.zeros((groups, ENTRIES[form]), np.float32)
+    palettes[:, :entries] = table.reshape(groups, -1)
     which = np.arange(0, len(indices), ROWS, dtype=np.int32) // np.int32(each)
-    return _nibbles(indices, np.ones(len(indices), np.float32), palettes, which)
+    ones = np.ones(len(indices), np.float32)
+    if form is Form.NIBBLES:
+        return _nibbles(indices, ones, palettes, which)
+    data = in_sixes(_in_blocks(indices).astype(np.uint8))
+    halves = palettes.astype("<f2").view(np.uint8).reshape(groups, -1, 2).swapaxes(1, 2)
+    return Rows(form, data, ones, halves.reshape(groups, -1), which)
 
 
 def _nibbles(indices: Array, scale: Array, palettes: Array, which: Array) -> Rows:
@@ -113,6 +122,15 @@ def in_nibbles(indices: Array) -> Array:
     pairs = indices.reshape(len(indices), -1, 2, LANES)
     both: Array = pairs[:, :, 0] | pairs[:, :, 1] << 4
     return both.reshape(len(indices), -1)
+
+
+def in_sixes(indices: Array) -> Array:
+    """Indices `(N, K)` of 6 bits, eight in six bytes, the first in the lowest bits. Of the four
+    eights of a block, the middle ones change places."""
+    eights = indices.reshape(len(indices), -1, 2, 2, 8).swapaxes(2, 3).astype("<u8")
+    shifts = np.arange(0, 48, 6, dtype=np.uint64)
+    words = np.bitwise_or.reduce(eights << shifts, axis=-1)
+    return words[..., None].view(np.uint8)[..., :6].reshape(len(indices), -1)
 
 
 def _rounded(values: Array) -> Rows:
@@ -145,7 +163,7 @@ def _joined(constants: Constants, op: Op) -> Rows:
     names = op.inputs["values"]
     parts = [rows_of(constants, part) for part in names]
     whole = all(len(part.scale) % ROWS == 0 for part in parts[:-1])
-    if len({part.form for part in parts}) > 1 or (parts[0].form is Form.NIBBLES and not whole):
+    if len({part.form for part in parts}) > 1 or (parts[0].form in ENTRIES and not whole):
         return _floats(np.concatenate([_matrix(constants.array(part)) for part in names]))
     form = parts[0].form
     before = np.cumsum([0, *(len(part.more) for part in parts)])
