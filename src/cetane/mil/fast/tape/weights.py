@@ -8,16 +8,15 @@ other weights stay floats.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
 from cetane.mil.constants import Constants
 from cetane.mil.dtypes import Array
-from cetane.mil.fast.vectors import BLOCK, LANES, READABLE, ROWS, Form
+from cetane.mil.fast.vectors import BLOCK, ENTRIES, LANES, READABLE, ROWS, Form
 from cetane.mil.program import Argument, Op
 
-ENTRIES = {Form.NIBBLES: 16, Form.SIXES: 64}
-"""Entries of a palette; a smaller one is filled with zeros."""
 _LINEAR, _PALETTE = "constexpr_blockwise_shift_scale", "constexpr_lut_to_dense"
 _NONE = np.empty((0, 0), np.float32)
 
@@ -26,9 +25,10 @@ _NONE = np.empty((0, 0), np.float32)
 class Rows:
     """A weight `(N, K)` in one form; K is padded with zeros to whole blocks.
 
-    `data` (N, bytes of a row), uint8. `scale` (N,), float32, multiplies a row's results. `more`,
-    float32, are scales of blocks, (N, K'/32), or palettes, (palettes, 16); those of 6 bits are
-    bytes, (palettes, 128), see `Form.SIXES`. `which` (N/4,), int32, is the palette of four rows.
+    `data` (N, bytes of a row), uint8; indices of 6 bits are bytes until they are grouped. `scale`
+    (N,), float32, multiplies a row's results. `more` are scales of blocks, float32 (N, K'/32), or
+    palettes, uint8 (palettes, bytes of one), see `Form`. `which` (N/4,), int32, is the palette
+    of four rows.
     """
 
     form: Form
@@ -40,8 +40,10 @@ class Rows:
     def grouped(self) -> Rows:
         """As products read it: with rows of zeros up to a whole number of `ROWS`, and the blocks of
         so many rows side by side."""
-        blocks = self.data.shape[1] // self.form.bytes_of(BLOCK)
         scale = np.pad(self.scale, (0, -len(self.scale) % ROWS))
+        if self.form is Form.SIXES:
+            return replace(self, data=in_sixes(_filled(self.data)), scale=scale)
+        blocks = self.data.shape[1] // self.form.bytes_of(BLOCK)
         data = _in_groups(self.data, blocks)
         more = _in_groups(self.more, blocks) if self.form is Form.SCALED_BYTES else self.more
         return replace(self, data=data, scale=scale, more=more)
@@ -80,9 +82,9 @@ def _linear(constants: Constants, op: Op) -> Rows | None:
         wide = np.repeat(scale, columns // blocks // BLOCK, axis=1)
         return _bytes(Form.SCALED_BYTES, data, np.ones(rows, np.float32), wide)
     if Form.NIBBLES in READABLE and data.min() >= -8 and data.max() <= 7:
-        steps = np.arange(-8, 8, dtype=np.float32)[None]
+        palette = np.arange(-8, 8, dtype=np.float32)[None]
         which = np.zeros(-(-rows // ROWS), np.int32)
-        return _nibbles(data + 8, scale[:, 0], steps, which)
+        return _looked_up(Form.NIBBLES, data + 8, scale[:, 0], palette, which)
     return _bytes(Form.BYTES, data, scale[:, 0], _NONE)
 
 
@@ -100,20 +102,23 @@ def _palettes(constants: Constants, op: Op) -> Rows | None:
     each = len(indices) // groups
     if any(size != 1 for size in others) or (groups > 1 and each % ROWS):
         return None
-    palettes = np.zeros((groups, ENTRIES[form]), np.float32)
-    palettes[:, :entries] = table.reshape(groups, -1)
     which = np.arange(0, len(indices), ROWS, dtype=np.int32) // np.int32(each)
     ones = np.ones(len(indices), np.float32)
+    return _looked_up(form, indices, ones, table.reshape(groups, -1), which)
+
+
+def _looked_up(form: Form, indices: Array, scale: Array, palettes: Array, which: Array) -> Rows:
+    entries = ENTRIES[form]
+    whole = np.pad(palettes, ((0, 0), (0, entries - palettes.shape[1])))
+    # Padding meets inputs of zero. An index of the row's own leaves the bounds of blocks alone.
+    blocks = _in_blocks(indices, mode="edge").astype(np.uint8)
     if form is Form.NIBBLES:
-        return _nibbles(indices, ones, palettes, which)
-    data = in_sixes(_in_blocks(indices).astype(np.uint8))
-    halves = palettes.astype("<f2").view(np.uint8).reshape(groups, -1, 2).swapaxes(1, 2)
-    return Rows(form, data, ones, halves.reshape(groups, -1), which)
-
-
-def _nibbles(indices: Array, scale: Array, palettes: Array, which: Array) -> Rows:
-    data = in_nibbles(_in_blocks(indices).astype(np.uint8))  # padding meets inputs of zero
-    return Rows(Form.NIBBLES, data, scale, palettes, which)
+        data, tables = in_nibbles(blocks), whole.astype(np.float32).view(np.uint8)
+    else:
+        data = blocks
+        tables = whole.astype("<f4").view(np.uint8).reshape(len(whole), entries, 4)[..., 1:]
+        tables = tables.swapaxes(1, 2).reshape(len(whole), -1)
+    return Rows(form, data, scale, tables, which)
 
 
 def in_nibbles(indices: Array) -> Array:
@@ -125,12 +130,17 @@ def in_nibbles(indices: Array) -> Array:
 
 
 def in_sixes(indices: Array) -> Array:
-    """Indices `(N, K)` of 6 bits, eight in six bytes, the first in the lowest bits. Of the four
-    eights of a block, the middle ones change places."""
-    eights = indices.reshape(len(indices), -1, 2, 2, 8).swapaxes(2, 3).astype("<u8")
-    shifts = np.arange(0, 48, 6, dtype=np.uint64)
-    words = np.bitwise_or.reduce(eights << shifts, axis=-1)
-    return words[..., None].view(np.uint8)[..., :6].reshape(len(indices), -1)
+    """Indices `(N, K)` of 6 bits, eight in six bytes, the first in the lowest bits; N is a multiple
+    of `ROWS`.
+
+    Two rows share a block of 64. There lie four indices of a row, four of its second half, and so
+    of the next row; then the following four of each.
+    """
+    fours = indices.reshape(len(indices) // ROWS, 2, 2, -1, 2, 4, 4)
+    eights = fours.transpose(0, 3, 1, 5, 2, 4, 6).reshape(len(indices), -1, 8).astype("<u8")
+    words = np.bitwise_or.reduce(eights << np.arange(0, 48, 6, dtype=np.uint64), axis=-1)
+    packed: Array = words[..., None].view(np.uint8)[..., :6].reshape(len(indices), -1)
+    return packed
 
 
 def _rounded(values: Array) -> Rows:
@@ -175,9 +185,14 @@ def _joined(constants: Constants, op: Op) -> Rows:
     return Rows(form, data, scale, more, np.concatenate(which))
 
 
+def _filled(rows: Array) -> Array:
+    """Rows (N, ...), and rows of zeros up to a whole number of `ROWS`."""
+    return np.pad(rows, ((0, -len(rows) % ROWS), (0, 0)))
+
+
 def _in_groups(rows: Array, blocks: int) -> Array:
     """Rows (N, ...) of so many blocks, with the first blocks of `ROWS` rows, then the second."""
-    filled = np.pad(rows, ((0, -len(rows) % ROWS), (0, 0)))
+    filled = _filled(rows)
     parts = filled.reshape(len(filled) // ROWS, ROWS, blocks, -1)
     return np.ascontiguousarray(parts.swapaxes(1, 2)).reshape(filled.shape)
 
@@ -186,6 +201,6 @@ def _matrix(weight: Array) -> Array:
     return weight.reshape(*weight.shape[:2])
 
 
-def _in_blocks(matrix: Array) -> Array:
-    """A matrix whose rows are padded to whole blocks."""
-    return np.pad(matrix, ((0, 0), (0, -matrix.shape[1] % BLOCK)))
+def _in_blocks(matrix: Array, mode: Literal["constant", "edge"] = "constant") -> Array:
+    """A matrix whose rows are padded to whole blocks, with zeros or with their last element."""
+    return np.pad(matrix, ((0, 0), (0, -matrix.shape[1] % BLOCK)), mode)
