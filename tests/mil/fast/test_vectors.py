@@ -3,13 +3,15 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 PROGRAM = """
 import numpy as np
+from cetane.mil.fast.emit import LANES
 from cetane.mil.fast.tape.products import multiply
 from cetane.mil.fast.tape.rounded import rounds
 from cetane.mil.fast.tape.weights import _bytes
-from cetane.mil.fast.vectors import LANES, READABLE, Form
+from cetane.mil.fast.vectors import READABLE, Form
 
 assert LANES == 8 and READABLE == {Form.FLOATS, Form.HALVES, Form.BYTES, Form.SCALED_BYTES}
 assert not rounds(int(Form.BYTES), 64)
@@ -23,7 +25,7 @@ np.testing.assert_allclose(y, x @ (steps * scale[:, None]).T, rtol=1e-5, atol=1e
 """
 
 
-def test_a_processor_without_look_ups(tmp_path):  # type: ignore[no-untyped-def]
+def test_a_processor_without_look_ups(tmp_path: Path) -> None:
     """What it cannot read is not compiled, and what it can is right."""
     plain = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": tmp_path}
     environment = os.environ | {name: str(value) for name, value in plain.items()}

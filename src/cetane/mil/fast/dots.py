@@ -58,10 +58,10 @@ def tiling_of(form: Form) -> Maker:
                 signed = _rounded(builder, rows, place)
             # Four columns of a row are one word. First all rows' first words, then their second.
             upper = ir.Constant(SIXTY_FOUR, [-128] * 64)
-            words = [builder.bitcast(builder.xor(pair, upper), INTS) for pair in signed]
+            one, two = (builder.bitcast(builder.xor(pair, upper), INTS) for pair in signed)
             target = builder.add(tile, builder.mul(loop.k, emit.number(TILE)))
             for column in range(_FOURS):
-                own = emit.shuffled(builder, *words, [column + _FOURS * r for r in range(ROWS)])
+                own = emit.shuffled(builder, one, two, [column + _FOURS * r for r in range(ROWS)])
                 address = builder.add(target, emit.number(4 * TILE * column))
                 builder.store(own, emit.pointer(builder, address, own.type), align=4)
             loop.end([])
@@ -82,8 +82,8 @@ def _rounded(builder: ir.IRBuilder, rows: list[list[ir.Value]], scales: ir.Value
         factor = builder.extract_element(factors, ir.Constant(I32, number))
         whole = _whole(builder, row, factor)
         narrow.append([builder.trunc(half, ir.VectorType(I8, TILE)) for half in whole])
-    wide = [emit.shuffled(builder, *row, list(range(BLOCK))) for row in narrow]
-    return [emit.shuffled(builder, *pair, list(range(64))) for pair in (wide[:2], wide[2:])]
+    a, b, c, d = (emit.shuffled(builder, low, high, list(range(BLOCK))) for low, high in narrow)
+    return [emit.shuffled(builder, one, two, list(range(64))) for one, two in ((a, b), (c, d))]
 
 
 def _larger(builder: ir.IRBuilder) -> Callable[[ir.Value, ir.Value], ir.Value]:
@@ -196,9 +196,8 @@ def round_row(typing: Any, x: Any, rounded: Any, scales: Any, sums: Any, columns
         ]
         largest = emit.function(builder, "llvm.vector.reduce.fmax.v16f32", F32, FLOATS)
         bound = builder.call(largest, [_top(builder, halves)])
-        factors, steps = _steps(
-            builder, emit.shuffled(builder, *[emit.alike(builder, bound)] * 2, [0] * ROWS)
-        )
+        every = emit.alike(builder, bound)
+        factors, steps = _steps(builder, emit.shuffled(builder, every, every, [0] * ROWS))
         first = ir.Constant(I32, 0)
         whole = _whole(builder, halves, builder.extract_element(factors, first))
         for number, half in enumerate(whole):

@@ -137,7 +137,9 @@ def _sixes(builder: ir.IRBuilder, block: ir.Value, palette: list[ir.Value]) -> l
         for four in (0, 4):
             ats = [8 * lane + four + n for lane in range(4) for n in range(4)]
             pairs = [at + half for at in ats for half in (0, 32)]
-            vectors.append(builder.bitcast(emit.shuffled(builder, *words, pairs), FLOATS))
+            vectors.append(
+                builder.bitcast(emit.shuffled(builder, words[0], words[1], pairs), FLOATS)
+            )
     return [vectors[:2], vectors[2:]]
 
 

@@ -13,10 +13,11 @@ from tests.mil.fast.agreement import Build, normal
 from cetane.mil import load
 from cetane.mil.fast import FastProgram
 from cetane.mil.fast.dots import HAS_DOTS
+from cetane.mil.fast.emit import BLOCK
 from cetane.mil.fast.rows import FEW
 from cetane.mil.fast.tape.model import TapeModel
 from cetane.mil.fast.tape.products import MANY
-from cetane.mil.fast.vectors import BLOCK, READABLE, Form
+from cetane.mil.fast.vectors import READABLE, Form
 
 NARROW = {
     "int4": types.np_int4_dtype,

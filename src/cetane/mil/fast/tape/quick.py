@@ -3,10 +3,11 @@
 import numpy as np
 from numba import njit
 
+from cetane.mil.fast.emit import BLOCK
 from cetane.mil.fast.kernels import HIDDEN
 from cetane.mil.fast.tape.elements import exponential
 from cetane.mil.fast.tape.products import multiply
-from cetane.mil.fast.vectors import BLOCK, ROWS, Form
+from cetane.mil.fast.vectors import ROWS, Form
 
 _F = np.float32
 _FLOATS = int(Form.FLOATS)

@@ -4,9 +4,10 @@ import numpy as np
 from numba import carray, njit
 
 from cetane.mil.fast.dots import HAS_DOTS, TILE, TOKENS, dots_of, round_row, tiling_of
+from cetane.mil.fast.emit import BLOCK
 from cetane.mil.fast.rows import FEW
 from cetane.mil.fast.tape.products import palette_of
-from cetane.mil.fast.vectors import BLOCK, ROWS, Form, pointer
+from cetane.mil.fast.vectors import ROWS, Form, pointer
 
 _BYTES, _SCALED, _NIBBLES, _SIXES = (
     int(form) for form in (Form.BYTES, Form.SCALED_BYTES, Form.NIBBLES, Form.SIXES)

@@ -14,7 +14,8 @@ import numpy as np
 
 from cetane.mil.constants import Constants
 from cetane.mil.dtypes import Array
-from cetane.mil.fast.vectors import BLOCK, ENTRIES, LANES, READABLE, ROWS, Form
+from cetane.mil.fast.emit import BLOCK, LANES
+from cetane.mil.fast.vectors import ENTRIES, READABLE, ROWS, Form
 from cetane.mil.program import Argument, Op
 
 _LINEAR, _PALETTE = "constexpr_blockwise_shift_scale", "constexpr_lut_to_dense"
