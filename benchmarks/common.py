@@ -17,7 +17,7 @@ from cetane.lab.workload import write_documentation
 from cetane.pipeline.build import build
 from cetane.schema.recipe import Recipe
 
-WORK = Path("/tmp/b/bench")
+WORK = Path("build/bench")
 console = Console(stderr=False)
 
 

@@ -13,20 +13,29 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from cetane.mil.fast import emit
 from cetane.mil.fast.compiled import keep_by_code
+from cetane.mil.fast.emit import (
+    BLOCK,
+    BYTES,
+    F32,
+    FEATURES,
+    FLOATS,
+    HALVES,
+    I8,
+    I32,
+    I64,
+    INTS,
+    LANES,
+    SIXTY_FOUR,
+    WIDE,
+)  # fmt: skip
 
 keep_by_code()  # before any function is compiled: all compiled modules import this one
-_FEATURES = llvm.get_host_cpu_features()
-WIDE, LOOKS_UP = bool(_FEATURES.get("avx512f")), bool(_FEATURES.get("avx2"))
-LANES = 16 if WIDE else 8
-"""Floats in a vector. Processors with shorter vectors take several."""
-BLOCK = 32
-"""Elements of a row that lie together. Rows are padded with zeros to a multiple of it."""
 AHEAD = 2048
 """Bytes between what a product reads and what it asks memory for."""
 ROWS = 4
@@ -47,55 +56,38 @@ class Form(IntEnum):
     """Indices of 4 bits into a palette of 16 floats, two in a byte (see `weights.in_nibbles`)."""
     HALVES = 4
     """float16."""
+    SIXES = 5
+    """Indices of 6 bits into a palette of 64 floats (see `weights.in_sixes`). The palette is 64
+    third bytes, then the second ones and the first; those of floats that halves hold end so."""
 
-    @property
-    def nibbles(self) -> int:
-        """Half bytes of a weight."""
-        return {Form.FLOATS: 8, Form.HALVES: 4, Form.NIBBLES: 1}.get(self, 2)
+    def bytes_of(self, weights: int) -> int:
+        """The bytes of so many weights; they are whole blocks."""
+        bits = {Form.FLOATS: 32, Form.HALVES: 16, Form.NIBBLES: 4, Form.SIXES: 6}.get(self, 8)
+        return weights * bits // 8
 
 
-F32, I8, I32, I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
-FLOATS, BYTES, INTS = (ir.VectorType(kind, LANES) for kind in (F32, I8, I32))
-HALVES, FOUR = ir.VectorType(ir.HalfType(), LANES), ir.VectorType(F32, ROWS)
+READABLE = {Form.FLOATS, Form.BYTES, Form.SCALED_BYTES, Form.HALVES}
+"""The forms that this processor reads. The others need its instructions that look up."""
+if FEATURES.get("avx2"):
+    READABLE.add(Form.NIBBLES)
+if WIDE and FEATURES.get("avx512vbmi"):
+    READABLE.add(Form.SIXES)
+
+ENTRIES = {Form.NIBBLES: 16, Form.SIXES: 64}
+"""Entries of a palette; a smaller one is filled with zeros."""
+PALETTE_BYTES = {Form.NIBBLES: 64, Form.SIXES: 192}
+
+FOUR = ir.VectorType(F32, ROWS)
+WORDS = ir.VectorType(ir.IntType(16), 32)
 Maker = Callable[..., Any]
-
-
-def _function(builder: ir.IRBuilder, name: str, result: ir.Type, *given: ir.Type) -> ir.Function:
-    """One of LLVM's own functions, declared once in a module."""
-    known = builder.module.globals.get(name)
-    return known or ir.Function(builder.module, ir.FunctionType(result, given), name)
-
-
-def _number(value: int) -> ir.Constant:
-    return ir.Constant(I64, value)
-
-
-def _pointer(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
-    return builder.inttoptr(address, kind.as_pointer())
-
-
-def _vector(builder: ir.IRBuilder, address: ir.Value, kind: ir.VectorType) -> ir.Value:
-    return builder.load(_pointer(builder, address, kind), align=1)
-
-
-def _alike(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """A vector of one number."""
-    nothing = ir.Constant(FLOATS, ir.Undefined)
-    one = builder.insert_element(nothing, value, ir.Constant(I32, 0))
-    return builder.shuffle_vector(one, nothing, ir.Constant(INTS, [0] * LANES))
-
-
-def _multiply_add(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    name = f"llvm.fma.v{LANES}f32"
-    return builder.call(_function(builder, name, FLOATS, FLOATS, FLOATS, FLOATS), [a, b, c])
 
 
 def _looked_up(builder: ir.IRBuilder, palette: list[ir.Value], indices: ir.Value) -> ir.Value:
     """Entries of a palette, whose 16 floats are in one or two vectors."""
     if WIDE:
-        permute = _function(builder, "llvm.x86.avx512.permvar.sf.512", FLOATS, FLOATS, INTS)
+        permute = emit.function(builder, "llvm.x86.avx512.permvar.sf.512", FLOATS, FLOATS, INTS)
         return builder.call(permute, [palette[0], indices])
-    permute = _function(builder, "llvm.x86.avx2.permps", FLOATS, FLOATS, INTS)
+    permute = emit.function(builder, "llvm.x86.avx2.permps", FLOATS, FLOATS, INTS)
     low, high = (builder.call(permute, [half, indices]) for half in palette)
     upper = builder.icmp_signed(
         "<",
@@ -105,34 +97,93 @@ def _looked_up(builder: ir.IRBuilder, palette: list[ir.Value], indices: ir.Value
     return builder.select(upper, high, low)
 
 
+def _indices_of_sixes(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
+    """The indices of two rows of a block, a byte each, as `in_sixes` orders them. What the two
+    upper bits of a byte hold counts for nothing."""
+    size = Form.SIXES.bytes_of(2 * BLOCK)
+    shown = ir.Constant(ir.VectorType(ir.IntType(1), 64), [int(at < size) for at in range(64)])
+    kinds = (I8.as_pointer(), I32, shown.type, SIXTY_FOUR)
+    load = emit.function(builder, "llvm.masked.load.v64i8.p0", SIXTY_FOUR, *kinds)
+    nothing = ir.Constant(SIXTY_FOUR, [0] * 64)
+    place = emit.pointer(builder, block, I8)
+    packed = builder.call(load, [place, ir.Constant(I32, 1), shown, nothing])
+    # Six bytes to every eight, then eight indices.
+    spread = [at // 8 * 6 + min(at % 8, 5) for at in range(64)]
+    eights = emit.shuffled(builder, packed, nothing, spread)
+    cut = emit.function(
+        builder, "llvm.x86.avx512.pmultishift.qb.512", SIXTY_FOUR, SIXTY_FOUR, SIXTY_FOUR
+    )
+    shifts = ir.Constant(SIXTY_FOUR, [6 * (at % 8) for at in range(64)])
+    return builder.call(cut, [shifts, eights])
+
+
+def _sixes(builder: ir.IRBuilder, block: ir.Value, palette: list[ir.Value]) -> list[list[ir.Value]]:
+    """The weights of two rows of a block, whose indices have 6 bits."""
+    indices = _indices_of_sixes(builder, block)
+    look_up = emit.function(
+        builder, "llvm.x86.avx512.permvar.qi.512", SIXTY_FOUR, SIXTY_FOUR, SIXTY_FOUR
+    )
+    third, second, first = (builder.call(look_up, [table, indices]) for table in palette)
+    nothing = ir.Constant(SIXTY_FOUR, [0] * 64)
+    vectors = []
+    for eight in (0, 8):  # nothing crosses a lane of 16 bytes
+        ats = [16 * lane + eight + n for lane in range(4) for n in range(8)]
+        words = [
+            builder.bitcast(
+                emit.shuffled(builder, low, high, [at + s for at in ats for s in (0, 64)]), WORDS
+            )
+            for low, high in ((nothing, third), (second, first))
+        ]
+        for four in (0, 4):
+            ats = [8 * lane + four + n for lane in range(4) for n in range(4)]
+            pairs = [at + half for at in ats for half in (0, 32)]
+            vectors.append(
+                builder.bitcast(emit.shuffled(builder, words[0], words[1], pairs), FLOATS)
+            )
+    return [vectors[:2], vectors[2:]]
+
+
+def rows_of_floats(
+    builder: ir.IRBuilder, form: Form, weights: ir.Value, scales: ir.Value,
+    palette: list[ir.Value], k: ir.Value,
+) -> list[list[ir.Value]]:  # fmt: skip
+    """The weights `k .. k + BLOCK` of `ROWS` rows, as vectors in order."""
+    if form is not Form.SIXES:
+        return [_floats(builder, form, weights, scales, palette, k, row) for row in range(ROWS)]
+    block = builder.add(weights, builder.mul(k, emit.number(form.bytes_of(ROWS * BLOCK) // BLOCK)))
+    pair = emit.number(form.bytes_of(2 * BLOCK))
+    return _sixes(builder, block, palette) + _sixes(builder, builder.add(block, pair), palette)
+
+
 def _floats(
     builder: ir.IRBuilder, form: Form, weights: ir.Value, scales: ir.Value,
     palette: list[ir.Value], k: ir.Value, row: int,
 ) -> list[ir.Value]:  # fmt: skip
     """The weights `k .. k + BLOCK` of one of `ROWS` rows as vectors, in order."""
     vectors = []
-    size = form.nibbles
-    block = builder.add(weights, builder.mul(k, _number(ROWS * size // 2)))
-    block = builder.add(block, _number(row * BLOCK * size // 2))
+    block = builder.add(weights, builder.mul(k, emit.number(form.bytes_of(ROWS * BLOCK) // BLOCK)))
+    block = builder.add(block, emit.number(row * form.bytes_of(BLOCK)))
     if form is Form.NIBBLES:
         for at in range(0, BLOCK // 2, LANES):
-            pairs = builder.zext(_vector(builder, builder.add(block, _number(at)), BYTES), INTS)
+            pairs = builder.zext(
+                emit.vector(builder, builder.add(block, emit.number(at)), BYTES), INTS
+            )
             upper = builder.lshr(pairs, ir.Constant(INTS, [4] * LANES))
             vectors += [_looked_up(builder, palette, indices) for indices in (pairs, upper)]
         return vectors
     for at in range(0, BLOCK, LANES):
-        address = builder.add(block, _number(at * size // 2))
+        address = builder.add(block, emit.number(form.bytes_of(at)))
         if form is Form.FLOATS:
-            vectors.append(_vector(builder, address, FLOATS))
+            vectors.append(emit.vector(builder, address, FLOATS))
         elif form is Form.HALVES:
-            vectors.append(builder.fpext(_vector(builder, address, HALVES), FLOATS))
+            vectors.append(builder.fpext(emit.vector(builder, address, HALVES), FLOATS))
         else:
-            narrow = _vector(builder, address, BYTES)
+            narrow = emit.vector(builder, address, BYTES)
             vectors.append(builder.sitofp(builder.sext(narrow, INTS), FLOATS))
     if form is Form.SCALED_BYTES:  # 4 bytes for each of `ROWS` rows and of 32 columns
-        address = builder.add(scales, builder.lshr(k, _number(1)))
-        address = builder.add(address, _number(4 * row))
-        scale = _alike(builder, builder.load(_pointer(builder, address, F32), align=1))
+        address = builder.add(scales, builder.lshr(k, emit.number(1)))
+        address = builder.add(address, emit.number(4 * row))
+        scale = emit.alike(builder, builder.load(emit.pointer(builder, address, F32), align=1))
         vectors = [builder.fmul(vector, scale) for vector in vectors]
     return vectors
 
@@ -140,23 +191,31 @@ def _floats(
 def _fetch_ahead(builder: ir.IRBuilder, form: Form, weights: ir.Value, k: ir.Value) -> None:
     """Ask for the weights that come `AHEAD` bytes later: the processor's own guess ends at every
     page."""
-    size = form.nibbles
-    start = builder.add(weights, builder.mul(k, _number(ROWS * size // 2)))
+    size = form.bytes_of(ROWS * BLOCK)
+    start = builder.add(weights, builder.mul(k, emit.number(size // BLOCK)))
     kinds = (I8.as_pointer(), I32, I32, I32)
-    prefetch = _function(builder, "llvm.prefetch.p0", ir.VoidType(), *kinds)
-    for at in range(0, ROWS * BLOCK * size // 2, 64):
-        address = _pointer(builder, builder.add(start, _number(AHEAD + at)), I8)
+    prefetch = emit.function(builder, "llvm.prefetch.p0", ir.VoidType(), *kinds)
+    for at in range(0, size, 64):
+        address = emit.pointer(builder, builder.add(start, emit.number(AHEAD + at)), I8)
         builder.call(prefetch, [address, *(ir.Constant(I32, n) for n in (0, 3, 1))])
 
 
-def _palette(builder: ir.IRBuilder, form: Form, address: ir.Value) -> list[ir.Value]:
+def palette_vectors(builder: ir.IRBuilder, form: Form, address: ir.Value) -> list[ir.Value]:
+    """The table of a palette; nothing for other forms."""
+    if form is Form.SIXES:
+        return [
+            emit.vector(builder, builder.add(address, emit.number(at)), SIXTY_FOUR)
+            for at in (0, 64, 128)
+        ]
     if form is not Form.NIBBLES:
         return []
     starts = range(0, 64, 4 * LANES)
-    return [_vector(builder, builder.add(address, _number(at)), FLOATS) for at in starts]
+    return [emit.vector(builder, builder.add(address, emit.number(at)), FLOATS) for at in starts]
 
 
-def _sums(builder: ir.IRBuilder, vectors: list[ir.Value]) -> ir.Value:
+def folded(
+    builder: ir.IRBuilder, vectors: list[ir.Value], add: Callable[[ir.Value, ir.Value], ir.Value]
+) -> ir.Value:
     """The sums of four vectors, as a vector of four: halves are added until one number is left.
 
     Vectors are put side by side in pairs, so that one addition serves two of them.
@@ -171,8 +230,7 @@ def _sums(builder: ir.IRBuilder, vectors: list[ir.Value]) -> ir.Value:
         ]  # fmt: skip
         pairs = zip(vectors[::2], vectors[1::2], strict=True)
         vectors = [
-            builder.fadd(*(_shuffled(builder, one, two, lanes) for lanes in parts))
-            for one, two in pairs
+            add(*(emit.shuffled(builder, one, two, lanes) for lanes in parts)) for one, two in pairs
         ]
         width = half
     (vector,) = vectors
@@ -180,43 +238,8 @@ def _sums(builder: ir.IRBuilder, vectors: list[ir.Value]) -> ir.Value:
     while width > 1:
         width //= 2
         other = [lane ^ width for lane in range(LANES)]
-        vector = builder.fadd(vector, _shuffled(builder, vector, vector, other))
-    return _shuffled(builder, vector, vector, [step * n for n in range(4)])
-
-
-def _shuffled(builder: ir.IRBuilder, one: ir.Value, two: ir.Value, lanes: list[int]) -> ir.Value:
-    """Lanes of two vectors; those of the second are counted on from the first's."""
-    return builder.shuffle_vector(one, two, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
-
-
-class _Blocks:
-    """A loop over the blocks of a row, with values that each turn changes."""
-
-    def __init__(
-        self, builder: ir.IRBuilder, columns: ir.Value, start: list[ir.Value], size: int = BLOCK
-    ) -> None:
-        self.builder, self.columns, self.size = builder, columns, size
-        before = builder.block
-        self.loop = builder.append_basic_block("blocks")
-        self.after = builder.append_basic_block("after")
-        builder.branch(self.loop)
-        builder.position_at_end(self.loop)
-        self.k = builder.phi(I64)
-        self.k.add_incoming(_number(0), before)
-        self.values = [builder.phi(value.type) for value in start]
-        for phi, value in zip(self.values, start, strict=True):
-            phi.add_incoming(value, before)
-
-    def end(self, values: list[ir.Value]) -> None:
-        """Close the loop; what follows comes after it."""
-        builder = self.builder
-        following = builder.add(self.k, _number(self.size))
-        self.k.add_incoming(following, builder.block)
-        for phi, value in zip(self.values, values, strict=True):
-            phi.add_incoming(value, builder.block)
-        more = builder.icmp_signed("<", following, self.columns)
-        builder.cbranch(more, self.loop, self.after)
-        builder.position_at_end(self.after)
+        vector = add(vector, emit.shuffled(builder, vector, vector, other))
+    return emit.shuffled(builder, vector, vector, [step * n for n in range(4)])
 
 
 def product_of(form: Form, tokens: int) -> Maker:
@@ -233,35 +256,37 @@ def product_of(form: Form, tokens: int) -> Maker:
         palette: Any, columns: Any,
     ) -> Any:  # fmt: skip
         def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
+            if form not in READABLE:  # nor does any weight have it
+                return context.get_dummy_value()
             y, y_step, x, x_step, w, scale, blocks, palette, columns = given
-            four = _number(4)
+            four = emit.number(4)
             inputs_at = [
-                builder.add(x, builder.mul(builder.mul(x_step, four), _number(t)))
+                builder.add(x, builder.mul(builder.mul(x_step, four), emit.number(t)))
                 for t in range(tokens)
             ]
-            entries = _palette(builder, form, palette)
+            entries = palette_vectors(builder, form, palette)
             zero = ir.Constant(FLOATS, [0.0] * LANES)
-            loop = _Blocks(builder, columns, [zero] * (ROWS * tokens))
+            loop = emit.Blocks(builder, columns, [zero] * (ROWS * tokens))
             sums = list(loop.values)
             if tokens == 1 or form is not Form.FLOATS:  # others are in a cache
                 _fetch_ahead(builder, form, w, loop.k)
-            weights = [
-                _floats(builder, form, w, blocks, entries, loop.k, row) for row in range(ROWS)
-            ]
+            weights = rows_of_floats(builder, form, w, blocks, entries, loop.k)
             for part in range(BLOCK // LANES):
-                offset = builder.shl(builder.add(loop.k, _number(part * LANES)), _number(2))
+                offset = builder.shl(builder.add(loop.k, emit.number(part * LANES)), emit.number(2))
                 for t in range(tokens):
-                    input_ = _vector(builder, builder.add(inputs_at[t], offset), FLOATS)
+                    input_ = emit.vector(builder, builder.add(inputs_at[t], offset), FLOATS)
                     for r in range(ROWS):
                         at = r * tokens + t
-                        sums[at] = _multiply_add(builder, weights[r][part], input_, sums[at])
+                        sums[at] = emit.multiply_add(builder, weights[r][part], input_, sums[at])
             loop.end(sums)
-            factors = _vector(builder, scale, FOUR)
+            factors = emit.vector(builder, scale, FOUR)
             for t in range(tokens):
                 own = [sums[r * tokens + t] for r in range(ROWS)]
-                step = builder.mul(builder.mul(y_step, four), _number(t))
-                address = _pointer(builder, builder.add(y, step), FOUR)
-                builder.store(builder.fmul(_sums(builder, own), factors), address, align=4)
+                step = builder.mul(builder.mul(y_step, four), emit.number(t))
+                address = emit.pointer(builder, builder.add(y, step), FOUR)
+                builder.store(
+                    builder.fmul(folded(builder, own, builder.fadd), factors), address, align=4
+                )
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 9), generate
@@ -280,18 +305,17 @@ def unpacking_of(form: Form) -> Maker:
     @intrinsic
     def unpack(typing: Any, y: Any, w: Any, blocks: Any, palette: Any, columns: Any) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
+            if form not in READABLE:
+                return context.get_dummy_value()
             y, w, blocks, palette, columns = given
-            entries = _palette(builder, form, palette)
-            loop = _Blocks(builder, columns, [])
-            vectors = [
-                vector
-                for row in range(ROWS)
-                for vector in _floats(builder, form, w, blocks, entries, loop.k, row)
-            ]
-            start = builder.add(y, builder.mul(loop.k, _number(4 * ROWS)))
+            entries = palette_vectors(builder, form, palette)
+            loop = emit.Blocks(builder, columns, [])
+            rows = rows_of_floats(builder, form, w, blocks, entries, loop.k)
+            vectors = [vector for row in rows for vector in row]
+            start = builder.add(y, builder.mul(loop.k, emit.number(4 * ROWS)))
             for number, vector in enumerate(vectors):
-                address = builder.add(start, _number(4 * LANES * number))
-                builder.store(vector, _pointer(builder, address, FLOATS), align=1)
+                address = builder.add(start, emit.number(4 * LANES * number))
+                builder.store(vector, emit.pointer(builder, address, FLOATS), align=1)
             loop.end([])
             return context.get_dummy_value()
 
@@ -322,19 +346,23 @@ def exact_sums(
         one = builder.insert_element(nothing, rounder, ir.Constant(I32, 0))
         every = ir.Constant(ir.VectorType(I32, WIDE_LANES), [0] * WIDE_LANES)
         rounders = builder.shuffle_vector(one, nothing, every)
-        fma = _function(builder, f"llvm.fma.v{WIDE_LANES}f64", wide, wide, wide, wide)
-        rows = [builder.add(values, builder.mul(step, _number(4 * row))) for row in range(ROWS)]
+        fma = emit.function(builder, f"llvm.fma.v{WIDE_LANES}f64", wide, wide, wide, wide)
+        rows = [builder.add(values, builder.mul(step, emit.number(4 * row))) for row in range(ROWS)]
         zero = ir.Constant(wide, [0.0] * WIDE_LANES)
-        loop = _Blocks(builder, count, [zero] * ROWS, WIDE_LANES)
-        factor = _vector(builder, builder.add(weights, builder.shl(loop.k, _number(3))), wide)
+        loop = emit.Blocks(builder, count, [zero] * ROWS, WIDE_LANES)
+        factor = emit.vector(
+            builder, builder.add(weights, builder.shl(loop.k, emit.number(3))), wide
+        )
         totals = []
         for row, total in zip(rows, loop.values, strict=True):
-            value = _vector(builder, builder.add(row, builder.shl(loop.k, _number(2))), narrow)
+            value = emit.vector(
+                builder, builder.add(row, builder.shl(loop.k, emit.number(2))), narrow
+            )
             term = builder.call(fma, [factor, builder.fpext(value, wide), rounders])
             totals.append(builder.fadd(total, builder.fsub(term, rounders)))
         loop.end(totals)
         for row, total in enumerate(totals):
-            place = _pointer(builder, builder.add(sums, _number(8 * row)), ir.DoubleType())
+            place = emit.pointer(builder, builder.add(sums, emit.number(8 * row)), ir.DoubleType())
             number = builder.load(place, align=8)
             for lane in range(WIDE_LANES):
                 number = builder.fadd(
@@ -374,8 +402,8 @@ def count_up(typing: Any, address: Any) -> Any:
     """Add 1 to a number that threads share."""
 
     def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
-        place = _pointer(builder, given[0], I64)
-        builder.atomic_rmw("add", place, _number(1), "seq_cst")
+        place = emit.pointer(builder, given[0], I64)
+        builder.atomic_rmw("add", place, emit.number(1), "seq_cst")
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
@@ -386,6 +414,6 @@ def counted(typing: Any, address: Any) -> Any:
     """A number that threads share."""
 
     def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
-        return builder.load_atomic(_pointer(builder, given[0], I64), "seq_cst", 8)
+        return builder.load_atomic(emit.pointer(builder, given[0], I64), "seq_cst", 8)
 
     return types.int64(types.int64), generate

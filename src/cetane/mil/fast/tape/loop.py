@@ -12,11 +12,13 @@ import math
 import numpy as np
 from numba import carray, njit, types
 
+from cetane.mil.fast.dots import TILE
 from cetane.mil.fast.kernels import HIDDEN, attend
 from cetane.mil.fast.tape.code import AXES, FIRST, NUMBERS, RUNS_AT, WEIGHTS, WIDTH, Code, Reduction
 from cetane.mil.fast.tape.elements import combine, exponential, transform
 from cetane.mil.fast.tape.products import multiply
 from cetane.mil.fast.tape.quick import attend_quickly
+from cetane.mil.fast.tape.rounded import multiply_rounded, rounds
 from cetane.mil.fast.vectors import ROWS, count_up, counted, pointer
 
 _F = np.float32
@@ -214,7 +216,7 @@ def _attend(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-de
         first, last = _part(heads * rows, thread, threads, 1)
         attend(*given, runs, numbers[0], seen, results, first, last)
     else:
-        first, last = _part(heads, thread, threads, 1)
+        first, last = _part(heads * rows, thread, threads, 1)
         attend_quickly(*given, runs, numbers[0], seen, results, first, last)
 
 
@@ -225,12 +227,17 @@ def _product(row, bases, thread, threads):  # type: ignore[no-untyped-def]
     the byte offsets of weights, scales, block scales or palettes, and palette numbers."""
     tokens, columns, rows = row[MORE], row[MORE + 1], row[MORE + 2]
     y_step, x_step, w_step, base = row[MORE + 3], row[MORE + 4], row[MORE + 5], bases[WEIGHTS]
-    first, last = _part(rows, thread, threads, ROWS)
-    multiply(
+    many = rounds(row[3], tokens)
+    first, last = _part(rows, thread, threads, TILE if many else ROWS)
+    given = (
         row[3], first, last, _address(row, bases, 0), y_step, _address(row, bases, 1), x_step,
         tokens, base + row[MORE + 6], w_step, base + row[MORE + 7], base + row[MORE + 8],
         base + row[MORE + 9], columns,
     )  # fmt: skip
+    if many:
+        multiply_rounded(*given)
+    else:
+        multiply(*given)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 
 from cetane.mil.fast.context import ATTENTION, PACKED_LINEAR, RMS_NORM, VIEW
+from cetane.mil.fast.emit import BLOCK
 from cetane.mil.fast.tape.code import Binary, Code, Place, Reduction, Unary
 from cetane.mil.fast.tape.writer import Unsupported, Writer
-from cetane.mil.fast.vectors import BLOCK
 from cetane.mil.implementation import Implementations
 from cetane.mil.program import Argument
 

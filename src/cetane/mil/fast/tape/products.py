@@ -3,20 +3,36 @@
 import numpy as np
 from numba import carray, njit
 
-from cetane.mil.fast.vectors import ROWS, Form, pointer, product_of, unpacking_of
+from cetane.mil.fast.vectors import (
+    PALETTE_BYTES,
+    ROWS,
+    Form,
+    pointer,
+    product_of,
+    unpacking_of,
+)
 
 MANY = 12
 """Tokens from which rows of weights are unpacked once for all."""
 
-_FLOATS, _BYTES, _SCALED, _NIBBLES, _HALVES = (int(form) for form in Form)
+_FLOATS, _BYTES, _SCALED, _NIBBLES, _HALVES, _SIXES = (int(form) for form in Form)
+_FOUR_BITS, _SIX_BITS = PALETTE_BYTES[Form.NIBBLES], PALETTE_BYTES[Form.SIXES]
 _floats_1, _floats_4, _floats_6 = (product_of(Form.FLOATS, tokens) for tokens in (1, 4, 6))
 _bytes_1, _bytes_4 = (product_of(Form.BYTES, tokens) for tokens in (1, 4))
 _scaled_1, _scaled_4 = (product_of(Form.SCALED_BYTES, tokens) for tokens in (1, 4))
 _nibbles_1, _nibbles_4 = (product_of(Form.NIBBLES, tokens) for tokens in (1, 4))
 _halves_1, _halves_4 = (product_of(Form.HALVES, tokens) for tokens in (1, 4))
-_unpack_bytes, _unpack_scaled, _unpack_nibbles, _unpack_halves = (
+_sixes_1, _sixes_4 = (product_of(Form.SIXES, tokens) for tokens in (1, 4))
+_unpack_bytes, _unpack_scaled, _unpack_nibbles, _unpack_halves, _unpack_sixes = (
     unpacking_of(form) for form in list(Form)[1:]
 )
+
+
+@njit(inline="always")
+def palette_of(form, palettes, which, row):  # type: ignore[no-untyped-def]
+    """The address of a row's palette."""
+    number = np.int64(carray(pointer(which), row // ROWS + 1, np.int32)[row // ROWS])
+    return palettes + (_FOUR_BITS if form == _NIBBLES else _SIX_BITS) * number
 
 
 @njit(nogil=True, cache=True)
@@ -29,6 +45,8 @@ def _one(form, y, y_step, x, x_step, w, scale, blocks, palette, columns):  # typ
         _scaled_1(y, y_step, x, x_step, w, scale, blocks, palette, columns)
     elif form == _HALVES:
         _halves_1(y, y_step, x, x_step, w, scale, blocks, palette, columns)
+    elif form == _SIXES:
+        _sixes_1(y, y_step, x, x_step, w, scale, blocks, palette, columns)
     else:
         _floats_1(y, y_step, x, x_step, w, scale, blocks, palette, columns)
 
@@ -43,6 +61,8 @@ def _four(form, y, y_step, x, x_step, w, scale, blocks, palette, columns):  # ty
         _scaled_4(y, y_step, x, x_step, w, scale, blocks, palette, columns)
     elif form == _HALVES:
         _halves_4(y, y_step, x, x_step, w, scale, blocks, palette, columns)
+    elif form == _SIXES:
+        _sixes_4(y, y_step, x, x_step, w, scale, blocks, palette, columns)
     else:
         _floats_4(y, y_step, x, x_step, w, scale, blocks, palette, columns)
 
@@ -55,6 +75,8 @@ def _unpack(form, y, w, blocks, palette, columns):  # type: ignore[no-untyped-de
         _unpack_scaled(y, w, blocks, palette, columns)
     elif form == _HALVES:
         _unpack_halves(y, w, blocks, palette, columns)
+    elif form == _SIXES:
+        _unpack_sixes(y, w, blocks, palette, columns)
     else:
         _unpack_nibbles(y, w, blocks, palette, columns)
 
@@ -72,9 +94,8 @@ def multiply(  # type: ignore[no-untyped-def]
     for row in range(first, last, ROWS):
         shape, weights = form, w + row * w_step
         blocks, palette = more + row * (columns >> 3), more
-        if form == _NIBBLES:
-            numbers = carray(pointer(which), last // ROWS, np.int32)
-            palette = more + 64 * np.int64(numbers[row // ROWS])
+        if form in (_NIBBLES, _SIXES):
+            palette = palette_of(form, more, which, row)
         scales, results = scale + 4 * row, y + 4 * row
         if len(own):
             _unpack(form, own.ctypes.data, weights, blocks, palette, columns)

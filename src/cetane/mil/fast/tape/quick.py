@@ -3,10 +3,11 @@
 import numpy as np
 from numba import njit
 
+from cetane.mil.fast.emit import BLOCK
 from cetane.mil.fast.kernels import HIDDEN
 from cetane.mil.fast.tape.elements import exponential
 from cetane.mil.fast.tape.products import multiply
-from cetane.mil.fast.vectors import BLOCK, ROWS, Form
+from cetane.mil.fast.vectors import ROWS, Form
 
 _F = np.float32
 _FLOATS = int(Form.FLOATS)
@@ -17,11 +18,59 @@ def _whole(count):  # type: ignore[no-untyped-def]
     return -(-count // BLOCK) * BLOCK
 
 
-@njit(inline="always")
-def _place(row, column, columns):  # type: ignore[no-untyped-def]
-    """Where an element lies among blocks of `ROWS` rows."""
-    group = row // ROWS * ROWS * columns
-    return group + column // BLOCK * ROWS * BLOCK + row % ROWS * BLOCK + column % BLOCK
+@njit(nogil=True, cache=True, error_model="numpy")
+def _put_keys(part, start, stop, keys, at):  # type: ignore[no-untyped-def]
+    """Put keys `start .. stop` of (D, S), as rows from `at` on, where `vectors` expects them."""
+    width = keys.shape[1]
+    place = keys.reshape(-1)
+    for j in range(stop - start):
+        row = at + j
+        first = row // ROWS * ROWS * width + row % ROWS * BLOCK
+        for block in range(0, len(part), BLOCK):
+            own = place[first + block * ROWS :]
+            for d in range(min(BLOCK, len(part) - block)):
+                own[d] = part[block + d, start + j]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _put_values(part, start, stop, values, at):  # type: ignore[no-untyped-def]
+    """Put values `start .. stop` of (E, S), as columns from `at` on."""
+    width = values.shape[1]
+    place = values.reshape(-1)
+    for e in range(len(part)):
+        first = e // ROWS * ROWS * width + e % ROWS * BLOCK
+        j = start
+        while j < stop:
+            column = at + j - start
+            count = min(stop - j, BLOCK - column % BLOCK)
+            target = first + column // BLOCK * ROWS * BLOCK + column % BLOCK
+            place[target : target + count] = part[e, j : j + count]
+            j += count
+
+
+@njit(nogil=True, cache=True)
+def _top(line, tops):  # type: ignore[no-untyped-def]
+    """The largest element, by way of those of some columns: one row of them after the other."""
+    tops[:] = -np.inf
+    count = len(line) // len(tops) * len(tops)
+    for start in range(0, count, len(tops)):
+        part = line[start : start + len(tops)]
+        for n in range(len(tops)):
+            tops[n] = np.fmax(tops[n], part[n])
+    top = _F(-np.inf)
+    for value in tops:
+        top = max(top, value)
+    for value in line[count:]:
+        top = max(top, value)
+    return top
+
+
+@njit(nogil=True, cache=True, fastmath={"reassoc"})
+def _total(line):  # type: ignore[no-untyped-def]
+    total = _F(0)
+    for j in range(len(line)):
+        total += line[j]
+    return total
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -40,7 +89,7 @@ def _times(x, weights, results):  # type: ignore[no-untyped-def]
 def attend_quickly(  # type: ignore[no-untyped-def]
     rows, past_keys, new_keys, past_values, new_values, mask, runs, cap, sinks, results, first, last
 ):
-    """Fill the results of heads `first .. last`; otherwise as `kernels.attend`."""
+    """Fill the results as `kernels.attend` does, from row `first` of all heads' rows to `last`."""
     count = 0
     for run in runs:
         count += run[2] - run[1]
@@ -49,45 +98,45 @@ def attend_quickly(  # type: ignore[no-untyped-def]
     values = np.zeros((_whole(out), _whole(count)), np.float32)
     given = np.zeros((every, _whole(width)), np.float32)
     scores = np.empty((every, len(keys)), np.float32)
-    mixed = np.empty((every, len(values)), np.float32)
-    for head in range(first, last):
-        given[:, :width] = rows[head]
+    mixed, tops = np.empty((every, len(values)), np.float32), np.empty(64, np.float32)
+    while first < last:
+        head, start = first // every, first % every
+        stop = min(every, start + last - first)
+        first += stop - start
+        given[start:stop, :width] = rows[head, start:stop]
         at = 0
         for run in runs:
-            size = run[2] - run[1]
             k = new_keys[head] if run[0] else past_keys[head]
             v = new_values[head] if run[0] else past_values[head]
-            for d in range(width):
-                for j in range(size):
-                    keys.flat[_place(at + j, d, keys.shape[1])] = k[d, run[1] + j]
-            for e in range(out):
-                for j in range(size):
-                    values.flat[_place(e, at + j, values.shape[1])] = v[e, run[1] + j]
-            at += size
-        _times(given, keys, scores)
-        for r in range(every):
+            _put_keys(k, run[1], run[2], keys, at)
+            _put_values(v, run[1], run[2], values, at)
+            at += run[2] - run[1]
+        _times(given[start:stop], keys, scores[start:stop])
+        for r in range(start, stop):
             line = mask[min(head, len(mask) - 1), min(r, mask.shape[1] - 1)]
-            own = scores[r]
+            own = scores[r, :count]
             if cap > 0:
                 for j in range(count):
                     own[j] = np.float32(np.tanh(own[j] / cap)) * cap
-            at, top = 0, sinks[head, r] if len(sinks) else _F(-np.inf)
+            at = 0
             for run in runs:
-                for j in range(run[2] - run[1]):
-                    shown = line[run[3] + j]
-                    own[at + j] = own[at + j] + shown if shown > HIDDEN else _F(-np.inf)
-                    top = max(top, own[at + j])
-                at += run[2] - run[1]
+                size = run[2] - run[1]
+                part, shown = own[at : at + size], line[run[3] : run[3] + size]
+                for j in range(size):
+                    part[j] = part[j] + shown[j] if shown[j] > HIDDEN else _F(-np.inf)
+                at += size
+            top = _top(own, tops)
+            if len(sinks):
+                top = max(top, sinks[head, r])
             top = top if top > _F(-np.inf) else _F(0)
-            total = exponential(sinks[head, r] - top) if len(sinks) else _F(0)
             for j in range(count):
                 own[j] = exponential(own[j] - top)
+            total = _total(own)
+            if len(sinks):
+                total += exponential(sinks[head, r] - top)
+            factor = _F(1) / total if total > 0 else _F(0)
             for j in range(count):
-                total += own[j]
-            own[count:] = 0
-            if total > 0:
-                factor = _F(1) / total
-                for j in range(count):
-                    own[j] *= factor
-        _times(scores, values, mixed)
-        results[head] = mixed[:, :out]
+                own[j] *= factor
+            scores[r, count:] = 0
+        _times(scores[start:stop], values, mixed[start:stop])
+        results[head, start:stop] = mixed[start:stop, :out]

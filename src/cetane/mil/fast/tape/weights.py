@@ -1,22 +1,23 @@
 """Weights of products as a tape keeps them: rows of bytes, in the form nearest to the package's.
 
-Linear weights of 8 and 4 bits, and palettes of up to 4 bits, lose nothing. Larger palettes are
-rounded to 8 bits with one scale for 32 inputs. All other weights stay floats.
+Linear weights of 8 and 4 bits, and palettes of up to 6 bits, lose nothing. Larger palettes are
+rounded to 8 bits with one scale for 32 inputs; where a processor cannot look up, so are all. All
+other weights stay floats.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
 from cetane.mil.constants import Constants
 from cetane.mil.dtypes import Array
-from cetane.mil.fast.vectors import BLOCK, LANES, LOOKS_UP, ROWS, Form
+from cetane.mil.fast.emit import BLOCK, LANES
+from cetane.mil.fast.vectors import ENTRIES, READABLE, ROWS, Form
 from cetane.mil.program import Argument, Op
 
-ENTRIES = 16
-"""Entries of a palette; a smaller one is filled with zeros."""
 _LINEAR, _PALETTE = "constexpr_blockwise_shift_scale", "constexpr_lut_to_dense"
 _NONE = np.empty((0, 0), np.float32)
 
@@ -25,9 +26,10 @@ _NONE = np.empty((0, 0), np.float32)
 class Rows:
     """A weight `(N, K)` in one form; K is padded with zeros to whole blocks.
 
-    `data` (N, bytes of a row), uint8. `scale` (N,), float32, multiplies a row's results. `more`,
-    float32, are scales of blocks, (N, K'/32), or palettes, (palettes, 16). `which` (N/4,), int32,
-    is the palette of four rows.
+    `data` (N, bytes of a row), uint8; indices of 6 bits are bytes until they are grouped. `scale`
+    (N,), float32, multiplies a row's results. `more` are scales of blocks, float32 (N, K'/32), or
+    palettes, uint8 (palettes, bytes of one), see `Form`. `which` (N/4,), int32, is the palette
+    of four rows.
     """
 
     form: Form
@@ -39,8 +41,10 @@ class Rows:
     def grouped(self) -> Rows:
         """As products read it: with rows of zeros up to a whole number of `ROWS`, and the blocks of
         so many rows side by side."""
-        blocks = self.data.shape[1] * 2 // (BLOCK * self.form.nibbles)
         scale = np.pad(self.scale, (0, -len(self.scale) % ROWS))
+        if self.form is Form.SIXES:
+            return replace(self, data=in_sixes(_filled(self.data)), scale=scale)
+        blocks = self.data.shape[1] // self.form.bytes_of(BLOCK)
         data = _in_groups(self.data, blocks)
         more = _in_groups(self.more, blocks) if self.form is Form.SCALED_BYTES else self.more
         return replace(self, data=data, scale=scale, more=more)
@@ -55,8 +59,7 @@ def rows_of(constants: Constants, weight: Argument) -> Rows:
         linear = _linear(constants, op)
         return linear or _floats(_matrix(constants.array(weight)))
     if op is not None and op.kind == _PALETTE:
-        looked_up = _palettes(constants, op) if LOOKS_UP else None
-        return looked_up or _rounded(_matrix(constants.array(weight)))
+        return _palettes(constants, op) or _rounded(_matrix(constants.array(weight)))
     return _floats(_matrix(constants.array(weight)))
 
 
@@ -79,32 +82,44 @@ def _linear(constants: Constants, op: Op) -> Rows | None:
     if blocks > 1:
         wide = np.repeat(scale, columns // blocks // BLOCK, axis=1)
         return _bytes(Form.SCALED_BYTES, data, np.ones(rows, np.float32), wide)
-    if LOOKS_UP and data.min() >= -8 and data.max() <= 7:
-        steps = np.arange(-8, 8, dtype=np.float32)[None]
+    if Form.NIBBLES in READABLE and data.min() >= -8 and data.max() <= 7:
+        palette = np.arange(-8, 8, dtype=np.float32)[None]
         which = np.zeros(-(-rows // ROWS), np.int32)
-        return _nibbles(data + 8, scale[:, 0], steps, which)
+        return _looked_up(Form.NIBBLES, data + 8, scale[:, 0], palette, which)
     return _bytes(Form.BYTES, data, scale[:, 0], _NONE)
 
 
 def _palettes(constants: Constants, op: Op) -> Rows | None:
-    """Palettes of up to 4 bits, each of some rows; None for others."""
-    table = constants.array(op.inputs["lut"][0]).astype(np.float32)
-    if "shape" in op.inputs or table.shape[-2] > ENTRIES or table.shape[-1] != 1:
+    """Palettes of up to 6 bits, each of some rows; None for others."""
+    table = constants.array(op.inputs["lut"][0])
+    entries, width = table.shape[-2:]
+    form = next((f for f in ENTRIES if f in READABLE and entries <= ENTRIES[f]), None)
+    if form is None or "shape" in op.inputs or width != 1:
+        return None
+    if form is Form.SIXES and not np.array_equal(table, table.astype(np.float16)):
         return None
     groups, *others = table.shape[:-2]
     indices = _matrix(constants.array(op.inputs["indices"][0]))
     each = len(indices) // groups
     if any(size != 1 for size in others) or (groups > 1 and each % ROWS):
         return None
-    palettes = np.zeros((groups, ENTRIES), np.float32)
-    palettes[:, : table.shape[-2]] = table.reshape(groups, -1)
     which = np.arange(0, len(indices), ROWS, dtype=np.int32) // np.int32(each)
-    return _nibbles(indices, np.ones(len(indices), np.float32), palettes, which)
+    ones = np.ones(len(indices), np.float32)
+    return _looked_up(form, indices, ones, table.reshape(groups, -1), which)
 
 
-def _nibbles(indices: Array, scale: Array, palettes: Array, which: Array) -> Rows:
-    data = in_nibbles(_in_blocks(indices).astype(np.uint8))  # padding meets inputs of zero
-    return Rows(Form.NIBBLES, data, scale, palettes, which)
+def _looked_up(form: Form, indices: Array, scale: Array, palettes: Array, which: Array) -> Rows:
+    entries = ENTRIES[form]
+    whole = np.pad(palettes, ((0, 0), (0, entries - palettes.shape[1])))
+    # Padding meets inputs of zero. An index of the row's own leaves the bounds of blocks alone.
+    blocks = _in_blocks(indices, mode="edge").astype(np.uint8)
+    if form is Form.NIBBLES:
+        data, tables = in_nibbles(blocks), whole.astype(np.float32).view(np.uint8)
+    else:
+        data = blocks
+        tables = whole.astype("<f4").view(np.uint8).reshape(len(whole), entries, 4)[..., 1:]
+        tables = tables.swapaxes(1, 2).reshape(len(whole), -1)
+    return Rows(form, data, scale, tables, which)
 
 
 def in_nibbles(indices: Array) -> Array:
@@ -113,6 +128,20 @@ def in_nibbles(indices: Array) -> Array:
     pairs = indices.reshape(len(indices), -1, 2, LANES)
     both: Array = pairs[:, :, 0] | pairs[:, :, 1] << 4
     return both.reshape(len(indices), -1)
+
+
+def in_sixes(indices: Array) -> Array:
+    """Indices `(N, K)` of 6 bits, eight in six bytes, the first in the lowest bits; N is a multiple
+    of `ROWS`.
+
+    Two rows share a block of 64. There lie four indices of a row, four of its second half, and so
+    of the next row; then the following four of each.
+    """
+    fours = indices.reshape(len(indices) // ROWS, 2, 2, -1, 2, 4, 4)
+    eights = fours.transpose(0, 3, 1, 5, 2, 4, 6).reshape(len(indices), -1, 8).astype("<u8")
+    words = np.bitwise_or.reduce(eights << np.arange(0, 48, 6, dtype=np.uint64), axis=-1)
+    packed: Array = words[..., None].view(np.uint8)[..., :6].reshape(len(indices), -1)
+    return packed
 
 
 def _rounded(values: Array) -> Rows:
@@ -145,7 +174,7 @@ def _joined(constants: Constants, op: Op) -> Rows:
     names = op.inputs["values"]
     parts = [rows_of(constants, part) for part in names]
     whole = all(len(part.scale) % ROWS == 0 for part in parts[:-1])
-    if len({part.form for part in parts}) > 1 or (parts[0].form is Form.NIBBLES and not whole):
+    if len({part.form for part in parts}) > 1 or (parts[0].form in ENTRIES and not whole):
         return _floats(np.concatenate([_matrix(constants.array(part)) for part in names]))
     form = parts[0].form
     before = np.cumsum([0, *(len(part.more) for part in parts)])
@@ -157,9 +186,14 @@ def _joined(constants: Constants, op: Op) -> Rows:
     return Rows(form, data, scale, more, np.concatenate(which))
 
 
+def _filled(rows: Array) -> Array:
+    """Rows (N, ...), and rows of zeros up to a whole number of `ROWS`."""
+    return np.pad(rows, ((0, -len(rows) % ROWS), (0, 0)))
+
+
 def _in_groups(rows: Array, blocks: int) -> Array:
     """Rows (N, ...) of so many blocks, with the first blocks of `ROWS` rows, then the second."""
-    filled = np.pad(rows, ((0, -len(rows) % ROWS), (0, 0)))
+    filled = _filled(rows)
     parts = filled.reshape(len(filled) // ROWS, ROWS, blocks, -1)
     return np.ascontiguousarray(parts.swapaxes(1, 2)).reshape(filled.shape)
 
@@ -168,6 +202,6 @@ def _matrix(weight: Array) -> Array:
     return weight.reshape(*weight.shape[:2])
 
 
-def _in_blocks(matrix: Array) -> Array:
-    """A matrix whose rows are padded to whole blocks."""
-    return np.pad(matrix, ((0, 0), (0, -matrix.shape[1] % BLOCK)))
+def _in_blocks(matrix: Array, mode: Literal["constant", "edge"] = "constant") -> Array:
+    """A matrix whose rows are padded to whole blocks, with zeros or with their last element."""
+    return np.pad(matrix, ((0, 0), (0, -matrix.shape[1] % BLOCK)), mode)
