@@ -205,7 +205,12 @@ def round_row(typing: Any, x: Any, rounded: Any, scales: Any, sums: Any, columns
             place = builder.add(builder.add(rounded, loop.k), emit.number(TILE * number))
             builder.store(narrow, emit.pointer(builder, place, narrow.type), align=1)
         block = builder.lshr(loop.k, emit.number(3))  # 4 bytes for 32 inputs
+        # A step has no way to be no number: the scale is none, and so is the token's result.
+        bad = builder.fcmp_unordered("uno", *halves)
+        count = builder.bitcast(bad, ir.IntType(TILE))
+        fine = builder.icmp_unsigned("==", count, ir.Constant(count.type, 0))
         scale = builder.extract_element(steps, first)
+        scale = builder.select(fine, scale, ir.Constant(F32, float("nan")))
         builder.store(scale, emit.pointer(builder, builder.add(scales, block), F32), align=4)
         sum_ = builder.mul(builder.call(total, [builder.add(*whole)]), ir.Constant(I32, -128))
         builder.store(sum_, emit.pointer(builder, builder.add(sums, block), I32), align=4)

@@ -178,6 +178,17 @@ def test_many_tokens_round_their_inputs(
     assert (np.abs(product(build, weight, x) - truth) <= limit).all()
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_what_is_no_number_stays_none(build: Build, wrong: float) -> None:
+    """It spoils its own token's results, and no other's."""
+    weight, _ = linear(33, 64, "int8", 1, False)
+    x = inputs(64, 24)
+    x[0, 40, 0, 5] = wrong
+    y = product(build, weight, x)
+    assert not np.isfinite(y[5]).any()
+    assert np.isfinite(np.delete(y, 5, axis=0)).all()
+
+
 def test_a_palette_of_a_matrix(build: Build) -> None:
     """Of as many rows as no group has."""
     weight, values = palettes(6, 32, 4, 6)
