@@ -1,5 +1,7 @@
 """A bundle of fitted constants: made once, and held to what they are of."""
 
+import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,6 +155,18 @@ def test_heads_that_stream_are_fitted_as_they_stream(
 def test_they_are_made_once(fitted: Fixed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Fitter", None)
     again = resolve_recipe(fitted.checkpoint, recipe(method="gptq"))
+    assert again.compression == fitted.bundle.plan.recipe.compression
+
+
+def test_a_copy_of_the_checkpoint_has_them_already(
+    fitted: Fixed, tiny_checkpoint_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They are of its content, wherever it lies and whenever it was written."""
+    copy = shutil.copytree(tiny_checkpoint_folder, tmp_path / "copy", copy_function=shutil.copy)
+    for path in copy.iterdir():
+        os.utime(path, (1, 1))
+    monkeypatch.setattr(module, "Fitter", None)
+    again = resolve_recipe(open_checkpoint(copy), recipe(method="gptq"))
     assert again.compression == fitted.bundle.plan.recipe.compression
 
 

@@ -97,6 +97,20 @@ def test_a_weight_alone_learns_to_be_another(name: str) -> None:
     np.testing.assert_allclose(one.encoded().decode(), one.values.numpy(), rtol=2e-3, atol=1e-6)
 
 
+def test_a_column_of_large_inputs_moves_no_further() -> None:
+    """Its gradients are thirty times the others', and so is what an error there costs."""
+    weight = torch.randn(16, 32, generator=torch.Generator().manual_seed(5))
+    one = tunable(encoded(weight, NAMES[0]), weight)
+    assert one is not None
+    before = one.wanted.clone()
+    gradient = torch.randn(16, 32, generator=torch.Generator().manual_seed(6))
+    gradient[:, 3] *= 30
+    one.step(gradient, 0.0, 1, 0.001)
+    moved = ((one.wanted - before) / one.distances()[:, None]).square().mean(0).sqrt()
+    assert float(moved[3]) < 1.5 * float(moved.median())
+    assert float(moved.median()) == pytest.approx(0.001, rel=0.3)
+
+
 def test_entries_that_passed_each_other_are_sorted() -> None:
     weight = torch.randn(16, 8)
     one = tunable(encoded(weight, NAMES[0]), weight)

@@ -177,7 +177,25 @@ def test_a_promise_that_no_mix_holds_leaves_the_most_bits_that_a_mix_may_have(
     (last,) = resolutions(four_bits.checkpoint, four_bits.recipe)
     assert set(last.compression.names.values()) == {"palette6-kmeans-group8"}
     reason = last.reasons["compression.default"]
-    assert reason.index("bits a weight (6 for") < reason.index("not proven good: palette4")
+    assert reason.index("bits a weight (6 for") < reason.index("; palette4")
+
+
+def test_rows_that_hold_alone_are_not_blamed_for_few_bits(
+    four_bits: Request, promise: Callable[[float], None]
+) -> None:
+    """Rows of fp16 would take more bytes than the bits that are missing."""
+    checkpoint, asked = four_bits.checkpoint, four_bits.recipe
+    alone = override(asked, {
+        "compression.default": "fp16", "compression.method": "plain", "compression.raise_to": None,
+        "embedding.format": "int8",
+    })  # fmt: skip
+    promise(2 * divergence(alone, checkpoint))
+    (last,) = resolutions(checkpoint, asked)
+    assert last.embedding.format == "int8"
+    assert set(last.compression.names.values()) == {"palette6-kmeans-group8"}
+    promise(0.5 * divergence(alone, checkpoint))
+    (last,) = resolutions(checkpoint, asked)
+    assert last.embedding.format == "fp16"
 
 
 def test_plain_constants_are_not_raised(tiny_checkpoint_folder: Path, recipe: Recipe) -> None:

@@ -68,7 +68,7 @@ def key_of(checkpoint: Checkpoint, formats: Mapping[str, Format], compression: S
     """A hash of what the constants depend on."""
     tuned = compression.method == "tuned"
     content = [
-        VERSION, checkpoint.fingerprint, compression.method,
+        VERSION, checkpoint.content, compression.method,
         compression.minutes if tuned else None, compression.second_order.model_dump(),
         {name: form.name for name, form in formats.items()},
     ]  # fmt: skip
@@ -96,7 +96,7 @@ class Fitter:
     def __init__(self, checkpoint: Checkpoint, planner: Planner, progress: Progress) -> None:
         reference = Reference(checkpoint, own=True)
         self.model, self.resident, self.progress = reference.model, reference.resident, progress
-        self.fingerprint = checkpoint.fingerprint
+        self.content = checkpoint.content
         untie(self.model)
         fuse_attention(self.model)
         self.names = {
@@ -122,7 +122,7 @@ class Fitter:
         """The model's own text, and the importance of its layers there: of no format, so they are
         made once for all of them."""
         layers = linear_layers(self.model, self.names, frozenset(names))
-        content = [VERSION, self.fingerprint, SEQUENCES, self.length, sorted(layers)]
+        content = [VERSION, self.content, SEQUENCES, self.length, sorted(layers)]
         path = folder() / f"{json_sha256(content)}.importance"
         known = load(path)
         if known is not None:
@@ -161,7 +161,7 @@ class Fitter:
 
     def lessons(self, seconds: float) -> Answers:
         """What the model writes to learn from, and its answers: of no format."""
-        place = folder() / f"{json_sha256([VERSION, self.fingerprint, self.length])}.lessons"
+        place = folder() / f"{json_sha256([VERSION, self.content, self.length])}.lessons"
         return lessons(self.model, self.start, self.length, place, seconds, self.progress)
 
     def text(self, sequences: int) -> Tensor:

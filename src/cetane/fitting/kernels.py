@@ -23,16 +23,17 @@ def sum_by_level(gradients, indices, sums):  # type: ignore[no-untyped-def]
 
 
 @njit(types.void(_Matrix, _Matrix, _Vector, _Floats, _Floats, types.uint8[:, ::1], _Floats,
-                 types.float32), nogil=True, cache=True)  # fmt: skip
-def follow(gradients, levels, rates, wanted, means, indices, values, keep):  # type: ignore[no-untyped-def]
-    """Move what elements want to be against the mean of their gradients, `rates` a row, and round
-    them to the nearest level; `levels (O, K)` ascend. `keep` is the decay of the means."""
+                 _Vector, types.float32), nogil=True, cache=True)  # fmt: skip
+def follow(gradients, levels, rates, wanted, means, indices, values, shares, keep):  # type: ignore[no-untyped-def]
+    """Move what elements want to be against the mean of their gradients, `rates` a row times
+    `shares` a column, and round them to the nearest level; `levels (O, K)` ascend. `keep` is the
+    decay of the means."""
     size = indices.shape[1]
     for row in range(len(indices)):
         own, rate, chosen, place = levels[row], rates[row], indices[row], wanted[row]
         for j in range(size):
             means[row, j] = keep * means[row, j] + (np.float32(1) - keep) * gradients[row, j]
-            place[j] -= rate * means[row, j]
+            place[j] -= rate * shares[j] * means[row, j]
             chosen[j] = 0
         for k in range(len(own) - 1):  # one border at a time: over elements it is vectorised
             border = np.float32(0.5) * (own[k] + own[k + 1])

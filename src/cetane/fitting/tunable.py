@@ -38,8 +38,10 @@ class Tunable(ABC):
         self.wanted = self.between(weight)
         self.means = torch.zeros_like(self.wanted)
         """Of the gradients of `wanted`."""
-        self.squares = torch.zeros(len(indices))
-        """The means of their squares, a row: Adam with one rate for a row (arXiv 2406.16793)."""
+        self.squares = [torch.zeros(size) for size in indices.shape]
+        """The means of their squares, of rows in units of their columns (as Adafactor's, arXiv
+        1804.04235). In a `down_proj` a few columns have gradients 15 to 39 times their row's: with
+        one rate for a row, their elements alone would reach other levels, within ten steps."""
 
     @abstractmethod
     def rows(self) -> Tensor:
@@ -97,10 +99,14 @@ class Tunable(ABC):
             rate * self.distance() * (self.mean / first) / ((self.square / second).sqrt() + TINY)
         )
         self.tidy()
-        self.squares.mul_(SECOND).add_(gradient.square().mean(1), alpha=1 - SECOND)
-        rates = pull * self.distances() / first / ((self.squares / second).sqrt() + TINY)
+        squared, (of_rows, of_columns) = gradient.square(), self.squares
+        of_columns.mul_(SECOND).add_(squared.mean(0), alpha=1 - SECOND)
+        by_column = of_columns / second + TINY
+        of_rows.mul_(SECOND).add_((squared / by_column).mean(1), alpha=1 - SECOND)
+        rates = pull * self.distances() / first / ((of_rows / second).sqrt() + TINY)
+        shares = by_column.rsqrt().numpy()
         over_rows(
-            lambda *rows: kernels.follow(*rows, FIRST),
+            lambda *rows: kernels.follow(*rows, shares, FIRST),
             gradient.numpy(), self.rows().contiguous().numpy(), rates.contiguous().numpy(),
             self.wanted.numpy(), self.means.numpy(), self.indices.numpy(), self.values.numpy(),
         )  # fmt: skip

@@ -139,14 +139,15 @@ def resolutions(
         return
     bench = Bench(checkpoint, recipe, progress)
     for rows in bench.rows():
-        alone = bench.candidate(rows, NEAREST)
-        if recipe.compression.auto and rows == "int8" and not bench.holds("int8 rows alone", alone):
+        if rows == "int8" and not bench.holds("int8 rows alone", bench.alone(rows)):
             continue
         for name, candidate in bench.candidates(rows):
             if bench.holds(name, candidate):
                 check_budget(Planner(checkpoint, candidate, bench.planner), budget)
                 yield bench.chosen(name, candidate)
-    name, nearest = bench.nearest()
+        if not recipe.compression.auto:
+            break  # few bits err more than rows that hold the promise alone
+    name, nearest = bench.nearest(rows)
     check_budget(Planner(checkpoint, nearest, bench.planner), budget)
     yield bench.chosen(name, nearest)  # whatever it costs
 
@@ -217,9 +218,16 @@ class Bench:
             yield MIX, override(self.candidate(rows, SMALL), {"compression.names": mix})
         yield LARGE, self.candidate(rows, LARGE)
 
-    def nearest(self) -> tuple[str, Recipe]:
-        """The candidate that is nearest to the model."""
-        rows = self.rows()[-1]
+    def alone(self, rows: str) -> Recipe:
+        """The recipe with a format of the tables, and weights in fp16."""
+        plain = {"method": "plain", "names": {}, "raise_to": None, "fitted": None}
+        values = {} if self.recipe.compression.auto else plain | {"default": NEAREST}
+        keyed = {f"compression.{key}": value for key, value in values.items()}
+        return override(self.candidate(rows, NEAREST), keyed)
+
+    def nearest(self, rows: str) -> tuple[str, Recipe]:
+        """The candidate that is nearest to the model, with the last format of the tables that was
+        tried."""
         if self.recipe.compression.auto:
             return NEAREST, self.candidate(rows, NEAREST)
         return list(self.candidates(rows))[-1]
