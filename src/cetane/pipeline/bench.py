@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from cetane.bundle import Bundle
@@ -23,8 +24,8 @@ from cetane.speculate.drafter import Drafter
 from cetane.speculate.open import (
     AUTO,
     DrafterOptions,
+    call_times,
     longest_draft,
-    open_controller,
     open_drafters,
 )
 
@@ -108,7 +109,7 @@ def bench(
         options.drafter: partial(open_drafters, options, opened, Sampler(), backend, remember=False)
         for options in choices
     }
-    costs = open_controller(engine, longest).costs
+    costs = call_times(engine, longest)
     ids = {
         name: [asked(opened.tokenizer, text) for text in known[name][:prompts]] for name in chosen
     }
@@ -116,5 +117,5 @@ def bench(
         engine, ids, making, costs, longest, tokens, rounds, opened.tokenizer.eos_ids, progress,
         adapter,
     )  # fmt: skip
-    seconds = {width: cost.seconds for width, cost in costs.items()}
+    seconds = {width: median(times) for width, times in costs.items()}
     return DraftingBenchmark(opened.path, longest, seconds, speeds, idle)

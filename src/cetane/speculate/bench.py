@@ -15,7 +15,7 @@ from cetane.engine.sampling import Sampler
 from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.files import Progress
-from cetane.speculate.controller import Controller, Cost
+from cetane.speculate.controller import Controller
 from cetane.speculate.drafter import Drafter, open_session
 from cetane.speculate.speculator import Counters, Speculator
 from cetane.validation import Data
@@ -89,7 +89,7 @@ def compare(
     engine: Engine,
     prompts: Mapping[str, Sequence[Ids]],
     drafters: dict[str, Callable[[], list[Drafter]]],
-    costs: Mapping[int, Cost],
+    costs: Mapping[int, Sequence[float]],
     longest: int,
     count: int,
     rounds: int,
@@ -111,10 +111,7 @@ def compare(
     )  # warms up before the first measurement
     for turn in range(rounds):
         used = {
-            name: Speculator(
-                make(), longest, Controller({w: list(cost.recent) for w, cost in costs.items()})
-            )
-            for name, make in drafters.items()
+            name: Speculator(make(), longest, Controller(costs)) for name, make in drafters.items()
         }
         for done, (category, index) in enumerate(work):
             progress(category, turn * len(work) + done, rounds * len(work))
@@ -147,14 +144,14 @@ def summary(
     plain: Sequence[Sequence[Generation]],
     drafted: Sequence[Sequence[Generation]],
     counters: Counters,
-    costs: Mapping[int, Cost],
+    costs: Mapping[int, Sequence[float]],
 ) -> Speed:
     """The speed on all prompts together, from the median time of each prompt's rounds."""
     tokens = sum(len(rounds[0].tokens) - 1 for rounds in plain)
     seconds = [median(taken.seconds for taken in rounds) for rounds in plain]
     others = [median(taken.seconds for taken in rounds) for rounds in drafted]
     counted = counters.summary()
-    step = costs[1].seconds
+    step = median(costs[1])
     calling = counters.fallbacks * step + counters.draft_seconds
     calling += sum(count * cost(costs, t) for t, count in counters.calls.items())
     return Speed(
@@ -179,9 +176,9 @@ def summary(
     )
 
 
-def cost(costs: Mapping[int, Cost], tokens: int) -> float:
+def cost(costs: Mapping[int, Sequence[float]], tokens: int) -> float:
     """Seconds of the narrowest call that takes `tokens` tokens."""
-    return costs[min(width for width in costs if width >= tokens)].seconds
+    return median(costs[min(width for width in costs if width >= tokens)])
 
 
 @dataclass

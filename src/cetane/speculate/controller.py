@@ -27,16 +27,16 @@ RECENT = 15
 
 
 class Cost:
-    """A cost in seconds: the median of recent measurements, which one outlier does not move."""
+    """A cost: the median of recent measurements, which one outlier does not move."""
 
-    def __init__(self, *seconds: float) -> None:
-        self.recent: deque[float] = deque(seconds, maxlen=RECENT)
+    def __init__(self, *measured: float) -> None:
+        self.recent: deque[float] = deque(measured, maxlen=RECENT)
 
-    def add(self, seconds: float) -> None:
-        self.recent.append(seconds)
+    def add(self, measured: float) -> None:
+        self.recent.append(measured)
 
     @property
-    def seconds(self) -> float:
+    def usual(self) -> float:
         return median(self.recent) if self.recent else 0.0
 
 
@@ -114,9 +114,16 @@ class Controller:
 
     def __init__(self, costs: Mapping[int, Sequence[float]]) -> None:
         """`costs`: measured seconds of calls, by width; width 1 is the plain step."""
-        self.costs = {width: Cost(*seconds) for width, seconds in costs.items()}
+        self.step = Cost(*costs[1])
+        """Seconds of a plain step."""
+        self.calls = {
+            width: Cost(*(second / self.plain_step for second in seconds))
+            for width, seconds in costs.items()
+        }
+        """Calls of each width, in plain steps of their own time: other work on the machine slows
+        both. In seconds, calls of a busy minute would look dear for ever after it."""
         self.drafting: defaultdict[str, Cost] = defaultdict(Cost)
-        """The cost of one drafted token, by drafter."""
+        """One drafted token, in plain steps, by drafter."""
         self.records: defaultdict[str, Record] = defaultdict(Record)
         self.begin()
 
@@ -127,11 +134,19 @@ class Controller:
 
     @property
     def plain_step(self) -> float:
-        return self.costs[1].seconds
+        return self.step.usual
+
+    def seconds(self, width: int) -> float:
+        """Seconds of a call of this width now."""
+        return self.plain_step * self.calls[width].usual
+
+    def drafting_seconds(self, drafter: str) -> float:
+        """Seconds of one drafted token now; 0 before the first draft."""
+        return self.plain_step * self.drafting[drafter].usual
 
     def width(self, tokens: int) -> int | None:
         """The width of the narrowest call that takes `tokens` tokens; None if there is none."""
-        return min((w for w in self.costs if w >= tokens), default=None)
+        return min((w for w in self.calls if w >= tokens), default=None)
 
     def gain(self, kind: str, parents: Sequence[int], proposing: float = 0.0) -> float:
         """The expected speed of a step with drafted tokens, relative to plain decoding.
@@ -142,7 +157,7 @@ class Controller:
         if width is None:
             return 0.0
         tokens = 1 + sum(self.records[kind].chances(parents))
-        return tokens * self.plain_step / (self.costs[width].seconds + proposing)
+        return tokens * self.plain_step / (self.seconds(width) + proposing)
 
     def length(self, kind: str, parents: Sequence[int], proposing: float = 0.0) -> int:
         """How many of these tokens to draft, in their order; one takes `proposing` seconds."""
@@ -154,7 +169,7 @@ class Controller:
             width = self.width(1 + count)
             if width is None:
                 break
-            cost = self.costs[width].seconds + proposing * count
+            cost = self.seconds(width) + proposing * count
             gain = tokens * self.plain_step / cost
             if gain > best_gain and self.affordable(cost, deepest):
                 best, best_gain, best_tokens = count, gain, tokens
@@ -190,13 +205,16 @@ class Controller:
         tokens, it gave `gained` tokens."""
         width = self.width(1 + drafted)
         assert width is not None
-        self.costs[width].add(seconds)
-        self.spent += self.costs[width].seconds + proposing
+        if width == 1:
+            self.step.add(seconds)
+        else:
+            self.calls[width].add(seconds / self.plain_step)
+        self.spent += self.seconds(width) + proposing
         self.plain += gained * self.plain_step
 
     def proposed(self, drafter: str, drafted: int, seconds: float) -> None:
         """Record that a drafter took `seconds` to draft `drafted` tokens."""
-        self.drafting[drafter].add(seconds / max(1, drafted))
+        self.drafting[drafter].add(seconds / max(1, drafted) / self.plain_step)
 
     def break_even(self, drafted: int) -> float | None:
         """The share of k drafted tokens that must be accepted for a draft to pay.
@@ -206,7 +224,7 @@ class Controller:
         width = self.width(1 + drafted)
         if width is None or not drafted:
             return None
-        return (self.costs[width].seconds / self.plain_step - 1) / drafted
+        return (self.seconds(width) / self.plain_step - 1) / drafted
 
 
 def measure(session: Session, widest: int, rounds: int = 3) -> dict[int, list[float]]:

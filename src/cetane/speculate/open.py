@@ -103,11 +103,11 @@ class KeptTimes(Data):
     seconds: dict[int, list[float]]
 
 
-def open_controller(engine: Engine, longest: int) -> Controller:
-    """A controller that has measured the engine's calls. The engine's clocks restart after that."""
+def call_times(engine: Engine, longest: int) -> dict[int, list[float]]:
+    """Measured seconds of the engine's calls, by width. The engine's clocks restart after that."""
     costs = measure(engine.session(), 1 + longest)
     engine.shards.restart_clocks()
-    return Controller(costs)
+    return costs
 
 
 def known_controller(engine: Engine, longest: int, bundle: Bundle, backend: str) -> Controller:
@@ -123,10 +123,9 @@ def known_controller(engine: Engine, longest: int, bundle: Bundle, backend: str)
         known = validated(KeptTimes, read_json(path), str(path))
         if 1 in known.seconds and all(times for times in known.seconds.values()):
             return Controller(known.seconds)
-    controller = open_controller(engine, longest)
-    times = KeptTimes(seconds={w: list(cost.recent) for w, cost in controller.costs.items()})
-    write_cache(path, times.model_dump_json())
-    return controller
+    times = call_times(engine, longest)
+    write_cache(path, KeptTimes(seconds=times).model_dump_json())
+    return Controller(times)
 
 
 def longest_draft(options: DrafterOptions, engine: Engine) -> int:

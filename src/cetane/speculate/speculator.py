@@ -115,7 +115,7 @@ class Speculator:
     def worth(self, drafter: Drafter, most: int, controller: Controller) -> int:
         """The number of tokens that a costly drafter should draft; 0 if the drafts of this step
         promise as much as its own."""
-        name, seconds = drafter.name, controller.drafting[drafter.name].seconds
+        name, seconds = drafter.name, controller.drafting_seconds(drafter.name)
         count = controller.length(name, line(most), seconds)
         others = self.pick(self.proposals)
         if others.tokens:

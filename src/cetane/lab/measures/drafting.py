@@ -10,10 +10,10 @@ from cetane.lab.sides import Findings, Side, each, figure
 from cetane.pipeline.draft_head import DraftHeadSettings, train_draft_head
 from cetane.schema.draft_head import KINDS, DraftHeadKind, Training
 from cetane.speculate.bench import compare, first_tokens_by_turn
-from cetane.speculate.open import DrafterOptions, longest_draft, open_controller, open_drafters
+from cetane.speculate.open import DrafterOptions, call_times, longest_draft, open_drafters
 
-TRAINING = DraftHeadSettings(tokens=8192, minutes=3)
-"""The training of an experiment's draft head: minutes, not days."""
+TRAINING = DraftHeadSettings(minutes=10)
+"""The training of an experiment's draft head, on chats that its model writes: minutes, not days."""
 
 
 @each("drafting")
@@ -32,7 +32,7 @@ def drafting(side: Side) -> Findings:
         side.engine,
         {workload.prompts: prompts},
         {options.drafter: make},
-        open_controller(side.engine, longest).costs,
+        call_times(side.engine, longest),
         longest,
         workload.new_tokens,
         workload.rounds,
@@ -85,9 +85,8 @@ def ensure_head(side: Side, make: Callable[[], object]) -> None:
         make()
     except CetaneError:
         side.progress(f"training {side.arm.drafter}", 0, 1)
-        text = side.workload.setting.text(side.workload.spec)
         kind: DraftHeadKind = "medusa" if side.arm.drafter == "medusa" else "eagle3"
         train_draft_head(
-            side.bundle.path, kind, [text], settings=TRAINING, model=side.checkpoint.source,
+            side.bundle.path, kind, [], settings=TRAINING, model=side.checkpoint.source,
             progress=side.progress,
         )  # fmt: skip
