@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cached_property
 from importlib import resources
 from itertools import product
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -220,7 +220,7 @@ class Bench:
 
     def alone(self, rows: str) -> Recipe:
         """The recipe with a format of the tables, and weights in fp16."""
-        plain = {"method": "plain", "names": {}, "raise_to": None, "fitted": None}
+        plain: dict[str, Any] = {"method": "plain", "names": {}, "raise_to": None, "fitted": None}
         values = {} if self.recipe.compression.auto else plain | {"default": NEAREST}
         keyed = {f"compression.{key}": value for key, value in values.items()}
         return override(self.candidate(rows, NEAREST), keyed)
