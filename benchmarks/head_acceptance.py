@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 from cetane.bundle import Bundle
-from cetane.cli.run import ask, message
 from cetane.engine.generate import open_engine
 from cetane.engine.sampling import Sampler
+from cetane.gates.probes import asked
 from cetane.speculate.bench import FirstTokens, first_tokens, suite
 from cetane.speculate.open import DrafterOptions, open_drafters
 from common import arguments, report
@@ -27,7 +27,7 @@ def main() -> None:
     engine, rows, results = open_engine(bundle), [], []
     for category in options.only.split(","):
         texts = suite()[category][: options.prompts]
-        prompts = [ask(bundle, [message("user", text)]) for text in texts]
+        prompts = [asked(bundle.tokenizer, text) for text in texts]
         found: list[FirstTokens] = []
         for name in options.drafters:
             chosen = DrafterOptions(name)
