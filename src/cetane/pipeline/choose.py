@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cached_property
 from importlib import resources
 from itertools import product
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -220,8 +220,9 @@ class Bench:
 
     def alone(self, rows: str) -> Recipe:
         """The recipe with a format of the tables, and weights in fp16."""
-        plain: dict[str, Any] = {"method": "plain", "names": {}, "raise_to": None, "fitted": None}
-        values = {} if self.recipe.compression.auto else plain | {"default": NEAREST}
+        plain: dict[str, object] = {"method": "plain", "names": {}, "raise_to": None}
+        plain |= {"fitted": None, "default": NEAREST}
+        values = {} if self.recipe.compression.auto else plain
         keyed = {f"compression.{key}": value for key, value in values.items()}
         return override(self.candidate(rows, NEAREST), keyed)
 
