@@ -172,6 +172,25 @@ def test_a_drafter_is_judged_by_its_sure_and_unsure_drafts_together() -> None:
     assert sure > 0.9 and unsure < 0.1 and 0.4 < whole < 0.6
 
 
+def test_a_prompt_that_a_drafter_has_not_read_is_a_loan() -> None:
+    """Its time is no cost of a drafted token. A generation pays it back before it is asked again,
+    and look-ups wait for nothing."""
+    controller = Controller({1: [1.0], 4: [1.1]})
+    controller.proposed("head", 3, 2.0, unread=200)
+    assert controller.drafting_seconds("head") == 0
+    reading = controller.reading_seconds("head", 200)
+    assert reading == pytest.approx(2)
+    for _ in range(10):
+        controller.settle(0, 1, 1.0)
+    assert controller.length("look-up", line(3)) == 3
+    assert controller.length("head", line(3), reading=reading) == 0
+    for _ in range(90):
+        controller.settle(0, 1, 1.0)
+    assert controller.length("head", line(3), reading=reading) == 3
+    controller.proposed("head", 3, 0.3, unread=3)
+    assert controller.drafting_seconds("head") == pytest.approx(0.1)
+
+
 def test_one_slow_call_changes_nothing() -> None:
     controller = World({1: 1.0, 4: 1.1}, {}).controller()
     controller.settle(3, 1, 50.0)

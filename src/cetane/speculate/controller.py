@@ -24,6 +24,8 @@ LEARNING = 0.01
 """The share of plain time that drafts may cost if they are tried only to learn."""
 RECENT = 15
 """The number of measurements in a median."""
+MANY = 64
+"""Unread tokens of a drafter from which its time is that of reading: a prompt, no step's tokens."""
 
 
 class Cost:
@@ -124,6 +126,8 @@ class Controller:
         both. In seconds, calls of a busy minute would look dear for ever after it."""
         self.drafting: defaultdict[str, Cost] = defaultdict(Cost)
         """One drafted token, in plain steps, by drafter."""
+        self.reading: defaultdict[str, Cost] = defaultdict(Cost)
+        """One token that a drafter reads before it drafts, likewise."""
         self.records: defaultdict[str, Record] = defaultdict(Record)
         self.begin()
 
@@ -144,6 +148,10 @@ class Controller:
         """Seconds of one drafted token now; 0 before the first draft."""
         return self.plain_step * self.drafting[drafter].usual
 
+    def reading_seconds(self, drafter: str, tokens: int) -> float:
+        """Seconds in which it reads so many tokens now; 0 before it has read many."""
+        return self.plain_step * self.reading[drafter].usual * tokens
+
     def width(self, tokens: int) -> int | None:
         """The width of the narrowest call that takes `tokens` tokens; None if there is none."""
         return min((w for w in self.calls if w >= tokens), default=None)
@@ -159,8 +167,11 @@ class Controller:
         tokens = 1 + sum(self.records[kind].chances(parents))
         return tokens * self.plain_step / (self.seconds(width) + proposing)
 
-    def length(self, kind: str, parents: Sequence[int], proposing: float = 0.0) -> int:
-        """How many of these tokens to draft, in their order; one takes `proposing` seconds."""
+    def length(
+        self, kind: str, parents: Sequence[int], proposing: float = 0.0, reading: float = 0.0
+    ) -> int:
+        """How many of these tokens to draft, in their order; one takes `proposing` seconds, and
+        the drafter first reads for `reading` seconds, of which later drafts have as much."""
         record, levels = self.records[kind], [depth for depth, _ in places(parents)]
         tokens, deepest = 1.0, 0
         best, best_gain, best_tokens = 0, 0.0, 1.0
@@ -171,18 +182,19 @@ class Controller:
                 break
             cost = self.seconds(width) + proposing * count
             gain = tokens * self.plain_step / cost
-            if gain > best_gain and self.affordable(cost, deepest):
+            if gain > best_gain and self.affordable(cost, deepest, reading):
                 best, best_gain, best_tokens = count, gain, tokens
         if not best or best_gain > 1:
             return best
         loss = best_tokens * (1 / best_gain - 1)  # in plain steps
         return best if LEARNING * record.skips >= loss else 0
 
-    def affordable(self, cost: float, most: int) -> bool:
+    def affordable(self, cost: float, most: int, reading: float = 0.0) -> bool:
         """Whether a step of `cost` seconds pays if the target accepts `most` tokens, all it can,
-        and keeps to `SLOWEST` if it refuses all."""
+        and keeps to `SLOWEST`, with what its drafter reads before, if it refuses all."""
         could = cost < (1 + most) * self.plain_step
-        return could and (self.spent + cost) * SLOWEST <= self.plain + self.plain_step
+        spent = self.spent + cost + reading
+        return could and spent * SLOWEST <= self.plain + self.plain_step
 
     def skip(self, kind: str) -> None:
         """Record that a draft of this kind was not made, or not verified."""
@@ -212,9 +224,13 @@ class Controller:
         self.spent += self.seconds(width) + proposing
         self.plain += gained * self.plain_step
 
-    def proposed(self, drafter: str, drafted: int, seconds: float) -> None:
-        """Record that a drafter took `seconds` to draft `drafted` tokens."""
-        self.drafting[drafter].add(seconds / max(1, drafted) / self.plain_step)
+    def proposed(self, drafter: str, drafted: int, seconds: float, unread: int = 0) -> None:
+        """Record that a drafter took `seconds` to draft `drafted` tokens, after `unread` tokens
+        that it had not read. Where these are many, the time is that of reading."""
+        if unread >= MANY:
+            self.reading[drafter].add(seconds / unread / self.plain_step)
+        else:
+            self.drafting[drafter].add(seconds / max(1, drafted) / self.plain_step)
 
     def break_even(self, drafted: int) -> float | None:
         """The share of k drafted tokens that must be accepted for a draft to pay.

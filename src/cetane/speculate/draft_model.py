@@ -27,6 +27,10 @@ class DraftModel(Drafter):
         self.fed: list[int] = []
         self.marks: dict[int, Mark] = {}
 
+    @property
+    def unread(self) -> int:
+        return max(0, len(self.tokens) - len(self.fed))
+
     def propose(self, most: int) -> Draft:
         most = min(most, self.own.context - len(self.tokens))
         if most < 1:

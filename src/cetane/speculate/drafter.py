@@ -51,6 +51,11 @@ class Drafter(ABC):
         """Called when the sequence continues with these tokens."""
         self.tokens.extend(tokens)
 
+    @property
+    def unread(self) -> int:
+        """Tokens that it reads before its next proposal, if that takes time."""
+        return 0
+
     @abstractmethod
     def propose(self, most: int) -> Draft:
         """The likeliest next tokens, at most `most`; an empty draft if it knows none."""

@@ -104,10 +104,11 @@ class Speculator:
             most = self.worth(drafter, most, self.controller)
         if most < 1:
             return NO_DRAFT
-        started = time.perf_counter()
+        started, unread = time.perf_counter(), drafter.unread
         draft = drafter.propose(most).first(most)
         if self.controller:
-            self.controller.proposed(drafter.name, len(draft.tokens), time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            self.controller.proposed(drafter.name, len(draft.tokens), seconds, unread)
         size = len(self.possible)
         chosen = (0 <= token < size and self.possible[token] for token in draft.tokens)
         return draft.first(next((i for i, possible in enumerate(chosen) if not possible), most))
@@ -116,7 +117,8 @@ class Speculator:
         """The number of tokens that a costly drafter should draft; 0 if the drafts of this step
         promise as much as its own."""
         name, seconds = drafter.name, controller.drafting_seconds(drafter.name)
-        count = controller.length(name, line(most), seconds)
+        reading = controller.reading_seconds(name, drafter.unread)
+        count = controller.length(name, line(most), seconds, reading)
         others = self.pick(self.proposals)
         if others.tokens:
             promised = controller.gain(name, line(count), seconds * count) if count else 0.0

@@ -83,7 +83,10 @@ class Recording:
         return getattr(self.drafter, name)
 
     def propose(self, most: int) -> Draft:
+        unread = self.drafter.unread
         draft = self.drafter.propose(most)
+        if self.drafter.name == "eagle3" and draft.tokens:  # it has read all but the last token
+            assert unread >= 1 and self.drafter.unread == 0
         self.said.append((list(self.drafter.tokens), most, draft.tokens))
         return draft
 

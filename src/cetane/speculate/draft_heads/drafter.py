@@ -111,6 +111,10 @@ class Eagle3Drafter(DraftHeadDrafter):
     def see(self, features: Array) -> None:
         self.waiting.append(features)
 
+    @property
+    def unread(self) -> int:
+        return sum(map(len, self.waiting))
+
     def propose(self, most: int) -> Draft:
         runner, features = self.runner, np.concatenate(self.waiting)
         after = self.tokens[runner.done + 1 : runner.done + 1 + len(features)]
