@@ -25,6 +25,11 @@ LEARNING = 0.01
 """The share of plain time that drafts may cost if they are tried only to learn."""
 RECENT = 15
 """The number of measurements in a median."""
+LEAST = 3
+"""The least number of measurements of a call before the first draft."""
+MEASURING = 0.5
+"""Seconds for more of them, up to `RECENT`. Of three calls on a shared machine, the median was once
+3.0 plain steps where it is 2.0, and nothing was drafted for."""
 MANY = 64
 """Unread tokens of a drafter from which its time is that of reading: a prompt, no step's tokens."""
 
@@ -250,19 +255,25 @@ class Controller:
         return (self.seconds(width) / self.plain_step - 1) / drafted
 
 
-def measure(session: Session, widest: int, rounds: int = 3) -> dict[int, list[float]]:
-    """Seconds of `rounds` calls of every width, up to the narrowest that takes `widest` tokens.
+def measure(session: Session, widest: int) -> dict[int, list[float]]:
+    """Seconds of calls of every width, up to the narrowest that takes `widest` tokens.
 
     `session` must be new; its calls are evaluated and never accepted. One uncounted call of each
-    width comes first.
+    width comes first, then as many as `MEASURING` has room for: a dear call is not made again, so
+    nothing corrects a time that was measured too long.
     """
     widths = session.widths
     needed = min((w for w in widths if w >= widest), default=max(widths))
     times: dict[int, list[float]] = {w: [] for w in widths if w <= needed}
-    for count in range(1 + rounds):
+    spent = 0.0
+    for count in range(1 + RECENT):
+        if count > LEAST and spent > MEASURING:
+            break
         for width, seconds in times.items():
             started = time.perf_counter()
             session.evaluate([token % session.plan.vocab for token in range(width)])
+            took = time.perf_counter() - started
             if count:
-                seconds.append(time.perf_counter() - started)
+                seconds.append(took)
+                spent += took
     return times
