@@ -226,4 +226,5 @@ def test_quick_calls_are_measured_more_often(tiny_engine, monkeypatch: pytest.Mo
     session = tiny_engine().session()
     for seconds, count in ((1e9, RECENT), (0.0, LEAST)):
         monkeypatch.setattr("cetane.speculate.controller.MEASURING", seconds)
+        assert len(measure(session, 1, least=20)[1]) == 20
         assert {w: len(found) for w, found in measure(session, 3).items()} == {1: count, 4: count}

@@ -255,19 +255,19 @@ class Controller:
         return (self.seconds(width) / self.plain_step - 1) / drafted
 
 
-def measure(session: Session, widest: int) -> dict[int, list[float]]:
+def measure(session: Session, widest: int, least: int = LEAST) -> dict[int, list[float]]:
     """Seconds of calls of every width, up to the narrowest that takes `widest` tokens.
 
     `session` must be new; its calls are evaluated and never accepted. One uncounted call of each
-    width comes first, then as many as `MEASURING` has room for: a dear call is not made again, so
-    nothing corrects a time that was measured too long.
+    width comes first, then `least`, and more as far as `MEASURING` has room: a dear call is not
+    made again, so nothing corrects a time that was measured too long.
     """
     widths = session.widths
     needed = min((w for w in widths if w >= widest), default=max(widths))
     times: dict[int, list[float]] = {w: [] for w in widths if w <= needed}
     spent = 0.0
-    for count in range(1 + RECENT):
-        if count > LEAST and spent > MEASURING:
+    for count in range(1 + max(least, RECENT)):
+        if count > least and spent > MEASURING:
             break
         for width, seconds in times.items():
             started = time.perf_counter()
