@@ -11,6 +11,7 @@ little. It says how much work a step is, not how long users wait.
 
 import itertools
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -141,7 +142,8 @@ def main() -> None:
     threads = 1 if options.one_thread else 2
     clock = time.thread_time if options.one_thread else time.perf_counter
     torch.set_num_threads(threads)
-    share_threads(threads)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    share_threads()
     checkpoint = open_checkpoint(options.model)
     bundles = {name: bundle_of(checkpoint, load_recipe(name)) for name in options.recipes}
     runners: dict[str, Runner] = {

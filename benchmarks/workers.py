@@ -152,7 +152,7 @@ class Watched:
                 seconds.append(
                     spent.user + spent.system + spent.children_user + spent.children_system
                 )
-        return seconds + [0.0] * (self.workers.count - len(seconds))
+        return seconds + [0.0] * (len(self.workers.pools) - len(seconds))
 
     def run(self, tasks: Sequence[Task], order: Order) -> Iterator[Ended]:
         first = before = self.cpu()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cetane.engine.call import line
 from cetane.engine.verify import Draft
-from cetane.speculate.controller import Controller, Record, measure
+from cetane.speculate.controller import LEAST, RECENT, Controller, Record, measure
 
 
 @dataclass
@@ -215,8 +215,16 @@ def test_other_work_that_slows_all_calls_does_not_end_drafting() -> None:
 
 def test_times_are_measured_up_to_what_drafts_need(tiny_engine) -> None:
     session = tiny_engine().session()
-    assert {w: len(found) for w, found in measure(session, 3).items()} == {1: 3, 4: 3}
+    assert measure(session, 3).keys() == {1, 4}
     assert measure(session, 5).keys() == {1, 4, 8}
     assert measure(session, 50).keys() == {1, 4, 8}
     assert min(t for found in measure(session, 8).values() for t in found) > 0
     assert session.position == 0
+
+
+def test_quick_calls_are_measured_more_often(tiny_engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = tiny_engine().session()
+    for seconds, count in ((1e9, RECENT), (0.0, LEAST)):
+        monkeypatch.setattr("cetane.speculate.controller.MEASURING", seconds)
+        assert len(measure(session, 1, least=20)[1]) == 20
+        assert {w: len(found) for w, found in measure(session, 3).items()} == {1: count, 4: count}

@@ -269,6 +269,20 @@ def test_a_costly_drafter_is_asked_where_look_ups_promise_less(sure: bool, asked
     assert bool(dear.asked) == asked
 
 
+def test_nobody_is_asked_before_the_account_affords_a_draft() -> None:
+    """Its call takes 1.1 steps, which three plain ones earn."""
+    controller = Controller({1: [1.0], 4: [1.1]})
+    drafter = Scripted(range(99), [(99, 0, [])])
+    speculator = Speculator([drafter], 3, controller)
+    speculator.possible = np.ones(99, bool)
+    steps = 0
+    while not speculator.draft([0], 3).tokens:
+        controller.settle(0, 1, 1.0)
+        steps += 1
+        assert drafter.asked == []
+    assert steps == 3  # (3 + 1.1) * 0.97 <= 3 + 1
+
+
 def test_a_resting_speculator_follows_and_drafts_nothing(engines) -> None:
     engine = engines("llama", "readonly", 4)
     expected, _ = plain(engine, Sampler())

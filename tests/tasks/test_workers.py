@@ -1,5 +1,6 @@
 """Workers: a lost one costs its task, an error ends no other task, results are checked."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from cetane.errors import CetaneError
 from cetane.store.store import Store
 from cetane.tasks import processes
 from cetane.tasks.processes import Processes
-from cetane.tasks.task import Order, Task, code_version, threads
+from cetane.tasks.task import Order, Task, code_version
 from cetane.tasks.workers import Workers, open_workers, performed
 
 ROOT = Path(__file__).parents[2]
@@ -131,15 +132,14 @@ def test_memory_and_time_keep_tasks_apart() -> None:
     assert workers.fits(timed, [])
 
 
-def test_threads_are_those_of_the_task() -> None:
-    import os
-
-    import torch
-
-    before = torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
-    with threads(3):
-        assert torch.get_num_threads() == 3 and os.environ["OMP_NUM_THREADS"] == "3"
-    assert before == (torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS"))
+def test_tasks_that_measure_time_have_a_process_with_all_cores(
+    store: Store, tmp_path: Path
+) -> None:
+    """Also after another task: libraries keep the threads with which they started."""
+    usual, timed = (task(name, partial(work.threads_at_first)) for name in ("usual", "timed"))
+    tasks = [usual, replace(timed, cores=3, alone=True)]
+    with Processes(1) as workers:
+        assert results(workers, tasks, store, tmp_path) == {"usual": "1", "timed": "3"}
 
 
 def test_no_workers() -> None:

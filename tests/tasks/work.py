@@ -4,12 +4,13 @@ import os
 import pickle
 import signal
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from cetane.errors import CetaneError
 from cetane.tasks.task import Order, Task, task_key
 from cetane.tasks.workers import Ended
+from cetane.threads import available
 
 
 class Inline:
@@ -34,6 +35,16 @@ class Inline:
 
 def write(text: str, folder: Path) -> None:
     (folder / "text").write_text(text)
+
+
+@cache
+def first() -> int:
+    return available()
+
+
+def threads_at_first(folder: Path) -> None:
+    """The threads of arithmetic at the first such task of this process."""
+    write(str(first()), folder)
 
 
 def refuse(folder: Path) -> None:

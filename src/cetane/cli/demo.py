@@ -1,5 +1,9 @@
 """cetane demo: from checkpoint to text, with a model that needs no hub."""
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -22,6 +26,13 @@ DEMOS = {
     "smollm2": Demo("default", "What is the capital of France?", 48),
     "zaya-tiny": Demo("zaya-routed", "import os\nimport ", 16),
 }
+
+
+KERNELS = """
+import cetane.compress.clusters
+from cetane.mil.fast.compiled import compile_loop
+compile_loop()
+"""
 
 
 def demo(
@@ -52,13 +63,31 @@ def demo(
     fewer = "" if bits is None else f" --bits {bits}"
     bundle = output or Path(f"{name}-{Path(chosen).stem}{fewer.replace(' --bits ', '-')}")
     say(f"cetane port {path} -r {chosen}{fewer} -o {bundle}")
-    try:
-        port(str(path), bundle, chosen, bits=bits, verbose=verbose)
-    except typer.Exit as verdict:
-        if verdict.exit_code:
-            raise
+    with kernels_beside():
+        try:
+            port(str(path), bundle, chosen, bits=bits, verbose=verbose)
+        except typer.Exit as verdict:
+            if verdict.exit_code:
+                raise
     console.print(f"\n[bold]{shown.prompt}[/]")
     run(bundle, shown.prompt, max_new=shown.tokens)
+
+
+@contextmanager
+def kernels_beside() -> Iterator[None]:
+    """A context beside which a process compiles the kernels of the port and of the answer: some 30
+    CPU seconds, once a machine. Both would wait for them."""
+    from cetane.mil.fast.compiled import is_kept
+
+    if is_kept():
+        yield
+        return
+    with subprocess.Popen([sys.executable, "-c", KERNELS], stderr=subprocess.DEVNULL) as compiling:
+        try:
+            yield
+        except BaseException:
+            compiling.kill()
+            raise
 
 
 def choose(model: str | None) -> tuple[str, Path]:

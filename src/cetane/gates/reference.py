@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -291,13 +292,22 @@ class Reference:
                 hook.remove()
 
 
-@lru_cache(maxsize=1)
 def reference_of(checkpoint: Checkpoint, adapter: str | None = None) -> Reference:
     """The reference of a checkpoint, or of its base with one of its adapters merged.
 
-    The last one stays in memory for the next gate: to load it takes longer than most of what a gate
-    asks of it."""
+    The last one stays in memory for the next gate, until `forget_reference`: to load it takes
+    longer than most of what a gate asks of it."""
+    return _last_reference(checkpoint, adapter)
+
+
+@lru_cache(maxsize=1)
+def _last_reference(checkpoint: Checkpoint, adapter: str | None) -> Reference:
     return Reference(checkpoint if adapter is None else checkpoint.with_merged(adapter))
+
+
+def forget_reference() -> None:
+    """Free the reference that stays in memory."""
+    _last_reference.cache_clear()
 
 
 def unfilled(config: Any) -> Any:
@@ -338,7 +348,7 @@ def load_by_transformers(
     else:
         return None
     try:
-        with quiet_transformers():
+        with quiet_transformers(), one_name_map():
             model, told = AutoModelForCausalLM.from_pretrained(
                 **where, config=config, dtype=torch.float32, local_files_only=True,
                 output_loading_info=True,
@@ -356,6 +366,18 @@ def load_by_transformers(
         if model is None:
             return None
     return model.eval()
+
+
+@contextmanager
+def one_name_map() -> Iterator[None]:
+    """A context in which gguf makes its map of tensor names once. transformers 5 asks for it at
+    every module, which is half of the time to read SmolLM2."""
+    made = gguf.get_tensor_name_map
+    gguf.get_tensor_name_map = lru_cache(made)
+    try:
+        yield
+    finally:
+        gguf.get_tensor_name_map = made
 
 
 def merged_by_peft(model: nn.Module, lora: Lora) -> nn.Module | None:

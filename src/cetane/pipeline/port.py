@@ -15,7 +15,7 @@ from cetane.gates.explain import Explanation, explain, explain_ladder, explain_r
 from cetane.gates.golden import GoldenResult
 from cetane.gates.golden import golden as compare_with_model
 from cetane.gates.ladder import LadderResult, ladder
-from cetane.gates.reference import reference_of
+from cetane.gates.reference import forget_reference
 from cetane.gates.residency.audit import Audit, audit
 from cetane.gates.residency.store import InBundle, summary
 from cetane.gates.residency.target import DEFAULT_OS, Target
@@ -232,7 +232,7 @@ def one_reference() -> Iterator[None]:
     try:
         yield
     finally:
-        reference_of.cache_clear()
+        forget_reference()
         give_back()
 
 

@@ -9,6 +9,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from statistics import median
 
 from cetane.engine.session import Session
@@ -24,6 +25,11 @@ LEARNING = 0.01
 """The share of plain time that drafts may cost if they are tried only to learn."""
 RECENT = 15
 """The number of measurements in a median."""
+LEAST = 3
+"""The least number of measurements of a call before the first draft."""
+MEASURING = 0.5
+"""Seconds for more of them, up to `RECENT`. Of three calls on a shared machine, the median was once
+3.0 plain steps where it is 2.0, and nothing was drafted for."""
 MANY = 64
 """Unread tokens of a drafter from which its time is that of reading: a prompt, no step's tokens."""
 
@@ -33,21 +39,22 @@ class Cost:
 
     def __init__(self, *measured: float) -> None:
         self.recent: deque[float] = deque(measured, maxlen=RECENT)
+        self.usual = median(measured) if measured else 0.0
+        """The median, which a step asks for twenty times and changes once; 0 before the first."""
 
     def add(self, measured: float) -> None:
         self.recent.append(measured)
-
-    @property
-    def usual(self) -> float:
-        return median(self.recent) if self.recent else 0.0
+        self.usual = median(self.recent)
 
 
 Place = tuple[int, int]
 """The depth of a drafted token below the text, and its rank among those after the same token."""
 
 
-def places(parents: Sequence[int]) -> list[Place]:
-    """The depth and the rank of drafted tokens with these parents."""
+@lru_cache(maxsize=1024)
+def places(parents: tuple[int, ...]) -> list[Place]:
+    """The depth and the rank of drafted tokens with these parents. Most drafts are short lines, so
+    a few answers serve nearly all steps."""
     ranks: defaultdict[int, int] = defaultdict(int)
     result: list[Place] = []
     for parent in parents:
@@ -77,7 +84,7 @@ class Record:
         rates: dict[Place, float] = {}
         result: list[float] = []
         left: dict[int, float] = {}  # by parent
-        for place, parent in zip(places(parents), parents, strict=True):
+        for place, parent in zip(places(tuple(parents)), parents, strict=True):
             depth, rank = place
             before = rates.get((depth - 1, 0), PRIOR) if not rank else PRIOR * left[parent]
             seen, weight = self.reached.get(place, 0.0), PRIOR_WEIGHT
@@ -96,7 +103,7 @@ class Record:
                 self.reached[place] *= DECAY
                 self.passed[place] *= DECAY
             self.skips = 0
-        known = zip(places(draft.parents), draft.parents, strict=True)
+        known = zip(places(tuple(draft.parents)), draft.parents, strict=True)
         for number, (place, parent) in enumerate(known):
             if parent in path and place[0] < len(new):
                 if not verified:
@@ -172,7 +179,7 @@ class Controller:
     ) -> int:
         """How many of these tokens to draft, in their order; one takes `proposing` seconds, and
         the drafter first reads for `reading` seconds, of which later drafts have as much."""
-        record, levels = self.records[kind], [depth for depth, _ in places(parents)]
+        record, levels = self.records[kind], [depth for depth, _ in places(tuple(parents))]
         tokens, deepest = 1.0, 0
         best, best_gain, best_tokens = 0, 0.0, 1.0
         for count, chance in enumerate(record.chances(parents), 1):
@@ -195,6 +202,11 @@ class Controller:
         could = cost < (1 + most) * self.plain_step
         spent = self.spent + cost + reading
         return could and spent * SLOWEST <= self.plain + self.plain_step
+
+    def solvent(self, most: int) -> bool:
+        """Whether a draft of at most `most` tokens could be verified now, in any call."""
+        widths = [width for width in self.calls if width > 1]
+        return any(self.affordable(self.seconds(width), min(most, width - 1)) for width in widths)
 
     def skip(self, kind: str) -> None:
         """Record that a draft of this kind was not made, or not verified."""
@@ -243,19 +255,25 @@ class Controller:
         return (self.seconds(width) / self.plain_step - 1) / drafted
 
 
-def measure(session: Session, widest: int, rounds: int = 3) -> dict[int, list[float]]:
-    """Seconds of `rounds` calls of every width, up to the narrowest that takes `widest` tokens.
+def measure(session: Session, widest: int, least: int = LEAST) -> dict[int, list[float]]:
+    """Seconds of calls of every width, up to the narrowest that takes `widest` tokens.
 
     `session` must be new; its calls are evaluated and never accepted. One uncounted call of each
-    width comes first.
+    width comes first, then `least`, and more as far as `MEASURING` has room: a dear call is not
+    made again, so nothing corrects a time that was measured too long.
     """
     widths = session.widths
     needed = min((w for w in widths if w >= widest), default=max(widths))
     times: dict[int, list[float]] = {w: [] for w in widths if w <= needed}
-    for count in range(1 + rounds):
+    spent = 0.0
+    for count in range(1 + max(least, RECENT)):
+        if count > least and spent > MEASURING:
+            break
         for width, seconds in times.items():
             started = time.perf_counter()
             session.evaluate([token % session.plan.vocab for token in range(width)])
+            took = time.perf_counter() - started
             if count:
-                seconds.append(time.perf_counter() - started)
+                seconds.append(took)
+                spent += took
     return times

@@ -85,6 +85,8 @@ class Speculator:
     def draft(self, new: Sequence[int], most: int) -> Draft:
         started = time.perf_counter()
         most = 0 if self.resting else min(most, self.longest)
+        if self.controller and not self.controller.solvent(most):
+            most = 0  # a look-up costs a hundredth of a step, and no draft could be verified
         self.proposals = []
         for drafter in self.drafters:
             drafter.extend(new)

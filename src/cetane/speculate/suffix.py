@@ -83,14 +83,15 @@ class Suffix(Drafter):
         trie = self.answers.trie(self.adapter)
         longest = min(trie.depth // 2, len(self.tokens))
         best, promise = NO_DRAFT, 0.0
-        for length in range(longest, 0, -1):
+        for length in range(1, longest + 1):
             node = trie.find(self.tokens[-length:])
-            if node is not None:
-                tokens, parents, expected = trie.follow(node, most, self.threshold, self.trees)
-                if expected > promise:
-                    kind = f"{self.name}-{length}{'-once' if trie.count[node] == 1 else ''}"
-                    best = Draft(tuple(tokens), kind, branches=tuple(parents))
-                    promise = expected
+            if node is None:
+                break  # nor does the trie have a longer suffix
+            tokens, parents, expected = trie.follow(node, most, self.threshold, self.trees)
+            if tokens and expected >= promise:
+                kind = f"{self.name}-{length}{'-once' if trie.count[node] == 1 else ''}"
+                best = Draft(tuple(tokens), kind, branches=tuple(parents))
+                promise = expected
         return best
 
     def end(self) -> None:

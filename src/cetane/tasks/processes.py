@@ -22,7 +22,8 @@ class Processes:
     """Processes of this machine.
 
     Each has a pool of its own, because a pool whose process dies gives up all its tasks. So a lost
-    worker costs its task only, which the next free worker takes.
+    worker costs its task only, which the next free worker takes. Tasks that measure time have one
+    process more: its libraries start with the threads of all cores, a worker's with one.
     """
 
     dashboard: str | None = None
@@ -34,7 +35,7 @@ class Processes:
         self.count = count
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self.memory = int(SHARE * total) if memory is None else memory
-        self.pools: list[ProcessPoolExecutor | None] = [None] * count
+        self.pools: list[ProcessPoolExecutor | None] = [None] * (count + 1)
 
     def __enter__(self) -> Self:
         return self
@@ -54,7 +55,7 @@ class Processes:
             chosen = next((task for task in waiting if free and self.fits(task, busy)), None)
             if chosen is not None:
                 waiting.remove(chosen)
-                slot = min(free)
+                slot = self.count if chosen.alone else min(free)
                 running[self.submit(slot, chosen, order)] = slot, chosen
                 continue
             for future in wait(running, return_when=FIRST_COMPLETED).done:

@@ -1,7 +1,5 @@
 """A task: a piece of work, named by a hash of everything that its result depends on."""
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,9 +14,7 @@ from cetane.files import code_sha256, json_sha256, records, sha256
 from cetane.store.places import Folder
 from cetane.store.settings import using
 from cetane.store.store import Store
-
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-"""Variables that libraries of arithmetic read when they are imported."""
+from cetane.threads import threads
 
 
 @dataclass(frozen=True)
@@ -105,21 +101,3 @@ def scratch(store: Store) -> Iterator[Path]:
         folder = Path(own) / "made"  # of the usual rights, which the folder around it lacks
         folder.mkdir()
         yield folder
-
-
-@contextmanager
-def threads(cores: int) -> Iterator[None]:
-    """A context in which arithmetic has so many threads."""
-    before = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(dict.fromkeys(THREADS, str(cores)))
-    torch = sys.modules.get("torch")
-    threads_before = None if torch is None else torch.get_num_threads()
-    if torch is not None:
-        torch.set_num_threads(cores)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
-        if torch is not None:
-            torch.set_num_threads(threads_before)

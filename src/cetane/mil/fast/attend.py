@@ -6,7 +6,6 @@ in the caller's own arrays.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cetane.mil.dtypes import Array
+from cetane.threads import available
 
 Floats = npt.NDArray[np.float32]
 
@@ -163,9 +163,9 @@ def _by_heads(work: Callable[[slice], None], rows: Floats, runs: Array) -> None:
     if heads * count * size * int((runs[:, 2] - runs[:, 1]).sum()) < SHARED:
         work(slice(0, heads))
     else:
-        list(_pool().map(work, [slice(head, head + 1) for head in range(heads)]))
+        list(_pool(available()).map(work, [slice(head, head + 1) for head in range(heads)]))
 
 
 @cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count())
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads)

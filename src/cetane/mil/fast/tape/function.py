@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,29 +16,24 @@ from cetane.mil.fast.arrays import HELD_AS, held
 from cetane.mil.fast.functions import FastFunction
 from cetane.mil.fast.tape.code import FIRST, Tape
 from cetane.mil.program import Signature
+from cetane.threads import available
 
 SMALLEST = 1 << 20
 """The multiplications of a tape from which threads share it."""
 LARGEST = 1 << 23
 """The largest integer of an input: float32 holds the sum of two."""
-_threads = 1
+_sharing = False
 _free = threading.Lock()
 """Held by the call whose tape threads share. Another call meanwhile runs alone."""
 
 
-def share_tapes(threads: int = 0) -> None:
-    """Let threads of this process share large tapes; 0 is one for each processor.
+def share_tapes() -> None:
+    """Let the threads of arithmetic share large tapes.
 
     They wait actively for each other, so call this only in a program that owns its process.
     """
-    global _threads
-    _threads = threads or processors()
-
-
-def processors() -> int:
-    """The processors that this process may use."""
-    allowed = getattr(os, "sched_getaffinity", None)  # only Linux can tell
-    return len(allowed(0)) if allowed else os.cpu_count() or 1
+    global _sharing
+    _sharing = True
 
 
 class TapeStage:
@@ -80,14 +74,12 @@ class TapeStage:
         self._shared[0] = 0
         tape = self._tape
         work = partial(perform, tape.code, tape.numbers, bases, self._shared.ctypes.data)
-        large = _threads > 1 and tape.work >= SMALLEST
-        if large and _free.acquire(blocking=False):
+        threads = available() if _sharing and tape.work >= SMALLEST else 1
+        if threads > 1 and _free.acquire(blocking=False):
             try:
-                others = [
-                    _pool(_threads - 1).submit(work, thread, _threads)
-                    for thread in range(1, _threads)
-                ]
-                failed = work(0, _threads)
+                pool = _pool(threads - 1)
+                others = [pool.submit(work, thread, threads) for thread in range(1, threads)]
+                failed = work(0, threads)
                 for other in others:
                     other.result()
             finally:

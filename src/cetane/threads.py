@@ -1,0 +1,41 @@
+"""The threads of arithmetic: one for each processor, or what a task declares.
+
+Sums depend on their number. Libraries read it from the environment, and so do our own loops.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+def available() -> int:
+    """The threads that arithmetic may use: OMP_NUM_THREADS, or this process's processors."""
+    asked = os.environ.get(VARIABLES[0], "")
+    return (int(asked) if asked.isdigit() else 0) or processors()
+
+
+def processors() -> int:
+    """The processors that this process may use."""
+    allowed = getattr(os, "sched_getaffinity", None)  # only Linux can tell
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
+
+
+@contextmanager
+def threads(cores: int) -> Iterator[None]:
+    """A context in which arithmetic has so many threads."""
+    before = {name: os.environ.get(name) for name in VARIABLES}
+    os.environ.update(dict.fromkeys(VARIABLES, str(cores)))
+    torch = sys.modules.get("torch")
+    threads_before = None if torch is None else torch.get_num_threads()
+    if torch is not None:
+        torch.set_num_threads(cores)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+        if torch is not None:
+            torch.set_num_threads(threads_before)
