@@ -24,6 +24,7 @@ from cetane.fitting.text import write_text
 from cetane.fitting.tunable import Tunable, tunable
 from cetane.fitting.tune import Student, Tuner
 from cetane.gates.reference import Reference
+from cetane.hardware.memory import give_back
 from cetane.planner import Planner
 from cetane.planner.encoding import can_be_fitted
 from cetane.planner.weights import format_of
@@ -129,6 +130,7 @@ class Fitter:
             return known
         text = self.text(SEQUENCES)
         made = importance(self.model, layers, text, self.progress)
+        give_back()  # the pass's gradients
         with suppress(OSError):  # a cache that cannot be written is no error
             keep(path, text, made)
         return text, made
