@@ -19,6 +19,7 @@ from cetane.store.settings import shared_store
 from cetane.store.store import Store
 from cetane.tasks.task import Task, task_key
 from cetane.tasks.workers import Workers, performed, waiting
+from cetane.threads import processors
 from cetane.validation import validated
 
 RESULT = "result.json"
@@ -137,7 +138,7 @@ class LabTasks:
                 key=task_key(job.key, name),
                 work=partial(measure, job, name),
                 memory=MEMORY,
-                cores=(os.cpu_count() or 1) if timed else 1,
+                cores=processors() if timed else 1,
                 alone=timed,
                 measured=True,
             )

@@ -39,7 +39,7 @@ class Cost:
 
     def __init__(self, *measured: float) -> None:
         self.recent: deque[float] = deque(measured, maxlen=RECENT)
-        self.usual = median(measured) if measured else 0.0
+        self.usual = median(self.recent) if measured else 0.0
         """The median, which a step asks for twenty times and changes once; 0 before the first."""
 
     def add(self, measured: float) -> None:
@@ -52,7 +52,7 @@ Place = tuple[int, int]
 
 
 @lru_cache(maxsize=1024)
-def places(parents: tuple[int, ...]) -> list[Place]:
+def places(parents: tuple[int, ...]) -> tuple[Place, ...]:
     """The depth and the rank of drafted tokens with these parents. Most drafts are short lines, so
     a few answers serve nearly all steps."""
     ranks: defaultdict[int, int] = defaultdict(int)
@@ -60,7 +60,7 @@ def places(parents: tuple[int, ...]) -> list[Place]:
     for parent in parents:
         result.append((result[parent][0] + 1 if parent >= 0 else 0, ranks[parent]))
         ranks[parent] += 1
-    return result
+    return tuple(result)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from os import cpu_count
 from pathlib import Path
 from platform import node
 
@@ -22,6 +21,7 @@ from cetane.speculate.drafter import Drafter
 from cetane.speculate.ngram import Ngram
 from cetane.speculate.speculator import Speculator
 from cetane.speculate.suffix import EarlierAnswers, Suffix
+from cetane.threads import available
 from cetane.validation import Data, validated
 
 LOOKUPS = ("ngram", "suffix", "union")
@@ -116,7 +116,7 @@ def known_controller(engine: Engine, longest: int, bundle: Bundle, backend: str)
     So only a bundle's first run on a machine waits for measurements. All later calls are measured
     as they come. `backend` is the name by which the engine's backend was opened.
     """
-    machine = [node(), cpu_count(), __version__]
+    machine = [node(), available(), __version__]
     key = json_sha256([bundle.digest, longest, engine.backend.name, backend, *machine])
     path = cache_dir() / "call-times" / f"{key}.json"
     with suppress(CetaneError):
