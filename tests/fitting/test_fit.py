@@ -106,19 +106,6 @@ def test_the_text_is_read_once_for_all_formats(
     assert all(costs[name] < before[name] for name in costs), "four bits cost less than three"
 
 
-def test_attention_is_fused_where_that_is_the_same(tiny_model: Any) -> None:
-    model = tiny_model("llama")
-    tokens = torch.randint(0, 288, (2, 16))
-    with torch.no_grad():
-        before = model(tokens).logits
-        module.fuse_attention(model)
-        torch.testing.assert_close(model(tokens).logits, before)
-    assert model.config._attn_implementation == "sdpa"
-    capped = tiny_model("gemma2")
-    module.fuse_attention(capped)
-    assert capped.config._attn_implementation == "eager"
-
-
 STREAMING: dict[str, Any] = {
     "sinks": 1,
     "window": 4,

@@ -16,6 +16,7 @@ from cetane.compress import Format, Selection
 from cetane.compress.fitted import Fitted, FittedFile, folder, kept, save
 from cetane.errors import CetaneError
 from cetane.files import Progress, json_sha256, remove
+from cetane.fitting.attention import fuse_attention
 from cetane.fitting.importance import Importance, importance, keep, load
 from cetane.fitting.lessons import lessons
 from cetane.fitting.rounding import Rounder, linear_layers
@@ -33,7 +34,7 @@ from cetane.schema.recipe import override
 if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded
 
-VERSION = 4
+VERSION = 5
 """Of what is made: another one is made anew."""
 SEQUENCES, LENGTH, SEED = 64, 256, 1
 """Of the model's own text that layers are rounded by: 16,384 tokens."""
@@ -176,16 +177,6 @@ def untie(model: Any) -> None:
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head.weight is embedding.weight:
         head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
-
-
-def fuse_attention(model: Any) -> None:
-    """Let torch's own attention compute, where that is the same function: with a cache of 200
-    tokens it takes a tenth of the time of transformers' plainest, which copies the keys for every
-    query's head. It knows no caps on scores, and no heads that stream."""
-    capped = getattr(model.config, "attn_logit_softcapping", None)
-    plain = model.config._attn_implementation == "eager" and not capped
-    if plain and getattr(model, "_supports_sdpa", False):
-        model.set_attn_implementation("sdpa")
 
 
 def device() -> str:
