@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from cetane.fitting.attention import fuse_attention
 from cetane.fitting.importance import Importance, importance, keep, load
 from cetane.fitting.lessons import lessons
 from cetane.fitting.rounding import Rounder, linear_layers
-from cetane.fitting.teacher import Answers
+from cetane.fitting.teacher import Answers, narrowed
 from cetane.fitting.text import write_text
 from cetane.fitting.tunable import Tunable, tunable
 from cetane.fitting.tune import Student, Tuner
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
 VERSION = 5
 """Of what is made: another one is made anew."""
-SEQUENCES, LENGTH, SEED = 64, 256, 1
-"""Of the model's own text that layers are rounded by: 16,384 tokens."""
+SEQUENCES, LENGTH, SEED = 256, 256, 1
+"""Of the model's own text that layers are rounded by: 65,536 tokens. By a quarter of them SmolLM2's
+four bits cost documentation 18 % more KL."""
 READING = 1 / 3
 """Of the minutes of tuning, for the text that it learns from: at most, and as far as none is kept.
 """
@@ -130,7 +131,8 @@ class Fitter:
         if known is not None:
             return known
         text = self.text(SEQUENCES)
-        made = importance(self.model, layers, text, self.progress)
+        with narrowed(self.model):
+            made = importance(self.model, layers, text, self.progress)
         give_back()  # the pass's gradients
         with suppress(OSError):  # a cache that cannot be written is no error
             keep(path, text, made)
@@ -169,7 +171,9 @@ class Fitter:
 
     def text(self, sequences: int) -> Tensor:
         """The model's own, int64 `(sequences, length)`."""
-        return write_text(self.model, self.start, sequences, self.length, SEED, self.progress)
+        # of a model that is not resident no weight stays, so none can be narrowed
+        with narrowed(self.model) if self.resident else nullcontext():
+            return write_text(self.model, self.start, sequences, self.length, SEED, self.progress)
 
 
 def untie(model: Any) -> None:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from cetane.files import Progress, replacing
-from cetane.fitting.teacher import Answers, ask, narrowed, quick
+from cetane.fitting.teacher import Answers, ask, narrowed
 from cetane.fitting.text import write_text
 
 SEQUENCES = 128
@@ -43,7 +43,7 @@ def lessons(
         if part is None:
             if len(parts) >= LEAST and (len(parts) >= MOST or time.perf_counter() >= ends):
                 break
-            with narrowed(model), quick(model):  # other words than fp32's, and as good
+            with narrowed(model):  # other words than fp32's, and as good
                 text = write_text(model, start, SEQUENCES, length, SEED + number, progress)
             part = ask(model, text, max(1, PIECE // length), progress)
             with suppress(OSError):  # a cache that cannot be written is no error

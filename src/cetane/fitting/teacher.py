@@ -61,8 +61,7 @@ def ask(model: Any, tokens: Tensor, size: int, progress: Progress) -> Answers:
         for start in range(0, len(tokens), size):
             progress("the model answers", start, len(tokens))
             part = tokens[start : start + size].to(model.device)
-            with quick(model):
-                logits = model(part, use_cache=False).logits.float()
+            logits = model(part, use_cache=False).logits.float()
             top = logits.topk(min(LIKELIEST, logits.shape[-1]))
             likely.append(top.indices.int().cpu())
             logs.append((top.values - torch.logsumexp(logits, -1, keepdim=True)).half().cpu())
@@ -84,8 +83,8 @@ def has_bfloat16(kind: str = "cpu") -> bool:
 
 @contextmanager
 def narrowed(model: Any) -> Iterator[None]:
-    """A model whose linear layers hold bfloat16 for a time, where its products are quick: else
-    each call would convert them."""
+    """A model that computes by `quick` for a time, and whose linear layers hold bfloat16 meanwhile:
+    else each call would convert them."""
     kept: list[tuple[nn.Parameter, Tensor]] = []
     if has_bfloat16(model.device.type):
         for module in model.modules():
@@ -94,7 +93,8 @@ def narrowed(model: Any) -> Iterator[None]:
     for parameter, values in kept:
         parameter.data = values.bfloat16()
     try:
-        yield
+        with quick(model):
+            yield
     finally:
         for parameter, values in kept:
             parameter.data = values
