@@ -148,16 +148,30 @@ def test_a_student_learns(student: tuple[Student, Answers], tmp_path: Path) -> N
 def test_an_interrupted_run_goes_on(student: tuple[Student, Answers], tmp_path: Path) -> None:
     tuner = Tuner(*student, tmp_path / "x", silent)
     tuner.step(torch.arange(8), 1.0)
-    tuner.seconds = 50.0
+    tuner.seconds, tuner.pace = 50.0, 0.25
     tuner.keep()
     values = {name: weight.values.clone() for name, weight in student[0].weights.items()}
     tuner.step(torch.arange(8), 1.0)
     again = Tuner(*student, tmp_path / "x", silent)
-    again.restore()
-    assert again.seconds == 50
+    assert again.resume()
+    assert (again.seconds, again.pace) == (50, 0.25)
     for name, weight in student[0].weights.items():
         torch.testing.assert_close(weight.values, values[name])
     (tmp_path / "x").write_bytes(b"half a file")
     untouched = Tuner(*student, tmp_path / "x", silent)
-    untouched.restore()
+    assert not untouched.resume()
     assert untouched.seconds == 0
+
+
+def test_what_is_worse_is_given_up(student: tuple[Student, Answers], tmp_path: Path) -> None:
+    """Steps a hundred times too large do harm; the next ones are half as large, from the best."""
+    tuner = Tuner(*student, tmp_path / "x", silent)
+    judged = student[1].batch(torch.arange(16))
+    best = tuner.judge(judged)
+    tuner.keep()
+    for _ in range(12):
+        tuner.step(torch.arange(16, 32), 100.0)
+    assert tuner.judge(judged) > best
+    assert tuner.better(judged, best) == best
+    assert tuner.judge(judged) == pytest.approx(best)
+    assert (tuner.pace, tuner.number) == (0.5, 0)

@@ -123,6 +123,8 @@ class Tunable(ABC):
         """Go on from a state of the same weight."""
         self.levels, self.indices = state["levels"], state["indices"]
         self.wanted = state["wanted"].float()
+        for mean in (self.mean, self.square, self.means, *self.squares):
+            mean.zero_()
         self.look_up()
 
 
