@@ -195,6 +195,16 @@ def _mix(weights, values, sums):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def _sees(line, runs):  # type: ignore[no-untyped-def]
+    """Whether a row of a mask shows a key."""
+    for run in range(len(runs)):
+        for j in range(runs[run, 3], runs[run, 3] + runs[run, 2] - runs[run, 1]):
+            if line[j] > HIDDEN:
+                return True
+    return False
+
+
+@njit(nogil=True, cache=True)
 def attend(  # type: ignore[no-untyped-def]
     rows, past_keys, new_keys, past_values, new_values, mask, runs, cap, sinks, results, first, last
 ):
@@ -204,8 +214,8 @@ def attend(  # type: ignore[no-untyped-def]
     Keys `(H, D, S)` and values `(H, E, S)` are in two parts. The last axis of `mask` counts both;
     its other two may have size 1. `runs` are a part (0 or 1), a start, a stop, and the start in
     the mask, of the keys that some row sees. `cap`, if it is positive, bounds scores. `sinks`
-    `(H, R)`, if not empty, are scores of one more key, whose value is zero. A row that sees no key
-    becomes zeros.
+    `(H, R)`, if not empty, are scores of one more key, whose value is zero. A row that sees no key,
+    a call's padding, becomes zeros and costs nothing.
     """
     count = 0
     for run in range(len(runs)):
@@ -216,42 +226,52 @@ def attend(  # type: ignore[no-untyped-def]
     steps, factors = np.zeros(whole, np.float32), np.empty(count, np.float32)
     values, tops = np.empty((2, pairs, whole), np.int16), np.empty(TOPS, np.float32)
     weights, worth = np.zeros((2, most, whole), np.int16), np.empty(most, np.float64)
-    sums = np.empty((most, pairs, 2), np.int64)
+    sums, given = np.empty((most, pairs, 2), np.int64), np.empty((most, width), np.float32)
+    own_rows = np.empty(most, np.int64)
     while first < last:
         head, start = first // every, first % every
         stop = min(every, start + last - first)
         first += stop - start
-        at = 0
+        seeing, at = 0, 0
+        for r in range(start, stop):
+            if _sees(mask[min(head, len(mask) - 1), min(r, mask.shape[1] - 1)], runs):
+                own_rows[seeing], given[seeing] = r, rows[head, r]
+                seeing += 1
+            else:
+                results[head, r] = 0
+        if not seeing:
+            continue
         for run in range(len(runs)):
             keys = new_keys[head] if runs[run, 0] else past_keys[head]
             own = new_values[head] if runs[run, 0] else past_values[head]
             size = runs[run, 2] - runs[run, 1]
-            part = scores[: stop - start, at : at + size]
-            _score(rows[head, start:stop], keys, runs[run, 1], part, spare)
+            _score(given[:seeing], keys, runs[run, 1], scores[:seeing, at : at + size], spare)
             _round_values(
                 own, runs[run, 1], steps[at : at + size], factors[at : at + size],
                 values[0], values[1], at,
             )  # fmt: skip
             at += size
-        for r in range(start, stop):
+        for number in range(seeing):
+            r = own_rows[number]
             line = mask[min(head, len(mask) - 1), min(r, mask.shape[1] - 1)]
-            own_scores, at = scores[r - start], 0
+            own_scores, at = scores[number], 0
             if cap > 0:
                 for j in range(count):
                     own_scores[j] = np.float32(math.tanh(own_scores[j] / cap)) * cap
             for run in range(len(runs)):
                 size = runs[run, 2] - runs[run, 1]
-                some, shown = own_scores[at : at + size], line[runs[run, 3] : runs[run, 3] + size]
+                part, shown = own_scores[at : at + size], line[runs[run, 3] : runs[run, 3] + size]
                 for j in range(size):
-                    some[j] = some[j] + shown[j] if shown[j] > HIDDEN else _F(-np.inf)
+                    part[j] = part[j] + shown[j] if shown[j] > HIDDEN else _F(-np.inf)
                 at += size
             sink = sinks[head, r] if len(sinks) else _F(-np.inf)
-            worth[r - start] = _weigh(
-                own_scores[:count], steps, sink, tops, weights[0, r - start], weights[1, r - start]
+            worth[number] = _weigh(
+                own_scores[:count], steps, sink, tops, weights[0, number], weights[1, number]
             )
         sums[:] = 0
-        _mix(weights, values, sums[: stop - start])
-        for r in range(stop - start):
+        _mix(weights, values, sums[:seeing])
+        for number in range(seeing):
+            result = results[head, own_rows[number]]
             for e in range(out):
-                sum_ = np.float64((sums[r, e, 0] << LOW) + sums[r, e, 1]) * np.float64(1 << LOW)
-                results[head, start + r, e] = _F(sum_ * worth[r])
+                sum_ = (sums[number, e, 0] << LOW) + sums[number, e, 1]
+                result[e] = _F(np.float64(sum_) * np.float64(1 << LOW) * worth[number])

@@ -89,7 +89,10 @@ def _palette_of(form, palettes, which, eight):  # type: ignore[no-untyped-def]
 def multiply_rounded(  # type: ignore[no-untyped-def]
     form, first, last, y, y_step, x, x_step, tokens, w, w_step, scale, more, which, columns
 ):
-    """As `products.multiply`, but both limits are multiples of `TILE`."""
+    """As `products.multiply`, but both limits are multiples of `TILE`.
+
+    Rows of zeros at the end, a call's padding, cost nothing: their results are zeros.
+    """
     blocks = columns // BLOCK
     inputs = np.empty((tokens, columns), np.int16)
     x_scales = np.empty((tokens, blocks), np.float32)
@@ -97,6 +100,9 @@ def multiply_rounded(  # type: ignore[no-untyped-def]
         round_row(
             x + 4 * t * x_step, inputs[t].ctypes.data, x_scales[t].ctypes.data, columns
         )  # fmt: skip
+    while tokens and not x_scales[tokens - 1].any():
+        tokens -= 1
+        carray(pointer(y + 4 * (tokens * y_step + first)), last - first, np.float32)[:] = 0
     x_at, scales_at = inputs.ctypes.data, x_scales.ctypes.data
     for row in range(first, last, TILE):
         tile, factors, rows = w + row * w_step, more + 4 * row * blocks, scale + 4 * row
