@@ -52,6 +52,7 @@ class Counting:
 
     def __init__(self, backend: Backend) -> None:
         self.backend, self.name, self.dtype = backend, backend.name, backend.dtype
+        self.by_rows = backend.by_rows
         self.opened: list[str] = []
         self.calls: list[tuple[str, str, Arrays, Arrays]] = []
         """Shard, function, inputs and outputs."""

@@ -60,7 +60,7 @@ class ExactBackend(PortableBackend):
 class PackageBackend:
     """The exact executor on packages that are in no bundle."""
 
-    name, dtype = "package", np.float32
+    name, dtype, by_rows = "package", np.float32, False
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

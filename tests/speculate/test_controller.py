@@ -222,6 +222,17 @@ def test_times_are_measured_up_to_what_drafts_need(tiny_engine) -> None:
     assert session.position == 0
 
 
+def test_each_number_of_tokens_has_a_cost_where_rows_cost(
+    tiny_engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = tiny_engine().session()
+    monkeypatch.setattr(session.execution.shards.backend, "by_rows", True)
+    assert measure(session, 3).keys() == {1, 2, 3, 4}
+    assert measure(session, 5).keys() == set(range(1, 9))
+    monkeypatch.setattr("cetane.engine.session.MOST_COUNTS", 4)
+    assert measure(session, 5).keys() == {1, 4, 8}
+
+
 def test_quick_calls_are_measured_more_often(tiny_engine, monkeypatch: pytest.MonkeyPatch) -> None:
     session = tiny_engine().session()
     for seconds, count in ((1e9, RECENT), (0.0, LEAST)):

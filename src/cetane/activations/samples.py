@@ -90,6 +90,7 @@ class CallRecorder:
 
     def __init__(self, backend: Backend) -> None:
         self.backend, self.name, self.dtype = backend, backend.name, backend.dtype
+        self.by_rows = False
         self.samples: Samples = {}
 
     def open(self, shard: str) -> "Recorded":

@@ -36,7 +36,7 @@ class AuthoredProgram:
 class AuthoredBackend:
     """The families' modules with their weights, one module per function."""
 
-    name = "authored"
+    name, by_rows = "authored", False
     dtype: type[np.floating[Any]] = np.float32
 
     def __init__(self, planner: Planner, weights: Weights) -> None:

@@ -35,6 +35,8 @@ class Backend(Protocol):
     name: str
     dtype: type[np.floating[Any]]
     """The dtype of float inputs, and of the caches that the host keeps."""
+    by_rows: bool
+    """Whether a call takes the longer the more tokens it has, whatever its width."""
 
     def open(self, shard: str) -> OpenShard:
         """Load a shard of the bundle or plan that this backend was made for."""

@@ -59,7 +59,7 @@ class CoreMLBackend:
     """Compiles each shard once. The cache keeps the result under the digest of its source and the
     system's build."""
 
-    name = "coreml"
+    name, by_rows = "coreml", False
     dtype: type[np.floating[Any]] = np.float16
 
     def __init__(self, shards: Compilable, units: ComputeUnits = UNITS[0]) -> None:

@@ -87,6 +87,7 @@ class PortableBackend:
 
     def __init__(self, packages: ShardPaths, precision: Arithmetic = "fp32") -> None:
         self.packages, self.precision = packages, precision
+        self.by_rows = precision == "stored"  # tapes leave out rows of padding
         self.dtype: type[np.floating[Any]] = np.float32
         if precision == "fp16" or precision == "ane":
             self.dtype = np.float16

@@ -13,6 +13,9 @@ from cetane.engine.schedule import Schedule, Wanted
 from cetane.errors import CetaneError
 from cetane.schema.recipe import Mode
 
+MOST_COUNTS = 16
+"""The widest call of which each number of tokens is a cost of its own."""
+
 
 class Session:
     """One sequence on an engine. `Engine.session` makes it.
@@ -66,6 +69,15 @@ class Session:
     def widths(self) -> list[int]:
         """The widths that a call can have now, in tokens, ascending."""
         return self.schedule.widths(self.position)
+
+    def counts(self, most: int) -> list[int]:
+        """The numbers of tokens of a call that differ in cost, up to the least that takes `most`
+        tokens, ascending."""
+        widths = self.widths
+        widest = min((width for width in widths if width >= most), default=max(widths, default=0))
+        if self.execution.shards.backend.by_rows and widest <= MOST_COUNTS:
+            return list(range(1, widest + 1))
+        return [width for width in widths if width <= widest]
 
     def feed(self, tokens: Sequence[int], wanted: Wanted = "last") -> Array | None:
         """Run tokens through the model and remember them.

@@ -47,7 +47,7 @@ Comparisons = dict[tuple[str, str], Comparison]
 class ComparingBackend:
     """Runs the first packages, and compares the second ones with them in every call."""
 
-    name = "comparing"
+    name, by_rows = "comparing", False
     dtype: type[np.floating[Any]] = np.float32
 
     def __init__(self, first: ShardPaths, second: ShardPaths, precision: Precision) -> None:

@@ -32,7 +32,7 @@ SMALLEST = 2.0**-24
 class TwinBackend:
     """A backend that runs packages with the checkpoint's own values, in fp32."""
 
-    name = "twin"
+    name, by_rows = "twin", False
     dtype: type[np.floating] = np.float32
 
     def __init__(self, packages: ShardPaths, planner: Planner, weights: Weights) -> None:

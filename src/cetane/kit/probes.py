@@ -134,7 +134,7 @@ class ExampleRecorder:
     """A backend that keeps the first call of every function. Inputs are rounded to fp16 first, as
     Core ML gets them."""
 
-    name, dtype = "recorder", np.float32
+    name, dtype, by_rows = "recorder", np.float32, False
 
     def __init__(self, backend: Backend, plan: Plan) -> None:
         self.backend, self.plan = backend, plan

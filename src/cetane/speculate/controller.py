@@ -256,15 +256,14 @@ class Controller:
 
 
 def measure(session: Session, widest: int, least: int = LEAST) -> dict[int, list[float]]:
-    """Seconds of calls of every width, up to the narrowest that takes `widest` tokens.
+    """Seconds of calls of every width, up to the narrowest that takes `widest` tokens. Where a call
+    costs by its tokens (`Session.counts`), each number of them is a width.
 
     `session` must be new; its calls are evaluated and never accepted. One uncounted call of each
     width comes first, then `least`, and more as far as `MEASURING` has room: a dear call is not
     made again, so nothing corrects a time that was measured too long.
     """
-    widths = session.widths
-    needed = min((w for w in widths if w >= widest), default=max(widths))
-    times: dict[int, list[float]] = {w: [] for w in widths if w <= needed}
+    times: dict[int, list[float]] = {width: [] for width in session.counts(widest)}
     spent = 0.0
     for count in range(1 + max(least, RECENT)):
         if count > least and spent > MEASURING:

@@ -116,7 +116,7 @@ def known_controller(engine: Engine, longest: int, bundle: Bundle, backend: str)
     So only a bundle's first run on a machine waits for measurements. All later calls are measured
     as they come. `backend` is the name by which the engine's backend was opened.
     """
-    machine = [node(), available(), __version__]
+    machine = [node(), available(), __version__, engine.session().counts(1 + longest)]
     key = json_sha256([bundle.digest, longest, engine.backend.name, backend, *machine])
     path = cache_dir() / "call-times" / f"{key}.json"
     with suppress(CetaneError):

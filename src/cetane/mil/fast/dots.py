@@ -1,14 +1,17 @@
-"""Vector code for products of bytes: many tokens, whose inputs are rounded to 8 bits.
+"""Vector code for products of words, integers of 16 bits.
 
-One instruction multiplies 64 bytes and adds them by fours (AVX-512 VNNI). Weights are unsigned
-there, so 128 is added to them, and taken away again as 128 times the sum of a block's inputs.
+One instruction multiplies 32 pairs of words and adds them by twos (AVX-512 VNNI). Inputs are
+rounded to 15 bits, each block with a scale of its own. Weights are integers of 8 bits, or indices
+of a palette whose entries are rounded to 14 bits with one scale. The sum of a block is exact, so it
+has no order; floats add up the blocks.
 
-A *tile* is 16 rows of weights: for each four columns 64 bytes, four of each row.
+A *tile* is `TILE` rows of weights, in two halves of `EIGHT`, block after block. A vector holds four
+columns of a half. Every further row of inputs costs one instruction a vector: weights are unpacked
+once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -16,205 +19,230 @@ from numba import types
 from numba.extending import intrinsic
 
 from cetane.mil.fast import emit
-from cetane.mil.fast.emit import BLOCK, F32, FEATURES, I8, I32, SIXTY_FOUR, WIDE
-from cetane.mil.fast.vectors import FOUR, ROWS, Form, Maker, folded, palette_vectors, rows_of_floats
+from cetane.mil.fast.emit import BLOCK, F32, I8, I16, I32, I64
+from cetane.mil.fast.vectors import DOTTED, Form, Maker
 
-TILE = 16
-"""Rows of a tile."""
+TILE, EIGHT = 16, 8
+AHEAD = 8192
+"""Bytes between what a product reads and what it asks memory for."""
 TOKENS = 8
-"""Tokens that share a tile's weights in registers."""
-HAS_DOTS = WIDE and bool(FEATURES.get("avx512vnni"))
+"""Rows of inputs that share a tile's weights in registers."""
+MOST = (1 << 14) - 1
+"""The largest magnitude of a rounded input."""
+MOST_ENTRY = 1 << 13
+"""That of a palette's entry. A lane adds 16 products of a block, fewer than 2**31 in all."""
+TABLE_BYTES = {Form.NIBBLES: 64, Form.SIXES: 128}
+"""Bytes of a palette: 16 words, twice, or 64 words."""
 
 FLOATS, INTS = ir.VectorType(F32, TILE), ir.VectorType(I32, TILE)
-_FOURS = BLOCK // 4
+WORDS, NARROW = ir.VectorType(I16, BLOCK), ir.VectorType(I8, BLOCK)
+_VECTORS = BLOCK // 4
+"""Vectors of half a tile in a block."""
 
 
-def tiling_of(form: Form) -> Maker:
-    """A function that writes one group of `ROWS` rows into a tile, as unsigned bytes.
-
-    Palettes are looked up, then rounded to 8 bits with a scale for each block. Its arguments, all
-    int64: the addresses of the tile and of its blocks' scales, both counted on to the group's first
-    row, of the group's weights and of its palette; the number of columns.
-    """
-
-    @intrinsic
-    def fill(typing: Any, tile: Any, scales: Any, weights: Any, palette: Any, columns: Any) -> Any:
-        def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
-            if not HAS_DOTS:
-                return context.get_dummy_value()
-            tile, scales, weights, palette, columns = given
-            entries = palette_vectors(builder, form, palette)
-            loop = emit.Blocks(builder, columns, [])
-            size = form.bytes_of(ROWS * BLOCK)
-            block = builder.add(weights, builder.mul(loop.k, emit.number(size // BLOCK)))
-            if form is Form.BYTES:
-                signed = [
-                    emit.vector(builder, builder.add(block, emit.number(half)), SIXTY_FOUR)
-                    for half in (0, size // 2)
-                ]
-            else:
-                place = builder.add(scales, builder.mul(loop.k, emit.number(4 * TILE // BLOCK)))
-                rows = rows_of_floats(builder, form, weights, weights, entries, loop.k)
-                signed = _rounded(builder, rows, place)
-            # Four columns of a row are one word. First all rows' first words, then their second.
-            upper = ir.Constant(SIXTY_FOUR, [-128] * 64)
-            one, two = (builder.bitcast(builder.xor(pair, upper), INTS) for pair in signed)
-            target = builder.add(tile, builder.mul(loop.k, emit.number(TILE)))
-            for column in range(_FOURS):
-                own = emit.shuffled(builder, one, two, [column + _FOURS * r for r in range(ROWS)])
-                address = builder.add(target, emit.number(4 * TILE * column))
-                builder.store(own, emit.pointer(builder, address, own.type), align=4)
-            loop.end([])
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 5), generate
-
-    return fill
-
-
-def _rounded(builder: ir.IRBuilder, rows: list[list[ir.Value]], scales: ir.Value) -> list[ir.Value]:
-    """A block of rows in int8, two rows in a vector; their scales are stored."""
-    bounds = folded(builder, [_top(builder, row) for row in rows], _larger(builder))
-    factors, steps = _steps(builder, bounds)
-    builder.store(steps, emit.pointer(builder, scales, FOUR), align=4)
-    narrow = []
-    for number, row in enumerate(rows):
-        factor = builder.extract_element(factors, ir.Constant(I32, number))
-        whole = _whole(builder, row, factor)
-        narrow.append([builder.trunc(half, ir.VectorType(I8, TILE)) for half in whole])
-    a, b, c, d = (emit.shuffled(builder, low, high, list(range(BLOCK))) for low, high in narrow)
-    return [emit.shuffled(builder, one, two, list(range(64))) for one, two in ((a, b), (c, d))]
-
-
-def _larger(builder: ir.IRBuilder) -> Callable[[ir.Value, ir.Value], ir.Value]:
-    return lambda a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b)
-
-
-def _top(builder: ir.IRBuilder, block: list[ir.Value]) -> ir.Value:
-    """The largest magnitudes of a block's two halves."""
-    magnitude = emit.function(builder, "llvm.fabs.v16f32", FLOATS, FLOATS)
-    return _larger(builder)(*(builder.call(magnitude, [half]) for half in block))
-
-
-def _steps(builder: ir.IRBuilder, bounds: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Steps a unit and units a step of blocks whose magnitudes have bounds: 127 steps each."""
-    zero, most = (ir.Constant(bounds.type, [value] * ROWS) for value in (0.0, 127.0))
-    some = builder.fcmp_ordered(">", bounds, zero)
-    factors = builder.select(some, builder.fdiv(most, bounds), zero)
-    share = ir.Constant(bounds.type, [1 / 127] * ROWS)
-    return factors, builder.fmul(bounds, share)
-
-
-def _whole(builder: ir.IRBuilder, block: list[ir.Value], factor: ir.Value) -> list[ir.Value]:
-    """A block of floats in steps."""
-    nearest = emit.function(builder, "llvm.rint.v16f32", FLOATS, FLOATS)
-    every = emit.alike(builder, factor)
+def _table(builder: ir.IRBuilder, form: Form, address: ir.Value) -> list[ir.Value]:
+    """The vectors of a palette; nothing for other forms."""
     return [
-        builder.fptosi(builder.call(nearest, [builder.fmul(half, every)]), INTS) for half in block
+        emit.vector(builder, builder.add(address, emit.number(at)), WORDS)
+        for at in range(0, TABLE_BYTES.get(form, 0), 64)
     ]
 
 
-def dots_of(tokens: int) -> Maker:
+def _shifted(builder: ir.IRBuilder, words: ir.Value, bits: int) -> ir.Value:
+    return builder.lshr(words, ir.Constant(WORDS, [bits] * BLOCK))
+
+
+def _joined(builder: ir.IRBuilder, low: ir.Value, high: ir.Value, bits: int) -> ir.Value:
+    """The words that begin so many bits up in `low` and end in `high`."""
+    shift = emit.function(builder, f"llvm.fshr.v{BLOCK}i16", WORDS, WORDS, WORDS, WORDS)
+    return builder.call(shift, [high, low, ir.Constant(WORDS, [bits] * BLOCK)])
+
+
+def _weights(
+    builder: ir.IRBuilder, form: Form, block: ir.Value, table: list[ir.Value]
+) -> list[ir.Value]:
+    """The words of half a tile's block; see `weights.in_tiles`."""
+    if form in (Form.BYTES, Form.SCALED_BYTES):
+        return [
+            builder.sext(emit.vector(builder, builder.add(block, emit.number(at)), NARROW), WORDS)
+            for at in range(0, EIGHT * BLOCK, BLOCK)
+        ]
+    packed = [
+        emit.vector(builder, builder.add(block, emit.number(at)), WORDS)
+        for at in range(0, form.bytes_of(EIGHT * BLOCK), 64)
+    ]
+    if form is Form.NIBBLES:  # a look-up reads 5 bits: the table lies there twice
+        look_up = emit.function(builder, "llvm.x86.avx512.permvar.hi.512", WORDS, WORDS, WORDS)
+        indices = [
+            _shifted(builder, four, 4 * n) if n else four for four in packed for n in range(4)
+        ]
+        return [builder.call(look_up, [table[0], index]) for index in indices]
+    a, b, c = packed  # a look-up reads 6 bits
+    indices = [
+        a, _shifted(builder, a, 6), _shifted(builder, b, 2), _shifted(builder, b, 8),
+        _shifted(builder, c, 4), _shifted(builder, c, 10), _joined(builder, a, b, 12),
+        _joined(builder, b, c, 14),
+    ]  # fmt: skip
+    look_up = emit.function(
+        builder, "llvm.x86.avx512.vpermi2var.hi.512", WORDS, WORDS, WORDS, WORDS
+    )
+    return [builder.call(look_up, [table[0], index, table[1]]) for index in indices]
+
+
+def dots_of(form: Form, tokens: int) -> Maker:
     """A function that multiplies a tile with rounded inputs of some tokens.
 
     Its arguments, all int64: the address of the results and the floats from a token's to the
-    next's; that of the inputs, int8 (tokens, columns); of their scales, float32, and of -128 times
-    their sums, int32, both (tokens, blocks); of the tile, of its blocks' scales, float32
-    (blocks, 16), and of its rows' scales; the number of columns.
+    next's; that of the inputs, int16 (tokens, columns); of their scales, float32 (tokens, blocks);
+    of the tile; of its blocks' scales, float32 (blocks, 16); of the palettes of its two halves; of
+    its rows' scales; the number of columns.
     """
 
     @intrinsic
     def dots(
-        typing: Any, y: Any, y_step: Any, x: Any, x_scales: Any, x_sums: Any, tile: Any,
-        scales: Any, row_scales: Any, columns: Any,
+        typing: Any, y: Any, y_step: Any, x: Any, x_scales: Any, tile: Any, scales: Any, one: Any,
+        two: Any, row_scales: Any, columns: Any,
     ) -> Any:  # fmt: skip
         def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
-            if not HAS_DOTS:
+            if form not in DOTTED:
                 return context.get_dummy_value()
-            y, y_step, x, x_scales, x_sums, tile, scales, row_scales, columns = given
+            y, y_step, x, x_scales, tile, scales, one, two, row_scales, columns = given
             multiply = emit.function(
-                builder, "llvm.x86.avx512.vpdpbusd.512", INTS, INTS, INTS, INTS
+                builder, "llvm.x86.avx512.vpdpwssd.512", INTS, INTS, INTS, INTS
             )
-            width = builder.udiv(columns, emit.number(BLOCK // 4))  # bytes of a token's scales
+            tables = [_table(builder, form, address) for address in (one, two)]
+            width = builder.lshr(columns, emit.number(3))  # bytes of a token's scales
+            inputs_at = [
+                builder.add(x, builder.mul(builder.shl(columns, emit.number(1)), emit.number(t)))
+                for t in range(tokens)
+            ]
+            scales_at = [
+                builder.add(x_scales, builder.mul(width, emit.number(t))) for t in range(tokens)
+            ]
             zero = ir.Constant(FLOATS, [0.0] * TILE)
-            loop = emit.Blocks(builder, columns, [zero] * tokens)
-            step = builder.udiv(loop.k, emit.number(BLOCK // 4))
-
-            def number_of(base: ir.Value, token: int, kind: ir.Type) -> ir.Value:
-                place = builder.add(base, builder.mul(width, emit.number(token)))
-                address = emit.pointer(builder, builder.add(place, step), kind)
-                return emit.alike(builder, builder.load(address, align=4))
-
-            own = builder.add(tile, builder.mul(loop.k, emit.number(TILE)))
-            totals = [number_of(x_sums, token, I32) for token in range(tokens)]
-            for four in range(_FOURS):
-                weights = emit.vector(builder, builder.add(own, emit.number(4 * TILE * four)), INTS)
-                for token in range(tokens):
-                    place = builder.add(x, builder.mul(columns, emit.number(token)))
-                    place = builder.add(builder.add(place, loop.k), emit.number(4 * four))
-                    word = builder.load(emit.pointer(builder, place, I32), align=4)
-                    given_ = [totals[token], weights, emit.alike(builder, word)]
-                    totals[token] = builder.call(multiply, given_)
-            at = builder.add(scales, builder.mul(loop.k, emit.number(4 * TILE // BLOCK)))
-            factors = emit.vector(builder, at, FLOATS)
+            loop = emit.Blocks(builder, columns, [zero] * (2 * tokens))
+            size = form.bytes_of(TILE * BLOCK)
+            block = builder.add(tile, builder.mul(loop.k, emit.number(size // BLOCK)))
+            _fetch_ahead(builder, block, size)
+            halves = [
+                _weights(builder, form, builder.add(block, emit.number(at)), table)
+                for at, table in zip((0, size // 2), tables, strict=True)
+            ]
+            nothing = ir.Constant(INTS, [0] * TILE)
+            totals = [nothing] * (2 * tokens)
+            for vector in range(_VECTORS):
+                for t in range(tokens):
+                    at = builder.add(inputs_at[t], builder.shl(loop.k, emit.number(1)))
+                    at = builder.add(at, emit.number(8 * vector))
+                    words = _everywhere(
+                        builder, builder.load(emit.pointer(builder, at, I64), align=8)
+                    )
+                    for half in range(2):
+                        own = builder.bitcast(halves[half][vector], INTS)
+                        number = 2 * t + half
+                        totals[number] = builder.call(multiply, [totals[number], own, words])
+            factors = _block_scales(builder, form, scales, loop.k)
+            step = builder.lshr(loop.k, emit.number(3))  # 4 bytes for 32 inputs
             sums = []
-            for token, total in enumerate(totals):
-                scale = builder.fmul(number_of(x_scales, token, F32), factors)
-                whole = builder.sitofp(total, FLOATS)
-                sums.append(emit.multiply_add(builder, whole, scale, loop.values[token]))
+            for t in range(tokens):
+                address = emit.pointer(builder, builder.add(scales_at[t], step), F32)
+                scale = emit.alike(builder, builder.load(address, align=4))
+                for half in range(2):
+                    number = 2 * t + half
+                    factor = builder.fmul(scale, factors[half]) if factors else scale
+                    whole = builder.sitofp(totals[number], FLOATS)
+                    sums.append(emit.multiply_add(builder, whole, factor, loop.values[number]))
             loop.end(sums)
             rows = emit.vector(builder, row_scales, FLOATS)
-            for token, total in enumerate(sums):
-                place = builder.mul(builder.mul(y_step, emit.number(4)), emit.number(token))
+            for t in range(tokens):
+                place = builder.mul(builder.shl(y_step, emit.number(2)), emit.number(t))
                 address = emit.pointer(builder, builder.add(y, place), FLOATS)
-                builder.store(builder.fmul(total, rows), address, align=4)
+                first, second = sums[2 * t : 2 * t + 2]
+                parts = [
+                    emit.shuffled(builder, first, second, list(range(lane, 2 * TILE, 2)))
+                    for lane in range(2)
+                ]
+                builder.store(builder.fmul(builder.fadd(*parts), rows), address, align=4)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 9), generate
+        return types.void(*[types.int64] * 10), generate
 
     return dots
 
 
-@intrinsic
-def round_row(typing: Any, x: Any, rounded: Any, scales: Any, sums: Any, columns: Any) -> Any:
-    """Round a row of inputs to int8, each block with a scale of its own.
+def _fetch_ahead(builder: ir.IRBuilder, block: ir.Value, size: int) -> None:
+    """Ask for the weights that come `AHEAD` bytes later."""
+    kinds = (I8.as_pointer(), I32, I32, I32)
+    prefetch = emit.function(builder, "llvm.prefetch.p0", ir.VoidType(), *kinds)
+    for at in range(0, size, 64):
+        address = emit.pointer(builder, builder.add(block, emit.number(AHEAD + at)), I8)
+        builder.call(prefetch, [address, *(ir.Constant(I32, n) for n in (0, 3, 1))])
 
-    The addresses of the row, float32; of the result; of the blocks' scales, float32, and of -128
-    times the sums of their integers, int32; the number of columns.
+
+def _everywhere(builder: ir.IRBuilder, four: ir.Value) -> ir.Value:
+    """A vector of the same four words, over and over."""
+    wide = ir.VectorType(I64, TILE // 2)
+    nothing = ir.Constant(wide, ir.Undefined)
+    one = builder.insert_element(nothing, four, ir.Constant(I32, 0))
+    every = ir.Constant(ir.VectorType(I32, TILE // 2), [0] * (TILE // 2))
+    return builder.bitcast(builder.shuffle_vector(one, nothing, every), INTS)
+
+
+def _block_scales(
+    builder: ir.IRBuilder, form: Form, scales: ir.Value, k: ir.Value
+) -> list[ir.Value]:
+    """The scales of a block's rows, for each half, where blocks have their own."""
+    if form is not Form.SCALED_BYTES:
+        return []
+    address = builder.add(scales, builder.mul(k, emit.number(4 * TILE // BLOCK)))
+    rows = emit.vector(builder, address, FLOATS)
+    return [
+        emit.shuffled(builder, rows, rows, [first + lane // 2 for lane in range(TILE)])
+        for first in (0, EIGHT)
+    ]
+
+
+@intrinsic
+def round_row(typing: Any, x: Any, rounded: Any, scales: Any, columns: Any) -> Any:
+    """Round a row of inputs to words of at most `MOST`, each block with a scale of its own.
+
+    The addresses of the row, float32; of the result, int16; of the blocks' scales, float32; the
+    number of columns.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
-        if not HAS_DOTS:
+        if not DOTTED:
             return context.get_dummy_value()
-        x, rounded, scales, sums, columns = given
-        total = emit.function(builder, "llvm.vector.reduce.add.v16i32", I32, INTS)
+        x, rounded, scales, columns = given
+        magnitude = emit.function(builder, "llvm.fabs.v16f32", FLOATS, FLOATS)
+        nearest = emit.function(builder, "llvm.rint.v16f32", FLOATS, FLOATS)
+        largest = emit.function(builder, "llvm.vector.reduce.fmax.v16f32", F32, FLOATS)
         loop = emit.Blocks(builder, columns, [])
         start = builder.add(x, builder.shl(loop.k, emit.number(2)))
         halves = [
             emit.vector(builder, builder.add(start, emit.number(at)), FLOATS)
             for at in (0, 4 * TILE)
         ]
-        largest = emit.function(builder, "llvm.vector.reduce.fmax.v16f32", F32, FLOATS)
-        bound = builder.call(largest, [_top(builder, halves)])
-        every = emit.alike(builder, bound)
-        factors, steps = _steps(builder, emit.shuffled(builder, every, every, [0] * ROWS))
-        first = ir.Constant(I32, 0)
-        whole = _whole(builder, halves, builder.extract_element(factors, first))
-        for number, half in enumerate(whole):
-            narrow = builder.trunc(half, ir.VectorType(I8, TILE))
-            place = builder.add(builder.add(rounded, loop.k), emit.number(TILE * number))
-            builder.store(narrow, emit.pointer(builder, place, narrow.type), align=1)
-        block = builder.lshr(loop.k, emit.number(3))  # 4 bytes for 32 inputs
+        one, two = (builder.call(magnitude, [half]) for half in halves)
+        larger = builder.select(builder.fcmp_ordered(">", one, two), one, two)
+        bound = builder.call(largest, [larger])
+        some = builder.fcmp_ordered(">", bound, ir.Constant(F32, 2.0**-100))
+        factor = builder.fdiv(ir.Constant(F32, float(MOST)), bound)
+        every = emit.alike(builder, builder.select(some, factor, ir.Constant(F32, 0.0)))
+        for number, half in enumerate(halves):
+            whole = builder.fptosi(builder.call(nearest, [builder.fmul(half, every)]), INTS)
+            narrow = builder.trunc(whole, ir.VectorType(I16, TILE))
+            place = builder.add(rounded, builder.shl(loop.k, emit.number(1)))
+            place = builder.add(place, emit.number(2 * TILE * number))
+            builder.store(narrow, emit.pointer(builder, place, narrow.type), align=2)
         # A step has no way to be no number: the scale is none, and so is the token's result.
-        bad = builder.fcmp_unordered("uno", *halves)
-        count = builder.bitcast(bad, ir.IntType(TILE))
+        count = builder.bitcast(builder.fcmp_unordered("uno", *halves), ir.IntType(TILE))
         fine = builder.icmp_unsigned("==", count, ir.Constant(count.type, 0))
-        scale = builder.extract_element(steps, first)
-        scale = builder.select(fine, scale, ir.Constant(F32, float("nan")))
-        builder.store(scale, emit.pointer(builder, builder.add(scales, block), F32), align=4)
-        sum_ = builder.mul(builder.call(total, [builder.add(*whole)]), ir.Constant(I32, -128))
-        builder.store(sum_, emit.pointer(builder, builder.add(sums, block), I32), align=4)
+        step = builder.fmul(bound, ir.Constant(F32, 1 / MOST))
+        step = builder.select(fine, step, ir.Constant(F32, float("nan")))
+        place = builder.add(scales, builder.lshr(loop.k, emit.number(3)))  # 4 bytes for 32 inputs
+        builder.store(step, emit.pointer(builder, place, F32), align=4)
         loop.end([])
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 5), generate
+    return types.void(*[types.int64] * 4), generate

@@ -18,10 +18,9 @@ LANES = 16 if WIDE else 8
 BLOCK = 32
 """Elements of a row that lie together. Rows are padded with zeros to a multiple of it."""
 
-F32, I8, I32, I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+F32, I8, I16, I32, I64 = ir.FloatType(), *(ir.IntType(bits) for bits in (8, 16, 32, 64))
 FLOATS, BYTES, INTS = (ir.VectorType(kind, LANES) for kind in (F32, I8, I32))
 HALVES = ir.VectorType(ir.HalfType(), LANES)
-SIXTY_FOUR = ir.VectorType(I8, 64)
 
 
 def function(builder: ir.IRBuilder, name: str, result: ir.Type, *given: ir.Type) -> ir.Function:

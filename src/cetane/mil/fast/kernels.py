@@ -2,9 +2,11 @@
 
 The keys of earlier tokens lie where a cache contract put them: in slots, in a ring, or among the
 call's own columns. So a token that is one of four in its call meets its keys in another order than
-a token alone, and a plain sum would differ in its last bit. Here each term is first rounded to a
-multiple of a number so large that float64 holds every partial sum exactly. Exact sums have no
-order.
+a token alone, and a plain sum would differ in its last bit. Here weights and values are first
+rounded to integers of 22 bits, and a sum of integers has no order. A value's step is a share of the
+largest of its key; a weight's step, of the largest that its row has.
+
+The rows of a head read the same keys and values: these are loaded and rounded once for all of them.
 
 Import this module only to run attention: numba takes a while to load.
 """
@@ -16,83 +18,190 @@ from numba import njit
 
 from cetane.mil.fast.attend import HIDDEN as HIDDEN_MASK
 from cetane.mil.fast.tape.elements import exponential
-from cetane.mil.fast.vectors import ROWS, WIDE_LANES, exact_sums
+from cetane.mil.fast.vectors import KEYS, PAIR, WIDE_KEYS, mixed_of, scores_of
 
 HIDDEN = np.float32(HIDDEN_MASK)
-HEADROOM = 17
-"""A sum of 2**17 terms within a bound is exact, if each is a multiple of the bound / 2**35."""
-_TOP = 52 - 53 + HEADROOM
-_ONES = 1.5 * 2.0 ** (_TOP + 1)
-"""`_rounder` of 1."""
+_F = np.float32
+LOW = 11
+"""Bits of a low word, and of a high one."""
+MOST = (1 << 2 * LOW) - 1
+"""The largest integer of a weight, and half of that of a value."""
+SPAN = 640
+"""Keys whose products are added in 32 bits: each adds 2**21 and half as much at most."""
+_ONE = _F(2.0**32)
+"""The steps of 1 in a sum of weights."""
+_TINY = _F(2.0**-100)
+TOPS = 64
+_score_1, _score_2, _score_3, _score_4 = (scores_of(rows, KEYS) for rows in (1, 2, 3, 4))
+_wide_1, _wide_2, _wide_3, _wide_4 = (scores_of(rows, WIDE_KEYS) for rows in (1, 2, 3, 4))
+_mix_1, _mix_2, _mix_3, _mix_4 = (mixed_of(rows) for rows in (1, 2, 3, 4))
 
 
 @njit(inline="always")
-def _rounder(bound):  # type: ignore[no-untyped-def]
-    """The number that rounds a term within a bound, when it is added and subtracted again."""
-    _, exponent = math.frexp(bound)
-    return math.ldexp(1.5, exponent + _TOP)
+def _words(whole):  # type: ignore[no-untyped-def]
+    """An integer as two words. The low one has a sign: products of low words, which are left out,
+    are as often negative as not."""
+    high = np.rint(whole * _F(2.0**-LOW))
+    return np.int16(high), np.int16(whole - high * _F(1 << LOW))
+
+
+@njit(inline="always")
+def _whole(count, size):  # type: ignore[no-untyped-def]
+    return -(-count // size) * size
 
 
 @njit(nogil=True, cache=True)
-def _score(row, keys, start, total):  # type: ignore[no-untyped-def]
-    """Fill the products of a row `(D,)` with `total`'s number of keys `(D, S)`, from `start`."""
-    total[:] = 0
-    count = len(total)
-    fours = len(row) - len(row) % 4
-    for d in range(0, fours, 4):
-        a, b, c, e = row[d], row[d + 1], row[d + 2], row[d + 3]
-        first, second = keys[d, start : start + count], keys[d + 1, start : start + count]
-        third, fourth = keys[d + 2, start : start + count], keys[d + 3, start : start + count]
-        for j in range(count):
-            total[j] = (((total[j] + a * first[j]) + b * second[j]) + c * third[j]) + e * fourth[j]
-    for d in range(fours, len(row)):
-        for j in range(count):
-            total[j] = total[j] + row[d] * keys[d, start + j]
+def largest(line, tops):  # type: ignore[no-untyped-def]
+    """The largest element, by way of those of some columns: one row of them after the other."""
+    tops[:] = -np.inf
+    count = len(line) // len(tops) * len(tops)
+    for start in range(0, count, len(tops)):
+        part = line[start : start + len(tops)]
+        for n in range(len(tops)):
+            tops[n] = np.fmax(tops[n], part[n])
+    top = _F(-np.inf)
+    for value in tops:
+        top = max(top, value)
+    for value in line[count:]:
+        top = max(top, value)
+    return top
 
 
-@njit(nogil=True, fastmath={"contract"})
-def _term(weight, value, rounder):  # type: ignore[no-untyped-def]
-    """A product as a multiple of the rounder's last bit. The product itself is exact in float64."""
-    return (weight * np.float64(value) + rounder) - rounder
-
-
-@njit(nogil=True, fastmath={"reassoc"}, cache=True)  # of the sum alone: `_term` is its own function
-def _sum(weights, values, rounder):  # type: ignore[no-untyped-def]
-    """The sum of rounded products: exact, so the compiler may add in any order."""
-    total = 0.0
-    for j in range(len(weights)):
-        total += _term(weights[j], values[j], rounder)
-    return total
+@njit(inline="always")
+def _scores_at(keys, step, rows, scores, j, many):  # type: ignore[no-untyped-def]
+    """Fill `WIDE_KEYS` (`many`) or `KEYS` columns of scores from `j`; keys are an address."""
+    width, at, y_step = rows.shape[1], scores.ctypes.data + 4 * j, scores.strides[0]
+    r = 0
+    while r < len(rows):
+        given = (
+            at + r * y_step, y_step // 4, rows.ctypes.data + 4 * r * width, width, keys, step, width
+        )  # fmt: skip
+        left = len(rows) - r
+        if left >= 4:
+            if many:
+                _wide_4(*given)
+            else:
+                _score_4(*given)
+        elif left == 3:
+            if many:
+                _wide_3(*given)
+            else:
+                _score_3(*given)
+        elif left == 2:
+            if many:
+                _wide_2(*given)
+            else:
+                _score_2(*given)
+        elif many:
+            _wide_1(*given)
+        else:
+            _score_1(*given)
+        r += 4
 
 
 @njit(nogil=True, cache=True)
-def _weigh(scores, mask, weights, ones, sink):  # type: ignore[no-untyped-def]
-    """Fill the weights of a row of scores, before their division by the sum. Returns the sum.
-
-    Weights are at most 1. They are not rounded, the terms of their sum are.
-    """
-    top = sink
-    for j in range(len(scores)):
-        if mask[j] > HIDDEN:
-            scores[j] += mask[j]
-            top = max(top, scores[j])
-    total = 0.0
-    if sink > -np.inf:
-        total += _term(np.float64(exponential(sink - top)), np.float32(1), _ONES)
-    for j in range(len(scores)):
-        weights[j] = exponential(scores[j] - top) if mask[j] > HIDDEN else np.float32(0)
-    return total + _sum(weights, ones, _ONES)
+def _score(rows, keys, start, scores, spare):  # type: ignore[no-untyped-def]
+    """Fill scores `(R, count)` with the products of rows `(R, D)` and keys `(D, S)` from `start`.
+    Up to `KEYS` columns beyond are written."""
+    count, (width, step), first = scores.shape[1], keys.shape, keys.ctypes.data + 4 * start
+    wide, whole = count // WIDE_KEYS * WIDE_KEYS, count // KEYS * KEYS
+    for j in range(0, wide, WIDE_KEYS):
+        _scores_at(first + 4 * j, step, rows, scores, j, True)
+    for j in range(wide, whole, KEYS):
+        _scores_at(first + 4 * j, step, rows, scores, j, False)
+    if whole < count:  # what follows may not be an array's own
+        for d in range(width):
+            spare[d, : count - whole] = keys[d, start + whole : start + count]
+        _scores_at(spare.ctypes.data, KEYS, rows, scores, whole, False)
 
 
 @njit(nogil=True, cache=True)
-def _largest(values, start, magnitudes):  # type: ignore[no-untyped-def]
-    """Fill the largest magnitude of each key's value, of values `(E, S)` from `start`."""
-    count = len(magnitudes)
-    magnitudes[:] = 0
+def _round_values(values, start, steps, factors, high, low, at):  # type: ignore[no-untyped-def]
+    """Fill the words of values `(E, S)` from `start`, from column `at` on, and each key's step, in
+    which they count."""
+    count = len(steps)
+    steps[:] = 0
     for e in range(len(values)):
         line = values[e, start : start + count]
-        for j in range(count):  # with numpy's functions: Python's are not computed many at once
-            magnitudes[j] = np.fmax(magnitudes[j], np.fabs(line[j]))
+        for j in range(count):  # what is no number stays none
+            size, known = np.fabs(line[j]), steps[j]
+            steps[j] = known if (size <= known) or (known != known) else size
+    for j in range(count):
+        bound = steps[j]
+        factors[j] = _F(MOST // 2) / bound if bound > _TINY else _F(0)
+        steps[j] = bound * _F(1 / (MOST // 2))
+    for e in range(len(values)):
+        line = values[e, start : start + count]
+        upper, lower = high[e, at : at + count], low[e, at : at + count]
+        for j in range(count):
+            upper[j], lower[j] = _words(np.rint(line[j] * factors[j]))
+
+
+@njit(nogil=True, cache=True)
+def _weigh(scores, steps, sink, tops, high, low):  # type: ignore[no-untyped-def]
+    """Fill the words of a row's weights, each times the step of its key's values. Returns what one
+    of their steps is worth. Hidden keys have scores of -inf."""
+    top = max(largest(scores, tops), sink)
+    if top == -np.inf:
+        return 0.0
+    total = np.int64(0)
+    for j in range(len(scores)):  # loops of one purpose are computed many elements at once
+        scores[j] = exponential(scores[j] - top)
+    for j in range(len(scores)):
+        total += np.int64(scores[j] * _ONE)
+    for j in range(len(scores)):
+        scores[j] = scores[j] * steps[j] if scores[j] != 0 else _F(0)
+    if sink > -np.inf:
+        total += np.int64(exponential(sink - top) * _ONE)
+    bound, none = largest(scores, tops), 0
+    for j in range(len(scores)):
+        none += scores[j] != scores[j]
+    if none:
+        return np.nan
+    factor = _F(MOST) / bound if bound > _TINY else _F(0)
+    for j in range(len(scores)):
+        high[j], low[j] = _words(np.rint(scores[j] * factor))
+    return np.float64(bound) / MOST / (np.float64(total) / np.float64(_ONE))
+
+
+@njit(nogil=True, cache=True)
+def _mix(weights, values, sums):  # type: ignore[no-untyped-def]
+    """Add the products of weights (2, R or more, keys) and values (2, E, keys), high and low words,
+    to sums (R, E, 2); E is a multiple of `PAIR`."""
+    rows, (_, most, whole) = len(sums), weights.shape
+    for first in range(0, whole, SPAN):
+        count = min(SPAN, whole - first)
+        for e in range(0, values.shape[1], PAIR):
+            r = 0
+            while r < rows:
+                given = (
+                    sums.ctypes.data + 16 * (r * sums.shape[1] + e), 16 * sums.shape[1],
+                    weights.ctypes.data + 2 * (r * whole + first),
+                    weights.ctypes.data + 2 * ((most + r) * whole + first), 2 * whole,
+                    values.ctypes.data + 2 * (e * whole + first),
+                    values.ctypes.data + 2 * ((values.shape[1] + e) * whole + first), 2 * whole,
+                    count,
+                )  # fmt: skip
+                left = rows - r
+                if left >= 4:
+                    _mix_4(*given)
+                elif left == 3:
+                    _mix_3(*given)
+                elif left == 2:
+                    _mix_2(*given)
+                else:
+                    _mix_1(*given)
+                r += 4
+
+
+@njit(nogil=True, cache=True)
+def _sees(line, runs):  # type: ignore[no-untyped-def]
+    """Whether a row of a mask shows a key."""
+    for run in range(len(runs)):
+        for j in range(runs[run, 3], runs[run, 3] + runs[run, 2] - runs[run, 1]):
+            if line[j] > HIDDEN:
+                return True
+    return False
 
 
 @njit(nogil=True, cache=True)
@@ -105,67 +214,64 @@ def attend(  # type: ignore[no-untyped-def]
     Keys `(H, D, S)` and values `(H, E, S)` are in two parts. The last axis of `mask` counts both;
     its other two may have size 1. `runs` are a part (0 or 1), a start, a stop, and the start in
     the mask, of the keys that some row sees. `cap`, if it is positive, bounds scores. `sinks`
-    `(H, R)`, if not empty, are scores of one more key, whose value is zero. A row that sees no key
-    becomes zeros.
+    `(H, R)`, if not empty, are scores of one more key, whose value is zero. A row that sees no key,
+    a call's padding, becomes zeros and costs nothing.
     """
     count = 0
     for run in range(len(runs)):
         count += runs[run, 2] - runs[run, 1]
-    scores, seen = np.empty(count, np.float32), np.empty(count, np.float32)
-    weights, magnitudes = np.empty(count, np.float64), np.empty(count, np.float32)
-    ones, sums = np.ones(count, np.float32), np.empty(results.shape[2], np.float64)
-    before = -1
-    for own in range(first, last):
-        head, row = own // rows.shape[1], own % rows.shape[1]
-        if head != before:
-            before, at = head, 0
-            for run in range(len(runs)):
-                part, start, stop = runs[run, 0], runs[run, 1], runs[run, 2]
-                values = new_values[head] if part else past_values[head]
-                _largest(values, start, magnitudes[at : at + stop - start])
-                at += stop - start
-        line = mask[min(head, len(mask) - 1), min(row, mask.shape[1] - 1)]
-        at = 0
+    every, width, out = rows.shape[1], rows.shape[2], results.shape[2]
+    most, whole, pairs = min(every, last - first), _whole(count, KEYS), _whole(out, PAIR)
+    scores, spare = np.empty((most, whole + KEYS), np.float32), np.zeros((width, KEYS), np.float32)
+    steps, factors = np.zeros(whole, np.float32), np.empty(count, np.float32)
+    values, tops = np.empty((2, pairs, whole), np.int16), np.empty(TOPS, np.float32)
+    weights, worth = np.zeros((2, most, whole), np.int16), np.empty(most, np.float64)
+    sums, given = np.empty((most, pairs, 2), np.int64), np.empty((most, width), np.float32)
+    own_rows = np.empty(most, np.int64)
+    while first < last:
+        head, start = first // every, first % every
+        stop = min(every, start + last - first)
+        first += stop - start
+        seeing, at = 0, 0
+        for r in range(start, stop):
+            if _sees(mask[min(head, len(mask) - 1), min(r, mask.shape[1] - 1)], runs):
+                own_rows[seeing], given[seeing] = r, rows[head, r]
+                seeing += 1
+            else:
+                results[head, r] = 0
+        if not seeing:
+            continue
         for run in range(len(runs)):
-            part, start, stop = runs[run, 0], runs[run, 1], runs[run, 2]
-            keys = new_keys[head] if part else past_keys[head]
-            _score(rows[head, row], keys, start, scores[at : at + stop - start])
-            seen[at : at + stop - start] = line[runs[run, 3] : runs[run, 3] + stop - start]
-            at += stop - start
-        if cap > 0:
-            for j in range(count):
-                scores[j] = np.float32(math.tanh(scores[j] / cap)) * cap
-        sink = sinks[head, row] if len(sinks) else np.float32(-np.inf)
-        total = _weigh(scores, seen, weights, ones, sink)
-        bound = np.float32(0)
-        for j in range(count):
-            if seen[j] > HIDDEN:
-                bound = max(bound, magnitudes[j])
-        sums[:] = 0
-        if total > 0 and bound > 0:
-            rounder = _rounder(np.float64(bound))
-            at = 0
+            keys = new_keys[head] if runs[run, 0] else past_keys[head]
+            own = new_values[head] if runs[run, 0] else past_values[head]
+            size = runs[run, 2] - runs[run, 1]
+            _score(given[:seeing], keys, runs[run, 1], scores[:seeing, at : at + size], spare)
+            _round_values(
+                own, runs[run, 1], steps[at : at + size], factors[at : at + size],
+                values[0], values[1], at,
+            )  # fmt: skip
+            at += size
+        for number in range(seeing):
+            r = own_rows[number]
+            line = mask[min(head, len(mask) - 1), min(r, mask.shape[1] - 1)]
+            own_scores, at = scores[number], 0
+            if cap > 0:
+                for j in range(count):
+                    own_scores[j] = np.float32(math.tanh(own_scores[j] / cap)) * cap
             for run in range(len(runs)):
-                part, start, stop = runs[run, 0], runs[run, 1], runs[run, 2]
-                values = new_values[head] if part else past_values[head]
-                many = (stop - start) // WIDE_LANES * WIDE_LANES
-                rows_ = len(values) // ROWS * ROWS if many else 0
-                for e in range(0, rows_, ROWS):
-                    place = values.ctypes.data + 4 * (e * values.shape[1] + start)
-                    exact_sums(
-                        sums.ctypes.data + 8 * e,
-                        weights.ctypes.data + 8 * at,
-                        place,
-                        values.shape[1],
-                        many,
-                        rounder,
-                    )
-                for e in range(len(values)):
-                    rest = start + (many if e < rows_ else 0)
-                    line = values[e, rest:stop]
-                    sums[e] += _sum(weights[at + rest - start : at + stop - start], line, rounder)
-                at += stop - start
-            for e in range(len(sums)):
-                sums[e] /= total
-        for e in range(len(sums)):
-            results[head, row, e] = np.float32(sums[e])
+                size = runs[run, 2] - runs[run, 1]
+                part, shown = own_scores[at : at + size], line[runs[run, 3] : runs[run, 3] + size]
+                for j in range(size):
+                    part[j] = part[j] + shown[j] if shown[j] > HIDDEN else _F(-np.inf)
+                at += size
+            sink = sinks[head, r] if len(sinks) else _F(-np.inf)
+            worth[number] = _weigh(
+                own_scores[:count], steps, sink, tops, weights[0, number], weights[1, number]
+            )
+        sums[:] = 0
+        _mix(weights, values, sums[:seeing])
+        for number in range(seeing):
+            result = results[head, own_rows[number]]
+            for e in range(out):
+                sum_ = (sums[number, e, 0] << LOW) + sums[number, e, 1]
+                result[e] = _F(np.float64(sum_) * np.float64(1 << LOW) * worth[number])

@@ -51,7 +51,7 @@ def _write_tapes(model: TapeModel, folder: Path) -> None:
     tapes = {}
     with (folder / TAPES).open("wb") as file:
         for name, tape in model.tapes.items():
-            tapes[name] = [len(tape.code), tape.arena, tape.runs, tape.work]
+            tapes[name] = [len(tape.code), tape.arena, tape.runs, tape.work, tape.turned]
             file.write(tape.code.tobytes() + tape.numbers.tobytes())
     index = {
         "weights": _identity(folder / WEIGHTS),
@@ -66,12 +66,13 @@ def _read_tapes(folder: Path, index: dict[str, Any]) -> dict[str, Tape]:
     if sha256(folder / TAPES) != index["sha256"]:
         raise CetaneError(f"{folder / TAPES} is damaged")
     tapes, content, start = {}, (folder / TAPES).read_bytes(), 0
-    for name, (count, arena, runs, work) in index["tapes"].items():
+    for name, (count, arena, runs, work, turned) in index["tapes"].items():
         code = np.frombuffer(content, np.int64, count * WIDTH, start).reshape(count, WIDTH)
         start += code.nbytes
         numbers = np.frombuffer(content, np.float32, count * NUMBERS, start)
         start += numbers.nbytes
-        tapes[name] = Tape(code, numbers.reshape(count, NUMBERS), arena, runs, work)
+        numbers = numbers.reshape(count, NUMBERS)
+        tapes[name] = Tape(code, numbers, arena, runs, work, tuple(turned))
     return tapes
 
 

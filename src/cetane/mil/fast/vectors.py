@@ -31,7 +31,6 @@ from cetane.mil.fast.emit import (
     I64,
     INTS,
     LANES,
-    SIXTY_FOUR,
     WIDE,
 )  # fmt: skip
 
@@ -53,12 +52,11 @@ class Form(IntEnum):
     SCALED_BYTES = 2
     """int8, with a float32 scale for each block; scales lie as blocks do."""
     NIBBLES = 3
-    """Indices of 4 bits into a palette of 16 floats, two in a byte (see `weights.in_nibbles`)."""
+    """Indices of 4 bits into a palette of 16 numbers (see `weights.in_nibbles` and `in_tiles`)."""
     HALVES = 4
     """float16."""
     SIXES = 5
-    """Indices of 6 bits into a palette of 64 floats (see `weights.in_sixes`). The palette is 64
-    third bytes, then the second ones and the first; those of floats that halves hold end so."""
+    """Indices of 6 bits into a palette of 64 words, only in tiles."""
 
     def bytes_of(self, weights: int) -> int:
         """The bytes of so many weights; they are whole blocks."""
@@ -66,19 +64,23 @@ class Form(IntEnum):
         return weights * bits // 8
 
 
-READABLE = {Form.FLOATS, Form.BYTES, Form.SCALED_BYTES, Form.HALVES}
+DOTTED: set[Form] = set()
+"""The forms whose products are those of `dots`. They lie in tiles, see `weights.in_tiles`."""
+if WIDE and FEATURES.get("avx512bw") and FEATURES.get("avx512vnni"):
+    DOTTED |= {Form.BYTES, Form.SCALED_BYTES, Form.NIBBLES, Form.SIXES}
+READABLE = DOTTED | {Form.FLOATS, Form.BYTES, Form.SCALED_BYTES, Form.HALVES}
 """The forms that this processor reads. The others need its instructions that look up."""
 if FEATURES.get("avx2"):
     READABLE.add(Form.NIBBLES)
-if WIDE and FEATURES.get("avx512vbmi"):
-    READABLE.add(Form.SIXES)
+FLOATING = READABLE - DOTTED
+"""The forms whose weights become floats."""
 
 ENTRIES = {Form.NIBBLES: 16, Form.SIXES: 64}
 """Entries of a palette; a smaller one is filled with zeros."""
-PALETTE_BYTES = {Form.NIBBLES: 64, Form.SIXES: 192}
+PALETTE_BYTES = 4 * ENTRIES[Form.NIBBLES]
+"""Bytes of a palette of floats."""
 
 FOUR = ir.VectorType(F32, ROWS)
-WORDS = ir.VectorType(ir.IntType(16), 32)
 Maker = Callable[..., Any]
 
 
@@ -97,62 +99,12 @@ def _looked_up(builder: ir.IRBuilder, palette: list[ir.Value], indices: ir.Value
     return builder.select(upper, high, low)
 
 
-def _indices_of_sixes(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
-    """The indices of two rows of a block, a byte each, as `in_sixes` orders them. What the two
-    upper bits of a byte hold counts for nothing."""
-    size = Form.SIXES.bytes_of(2 * BLOCK)
-    shown = ir.Constant(ir.VectorType(ir.IntType(1), 64), [int(at < size) for at in range(64)])
-    kinds = (I8.as_pointer(), I32, shown.type, SIXTY_FOUR)
-    load = emit.function(builder, "llvm.masked.load.v64i8.p0", SIXTY_FOUR, *kinds)
-    nothing = ir.Constant(SIXTY_FOUR, [0] * 64)
-    place = emit.pointer(builder, block, I8)
-    packed = builder.call(load, [place, ir.Constant(I32, 1), shown, nothing])
-    # Six bytes to every eight, then eight indices.
-    spread = [at // 8 * 6 + min(at % 8, 5) for at in range(64)]
-    eights = emit.shuffled(builder, packed, nothing, spread)
-    cut = emit.function(
-        builder, "llvm.x86.avx512.pmultishift.qb.512", SIXTY_FOUR, SIXTY_FOUR, SIXTY_FOUR
-    )
-    shifts = ir.Constant(SIXTY_FOUR, [6 * (at % 8) for at in range(64)])
-    return builder.call(cut, [shifts, eights])
-
-
-def _sixes(builder: ir.IRBuilder, block: ir.Value, palette: list[ir.Value]) -> list[list[ir.Value]]:
-    """The weights of two rows of a block, whose indices have 6 bits."""
-    indices = _indices_of_sixes(builder, block)
-    look_up = emit.function(
-        builder, "llvm.x86.avx512.permvar.qi.512", SIXTY_FOUR, SIXTY_FOUR, SIXTY_FOUR
-    )
-    third, second, first = (builder.call(look_up, [table, indices]) for table in palette)
-    nothing = ir.Constant(SIXTY_FOUR, [0] * 64)
-    vectors = []
-    for eight in (0, 8):  # nothing crosses a lane of 16 bytes
-        ats = [16 * lane + eight + n for lane in range(4) for n in range(8)]
-        words = [
-            builder.bitcast(
-                emit.shuffled(builder, low, high, [at + s for at in ats for s in (0, 64)]), WORDS
-            )
-            for low, high in ((nothing, third), (second, first))
-        ]
-        for four in (0, 4):
-            ats = [8 * lane + four + n for lane in range(4) for n in range(4)]
-            pairs = [at + half for at in ats for half in (0, 32)]
-            vectors.append(
-                builder.bitcast(emit.shuffled(builder, words[0], words[1], pairs), FLOATS)
-            )
-    return [vectors[:2], vectors[2:]]
-
-
 def rows_of_floats(
     builder: ir.IRBuilder, form: Form, weights: ir.Value, scales: ir.Value,
     palette: list[ir.Value], k: ir.Value,
 ) -> list[list[ir.Value]]:  # fmt: skip
     """The weights `k .. k + BLOCK` of `ROWS` rows, as vectors in order."""
-    if form is not Form.SIXES:
-        return [_floats(builder, form, weights, scales, palette, k, row) for row in range(ROWS)]
-    block = builder.add(weights, builder.mul(k, emit.number(form.bytes_of(ROWS * BLOCK) // BLOCK)))
-    pair = emit.number(form.bytes_of(2 * BLOCK))
-    return _sixes(builder, block, palette) + _sixes(builder, builder.add(block, pair), palette)
+    return [_floats(builder, form, weights, scales, palette, k, row) for row in range(ROWS)]
 
 
 def _floats(
@@ -202,11 +154,6 @@ def _fetch_ahead(builder: ir.IRBuilder, form: Form, weights: ir.Value, k: ir.Val
 
 def palette_vectors(builder: ir.IRBuilder, form: Form, address: ir.Value) -> list[ir.Value]:
     """The table of a palette; nothing for other forms."""
-    if form is Form.SIXES:
-        return [
-            emit.vector(builder, builder.add(address, emit.number(at)), SIXTY_FOUR)
-            for at in (0, 64, 128)
-        ]
     if form is not Form.NIBBLES:
         return []
     starts = range(0, 64, 4 * LANES)
@@ -256,7 +203,7 @@ def product_of(form: Form, tokens: int) -> Maker:
         palette: Any, columns: Any,
     ) -> Any:  # fmt: skip
         def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
-            if form not in READABLE:  # nor does any weight have it
+            if form not in FLOATING:  # nor does any weight come here
                 return context.get_dummy_value()
             y, y_step, x, x_step, w, scale, blocks, palette, columns = given
             four = emit.number(4)
@@ -305,7 +252,7 @@ def unpacking_of(form: Form) -> Maker:
     @intrinsic
     def unpack(typing: Any, y: Any, w: Any, blocks: Any, palette: Any, columns: Any) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
-            if form not in READABLE:
+            if form not in FLOATING:
                 return context.get_dummy_value()
             y, w, blocks, palette, columns = given
             entries = palette_vectors(builder, form, palette)
@@ -324,54 +271,124 @@ def unpacking_of(form: Form) -> Maker:
     return unpack
 
 
-WIDE_LANES = 8
-"""float64 numbers in a vector."""
+KEYS = 2 * LANES
+"""Keys of attention that its kernels take at once."""
+PAIR = 2
+"""Rows of values that they take at once."""
 
 
-@intrinsic
-def exact_sums(
-    typing: Any, sums: Any, weights: Any, values: Any, step: Any, count: Any, rounder: Any
-) -> Any:
-    """Add to `ROWS` sums the products of weights and rows of values, each rounded to a multiple of
-    the rounder's last bit.
+WIDE_KEYS = 3 * KEYS if WIDE else KEYS
+"""Keys whose scores fit the registers: channels lie far apart, so many of one are read together."""
 
-    The addresses of the sums and weights, float64, and of the values, float32; the floats from a
-    row of values to the next; their count, a multiple of `WIDE_LANES`; the number that rounds.
+
+def scores_of(rows: int, keys: int) -> Maker:
+    """A function that multiplies rows of queries with so many keys, in the order of channels.
+
+    Its arguments, all int64: the address of the scores and the floats from a row's to the next's;
+    the same two for queries, and for the channels of the keys; the number of channels.
     """
-    wide, narrow = ir.VectorType(ir.DoubleType(), WIDE_LANES), ir.VectorType(F32, WIDE_LANES)
 
-    def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
-        sums, weights, values, step, count, rounder = given
-        nothing = ir.Constant(wide, ir.Undefined)
-        one = builder.insert_element(nothing, rounder, ir.Constant(I32, 0))
-        every = ir.Constant(ir.VectorType(I32, WIDE_LANES), [0] * WIDE_LANES)
-        rounders = builder.shuffle_vector(one, nothing, every)
-        fma = emit.function(builder, f"llvm.fma.v{WIDE_LANES}f64", wide, wide, wide, wide)
-        rows = [builder.add(values, builder.mul(step, emit.number(4 * row))) for row in range(ROWS)]
-        zero = ir.Constant(wide, [0.0] * WIDE_LANES)
-        loop = emit.Blocks(builder, count, [zero] * ROWS, WIDE_LANES)
-        factor = emit.vector(
-            builder, builder.add(weights, builder.shl(loop.k, emit.number(3))), wide
-        )
-        totals = []
-        for row, total in zip(rows, loop.values, strict=True):
-            value = emit.vector(
-                builder, builder.add(row, builder.shl(loop.k, emit.number(2))), narrow
-            )
-            term = builder.call(fma, [factor, builder.fpext(value, wide), rounders])
-            totals.append(builder.fadd(total, builder.fsub(term, rounders)))
-        loop.end(totals)
-        for row, total in enumerate(totals):
-            place = emit.pointer(builder, builder.add(sums, emit.number(8 * row)), ir.DoubleType())
-            number = builder.load(place, align=8)
-            for lane in range(WIDE_LANES):
-                number = builder.fadd(
-                    number, builder.extract_element(total, ir.Constant(I32, lane))
-                )
-            builder.store(number, place, align=8)
-        return context.get_dummy_value()
+    @intrinsic
+    def score(
+        typing: Any, y: Any, y_step: Any, x: Any, x_step: Any, k: Any, k_step: Any, width: Any
+    ) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
+            y, y_step, x, x_step, k, k_step, width = given
+            four, count = emit.number(4), keys // LANES
+            zero = ir.Constant(FLOATS, [0.0] * LANES)
+            loop = emit.Blocks(builder, width, [zero] * (count * rows), 1)
+            channel = builder.add(k, builder.mul(builder.mul(k_step, four), loop.k))
+            parts = [
+                emit.vector(builder, builder.add(channel, emit.number(4 * LANES * part)), FLOATS)
+                for part in range(count)
+            ]
+            totals = []
+            for row in range(rows):
+                place = builder.add(loop.k, builder.mul(x_step, emit.number(row)))
+                place = emit.pointer(builder, builder.add(x, builder.mul(place, four)), F32)
+                query = emit.alike(builder, builder.load(place, align=4))
+                totals += [
+                    emit.multiply_add(builder, query, part, loop.values[count * row + number])
+                    for number, part in enumerate(parts)
+                ]
+            loop.end(totals)
+            for number, total in enumerate(totals):
+                place = builder.mul(builder.mul(y_step, four), emit.number(number // count))
+                place = builder.add(place, emit.number(4 * LANES * (number % count)))
+                place = emit.pointer(builder, builder.add(y, place), FLOATS)
+                builder.store(total, place, align=4)
+            return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 5, types.float64), generate
+        return types.void(*[types.int64] * 7), generate
+
+    return score
+
+
+def mixed_of(rows: int) -> Maker:
+    """A function that adds weights times `PAIR` rows of values to sums of integers, which have no
+    order. Weights and values are in two words, high and low; low times low is left out.
+
+    Its arguments, all int64: the address of the sums, int64, high times high and then the others,
+    and the bytes from a row's sums to the next row's; the addresses of high and low weights, and
+    the bytes from a row to the next; the same three for values; the number of keys, a multiple of
+    `KEYS`.
+    """
+    words = ir.VectorType(emit.I16, KEYS)
+
+    def multiplied(builder: ir.IRBuilder, total: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
+        """A sum with products of words, by twos, in any order."""
+        name = "llvm.x86.avx512.vpdpwssd.512"
+        if DOTTED:
+            dot = emit.function(builder, name, INTS, INTS, INTS, INTS)
+            pairs = [builder.bitcast(part, INTS) for part in (a, b)]
+            return builder.call(dot, [total, *pairs])
+        if FEATURES.get("avx2") and LANES == 8:
+            name = "llvm.x86.avx2.pmadd.wd"
+            return builder.add(total, builder.call(emit.function(builder, name, INTS, words, words),
+                                                   [a, b]))  # fmt: skip
+        for half in (0, LANES):
+            lanes = list(range(half, half + LANES))
+            one, two = (builder.sext(emit.shuffled(builder, p, p, lanes), INTS) for p in (a, b))
+            total = builder.add(total, builder.mul(one, two))
+        return total
+
+    @intrinsic
+    def mix(
+        typing: Any, sums: Any, sums_step: Any, high: Any, low: Any, step: Any, high_values: Any,
+        low_values: Any, values_step: Any, count: Any,
+    ) -> Any:  # fmt: skip
+        def generate(context: Any, builder: ir.IRBuilder, _: Any, given: Any) -> Any:
+            sums, sums_step, high, low, step, high_values, low_values, values_step, count = given
+            nothing = ir.Constant(INTS, [0] * LANES)
+            loop = emit.Blocks(builder, count, [nothing] * (2 * PAIR * rows), KEYS)
+            at = builder.shl(loop.k, emit.number(1))
+
+            def two_words(base: ir.Value, other: ir.Value, step: ir.Value, row: int) -> Any:
+                offset = builder.add(at, builder.mul(step, emit.number(row)))
+                return [emit.vector(builder, builder.add(a, offset), words) for a in (base, other)]
+
+            values = [two_words(high_values, low_values, values_step, n) for n in range(PAIR)]
+            totals = []
+            for row in range(rows):
+                upper, lower = two_words(high, low, step, row)
+                for pair, (value, rest) in enumerate(values):
+                    first, second = loop.values[2 * (PAIR * row + pair) :][:2]
+                    totals.append(multiplied(builder, first, upper, value))
+                    second = multiplied(builder, second, upper, rest)
+                    totals.append(multiplied(builder, second, lower, value))
+            loop.end(totals)
+            four = ir.VectorType(I64, 2 * PAIR)
+            for row in range(rows):
+                own = totals[2 * PAIR * row : 2 * PAIR * (row + 1)]
+                place = builder.add(sums, builder.mul(sums_step, emit.number(row)))
+                place = emit.pointer(builder, place, four)
+                added = builder.sext(folded(builder, own, builder.add), four)
+                builder.store(builder.add(builder.load(place, align=8), added), place, align=8)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 9), generate
+
+    return mix
 
 
 @intrinsic

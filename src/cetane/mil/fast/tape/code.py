@@ -20,6 +20,8 @@ ARENA, WEIGHTS, RUNS_AT, FIRST = range(4)
 """Bases: the arena, the weights, the runs of keys (int64); then inputs, states and outputs."""
 AXES = 4
 """Axes of an instruction, after those that lie together are joined."""
+SHORT = 16
+"""Elements of a line that is worth another order of axes."""
 WIDTH = 56
 """Numbers of an encoded instruction."""
 NUMBERS = 2
@@ -165,8 +167,9 @@ class Instruction:
 def joined_axes(places: Sequence[Place]) -> tuple[list[int], list[list[int]]]:
     """Sizes and strides of `AXES` axes over which places of one shape are walked together.
 
-    The first place decides the order. Axes that lie together in all places become one. Raises
-    ValueError if more remain.
+    The first place decides the order. Axes that lie together in all places become one. If the last
+    is short, the longest comes after it: a line costs more than its elements. Raises ValueError if
+    more remain.
     """
     shape = places[0].shape
     order = sorted(
@@ -187,6 +190,10 @@ def joined_axes(places: Sequence[Place]) -> tuple[list[int], list[list[int]]]:
         sizes.append(shape[axis])
         for known, stride in zip(strides, own, strict=True):
             known.append(stride)
+    longest = max(range(len(sizes)), key=sizes.__getitem__, default=0)
+    if sizes and sizes[-1] < SHORT < sizes[longest]:
+        for known in (sizes, *strides):
+            known.append(known.pop(longest))
     missing = AXES - len(sizes)
     if missing < 0:
         raise ValueError(f"more than {AXES} axes do not lie together")
@@ -206,6 +213,8 @@ class Tape:
     runs: int
     work: int = field(default=0)
     """Multiplications of its products, which decide whether threads share it."""
+    turned: tuple[int, ...] = ()
+    """The outputs whose last axis comes first in memory."""
 
 
 def encoded(

@@ -54,6 +54,9 @@ class TapeStage:
         given += [_floats(states[name]) for name in signature.states]
         shapes = [type_.static_shape or () for type_ in signature.outputs.values()]
         results = [np.empty(shape, np.float32) for shape in shapes]
+        for number in self._tape.turned:
+            *shape, last = shapes[number]
+            results[number] = np.moveaxis(np.empty((last, *shape), np.float32), 0, -1)
         results += [np.empty(states[name].shape, np.float32) for name in signature.states]
         with self._own:
             self._perform([*given, *results])

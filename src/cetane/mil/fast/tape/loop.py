@@ -114,6 +114,15 @@ def _walk(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def]
                         target[n * step] = spare[n]
 
 
+@njit(nogil=True, cache=True, fastmath={"reassoc"})
+def _squares(line):  # type: ignore[no-untyped-def]
+    """The sum of squares, in an order that depends on their number alone."""
+    total = np.float64(0)
+    for n in range(len(line)):
+        total += np.float64(line[n]) * np.float64(line[n])
+    return total
+
+
 @njit(nogil=True, cache=True, error_model="numpy")
 def _lines(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def]
     """A norm, a sum or a softmax of lines.
@@ -136,10 +145,7 @@ def _lines(row, numbers, bases, thread, threads):  # type: ignore[no-untyped-def
         y = _line(y_at, (count - 1) * result_step + 1)
         if row[0] == _NORM:
             gamma = _line(_address(row, bases, 2), count)
-            total = np.float64(0)
-            for n in range(count):
-                total += np.float64(line[n]) * np.float64(line[n])
-            factor = _F(1 / math.sqrt(total / count + numbers[0]))
+            factor = _F(1 / math.sqrt(_squares(line) / count + numbers[0]))
             for n in range(count):
                 y[n * result_step] = line[n] * factor * gamma[n]
         else:
@@ -227,14 +233,14 @@ def _product(row, bases, thread, threads):  # type: ignore[no-untyped-def]
     the byte offsets of weights, scales, block scales or palettes, and palette numbers."""
     tokens, columns, rows = row[MORE], row[MORE + 1], row[MORE + 2]
     y_step, x_step, w_step, base = row[MORE + 3], row[MORE + 4], row[MORE + 5], bases[WEIGHTS]
-    many = rounds(row[3], tokens)
-    first, last = _part(rows, thread, threads, TILE if many else ROWS)
+    rounded = rounds(row[3])
+    first, last = _part(rows, thread, threads, TILE if rounded else ROWS)
     given = (
         row[3], first, last, _address(row, bases, 0), y_step, _address(row, bases, 1), x_step,
         tokens, base + row[MORE + 6], w_step, base + row[MORE + 7], base + row[MORE + 8],
         base + row[MORE + 9], columns,
     )  # fmt: skip
-    if many:
+    if rounded:
         multiply_rounded(*given)
     else:
         multiply(*given)

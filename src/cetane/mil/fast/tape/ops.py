@@ -17,6 +17,8 @@ from cetane.mil.fast.tape.writer import Unsupported, Writer
 from cetane.mil.implementation import Implementations
 from cetane.mil.program import Argument
 
+SPANS = 2
+"""Runs of elements from which a gather is no list of copies: halves that change places are two."""
 Places = list[Place]
 Mask = list[bool] | None
 _FORMS = {
@@ -131,8 +133,34 @@ def concat(w: Writer, values: Places, axis: int, interleave: bool = False) -> Pl
 
 
 @enters("gather", ignores=("validate_indices",))
-def gather(w: Writer, x: Place, indices: Place, axis: int = 0, batch_dims: int = 0) -> Place:
+def gather(w: Writer, x: Place, indices: Argument, axis: int = 0, batch_dims: int = 0) -> Place:
     axis %= len(x.shape)
+    spans = _spans(w, indices) if not batch_dims else []
+    if 0 < len(spans) <= SPANS:
+        shape = (*x.shape[:axis], sum(size for _, size in spans), *x.shape[axis + 1 :])
+        result, at = w.new(shape, x), 0
+        for start, size in spans:
+            w.copy(part(x, axis, start, size), part(result, axis, at, size))
+            at += size
+        return result
+    return _picked(w, x, w.place(indices), axis, batch_dims)
+
+
+def _spans(w: Writer, indices: Argument) -> list[tuple[int, int]]:
+    """Starts and sizes of the runs of a constant list of indices; none for others."""
+    given = w.constants.plain(indices) if indices in w.constants else None
+    if not isinstance(given, list) or any(not isinstance(n, int) or n < 0 for n in given):
+        return []
+    spans: list[tuple[int, int]] = []
+    for index in given:
+        if spans and index == sum(spans[-1]):
+            spans[-1] = spans[-1][0], spans[-1][1] + 1
+        else:
+            spans.append((index, 1))
+    return spans
+
+
+def _picked(w: Writer, x: Place, indices: Place, axis: int, batch_dims: int) -> Place:
     before, after = x.shape[:axis], x.shape[axis + 1 :]
     sizes = [math.prod(before), x.shape[axis], math.prod(after)]
     joined = x.reshaped(sizes)
@@ -176,7 +204,12 @@ def reshaped(w: Writer, x: Place, shape: Sequence[int]) -> Place:
     """The same elements in another shape, copied if there is no other way."""
     if math.prod(shape) != x.size:
         raise Unsupported(f"{x.size} elements in the shape {tuple(shape)}")
-    found = x.reshaped(shape) or w.copy(x, w.new(x.shape)).reshaped(shape)
+    found = x.reshaped(shape)
+    if found is None and len(x.shape) > 1 and x.strides[-1] > min(x.strides[:-1]):
+        rows = w.turned(w.new(x.shape))  # rows of tokens stay rows
+        if rows.reshaped(shape) is not None:
+            return reshaped(w, w.copy(x, rows), shape)
+    found = found or w.copy(x, w.new(x.shape)).reshaped(shape)
     assert found is not None
     return found
 
@@ -262,8 +295,16 @@ def combined(w: Writer, x: Place, y: Place, kind: Binary) -> Place:
     shape = _common(x.shape, y.shape)
     whole = [place for place in (x, y) if place.shape == shape and shape]
     like = min(whole, key=lambda place: place.strides[-1], default=None)
-    operands = [place.broadcast(shape) for place in (x, y)]
-    return w.emit(Code.BINARY, w.new(shape, like), *operands, kind=kind)
+
+    def made() -> Place:
+        operands = [
+            w.along(place, like) if like and 1 < place.size < like.size else place
+            for place in (x, y)
+        ]
+        wide = [place.broadcast(shape) for place in operands]
+        return w.emit(Code.BINARY, w.new(shape, like), *wide, kind=kind)
+
+    return w.once(("combined", x, y, kind), [x, y], made)
 
 
 def _common(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:

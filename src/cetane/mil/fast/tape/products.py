@@ -15,24 +15,15 @@ from cetane.mil.fast.vectors import (
 MANY = 12
 """Tokens from which rows of weights are unpacked once for all."""
 
-_FLOATS, _BYTES, _SCALED, _NIBBLES, _HALVES, _SIXES = (int(form) for form in Form)
-_FOUR_BITS, _SIX_BITS = PALETTE_BYTES[Form.NIBBLES], PALETTE_BYTES[Form.SIXES]
+_FLOATS, _BYTES, _SCALED, _NIBBLES, _HALVES = (int(form) for form in list(Form)[:5])
 _floats_1, _floats_4, _floats_6 = (product_of(Form.FLOATS, tokens) for tokens in (1, 4, 6))
 _bytes_1, _bytes_4 = (product_of(Form.BYTES, tokens) for tokens in (1, 4))
 _scaled_1, _scaled_4 = (product_of(Form.SCALED_BYTES, tokens) for tokens in (1, 4))
 _nibbles_1, _nibbles_4 = (product_of(Form.NIBBLES, tokens) for tokens in (1, 4))
 _halves_1, _halves_4 = (product_of(Form.HALVES, tokens) for tokens in (1, 4))
-_sixes_1, _sixes_4 = (product_of(Form.SIXES, tokens) for tokens in (1, 4))
-_unpack_bytes, _unpack_scaled, _unpack_nibbles, _unpack_halves, _unpack_sixes = (
-    unpacking_of(form) for form in list(Form)[1:]
+_unpack_bytes, _unpack_scaled, _unpack_nibbles, _unpack_halves = (
+    unpacking_of(form) for form in list(Form)[1:5]
 )
-
-
-@njit(inline="always")
-def palette_of(form, palettes, which, row):  # type: ignore[no-untyped-def]
-    """The address of a row's palette."""
-    number = np.int64(carray(pointer(which), row // ROWS + 1, np.int32)[row // ROWS])
-    return palettes + (_FOUR_BITS if form == _NIBBLES else _SIX_BITS) * number
 
 
 @njit(nogil=True, cache=True)
@@ -45,8 +36,6 @@ def _one(form, y, y_step, x, x_step, w, scale, blocks, palette, columns):  # typ
         _scaled_1(y, y_step, x, x_step, w, scale, blocks, palette, columns)
     elif form == _HALVES:
         _halves_1(y, y_step, x, x_step, w, scale, blocks, palette, columns)
-    elif form == _SIXES:
-        _sixes_1(y, y_step, x, x_step, w, scale, blocks, palette, columns)
     else:
         _floats_1(y, y_step, x, x_step, w, scale, blocks, palette, columns)
 
@@ -61,8 +50,6 @@ def _four(form, y, y_step, x, x_step, w, scale, blocks, palette, columns):  # ty
         _scaled_4(y, y_step, x, x_step, w, scale, blocks, palette, columns)
     elif form == _HALVES:
         _halves_4(y, y_step, x, x_step, w, scale, blocks, palette, columns)
-    elif form == _SIXES:
-        _sixes_4(y, y_step, x, x_step, w, scale, blocks, palette, columns)
     else:
         _floats_4(y, y_step, x, x_step, w, scale, blocks, palette, columns)
 
@@ -75,8 +62,6 @@ def _unpack(form, y, w, blocks, palette, columns):  # type: ignore[no-untyped-de
         _unpack_scaled(y, w, blocks, palette, columns)
     elif form == _HALVES:
         _unpack_halves(y, w, blocks, palette, columns)
-    elif form == _SIXES:
-        _unpack_sixes(y, w, blocks, palette, columns)
     else:
         _unpack_nibbles(y, w, blocks, palette, columns)
 
@@ -94,8 +79,9 @@ def multiply(  # type: ignore[no-untyped-def]
     for row in range(first, last, ROWS):
         shape, weights = form, w + row * w_step
         blocks, palette = more + row * (columns >> 3), more
-        if form in (_NIBBLES, _SIXES):
-            palette = palette_of(form, more, which, row)
+        if form == _NIBBLES:
+            number = np.int64(carray(pointer(which), row // ROWS + 1, np.int32)[row // ROWS])
+            palette = more + PALETTE_BYTES * number
         scales, results = scale + 4 * row, y + 4 * row
         if len(own):
             _unpack(form, own.ctypes.data, weights, blocks, palette, columns)

@@ -4,7 +4,7 @@ import numpy as np
 from numba import njit
 
 from cetane.mil.fast.emit import BLOCK
-from cetane.mil.fast.kernels import HIDDEN
+from cetane.mil.fast.kernels import HIDDEN, TOPS, largest
 from cetane.mil.fast.tape.elements import exponential
 from cetane.mil.fast.tape.products import multiply
 from cetane.mil.fast.vectors import ROWS, Form
@@ -48,23 +48,6 @@ def _put_values(part, start, stop, values, at):  # type: ignore[no-untyped-def]
             j += count
 
 
-@njit(nogil=True, cache=True)
-def _top(line, tops):  # type: ignore[no-untyped-def]
-    """The largest element, by way of those of some columns: one row of them after the other."""
-    tops[:] = -np.inf
-    count = len(line) // len(tops) * len(tops)
-    for start in range(0, count, len(tops)):
-        part = line[start : start + len(tops)]
-        for n in range(len(tops)):
-            tops[n] = np.fmax(tops[n], part[n])
-    top = _F(-np.inf)
-    for value in tops:
-        top = max(top, value)
-    for value in line[count:]:
-        top = max(top, value)
-    return top
-
-
 @njit(nogil=True, cache=True, fastmath={"reassoc"})
 def _total(line):  # type: ignore[no-untyped-def]
     total = _F(0)
@@ -98,7 +81,7 @@ def attend_quickly(  # type: ignore[no-untyped-def]
     values = np.zeros((_whole(out), _whole(count)), np.float32)
     given = np.zeros((every, _whole(width)), np.float32)
     scores = np.empty((every, len(keys)), np.float32)
-    mixed, tops = np.empty((every, len(values)), np.float32), np.empty(64, np.float32)
+    mixed, tops = np.empty((every, len(values)), np.float32), np.empty(TOPS, np.float32)
     while first < last:
         head, start = first // every, first % every
         stop = min(every, start + last - first)
@@ -125,7 +108,7 @@ def attend_quickly(  # type: ignore[no-untyped-def]
                 for j in range(size):
                     part[j] = part[j] + shown[j] if shown[j] > HIDDEN else _F(-np.inf)
                 at += size
-            top = _top(own, tops)
+            top = largest(own, tops)
             if len(sinks):
                 top = max(top, sinks[head, r])
             top = top if top > _F(-np.inf) else _F(0)

@@ -1,78 +1,128 @@
-"""Products of many tokens, whose inputs are rounded to 8 bits, compiled by numba around `dots`."""
+"""Products whose inputs are rounded to words, compiled by numba around `dots`."""
 
 import numpy as np
 from numba import carray, njit
 
-from cetane.mil.fast.dots import HAS_DOTS, TILE, TOKENS, dots_of, round_row, tiling_of
+from cetane.mil.fast.dots import EIGHT, TABLE_BYTES, TILE, TOKENS, dots_of, round_row
 from cetane.mil.fast.emit import BLOCK
-from cetane.mil.fast.rows import FEW
-from cetane.mil.fast.tape.products import palette_of
-from cetane.mil.fast.vectors import ROWS, Form, pointer
+from cetane.mil.fast.vectors import DOTTED, Form, pointer
 
 _BYTES, _SCALED, _NIBBLES, _SIXES = (
     int(form) for form in (Form.BYTES, Form.SCALED_BYTES, Form.NIBBLES, Form.SIXES)
 )
-_dots_1, _dots_many = dots_of(1), dots_of(TOKENS)
-_fill_bytes, _fill_nibbles, _fill_sixes = (
-    tiling_of(form) for form in (Form.BYTES, Form.NIBBLES, Form.SIXES)
+_FOUR_BITS, _SIX_BITS = TABLE_BYTES[Form.NIBBLES], TABLE_BYTES[Form.SIXES]
+_ANY = bool(DOTTED)
+_bytes_1, _bytes_2, _bytes_4, _bytes_8 = (dots_of(Form.BYTES, n) for n in (1, 2, 4, TOKENS))
+_scaled_1, _scaled_2, _scaled_4, _scaled_8 = (
+    dots_of(Form.SCALED_BYTES, n) for n in (1, 2, 4, TOKENS)
 )
+_nibbles_1, _nibbles_2, _nibbles_4, _nibbles_8 = (
+    dots_of(Form.NIBBLES, n) for n in (1, 2, 4, TOKENS)
+)
+_sixes_1, _sixes_2, _sixes_4, _sixes_8 = (dots_of(Form.SIXES, n) for n in (1, 2, 4, TOKENS))
 
 
 @njit(inline="always")
-def rounds(form, tokens):  # type: ignore[no-untyped-def]
-    """Whether a product rounds its inputs: in no call that drafts have, nor for other weights."""
-    return HAS_DOTS and tokens > FEW and form in (_BYTES, _SCALED, _NIBBLES, _SIXES)
+def rounds(form):  # type: ignore[no-untyped-def]
+    """Whether a product with weights of this form rounds its inputs."""
+    return _ANY and form in (_BYTES, _SCALED, _NIBBLES, _SIXES)
+
+
+@njit(nogil=True, cache=True)
+def _one(form, y, y_step, x, x_scales, tile, scales, one, two, rows, columns):  # type: ignore[no-untyped-def]
+    if form == _BYTES:
+        _bytes_1(y, y_step, x, x_scales, tile, scales, one, two, rows, columns)
+    elif form == _SCALED:
+        _scaled_1(y, y_step, x, x_scales, tile, scales, one, two, rows, columns)
+    elif form == _NIBBLES:
+        _nibbles_1(y, y_step, x, x_scales, tile, scales, one, two, rows, columns)
+    else:
+        _sixes_1(y, y_step, x, x_scales, tile, scales, one, two, rows, columns)
+
+
+@njit(nogil=True, cache=True)
+def _two(form, y, y_step, x, x_scales, tile, scales, one, two, rows, columns):  # type: ignore[no-untyped-def]
+    if form == _BYTES:
+        _bytes_2(y, y_step, x, x_scales, tile, scales, one, two, rows, columns)
+    elif form == _SCALED:
+        _scaled_2(y, y_step, x, x_scales, tile, scales, one, two, rows, columns)
+    elif form == _NIBBLES:
+        _nibbles_2(y, y_step, x, x_scales, tile, scales, one, two, rows, columns)
+    else:
+        _sixes_2(y, y_step, x, x_scales, tile, scales, one, two, rows, columns)
+
+
+@njit(nogil=True, cache=True)
+def _four(form, y, y_step, x, x_scales, tile, scales, one, two, rows, columns):  # type: ignore[no-untyped-def]
+    if form == _BYTES:
+        _bytes_4(y, y_step, x, x_scales, tile, scales, one, two, rows, columns)
+    elif form == _SCALED:
+        _scaled_4(y, y_step, x, x_scales, tile, scales, one, two, rows, columns)
+    elif form == _NIBBLES:
+        _nibbles_4(y, y_step, x, x_scales, tile, scales, one, two, rows, columns)
+    else:
+        _sixes_4(y, y_step, x, x_scales, tile, scales, one, two, rows, columns)
+
+
+@njit(nogil=True, cache=True)
+def _eight(form, y, y_step, x, x_scales, tile, scales, one, two, rows, columns):  # type: ignore[no-untyped-def]
+    if form == _BYTES:
+        _bytes_8(y, y_step, x, x_scales, tile, scales, one, two, rows, columns)
+    elif form == _SCALED:
+        _scaled_8(y, y_step, x, x_scales, tile, scales, one, two, rows, columns)
+    elif form == _NIBBLES:
+        _nibbles_8(y, y_step, x, x_scales, tile, scales, one, two, rows, columns)
+    else:
+        _sixes_8(y, y_step, x, x_scales, tile, scales, one, two, rows, columns)
+
+
+@njit(inline="always")
+def _palette_of(form, palettes, which, eight):  # type: ignore[no-untyped-def]
+    """The address of the palette of the eighth rows of this number."""
+    if form != _NIBBLES and form != _SIXES:
+        return palettes
+    number = np.int64(carray(pointer(which), eight + 1, np.int32)[eight])
+    return palettes + (_FOUR_BITS if form == _NIBBLES else _SIX_BITS) * number
 
 
 @njit(nogil=True, cache=True)
 def multiply_rounded(  # type: ignore[no-untyped-def]
     form, first, last, y, y_step, x, x_step, tokens, w, w_step, scale, more, which, columns
 ):
-    """As `products.multiply`, but `first` is a multiple of `TILE`."""
+    """As `products.multiply`, but both limits are multiples of `TILE`.
+
+    Rows of zeros at the end, a call's padding, cost nothing: their results are zeros.
+    """
     blocks = columns // BLOCK
-    inputs = np.empty((tokens, columns), np.int8)
-    x_scales, x_sums = np.empty((tokens, blocks), np.float32), np.empty((tokens, blocks), np.int32)
+    inputs = np.empty((tokens, columns), np.int16)
+    x_scales = np.empty((tokens, blocks), np.float32)
     for t in range(tokens):
         round_row(
-            x + 4 * t * x_step, inputs[t].ctypes.data, x_scales[t].ctypes.data,
-            x_sums[t].ctypes.data, columns,
+            x + 4 * t * x_step, inputs[t].ctypes.data, x_scales[t].ctypes.data, columns
         )  # fmt: skip
-    tile, spare = np.zeros(TILE * columns, np.uint8), np.empty((tokens, TILE), np.float32)
-    scales, row_scales = np.ones((blocks, TILE), np.float32), np.zeros(TILE, np.float32)
+    while tokens and not x_scales[tokens - 1].any():
+        tokens -= 1
+        carray(pointer(y + 4 * (tokens * y_step + first)), last - first, np.float32)[:] = 0
+    x_at, scales_at = inputs.ctypes.data, x_scales.ctypes.data
     for row in range(first, last, TILE):
-        rows = min(TILE, last - row)
-        for own in range(0, rows, ROWS):
-            at = row + own
-            weights, target = w + at * w_step, tile.ctypes.data + 4 * own
-            factors = scales.ctypes.data + 4 * own
-            row_scales[own : own + ROWS] = carray(pointer(scale + 4 * at), ROWS, np.float32)
-            if form in (_BYTES, _SCALED):
-                _fill_bytes(target, factors, weights, more, columns)
-                if form == _SCALED:
-                    start = pointer(more + at * (columns >> 3))
-                    scales[:, own : own + ROWS] = carray(start, (blocks, ROWS), np.float32)
-            elif form == _NIBBLES:
-                palette = palette_of(form, more, which, at)
-                _fill_nibbles(target, factors, weights, palette, columns)
-            else:
-                palette = palette_of(form, more, which, at)
-                _fill_sixes(target, factors, weights, palette, columns)
-        results, step = y + 4 * row, y_step
-        if rows < TILE:  # the next rows are another's, or none
-            results, step = spare.ctypes.data, TILE
+        tile, factors, rows = w + row * w_step, more + 4 * row * blocks, scale + 4 * row
+        one = _palette_of(form, more, which, row // EIGHT)
+        two = _palette_of(form, more, which, row // EIGHT + 1)
         token = 0
         while token < tokens:
-            many = token + TOKENS <= tokens
-            given = (
-                results + 4 * token * step, step, inputs[token:].ctypes.data,
-                x_scales[token:].ctypes.data, x_sums[token:].ctypes.data, tile.ctypes.data,
-                scales.ctypes.data, row_scales.ctypes.data, columns,
-            )  # fmt: skip
-            if many:
-                _dots_many(*given)
+            left = tokens - token
+            y_at = y + 4 * (row + token * y_step)
+            own, own_scales = x_at + 2 * token * columns, scales_at + 4 * token * blocks
+            given = (y_at, y_step, own, own_scales, tile, factors, one, two, rows, columns)
+            if left >= TOKENS:
+                _eight(form, *given)
+                token += TOKENS
+            elif left >= 4:
+                _four(form, *given)
+                token += 4
+            elif left >= 2:
+                _two(form, *given)
+                token += 2
             else:
-                _dots_1(*given)
-            token += TOKENS if many else 1
-        if rows < TILE:
-            for t in range(tokens):
-                carray(pointer(y + 4 * (t * y_step + row)), rows, np.float32)[:] = spare[t, :rows]
+                _one(form, *given)
+                token += 1

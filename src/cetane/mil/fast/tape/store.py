@@ -23,7 +23,7 @@ class StoredRows:
 
     form: Form
     count: int
-    """Rows, a whole number of `ROWS`."""
+    """Rows, whole tiles or a whole number of `ROWS`."""
     row_bytes: int
     data: int
     scale: int

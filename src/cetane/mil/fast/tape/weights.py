@@ -1,8 +1,8 @@
 """Weights of products as a tape keeps them: rows of bytes, in the form nearest to the package's.
 
-Linear weights of 8 and 4 bits, and palettes of up to 6 bits, lose nothing. Larger palettes are
-rounded to 8 bits with one scale for 32 inputs; where a processor cannot look up, so are all. All
-other weights stay floats.
+Linear weights of 8 and 4 bits lose nothing, nor do palettes where a product looks up floats. Where
+it looks up words, entries have 14 bits. Palettes of more than 6 bits are rounded to 8 with one
+scale for 32 inputs; where a processor cannot look up, so are all. All other weights stay floats.
 """
 
 from __future__ import annotations
@@ -14,22 +14,25 @@ import numpy as np
 
 from cetane.mil.constants import Constants
 from cetane.mil.dtypes import Array
+from cetane.mil.fast.dots import EIGHT, MOST_ENTRY, TILE
 from cetane.mil.fast.emit import BLOCK, LANES
-from cetane.mil.fast.vectors import ENTRIES, READABLE, ROWS, Form
+from cetane.mil.fast.vectors import DOTTED, ENTRIES, READABLE, ROWS, Form
 from cetane.mil.program import Argument, Op
 
 _LINEAR, _PALETTE = "constexpr_blockwise_shift_scale", "constexpr_lut_to_dense"
 _NONE = np.empty((0, 0), np.float32)
+GROUP = EIGHT if DOTTED else ROWS
+"""Rows of one palette."""
 
 
 @dataclass(frozen=True)
 class Rows:
     """A weight `(N, K)` in one form; K is padded with zeros to whole blocks.
 
-    `data` (N, bytes of a row), uint8; indices of 6 bits are bytes until they are grouped. `scale`
-    (N,), float32, multiplies a row's results. `more` are scales of blocks, float32 (N, K'/32), or
-    palettes, uint8 (palettes, bytes of one), see `Form`. `which` (N/4,), int32, is the palette
-    of four rows.
+    `data` (N, bytes of a row), uint8; integers and indices are bytes until they are grouped.
+    `scale` (N,), float32, multiplies a row's results. `more` are scales of blocks, float32
+    (N, K'/32), or palettes, uint8 (palettes, bytes of one). `which` (N/GROUP,), int32, is the
+    palette of so many rows.
     """
 
     form: Form
@@ -39,15 +42,21 @@ class Rows:
     which: Array
 
     def grouped(self) -> Rows:
-        """As products read it: with rows of zeros up to a whole number of `ROWS`, and the blocks of
-        so many rows side by side."""
-        scale = np.pad(self.scale, (0, -len(self.scale) % ROWS))
-        if self.form is Form.SIXES:
-            return replace(self, data=in_sixes(_filled(self.data)), scale=scale)
-        blocks = self.data.shape[1] // self.form.bytes_of(BLOCK)
-        data = _in_groups(self.data, blocks)
-        more = _in_groups(self.more, blocks) if self.form is Form.SCALED_BYTES else self.more
-        return replace(self, data=data, scale=scale, more=more)
+        """As products read it: with rows of zeros up to whole tiles, or to a whole number of
+        `ROWS`, and the blocks of so many rows side by side."""
+        size = TILE if self.form in DOTTED else ROWS
+        scale, more, which = np.pad(self.scale, (0, -len(self.scale) % size)), self.more, self.which
+        if self.form in DOTTED:
+            blocks = self.data.shape[1] // BLOCK
+            which = np.pad(which, (0, len(which) % (TILE // EIGHT)), "edge")
+            data = in_tiles(self.form, _filled(self.data, TILE))
+        else:
+            data = self.data if self.form is not Form.NIBBLES else in_nibbles(self.data)
+            blocks = data.shape[1] // self.form.bytes_of(BLOCK)
+            data = _in_groups(data, blocks, ROWS)
+        if self.form is Form.SCALED_BYTES:
+            more = _in_groups(more, blocks, size)
+        return replace(self, data=data, scale=scale, more=more, which=which)
 
 
 def rows_of(constants: Constants, weight: Argument) -> Rows:
@@ -84,7 +93,7 @@ def _linear(constants: Constants, op: Op) -> Rows | None:
         return _bytes(Form.SCALED_BYTES, data, np.ones(rows, np.float32), wide)
     if Form.NIBBLES in READABLE and data.min() >= -8 and data.max() <= 7:
         palette = np.arange(-8, 8, dtype=np.float32)[None]
-        which = np.zeros(-(-rows // ROWS), np.int32)
+        which = np.zeros(-(-rows // GROUP), np.int32)
         return _looked_up(Form.NIBBLES, data + 8, scale[:, 0], palette, which)
     return _bytes(Form.BYTES, data, scale[:, 0], _NONE)
 
@@ -96,30 +105,57 @@ def _palettes(constants: Constants, op: Op) -> Rows | None:
     form = next((f for f in ENTRIES if f in READABLE and entries <= ENTRIES[f]), None)
     if form is None or "shape" in op.inputs or width != 1:
         return None
-    if form is Form.SIXES and not np.array_equal(table, table.astype(np.float16)):
-        return None
     groups, *others = table.shape[:-2]
     indices = _matrix(constants.array(op.inputs["indices"][0]))
     each = len(indices) // groups
-    if any(size != 1 for size in others) or (groups > 1 and each % ROWS):
+    if any(size != 1 for size in others) or (groups > 1 and each % GROUP):
         return None
-    which = np.arange(0, len(indices), ROWS, dtype=np.int32) // np.int32(each)
-    ones = np.ones(len(indices), np.float32)
-    return _looked_up(form, indices, ones, table.reshape(groups, -1), which)
+    which = np.arange(0, len(indices), GROUP, dtype=np.int32) // np.int32(each)
+    palettes: Array = table.reshape(groups, -1).astype(np.float32)
+    scale: Array = np.ones(groups, np.float32)
+    if form in DOTTED:
+        bound = np.abs(palettes).max(-1)
+        scale = np.where(bound > 0, bound, np.float32(1)) / np.float32(MOST_ENTRY)
+        palettes = (palettes / scale[:, None]).astype(np.float32)
+    return _looked_up(form, indices, np.repeat(scale, each), palettes, which)
 
 
 def _looked_up(form: Form, indices: Array, scale: Array, palettes: Array, which: Array) -> Rows:
-    entries = ENTRIES[form]
-    whole = np.pad(palettes, ((0, 0), (0, entries - palettes.shape[1])))
+    """Weights by indices of palettes, float32 (palettes, entries); they become words in tiles."""
+    whole = np.pad(palettes, ((0, 0), (0, ENTRIES[form] - palettes.shape[1])))
     # Padding meets inputs of zero. An index of the row's own leaves the bounds of blocks alone.
-    blocks = _in_blocks(indices, mode="edge").astype(np.uint8)
-    if form is Form.NIBBLES:
-        data, tables = in_nibbles(blocks), whole.astype(np.float32).view(np.uint8)
+    data = _in_blocks(indices, mode="edge").astype(np.uint8)
+    if form in DOTTED:
+        whole = np.rint(whole).astype(np.int16)
+        whole = np.tile(whole, 2) if form is Form.NIBBLES else whole
+    return Rows(form, data, scale, np.ascontiguousarray(whole).view(np.uint8), which)
+
+
+def in_tiles(form: Form, rows: Array) -> Array:
+    """Rows of bytes (N, K), whole tiles and blocks, as products of words read them.
+
+    A tile's blocks follow each other. A block has two halves of `EIGHT` rows, a half eight vectors:
+    four columns of all its rows. Bytes lie so; indices share words. Those of 4 bits lie in two
+    vectors, four in a word. Those of 6 bits lie in three vectors: two whole ones in each word, and
+    the seventh and eighth where they leave room.
+    """
+    tiles = rows.reshape(len(rows) // TILE, 2, EIGHT, -1, BLOCK // 4, 4).transpose(0, 3, 1, 4, 2, 5)
+    vectors = tiles.reshape(*tiles.shape[:4], 4 * EIGHT)
+    if form in (Form.BYTES, Form.SCALED_BYTES):
+        packed = np.ascontiguousarray(vectors)
     else:
-        data = blocks
-        tables = whole.astype("<f4").view(np.uint8).reshape(len(whole), entries, 4)[..., 1:]
-        tables = tables.swapaxes(1, 2).reshape(len(whole), -1)
-    return Rows(form, data, scale, tables, which)
+        v = [vectors[..., number, :].astype("<u2") for number in range(BLOCK // 4)]
+        if form is Form.NIBBLES:
+            words = [a | b << 4 | c << 8 | d << 12 for a, b, c, d in (v[:4], v[4:])]
+        else:
+            words = [
+                v[0] | v[1] << 6 | v[6] << 12,
+                v[6] >> 4 | v[2] << 2 | v[3] << 8 | v[7] << 14,
+                v[7] >> 2 | v[4] << 4 | v[5] << 10,
+            ]
+        packed = np.stack(words, axis=-2)
+    result: Array = packed.view(np.uint8).reshape(len(rows), -1)
+    return result
 
 
 def in_nibbles(indices: Array) -> Array:
@@ -128,20 +164,6 @@ def in_nibbles(indices: Array) -> Array:
     pairs = indices.reshape(len(indices), -1, 2, LANES)
     both: Array = pairs[:, :, 0] | pairs[:, :, 1] << 4
     return both.reshape(len(indices), -1)
-
-
-def in_sixes(indices: Array) -> Array:
-    """Indices `(N, K)` of 6 bits, eight in six bytes, the first in the lowest bits; N is a multiple
-    of `ROWS`.
-
-    Two rows share a block of 64. There lie four indices of a row, four of its second half, and so
-    of the next row; then the following four of each.
-    """
-    fours = indices.reshape(len(indices) // ROWS, 2, 2, -1, 2, 4, 4)
-    eights = fours.transpose(0, 3, 1, 5, 2, 4, 6).reshape(len(indices), -1, 8).astype("<u8")
-    words = np.bitwise_or.reduce(eights << np.arange(0, 48, 6, dtype=np.uint64), axis=-1)
-    packed: Array = words[..., None].view(np.uint8)[..., :6].reshape(len(indices), -1)
-    return packed
 
 
 def _rounded(values: Array) -> Rows:
@@ -173,7 +195,7 @@ def _joined(constants: Constants, op: Op) -> Rows:
     """Weights of the same inputs, one below the other. Parts of several forms become floats."""
     names = op.inputs["values"]
     parts = [rows_of(constants, part) for part in names]
-    whole = all(len(part.scale) % ROWS == 0 for part in parts[:-1])
+    whole = all(len(part.scale) % GROUP == 0 for part in parts[:-1])
     if len({part.form for part in parts}) > 1 or (parts[0].form in ENTRIES and not whole):
         return _floats(np.concatenate([_matrix(constants.array(part)) for part in names]))
     form = parts[0].form
@@ -186,15 +208,15 @@ def _joined(constants: Constants, op: Op) -> Rows:
     return Rows(form, data, scale, more, np.concatenate(which))
 
 
-def _filled(rows: Array) -> Array:
-    """Rows (N, ...), and rows of zeros up to a whole number of `ROWS`."""
-    return np.pad(rows, ((0, -len(rows) % ROWS), (0, 0)))
+def _filled(rows: Array, size: int) -> Array:
+    """Rows (N, ...), and rows of zeros up to a whole number of `size`."""
+    return np.pad(rows, ((0, -len(rows) % size), (0, 0)))
 
 
-def _in_groups(rows: Array, blocks: int) -> Array:
-    """Rows (N, ...) of so many blocks, with the first blocks of `ROWS` rows, then the second."""
-    filled = _filled(rows)
-    parts = filled.reshape(len(filled) // ROWS, ROWS, blocks, -1)
+def _in_groups(rows: Array, blocks: int, size: int) -> Array:
+    """Rows (N, ...) of so many blocks, with the first blocks of `size` rows, then the second."""
+    filled = _filled(rows, size)
+    parts = filled.reshape(len(filled) // size, size, blocks, -1)
     return np.ascontiguousarray(parts.swapaxes(1, 2)).reshape(filled.shape)
 
 

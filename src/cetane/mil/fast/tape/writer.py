@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,7 @@ class Writer:
         self._states: dict[str, Place] = {}
         self._masks: dict[Place, int] = {}
         self._runs = 0
+        self._once: dict[Hashable, Place] = {}
         self._after: dict[str, Place] = {}
         base = FIRST
         for name, type_ in function.inputs.items():
@@ -108,13 +110,19 @@ class Writer:
                     if place.shape != shape:
                         raise Unsupported(f"{op.kind} gives {place.shape}, not {shape}")
                     self._values[value.name] = place
+        turned = []
         for number, name in enumerate(self._function.outputs):
             place = self.place(name)
-            self.copy(place, _whole(self._results + number, place.shape))
+            target = _whole(self._results + number, place.shape)
+            if place.size >= SHARED and place.strides[-1] == max(place.strides) > 1:
+                # Logits: the host wants a row for each token.
+                target = self.turned(target)
+                turned.append(number)
+            self.copy(place, target)
         for name, target in self._after.items():
             if self._states[name] != target:
                 self.copy(self._states[name], target)
-        return tape_of(self._instructions, self._blocks, self._runs)
+        return replace(tape_of(self._instructions, self._blocks, self._runs), turned=tuple(turned))
 
     def _is_integer(self, op: Op) -> bool:
         """Whether an op computes integers that float32 may not hold."""
@@ -172,6 +180,12 @@ class Writer:
         self._blocks[block] = int(np.prod(shape, dtype=np.int64))
         return Place(ARENA, 0, shape, strides, block)
 
+    def turned(self, place: Place) -> Place:
+        """A whole place of this shape in which the last axis comes first."""
+        *shape, last = place.shape
+        strides = strides_of((last, *shape))
+        return place.at(0, place.shape, (*strides[1:], strides[0]))
+
     def emit(
         self, code: Code, result: Place, *operands: Place, kind: int = 0,
         more: Sequence[int] = (), numbers: Sequence[float] = (), others: Sequence[Place] = (),
@@ -194,6 +208,31 @@ class Writer:
         """The place, or a copy of it that is contiguous."""
         return place if place.contiguous else self.copy(place, self.new(place.shape))
 
+    def once(self, key: Hashable, operands: Sequence[Place], make: Callable[[], Place]) -> Place:
+        """A value under a key, made once a call if no operand ever changes."""
+        if not all(self._lasts(place) for place in operands):
+            return make()
+        if key not in self._once:
+            self._once[key] = make()
+        return self._once[key]
+
+    def _lasts(self, place: Place) -> bool:
+        """Whether a place keeps its values: those of weights and inputs, and what was made once."""
+        if place.block is not None:
+            return any(place.block == made.block for made in self._once.values())
+        return place.base == WEIGHTS or FIRST <= place.base < FIRST + len(self._function.inputs)
+
+    def along(self, place: Place, like: Place) -> Place:
+        """A place whose axes lie in the order of another's of as many axes: itself, or a copy."""
+        axes = [a for a, size in enumerate(place.shape) if size != 1 and place.strides[a]]
+        order = sorted(axes, key=lambda a: -place.strides[a])
+        if order == sorted(axes, key=lambda a: -like.strides[a]):
+            return place
+        return self.once(
+            ("along", place, tuple(order)), [place],
+            lambda: self.copy(place, self.new(place.shape, like)),
+        )  # fmt: skip
+
     def runs(self, mask: Place, past: int, new: int) -> int:
         """The offset of the runs of keys that a whole mask shows, computed once a call."""
         if mask not in self._masks:
@@ -214,7 +253,12 @@ class Writer:
             if place == self._states[name] and place.base < self._results:
                 return self.copy(place, target)
         changeable = place.block is not None or place in self._after.values()
-        if changeable and place.contiguous and self._last_read(x) <= self._time:
+        if (
+            changeable
+            and not self._lasts(place)
+            and place.contiguous
+            and self._last_read(x) <= self._time
+        ):
             return place
         return self.copy(place, self.new(place.shape))
 
