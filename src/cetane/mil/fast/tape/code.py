@@ -207,6 +207,11 @@ class Tape:
     work: int = field(default=0)
     """Multiplications of its products, which decide whether threads share it."""
 
+    def __post_init__(self) -> None:
+        """Make both arrays read-only, as a file's are: numba compiles anew for another kind."""
+        for array in (self.code, self.numbers):
+            array.flags.writeable = False
+
 
 def encoded(
     instruction: Instruction, offsets: dict[int, int], wait: bool
