@@ -1,11 +1,12 @@
 """The threads of arithmetic: the environment's number, a task's, or one for each processor."""
 
 import os
+import threading
 
 import pytest
 import torch
 
-from cetane.threads import available, processors, threads
+from cetane.threads import available, beside, processors, threads
 
 
 def test_a_task_has_its_threads() -> None:
@@ -22,3 +23,34 @@ def test_the_environment_decides(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
     assert available() == (count or processors())
+
+
+@pytest.mark.parametrize("threads_", ["1", "2"])
+def test_work_beside_other_work(threads_: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one thread it is done when its result is asked for."""
+    monkeypatch.setenv("OMP_NUM_THREADS", threads_)
+    started, asked = threading.Event(), threading.Event()
+
+    def work() -> bool:
+        late = asked.is_set()
+        started.set()
+        return late
+
+    with beside(work) as result:
+        if threads_ == "2":
+            assert started.wait(10)
+        asked.set()
+        assert result() == (threads_ == "1")
+
+
+@pytest.mark.parametrize("threads_", ["1", "2"])
+def test_what_fails_beside_other_work_is_raised(
+    threads_: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", threads_)
+
+    def work() -> None:
+        raise KeyError("lost")
+
+    with pytest.raises(KeyError, match="lost"), beside(work) as result:
+        result()

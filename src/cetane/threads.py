@@ -5,8 +5,12 @@ Sums depend on their number. Libraries read it from the environment, and so do o
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
+
+Made = TypeVar("Made")
 
 VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
@@ -21,6 +25,17 @@ def processors() -> int:
     """The processors that this process may use."""
     allowed = getattr(os, "sched_getaffinity", None)  # only Linux can tell
     return len(allowed(0)) if allowed else os.cpu_count() or 1
+
+
+@contextmanager
+def beside(work: Callable[[], Made]) -> Iterator[Callable[[], Made]]:
+    """A context beside which a thread does some work, and a function that waits for its result.
+    Where arithmetic has one thread only, that function does the work itself."""
+    if available() == 1:
+        yield work
+        return
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(work).result
 
 
 @contextmanager

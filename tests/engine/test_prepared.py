@@ -14,6 +14,7 @@ from tests.mil.conftest import mb, save_program
 from cetane.engine.prepared import PreparedProgram, trim
 from cetane.mil import load
 from cetane.mil.fast import FastProgram
+from cetane.mil.fast.tape.loop import compile_, perform
 
 WEIGHT = np.random.default_rng(0).standard_normal((16, 16, 1, 1)).astype(np.float16)
 X = np.random.default_rng(1).standard_normal((1, 16, 1, 3)).astype(np.float32)
@@ -135,3 +136,16 @@ def test_neither_torch_nor_a_second_time_onnx_and_numba_are_imported(
         for _ in range(2)
     ]
     assert [run.stdout.strip() for run in outputs] == ["onnx numba", ""]
+
+
+def test_a_kept_tape_runs_on_the_loop_that_was_compiled(
+    kind: str, package: Path, cache: Path
+) -> None:
+    """numba compiles anew for every kind of array, which takes 20 seconds."""
+    if kind != "tape":
+        pytest.skip("graphs have no loop")
+    compile_()
+    for _ in range(2):
+        result(package)
+    FastProgram(load(package), pack=True).function("main")({"x": X})
+    assert len(perform.signatures) == 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ import torch
 from coremltools.converters.mil import Builder as mb
 
 from cetane.errors import CetaneError
-from cetane.mil import Executable, load
+from cetane.mil import Executable, MilFunction, load
+from cetane.mil.bind import Decoded
 from cetane.mil.executor import SHARED, compile
 
 
@@ -46,3 +48,27 @@ def test_small_results_are_not_shared(
     with pytest.raises(CetaneError):
         function(inputs | {"n": np.array([rows], np.int32)})
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_functions_of_a_program_share_a_weight(build: Callable[..., Path], precision: Any) -> None:
+    """The other weight, of the same shape and name, is its own."""
+    indices = np.arange(12, dtype=np.int8).reshape(3, 4)
+
+    def product(scale: float) -> MilFunction:
+        def body(x: Any) -> Any:
+            weight = mb.constexpr_blockwise_shift_scale(
+                data=indices, scale=np.full((1, 1), scale, np.float16), name="weight"
+            )
+            return mb.linear(x=x, weight=weight)
+
+        return load(build({"x": ((1, 4), "fp16")}, body)).functions["main"]
+
+    one, other = product(0.1), product(0.2)
+    decoded: Decoded = {}
+    functions = [compile(function, precision, decoded) for function in (one, one, other)]
+    assert len(decoded) == 2
+    x = {"x": np.ones((1, 4), np.float16)}
+    for function, alone in zip(functions, (one, one, other), strict=True):
+        (made,), (truth,) = function(x).values(), compile(alone, precision)(x).values()
+        np.testing.assert_array_equal(made, truth)

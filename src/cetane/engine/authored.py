@@ -80,7 +80,7 @@ def embedding_rows(planner: Planner, weights: Weights) -> StoredRows:
     return StoredRows(TokenTable(model.vocab, model.hidden, model.embedding), weights)
 
 
-IN_MEMORY = 1 << 28
+IN_MEMORY = 1 << 26
 """Bytes of an embedding that is kept in memory: some hundred rows are asked of a larger one."""
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from cetane.schema.interface import (
     FromCache,
     FromHistory,
     FromMatrix,
+    Input,
     Kept,
     Order,
     ToHistory,
@@ -72,21 +74,11 @@ class Memory:
         self.slots = {name: np.full(group.count, EMPTY) for name, group in groups.items()}
         """The positions that the slots hold, by cache group."""
         inputs = [item for function in functions for item in function.inputs]
-        self.caches: Arrays = {
-            item.source.name: np.zeros(item.shape, dtype)
-            for item in sorted(inputs, key=lambda item: -prod(item.shape))  # the smallest stays
-            if isinstance(item.source, FromCache)
-        }
-        self.histories: Arrays = {
-            item.source.name: np.zeros(item.shape, dtype)
-            for item in inputs
-            if isinstance(item.source, FromHistory)
-        }
-        self.matrices: Arrays = {
-            item.source.name: np.zeros(item.shape, np.float32)
-            for item in inputs
-            if isinstance(item.source, FromMatrix)
-        }
+        self.caches, self.histories = (
+            zeros(inputs, FromCache, dtype),
+            zeros(inputs, FromHistory, dtype),
+        )
+        self.matrices = zeros(inputs, FromMatrix, np.float32)
 
     def grow(self, capacity: int, groups: Mapping[str, Slots]) -> None:
         """Take groups with at least as many slots, for a larger capacity."""
@@ -200,6 +192,17 @@ class Memory:
         self.capacity, self.groups = mark.capacity, mark.groups
         self.caches, self.histories = dict(mark.caches), dict(mark.histories)
         self.matrices = dict(mark.matrices)
+
+
+def zeros(inputs: Sequence[Input], source: type[Any], dtype: type[np.floating]) -> Arrays:
+    """Arrays for what a kind of source names, each in the smallest shape of any function. Pages
+    that nothing is written into take no memory."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for item in inputs:
+        if isinstance(item.source, source):
+            name = item.source.name
+            shapes[name] = min(shapes.get(name, item.shape), item.shape, key=prod)
+    return {name: np.zeros(shape, dtype) for name, shape in shapes.items()}
 
 
 def grown(slots: Array, contract: ContractName, count: int, fill: int) -> Array:

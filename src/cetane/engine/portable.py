@@ -13,6 +13,7 @@ from cetane.mil.program import Precision, Program
 from cetane.mil.reader import load
 
 if TYPE_CHECKING:  # torch and onnx take seconds to import, and a prepared program needs neither
+    from cetane.mil.bind import Decoded
     from cetane.mil.executor import Executable
     from cetane.mil.fast.functions import FastFunction
 
@@ -23,12 +24,15 @@ class ReferenceProgram:
     def __init__(self, program: Program, precision: Precision) -> None:
         self.program, self.precision = program, precision
         self.compiled: dict[str, Executable] = {}
+        self.decoded: Decoded = {}
+        """The weights that its functions share."""
 
     def function(self, name: str) -> Executable:
         if name not in self.compiled:
             from cetane.mil.executor import compile
 
-            self.compiled[name] = compile(self.program.functions[name], self.precision)
+            function = self.program.functions[name]
+            self.compiled[name] = compile(function, self.precision, self.decoded)
         return self.compiled[name]
 
     def make_state(self, function: str) -> Any:

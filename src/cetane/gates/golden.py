@@ -48,10 +48,12 @@ from cetane.gates.structure import judge as judge_structure
 from cetane.gates.verdict import Check
 from cetane.gates.weights import WrongWeight, unused_parameters, wrong_weights
 from cetane.gates.weights import judge as judge_weights
+from cetane.hardware.memory import give_back
 from cetane.mil.program import LARGEST_FP16
 from cetane.planner import Planner
 from cetane.schema.plan import Plan
 from cetane.schema.recipe import Mode
+from cetane.threads import beside
 from cetane.validation import Data
 
 STEPS = 6
@@ -185,13 +187,16 @@ class Proof:
         """All questions, in order. Weights and readings of adapters are the base's: they were asked
         of all functions."""
         alone = self.adapter is None
-        wrong, unused = self.wrong_weights() if alone else ([], [])
         deviated, text = self.structure()
         windows = {window.name: window.tokens for window in text.windows}
         misreadings = list(misread(self.port, self.reference)) if alone else []
-        compression, exact = self.compression(text)
-        del text  # logits of a large vocabulary
-        rounding, ane = self.rounding(exact), self.ane()
+        with beside(self.wrong_weights if alone else lambda: ([], [])) as weights:
+            compression, exact = self.compression(text)
+            del text  # logits of a large vocabulary
+            rounding = self.rounding(exact)
+            self.begin("weights", 3)
+            wrong, unused = weights()
+        ane = self.ane()
         greedy = self.greedy(prompts, greedy_tokens)
         checks = [
             *(judge_weights(wrong, unused) if alone else ()),
@@ -229,9 +234,13 @@ class Proof:
             loader=self.reference.loader,
         )
 
+    def begin(self, question: str, number: int) -> None:
+        """Show a question. What the one before it has freed goes back to the system."""
+        give_back()
+        self.progress(question, number, STEPS)
+
     def wrong_weights(self) -> tuple[list[WrongWeight], list[str]]:
         """Constants that differ from the checkpoint, and parameters that are not fully used."""
-        self.progress("weights", 0, STEPS)
         wrong = list(wrong_weights(self.port, self.weights, self.tables))
         names = {name for own in self.reference.names.values() for name in own.values()}
         shapes = {name: self.weights.shape(name) for name in names if name in self.weights}
@@ -239,7 +248,7 @@ class Proof:
 
     def structure(self) -> tuple[list[Deviation], "Text"]:
         """The deviations of the twin from the model, and the twin's results on the text."""
-        self.progress("structure", 1, STEPS)
+        self.begin("structure", 0)
         tasks = [
             ProbeTask(mode, probe, parts(self.plan, mode, len(probe.tokens)))
             for mode in self.plan.modes
@@ -264,7 +273,7 @@ class Proof:
 
         More text is judged while a share is undecided.
         """
-        self.progress("compression", 2, STEPS)
+        self.begin("compression", 1)
         evidence, windows = limits().evidence, text.windows
         compression = Compression(self.plan, self.planner, self.mode)
         tasks = self.reading(windows)
@@ -299,7 +308,7 @@ class Proof:
 
     def rounding(self, exact: Sequence[Seen]) -> list[Rounding]:
         """The port in fp16 against itself in fp32."""
-        self.progress("fp16", 3, STEPS)
+        self.begin("fp16", 2)
         tasks = self.brief()
         rounded = observe(self.port.rounded, self.planner, tasks)
         places = made_by(self.planner, self.plan)
@@ -310,13 +319,13 @@ class Proof:
 
     def ane(self) -> list[Rounding]:
         """The port in an ANE's arithmetic against itself in fp32, late in the context."""
-        self.progress("an ANE's arithmetic", 4, STEPS)
+        self.begin("an ANE's arithmetic", 4)
         return late_rounding(self.port, resident_bytes(self.planner) // 4)
 
     def greedy(self, prompts: int, length: int) -> list[Array]:
         """Whether the model would choose each greedy token too, by prompt. Empty for a model that
         does not fit in memory."""
-        self.progress("greedy decoding", 5, STEPS)
+        self.begin("greedy decoding", 5)
         if not prompts or resident_bytes(self.planner) > RESIDENT:
             return []
         context = self.plan.recipe.cache.context
@@ -325,6 +334,7 @@ class Proof:
         modes: list[Mode] = [mode for mode in self.plan.modes if mode != "verify"]
         engine = self.port.resident
         answers = [list(generate(engine.session(modes), q, Sampler(), length)) for q in questions]
+        del engine  # the whole model
         asked = [[*q, *a] for q, a in zip(questions, answers, strict=True)]
         margin = limits().evidence.margin
         return [

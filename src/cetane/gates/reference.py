@@ -1,7 +1,7 @@
 """The reference: the Hugging Face model of a checkpoint, in fp32. It is the truth of all gates."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from cetane.checkpoint.lora import WEIGHTS, Lora
 from cetane.engine.backend import Array
 from cetane.errors import CetaneError
 from cetane.families import Truth, parse_config
+from cetane.gates.on_disk import OnDisk
 from cetane.gates.streaming import let_stream
 from cetane.hardware.quiet import quiet_transformers
 
@@ -115,6 +116,7 @@ class Reference:
             self._lend(checkpoint)
         if streamed is not None:
             let_stream(self.model, streamed.seen.in_order() if own else streamed.seen)
+        self._in_use = nullcontext if loaded is None else OnDisk(self.model).in_use
 
     def _lend(self, checkpoint: Checkpoint) -> None:
         """Let modules take their weights from the checkpoint."""
@@ -159,7 +161,8 @@ class Reference:
             )
         ]
         groups = [[one] for one in asked] if self.resident else [asked]
-        return [seen for group in groups for seen in self._pass(group, wanted)]
+        with self._in_use():
+            return [seen for group in groups for seen in self._pass(group, wanted)]
 
     @torch.inference_mode()
     def _pass(self, asked: Sequence["Asked"], wanted: Sequence[Truth]) -> list[Observed]:
@@ -236,7 +239,12 @@ class Reference:
     def tensors(self, tokens: Sequence[int], wanted: Sequence[Truth]) -> dict[Truth, Array]:
         """Only the wanted tensors of a sequence, `(n, C)`. The pass ends with the last of them."""
         seen: dict[Truth, Tensor] = {}
-        with quiet_transformers(), self._keeping(wanted, seen, stop=True), suppress(Stop):
+        with (
+            self._in_use(),
+            quiet_transformers(),
+            self._keeping(wanted, seen, stop=True),
+            suppress(Stop),
+        ):
             self.model(torch.tensor([list(tokens)]), use_cache=False)
         return {truth: self._given(truth, tensor[0]) for truth, tensor in seen.items()}
 
@@ -259,8 +267,9 @@ class Reference:
         stream = torch.from_numpy(hidden)
         if self.stream is not None:
             stream = self.stream(stream, back=True).float()
-        normed = self.model.get_submodule(norm)(stream)
-        logits: Tensor = self.model.lm_head(normed)
+        with self._in_use():
+            normed = self.model.get_submodule(norm)(stream)
+            logits: Tensor = self.model.lm_head(normed)
         config = self.model.config
         logits = logits / getattr(config, "logits_scaling", 1.0)
         bound = getattr(config, "final_logit_softcapping", None)

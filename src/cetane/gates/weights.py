@@ -14,6 +14,7 @@ from dataclasses import replace
 from math import prod
 
 import numpy as np
+import torch
 
 from cetane.bundle.tables import QuantizedRows, Tables, TokenRows, quantize_rows
 from cetane.compress import Format, Palette, Selection, palettes
@@ -83,9 +84,11 @@ def wrong(
     if stored.value is None:
         return f"the function {stored.function} lacks it"
     form, weight = constant.format, constant.weight
-    values = weight.read(weights).float().numpy()
+    parameter = weight.read(weights)
+    values = parameter.float().numpy()
     if encoder is not None:
-        other = differs(arrays(encoder(weight)), stored.parts, values)
+        made = encoder(weight, parameter.to(torch.float16).numpy())
+        other = differs(arrays(made), stored.parts, values)
         return other or (too_far(stored.parts, values, form) if encoder.is_fitted(weight) else None)
     if compression.method != "plain" and can_be_fitted(weight, form):
         return too_far(stored.parts, values, form)
@@ -134,7 +137,7 @@ def differs(wanted: Mapping[str, Array], given: Mapping[str, Array], values: Arr
         other = given[name]
         if array.shape != other.shape:
             return f"its {name} has shape {other.shape}, not {array.shape}"
-        unequal = np.count_nonzero(array.astype(np.float32) != other.astype(np.float32))
+        unequal = np.count_nonzero(array != other)
         if unequal:
             return f"{unequal} of {array.size} elements of its {name} are others"
     return None

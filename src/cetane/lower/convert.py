@@ -61,9 +61,10 @@ class Conversions:
         ]
         new = {form.lines: (form, work) for form, work in reversed(every)
                if form.lines not in self._first}  # fmt: skip
-        made = side_by_side([work for _, work in new.values()])
-        for (form, _), converted in zip(new.values(), made, strict=True):
-            self._first[form.lines] = form, converted
+        with uncollected():
+            made = side_by_side([work for _, work in new.values()])
+            for (form, _), converted in zip(new.values(), made, strict=True):
+                self._first[form.lines] = form, converted
         return {form.name: self._of(form) or work() for form, work in every}
 
     def _of(self, form: Form) -> Converted | None:
@@ -116,7 +117,7 @@ def convert(planner: Programs, shard: str, graph: FunctionGraph, wide: Function)
     pipeline.remove_passes({f"common::{name}" for name in IDLE})
     function = graph.function
     with quiet():
-        with brief():
+        with brief(), uncollected():
             model = ct.convert(
                 trace(planner, shard, graph),
                 inputs=input_types(function, wide, ct),
@@ -209,6 +210,30 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
+def uncollected() -> Iterator[None]:
+    """A context without collections of garbage.
+
+    Of the thousands of objects that a conversion makes, most stay until its end. coremltools asks
+    for a collection after each, which looks at all objects of the process, a quarter of a second.
+    In a copy of the process it copies all their pages.
+    """
+    collect, collecting = gc.collect, gc.isenabled()
+
+    def later(generation: int = 2) -> int:
+        """In place of `gc.collect`."""
+        return 0
+
+    gc.collect = later
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.collect = collect
+        if collecting:
+            gc.enable()
+
+
+@contextmanager
 def brief() -> Iterator[None]:
     """A context for conversions in less than half the time.
 
@@ -216,8 +241,7 @@ def brief() -> Iterator[None]:
     the finished program. After each pass it also finds anew which weights every value depends on.
     Here it does so only if the inputs of an op have changed since: most passes change nothing. It
     writes whole programs into log lines that nobody reads; here they are empty. Where no two
-    transposes cancel, it infers no types anew, and it describes each type once. Garbage is not
-    collected: of the thousands of objects that a conversion makes, most stay until its end. What a
+    transposes cancel, it infers no types anew, and it describes each type once. What a
     node reads and makes is asked by number, which takes a tenth of the time of torch's iterators.
     """
     from coremltools.converters.mil.mil import Block, Operation, Program
@@ -283,12 +307,8 @@ def brief() -> Iterator[None]:
     saved = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
     for owner, name, instead in replaced:
         setattr(owner, name, instead)
-    collecting = gc.isenabled()
-    gc.disable()
     try:
         yield
     finally:
-        if collecting:
-            gc.enable()
         for owner, name, before in saved:
             setattr(owner, name, before)

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from cetane.errors import CetaneError
 from cetane.hardware.quiet import import_coremltools
-from cetane.lower.tracing import Constant, constants, example, replaced
+from cetane.lower.tracing import Constant, constants, example, replaced, without_compiler
 from cetane.planner import FunctionGraph, Programs
 from cetane.schema.function import Function
 from cetane.schema.interface import Input, Output, State
@@ -116,7 +116,7 @@ def recorded(planner: Programs, graph: FunctionGraph, used: list[Constant]) -> "
     def shaped(item: Constant) -> Tensor:
         return recorder.name(torch.empty(item.weight.shape, device="meta"), places[item.label])
 
-    with replaced(used) as replace, torch.no_grad(), torch.device("meta"):
+    with replaced(used) as replace, torch.no_grad(), torch.device("meta"), without_compiler():
         replace(shaped)
         with recorder:
             results = module(*inputs)

@@ -4,9 +4,11 @@ While a graph is traced, the parameters of its blocks are results of the torch o
 `cetane::constant`. So neither torch nor coremltools ever sees a weight.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -75,11 +77,32 @@ def trace(planner: Programs, shard: str, graph: FunctionGraph) -> torch.jit.Scri
         made: Tensor = torch.ops.cetane.constant(item.label, shape)
         return made
 
-    with replaced(constants(planner, shard, graph)) as replace, torch.no_grad():
+    used = constants(planner, shard, graph)
+    with replaced(used) as replace, torch.no_grad(), without_compiler():
         module.register_forward_pre_hook(lambda *_: replace(named))
         examples = tuple(example(item, "cpu") for item in graph.function.inputs)
         traced: torch.jit.ScriptModule = torch.jit.trace(module, examples, check_trace=False)
     return traced
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """A context in which torch does not load its compiler, which takes most of a second.
+
+    Functions that the compiler shall not look into ask it so when they are first called. If it is
+    not there, nothing looks.
+    """
+    name = "torch._dynamo"
+    if name in sys.modules:
+        yield
+        return
+    absent = ModuleType(name)
+    absent.disable = lambda function, *_, **__: function  # type: ignore[attr-defined]
+    sys.modules[name] = torch._dynamo = absent
+    try:
+        yield
+    finally:
+        del sys.modules[name], torch._dynamo
 
 
 @contextmanager

@@ -1,15 +1,16 @@
 """Bound ops: closures with constants computed once, and values freed after their last use."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
 from cetane.errors import CetaneError
+from cetane.mil.constants import Constants
 from cetane.mil.guard import failures_at
 from cetane.mil.implementation import Implementation
-from cetane.mil.index import flatten, foldable, names_of
+from cetane.mil.index import FunctionIndex, flatten, foldable, names_of
 from cetane.mil.ops import OPS
 from cetane.mil.program import (
     Argument,
@@ -25,6 +26,8 @@ from cetane.mil.storage import from_numpy, to_dtype
 
 Environment = dict[str, Any]  # tensors and state cells by name
 Known = dict[str, Any]  # tensors and strings that are the same in every run
+Decoded = dict[Hashable, tuple[Any, ...]]
+"""Weights that are decoded, by what they are made of."""
 Watch = Callable[[str, Tensor], Tensor | None]
 """Called with the name and value of every result. A tensor that it returns replaces the value."""
 
@@ -76,16 +79,17 @@ class BoundBody:
         return [values[name] for name in self.outputs]
 
 
-def bind(function: MilFunction, precision: Precision) -> BoundBody:
+def bind(function: MilFunction, precision: Precision, decoded: Decoded) -> BoundBody:
     """Bind every op of a function. All precisions but "fp32" keep fp16 results to float16 values;
-    "ane" has products of matrices of its own."""
+    "ane" has products of matrices of its own. `decoded` are weights of functions that were bound
+    before, and get this one's."""
     require_ops(function)
     ops = dict(OPS)
     if precision == "ane":
         from cetane.mil import ane  # compiles its loops
 
         ops["matmul"] = replace(ops["matmul"], call=ane.matmul)
-    return _Binder(function.name, ops, precision != "fp32").body(function.body, {})
+    return _Binder(function, ops, precision != "fp32", decoded).body(function.body, {})
 
 
 def require_ops(function: MilFunction) -> None:
@@ -100,9 +104,16 @@ def require_ops(function: MilFunction) -> None:
 
 
 class _Binder:
-    def __init__(self, function: str, ops: Mapping[str, Implementation], rounds: bool) -> None:
-        self._function, self._ops = function, ops
-        self._rounds = rounds
+    def __init__(
+        self,
+        function: MilFunction,
+        ops: Mapping[str, Implementation],
+        rounds: bool,
+        decoded: Decoded,
+    ) -> None:
+        self._function, self._ops = function.name, ops
+        self._constants = Constants(FunctionIndex(function))
+        self._rounds, self._decoded = rounds, decoded
 
     def body(self, body: Body, outer: Known) -> BoundBody:
         """`outer` are the known values around the body, which its ops may also use."""
@@ -115,13 +126,22 @@ class _Binder:
             else:
                 compute = self._bind(op, known)
                 if foldable(op) and all(name in known for name in op.references()):
-                    known.update(zip(outputs, compute({}, None), strict=True))
+                    known.update(zip(outputs, self._folded(op, compute), strict=True))
                 else:
                     steps.append(BoundOp(compute, outputs, frees))
             for name in frees:
                 known.pop(name, None)
         results = {name: known[name] for name in body.outputs if name in known}
         return BoundBody(tuple(steps), body.outputs, results)
+
+    def _folded(self, op: Op, compute: Callable[..., tuple[Any, ...]]) -> tuple[Any, ...]:
+        """What an op makes of constants."""
+        if not op.kind.startswith("constexpr_"):
+            return compute({}, None)
+        key = (str(op.outputs[0].type), self._constants.key(op.outputs[0].name))
+        if key not in self._decoded:
+            self._decoded[key] = compute({}, None)
+        return self._decoded[key]
 
     def _const(self, op: Op) -> Known:
         with failures_at(f"function {self._function}, const {op.name}"):

@@ -119,11 +119,15 @@ class Constants:
 
 
 def stored(array: Array, type_: TensorType) -> Array:
-    """A decoded weight in the program's type, as a device keeps it.
+    """A decoded weight in the program's type, as a device keeps it: the array itself, if it can.
 
     Ops that move elements change no value, so a twin's fp32 weights stay as they are.
     """
     if type_.dtype != "fp16":
         return array.astype(np.float32 if type_.dtype == "fp32" else NUMPY[type_.dtype])
     with np.errstate(over="ignore"):
-        return array.astype(np.float16).astype(np.float32)
+        halves = array.astype(np.float16)
+    if array.dtype != np.float32 or not array.flags.writeable:
+        return halves.astype(np.float32)
+    array[...] = halves  # of a head it has 200 MB
+    return array

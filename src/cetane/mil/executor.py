@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from cetane.errors import CetaneError
-from cetane.mil.bind import BUDGET, BoundBody, Budget, Environment, Watch, bind
+from cetane.mil.bind import BUDGET, BoundBody, Budget, Decoded, Environment, Watch, bind
 from cetane.mil.dtypes import NUMPY, kind
 from cetane.mil.ops.registry import StateCell
 from cetane.mil.program import MilFunction, Precision, TensorType
@@ -72,7 +72,9 @@ class TensorState:
 class Executable:
     """A function with its constants decoded and its ops bound. `compile` makes it."""
 
-    def __init__(self, function: MilFunction, precision: Precision) -> None:
+    def __init__(
+        self, function: MilFunction, precision: Precision, decoded: Decoded | None = None
+    ) -> None:
         if precision not in get_args(Precision):
             known = ", ".join(f'"{name}"' for name in get_args(Precision))
             raise CetaneError(f"precision {precision!r} is not known: it is one of {known}")
@@ -81,7 +83,7 @@ class Executable:
         self._rounds = precision != "fp32"
         self._shared = largest_result(function) >= SHARED
         with torch.no_grad():
-            self._body: BoundBody = bind(function, precision)
+            self._body: BoundBody = bind(function, precision, {} if decoded is None else decoded)
 
     def make_state(self) -> TensorState:
         """The function's states, all zeros."""
@@ -141,15 +143,18 @@ class Executable:
         return np.array(value.numpy(), np.float32 if unrounded else NUMPY[type_.dtype])
 
 
-def compile(function: MilFunction, precision: Precision = "fp32") -> Executable:
+def compile(
+    function: MilFunction, precision: Precision = "fp32", decoded: Decoded | None = None
+) -> Executable:
     """Decode the constants and bind the ops, ready to run.
 
     "fp32" rounds nothing. "fp16" computes in float32, and rounds each result that the program types
     as fp16: a machine with fp16 storage and fp32 accumulation. "ane" does so too, and multiplies
-    computed matrices as an ANE was seen to (`mil/ane.py`).
+    computed matrices as an ANE was seen to (`mil/ane.py`). Functions of one program that are given
+    the same `decoded`, empty at first, share their weights.
     Raises CetaneError that lists every kind of op without an implementation.
     """
-    return Executable(function, precision)
+    return Executable(function, precision, decoded)
 
 
 def largest_result(function: MilFunction) -> int:

@@ -20,7 +20,7 @@ from cetane.gates.residency.audit import Audit, audit
 from cetane.gates.residency.store import InBundle, summary
 from cetane.gates.residency.target import DEFAULT_OS, Target
 from cetane.hardware.chips import DEFAULT_CHIP
-from cetane.hardware.memory import give_back
+from cetane.hardware.memory import give_back, keep_little
 from cetane.mil.reader import load
 from cetane.pipeline.build import build
 from cetane.pipeline.choose import resolutions, with_layout
@@ -229,6 +229,7 @@ def port_request(
 @contextmanager
 def one_reference() -> Iterator[None]:
     """A context whose gates share the Hugging Face model. Its weights are freed at the end."""
+    keep_little()
     try:
         yield
     finally:

@@ -8,6 +8,7 @@ from coremltools.converters.mil import Builder as mb
 from tests.mil.fast.agreement import Build, agree, kinds, normal, rng
 
 from cetane.mil import load
+from cetane.mil.fast import attend
 from cetane.mil.fast.attend import exactly, quickly, seen_runs
 
 
@@ -131,6 +132,16 @@ def test_attention_by_hand_reads_only_what_is_seen(how: Any, cap: float, sink: b
     given, sinks = operands(), normal(HEADS, ROWS) if sink else None
     result = run(given, cap, sinks, how)
     np.testing.assert_allclose(result, by_hand(given, cap, sinks), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_threads_share_the_rows_of_all_heads(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread's part ends in the middle of a head, and may be empty."""
+    given, sinks = operands(), normal(HEADS, ROWS)
+    alone = run(given, 2.0, sinks)
+    monkeypatch.setattr(attend, "SHARED", 0)
+    monkeypatch.setattr(attend, "available", lambda: threads)
+    np.testing.assert_array_equal(run(given, 2.0, sinks), alone)
 
 
 def test_exact_attention_has_no_order() -> None:

@@ -44,7 +44,7 @@ HIDDEN = -3e4
 """A key with a smaller mask is hidden: hosts hide keys with -4e4, others with minus infinity. The
 exponential of its score is zero, so it is not read."""
 SHARED = 1 << 22
-"""The products of scores from which the heads of one call share the processors."""
+"""The products of scores from which the rows of one call share the processors."""
 
 
 @dataclass(frozen=True)
@@ -106,24 +106,13 @@ def exactly(
     from cetane.mil.fast import kernels  # numba takes a while to load
 
     results = np.empty((*rows.shape[:2], values[0].shape[1]), np.float32)
-    given = [rows, *_two(keys), *_two(values)]
+    given = [np.ascontiguousarray(a) for a in (rows, *_two(keys), *_two(values), mask)]
+    extra = np.ascontiguousarray(np.empty((0, 0), np.float32) if sinks is None else sinks)
 
-    def heads(part: slice) -> None:
-        arrays = [np.ascontiguousarray(array[part]) for array in given]
-        shown = np.ascontiguousarray(mask[part] if len(mask) > 1 else mask)
-        extra = np.empty((0, 0), np.float32) if sinks is None else sinks[part]
-        kernels.attend(
-            *arrays,
-            shown,
-            runs,
-            np.float32(cap),
-            np.ascontiguousarray(extra),
-            results[part],
-            0,
-            results[part].shape[0] * results.shape[1],
-        )
+    def attend(first: int, last: int) -> None:
+        kernels.attend(*given, runs, np.float32(cap), extra, results, first, last)
 
-    _by_heads(heads, rows, runs)
+    _by_rows(attend, rows, runs)
     return results
 
 
@@ -158,12 +147,14 @@ def _two(parts: list[Floats]) -> list[Floats]:
     return [*parts, np.empty((*parts[0].shape[:2], 0), np.float32)][:2]
 
 
-def _by_heads(work: Callable[[slice], None], rows: Floats, runs: Array) -> None:
-    heads, count, size = rows.shape
-    if heads * count * size * int((runs[:, 2] - runs[:, 1]).sum()) < SHARED:
-        work(slice(0, heads))
+def _by_rows(work: Callable[[int, int], None], rows: Floats, runs: Array) -> None:
+    """Let threads share the rows of all heads: three heads would keep one of two waiting."""
+    total, threads = len(rows) * rows.shape[1], available()
+    if rows.size * int((runs[:, 2] - runs[:, 1]).sum()) < SHARED:
+        work(0, total)
     else:
-        list(_pool(available()).map(work, [slice(head, head + 1) for head in range(heads)]))
+        cuts = [total * thread // threads for thread in range(threads + 1)]
+        list(_pool(threads).map(work, cuts, cuts[1:]))
 
 
 @cache

@@ -33,8 +33,9 @@ def keep_by_code() -> None:
 
 
 def is_kept() -> bool:
-    """Whether the loop of tapes was compiled before, by this version of the code."""
-    return any(_folder().rglob("loop.perform*.nbc"))
+    """Whether the loop of tapes was compiled before, by this version of the code; of another
+    folder's nothing is known."""
+    return "NUMBA_CACHE_DIR" not in os.environ and any(_folder().rglob("loop.perform*.nbc"))
 
 
 def compile_loop() -> None:

@@ -32,10 +32,15 @@ def times_weight(x: Tensor, weight: Tensor) -> Tensor:
     """Rows `x (..., T, K)` times a weight `(N, K)`."""
     dtype = torch.promote_types(x.dtype, weight.dtype)
     rows = x.to(dtype).reshape(-1, x.shape[-1])
-    padded = functional.pad(rows, (0, 0, 0, -len(rows) % ROWS))
-    columns = functional.pad(weight.to(dtype), (0, 0, 0, max(0, OUTPUTS - len(weight)))).mT
+    padded = with_rows(rows, -len(rows) % ROWS)
+    columns = with_rows(weight.to(dtype), max(0, OUTPUTS - len(weight))).mT
     product = (padded @ columns)[: len(rows), : len(weight)]
     return product.reshape(*x.shape[:-1], len(weight))
+
+
+def with_rows(matrix: Tensor, more: int) -> Tensor:
+    """A matrix with rows of zeros below it. torch would copy it to add none."""
+    return functional.pad(matrix, (0, 0, 0, more)) if more else matrix
 
 
 @op("matmul")

@@ -216,6 +216,11 @@ class Tape:
     turned: tuple[int, ...] = ()
     """The outputs whose last axis comes first in memory."""
 
+    def __post_init__(self) -> None:
+        """Make both arrays read-only, as a file's are: numba compiles anew for another kind."""
+        for array in (self.code, self.numbers):
+            array.flags.writeable = False
+
 
 def encoded(
     instruction: Instruction, offsets: dict[int, int], wait: bool

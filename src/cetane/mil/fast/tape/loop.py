@@ -14,7 +14,17 @@ from numba import carray, njit, types
 
 from cetane.mil.fast.dots import TILE
 from cetane.mil.fast.kernels import HIDDEN, attend
-from cetane.mil.fast.tape.code import AXES, FIRST, NUMBERS, RUNS_AT, WEIGHTS, WIDTH, Code, Reduction
+from cetane.mil.fast.tape.code import (
+    AXES,
+    FIRST,
+    NUMBERS,
+    RUNS_AT,
+    WEIGHTS,
+    WIDTH,
+    Code,
+    Reduction,
+    Tape,
+)
 from cetane.mil.fast.tape.elements import combine, exponential, transform
 from cetane.mil.fast.tape.products import multiply
 from cetane.mil.fast.tape.quick import attend_quickly
@@ -393,4 +403,5 @@ def perform(code, numbers, bases, shared, thread, threads):  # type: ignore[no-u
 def compile_() -> None:
     """Compile the loop, or load it: performing nothing does."""
     code, numbers = np.zeros((0, WIDTH), np.int64), np.zeros((0, NUMBERS), np.float32)
-    perform(code, numbers, np.zeros(FIRST, np.int64), 0, 0, 1)
+    tape = Tape(code, numbers, 0, 0, 0)
+    perform(tape.code, tape.numbers, np.zeros(FIRST, np.int64), 0, 0, 1)
