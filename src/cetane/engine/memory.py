@@ -48,7 +48,8 @@ class Mark:
 
 
 class Memory:
-    """The memory of one sequence. Its arrays have the backend's `dtype`.
+    """The memory of one sequence. Its arrays have the backend's `dtype`, or are int8 where a
+    function says so.
 
     All masks follow from the positions in the slots. So one rule serves every contract, padding and
     windows. `grow` takes the groups of a larger capacity. A cache itself grows when a function
@@ -73,7 +74,7 @@ class Memory:
         """The positions that the slots hold, by cache group."""
         inputs = [item for function in functions for item in function.inputs]
         self.caches: Arrays = {
-            item.source.name: np.zeros(item.shape, dtype)
+            item.source.name: np.zeros(item.shape, np.int8 if item.dtype == "int8" else dtype)
             for item in sorted(inputs, key=lambda item: -prod(item.shape))  # the smallest stays
             if isinstance(item.source, FromCache)
         }
@@ -169,7 +170,10 @@ class Memory:
         """Hold what another memory of this plan holds, in this one's dtype."""
         self.position, self.capacity, self.groups = other.position, other.capacity, other.groups
         self.slots = dict(other.slots)
-        self.caches = {name: a.astype(self.dtype) for name, a in other.caches.items()}
+        self.caches = {
+            name: a.astype(a.dtype if a.dtype == np.int8 else self.dtype)
+            for name, a in other.caches.items()
+        }
         self.histories = {name: a.astype(self.dtype) for name, a in other.histories.items()}
         self.matrices = {name: a.copy() for name, a in other.matrices.items()}
 
