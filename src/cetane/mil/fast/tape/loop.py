@@ -189,6 +189,12 @@ def _runs(row, bases):  # type: ignore[no-untyped-def]
     runs[0] = count
 
 
+@njit(nogil=True, cache=True)
+def _scaled(y, x, scales):  # type: ignore[no-untyped-def]
+    for j in range(len(y)):
+        y[j] = _F(x[j]) * scales[j]
+
+
 @njit(nogil=True, cache=True, error_model="numpy")
 def _widen(row, bases, thread, threads):  # type: ignore[no-untyped-def]
     """Numbers of 8 bits times the scale of their slot. After the places: heads, width, slots, and
@@ -204,12 +210,11 @@ def _widen(row, bases, thread, threads):  # type: ignore[no-untyped-def]
         y = _line(_address(row, bases, 0) + 4 * line * slots, slots)
         x, own = carray(pointer(codes + line * slots), slots, np.int8), scales[line // width]
         if runs_at < 0:
-            for j in range(slots):
-                y[j] = x[j] * own[j]
+            _scaled(y, x, own)
         for run in runs:
             if run[0] == 0:
-                for j in range(run[1], run[2]):
-                    y[j] = x[j] * own[j]
+                shown = slice(run[1], run[2])
+                _scaled(y[shown], x[shown], own[shown])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
