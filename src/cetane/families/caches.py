@@ -196,9 +196,7 @@ class RoundedReadOnly(ReadOnly):
     def join(self, layer: int, cache: Tensor, scales: Tensor, new: Rounded) -> Rounded:
         """The layer's slots, with the new columns after them."""
         past = cache[layer : layer + 1].to(new.codes.dtype)
-        return Rounded(
-            torch.cat([past, new.codes], dim=-1), self.write(layer, scales, new.scales)
-        )
+        return Rounded(torch.cat([past, new.codes], dim=-1), self.write(layer, scales, new.scales))
 
     def results(self) -> dict[str, Tensor]:
         k, v = zip(*self.rounded, strict=True)

@@ -482,7 +482,8 @@ def attend(
 ) -> Tensor:
     """Grouped-query attention. The query heads of one KV head are rows of one matrix product.
 
-    `q (1, H, D, T)`, `k`, `v (1, KV, D, S)`, rounded or not, additive `mask (1, 1, G*T, S)` -> `(1, H, D, T)`.
+    `q (1, H, D, T)`, `k`, `v (1, KV, D, S)`, rounded or not, additive `mask (1, 1, G*T, S)` ->
+    `(1, H, D, T)`.
     `sinks (1, KV, G, 1)` are scores of one more key for each query head, whose value is zero.
     """
     kv, groups, dim = heads.kv, heads.query // heads.kv, heads.dim
@@ -521,7 +522,7 @@ def lift(keys: int) -> float:
 
 
 def scored(rows: Tensor, k: Seen) -> Tensor:
-    """Queries, divided by `STEPS` for rounded keys, times keys. Scales multiply scores, not keys."""
+    """Queries, divided by `STEPS` for rounded keys, times keys. Scales multiply the scores."""
     return (rows @ k.codes) * k.scales if isinstance(k, Rounded) else rows @ k
 
 

@@ -22,7 +22,11 @@ Json = dict[str, Any]
 EMPTY, MASKED = -1, -4e4
 """The position in a slot without a token, and the value of a mask where nothing is seen."""
 
-KEPT: dict[str, type[np.generic]] = {"cache": np.float16, "history": np.float16, "matrix": np.float32}
+KEPT: dict[str, type[np.generic]] = {
+    "cache": np.float16,
+    "history": np.float16,
+    "matrix": np.float32,
+}
 """The types of what the host keeps between calls, by its source. Caches may be int8."""
 
 

@@ -132,7 +132,9 @@ class Predictor:
                 slots = cache.slots if planner.slots[cache.group].limited else context
                 visible = slots + tokens if contract == "readonly" else slots
                 wide = 2 * HALF * prod(cache.shape[:3]) * slots
-                held = 2 * cache.layers * group.heads * slots * planner.memory.head_nbytes(cache.group)
+                held = (
+                    2 * cache.layers * group.heads * slots * planner.memory.head_nbytes(cache.group)
+                )
                 memory += (1 + COPIED[contract]) * wide
                 memory += held + wide if held < wide else 0  # a cast reads one and writes the other
                 border += CROSSES[contract] * held

@@ -241,8 +241,8 @@ def check_caches(caches: Mapping[str, Slots], functions: Collection[Function]) -
     """Check every mask, cache, write mask and state against the slots of its group.
 
     Raises ValueError for an unknown group, for a length that differs from the group's slots, for a
-    group whose key/value heads differ between functions, and for a cache of two types. A shard that was made for another
-    context would run, and give wrong tokens.
+    group whose key/value heads differ between functions, and for a cache of two types. A shard that
+    was made for another context would run, and give wrong tokens.
     """
     for slots in caches.values():
         if slots.sinks >= slots.count:

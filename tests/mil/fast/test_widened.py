@@ -92,4 +92,6 @@ def test_scores(scaled: str, tmp_path: Path) -> None:
     (name,) = function.outputs
     tape = TapeModel(program).function("main")
     np.testing.assert_allclose(tape(given)[name], expected, rtol=1e-5, atol=1e-3)
-    np.testing.assert_allclose(compile_reference(function)(given)[name], expected, rtol=1e-5, atol=1e-3)
+    np.testing.assert_allclose(
+        compile_reference(function)(given)[name], expected, rtol=1e-5, atol=1e-3
+    )
