@@ -10,6 +10,7 @@ steps on chips. docs/explanation/int8-caches.md has the tables.
 
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.engine.engine import Engine
 from cetane.engine.generate import open_engine
-from cetane.engine.portable import PortableBackend
+from cetane.engine.portable import Arithmetic, PortableBackend
 from cetane.gates.metrics import log_softmax
 from cetane.gates.quality import read_tokens
 from cetane.hardware.chips import find_chip
@@ -30,6 +31,7 @@ from common import arguments, bundle_of, report, standard_library_text
 
 CHIPS = ("a19-pro", "m4-max")
 FORMATS = ("fp16", "int8")
+Clock = Callable[[], float]
 PIECE = 256
 """The tokens whose logits are in memory at once."""
 
@@ -46,9 +48,11 @@ def recipe_of(base: str, context: int, kept: str) -> Recipe:
     return override(load_recipe(base), changes)
 
 
-def log_shares(bundle: Bundle, ids: list[int], before: int) -> list[np.ndarray]:
-    """Logarithms of the shares after each token from `before` on, in fp32 arithmetic."""
-    engine = Engine(bundle.plan, PortableBackend(bundle, "fp32"), bundle.tables())
+def log_shares(
+    bundle: Bundle, ids: list[int], before: int, arithmetic: Arithmetic
+) -> list[np.ndarray]:
+    """Logarithms of the shares after each token from `before` on."""
+    engine = Engine(bundle.plan, PortableBackend(bundle, arithmetic), bundle.tables())
     session = engine.session()
     if before:
         session.feed(ids[:before], "none")
@@ -59,9 +63,14 @@ def log_shares(bundle: Bundle, ids: list[int], before: int) -> list[np.ndarray]:
     return pieces
 
 
-def quality(bundles: dict[str, Bundle], ids: list[int], before: int) -> dict[str, Any]:
+def quality(
+    bundles: dict[str, Bundle], ids: list[int], before: int, arithmetic: Arithmetic
+) -> dict[str, Any]:
     """Perplexities, and how far the second bundle is from the first."""
-    shares = {name: np.concatenate(log_shares(b, ids, before)) for name, b in bundles.items()}
+    shares = {
+        name: np.concatenate(log_shares(bundle, ids, before, arithmetic))
+        for name, bundle in bundles.items()
+    }
     targets = np.array(ids[before + 1 :])
     rows = np.arange(len(targets))
     plain, rounded = (shares[name][:-1].astype(np.float64) for name in FORMATS)
@@ -78,7 +87,9 @@ def quality(bundles: dict[str, Bundle], ids: list[int], before: int) -> dict[str
     }
 
 
-def speed(bundles: dict[str, Bundle], ids: list[int], position: int, steps: int) -> dict[str, Any]:
+def speed(
+    bundles: dict[str, Bundle], ids: list[int], position: int, steps: int, clock: Clock
+) -> dict[str, Any]:
     """The medians of decode steps, one of each bundle in turn, and the median of their ratios."""
     sessions = {}
     for name, bundle in bundles.items():
@@ -87,9 +98,9 @@ def speed(bundles: dict[str, Bundle], ids: list[int], position: int, steps: int)
     times: dict[str, list[float]] = {name: [] for name in bundles}
     for step in range(steps + 4):
         for name, session in sessions.items():
-            started = time.perf_counter()
+            started = clock()
             session.feed(ids[position + step : position + step + 1])
-            times[name].append(time.perf_counter() - started)
+            times[name].append(clock() - started)
     measured = {name: one[4:] for name, one in times.items()}
     ratios = [b / a for a, b in zip(*measured.values(), strict=True)]
     return {name: 1e3 * statistics.median(one) for name, one in measured.items()} | {
@@ -116,11 +127,17 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--before", type=int, default=0)
+    parser.add_argument(
+        "--arithmetic", default="fp32", choices=["fp32", "stored"], help="of the quality"
+    )
     parser.add_argument("--position", type=int, default=500)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--one-thread", action="store_true", help="measure its processor time")
     parser.add_argument("--skip", nargs="*", default=[], choices=["quality", "speed"])
     options = parser.parse_args()
-    share_threads()
+    clock: Clock = time.thread_time if options.one_thread else time.perf_counter
+    if not options.one_thread:
+        share_threads()
     checkpoint = open_checkpoint(options.model)
     recipes = {kept: recipe_of(options.recipe, options.context, kept) for kept in FORMATS}
     bundles = {kept: bundle_of(checkpoint, recipe) for kept, recipe in recipes.items()}
@@ -135,12 +152,13 @@ def main() -> None:
     )
     rows = [["caches, MB", *(size / 1e6 for size in caches.values())]]
     if "quality" not in options.skip:
-        found = quality(bundles, ids[: options.before + options.tokens], options.before)
+        judged = ids[: options.before + options.tokens]
+        found = quality(bundles, judged, options.before, options.arithmetic)
         result["quality"] = found
         rows.append(["perplexity", *found["perplexity"].values()])
         rows += [[name, "", found[name]] for name in ("kl", "largest_kl", "same_choice")]
     if "speed" not in options.skip:
-        result["speed"] = found = speed(bundles, ids, options.position, options.steps)
+        result["speed"] = found = speed(bundles, ids, options.position, options.steps, clock)
         rows.append([f"step after {options.position}, ms", found["fp16"], found["int8"]])
         rows.append(["ratio", "", found["ratio"]])
     result["predicted"] = predicted(checkpoint, recipes)
