@@ -18,6 +18,7 @@ import torch
 from tests.conftest import VARIANTS, build_model
 from tests.families import (
     gemma_models,
+    test_int8_caches,
     test_mixtral,
     test_qwen3_next,
     test_streaming,
@@ -32,6 +33,7 @@ from cetane.export.contract.folder import document, host
 from cetane.export.contract.memory import activation_bytes
 from cetane.mil import load
 from cetane.pipeline.export import export_contract
+from cetane.schema.interface import Input
 from cetane.schema.slots import CONTRACTS
 
 MOST_LINES = 200
@@ -81,19 +83,22 @@ class Models:
         self.engine = engine
 
     def __call__(self, shard: str, function: str) -> "Model":
-        return Model(self.engine.open(shard), function)
+        inputs = self.engine.plan.functions[shard, function].inputs
+        return Model(self.engine.open(shard), function, inputs)
 
 
 class Model:
-    def __init__(self, program: Any, function: str) -> None:
-        self.program, self.function = program, function
+    def __init__(self, program: Any, function: str, inputs: tuple[Input, ...]) -> None:
+        self.program, self.function, self.inputs = program, function, inputs
 
     def make_state(self) -> Any:
         return self.program.make_state(self.function)
 
     def predict(self, inputs: dict[str, np.ndarray], state: Any = None) -> dict[str, np.ndarray]:
         for name, value in inputs.items():
-            assert value.dtype in (np.float32, np.int32), (name, value.dtype)
+            taken = next(i for i in self.inputs if i.name == name)
+            kinds = {"fp16": np.float32, "int32": np.int32, "int8": np.int8}
+            assert value.dtype == kinds[taken.dtype], (name, value.dtype)
         return self.program.call(
             self.function, inputs, self.make_state() if state is None else state
         )
@@ -150,6 +155,19 @@ def test_the_hosts_caches_grow(tmp_path: Path, contract: str) -> None:
     assert "never go back to a smaller one" in document(
         contents | {"memory": dict.fromkeys(MEMORY, 0), "shards": [], "draft_heads": {}}
     )
+
+
+def test_the_host_keeps_bytes(tmp_path: Path) -> None:
+    """Keys and values as int8, with windows and caches that grow; the document says so."""
+    cache = {"context": 96, "capacities": [32, 64]}
+    recipe = test_int8_caches.recipe(cache=cache)
+    engine = engine_of(gemma_models.build_gemma4(**test_int8_caches.NO_TIES), recipe)
+    contract = agree(engine, tmp_path, MOST_LINES + GROWING)
+    assert all(contract["buffers"][f"{name}_scales"][2] == 1 for name in contract["int8"])
+    given = {"memory": dict.fromkeys(MEMORY, 0), "draft_heads": {}, "shards": []}
+    assert "are int8" in document(contract | given)
+    shards = [shard | {"bytes": 1} for shard in contract["shards"]]
+    assert "as int8: they are whole numbers" in document(contract | given | {"shards": shards})
 
 
 def agree(engine: Engine, tmp_path: Path, most_lines: int) -> dict[str, Any]:

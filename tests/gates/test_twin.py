@@ -1,10 +1,19 @@
 """A twin computes with the numbers that fp16 rounded, wherever it is clear which they were."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
+import transformers
 
+from cetane.bundle import Bundle
+from cetane.checkpoint import open_checkpoint
+from cetane.gates.port import Packaged
 from cetane.gates.twin import SMALLEST, Unrounded, rounded
 from cetane.mil.program import Body, MilFunction, NamedValue, Op, StoredConstant, TensorType
+from cetane.planner import Planner
 
 
 def function(**scalars: float) -> MilFunction:
@@ -35,3 +44,30 @@ def test_nothing_but_zero_is_below_the_smallest() -> None:
     assert rounded(1e-30) == SMALLEST == float(np.nextafter(np.float16(0), np.float16(1)))
     assert rounded(0.0) == 0
     assert rounded(1e6) == np.inf
+
+
+def test_a_twin_rounds_no_keys_and_values(
+    tiny_bundle: Callable[..., Bundle], tiny_checkpoint_folder: Path
+) -> None:
+    """Its logits are the model's, though the port keeps caches of 8 bits; the port's are not."""
+    bundle = tiny_bundle(
+        cache={"context": 64, "format": "int8"},
+        target={"deployment": "iOS26"},
+        layout={"kind": "single"},
+    )
+    checkpoint = open_checkpoint(tiny_checkpoint_folder)
+    planner = Planner(checkpoint, bundle.plan.recipe)
+    port = Packaged(bundle, planner, checkpoint, bundle.tables(), bundle.tokenizer)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tiny_checkpoint_folder, dtype=torch.float32
+    )
+    ids = list(range(5, 45))
+    with torch.no_grad():
+        truth = model(torch.tensor([ids])).logits[0, 20:].numpy()
+    errors = []
+    for engine in (port.twin, port.shipped):
+        session = engine.session()
+        session.feed(ids[:20], "none")
+        rows = [session.feed([ids[20]], "all"), session.feed(ids[21:], "all")]
+        errors.append(float(np.abs(np.concatenate(rows) - truth).max()))
+    assert errors[0] < 1e-4 < 1e-3 < errors[1]

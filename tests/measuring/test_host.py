@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.conftest import build_model
-from tests.families import test_mixtral, test_qwen3_next, test_streaming
+from tests.families import test_int8_caches, test_mixtral, test_qwen3_next, test_streaming
 from tests.families.parity import engine_of
 from tests.families.zaya_models import recipe
 
@@ -90,6 +90,18 @@ def test_heads_that_stream(contract: str, tmp_path: Path) -> None:
     engine = test_streaming.engine_of(build_model("llama", **test_streaming.NINE), wanted)
     calls = [("prefill", TOKENS), ("prefill", [*TOKENS, 9, 9, 9]), ("verify", TOKENS[:4])]
     agree(engine, tmp_path, [call for call in calls if contract != "shift" or len(call[1]) != 13])
+
+
+def test_caches_of_bytes(tmp_path: Path) -> None:
+    """The host keeps int8, gives int8, and rounds nothing itself."""
+    engine = engine_of(build_model("llama"), test_int8_caches.recipe(context=64))
+    agree(engine, tmp_path, [("prefill", TOKENS[:5]), ("verify", TOKENS[:4])])
+    described = json.loads((tmp_path / "host.json").read_text())
+    host = Host(tmp_path, lambda *_: None)  # type: ignore[arg-type, return-value]
+    types = {item["source"]["name"]: item["dtype"] for function in described["functions"]
+             for item in function["inputs"] if item["source"]["host"] == "cache"}  # fmt: skip
+    kept = {name: str(host.kept[name].dtype) for name in types}
+    assert kept == {name: {"fp16": "float16"}.get(of, of) for name, of in types.items()}
 
 
 def agree(engine: Engine, tmp_path: Path, first: list[tuple[str, list[int]]]) -> None:

@@ -18,7 +18,7 @@ from coremltools.converters.mil.mil import types  # noqa: E402
 
 Build = Callable[..., Path]
 
-DTYPES = {"fp16": types.fp16, "fp32": types.fp32, "int32": types.int32}
+DTYPES = {"fp16": types.fp16, "fp32": types.fp32, "int32": types.int32, "int8": types.int8}
 
 
 def build_program(

@@ -95,6 +95,25 @@ def test_contracts(
     assert set(CONTRACTS) == {"readonly", "blend", "shift", "stateful"}
 
 
+def test_caches_of_bytes(tiny: Shapes, predictor: Predictor) -> None:
+    """Bytes and scales cross the border once. In the program a cast reads them and writes fp16,
+    and then all is as before."""
+    cache: dict[str, Any] = {"context": 128}
+    target = {"deployment": "iOS26"}
+    plain, rounded = (
+        predictor.works(
+            Planner(tiny, recipe(layout={"kind": "single"}, cache=cache | more, target=target)),
+            "decode",
+            128,
+        )[1]
+        for more in ({}, {"format": "int8"})
+    )
+    halves, held = 2 * 2 * 2 * 2 * 128 * 16, 2 * 2 * 2 * 128 * (16 + 2)
+    assert plain.border - rounded.border == halves - held
+    assert rounded.memory - plain.memory == halves + held
+    assert plain.attention_macs == rounded.attention_macs
+
+
 def test_more_context_more_shards_and_more_tokens_cost_more(
     tiny: Shapes, predictor: Predictor
 ) -> None:

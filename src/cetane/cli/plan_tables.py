@@ -32,7 +32,8 @@ def show(plan: Plan, chip: str | None = None, tables: bool = True) -> None:
 def show_summary(plan: Plan) -> None:
     """Print the model and its context, packages and calls, bytes, and what not all plans have."""
     recipe = plan.recipe
-    cache = megabytes(plan.kv_bytes[recipe.cache.context])
+    form = "" if recipe.cache.format == "fp16" else f" {recipe.cache.format}"
+    cache = f"{megabytes(plan.kv_bytes[recipe.cache.context])}{form}"
     weights = stored(plan.weight_bytes, recipe.compression.default)
     embedding = stored(plan.embedding_bytes, recipe.embedding.format)
     first = (

@@ -50,7 +50,8 @@ class Mark:
 
 
 class Memory:
-    """The memory of one sequence. Its arrays have the backend's `dtype`.
+    """The memory of one sequence. Its arrays have the backend's `dtype`, or are int8 where a
+    function says so.
 
     All masks follow from the positions in the slots. So one rule serves every contract, padding and
     windows. `grow` takes the groups of a larger capacity. A cache itself grows when a function
@@ -161,7 +162,10 @@ class Memory:
         """Hold what another memory of this plan holds, in this one's dtype."""
         self.position, self.capacity, self.groups = other.position, other.capacity, other.groups
         self.slots = dict(other.slots)
-        self.caches = {name: a.astype(self.dtype) for name, a in other.caches.items()}
+        self.caches = {
+            name: a.astype(a.dtype if a.dtype == np.int8 else self.dtype)
+            for name, a in other.caches.items()
+        }
         self.histories = {name: a.astype(self.dtype) for name, a in other.histories.items()}
         self.matrices = {name: a.copy() for name, a in other.matrices.items()}
 
@@ -195,14 +199,17 @@ class Memory:
 
 
 def zeros(inputs: Sequence[Input], source: type[Any], dtype: type[np.floating]) -> Arrays:
-    """Arrays for what a kind of source names, each in the smallest shape of any function. Pages
-    that nothing is written into take no memory."""
-    shapes: dict[str, tuple[int, ...]] = {}
+    """Arrays for what a kind of source names, each in the smallest shape of any function: int8
+    where the input is, else of `dtype`. Pages that nothing is written into take no memory."""
+    smallest: dict[str, Input] = {}
     for item in inputs:
         if isinstance(item.source, source):
             name = item.source.name
-            shapes[name] = min(shapes.get(name, item.shape), item.shape, key=prod)
-    return {name: np.zeros(shape, dtype) for name, shape in shapes.items()}
+            smallest[name] = min(smallest.get(name, item), item, key=lambda one: prod(one.shape))
+    return {
+        name: np.zeros(item.shape, np.int8 if item.dtype == "int8" else dtype)
+        for name, item in smallest.items()
+    }
 
 
 def grown(slots: Array, contract: ContractName, count: int, fill: int) -> Array:

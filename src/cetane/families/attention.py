@@ -16,6 +16,7 @@ from cetane.families.layers import (
     Leaf,
     Projection,
     RMSNorm,
+    Seen,
     attend,
     normalize,
 )
@@ -146,10 +147,10 @@ class Attention(Mixer):
 
     def keys_values(
         self, x: Tensor, turn: Callable[[Tensor], Tensor], flow: Flow, memory: Memory
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Seen, Seen]:
         """All keys and values that may be seen, the new ones among them."""
         new = self.new_keys_values(x, turn)
-        seen: tuple[Tensor, Tensor] = memory[self.kind.name](*new)
+        seen: tuple[Seen, Seen] = memory[self.kind.name](*new)
         return seen
 
     def new_keys_values(self, x: Tensor, turn: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:

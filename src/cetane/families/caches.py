@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from cetane.families.axes import Axes
+from cetane.families.layers import Rounded, Seen, rounded
 from cetane.schema.interface import (
     FromCache,
     FromHistory,
@@ -31,7 +32,7 @@ from cetane.schema.interface import (
     ToMatrix,
     WriteMask,
 )
-from cetane.schema.slots import ContractName, Slots
+from cetane.schema.slots import CacheFormat, ContractName, Slots
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class CacheSpec:
     @property
     def shape(self) -> tuple[int, int, int, int]:
         return (self.layers, self.heads, self.dim, self.slots)
+
+    def scales(self, slots: int) -> tuple[int, int, int, int]:
+        """The shape of the scales of rounded keys, or values, of some slots."""
+        return (self.layers, self.heads, 1, slots)
 
     def names(self) -> Iterator[tuple[str, str]]:
         """The names of keys and of values: each in the graph, and in the manifest."""
@@ -93,7 +98,7 @@ class CacheForm(ABC):
     def states(cls, spec: CacheSpec) -> list[State]:
         return []
 
-    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Seen, Seen]:
         """Store a layer's new columns; return all keys and values that it may attend to."""
         layer = len(self.written)
         k, v = self.write(layer, self.k, k), self.write(layer, self.v, v)
@@ -131,13 +136,76 @@ class ReadOnly(CacheForm):
             for name, buffer in spec.names()
         ]
 
-    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Seen, Seen]:
         layer = len(self.written)
         self.written.append((k, v))
         return self.write(layer, self.k, k), self.write(layer, self.v, v)
 
     def write(self, layer: int, cache: Tensor, new: Tensor) -> Tensor:
         return torch.cat([cache[layer : layer + 1], new], dim=-1)
+
+
+class RoundedReadOnly(ReadOnly):
+    """As `ReadOnly`, but the host keeps whole numbers of 8 bits, and a scale for each token and
+    head.
+
+    The graph rounds its own new columns before it reads them. So a token sees the same keys whether
+    they are of its call or of an earlier one, and a verified draft has the bits of plain decoding.
+    It returns whole numbers in fp16: the host keeps them as int8, and rounds nothing.
+    """
+
+    def __init__(self, spec: CacheSpec, tensors: dict[str, Tensor]) -> None:
+        super().__init__(spec, tensors)
+        self.k_scales = tensors[f"{spec.group}_k_scales"]
+        self.v_scales = tensors[f"{spec.group}_v_scales"]
+        self.rounded: list[tuple[Rounded, Rounded]] = []
+
+    @classmethod
+    def inputs(cls, spec: CacheSpec, tokens: int) -> list[Input]:
+        codes = [item.model_copy(update={"dtype": "int8"}) for item in super().inputs(spec, tokens)]
+        scales = [
+            Input(
+                name=f"{name}_scales",
+                shape=spec.scales(spec.slots),
+                source=FromCache(name=f"{buffer}_scales", group=spec.group),
+            )
+            for name, buffer in spec.names()
+        ]
+        return codes + scales
+
+    @classmethod
+    def outputs(cls, spec: CacheSpec, tokens: int) -> list[Output]:
+        scales = [
+            Output(
+                name=f"{name}_scales_out",
+                shape=spec.scales(tokens),
+                sink=ToCache(name=f"{buffer}_scales", group=spec.group, write="append"),
+            )
+            for name, buffer in spec.names()
+        ]
+        return super().outputs(spec, tokens) + scales
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Rounded, Rounded]:
+        layer, new = len(self.rounded), (rounded(k), rounded(v))
+        self.rounded.append(new)
+        return (
+            self.join(layer, self.k, self.k_scales, new[0]),
+            self.join(layer, self.v, self.v_scales, new[1]),
+        )
+
+    def join(self, layer: int, cache: Tensor, scales: Tensor, new: Rounded) -> Rounded:
+        """The layer's slots, with the new columns after them."""
+        past = cache[layer : layer + 1].to(new.codes.dtype)
+        return Rounded(torch.cat([past, new.codes], dim=-1), self.write(layer, scales, new.scales))
+
+    def results(self) -> dict[str, Tensor]:
+        k, v = zip(*self.rounded, strict=True)
+        group = self.spec.group
+        return {
+            f"{group}_{part}{ending}": torch.cat([getattr(one, held) for one in columns])
+            for part, columns in (("k", k), ("v", v))
+            for ending, held in (("_out", "codes"), ("_scales_out", "scales"))
+        }
 
 
 class Blend(CacheForm):
@@ -227,9 +295,9 @@ CACHES: dict[ContractName, type[CacheForm]] = {
 }
 
 
-def cache_form(slots: Slots, tokens: int) -> type[CacheForm]:
+def cache_form(slots: Slots, tokens: int, kept: CacheFormat = "fp16") -> type[CacheForm]:
     """The class that reads and writes the caches of a group in a call of `tokens` tokens."""
-    return CACHES[slots.form(tokens)]
+    return RoundedReadOnly if kept == "int8" else CACHES[slots.form(tokens)]
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ def author(config: DeepseekConfig, options: ExpertOptions) -> Model:
         layers,
         scale,
         [kind],
-        memory={ALL: CacheGroup(count, 1, width // 2)},
+        memory={ALL: CacheGroup(count, 1, width // 2, latent=True)},
         channels=expert_channels(mixture),
     )
 

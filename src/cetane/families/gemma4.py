@@ -36,6 +36,8 @@ from cetane.families.layers import (
     Leaf,
     Projection,
     RMSNorm,
+    Rounded,
+    Seen,
     activation,
     normalize,
 )
@@ -104,10 +106,11 @@ class OwnAttention(Attention):
 
     def keys_values(
         self, x: Tensor, turn: Callable[[Tensor], Tensor], flow: Flow, memory: Memory
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Seen, Seen]:
         seen = super().keys_values(x, turn, flow, memory)
         if self.hands_on:
-            flow.update(zip(shared_names(self.kind.name), seen, strict=True))
+            plain = (one.widened() if isinstance(one, Rounded) else one for one in seen)
+            flow.update(zip(shared_names(self.kind.name), plain, strict=True))
         return seen
 
 
@@ -124,7 +127,7 @@ class SharedAttention(Attention):
     def owns(self) -> bool:
         return False
 
-    def keys_values(self, x: Tensor, turn: Any, flow: Flow, memory: Any) -> tuple[Tensor, Tensor]:
+    def keys_values(self, x: Tensor, turn: Any, flow: Flow, memory: Any) -> tuple[Seen, Seen]:
         keys, values = (flow[name] for name in shared_names(self.kind.name))
         return keys, values
 

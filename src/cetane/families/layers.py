@@ -6,7 +6,7 @@ Hidden tensors are `(1, C, 1, T)` here; `axes.py` has the other layout.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -406,6 +406,11 @@ def softplus(x: Tensor) -> Tensor:
     return nn.functional.softplus(low) + (x - low)
 
 
+def at_least(x: Tensor, least: float) -> Tensor:
+    """The larger of x and a number. torch's clamp would become a clip up to infinity."""
+    return torch.maximum(x, torch.full((1,), least, dtype=x.dtype))
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, dim: int) -> Tensor:
     """The rotary embedding of the first `dim` channels of each attention head, in half-split pairs.
 
@@ -415,6 +420,48 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, dim: int) -> Tensor:
     first, second, rest = x[:, :, :half], x[:, :, half:dim], x[:, :, dim:]
     turned = x[:, :, :dim] * cos + torch.cat([-second, first], dim=2) * sin
     return torch.cat([turned, rest], dim=2) if x.shape[2] > dim else turned
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Keys or values `(1, KV, D, S)` as whole numbers, with a scale for each token and head.
+
+    A code counts sixteenths of its scale. So a product with codes is at most 16 times the product
+    with what they stand for, and stays inside fp16.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    """`(1, KV, 1, S)`."""
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.codes.shape
+
+    def __getitem__(self, at: Any) -> "Rounded":
+        """Some slots."""
+        return Rounded(self.codes[at], self.scales[at])
+
+    def widened(self) -> Tensor:
+        """What the codes stand for."""
+        return self.codes * (self.scales * (1 / STEPS))
+
+
+STEPS = 16
+"""Codes in a scale."""
+LARGEST = 129 / 1024
+"""The scale of a column whose largest magnitude is 1: a little over 16 / 127, and exact in fp16, so
+that no code is above 127."""
+SMALLEST = 2.0**-10
+"""The least scale. A step of it is the least normal number of fp16."""
+Seen = Tensor | Rounded
+"""Keys or values, as numbers or as whole numbers."""
+
+
+def rounded(x: Tensor) -> Rounded:
+    """Columns `(1, KV, D, T)` with 127 steps to the largest magnitude of each token and head."""
+    scales = at_least(x.abs().amax(2, keepdim=True) * LARGEST, SMALLEST)
+    return Rounded(torch.round(x / scales * STEPS), scales)
 
 
 LONGEST = 8192
@@ -427,21 +474,23 @@ MOST = 128.0
 
 def attend(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Seen,
+    v: Seen,
     mask: Tensor,
     heads: AttentionHeads,
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Grouped-query attention. The query heads of one KV head are rows of one matrix product.
 
-    `q (1, H, D, T)`, `k`, `v (1, KV, D, S)`, additive `mask (1, 1, G*T, S)` -> `(1, H, D, T)`.
+    `q (1, H, D, T)`, `k`, `v (1, KV, D, S)`, rounded or not, additive `mask (1, 1, G*T, S)` ->
+    `(1, H, D, T)`.
     `sinks (1, KV, G, 1)` are scores of one more key for each query head, whose value is zero.
     """
     kv, groups, dim = heads.kv, heads.query // heads.kv, heads.dim
     rows = q.reshape(kv, groups, dim, -1).transpose(2, 3).reshape(1, kv, -1, dim)
-    if heads.scale != 1:
-        rows = rows * heads.scale
+    scale = heads.scale / STEPS if isinstance(k, Rounded) else heads.scale
+    if scale != 1:
+        rows = rows * scale
     width = heads.values or dim
     keys = int(k.shape[3])  # a trace's number, so the factor of a flexible shape is a constant too
     parts = blocks(keys, int(q.shape[3]), heads.block or LONGEST)
@@ -449,7 +498,7 @@ def attend(
         mixed = attend_in_blocks(rows, k, v, mask, heads, parts)
     else:
         factor = lift(keys)
-        scores = heads.capped(rows @ k) + mask
+        scores = heads.capped(scored(rows, k)) + mask
         if sinks is None:
             weights = torch.softmax(scores, dim=-1)
         else:
@@ -472,10 +521,23 @@ def lift(keys: int) -> float:
     return min(2.0 ** max((keys // 64).bit_length() - 1, 0), MOST)
 
 
-def mix(weights: Tensor, v: Tensor, factor: float) -> Tensor:
-    """`weights (..., S)`, lifted by a factor, times values `(..., D, S)`; without the factor."""
-    mixed = weights @ v.transpose(2, 3)
-    return mixed if factor == 1 else mixed * (1 / factor)
+def scored(rows: Tensor, k: Seen) -> Tensor:
+    """Queries, divided by `STEPS` for rounded keys, times keys. Scales multiply the scores."""
+    return (rows @ k.codes) * k.scales if isinstance(k, Rounded) else rows @ k
+
+
+def mix(weights: Tensor, v: Seen, factor: float) -> Tensor:
+    """`weights (..., S)`, lifted by a factor, times values `(..., D, S)`; without the factor.
+
+    Scales of rounded values multiply weights. They are divided by their mean first, weighted as the
+    values are: weights keep their size, and the sum is at most 127 times the factor.
+    """
+    if not isinstance(v, Rounded):
+        mixed = weights @ v.transpose(2, 3)
+        return mixed if factor == 1 else mixed * (1 / factor)
+    mean = at_least((weights @ v.scales.transpose(2, 3)) * (1 / factor), SMALLEST)
+    shares = weights * (v.scales / mean)
+    return ((shares @ v.codes.transpose(2, 3)) * (1 / (STEPS * factor))) * mean
 
 
 def blocks(keys: int, new: int, most: int) -> list[slice]:
@@ -486,7 +548,7 @@ def blocks(keys: int, new: int, most: int) -> list[slice]:
 
 
 def attend_in_blocks(
-    rows: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: AttentionHeads, parts: list[slice]
+    rows: Tensor, k: Seen, v: Seen, mask: Tensor, heads: AttentionHeads, parts: list[slice]
 ) -> Tensor:
     """Attention over some keys at a time; the results of these blocks are weighted as they come.
 
@@ -496,7 +558,7 @@ def attend_in_blocks(
     """
     before: tuple[Tensor, Tensor, Tensor] | None = None
     for part in parts:
-        scores = heads.capped(rows @ k[..., part]) + mask[..., part]
+        scores = heads.capped(scored(rows, k[..., part])) + mask[..., part]
         top = scores.amax(-1, keepdim=True)
         weights = torch.exp(scores - top)
         total = weights.sum(-1, keepdim=True)

@@ -34,6 +34,8 @@ class CacheGroup:
     dim: int
     window: int | None = None
     sinks: int = 0
+    latent: bool = False
+    """Whether it holds latents of tokens, in place of their keys and values."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from cetane.gates.probes import parts, structure_probes
 from cetane.gates.reference import Reference
 from cetane.gates.structure import Deviation, Truths, deviations
 from cetane.planner import Planner
+from cetane.schema.recipe import override
 
 
 class ModuleReadings:
@@ -48,7 +49,11 @@ class Authored(ModuleReadings):
 
     def deviations(self, tokenizer: Tokenizer) -> list[Deviation]:
         """The deviations of the modules, on the same probes as those of a twin."""
-        planner, plan = self.planner, self.planner.plan()
+        planner = self.planner
+        if planner.recipe.cache.format != "fp16":  # the model rounds no keys and values
+            recipe = override(planner.recipe, {"cache.format": "fp16"})
+            planner = Planner(self.weights, recipe, planner).on(planner.adapter)
+        plan = planner.plan()
         tables = host_tables(planner, self.weights)
         engine = Engine(plan, AuthoredBackend(planner, self.weights), tables, resident=False)
         tasks = [

@@ -19,7 +19,7 @@ from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend, ShardPaths
 from cetane.families import Weights
 from cetane.gates.readings import Activation, Readable
-from cetane.gates.twin import TwinBackend, result_names
+from cetane.gates.twin import TwinBackend, keeping_numbers, result_names
 from cetane.lower.tracing import Constant, constants
 from cetane.mil import MilFunction, Op, load
 from cetane.mil.constants import Constants
@@ -118,7 +118,7 @@ class Packaged:
     def twin(self) -> Engine:
         backend = TwinBackend(self.packages, self.planner, self.weights)
         tables = host_tables(self.planner, self.weights)
-        return Engine(self.plan, backend, tables, resident=False)
+        return Engine(keeping_numbers(self.plan), backend, tables, resident=False)
 
     @property
     def resident(self) -> Engine:

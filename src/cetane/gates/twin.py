@@ -2,12 +2,14 @@
 
 The checkpoint's parameters replace the constants that were made from them, compressed or not.
 Numbers of the authored modules, such as an epsilon or the factor on attention scores, are rounded
-to fp16 in a program; the twin uses the exact numbers. So a twin of a right port differs from the
-model only by the order of sums.
+to fp16 in a program; the twin uses the exact numbers. Where a program rounds keys and values for
+caches of 8 bits, the twin rounds nothing, and its host keeps numbers. So a twin of a right port
+differs from the model only by the order of sums.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,9 +23,11 @@ from cetane.lower.tracing import Constant
 from cetane.mil import MilFunction, load
 from cetane.mil.fast.program import FastProgram
 from cetane.mil.fast.translate import unsupported
-from cetane.mil.program import StoredConstant
+from cetane.mil.program import StoredConstant, TensorType
 from cetane.mil.substitute import Substitute, substitute
 from cetane.planner import Planner
+from cetane.schema.function import Function
+from cetane.schema.plan import Plan
 
 SMALLEST = 2.0**-24
 """The smallest fp16 above zero: programs keep epsilons in fp16, and raise smaller ones to it."""
@@ -49,9 +53,55 @@ class TwinBackend:
             load(self.packages.shard(shard)),
             lambda function: parameters | numbers.substitutes(function),
         )
+        if self.planner.recipe.cache.format == "int8":
+            functions = {name: unquantized(one) for name, one in program.functions.items()}
+            program = replace(program, functions=functions)
         if any(unsupported(function) for function in program.functions.values()):
             return ReferenceProgram(program, "fp32")
         return FastGraph(FastProgram(program))
+
+
+def unquantized(function: MilFunction) -> MilFunction:
+    """A function that rounds no keys and values, and reads numbers in place of bytes."""
+
+    def numbers(type_: TensorType) -> TensorType:
+        return replace(type_, dtype="fp16") if type_.dtype == "int8" else type_
+
+    ops = []
+    for op in function.ops:
+        if op.kind == "round":  # no family rounds anything else
+            op = replace(op, kind="identity")
+        elif op.kind == "slice_by_index":
+            outputs = [replace(v, type=v.type and numbers(v.type)) for v in op.outputs]
+            op = replace(op, outputs=tuple(outputs))
+        ops.append(op)
+    return replace(
+        function,
+        inputs={name: numbers(type_) for name, type_ in function.inputs.items()},
+        body=replace(function.body, ops=tuple(ops)),
+    )
+
+
+def keeping_numbers(plan: Plan) -> Plan:
+    """The plan of a twin: its host keeps numbers where the plan's keeps bytes."""
+
+    def numbers(function: Function) -> Function:
+        inputs = [
+            item.model_copy(update={"dtype": "fp16"}) if item.dtype == "int8" else item
+            for item in function.inputs
+        ]
+        return function.model_copy(update={"inputs": tuple(inputs)})
+
+    if plan.recipe.cache.format == "fp16":
+        return plan
+    shards = [
+        shard.model_copy(update={"functions": tuple(map(numbers, shard.functions))})
+        for shard in plan.shards
+    ]
+    made = plan.model_copy(update={"shards": tuple(shards)})
+    for name in ("functions", "by_name"):  # what the plan has computed of its own shards
+        vars(made).pop(name, None)
+    return made
 
 
 class TwinParameter:

@@ -172,6 +172,8 @@ class RecordedShard:
 
 
 def half(value: Array) -> Array:
+    if value.dtype == np.int8:
+        return value
     return value.astype(np.float16) if value.dtype.kind == "f" else value.astype(np.int32)
 
 

@@ -91,6 +91,7 @@ def write_bundle(bundle: Bundle, folder: Path) -> dict[str, Any]:
                 "several": len(plan.by_name[shard].functions) > 1,
                 "stateful": bool(function.states),
                 "zeros": {zero: list(shape) for zero, shape in call.zeros.items()},
+                "int8": [item.name for item in function.inputs if item.dtype == "int8"],
                 "inputs": path,
             }
         )

@@ -23,7 +23,7 @@ from cetane.planner import FunctionGraph, Programs
 from cetane.schema.function import Function
 from cetane.schema.interface import Input
 
-NUMPY = {"fp16": np.float16, "int32": np.int32}
+NUMPY = {"fp16": np.float16, "int32": np.int32, "int8": np.int8}
 
 IDLE = (
     "concat_to_pixel_shuffle", "detect_concat_interleave", "fuse_conv_batchnorm", "fuse_conv_scale",

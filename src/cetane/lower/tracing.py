@@ -18,7 +18,7 @@ from cetane.families import Block, Weight
 from cetane.planner import FunctionGraph, Programs
 from cetane.schema.interface import Input, Position
 
-TORCH = {"fp16": torch.float32, "int32": torch.int32}
+TORCH = {"fp16": torch.float32, "int32": torch.int32, "int8": torch.int8}
 """The torch type of an input, by its dtype in the plan; lowering makes fp16 of fp32."""
 PLAIN = parse_format("fp16")
 """The format of gains and biases."""

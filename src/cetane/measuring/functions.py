@@ -75,7 +75,7 @@ def predictions(model: Any, job: Json) -> Json:
         stored = {name: arrays[name] for name in arrays.files}
     inputs = {name[3:]: value for name, value in stored.items() if name.startswith("in/")}
     for name, shape in job["zeros"].items():  # what a new sequence keeps
-        inputs[name] = np.zeros(shape, np.float16)
+        inputs[name] = np.zeros(shape, np.int8 if name in job["int8"] else np.float16)
     state = model.make_state() if job["stateful"] else None
 
     def predict() -> dict[str, Any]:

@@ -22,8 +22,12 @@ Json = dict[str, Any]
 EMPTY, MASKED = -1, -4e4
 """The position in a slot without a token, and the value of a mask where nothing is seen."""
 
-KEPT = {"cache": np.float16, "history": np.float16, "matrix": np.float32}
-"""The types of what the host keeps between calls, by its source."""
+KEPT: dict[str, type[np.generic]] = {
+    "cache": np.float16,
+    "history": np.float16,
+    "matrix": np.float32,
+}
+"""The types of what the host keeps between calls, by its source. Caches may be int8."""
 
 
 class LoadedModel(Protocol):
@@ -55,7 +59,7 @@ class Host:
         self.position, self.states = 0, dict[str, Any]()
         self.slots = {name: np.full(g["count"], EMPTY) for name, g in self.plan["caches"].items()}
         self.kept = {
-            item["source"]["name"]: np.zeros(item["shape"], KEPT[item["source"]["host"]])
+            item["source"]["name"]: np.zeros(item["shape"], kept_type(item))
             for function in self.functions.values()
             for item in function["inputs"]
             if item["source"]["host"] in KEPT
@@ -155,7 +159,8 @@ class HostCall:
         if kind == "tensor":
             return self.tensors[source["name"]]
         if kind in KEPT:
-            return host.kept[source["name"]].astype(np.float16, copy=False)
+            given = np.int8 if item["dtype"] == "int8" else np.float16
+            return host.kept[source["name"]].astype(given, copy=False)
         if kind == "position":
             return self.groups[source["group"]][2][:1].astype(np.int32)
         if kind == "token_ids":
@@ -247,6 +252,11 @@ class HostCall:
         """The hidden tensor of `(C, n)`, with zeros for padding."""
         wide = padded(values, width)
         return wide[None, :, None] if self.host.along == 3 else wide[None, :, :, None]
+
+
+def kept_type(item: Json) -> type[np.generic]:
+    """The type in which the host keeps what an input reads."""
+    return np.int8 if item["dtype"] == "int8" else KEPT[item["source"]["host"]]
 
 
 def chosen(step: Json, scores: Array) -> Iterator[tuple[int, Array]]:

@@ -150,6 +150,7 @@ class BundleMeasurement:
                 "several": function["several"],
                 "stateful": function["stateful"],
                 "zeros": function["zeros"],
+                "int8": function["int8"],
                 "inputs": str(self.folder / label / function["inputs"]),
                 "units": self.options.compute_units,
                 "plan": self.record.content["machine"]["mac"] and not self.options.no_plan,

@@ -2,6 +2,7 @@
 
 Some work differs from the measured ports. The same rates price it, without a measurement:
 `readonly` takes the cache in, does not give it out, and copies it once to append the new columns.
+A cache of 8 bits comes in with its scales, and a cast reads it and writes fp16 before that.
 Tokens are routed as if every expert were equally likely.
 """
 
@@ -130,9 +131,13 @@ class Predictor:
                 contract = cache.form.contract
                 slots = cache.slots if planner.slots[cache.group].limited else context
                 visible = slots + tokens if contract == "readonly" else slots
-                own = 2 * HALF * prod(cache.shape[:3]) * slots
-                memory += (1 + COPIED[contract]) * own
-                border += CROSSES[contract] * own
+                wide = 2 * HALF * prod(cache.shape[:3]) * slots
+                held = (
+                    2 * cache.layers * group.heads * slots * planner.memory.head_nbytes(cache.group)
+                )
+                memory += (1 + COPIED[contract]) * wide
+                memory += held + wide if held < wide else 0  # a cast reads one and writes the other
+                border += CROSSES[contract] * held
                 macs += 2 * cache.layers * group.query * group.dim * visible * tokens
         channels = planner.model.channels
         named = {name for block in blocks for name in (*block.reads, *block.writes)}

@@ -22,7 +22,7 @@ from cetane.files import (
 from cetane.gates.coreai import CoreAIResult, judge_coreai
 from cetane.mil import load
 from cetane.pipeline.validate import checkpoint_of
-from cetane.schema.recipe import Recipe
+from cetane.schema.recipe import Recipe, refuse_int8_caches
 
 Runtime = Literal["anemll", "coreml-llm"]
 
@@ -97,6 +97,7 @@ def export_onnx(
     else:
         bundle = Bundle(path)
         bundle.verify()
+        refuse_int8_caches(bundle.plan.recipe, "the layout onnx")
         packages = {shard.name: bundle.shard(shard.name) for shard in bundle.plan.shards}
         packages |= {str(kind): h.shard(kind) for kind, h in bundle.draft_heads().items()}
     written: dict[str, list[str]] = {}

@@ -83,6 +83,8 @@ class CachePlan:
                 "depend on the number of tokens",
                 "use static shapes",
             )
+        if self.recipe.cache.format == "int8":
+            self._check_int8()
         if self.recipe.cache.sliding is not None and not any(
             group.window for group in self.groups.values()
         ):
@@ -102,9 +104,21 @@ class CachePlan:
                     "set cache.sliding to another contract",
                 )
 
+    def _check_int8(self) -> None:
+        """Raise CetaneError for a model without keys and values that can be int8."""
+        why = "its layers keep no keys and values"
+        if any(group.latent for group in self.groups.values()):
+            why = "its layers keep latents, of which keys and values are made"
+        elif self.groups:
+            return
+        raise CetaneError(
+            f"cache.format = 'int8': {self.source} has no such caches: {why}",
+            "port with --set cache.format=fp16",
+        )
+
     def form(self, group: str, tokens: int) -> type[CacheForm]:
         """How a call of `tokens` tokens reads and writes the caches of a group."""
-        return cache_form(self.slots[group], tokens)
+        return cache_form(self.slots[group], tokens, self.recipe.cache.format)
 
     def visible(self, group: str, tokens: int) -> int:
         """The number of keys of a group that a call of `tokens` tokens sees."""
@@ -148,27 +162,34 @@ class CachePlan:
         return tuple(specs)
 
     def nbytes(self, segments: Sequence[Segment], context: int) -> int:
-        """Bytes of the whole model's keys and values in fp16, with the padding of states."""
+        """Bytes of the whole model's keys and values, with their scales and the padding of
+        states."""
         slots = self.slots_for(context)
         states = [self._shared_state(segment.blocks, slots) for segment in segments]
         padded = sum(2 * prod(state.shape) for state in states if state is not None)
         return padded or self.own_nbytes(context)
 
     def own_nbytes(self, context: int) -> int:
-        """Bytes of the whole model's keys and values in fp16, without padding."""
+        """Bytes of the whole model's keys and values, with their scales, without padding."""
         return self._nbytes_of(self.slots_for(context))
 
     def growing_nbytes(self, capacity: int) -> int:
-        """Bytes of the keys and values that grow with the capacity, in fp16, without padding."""
+        """Bytes of the keys and values that grow with the capacity, with their scales, without
+        padding."""
         slots = self.at(capacity).slots
         return self._nbytes_of({name: one for name, one in slots.items() if not one.limited})
 
     def _nbytes_of(self, slots: Mapping[str, Slots]) -> int:
         return sum(
-            2 * 2 * self.groups[name].heads * self.groups[name].dim * slots[name].count * layers
+            2 * self.head_nbytes(name) * self.groups[name].heads * slots[name].count * layers
             for name, layers in self._kept_groups(self.model.layers).items()
             if name in slots
         )
+
+    def head_nbytes(self, group: str) -> int:
+        """Bytes of the keys, or the values, that one head keeps of one token."""
+        dim = self.groups[group].dim
+        return dim + 2 if self.recipe.cache.format == "int8" else 2 * dim
 
     def _kept_groups(self, blocks: Sequence[Block]) -> dict[str, int]:
         """The number of blocks that keep a cache of each group."""

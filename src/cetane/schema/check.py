@@ -15,6 +15,7 @@ from cetane.schema.function import (
     Step,
 )
 from cetane.schema.interface import (
+    Dtype,
     Embedding,
     FromCache,
     FromHistory,
@@ -239,14 +240,15 @@ class ModeCheck:
 def check_caches(caches: Mapping[str, Slots], functions: Collection[Function]) -> None:
     """Check every mask, cache, write mask and state against the slots of its group.
 
-    Raises ValueError for an unknown group, for a length that differs from the group's slots, and
-    for a group whose key/value heads differ between functions. A shard that was made for another
-    context would run, and give wrong tokens.
+    Raises ValueError for an unknown group, for a length that differs from the group's slots, for a
+    group whose key/value heads differ between functions, and for a cache of two types. A shard that
+    was made for another context would run, and give wrong tokens.
     """
     for slots in caches.values():
         if slots.sinks >= slots.count:
             raise ValueError(f"{slots.sinks} of {slots.count} slots are never used again")
-    heads: dict[str, tuple[int, ...]] = {}
+    heads: dict[tuple[str, Dtype], tuple[int, ...]] = {}  # those of scales have one channel
+    types: dict[str, Dtype] = {}
     groups: defaultdict[str, set[str]] = defaultdict(set)
     for function in functions:
         for item in function.inputs:
@@ -260,6 +262,8 @@ def check_caches(caches: Mapping[str, Slots], functions: Collection[Function]) -
                 raise ValueError(f"{where}: {output.name} is not of the group {sink.group}")
         for item in function.inputs:
             source = item.source
+            if item.dtype == "int8" and not isinstance(source, FromCache):
+                raise ValueError(f"{where}: {item.name} is int8, and no cache")
             if not isinstance(source, Mask | WriteMask | Position | FromCache):
                 continue
             if source.group not in caches:
@@ -274,9 +278,11 @@ def check_caches(caches: Mapping[str, Slots], functions: Collection[Function]) -
             if item.shape[-1] != length:
                 raise ValueError(f"{where}: {item.name} is {item.shape[-1]} long, not {length}")
             if isinstance(source, FromCache):
-                shared = heads.setdefault(source.group, item.shape[1:3])
+                shared = heads.setdefault((source.group, item.dtype), item.shape[1:3])
                 if len(item.shape) != 4 or item.shape[1:3] != shared:
                     raise ValueError(f"{where}: {item.name} has shape {item.shape}")
+                if types.setdefault(source.name, item.dtype) != item.dtype:
+                    raise ValueError(f"{where}: {item.name} is {item.dtype}, not as elsewhere")
         used = [caches[i.source.group].count for i in function.inputs
                 if isinstance(i.source, Position)]  # fmt: skip
         for state in function.states:

@@ -20,7 +20,7 @@ def allocatable(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-Dtype = Literal["fp16", "int32"]
+Dtype = Literal["fp16", "int32", "int8"]
 Shape = Annotated[tuple[Annotated[int, Field(ge=1)], ...], AfterValidator(allocatable)]
 
 
@@ -79,7 +79,7 @@ class FromTensor(Data):
 
 
 class FromCache(Data):
-    """A buffer of a cache group; the host owns it."""
+    """A buffer of a cache group; the host owns it, in the type of the inputs that read it."""
 
     host: Literal["cache"] = "cache"
     name: str
@@ -126,7 +126,7 @@ class ToTensor(Data):
 
 class ToCache(Data):
     """A buffer of a cache group. `append` writes the call's columns into their slots; `replace`
-    swaps the whole buffer."""
+    swaps the whole buffer. Columns for a buffer of int8 are whole numbers from -127 to 127."""
 
     host: Literal["cache"] = "cache"
     name: str

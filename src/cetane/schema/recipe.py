@@ -12,7 +12,7 @@ from cetane.compress import Selection
 from cetane.errors import CetaneError
 from cetane.files import read_toml
 from cetane.schema.interface import Order
-from cetane.schema.slots import ContractName
+from cetane.schema.slots import CacheFormat, ContractName
 from cetane.schema.streaming import Streaming, load_scores
 from cetane.schema.subset import Subset, load_subset
 from cetane.validation import Data, validated
@@ -71,6 +71,9 @@ class CacheTable(Data):
     state_heads: int = Field(default=1, ge=1, le=256)
     """The least number of key/value heads in the rows of a padded state. The published Gemma port
     tried 32."""
+    format: CacheFormat = Field(default="fp16", exclude_if=lambda form: form == "fp16")
+    """How the host keeps keys and values. With `int8`, each token and key/value head has a scale in
+    fp16. Manifests leave the default out, so that older manifests keep their bytes."""
 
     streaming: Streaming | None = Field(default=None, exclude_if=lambda chosen: chosen is None)
     """Key/value heads that keep only the first tokens and the newest; by default none. Manifests
@@ -98,6 +101,11 @@ class CacheTable(Data):
             raise ValueError("padded = true needs contract = 'stateful'")
         if self.state_heads > 1 and not self.padded:
             raise ValueError("state_heads above 1 needs padded = true")
+        if self.format == "int8" and {self.contract, self.sliding or self.contract} != {"readonly"}:
+            raise ValueError(
+                "format = 'int8' needs caches that the host keeps: contract = 'readonly', for "
+                "sliding layers too"
+            )
         if list(self.capacities) != sorted({*self.capacities} - {self.context}):
             raise ValueError(f"capacities = {list(self.capacities)} are not in ascending order")
         if self.capacities and self.capacities[-1] > self.context:
@@ -208,6 +216,11 @@ class Recipe(Data):
             )
         if self.cache.capacities and self.tokens.shapes == "range":
             raise ValueError("cache.capacities needs static shapes: tokens.shapes = 'static'")
+        if self.cache.format == "int8" and self.target.deployment != "iOS26":
+            raise ValueError(
+                "cache.format = 'int8' needs programs with inputs of 8 bits: "
+                "target.deployment = 'iOS26'"
+            )
         if self.layout.routed and self.tokens.shapes == "range":
             raise ValueError("layout.routed needs static shapes: tokens.shapes = 'static'")
         missing = set(self.layout.routed) - set(self.tokens.by_mode())
@@ -234,6 +247,16 @@ def refuse_streaming(recipe: Recipe, what: str) -> None:
         raise CetaneError(
             f"{what} has one cache for a layer, but heads of recipe {recipe.name} stream",
             "port without cache.streaming",
+        )
+
+
+def refuse_int8_caches(recipe: Recipe, what: str) -> None:
+    """Raise CetaneError for a recipe whose caches are int8, for `what`, which keeps fp16."""
+    if recipe.cache.format != "fp16":
+        raise CetaneError(
+            f"{what} takes keys and values in fp16, but the caches of recipe {recipe.name} are "
+            f"{recipe.cache.format}",
+            "port with --set cache.format=fp16",
         )
 
 

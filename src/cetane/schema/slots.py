@@ -8,6 +8,7 @@ from cetane.validation import Data
 
 ContractName = Literal["readonly", "blend", "shift", "stateful"]
 CONTRACTS: tuple[ContractName, ...] = get_args(ContractName)
+CacheFormat = Literal["fp16", "int8"]
 
 
 class Slots(Data):

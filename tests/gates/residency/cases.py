@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import types
-from tests.gates.residency.graphs import Model, conv, mb, weight
+from tests.gates.residency.graphs import Model, conv, ct, mb, weight
 
 HALF = np.float16
 PHONE = {"chip": "a19-pro"}
@@ -439,6 +439,14 @@ NUMERIC_CASES = {
     "fp32-boundary": (
         Model(lambda x: mb.relu(x=mb.cast(x=x, dtype="fp16")), **of((1, 64, 1, 8), "fp32")),
         Model(lambda x: mb.relu(x=x)),
+    ),
+    "int8-input": (
+        Model(
+            lambda x: mb.relu(x=mb.cast(x=x, dtype="fp16")),
+            **of((1, 64, 1, 8), "int8"),
+            target=ct.target.iOS26,
+        ),
+        Model(lambda x: mb.relu(x=mb.cast(x=mb.cast(x=x, dtype="int8"), dtype="fp16"))),
     ),
     "infinite-mask": (
         Model(lambda x: mb.add(x=x, y=half((1, 1, 1, 8), -np.inf))),

@@ -52,6 +52,7 @@ from cetane.schema.recipe import (
     Recipe,
     Tokens,
     refuse_capacities,
+    refuse_int8_caches,
     refuse_streaming,
 )
 from cetane.schema.slots import Slots
@@ -298,6 +299,7 @@ def refuse(planner: Planner, recipe: Recipe) -> None:
                 "port with a context of at most the window: --context",
             )
     refuse_capacities(recipe, "their runtime")
+    refuse_int8_caches(recipe, "their runtime")
     refuse_streaming(recipe, "their runtime")
     if recipe.head.subset is not None:
         raise CetaneError("their hosts need a head with all tokens, so no head.subset")

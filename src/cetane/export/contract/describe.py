@@ -45,6 +45,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "tables": tables(plan),
         "groups": {name: group(plan, slots) for name, slots in plan.caches.items()},
         "buffers": buffers(plan),
+        "int8": whole_numbers(plan),
         "modes": modes(plan),
         "capacities": [capacity(plan, one) for one in plan.capacities] if plan.smaller else [],
         "adapters": {name: modes(plan.on(name)) for name in plan.adapters},
@@ -79,6 +80,18 @@ def buffers(plan: Plan) -> dict[str, tuple[int, ...]]:
         for item in function.inputs
         if isinstance(item.source, FromCache | FromHistory | FromMatrix)
     }
+
+
+def whole_numbers(plan: Plan) -> list[str]:
+    """The buffers that are int8."""
+    return sorted(
+        {
+            item.source.name
+            for function in plan.functions.values()
+            for item in function.inputs
+            if isinstance(item.source, FromCache) and item.dtype == "int8"
+        }
+    )
 
 
 def capacity(plan: Plan, one: CapacityPlan) -> dict[str, Any]:
@@ -177,7 +190,8 @@ def taken(plan: Plan, item: Output) -> str:
         case ToCache(name=name, group=cache):
             if plan.caches[cache].contract == "shift":
                 return f"new columns: append them to the buffer {name}, drop as many oldest ones"
-            return f"new columns: write each into the buffer {name}, at its token's slot"
+            held = ", as int8: they are whole numbers" if name in whole_numbers(plan) else ""
+            return f"new columns: write each into the buffer {name}, at its token's slot{held}"
         case ToLogits(start=start, stop=stop):
             return f"logits of the head's rows {start} to {stop - 1}"
         case ToChoice(part="row", start=start, block=block):

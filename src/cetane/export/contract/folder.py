@@ -67,6 +67,7 @@ def host(contract: dict[str, Any]) -> str:
         groups=groups,
         capacities=contract["capacities"],
         buffers=contract["buffers"],
+        int8=bool(contract["int8"]),
         contracts={each["contract"] for each in groups.values()},
         forms={form for each in groups.values() for form in each["forms"].values()},
         ends=any(each["ends"] for each in groups.values()),

@@ -10,7 +10,7 @@ from cetane.schema.interface import Dtype, FromCache, FromHistory, FromMatrix, I
 from cetane.schema.manifest import shard_path
 from cetane.validation import Data
 
-BYTES: dict[Dtype, int] = {"fp16": 2, "int32": 4}
+BYTES: dict[Dtype, int] = {"fp16": 2, "int32": 4, "int8": 1}
 
 
 class MemoryFigures(Data):
@@ -21,7 +21,7 @@ class MemoryFigures(Data):
     tables: int
     """The host's tables. Mapped from disk, they need not be in memory."""
     caches: int
-    """Buffers that the host keeps: caches and histories in fp16, matrices in fp32."""
+    """Buffers that the host keeps: caches and histories in fp16 or int8, matrices in fp32."""
     states: int
     call: int
     """The largest call: its inputs and outputs, without the host's buffers."""

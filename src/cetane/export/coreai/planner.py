@@ -7,7 +7,14 @@ from cetane.export.coreai.adapter import CoreAIAdapter, Rows
 from cetane.families import CacheForm, CacheGroup, CacheSpec, Head
 from cetane.planner import CachePlan, FunctionGraph, ModelSource, Planner, Segment
 from cetane.schema.interface import Mask, State
-from cetane.schema.recipe import CacheTable, Layout, Recipe, Tokens, refuse_streaming
+from cetane.schema.recipe import (
+    CacheTable,
+    Layout,
+    Recipe,
+    Tokens,
+    refuse_int8_caches,
+    refuse_streaming,
+)
 from cetane.schema.slots import Slots
 
 
@@ -106,6 +113,7 @@ def planners(checkpoint: Checkpoint, recipe: Recipe) -> list[StaticPlanner]:
 
     Raises CetaneError for a model or a recipe that the contract cannot hold.
     """
+    refuse_int8_caches(recipe, "Core AI's host")
     refuse_streaming(recipe, "Core AI's host")
     made: list[StaticPlanner] = []
     for context in contract.contexts(recipe.cache.context):

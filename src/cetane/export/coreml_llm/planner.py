@@ -32,7 +32,13 @@ from cetane.planner import (
 )
 from cetane.schema.function import Function
 from cetane.schema.interface import FromTensor, Input, Output, ToTensor
-from cetane.schema.recipe import Layout, Recipe, refuse_capacities, refuse_streaming
+from cetane.schema.recipe import (
+    Layout,
+    Recipe,
+    refuse_capacities,
+    refuse_int8_caches,
+    refuse_streaming,
+)
 
 HINT = "port with one of the recipes gemma4-1chunk to gemma4-4chunk"
 
@@ -263,6 +269,7 @@ def refuse(planner: ContractPlanner) -> None:
             "the layout contract describes any bundle",
         )
     refuse_capacities(recipe, "their runtime")
+    refuse_int8_caches(recipe, "their runtime")
     refuse_streaming(recipe, "their runtime")
     apart = recipe.layout.kind != "single" and recipe.layout.head != "last"
     if len(planner.members) not in CHUNKS or apart:

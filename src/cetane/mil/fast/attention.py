@@ -6,7 +6,16 @@ import math
 
 import numpy as np
 
-from cetane.mil.fast.context import ATTENTION, VIEW, Context, constant, literal, made
+from cetane.mil.fast.context import (
+    ATTENTION,
+    VIEW,
+    WIDENED,
+    Context,
+    constant,
+    literal,
+    made,
+    scaled,
+)
 from cetane.mil.program import Argument, NamedValue, Op, TensorType
 
 
@@ -96,7 +105,7 @@ def attention(context: Context, op: Op) -> list[Op] | None:
     """
     if op.kind != "matmul" or not context.plain(op, "transpose_y"):
         return None
-    weights, factor = _scaled(context, op.inputs["x"][0])
+    weights, factor = scaled(context, op.inputs["x"][0])
     softmax = context.producer(weights, "softmax")
     sink: Argument | None = None
     if softmax is None and (cut := context.producer(weights, "slice_by_index")) is not None:
@@ -125,7 +134,10 @@ def attention(context: Context, op: Op) -> list[Op] | None:
         return None
     name = op.outputs[0].name
     mixed = f"{name}:mixed" if factor != 1 else name
-    ops = [Op(ATTENTION, op.name, inputs, (NamedValue(mixed, result),))]
+    ops = [
+        *_shown(context, inputs, name),
+        Op(ATTENTION, op.name, inputs, (NamedValue(mixed, result),)),
+    ]
     if factor != 1:
         number = constant(np.array(factor, np.float32), result.dtype)
         ops.append(made("mul", name, result, x=mixed, y=number))
@@ -157,26 +169,14 @@ def _masked_product(context: Context, scores: Argument) -> dict[str, tuple[Argum
 
 def _bounded(context: Context, value: Argument) -> tuple[Argument, float]:
     """x and the cap of `mul(tanh(mul(x, 1 / cap)), cap)`; the value and 0 of anything else."""
-    outer, cap = _scaled(context, value)
+    outer, cap = scaled(context, value)
     tanh = context.producer(outer, "tanh")
     if tanh is None:
         return value, 0.0
-    inner, divisor = _scaled(context, tanh.inputs["x"][0])
+    inner, divisor = scaled(context, tanh.inputs["x"][0])
     if not math.isclose(cap * divisor, 1, rel_tol=1e-3):
         return value, 0.0
     return inner, cap
-
-
-def _scaled(context: Context, value: Argument) -> tuple[Argument, float]:
-    """x and the number of `mul(x, number)`; the value and 1 of anything else."""
-    product = context.producer(value, "mul")
-    if product is None:
-        return value, 1.0
-    for x, number in (("x", "y"), ("y", "x")):
-        (factor,) = product.inputs[number]
-        if factor in context.constants and context.shape(factor) == ():
-            return product.inputs[x][0], float(context.constants.plain(factor))
-    return value, 1.0
 
 
 def _is_last(context: Context, op: Op) -> bool:
@@ -190,7 +190,22 @@ def _parts(context: Context, value: Argument) -> tuple[Argument, ...]:
     if both is None or context.plain(both, "interleave") or not _is_last(context, both):
         return (value,)
     parts = both.inputs["values"]
-    return parts if len(parts) == 2 and context.producer(parts[0], VIEW) else (value,)
+    apart = any(context.producer(parts[0], kind) for kind in (VIEW, WIDENED))
+    return parts if len(parts) == 2 and apart else (value,)
+
+
+def _shown(context: Context, inputs: dict[str, tuple[Argument, ...]], name: str) -> list[Op]:
+    """Ops that widen the past of keys and values where the mask shows it. Changes the inputs."""
+    ops = []
+    for part in ("keys", "values"):
+        past, *new = inputs[part]
+        widened = context.producer(past, WIDENED)
+        if widened is not None:
+            shown = f"{name}:shown_{part}"
+            given = {**widened.inputs, "mask": inputs["mask"]}
+            ops.append(Op(WIDENED, shown, given, (NamedValue(shown, context.type(past)),)))
+            inputs[part] = (shown, *new)
+    return ops
 
 
 def past_apart(context: Context, op: Op) -> list[Op] | None:

@@ -22,6 +22,7 @@ from cetane.mil.program import (
 )
 
 VIEW, RMS_NORM, ATTENTION = "fast:view", "fast:rms_norm", "fast:attention"
+WIDENED = "fast:widened"
 ROWS_LINEAR, PACKED_LINEAR = "fast:rows_linear", "fast:packed_linear"
 """The kinds of op that rewrites make. A program's own kinds have no colon."""
 
@@ -86,6 +87,18 @@ class Context:
         given = [product.inputs[name][0] for name in ("x", "y")]
         numbers = [a for a in given if a in self.constants and self.shape(a) == ()]
         return x in given and [self.constants.plain(a) for a in numbers] == [-1]
+
+
+def scaled(context: Context, value: Argument) -> tuple[Argument, float]:
+    """x and the number of `mul(x, number)`; the value and 1 of anything else."""
+    product = context.producer(value, "mul")
+    if product is None:
+        return value, 1.0
+    for x, number in (("x", "y"), ("y", "x")):
+        (factor,) = product.inputs[number]
+        if factor in context.constants and context.shape(factor) == ():
+            return product.inputs[x][0], float(context.constants.plain(factor))
+    return value, 1.0
 
 
 def literal(value: int | Iterable[int]) -> StoredConstant:

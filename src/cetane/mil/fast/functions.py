@@ -67,6 +67,7 @@ class CompiledStage:
         feeds = {n: values[n] if n in values else states[n] for n in feeding.whole}
         feeds |= feeding.constants
         feeds |= {name: value_of(view, values) for name, view in feeding.views.items()}
+        feeds = {n: a.astype(np.int32) if a.dtype == np.int8 else a for n, a in feeds.items()}
         results = self.session.run(list(feeding.results.values()), feeds)
         for name, array in zip(feeding.results, results, strict=True):
             (states if name in states else values)[name] = array

@@ -15,6 +15,7 @@ from dataclasses import replace
 from cetane.mil.fast.attention import attention, past_apart, rotation
 from cetane.mil.fast.context import ATTENTION, RMS_NORM, VIEW, Context, literal
 from cetane.mil.fast.rows import FEW, largest_call, rows_of_channels
+from cetane.mil.fast.widened import rounded_keys, rounded_values
 from cetane.mil.program import Argument, MilFunction, NamedValue, Op, TensorType
 
 
@@ -22,7 +23,8 @@ def fuse(function: MilFunction, pack: bool = False) -> MilFunction:
     """`function` with every rewrite applied to every op that fits. `pack` keeps weights as they are
     stored, for a tape."""
     for rewrite in (
-        rms_norm, scaled_norm, merged_convolution, input_view, rotation, attention, past_apart
+        rms_norm, scaled_norm, merged_convolution, input_view, rotation, rounded_keys,
+        rounded_values, attention, past_apart,
     ):  # fmt: skip
         function = rewritten(function, rewrite)
     function = rows_of_channels(function, pack)

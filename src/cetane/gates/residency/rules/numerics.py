@@ -40,6 +40,14 @@ def fp32_boundary(op: Op, graph: Graph) -> str | None:
     return op.name if "fp32" in dtypes(op, graph) and at_boundary(op, graph) else None
 
 
+@on_op("int8-input")
+def int8_input(op: Op, graph: Graph) -> str | None:
+    read = [a for given in op.inputs.values() for a in given if isinstance(a, str)]
+    if not any(a in graph.function.inputs and graph.dtype(a) == "int8" for a in read):
+        return None
+    return f"{op.kind} of {', '.join(a for a in read if a in graph.function.inputs)}"
+
+
 @on_op("infinite-mask")
 def infinite_mask(op: Op, graph: Graph) -> str | None:
     if op.kind not in MASKING:

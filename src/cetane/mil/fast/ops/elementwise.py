@@ -3,6 +3,7 @@
 import numpy as np
 from onnx import TensorProto
 
+from cetane.mil.fast.context import WIDENED
 from cetane.mil.fast.onnx_graph import OnnxGraph, Tensor
 from cetane.mil.fast.registry import translates
 
@@ -140,6 +141,12 @@ def cast(g: OnnxGraph, x: Tensor, dtype: str) -> str:
     if dtype in _INTEGERS:
         return g.cast(g("Cast", x, to=_INTEGERS[dtype]), dtype)
     return g.cast(x, dtype)
+
+
+@translates(WIDENED, ignores=("mask",))
+def widened(g: OnnxGraph, x: Tensor, scales: Tensor) -> str:
+    """Whole numbers of 8 bits times their scales. A graph widens hidden slots too."""
+    return g("Mul", g.cast(x, "fp32"), scales)
 
 
 @translates("quantize")

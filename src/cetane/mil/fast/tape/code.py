@@ -43,6 +43,7 @@ class Code(IntEnum):
     CONV = 10
     PICK = 11
     UPDATE = 12
+    WIDEN = 13
 
 
 class Unary(IntEnum):
@@ -64,6 +65,7 @@ class Unary(IntEnum):
     CLIP = 15
     INVERSE = 16
     FILL = 17
+    ROUND = 18
 
 
 class Binary(IntEnum):
@@ -91,13 +93,15 @@ class Reduction(IntEnum):
 @dataclass(frozen=True)
 class Place:
     """Where a value lies. `block` names a piece of the arena, which gets its offset at the end;
-    then `offset` counts from its start. Offsets and strides count floats."""
+    then `offset` counts from its start. Offsets and strides count floats, or bytes if `narrow`:
+    elements are int8 then, which only `WIDEN` reads."""
 
     base: int
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     block: int | None = None
+    narrow: bool = False
 
     @property
     def size(self) -> int:
@@ -114,7 +118,9 @@ class Place:
 
     def at(self, offset: int, shape: Sequence[int], strides: Sequence[int]) -> Place:
         """A part of this place, or its elements in another order."""
-        return Place(self.base, self.offset + offset, tuple(shape), tuple(strides), self.block)
+        return Place(
+            self.base, self.offset + offset, tuple(shape), tuple(strides), self.block, self.narrow
+        )
 
     def broadcast(self, shape: Sequence[int]) -> Place:
         """This place, repeated along axes of size 1, and along new axes in front."""

@@ -11,7 +11,9 @@ from cetane.mil.fast.vectors import power_of_two
 
 _F = np.float32
 (_SILU, _SIGMOID, _TANH, _GELU_TANH, _GELU, _GELU_SIGMOID, _EXP, _RELU, _SOFTPLUS, _SQRT, _RSQRT,
- _SQUARE, _ABS, _LOG, _CLIP, _INVERSE, _FILL) = (int(kind) for kind in list(Unary)[1:])  # fmt: skip
+ _SQUARE, _ABS, _LOG, _CLIP, _INVERSE, _FILL, _ROUND) = (
+    int(kind) for kind in list(Unary)[1:]
+)  # fmt: skip
 (_ADD, _SUB, _MUL, _DIV, _MAXIMUM, _MINIMUM, _EQUAL, _NOT_EQUAL, _GREATER, _GREATER_EQUAL, _LESS,
  _LESS_EQUAL) = (int(kind) for kind in Binary)  # fmt: skip
 
@@ -112,6 +114,9 @@ def transform(kind, y, x, first, second):  # type: ignore[no-untyped-def]
             y[i] = _F(1) / (x[i] + first)
     elif kind == _FILL:
         y[:] = first
+    elif kind == _ROUND:
+        for i in range(n):
+            y[i] = np.rint(x[i])
     else:
         for i in range(n):
             y[i] = x[i]

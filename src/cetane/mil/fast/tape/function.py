@@ -50,7 +50,12 @@ class TapeStage:
     def run(self, values: dict[str, Array], states: dict[str, Array]) -> None:
         """Add the results to a call's values, and replace its states."""
         signature = self._signature
-        given = [_floats(values[name]) for name in signature.inputs]
+        given = [
+            np.ascontiguousarray(values[name], np.int8)
+            if type_.dtype == "int8"
+            else _floats(values[name])
+            for name, type_ in signature.inputs.items()
+        ]
         given += [_floats(states[name]) for name in signature.states]
         shapes = [type_.static_shape or () for type_ in signature.outputs.values()]
         results = [np.empty(shape, np.float32) for shape in shapes]

@@ -33,7 +33,7 @@ from cetane.mil.fast.vectors import ROWS, count_up, counted, pointer
 
 _F = np.float32
 (_UNARY, _BINARY, _SELECT, _PRODUCT, _NORM, _REDUCE, _SOFTMAX, _RUNS, _ATTEND, _MATMUL, _CONV,
- _PICK, _UPDATE) = (int(code) for code in Code)  # fmt: skip
+ _PICK, _UPDATE, _WIDEN) = (int(code) for code in Code)  # fmt: skip
 _SUM, _MEAN, _MAX, _MIN = (int(kind) for kind in Reduction)
 # Columns of an encoded instruction (`code.encoded`).
 _PLACES, _SIZES, _STRIDES = 4, 12, 12 + AXES
@@ -203,6 +203,34 @@ def _runs(row, bases):  # type: ignore[no-untyped-def]
         runs[4 * count + 3] = new if runs[4 * count + 1] else past
         count += 1
     runs[0] = count
+
+
+@njit(nogil=True, cache=True)
+def _scaled(y, x, scales):  # type: ignore[no-untyped-def]
+    for j in range(len(y)):
+        y[j] = _F(x[j]) * scales[j]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _widen(row, bases, thread, threads):  # type: ignore[no-untyped-def]
+    """Numbers of 8 bits times the scale of their slot. After the places: heads, width, slots, and
+    the offset of the runs of slots that are read; -1 for all slots."""
+    heads, width, slots, runs_at = row[MORE], row[MORE + 1], row[MORE + 2], row[MORE + 3]
+    start = bases[RUNS_AT] + 8 * max(runs_at, 0)
+    count = 0 if runs_at < 0 else carray(pointer(start), 1, np.int64)[0]
+    runs = carray(pointer(start + 8), 4 * count, np.int64).reshape(count, 4)
+    scales = _line(_address(row, bases, 2), heads * slots).reshape(heads, slots)
+    codes = bases[row[_PLACES + 2]] + row[_PLACES + 3]
+    first, last = _part(heads * width, thread, threads, 1)
+    for line in range(first, last):
+        y = _line(_address(row, bases, 0) + 4 * line * slots, slots)
+        x, own = carray(pointer(codes + line * slots), slots, np.int8), scales[line // width]
+        if runs_at < 0:
+            _scaled(y, x, own)
+        for run in runs:
+            if run[0] == 0:
+                shown = slice(run[1], run[2])
+                _scaled(y[shown], x[shown], own[shown])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -388,6 +416,8 @@ def perform(code, numbers, bases, shared, thread, threads):  # type: ignore[no-u
                 _attend(row, own, bases, thread, share)
             elif row[0] == _RUNS:
                 _runs(row, bases)
+            elif row[0] == _WIDEN:
+                _widen(row, bases, thread, share)
             elif row[0] == _MATMUL:
                 _matmul(row, bases, thread, share)
             elif row[0] == _CONV:

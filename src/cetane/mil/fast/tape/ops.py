@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from cetane.mil.fast.context import ATTENTION, PACKED_LINEAR, RMS_NORM, VIEW
+from cetane.mil.fast.context import ATTENTION, PACKED_LINEAR, RMS_NORM, VIEW, WIDENED
 from cetane.mil.fast.emit import BLOCK
 from cetane.mil.fast.tape.code import Binary, Code, Place, Reduction, Unary
 from cetane.mil.fast.tape.writer import Unsupported, Writer
@@ -219,7 +219,7 @@ def reshaped(w: Writer, x: Place, shape: Sequence[int]) -> Place:
 _UNARY = {
     "silu": Unary.SILU, "sigmoid": Unary.SIGMOID, "tanh": Unary.TANH, "exp": Unary.EXP,
     "relu": Unary.RELU, "softplus": Unary.SOFTPLUS, "sqrt": Unary.SQRT, "square": Unary.SQUARE,
-    "abs": Unary.ABS,
+    "abs": Unary.ABS, "round": Unary.ROUND,
 }  # fmt: skip
 _WITH_EPSILON = {"rsqrt": Unary.RSQRT, "log": Unary.LOG, "inverse": Unary.INVERSE}
 _BINARY = {
@@ -276,7 +276,22 @@ def cast(w: Writer, x: Place, dtype: str) -> Place:
     """Numbers of a tape are float32: integers below 2**24 are exact."""
     if dtype not in ("fp16", "fp32"):
         raise Unsupported(f"a cast to {dtype}")
-    return x
+    return widened(w, x, w.number(1.0, (*x.shape[:2], 1, x.shape[-1]))) if x.narrow else x
+
+
+@enters(WIDENED)
+def widened(w: Writer, x: Place, scales: Place, mask: Place | None = None) -> Place:
+    """Whole numbers of 8 bits `(1, H, D, S)` times scales `(1, H, 1, S)`, in the slots that the
+    mask shows; in all of them without a mask. Hidden slots hold anything."""
+    if not x.narrow or len(x.shape) != 4 or x.shape[0] != 1 or not x.contiguous:
+        raise Unsupported("scales of other numbers")
+    _, heads, width, slots = x.shape
+    runs = -1
+    if mask is not None:
+        mask = w.whole(mask)
+        runs = w.runs(mask, slots, mask.shape[3] - slots)
+    more = (heads, width, slots, runs)
+    return w.emit(Code.WIDEN, w.new(x.shape), x, w.whole(scales), more=more, shared=True)
 
 
 @enters("select")

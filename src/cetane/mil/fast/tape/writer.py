@@ -72,7 +72,8 @@ class Writer:
         self._after: dict[str, Place] = {}
         base = FIRST
         for name, type_ in function.inputs.items():
-            self._values[name] = _whole(base, _sizes(type_.static_shape, name))
+            shape, narrow = _sizes(type_.static_shape, name), type_.dtype == "int8"
+            self._values[name] = replace(_whole(base, shape), narrow=narrow)
             base += 1
         shapes = function.state_shapes()
         for name, shape in shapes.items():
@@ -192,6 +193,8 @@ class Writer:
         shared: bool | None = None,
     ) -> Place:  # fmt: skip
         """Add an instruction, and return its result. Threads share large ones."""
+        if code is not Code.WIDEN and any(place.narrow for place in (*operands, *others)):
+            raise Unsupported("an operand of 8 bits")
         self._instructions.append(
             Instruction(
                 code, result, operands, kind, tuple(map(int, more)), tuple(map(float, numbers)),
