@@ -14,12 +14,17 @@ import itertools
 import resource
 import sys
 import time
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from torch import Tensor
+
 from cetane.checkpoint import open_checkpoint
 from cetane.compress import Selection, parse_format
+from cetane.gates.compressions import Judge
 from cetane.gates.probes import texts
+from cetane.hardware.memory import give_back
 from cetane.pipeline.choose import resolve_recipe
 from cetane.pipeline.request import FORMATS
 from cetane.planner import Planner
@@ -32,6 +37,23 @@ from coremltools_bits import GPTQ_FORMAT, METHODS, Theirs, put
 SKIPPED = 512
 """Tokens of the documentation that a sweep calibrates on."""
 TURNED = "turned-"
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a method made, and in how many seconds."""
+
+    recipe: Recipe
+    tensors: dict[str, Tensor] | None
+    """Of coremltools' ways: their values."""
+    seconds: float
+
+    def give(self, judge: Judge) -> None:
+        """Let a judge's model compute with it."""
+        if self.tensors is None:
+            judge.compress(self.recipe.compression)
+        else:
+            put(judge, self.tensors, self.recipe.compression)
 
 
 class Bench:
@@ -56,31 +78,37 @@ class Bench:
         """The basis of a method."""
         return self.turned if method.startswith(TURNED) else self.own
 
+    def release(self) -> None:
+        """Give back the memory of weights and of results: the logits of 3,300 tokens of Gemma take
+        3.5 GB, and fitting loads the model once more."""
+        for name in ("own", "turned"):
+            if basis := vars(self).get(name):
+                basis.release()
+                basis.read.clear()
+        give_back()
+
     @cached_property
     def theirs(self) -> Theirs:
         planner = self.own.planner
         body = {w.name for b in planner.model.layers for _, w in b.weights() if w.kind}
         return Theirs(self.checkpoint, planner, body, WORK)
 
-    def compress(self, form: str, method: str) -> tuple[Recipe, float]:
-        """Give the basis of a method its weights; returns a recipe of their size, and the
-        seconds."""
-        basis = self.basis(method)
-        wanted = {"compression.default": form, "compression.minutes": self.minutes}
-        if method in METHODS:
-            theirs = self.theirs  # with the text, whose time counts for no way of theirs
-            started = time.perf_counter()
-            tensors = theirs.made(method, form)
-            seconds = time.perf_counter() - started
-            recipe = override(basis.recipe, wanted)
-            put(basis.judge, tensors, recipe.compression)
-            return recipe, seconds
-        wanted["compression.method"] = method.removeprefix(TURNED)
+    def made(self, form: str, method: str) -> Made:
+        """What a method makes of the weights."""
+        self.release()
+        recipe = override(
+            self.basis(method).recipe,
+            {"compression.default": form, "compression.minutes": self.minutes},
+        )
+        theirs = self.theirs if method in METHODS else None  # its text counts for no way of theirs
         started = time.perf_counter()
-        recipe = resolve_recipe(basis.checkpoint, override(basis.recipe, wanted), progress)
-        seconds = time.perf_counter() - started
-        basis.judge.compress(recipe.compression)
-        return recipe, seconds
+        tensors = None
+        if theirs is not None:
+            tensors = theirs.made(method, form)
+        else:
+            wanted = override(recipe, {"compression.method": method.removeprefix(TURNED)})
+            recipe = resolve_recipe(self.basis(method).checkpoint, wanted, progress)
+        return Made(recipe, tensors, time.perf_counter() - started)
 
 
 def progress(what: str, done: int, total: int) -> None:
@@ -108,10 +136,11 @@ def main() -> None:
             if parse_format(form).bits != parse_format(GPTQ_FORMAT).bits:
                 continue  # it has 4 and 8 bits alone
             form = GPTQ_FORMAT
-        basis = bench.basis(method)
+        basis, made = bench.basis(method), bench.made(form, method)
+        recipe = made.recipe
         truth = {name: basis.truth(passage) for name, passage in passages.items()}
         before = basis.answers
-        recipe, seconds = bench.compress(form, method)
+        made.give(basis.judge)
         size, bits = size_of(basis.planner, recipe), body_bits(basis.planner, recipe.compression)
         answers = smoke.compare(bench.checkpoint.tokenizer, smoke.ask(basis.judge), before)
         for name, windows in truth.items():
@@ -120,7 +149,7 @@ def main() -> None:
                 "format": form, "method": method, "bits": bits, "bytes": size, "text": name,
                 "fp16": found.reference, "perplexity": found.perplexity,
                 "ratio": found.perplexity / found.reference, "kl": found.kl, "top1": found.top1,
-                "smoke": sum(answer.expected or 0 for answer in answers), "seconds": seconds,
+                "smoke": sum(answer.expected or 0 for answer in answers), "seconds": made.seconds,
             }  # fmt: skip
             print(row, file=sys.stderr)
             result.append(row | {"answers": [answer.text for answer in answers]})

@@ -51,6 +51,18 @@ def test_factors_are_products_of_gradients(
     assert not model.get_submodule(PATH)._forward_hooks
 
 
+@pytest.mark.parametrize("kind", ["llama", "granite", "gemma2"])
+def test_the_loss_is_that_of_the_models_own_logits(
+    tiny_model: Callable[..., Any], kind: str
+) -> None:
+    """Granite divides its logits, and Gemma 2 has a bound for them."""
+    bound = {"gemma2": {"final_logit_softcapping": 1.5}, "granite": {"logits_scaling": 3.0}}
+    model, tokens = tiny_model(kind, **bound.get(kind, {})).requires_grad_(False), text()
+    logs = torch.log_softmax(model(tokens).logits[:, :-1], -1)
+    wanted = -logs.gather(2, tokens[:, 1:, None]).sum()
+    torch.testing.assert_close(module.loss_of(model, tokens), wanted)
+
+
 def test_inputs_count_as_their_tokens_do(tiny_model: Callable[..., Any]) -> None:
     own = module.Importance(torch.tensor([2.0, 0.0, 1.0]), None, 1.0)
     inputs = torch.tensor([[1.0, 0.0], [5.0, 5.0], [0.0, 3.0]])

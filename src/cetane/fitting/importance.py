@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from cetane.files import Progress, replacing
 from cetane.fitting.losses import in_pieces
+from cetane.gates.reference import logits_of
 
 Matrix = npt.NDArray[np.float32]
 
@@ -36,6 +37,8 @@ four bits of SmolLM2 lost: docs/explanation/compression.md."""
 ROWS = 512
 """Tokens of a pass: its activations are what takes most memory."""
 
+UNKNOWN = -100
+"""The token after the last one, which has no loss."""
 TEXT, TOKENS, OUTPUTS, SCALE = "text", "/tokens", "/outputs", "/scale"
 """Names of tensors in a file, and their ends."""
 
@@ -126,14 +129,18 @@ def with_gradient(_module: nn.Module, _inputs: Any, hidden: Tensor) -> Tensor:
 
 
 def loss_of(model: Any, tokens: Tensor) -> Tensor:
-    """The sum of the losses of all next tokens."""
-    logits = model(tokens, use_cache=False).logits[:, :-1]
-    targets = tokens[:, 1:].flatten()
+    """The sum of the losses of all next tokens. The head computes in pieces too: all logits of 512
+    tokens of Gemma's 262,144 take 0.5 GB, and as much for each step of their gradients."""
+    hidden = model.model(tokens, use_cache=False).last_hidden_state
+    targets = nn.functional.pad(tokens[:, 1:], (0, 1), value=UNKNOWN).flatten()
 
     def of_rows(own: Tensor, rows: slice) -> Tensor:
-        return nn.functional.cross_entropy(own, targets[rows], reduction="sum")
+        logits = logits_of(model, own)
+        return nn.functional.cross_entropy(
+            logits, targets[rows], ignore_index=UNKNOWN, reduction="sum"
+        )
 
-    return in_pieces(logits.flatten(0, 1), of_rows)
+    return in_pieces(hidden.flatten(0, 1), of_rows)
 
 
 def keep(path: Path, text: Tensor, importances: Mapping[str, Importance]) -> None:

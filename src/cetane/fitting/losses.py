@@ -16,7 +16,8 @@ PIECE = 64
 """Rows."""
 
 RowsLoss = Callable[[Tensor, slice], Tensor]
-"""The sum of the losses of some rows: their logits in fp32 `(n, V)`, and which they are."""
+"""The sum of the losses of some rows: their logits in fp32 `(n, V)`, or what the loss itself makes
+logits of, and which they are."""
 
 
 class _InPieces(torch.autograd.Function):
@@ -41,5 +42,5 @@ class _InPieces(torch.autograd.Function):
 
 
 def in_pieces(logits: Tensor, loss: RowsLoss) -> Tensor:
-    """The sum of a loss over the rows of logits `(N, V)`."""
+    """The sum of a loss over the rows of logits `(N, V)`, or of hidden states `(N, C)`."""
     return _InPieces.apply(logits, loss)

@@ -268,12 +268,7 @@ class Reference:
         if self.stream is not None:
             stream = self.stream(stream, back=True).float()
         with self._in_use():
-            normed = self.model.get_submodule(norm)(stream)
-            logits: Tensor = self.model.lm_head(normed)
-        config = self.model.config
-        logits = logits / getattr(config, "logits_scaling", 1.0)
-        bound = getattr(config, "final_logit_softcapping", None)
-        return (logits if bound is None else torch.tanh(logits / bound) * bound).numpy()
+            return logits_of(self.model, self.model.get_submodule(norm)(stream)).numpy()
 
     @contextmanager
     def _keeping(
@@ -299,6 +294,14 @@ class Reference:
         finally:
             for hook in hooks:
                 hook.remove()
+
+
+def logits_of(model: Any, normed: Tensor) -> Tensor:
+    """What the head of a transformers model makes of normed hidden states `(..., C)`."""
+    config = model.config
+    logits: Tensor = model.get_output_embeddings()(normed) / getattr(config, "logits_scaling", 1.0)
+    bound = getattr(config, "final_logit_softcapping", None)
+    return logits if bound is None else torch.tanh(logits / bound) * bound
 
 
 def reference_of(checkpoint: Checkpoint, adapter: str | None = None) -> Reference:
