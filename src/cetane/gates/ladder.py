@@ -63,7 +63,8 @@ def ladder(checkpoint: Checkpoint, planner: Planner, packages: dict[str, Path]) 
     """Judge these finished shards, by name."""
     tables = host_tables(planner, checkpoint)
     port = Packaged(Packages(packages), planner, checkpoint, tables, checkpoint.tokenizer)
-    plan, engine = port.plan, port.twin
+    engine = port.twin
+    plan = engine.plan
     widest, context = widest_tokens(plan), plan.capacities[0].tokens
     tokens = text_tokens(checkpoint.tokenizer, min(context, widest + widest // 8 + OWN))
     ask, routed = limits().structure, is_routed(planner)
