@@ -22,7 +22,7 @@ class HeadRows:
 
     def capped(self, logits: Array) -> Array:
         """Logits in fp32, with the model's softcap."""
-        plain: Array = logits.astype(np.float32)
+        plain: Array = logits.astype(np.float32, copy=False)
         cap = self.plan.softcap
         return plain if cap is None else cap * np.tanh(plain / cap)
 
