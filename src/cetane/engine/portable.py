@@ -82,9 +82,9 @@ class PortableBackend:
     - fp32 runs compiled graphs, or the reference for a program with an op that they lack.
     - fp16 runs the reference, which rounds every result as an fp16 machine would.
     - ane is fp16, with attention's products as an ANE was seen to compute them.
-    - stored is fp32, but weights stay in the bits in which they are stored. Palettes of more than 4
-      bits are rounded to 8, one scale for 32 inputs. `cetane run` uses it, so its functions are
-      kept between runs.
+    - stored is fp32, but weights stay in the bits in which they are stored. Palettes of more than 6
+      bits are rounded to 8, one scale for 32 inputs; inputs of products to 15 bits, where the
+      processor multiplies words. `cetane run` uses it, so its functions are kept between runs.
     """
 
     name = "portable"

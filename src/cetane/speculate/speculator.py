@@ -45,9 +45,9 @@ class Counters:
 class Speculator:
     """Asks its drafters, and verifies the most promising draft; of equals, the first.
 
-    A call has a fixed width, so its other columns are free: there, other drafts branch off, where
-    the session takes trees. A costly drafter is asked only if it promises more than the others'
-    drafts. Without a controller the longest draft is verified.
+    A call has a fixed width. Where it costs by that (`Session.counts`), its other columns are free:
+    there, other drafts branch off, where the session takes trees. A costly drafter is asked only if
+    it promises more than the others' drafts. Without a controller the longest draft is verified.
     """
 
     def __init__(
