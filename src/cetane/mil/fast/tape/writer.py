@@ -66,7 +66,7 @@ class Writer:
         self._blocks: dict[int, int] = {}
         self._values: dict[str, Place] = {}
         self._states: dict[str, Place] = {}
-        self._masks: dict[Place, int] = {}
+        self._masks: dict[tuple[Place, int], int] = {}
         self._runs = 0
         self._once: dict[Hashable, Place] = {}
         self._after: dict[str, Place] = {}
@@ -237,16 +237,18 @@ class Writer:
         )  # fmt: skip
 
     def runs(self, mask: Place, past: int, new: int) -> int:
-        """The offset of the runs of keys that a whole mask shows, computed once a call."""
-        if mask not in self._masks:
-            self._masks[mask] = self._runs
+        """The offset of the runs of keys that a whole mask shows, computed once a call. Layers that
+        share keys may have them in one part where others have two."""
+        key = mask, past
+        if key not in self._masks:
+            self._masks[key] = self._runs
             rows = mask.size // (past + new)
             self.emit(
                 Code.RUNS, Place(RUNS_AT, 0, (), ()), mask, more=(rows, past, new, self._runs),
                 shared=False,
             )  # fmt: skip
             self._runs += 1 + 4 * (past + new + 1)
-        return self._masks[mask]
+        return self._masks[key]
 
     def own(self, x: Argument) -> Place:
         """A whole place with the values of `x` that may be changed: its own, if nothing reads it
