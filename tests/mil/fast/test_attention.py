@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from coremltools.converters.mil import Builder as mb
-from tests.mil.fast.agreement import Build, agree, kinds, normal, rng
+from tests.mil.fast.agreement import Build, agree, kinds, normal, rng, tape_agrees
 
 from cetane.mil import load
 from cetane.mil.fast import attend
@@ -193,3 +193,27 @@ def test_attention_runs_between_graphs(build: Build, tokens: int, bounded: bool)
     agree(
         path, q=normal(1, 2, 3, 4), cache=normal(3, 2, 4, 5), new=normal(1, 2, 4, tokens), mask=mask
     )
+
+
+def test_one_mask_for_keys_in_one_part_and_in_two(build: Build) -> None:
+    """As where a layer takes keys from one that keeps them: Gemma 4 with caches of 8 bits."""
+
+    def body(q: Any, cache: Any, new: Any, whole: Any, mask: Any) -> Any:
+        past = mb.slice_by_index(x=cache, begin=[1, 0, 0, 0], end=[2, 2, 4, 5])
+        results = []
+        for keys in (mb.concat(values=[past, new], axis=-1), whole):
+            weights = mb.softmax(x=mb.add(x=mb.matmul(x=q, y=keys), y=mask), axis=-1)
+            results.append(mb.matmul(x=weights, y=keys, transpose_y=True))
+        return mb.add(x=results[0], y=results[1])
+
+    shapes = {"q": ((1, 2, 3, 4), "fp32"), "cache": ((3, 2, 4, 5), "fp32")}
+    shapes |= {"new": ((1, 2, 4, 3), "fp32"), "whole": ((1, 2, 4, 8), "fp32")}
+    path = build(shapes | {"mask": ((1, 1, 3, 8), "fp32")}, body)
+    assert kinds(load(path).functions["main"]).count("Attention") == 2
+    draw = np.random.default_rng(6)
+    given = {
+        name: draw.normal(size=shape).astype(np.float32) for name, (shape, _) in shapes.items()
+    }
+    mask = np.full((1, 1, 3, 8), -4e4, np.float32)
+    mask[..., 1:4] = mask[..., 5:7] = 0
+    tape_agrees(path, **given, mask=mask)
