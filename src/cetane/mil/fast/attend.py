@@ -67,18 +67,20 @@ class AttentionStage:
     exact: bool = field(default=True, compare=False)
     """Functions that differ only in this still share their graphs."""
 
-    def run(self, values: dict[str, Array], seen: dict[Operand, Array]) -> None:
-        """Add the result `(1, H, R, E)` to a call's values. `seen` keeps what each mask shows."""
+    def run(self, values: dict[str, Array], seen: dict[tuple[Operand, int], Array]) -> None:
+        """Add the result `(1, H, R, E)` to a call's values. `seen` keeps what each mask shows of
+        keys in parts: layers that share keys may have them in one where others have two."""
         rows, mask = value_of(self.rows, values)[0], value_of(self.mask, values)[0]
         keys = [value_of(part, values)[0] for part in self.keys]
         mixed = [value_of(part, values)[0] for part in self.values]
-        if self.mask not in seen:
-            seen[self.mask] = seen_runs(mask, [part.shape[-1] for part in keys])
+        key = self.mask, keys[0].shape[-1]
+        if key not in seen:
+            seen[key] = seen_runs(mask, [part.shape[-1] for part in keys])
         sinks = None
         if self.sinks is not None:
             sinks = np.broadcast_to(value_of(self.sinks, values)[0, ..., 0], rows.shape[:2])
         attend = exactly if self.exact else quickly
-        result = attend(rows, keys, mixed, mask, seen[self.mask], self.cap, sinks)
+        result = attend(rows, keys, mixed, mask, seen[key], self.cap, sinks)
         values[self.result] = result[None]
 
 

@@ -110,7 +110,7 @@ class FastFunction:
         held_states = {} if state is None else state.arrays
         self.function.check_states({name: a.shape for name, a in held_states.items()})
         states = dict(held_states)
-        seen: dict[Operand, Array] = {}
+        seen: dict[tuple[Operand, int], Array] = {}
         try:
             for stage in self._stages:
                 if isinstance(stage, AttentionStage):

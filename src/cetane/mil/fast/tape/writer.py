@@ -237,8 +237,8 @@ class Writer:
         )  # fmt: skip
 
     def runs(self, mask: Place, past: int, new: int) -> int:
-        """The offset of the runs of keys that a whole mask shows, computed once a call. Layers that
-        share keys may have them in one part where others have two."""
+        """The offset of the runs of keys that a whole mask shows, computed once a call for
+        keys in the same parts."""
         key = mask, past
         if key not in self._masks:
             self._masks[key] = self._runs
