@@ -279,6 +279,12 @@ def check(config: Gemma4Config) -> None:
             f"{invalid}: layer_types has {len(config.layer_types)} entries, "
             f"num_hidden_layers = {config.num_hidden_layers}"
         )
+    if config.num_kv_shared_layers == config.num_hidden_layers:
+        # An assistant's layers read the keys of another model.
+        raise CetaneError(
+            f"{invalid}: num_kv_shared_layers = {config.num_kv_shared_layers} leaves no layer that "
+            "makes keys and values"
+        )
     rows = config.vocab_size_per_layer_input
     if config.hidden_size_per_layer_input and rows < config.vocab_size:
         raise CetaneError(f"{invalid}: vocab_size_per_layer_input = {rows}")
