@@ -72,6 +72,7 @@ class Gemma4Config(GemmaConfig, Protocol):
     attention_k_eq_v: bool
     hidden_size_per_layer_input: int | None
     vocab_size_per_layer_input: int
+    num_kv_shared_layers: int
     kv_sharing_modes: list[Sharing | None]
     per_layer_config: dict[str, LayerConfig]
 
