@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.engine.rows import same_alone_and_among
 
 import cetane.mil.fast.translate
 from cetane.bundle import Bundle
@@ -45,16 +46,7 @@ def test_a_token_has_the_same_logits_alone_and_among_others(
 ) -> None:
     """Bit for bit: the columns of a call are rounded before they are read."""
     engine = engine_of(bundle, arithmetic, monkeypatch)
-    for prompt in (PROMPTS[2], PROMPTS[37]):
-        alone, together = engine.session(), engine.session()
-        alone.feed(prompt)
-        together.feed(prompt)
-        for first in (5, 100, 200):
-            tokens = [first, first + 1, first + 7]
-            single = [np.array(alone.feed([token])) for token in tokens]
-            rows = np.array(together.evaluate(tokens))
-            together.accept(3)
-            np.testing.assert_array_equal(rows, single)
+    same_alone_and_among(engine, [PROMPTS[2], PROMPTS[37]])
 
 
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.engine.rows import same_alone_and_among
 
 import cetane.mil.fast.translate
 from cetane.bundle import Bundle
@@ -110,16 +111,7 @@ def test_a_token_has_the_same_logits_alone_and_among_others(
         monkeypatch.setattr(cetane.mil.fast.translate, "unsupported", lambda _: ["every op"])
         arithmetic = "fp32"
     engine = Engine(bundle.plan, PortableBackend(bundle, arithmetic), bundle.tables())
-    for prompt in (PROMPTS[2], PROMPTS[37]):
-        alone, together = engine.session(), engine.session()
-        alone.feed(prompt)
-        together.feed(prompt)
-        for first in (5, 100, 200):
-            tokens = [first, first + 1, first + 7]
-            single = [np.array(alone.feed([token])) for token in tokens]
-            rows = np.array(together.evaluate(tokens))
-            together.accept(3)
-            np.testing.assert_array_equal(rows, single)
+    same_alone_and_among(engine, [PROMPTS[2], PROMPTS[37]])
 
 
 def test_a_stop_token_ends_an_answer(variant: Bundle, truth: dict[int, list[int]]) -> None:
