@@ -72,8 +72,9 @@ def test_levels_follow_the_gradient_of_all_that_have_them(name: str) -> None:
     target = torch.randn(16, 8, generator=torch.Generator().manual_seed(3))
     one.levels.requires_grad_(True)
     (one.rows().gather(1, one.indices.long()) * target).sum().backward()
-    sums = np.empty(one.rows().shape, np.float32)
-    kernels.sum_by_level(target.numpy(), one.indices.numpy(), sums)
+    sums, squares = np.empty(one.rows().shape, np.float32), np.empty(8, np.float32)
+    kernels.gather(target.numpy(), one.indices.numpy(), sums, squares)
+    np.testing.assert_allclose(squares, target.square().sum(0), rtol=1e-5)
     torch.testing.assert_close(one.of_levels(torch.from_numpy(sums)), one.levels.grad)
 
 

@@ -1,7 +1,7 @@
 """The loops over the elements of a weight that learns, compiled by numba: see `tunable`.
 
-In torch they took longer than the model's own computation. Rows are independent, so the threads of
-`cetane.compress.kernels.over_rows` share them.
+In torch they took longer than the model's own computation. They are bound by memory, so each reads
+what it needs once. One thread has one weight: a model has many.
 """
 
 import numpy as np
@@ -11,29 +11,59 @@ _Matrix = types.Array(types.float32, 2, "C", readonly=True)
 _Vector = types.Array(types.float32, 1, "C", readonly=True)
 _Indices = types.Array(types.uint8, 2, "C", readonly=True)
 _Floats = types.float32[:, ::1]
+_Out = types.float32[::1]
+_REORDER = {"reassoc", "contract"}
+"""Sums in any order, so that they are vectorised."""
 
 
-@njit(types.void(_Matrix, _Indices, _Floats), nogil=True, cache=True)
-def sum_by_level(gradients, indices, sums):  # type: ignore[no-untyped-def]
-    """Sum the gradients of a row's elements by their levels, `sums (O, K)`."""
+@njit(types.void(_Matrix, _Indices, _Floats, _Out), nogil=True, cache=True, fastmath=_REORDER)
+def gather(gradients, indices, sums, squares):  # type: ignore[no-untyped-def]
+    """Sum the gradients of a row's elements by their levels, `sums (O, K)`, and the squares of a
+    column's, `squares (I,)`."""
+    size = gradients.shape[1]
+    own = np.empty((4, sums.shape[1]), np.float32)  # an addition waits for the last to its place
+    squares[:] = np.float32(0)
     for row in range(len(gradients)):
-        sums[row] = np.float32(0)
-        for j in range(gradients.shape[1]):
-            sums[row, indices[row, j]] += gradients[row, j]
-
-
-@njit(types.void(_Matrix, _Matrix, _Vector, _Floats, _Floats, types.uint8[:, ::1], _Floats,
-                 _Vector, types.float32), nogil=True, cache=True)  # fmt: skip
-def follow(gradients, levels, rates, wanted, means, indices, values, shares, keep):  # type: ignore[no-untyped-def]
-    """Move what elements want to be against the mean of their gradients, `rates` a row times
-    `shares` a column, and round them to the nearest level; `levels (O, K)` ascend. `keep` is the
-    decay of the means."""
-    size = indices.shape[1]
-    for row in range(len(indices)):
-        own, rate, chosen, place = levels[row], rates[row], indices[row], wanted[row]
+        own[:] = np.float32(0)
+        slope, chosen = gradients[row], indices[row]
+        whole = size - size % 4
+        for j in range(0, whole, 4):
+            for lane in range(4):
+                own[lane, chosen[j + lane]] += slope[j + lane]
+        for j in range(whole, size):
+            own[0, chosen[j]] += slope[j]
+        for k in range(sums.shape[1]):
+            sums[row, k] = own[0, k] + own[1, k] + own[2, k] + own[3, k]
         for j in range(size):
-            means[row, j] = keep * means[row, j] + (np.float32(1) - keep) * gradients[row, j]
-            place[j] -= rate * shares[j] * means[row, j]
+            squares[j] += slope[j] * slope[j]
+
+
+@njit(types.void(_Matrix, _Matrix, _Vector, _Vector, types.float32, types.float32, types.float32,
+                 _Out, _Floats, _Floats, types.uint8[:, ::1], _Floats),
+      nogil=True, cache=True, fastmath=_REORDER)  # fmt: skip
+def follow(gradients, levels, rates, shares, keep, keep_squares, second,  # type: ignore[no-untyped-def]
+           squares, wanted, means, indices, values):  # fmt: skip
+    """Move what elements want to be against the mean of their gradients, and round them to the
+    nearest level; `levels (O, K)` ascend.
+
+    A row moves by its `rates`, a column by its `shares`, over the root of the row's mean square;
+    `squares (O,)` are the means of these, in units of the columns, and `second` is what they lack
+    at the beginning. `keep` and `keep_squares` are the decays of the means.
+    """
+    size = indices.shape[1]
+    one = np.float32(1)
+    for row in range(len(indices)):
+        own, slope, chosen = levels[row], gradients[row], indices[row]
+        place, mean = wanted[row], means[row]
+        square = np.float32(0)
+        for j in range(size):
+            scaled = slope[j] * shares[j]
+            square += scaled * scaled
+        squares[row] = keep_squares * squares[row] + (one - keep_squares) * square / size
+        rate = rates[row] / (np.sqrt(squares[row] / second) + np.float32(1e-20))
+        for j in range(size):
+            mean[j] = keep * mean[j] + (one - keep) * slope[j]
+            place[j] -= rate * shares[j] * mean[j]
             chosen[j] = 0
         for k in range(len(own) - 1):  # one border at a time: over elements it is vectorised
             border = np.float32(0.5) * (own[k] + own[k + 1])

@@ -75,22 +75,21 @@ class Tunable(ABC):
 
     def look_up(self) -> None:
         """Make the rounded weight of its levels."""
-        from cetane.compress.kernels import over_rows  # here because numba takes a while to load
-        from cetane.fitting import kernels
+        from cetane.fitting import kernels  # here because numba takes a while to load
 
         rows = self.rows().contiguous().numpy()
-        over_rows(kernels.look_up, rows, self.indices.numpy(), self.values.numpy())
+        kernels.look_up(rows, self.indices.numpy(), self.values.numpy())
 
     @torch.no_grad()
     def step(self, gradient: Tensor, rate: float, number: int, pull: float = 0.0) -> None:
-        """Learn from the gradient of the rounded values. `rate` is the step of a level and `pull`
-        that of an element's wish, in distances between two levels; `number` counts from 1."""
-        from cetane.compress.kernels import over_rows
+        """Learn from the gradient of the rounded values, fp32. `rate` is the step of a level and
+        `pull` that of an element's wish, in distances between two levels; `number` counts from
+        1."""
         from cetane.fitting import kernels
 
-        sums = torch.empty(self.rows().shape)
-        gradient = gradient.contiguous()
-        over_rows(kernels.sum_by_level, gradient.numpy(), self.indices.numpy(), sums.numpy())
+        slopes, places = gradient.contiguous().numpy(), self.indices.numpy()
+        sums, squared = torch.empty(self.rows().shape), torch.empty(gradient.shape[1])
+        kernels.gather(slopes, places, sums.numpy(), squared.numpy())
         own = self.of_levels(sums)
         self.mean.mul_(FIRST).add_(own, alpha=1 - FIRST)
         self.square.mul_(SECOND).addcmul_(own, own, value=1 - SECOND)
@@ -99,16 +98,13 @@ class Tunable(ABC):
             rate * self.distance() * (self.mean / first) / ((self.square / second).sqrt() + TINY)
         )
         self.tidy()
-        squared, (of_rows, of_columns) = gradient.square(), self.squares
-        of_columns.mul_(SECOND).add_(squared.mean(0), alpha=1 - SECOND)
-        by_column = of_columns / second + TINY
-        of_rows.mul_(SECOND).add_((squared / by_column).mean(1), alpha=1 - SECOND)
-        rates = pull * self.distances() / first / ((of_rows / second).sqrt() + TINY)
-        shares = by_column.rsqrt().numpy()
-        over_rows(
-            lambda *rows: kernels.follow(*rows, shares, FIRST),
-            gradient.numpy(), self.rows().contiguous().numpy(), rates.contiguous().numpy(),
-            self.wanted.numpy(), self.means.numpy(), self.indices.numpy(), self.values.numpy(),
+        of_rows, of_columns = self.squares
+        of_columns.mul_(SECOND).add_(squared / len(gradient), alpha=1 - SECOND)
+        kernels.follow(
+            slopes, self.rows().contiguous().numpy(),
+            (pull * self.distances() / first).contiguous().numpy(),
+            (of_columns / second + TINY).rsqrt().numpy(), FIRST, SECOND, second, of_rows.numpy(),
+            self.wanted.numpy(), self.means.numpy(), places, self.values.numpy(),
         )  # fmt: skip
 
     @abstractmethod

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from cetane.files import Progress, replacing
 from cetane.fitting.teacher import Answers, has_bfloat16, quick
 from cetane.fitting.tunable import Tunable
+from cetane.threads import available
 
 RATE, PULL = 0.004, 0.003
 """Of a step of levels, and of what elements want to be, in distances between two levels, at the
@@ -51,14 +53,15 @@ class Student:
         for module in model.modules():
             if isinstance(module, nn.Linear):
                 module.weight.data = module.weight.data.to(self.kind)
-        self.write()
+        for name, weight in weights.items():
+            parameter = layers[name].weight
+            parameter.data = weight.values.to(model.device, self.kind, copy=True)
+            parameter.requires_grad_(True)
 
     def write(self) -> None:
         """Have the layers compute with the rounded values."""
         for name, weight in self.weights.items():
-            parameter = self.layers[name].weight
-            parameter.data = weight.values.to(self.model.device, self.kind, copy=True)
-            parameter.requires_grad_(True)
+            self.layers[name].weight.data.copy_(weight.values)
 
     def divergence(self, answers: Answers) -> Tensor:
         """The mean KL from some answers."""
@@ -68,13 +71,16 @@ class Student:
 
     def step(self, share: float, number: int) -> None:
         """Learn from the gradients that the layers have gathered; `share` is that of the rates."""
-        for name, weight in self.weights.items():
+
+        def learn(name: str) -> None:
             parameter = self.layers[name].weight
             assert parameter.grad is not None
-            gradient = parameter.grad.float().cpu()
-            weight.step(gradient, RATE * share, number, PULL * share)
-            parameter.grad = None
-        self.write()
+            gradient, parameter.grad = parameter.grad.float().cpu(), None
+            self.weights[name].step(gradient, RATE * share, number, PULL * share)
+            parameter.data.copy_(self.weights[name].values)
+
+        with ThreadPoolExecutor(available()) as pool:
+            list(pool.map(learn, self.weights))
 
 
 @dataclass
