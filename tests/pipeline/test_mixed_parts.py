@@ -1,9 +1,12 @@
-"""The words for parts of a mix."""
+"""Parts of a mix: their words, and the palettes that they get."""
+
+from itertools import product
 
 import pytest
 
+from cetane.compress import Palette
 from cetane.families import Weight
-from cetane.pipeline.mixed_parts import MixedPart, described
+from cetane.pipeline.mixed_parts import ERRORS, MixedPart, described, mixture
 
 
 def part(kind: str, *layers: int | None) -> MixedPart:
@@ -28,3 +31,39 @@ def part(kind: str, *layers: int | None) -> MixedPart:
 )
 def test_words(parts: list[MixedPart], words: str) -> None:
     assert described(parts) == words
+
+
+UNIFORM = Palette(4, "kmeans", 8)
+
+
+def wide(kind: str, harm: float) -> tuple[MixedPart, dict[str, float]]:
+    """A part of one weight of 64 x 1024, and what it costs in four bits."""
+    weight = Weight(f"model.layers.0.{kind}.weight", (64, 1024), (64, 1024), "mlp")
+    return MixedPart((weight,), (weight.name,)), {weight.name: harm}
+
+
+def test_a_mixture_is_the_best_of_all_that_fit() -> None:
+    """By trying them all."""
+    costs = {"q_proj": 0.001, "v_proj": 0.02, "up_proj": 0.004, "down_proj": 0.005}
+    made = [wide(kind, harm) for kind, harm in costs.items()]
+    parts, harms = [part for part, _ in made], {k: v for _, own in made for k, v in own.items()}
+    mix = mixture(parts, harms, UNIFORM, 4.2)
+    assert mix is not None and mix.bits <= 4.2
+
+    def size(bits: tuple[int, ...]) -> float:
+        tables = {b: 2**b * 16 / (8 if b < 6 else 32) / 1024 for b in ERRORS}
+        return sum(b + tables[b] for b in bits) / len(bits)
+
+    found = [sum(harm * ERRORS[b] / ERRORS[4] for harm, b in zip(costs.values(), bits, strict=True))
+             for bits in product(ERRORS, repeat=4) if size(bits) <= 4.2]  # fmt: skip
+    assert mix.harm * sum(costs.values()) == pytest.approx(min(found))
+    names = mix.names(UNIFORM.name)
+    assert names["model.layers.0.v_proj.weight"] == "palette6-kmeans-group32"
+    assert UNIFORM.name not in names.values()
+    assert mix.described(UNIFORM.name).startswith(f"{mix.bits:.2f} bits a weight (6 for v_proj")
+
+
+def test_no_mixture_is_worse_than_what_is_uniform() -> None:
+    part, harms = wide("q_proj", 0.1)
+    assert mixture([part], harms, UNIFORM, 4.2) is None  # no palettes between four bits and six
+    assert mixture([part], harms, UNIFORM, 1.5) is None

@@ -162,14 +162,14 @@ def test_another_format_keeps_no_constants_of_the_one_before() -> None:
     )  # fmt: skip
     compression = {
         "default": "palette4-kmeans-group8", "method": "gptq",
-        "raise_to": "palette6-kmeans-group32", "fitted": {"file": "f", "sha256": "0" * 64},
+        "mix_to": 4.6, "fitted": {"file": "f", "sha256": "0" * 64},
     }  # fmt: skip
     content = {"name": "few", "compression": compression}
     recipe = parse_recipe({**content, "reasons": {"compression.default": "the smallest"}}, "here")
     assert not is_open(recipe, why)
     after = mended(recipe, why).compression
     assert (after.default, after.method) == ("palette6-kmeans-group32", "plain")
-    assert after.fitted is None and after.raise_to is None
-    plain = {**compression, "method": "plain", "fitted": None, "raise_to": None}
+    assert after.fitted is None and after.mix_to is None
+    plain = {**compression, "method": "plain", "fitted": None, "mix_to": None}
     open_ = parse_recipe({**content, "compression": plain, "reasons": recipe.reasons}, "here")
     assert is_open(open_, why)

@@ -57,8 +57,8 @@ class Selection(Data):
       continues from `gptq` with the model's answers.
     - `second_order` has the options of `gptq`.
     - `rotate` turns channels before, so that no outlier is left.
-    - `raise_to` is a larger format that a port may give to parts of the weights, where the default
-      alone does not hold what the recipe promises. It needs constants that are fitted.
+    - `mix_to` is how many bits a weight, on average, a port may take for a mix of palettes, where
+      the default alone does not hold what the recipe promises. It needs constants that are fitted.
     - `fitted` names the file of constants that such a method made. A build adds it.
     """
 
@@ -73,8 +73,8 @@ class Selection(Data):
     rotate: bool = Field(default=False, exclude_if=lambda rotate: not rotate)
     """Whether the residual stream and the values of attention are turned first, which spreads
     outliers: the same function, with weights that round better."""
-    raise_to: FormatName | None = Field(default=None, exclude_if=lambda name: name is None)
-    """For the weights of `default` that cost most; the port says which, in `names`."""
+    mix_to: float | None = Field(default=None, gt=0, le=8, exclude_if=lambda bits: bits is None)
+    """Of the weights of `default`, palettes counted; the port says in `names` which get others."""
     fitted: FittedFile | None = Field(default=None, exclude_if=lambda file: file is None)
 
     @model_validator(mode="after")
@@ -85,10 +85,11 @@ class Selection(Data):
             raise ValueError(
                 f'method: "{self.method}" makes the constants of one format; name it in default'
             )
-        if self.raise_to is not None and self.method == "plain":
-            raise ValueError("raise_to: only fitted constants tell which weights cost most")
-        larger = () if self.raise_to is None else (self.raise_to,)
-        formats = (*self.types.values(), *self.names.values(), *larger)
+        if self.mix_to is not None and self.method == "plain":
+            raise ValueError("mix_to: only fitted constants tell which weights cost most")
+        if self.mix_to is not None and not isinstance(parse_format(self.default), Palette):
+            raise ValueError(f"mix_to: a mix is of palettes, and default is {self.default}")
+        formats = (*self.types.values(), *self.names.values())
         for name in formats if self.auto else (self.default, *formats):
             if parse_format(name).weighted and self.sensitivity is None:
                 raise ValueError(

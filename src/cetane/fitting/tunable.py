@@ -28,6 +28,8 @@ element's wish begins at."""
 class Tunable(ABC):
     """One weight `(O, I)`, fp32; `indices` name a level of its row for each element."""
 
+    bits: int
+
     def __init__(self, indices: Tensor, levels: Tensor, weight: Tensor) -> None:
         """`levels (G, K)` or `(O, 1)` are what is learnt; `weight (O, I)` is the checkpoint's."""
         self.indices, self.levels = indices.contiguous(), levels

@@ -1,8 +1,8 @@
 """The compression that a recipe leaves to cetane (`compression.default = "auto"`), before a build.
 
 Candidates are judged in turn, the smallest first, on the authored modules and a text, by the golden
-gate's own checks. The first that holds what the recipe promises, with a margin, is taken. So are
-the weights that get more bits than a recipe's few (`compression.raise_to`).
+gate's own checks. The first that holds what the recipe promises, with a margin, is taken. So is the
+mix of palettes that a recipe of few bits may have (`compression.mix_to`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from cetane.checkpoint import Checkpoint
-from cetane.compress import AUTO, Selection, parse_format
+from cetane.compress import AUTO, Palette, Selection, parse_format
 from cetane.errors import CetaneError
 from cetane.families import Weight
 from cetane.files import Progress, read_json, silent, write_json
@@ -25,7 +25,7 @@ from cetane.gates.probes import text_tokens
 from cetane.gates.quality import Agreement
 from cetane.gates.verdict import Check
 from cetane.pipeline.calibration import resolve_fitted, resolve_scale
-from cetane.pipeline.mixed_parts import MixedPart, bits_of, described, named, parts_of
+from cetane.pipeline.mixed_parts import MixedPart, Mixture, mixture, named, parts_of
 from cetane.planner import Planner
 from cetane.planner.encoding import can_be_fitted
 from cetane.schema.manifest import producers
@@ -41,9 +41,8 @@ NEAREST, MIX = "fp16", "a mix of 6-bit palettes and int8"
 """What is tried for all weights, the smallest first; between the first two, a mix of them."""
 MARGIN = 0.8
 """The part of every limit that a candidate may use, since the gate judges another text."""
-MOST_RAISED = 0.6
-"""Bits a weight beyond the default's that a mix may have, palettes counted. 0.57 was the least that
-made four bits of SmolLM2 good; with more, they would be five."""
+NEAR, FINER = 0.1, 0.05
+"""Bits a weight beyond the default's of the first mix, and between those that are predicted."""
 WINDOW = 128
 """Tokens that are judged together, in one call: a large vocabulary's logits take 134 MB."""
 BRIEF = 96
@@ -131,9 +130,14 @@ def resolutions(
     says of types and names stays. `budget` is the most bytes of weights and tables: CetaneError
     where nothing so small holds the promise.
     """
-    raising = recipe.compression.raise_to is not None and recipe.compression.fitted is None
+    mixing = recipe.compression.mix_to is not None and recipe.compression.fitted is None
+    if mixing and recipe.compression.method == "tuned":  # which takes long: only what is chosen is
+        rounded = override(recipe, {"compression.method": "gptq"})
+        for choice in resolutions(checkpoint, rounded, progress, budget):
+            yield tuned(checkpoint, choice, progress)
+        return
     recipe = resolve_fitted(checkpoint, resolve_scale(checkpoint, recipe, progress), progress)
-    if not (recipe.compression.auto or recipe.embedding.format == AUTO or raising):
+    if not (recipe.compression.auto or recipe.embedding.format == AUTO or mixing):
         check_budget(Planner(checkpoint, recipe), budget)
         yield recipe
         return
@@ -150,6 +154,12 @@ def resolutions(
     name, nearest = bench.nearest(rows)
     check_budget(Planner(checkpoint, nearest, bench.planner), budget)
     yield bench.chosen(name, nearest)  # whatever it costs
+
+
+def tuned(checkpoint: Checkpoint, recipe: Recipe, progress: Progress) -> Recipe:
+    """A recipe whose constants are tuned where they were rounded."""
+    values = {"compression.method": "tuned", "compression.fitted": None}
+    return resolve_fitted(checkpoint, override(recipe, values), progress)
 
 
 def check_budget(planner: Planner, budget: int | None) -> None:
@@ -182,7 +192,7 @@ class Bench:
         self.planner = Planner(checkpoint, recipe)
         content = (resources.files("cetane") / "data" / "texts" / "english.txt").read_text("utf-8")
         ask = limits().evidence
-        count = ask.positions if recipe.compression.raise_to is None else ask.most
+        count = ask.positions if recipe.compression.mix_to is None else ask.most
         """Where few bits are near to the limit, little text decides nothing."""
         self.tokens = text_tokens(checkpoint.tokenizer, count, content)
         self.refused: list[str] = []
@@ -210,7 +220,7 @@ class Bench:
         """What is between the smallest and fp16, by name; the caller goes on while they fail."""
         if not self.recipe.compression.auto:
             yield self.recipe.compression.default, self.candidate(rows, None)
-            yield from self.raised(rows)
+            yield from self.mixtures(rows)
             return
         yield SMALL, self.candidate(rows, SMALL)
         mix = self.mix(rows)
@@ -220,7 +230,7 @@ class Bench:
 
     def alone(self, rows: str) -> Recipe:
         """The recipe with a format of the tables, and weights in fp16."""
-        plain: dict[str, object] = {"method": "plain", "names": {}, "raise_to": None}
+        plain: dict[str, object] = {"method": "plain", "names": {}, "mix_to": None}
         plain |= {"fitted": None, "default": NEAREST}
         values = {} if self.recipe.compression.auto else plain
         keyed = {f"compression.{key}": value for key, value in values.items()}
@@ -246,7 +256,7 @@ class Bench:
         self.__dict__.pop("model", None)
         self.__dict__.pop("truth", None)
         chosen = [key for key in (KEY, ROWS) if value_of(self.recipe, key) == AUTO]
-        if self.recipe.compression.raise_to is not None:
+        if self.recipe.compression.mix_to is not None:
             chosen.append(KEY)
         return decided(candidate, {}, dict.fromkeys(chosen, said))
 
@@ -296,37 +306,39 @@ class Bench:
         others = [group for index, group in enumerate(groups) if index not in small]
         return named(others, LARGE) | self.recipe.compression.names
 
-    def raised(self, rows: str) -> Iterator[tuple[str, Recipe]]:
-        """The recipe with more bits for the parts that its constants are predicted to cost most KL
-        a byte: as many as its judgement falls short by, then as many as still are its few bits."""
+    def mixtures(self, rows: str) -> Iterator[tuple[str, Recipe]]:
+        """Mixes in place of the recipe's uniform palettes, by name: one of hardly more bits, of as
+        many as its judgement asks for, and of as many as the recipe allows."""
+        most = self.recipe.compression.mix_to
+        if most is None or self.recipe.compression.fitted is None:
+            return
+        least = parse_format(self.recipe.compression.default).bits + NEAR
+        sizes = [*np.arange(least, most, FINER).tolist(), most]
+        found = [mix for size in sizes if (mix := self.mixture(size)) is not None]
+        if not found:
+            return
+        uniform = self.candidate(rows, None)
+        left = allowance(self.judge(uniform))
+        enough = next((mix for mix in found if mix.harm <= left), found[-1])
+        for mix in dict.fromkeys((found[0], enough, found[-1])):
+            yield self.mixed(uniform, mix)
+
+    def mixture(self, most: float) -> Mixture | None:
+        """The palettes of least predicted KL in place of the recipe's uniform ones, of at most so
+        many bits a weight; None where none is better."""
         compression, fitted = self.recipe.compression, self.recipe.compression.fitted
-        if compression.raise_to is None or fitted is None:
-            return
-        small, large = compression.default, compression.raise_to
-        most = parse_format(small).bits + MOST_RAISED
-        if parse_format(large).bits <= parse_format(small).bits:
-            return
+        uniform = parse_format(compression.default)
+        assert fitted is not None and isinstance(uniform, Palette)
         known = fitted.read().harms
         parts = [part for part in self.kinds() if all(w.name in known for w in part.weights)]
+        return mixture(parts, known, uniform, most)
 
-        def harm(part: MixedPart) -> float:
-            return sum(known[weight.name] for weight in part.weights)
-
-        parts.sort(key=lambda part: harm(part) / part.saved(small, large), reverse=True)
-        left = allowance(self.judge(self.candidate(rows, None))) * sum(map(harm, parts))
-        sizes = [bits_of(parts[:count], parts[count:], large, small) for count in range(len(parts))]
-        last = sum(size <= most for size in sizes) - 1
-        first = next((n for n in range(1, last) if sum(map(harm, parts[n:])) <= left), last)
-        for count in dict.fromkeys((first, last)):
-            if count < 1:
-                return
-            asked = override(self.candidate(rows, None), {
-                "compression.names": named(parts[:count], large) | compression.names,
-                "compression.fitted": None,
-            })  # fmt: skip
-            raised = described(parts[:count])
-            name = f"{sizes[count]:.2f} bits a weight ({parse_format(large).bits:g} for {raised})"
-            yield name, resolve_fitted(self.checkpoint, asked, self.progress)
+    def mixed(self, uniform: Recipe, mix: Mixture) -> tuple[str, Recipe]:
+        """A recipe of uniform palettes with a mix in their place, and the mix's name."""
+        own = uniform.compression
+        names = mix.names(own.default) | own.names
+        asked = override(uniform, {"compression.names": names, "compression.fitted": None})
+        return mix.described(own.default), resolve_fitted(self.checkpoint, asked, self.progress)
 
     def kinds(self) -> list[MixedPart]:
         """The fitted weights of the recipe's default, by kind and by part of the layers."""

@@ -254,7 +254,7 @@ def is_open(recipe: Recipe, why: Explanation) -> bool:
 def mended(recipe: Recipe, why: Explanation) -> Recipe:
     """The recipe as a gate advises. Another format cannot keep constants of the one before."""
     if recipe.compression.fitted is not None and why.cause == "compression":
-        unfitted = {"fitted": None, "method": "plain", "raise_to": None}
+        unfitted = {"fitted": None, "method": "plain", "mix_to": None}
         recipe = override(recipe, {f"compression.{key}": value for key, value in unfitted.items()})
     return decided(recipe, why.changes, dict.fromkeys(why.changes, why.sentence))
 

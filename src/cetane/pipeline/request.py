@@ -29,9 +29,10 @@ are the smallest that Core AI's presets have (`4bit_weight_palettized_group8`)."
 FITTED_BITS = 4
 """From so few bits on, `--bits` has constants fitted to the model (`compression.method`): plain
 ones lose too much (docs/explanation/compression.md)."""
-RAISED = {4: FORMATS[6]}
-"""What `--bits` may give to parts of the weights, where so few bits alone do not hold the promise.
-Fewer bits than four are asked for where bytes count most: these stay what they are."""
+MIXED = {4: 4.6, 3: 3.1, 2: 2.1}
+"""Bits a weight that `--bits` may take where uniform palettes do not hold the promise. 4.57 were
+the least that made four bits of SmolLM2 good; with more than 4.6 they would be five. Fewer bits
+than four are asked for where bytes count most: these stay what they are."""
 
 
 @dataclass(frozen=True)
@@ -108,11 +109,10 @@ def make_request(
         wanted["compression.default"] = FORMATS[bits]
         if bits <= FITTED_BITS:
             wanted["compression.method"] = "gptq"
-        if bits in RAISED:
-            wanted["compression.raise_to"] = RAISED[bits]
+            wanted["compression.mix_to"] = MIXED[bits]
     wanted |= changes or {}
     if wanted.get("compression.method") == "plain":
-        wanted.pop("compression.raise_to", None)
+        wanted.pop("compression.mix_to", None)
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
     checkpoint = open_checkpoint(model, lora, adapters)
     if bits is not None and bits <= FITTED_BITS:

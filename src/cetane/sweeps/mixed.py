@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 
 from cetane.compress import Format, Selection, parse_format, pattern
+from cetane.compress.allocate import Option, allocate
 from cetane.families import Weight
 from cetane.files import Progress
 from cetane.planner import Planner
-from cetane.sweeps.allocate import Option, allocate
 from cetane.sweeps.grid import Candidate, fits, load_grid
 
 

@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cetane.sweeps.allocate import UNITS, Option, allocate
+from cetane.compress.allocate import UNITS, Option, allocate
 
 options = st.lists(
     st.tuples(st.integers(1, 60), st.integers(0, 1000)), min_size=1, max_size=4, unique=True
