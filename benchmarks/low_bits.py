@@ -121,7 +121,9 @@ def mixed(checkpoint: Checkpoint, recipe: Recipe) -> Recipe:
     """A recipe with the names of a mix, and nothing fitted yet."""
     rounded = resolve_recipe(checkpoint, override(recipe, {"compression.method": "gptq"}), progress)
     form = rounded.compression.default
-    mix = choose.Bench(checkpoint, rounded, progress).mixture(parse_format(form).bits + choose.NEAR)
+    mix = choose.Bench(checkpoint, rounded, progress).best_mix(
+        parse_format(form).bits + choose.NEAR
+    )
     names = {} if mix is None else mix.names(form)
     print(mix and mix.described(form), file=sys.stderr)
     return override(recipe, {"compression.names": names | recipe.compression.names})

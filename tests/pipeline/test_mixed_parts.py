@@ -6,7 +6,7 @@ import pytest
 
 from cetane.compress import Palette
 from cetane.families import Weight
-from cetane.pipeline.mixed_parts import ERRORS, MixedPart, described, mixture
+from cetane.pipeline.mixed_parts import ERRORS, MixedPart, best_mix, described
 
 
 def part(kind: str, *layers: int | None) -> MixedPart:
@@ -42,12 +42,12 @@ def wide(kind: str, harm: float) -> tuple[MixedPart, dict[str, float]]:
     return MixedPart((weight,), (weight.name,)), {weight.name: harm}
 
 
-def test_a_mixture_is_the_best_of_all_that_fit() -> None:
+def test_a_mix_is_the_best_of_all_that_fit() -> None:
     """By trying them all."""
     costs = {"q_proj": 0.001, "v_proj": 0.02, "up_proj": 0.004, "down_proj": 0.005}
     made = [wide(kind, harm) for kind, harm in costs.items()]
     parts, harms = [part for part, _ in made], {k: v for _, own in made for k, v in own.items()}
-    mix = mixture(parts, harms, UNIFORM, 4.2)
+    mix = best_mix(parts, harms, UNIFORM, 4.2)
     assert mix is not None and mix.bits <= 4.2
 
     def size(bits: tuple[int, ...]) -> float:
@@ -63,7 +63,7 @@ def test_a_mixture_is_the_best_of_all_that_fit() -> None:
     assert mix.described(UNIFORM.name).startswith(f"{mix.bits:.2f} bits a weight (6 for v_proj")
 
 
-def test_no_mixture_is_worse_than_what_is_uniform() -> None:
+def test_no_mix_is_worse_than_what_is_uniform() -> None:
     part, harms = wide("q_proj", 0.1)
-    assert mixture([part], harms, UNIFORM, 4.2) is None  # no palettes between four bits and six
-    assert mixture([part], harms, UNIFORM, 1.5) is None
+    assert best_mix([part], harms, UNIFORM, 4.2) is None  # no palettes between four bits and six
+    assert best_mix([part], harms, UNIFORM, 1.5) is None

@@ -25,7 +25,7 @@ from cetane.gates.probes import text_tokens
 from cetane.gates.quality import Agreement
 from cetane.gates.verdict import Check
 from cetane.pipeline.calibration import resolve_fitted, resolve_scale
-from cetane.pipeline.mixed_parts import MixedPart, Mixture, mixture, named, parts_of
+from cetane.pipeline.mixed_parts import Mix, MixedPart, best_mix, named, parts_of
 from cetane.planner import Planner
 from cetane.planner.encoding import can_be_fitted
 from cetane.schema.manifest import producers
@@ -220,10 +220,10 @@ class Bench:
         """What is between the smallest and fp16, by name; the caller goes on while they fail."""
         if not self.recipe.compression.auto:
             yield self.recipe.compression.default, self.candidate(rows, None)
-            yield from self.mixtures(rows)
+            yield from self.mixes(rows)
             return
         yield SMALL, self.candidate(rows, SMALL)
-        mix = self.mix(rows)
+        mix = self.larger(rows)
         if mix:
             yield MIX, override(self.candidate(rows, SMALL), {"compression.names": mix})
         yield LARGE, self.candidate(rows, LARGE)
@@ -288,7 +288,7 @@ class Bench:
             agreement.add(now.logits[:-1], before.logits[:-1], targets)
         return agreement
 
-    def mix(self, rows: str) -> dict[str, str]:
+    def larger(self, rows: str) -> dict[str, str]:
         """The larger of a mix's formats, by name, for all weights but the groups that bear the
         smaller one best: as many as the promise has room for. Empty where that is all, or none."""
         groups, large = self.groups(), self.candidate(rows, LARGE)
@@ -306,7 +306,7 @@ class Bench:
         others = [group for index, group in enumerate(groups) if index not in small]
         return named(others, LARGE) | self.recipe.compression.names
 
-    def mixtures(self, rows: str) -> Iterator[tuple[str, Recipe]]:
+    def mixes(self, rows: str) -> Iterator[tuple[str, Recipe]]:
         """Mixes in place of the recipe's uniform palettes, by name: one of hardly more bits, of as
         many as its judgement asks for, and of as many as the recipe allows."""
         most = self.recipe.compression.mix_to
@@ -314,16 +314,16 @@ class Bench:
             return
         least = parse_format(self.recipe.compression.default).bits + NEAR
         sizes = [*np.arange(least, most, FINER).tolist(), most]
-        found = [mix for size in sizes if (mix := self.mixture(size)) is not None]
+        found = [mix for size in sizes if (mix := self.best_mix(size)) is not None]
         if not found:
             return
         uniform = self.candidate(rows, None)
         left = allowance(self.judge(uniform))
         enough = next((mix for mix in found if mix.harm <= left), found[-1])
         for mix in dict.fromkeys((found[0], enough, found[-1])):
-            yield self.mixed(uniform, mix)
+            yield self.with_mix(uniform, mix)
 
-    def mixture(self, most: float) -> Mixture | None:
+    def best_mix(self, most: float) -> Mix | None:
         """The palettes of least predicted KL in place of the recipe's uniform ones, of at most so
         many bits a weight; None where none is better."""
         compression, fitted = self.recipe.compression, self.recipe.compression.fitted
@@ -331,9 +331,9 @@ class Bench:
         assert fitted is not None and isinstance(uniform, Palette)
         known = fitted.read().harms
         parts = [part for part in self.kinds() if all(w.name in known for w in part.weights)]
-        return mixture(parts, known, uniform, most)
+        return best_mix(parts, known, uniform, most)
 
-    def mixed(self, uniform: Recipe, mix: Mixture) -> tuple[str, Recipe]:
+    def with_mix(self, uniform: Recipe, mix: Mix) -> tuple[str, Recipe]:
         """A recipe of uniform palettes with a mix in their place, and the mix's name."""
         own = uniform.compression
         names = mix.names(own.default) | own.names

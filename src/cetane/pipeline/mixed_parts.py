@@ -94,7 +94,7 @@ def named(parts: Sequence[MixedPart], form: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Mixture:
+class Mix:
     """A palette for each of some parts."""
 
     parts: tuple[MixedPart, ...]
@@ -123,9 +123,9 @@ class Mixture:
         return f"{self.bits:.2f} bits a weight ({'; '.join(said)})"
 
 
-def mixture(
+def best_mix(
     parts: Sequence[MixedPart], harms: Mapping[str, float], uniform: Palette, most: float
-) -> Mixture | None:
+) -> Mix | None:
     """The palettes that are predicted to cost least KL, of at most so many bits a weight; None
     where that is no less than the uniform ones cost. `harms` are what the weights cost in these."""
     choices = [{form.name: form for form in widths(uniform) if part.takes(form)} for part in parts]
@@ -139,7 +139,7 @@ def mixture(
     if chosen is None or sum(option.harm for option in chosen) >= before:
         return None
     formats = (own[option.name] for own, option in zip(choices, chosen, strict=True))
-    return Mixture(tuple(parts), tuple(formats), sum(option.harm for option in chosen) / before)
+    return Mix(tuple(parts), tuple(formats), sum(option.harm for option in chosen) / before)
 
 
 def widths(uniform: Palette) -> Iterator[Palette]:
