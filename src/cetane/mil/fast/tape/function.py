@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import BinaryIO
@@ -116,6 +116,9 @@ def mapped(file: BinaryIO) -> Array:
     return np.empty(0, np.uint8) if empty else np.memmap(file, np.uint8, "r")
 
 
-def function_of(signature: Signature, tape: Tape, weights: Array) -> FastFunction:
-    """A function that runs as one tape; `weights` are the bytes of its store, uint8."""
-    return FastFunction(signature, [TapeStage(tape, signature, weights)])
+def function_of(
+    signature: Signature, tape: Tape, weights: Array, beside: Collection[str]
+) -> FastFunction:
+    """A function that runs as one tape; `weights` are the bytes of its store, uint8, and `beside`
+    the names of all functions with this store."""
+    return FastFunction(signature, [TapeStage(tape, signature, weights)], beside)
