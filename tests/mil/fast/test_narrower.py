@@ -13,7 +13,7 @@ from cetane.mil.constants import Constants
 from cetane.mil.fast.context import constant
 from cetane.mil.fast.narrower import between, narrower, tokens_of
 from cetane.mil.index import FunctionIndex
-from cetane.mil.program import Op, StoredConstant
+from cetane.mil.program import Body, NamedValue, Op, StoredConstant, TensorType
 
 
 @pytest.fixture(params=["readonly", "blend", "stateful"])
@@ -76,6 +76,26 @@ def test_functions_with_other_numbers_have_nothing_between_them(program: Program
     assert isinstance(value, StoredConstant)
     with pytest.raises(ValueError, match="no whole number"):
         between(decode, changed(shape.name, value.numpy() + 1, "int32"), 2)
+
+
+def test_a_constant_may_repeat_a_tokens_own_values() -> None:
+    """The routers of a mixture of experts compare with ones for every expert and token."""
+
+    def function(tokens: int, ones: np.ndarray) -> MilFunction:
+        type_ = TensorType((1, 3, 1, tokens), "fp16")
+        given, made = NamedValue("x", type_), NamedValue("y", type_)
+        op = Op("add", "y", {"x": ("x",), "y": (constant(ones, "fp16"),)}, (made,))
+        return MilFunction(
+            "main", {"x": type_}, {"y": type_}, {}, Body((given,), (op,), ("y",))
+        )  # fmt: skip
+
+    one = np.array([1, 2, 3], np.float16).reshape(1, 3, 1, 1)
+    found = between(function(1, one), function(4, np.tile(one, 4)), 2)
+    (argument,) = found.body.ops[0].inputs["y"]
+    assert isinstance(argument, StoredConstant)
+    np.testing.assert_array_equal(argument.numpy(), np.tile(one, 2))
+    with pytest.raises(ValueError, match="differs between tokens"):
+        between(function(1, one), function(4, np.arange(12.0).reshape(1, 3, 1, 4)), 2)
 
 
 def _is_number(op: Op) -> bool:

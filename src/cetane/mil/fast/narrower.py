@@ -157,7 +157,8 @@ class _Line:
         if not isinstance(few, StoredConstant) or not isinstance(many, StoredConstant):
             _same(few, many)
             return many
-        _same(few.type, many.type)
+        if few.type != many.type:
+            return self._repeated(few, many)
         keys = [own.key(a) for own, a in zip(self._constants, (few, many), strict=True)]
         if keys[0] == keys[1]:
             return many
@@ -166,6 +167,14 @@ class _Line:
             raise ValueError("constants that are no sizes")
         numbers = [self._number(int(x), int(y)) for x, y in zip(a.flat, b.flat, strict=True)]
         return constant(np.array(numbers, a.dtype).reshape(a.shape), many.type.dtype)
+
+    def _repeated(self, few: StoredConstant, many: StoredConstant) -> StoredConstant:
+        """A constant that is the same for every token."""
+        type_ = self._type(few.type, many.type)
+        one = few.numpy()
+        if not np.array_equal(np.broadcast_to(one, many.type.static_shape or ()), many.numpy()):
+            raise ValueError("a constant differs between tokens")
+        return constant(np.broadcast_to(one, type_.static_shape or ()), type_.dtype)
 
 
 def _sizes(few: TensorType, many: TensorType) -> list[tuple[int, int]]:
