@@ -114,6 +114,19 @@ def test_a_token_has_the_same_logits_alone_and_among_others(
     same_alone_and_among(engine, [PROMPTS[2], PROMPTS[37]])
 
 
+@pytest.mark.parametrize("contract", ["readonly", "blend", "shift", "stateful"])
+def test_a_call_of_few_tokens_is_narrow(tiny_bundle: Callable[..., Bundle], contract: str) -> None:
+    """The function for two tokens runs, in every shard, and others where they take all tokens."""
+    bundle = tiny_bundle(contract=contract, layout={"kind": "chunks", "chunks": 2})
+    engine = open_engine(bundle, "portable")
+    session = engine.session()
+    for tokens, function in (([7], "decode"), ([7, 8], "verify@2"), ([7, 8, 9], "verify")):
+        engine.shards.restart_clocks()
+        session.evaluate(tokens)
+        shards = [shard.name for shard in bundle.plan.shards]
+        assert list(engine.shards.times) == [(shard, function) for shard in shards]
+
+
 def test_a_stop_token_ends_an_answer(variant: Bundle, truth: dict[int, list[int]]) -> None:
     engine = Engine(variant.plan, PortableBackend(variant), variant.tables())
     stop = truth[8][4]

@@ -1,6 +1,6 @@
 """The interface of backends: open a shard, and call its functions."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,14 @@ class OpenShard(Protocol):
 
     def call(self, function: str, inputs: Arrays, state: Any) -> Arrays:
         """Run a function. Float inputs and outputs have the backend's `dtype`."""
+
+
+@runtime_checkable
+class NarrowerShard(OpenShard, Protocol):
+    """A shard that has some of its functions for fewer tokens too."""
+
+    def narrower(self, function: str) -> dict[int, str]:
+        """The names of a function for fewer tokens, by their number."""
 
 
 class Backend(Protocol):

@@ -84,5 +84,6 @@ def columns(value: Array) -> Array:
 
 def hidden(values: Array, width: int, order: Order) -> Array:
     """The hidden tensor of a call from `(C, n)`; columns from `n` to `width` are zeros."""
-    padded = np.pad(values, ((0, 0), (0, width - values.shape[1])))
+    padded = np.zeros((len(values), width), values.dtype)
+    padded[:, : values.shape[1]] = values
     return padded.reshape(hidden_shape(order, *padded.shape))

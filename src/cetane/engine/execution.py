@@ -10,6 +10,7 @@ from cetane.engine.backend import Array, Arrays, States
 from cetane.engine.call import Running, columns, hidden
 from cetane.engine.host import host_input
 from cetane.engine.memory import Memory, grown
+from cetane.engine.schedule import Steps
 from cetane.engine.shards import OpenShards
 from cetane.errors import CetaneError
 from cetane.mil.guard import reason
@@ -48,6 +49,20 @@ class Execution:
         self.states: dict[str, OwnedStates] = {}
         """MLStates, by the owner of their functions."""
 
+    def width(self, steps: Steps, tokens: int, count: int) -> int:
+        """The columns of a call of `count` tokens, whose functions take `tokens`: as few as all of
+        them may have. An expert's are its own."""
+        if count == tokens:
+            return tokens
+        fewer = [
+            self.shards.narrower(step.shard, self.functions[step.shard, step.function])
+            for own in steps.values()
+            for step in own
+            if isinstance(step, Step)
+        ]
+        widths = set.intersection(*map(set, fewer)) if fewer else set()
+        return min((width for width in widths if width >= count), default=tokens)
+
     def step(self, step: Step | Route, running: Running) -> None:
         """Run one step of a call."""
         if isinstance(step, Route):
@@ -56,7 +71,8 @@ class Execution:
         else:
             function = self.functions[step.shard, step.function]
             inputs = {item.name: self._input(item, running) for item in function.inputs}
-            outputs = self._call(step.shard, function, inputs)
+            width = min(running.call.width, function.tokens)
+            outputs = self._call(step.shard, function, inputs, width)
         for item in function.outputs:
             self._keep(item.sink, outputs[item.name], running)
         for watch in self.watch:
@@ -81,7 +97,9 @@ class Execution:
                     item.name: self._some(self._input(item, running), taken, function.tokens)
                     for item in function.inputs
                 }
-                for name, value in self._call(route.shard, function, inputs).items():
+                for name, value in self._call(
+                    route.shard, function, inputs, function.tokens
+                ).items():
                     made = columns(value)
                     if name not in results:
                         results[name] = np.zeros((len(made), running.call.width), value.dtype)
@@ -116,17 +134,17 @@ class Execution:
             running.hosted[item.name] = host_input(item, running.call, self.tables, dtype)
         return running.hosted[item.name]
 
-    def _call(self, shard: str, function: Function, inputs: Arrays) -> Arrays:
-        """Call a shard's function, with the MLStates of this sequence.
+    def _call(self, shard: str, function: Function, inputs: Arrays, width: int) -> Arrays:
+        """Call a shard's function for `width` tokens, with the MLStates of this sequence.
 
         An expert has none, though functions of its owner do.
         """
         if not function.states:
-            return self.shards.call(shard, function, inputs, None)
+            return self.shards.call(shard, function, inputs, None, width)
         if function.owner not in self.states:
             self.states[function.owner] = OwnedStates(self.shards, shard)
         states = self.states[function.owner].of(function)
-        return self.shards.call(shard, function, inputs, states)
+        return self.shards.call(shard, function, inputs, states, width)
 
     def _keep(self, sink: Sink, value: Array, running: Running) -> None:
         """Store an output in its sink, without padding."""

@@ -60,6 +60,9 @@ class FastGraph:
             self.compiled[name] = self.program.function(name)
         return self.compiled[name]
 
+    def narrower(self, function: str) -> dict[int, str]:
+        return self.function(function).narrower
+
     def make_state(self, function: str) -> Any:
         return self.function(function).make_state()
 

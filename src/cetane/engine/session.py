@@ -199,9 +199,11 @@ class Session:
         fitting = schedule.capacity(self.position, len(ids), mode)
         if fitting.tokens > self.memory.capacity:
             self.memory.grow(fitting.tokens, fitting.caches)
+        steps = schedule.steps(self.memory.capacity, mode, logits, self.adapter)
+        width = self.execution.width(steps, schedule.modes[mode].tokens, len(ids))
         return Running(
-            self.memory.place(ids, schedule.modes[mode].tokens, parents),
-            schedule.steps(self.memory.capacity, mode, logits, self.adapter),
+            self.memory.place(ids, width, parents),
+            steps,
             Logits(self.head, len(ids)) if logits else None,
         )
 

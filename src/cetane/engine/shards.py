@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from math import prod
 from typing import Any
 
-from cetane.engine.backend import Arrays, Backend, OpenShard
+from cetane.engine.backend import Arrays, Backend, NarrowerShard, OpenShard
 from cetane.errors import CetaneError
 from cetane.schema.function import Function
 
@@ -41,6 +41,7 @@ class OpenShards:
         self.loads: dict[str, float] = {}
         """Seconds of the first opening of each shard."""
         self._open: dict[str, OpenShard] = {}
+        self._narrower: dict[tuple[str, str], dict[int, str]] = {}
 
     def open(self, name: str) -> OpenShard:
         """A shard, loaded on first use."""
@@ -62,16 +63,32 @@ class OpenShards:
         with self._clock("load"):
             return shard.make_state(function.name)
 
-    def call(self, name: str, function: Function, inputs: Arrays, state: Any) -> Arrays:
-        """Run a function of a shard. Raises CetaneError if its outputs do not fit the plan."""
-        shard = self.open(name)
+    def narrower(self, name: str, function: Function) -> dict[int, str]:
+        """The names of a function for fewer tokens, by their number, where a shard has such."""
+        key = name, function.name
+        if key not in self._narrower:
+            shard = self.open(name) if self.resident and self.backend.by_rows else None
+            self._narrower[key] = (
+                shard.narrower(function.name) if isinstance(shard, NarrowerShard) else {}
+            )
+        return self._narrower[key]
+
+    def call(
+        self, name: str, function: Function, inputs: Arrays, state: Any, width: int | None = None
+    ) -> Arrays:
+        """Run a function of a shard, with `width` for so few tokens. Raises CetaneError if its
+        outputs do not fit the plan."""
+        shard, tokens = self.open(name), function.tokens
+        width = tokens if width is None else width
+        called = function.name if width == tokens else self.narrower(name, function)[width]
         before = self.seconds[name]
         with self._clock(name):
-            outputs = shard.call(function.name, inputs, state)
-        self.times[name, function.name].append(self.seconds[name] - before)
+            outputs = shard.call(called, inputs, state)
+        self.times[name, called].append(self.seconds[name] - before)
         for item in function.outputs:  # plans and packages are not trusted
-            value = outputs.get(item.name)
-            if value is None or not (self.flexible or value.size == prod(item.shape)):
+            value, whole = outputs.get(item.name), prod(item.shape)
+            sizes = (whole, whole * width // tokens)
+            if value is None or not (self.flexible or value.size in sizes):
                 raise CetaneError(
                     f"{name}/{function.name} does not give the {item.name} of its plan", self.hint
                 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -79,11 +79,30 @@ class Stage(Protocol):
     def run(self, values: dict[str, Array], states: dict[str, Array]) -> None: ...
 
 
+NARROW = (2, 4, 8)
+"""The numbers of tokens for which a program gets functions, where it has wider ones."""
+
+
+def at_tokens(function: str, tokens: int) -> str:
+    """The name of a function for fewer tokens, by that of the program's own."""
+    return f"{function}@{tokens}"
+
+
 class FastFunction:
     """A compiled function. See `FastProgram.function`."""
 
-    def __init__(self, signature: Signature, stages: Sequence[Stage | AttentionStage]) -> None:
+    def __init__(
+        self,
+        signature: Signature,
+        stages: Sequence[Stage | AttentionStage],
+        beside: Collection[str] = (),
+    ) -> None:
+        """`beside` are the names of functions in its model."""
         self.function, self._stages = signature, tuple(stages)
+        self.narrower = {
+            n: name for n in NARROW if (name := at_tokens(signature.name, n)) in beside
+        }
+        """The names of this function for fewer tokens, by their number."""
 
     def make_state(self) -> ArrayState:
         """The function's states, all zeros."""

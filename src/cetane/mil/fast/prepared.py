@@ -133,7 +133,9 @@ class PreparedModel:
                 tapes = _read_tapes(folder, index)
                 with (folder / WEIGHTS).open("rb") as weights:
                     bytes_ = mapped(weights)
-                return cls({n: function_of(s, tapes[n], bytes_) for n, s in signatures.items()})
+                return cls(
+                    {n: function_of(s, tapes[n], bytes_, tapes) for n, s in signatures.items()}
+                )
             stages: dict[str, list[Stage | AttentionStage]] = {n: [] for n in signatures}
             for stage in index["stages"]:
                 if "attentions" in stage:

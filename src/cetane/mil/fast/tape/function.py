@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import BinaryIO
@@ -14,7 +14,7 @@ from cetane.errors import CetaneError
 from cetane.mil.dtypes import Array
 from cetane.mil.fast.arrays import HELD_AS, held
 from cetane.mil.fast.functions import FastFunction
-from cetane.mil.fast.tape.code import FIRST, Tape
+from cetane.mil.fast.tape.code import Tape
 from cetane.mil.program import Signature
 from cetane.threads import available
 
@@ -46,6 +46,15 @@ class TapeStage:
         self._runs = np.empty(max(1, tape.runs), np.int64)
         self._shared = np.zeros(1, np.int64)
         self._own = threading.Lock()
+        fixed = self._arena, self._weights, self._runs
+        self._bases = np.array([array.ctypes.data for array in fixed], np.int64)
+        types = {**signature.outputs, **signature.states}
+        self._shapes = [type_.static_shape or () for type_ in signature.outputs.values()]
+        self._integers = [
+            (number, type_.dtype)
+            for number, type_ in enumerate(types.values())
+            if HELD_AS[type_.dtype] != np.float32
+        ]
 
     def run(self, values: dict[str, Array], states: dict[str, Array]) -> None:
         """Add the results to a call's values, and replace its states."""
@@ -57,28 +66,22 @@ class TapeStage:
             for name, type_ in signature.inputs.items()
         ]
         given += [_floats(states[name]) for name in signature.states]
-        shapes = [type_.static_shape or () for type_ in signature.outputs.values()]
-        results = [np.empty(shape, np.float32) for shape in shapes]
+        results = [np.empty(shape, np.float32) for shape in self._shapes]
         for number in self._tape.turned:
-            *shape, last = shapes[number]
+            *shape, last = self._shapes[number]
             results[number] = np.moveaxis(np.empty((last, *shape), np.float32), 0, -1)
         results += [np.empty(states[name].shape, np.float32) for name in signature.states]
         with self._own:
             self._perform([*given, *results])
-        types = {**signature.outputs, **signature.states}
-        arrays = [
-            held(np.rint(array), type_.dtype) if HELD_AS[type_.dtype] != np.float32 else array
-            for array, type_ in zip(results, types.values(), strict=True)
-        ]
-        values.update(zip(signature.outputs, arrays, strict=False))
-        states.update(zip(signature.states, arrays[len(shapes) :], strict=True))
+        for number, dtype in self._integers:
+            results[number] = held(np.rint(results[number]), dtype)
+        values.update(zip(signature.outputs, results, strict=False))
+        states.update(zip(signature.states, results[len(self._shapes) :], strict=True))
 
     def _perform(self, arrays: Sequence[Array]) -> None:
         from cetane.mil.fast.tape.loop import perform  # numba takes a while to load
 
-        bases = np.zeros(FIRST + len(arrays), np.int64)
-        bases[:FIRST] = [a.ctypes.data for a in (self._arena, self._weights, self._runs)]
-        bases[FIRST:] = [a.ctypes.data for a in arrays]
+        bases = np.concatenate([self._bases, [array.ctypes.data for array in arrays]])
         self._shared[0] = 0
         tape = self._tape
         work = partial(perform, tape.code, tape.numbers, bases, self._shared.ctypes.data)
@@ -116,6 +119,9 @@ def mapped(file: BinaryIO) -> Array:
     return np.empty(0, np.uint8) if empty else np.memmap(file, np.uint8, "r")
 
 
-def function_of(signature: Signature, tape: Tape, weights: Array) -> FastFunction:
-    """A function that runs as one tape; `weights` are the bytes of its store, uint8."""
-    return FastFunction(signature, [TapeStage(tape, signature, weights)])
+def function_of(
+    signature: Signature, tape: Tape, weights: Array, beside: Collection[str]
+) -> FastFunction:
+    """A function that runs as one tape; `weights` are the bytes of its store, uint8, and `beside`
+    the names of all functions with this store."""
+    return FastFunction(signature, [TapeStage(tape, signature, weights)], beside)

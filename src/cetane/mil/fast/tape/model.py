@@ -8,6 +8,7 @@ from typing import BinaryIO
 from cetane.errors import CetaneError
 from cetane.mil.fast.functions import FastFunction
 from cetane.mil.fast.fusion import fuse
+from cetane.mil.fast.narrower import narrower
 from cetane.mil.fast.tape.code import Tape
 from cetane.mil.fast.tape.function import function_of, mapped
 from cetane.mil.fast.tape.store import Store
@@ -17,7 +18,7 @@ from cetane.mil.program import Program, Signature
 
 
 class TapeModel:
-    """Tapes by function, for all functions of a program that have one.
+    """Tapes by function, for all functions of a program that have one, and for fewer tokens.
 
     Weights are read, and written into a temporary file, one by one.
     """
@@ -27,7 +28,7 @@ class TapeModel:
         store = Store(self.weights)
         self.tapes: dict[str, Tape] = {}
         self.signatures: dict[str, Signature] = {}
-        for name, function in program.functions.items():
+        for name, function in (narrower(program) | program.functions).items():
             try:
                 with failures_at(f"function {name}"):
                     self.tapes[name] = write_tape(fuse(function, pack=True), store)
@@ -38,4 +39,5 @@ class TapeModel:
 
     def function(self, name: str) -> FastFunction:
         """A function that maps the weights into memory."""
-        return function_of(self.signatures[name], self.tapes[name], mapped(self.weights))
+        weights = mapped(self.weights)
+        return function_of(self.signatures[name], self.tapes[name], weights, self.tapes)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from cetane.mil.fast.context import ATTENTION, PACKED_LINEAR, RMS_NORM, VIEW, WIDENED
 from cetane.mil.fast.emit import BLOCK
 from cetane.mil.fast.tape.code import Binary, Code, Place, Reduction, Unary
-from cetane.mil.fast.tape.writer import Unsupported, Writer
+from cetane.mil.fast.tape.writer import SHARED, Unsupported, Writer
 from cetane.mil.implementation import Implementations
 from cetane.mil.program import Argument
 
@@ -394,7 +394,7 @@ def _along(
         *missing, *(x.strides[a] for a in others),
         *missing, *(result.strides[a] for a in others),
     ]  # fmt: skip
-    large = x.size >= 1 << 14
+    large = x.size >= SHARED
     return w.emit(code, result, x, *operands, kind=kind, more=more, numbers=numbers, shared=large)
 
 

@@ -100,6 +100,7 @@ def multiply_rounded(  # type: ignore[no-untyped-def]
         round_row(
             x + 4 * t * x_step, inputs[t].ctypes.data, x_scales[t].ctypes.data, columns
         )  # fmt: skip
+    every = tokens
     while tokens and not x_scales[tokens - 1].any():
         tokens -= 1
         carray(pointer(y + 4 * (tokens * y_step + first)), last - first, np.float32)[:] = 0
@@ -114,6 +115,8 @@ def multiply_rounded(  # type: ignore[no-untyped-def]
             y_at = y + 4 * (row + token * y_step)
             own, own_scales = x_at + 2 * token * columns, scales_at + 4 * token * blocks
             given = (y_at, y_step, own, own_scales, tile, factors, one, two, rows, columns)
+            # One token less than a whole pass takes a row of padding with it, if there is one.
+            left += left in (3, TOKENS - 1) and tokens < every
             if left >= TOKENS:
                 _eight(form, *given)
                 token += TOKENS

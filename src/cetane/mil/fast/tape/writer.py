@@ -30,8 +30,11 @@ from cetane.mil.fast.translate import live_ops
 from cetane.mil.index import FunctionIndex
 from cetane.mil.program import Argument, MilFunction, Op
 
-SHARED = 1 << 14
-"""The elements from which threads share an instruction."""
+SHARED = 1 << 12
+"""The elements from which threads share an instruction: those of a product's inputs in a call of
+few tokens, for which two threads wait less for each other than one would take longer."""
+ROWS_FIRST = 1 << 14
+"""The elements of logits from which they lie row by row."""
 ALIASES = frozenset(
     ("reshape", "transpose", "slice_by_index", "split", "expand_dims", "squeeze", "identity", VIEW,
      "read_state", "write_state")
@@ -115,7 +118,7 @@ class Writer:
         for number, name in enumerate(self._function.outputs):
             place = self.place(name)
             target = _whole(self._results + number, place.shape)
-            if place.size >= SHARED and place.strides[-1] == max(place.strides) > 1:
+            if place.size >= ROWS_FIRST and place.strides[-1] == max(place.strides) > 1:
                 # Logits: the host wants a row for each token.
                 target = self.turned(target)
                 turned.append(number)
