@@ -28,6 +28,7 @@ from tests.families.parity import engine_of
 
 from cetane.bundle import Bundle
 from cetane.engine.engine import Engine
+from cetane.engine.portable import PortableBackend
 from cetane.export.contract.describe import describe
 from cetane.export.contract.folder import document, host
 from cetane.export.contract.memory import activation_bytes
@@ -219,6 +220,22 @@ def test_a_bundle_through_core_ml(tiny_bundle, tmp_path: Path) -> None:
             assert f"### {shard['name']}/{function['name']}" in text
             for port in (*function["inputs"], *function["outputs"], *function["states"]):
                 assert f"`{port['name']}`" in text
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"), [("int8", "row = values * scale / 127"), ("int4", "rows in 4 bits")]
+)
+def test_rows_with_scales(
+    rows: str, said: str, tiny_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    """The host decodes a token's row as the engine does; the document says how."""
+    bundle = tiny_bundle(embedding={"format": rows}, verify=None, prefill=None)
+    folder = export_contract(bundle.path, tmp_path / "out")
+    engine = Engine(bundle.plan, PortableBackend(bundle, "fp32"), bundle.tables())
+    session, ours = engine.session(), module(folder).Host(folder, Models(engine))
+    for token in (5, 287, 0):
+        np.testing.assert_array_equal(ours.feed([token]), session.feed([token]))
+    assert said in (folder / "CONTRACT.md").read_text()
 
 
 def test_activations_by_hand(tiny_bundle) -> None:

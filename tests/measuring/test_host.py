@@ -1,6 +1,7 @@
 """The kit's host gives the engine's logits, whatever the contract: it runs the same programs."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from tests.families.zaya_models import recipe
 from cetane.bundle import Bundle
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
-from cetane.kit.write import host_description
+from cetane.kit.write import host_description, shipped
 from cetane.measuring.host import Host
-from cetane.schema.manifest import rotary_path, scales_path, table_path
+from cetane.schema.manifest import rotary_path, table_path
 from cetane.schema.slots import CONTRACTS
 
 TOKENS = [5, 17, 3, 99, 42, 7, 250, 11, 60, 61, 5, 17, 8]
@@ -41,7 +42,7 @@ def host_of(bundle: Bundle, folder: Path) -> Host:
     (folder / "host.json").write_text(json.dumps(host_description(bundle.plan)))
     np.save(folder / "head-tokens.npy", bundle.plan.choosable)
     names = [rotary_path(name) for name in bundle.plan.rotary]
-    names += [path(name) for name in bundle.plan.tables for path in (table_path, scales_path)]
+    names += [table_path(n, p) for n in bundle.plan.tables for p in ("values", "scales")]
     for name in names:
         if (bundle.path / name).exists():
             (folder / name).write_bytes((bundle.path / name).read_bytes())
@@ -72,6 +73,13 @@ def follow(bundle: Bundle, folder: Path) -> None:
 
 def test_every_contract(variant: Bundle, tmp_path: Path) -> None:
     follow(variant, tmp_path)
+
+
+@pytest.mark.parametrize("rows", ["int8", "int4"])
+def test_rows_with_scales(rows: str, tiny_bundle: Callable[..., Bundle], tmp_path: Path) -> None:
+    bundle = tiny_bundle(embedding={"format": rows}, verify=None, prefill=None)
+    follow(bundle, tmp_path)
+    assert "embedding-scales.npy" in shipped(bundle)
 
 
 def test_matrices_and_several_experts(tmp_path: Path) -> None:

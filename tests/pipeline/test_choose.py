@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from cetane.bundle.tables import QuantizedRows, quantize_rows
+from cetane.bundle.rows import ROW_FORMATS
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.compress import parse_format
 from cetane.errors import CetaneError
@@ -78,8 +78,8 @@ def kl_of_hugging_face(folder: Path, recipe: Recipe, tokens: tuple[int, ...]) ->
             continue
         if name == "model.embed_tokens.weight":
             if recipe.embedding.format == "int8":
-                rows = QuantizedRows(*quantize_rows(parameter.data.numpy()))[:]
-                parameter.data = torch.from_numpy(rows)
+                form = ROW_FORMATS["int8"]
+                parameter.data = torch.from_numpy(form.decode(form.encode(parameter.data.numpy())))
             continue
         kind = "head" if name == "lm_head.weight" else "any"
         form = recipe.compression.format_for(name, kind)
@@ -150,7 +150,7 @@ def divergence(recipe: Recipe, checkpoint: Checkpoint) -> float:
     bench = Bench(checkpoint, recipe, silent)
     truth = bench.truth
     bench.model.compress(recipe.compression)
-    bench.model.store_rows(recipe.embedding.quantized)
+    bench.model.store_rows(recipe.embedding.rows)
     return bench.compare(truth).mean("kl")
 
 
@@ -242,4 +242,4 @@ def test_a_written_recipe_is_the_same_recipe(
 def test_formats_of_a_plan_alone(recipe: Recipe) -> None:
     """What is left open is the smallest that a port tries."""
     assert recipe.compression.format_for("any", "mlp") == parse_format(SMALL)
-    assert recipe.embedding.quantized
+    assert recipe.embedding.rows == "int8"
