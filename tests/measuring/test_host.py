@@ -8,8 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.conftest import build_model
-from tests.families import test_int8_caches, test_mixtral, test_qwen3_next, test_streaming
-from tests.families.parity import engine_of
+from tests.families import (
+    gemma_models,
+    test_int8_caches,
+    test_mixtral,
+    test_qwen3_next,
+    test_streaming,
+)
+from tests.families.parity import engine_of, with_tables_on_disk
 from tests.families.zaya_models import recipe
 
 from cetane.bundle import Bundle
@@ -76,10 +82,26 @@ def test_every_contract(variant: Bundle, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", ["int8", "int4"])
-def test_rows_with_scales(rows: str, tiny_bundle: Callable[..., Bundle], tmp_path: Path) -> None:
+def test_rows_with_scales(rows: str, tmp_path: Path) -> None:
+    """Two tables; of 48 columns, the last block is shorter."""
+    wanted = gemma_models.recipe(embedding={"format": rows})
+    engine = with_tables_on_disk(engine_of(gemma_models.build_gemma4(), wanted), tmp_path)
+    for name in engine.plan.rotary:
+        np.save(tmp_path / rotary_path(name), engine.tables.rotary[name])
+    (tmp_path / "host.json").write_text(json.dumps(host_description(engine.plan)))
+    np.save(tmp_path / "head-tokens.npy", engine.plan.choosable)
+    opened = {shard.name: engine.open(shard.name) for shard in engine.plan.shards}
+    host = Host(tmp_path, lambda shard, function: Function(opened[shard], function))
+    session = engine.session(["decode"])
+    for token in TOKENS:
+        made, expected = host.call("decode", [token]), session.feed([token])
+        assert made is not None and np.allclose(made[-1], expected, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("rows", ["fp16", "int8", "int4"])
+def test_a_kit_ships_the_scales(rows: str, tiny_bundle: Callable[..., Bundle]) -> None:
     bundle = tiny_bundle(embedding={"format": rows}, verify=None, prefill=None)
-    follow(bundle, tmp_path)
-    assert "embedding-scales.npy" in shipped(bundle)
+    assert ("embedding-scales.npy" in shipped(bundle)) == (rows != "fp16")
 
 
 def test_matrices_and_several_experts(tmp_path: Path) -> None:

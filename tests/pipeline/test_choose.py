@@ -77,15 +77,15 @@ def kl_of_hugging_face(folder: Path, recipe: Recipe, tokens: tuple[int, ...]) ->
         if parameter.ndim < 2:
             continue
         if name == "model.embed_tokens.weight":
-            if recipe.embedding.format == "int8":
-                form = ROW_FORMATS["int8"]
-                parameter.data = torch.from_numpy(form.decode(form.encode(parameter.data.numpy())))
+            form = ROW_FORMATS[recipe.embedding.rows]
+            decoded = form.decode(form.encode(parameter.data.numpy()))
+            parameter.data = torch.from_numpy(decoded).float()
             continue
         kind = "head" if name == "lm_head.weight" else "any"
-        form = recipe.compression.format_for(name, kind)
+        weights = recipe.compression.format_for(name, kind)
         halves = [parameter.data] if kind == "any" else list(parameter.data.tensor_split([128]))
-        decoded = [form.encode(half.half().numpy()).decode() for half in halves]
-        parameter.data = torch.from_numpy(np.concatenate(decoded)).float()
+        parts = [weights.encode(half.half().numpy()).decode() for half in halves]
+        parameter.data = torch.from_numpy(np.concatenate(parts)).float()
     q = log_probabilities()
     return float((p.exp() * (p - q)).sum(-1).mean())
 
@@ -195,6 +195,26 @@ def test_rows_that_hold_alone_are_not_blamed_for_few_bits(
     promise(0.5 * divergence(alone, checkpoint))
     (last,) = resolutions(checkpoint, asked)
     assert last.embedding.format == "fp16"
+
+
+def test_int4_rows_are_judged_as_they_are(
+    checkpoint: Checkpoint, recipe: Recipe, tiny_checkpoint_folder: Path
+) -> None:
+    tokens = Bench(checkpoint, recipe, silent).tokens
+    asked = override(recipe, {"compression.default": LARGE, "embedding.format": "int4"})
+    wanted = kl_of_hugging_face(tiny_checkpoint_folder, asked, tokens)
+    assert divergence(asked, checkpoint) == pytest.approx(wanted, rel=0.01)
+
+
+def test_rows_that_break_the_promise_alone_stay_where_a_recipe_names_them(
+    checkpoint: Checkpoint, recipe: Recipe, promise: Callable[[float], None]
+) -> None:
+    """No weights are blamed for them."""
+    promise(1e-9)
+    (last,) = resolutions(checkpoint, override(recipe, {"embedding.format": "int4"}))
+    assert (last.embedding.format, last.compression.default) == ("int4", "fp16")
+    (refused,) = last.reasons["compression.default"].split("; smaller is not proven good: ")[1:]
+    assert refused.startswith("int4 rows alone: ")
 
 
 def test_plain_constants_are_not_mixed(tiny_checkpoint_folder: Path, recipe: Recipe) -> None:
