@@ -11,13 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from safetensors.torch import load_file
 
 from cetane.bundle import Bundle
-from cetane.bundle.tables import QuantizedRows, quantize_rows
 from cetane.errors import CetaneError, printable
 from cetane.schema.manifest import SCHEMA
 
@@ -30,6 +26,7 @@ FILES = (
     "shards/model.mlpackage/Data/com.apple.CoreML/model.mlmodel",
     "shards/model.mlpackage/Data/com.apple.CoreML/weights/weight.bin",
 )
+DECODE = {"verify": None, "prefill": None}
 
 
 @pytest.fixture
@@ -74,7 +71,7 @@ def test_round_trip(path: Path) -> None:
     del on_disk["manifest.json"]
     assert {name: record.bytes for name, record in bundle.manifest.files.items()} == on_disk
     assert set(FILES) <= set(on_disk)
-    assert bundle.tables().embedding.dtype == np.float16
+    assert bundle.tables().embedding[0].dtype == np.float16
 
 
 @pytest.mark.parametrize("damage", [flip, truncate, append, Path.unlink])
@@ -297,28 +294,10 @@ def test_a_gate_result_that_is_broken(path: Path) -> None:
         Bundle(path).gates()
 
 
-@settings(max_examples=50, deadline=None)
-@given(
-    hnp.arrays(
-        np.float32,
-        st.tuples(st.integers(1, 5), st.integers(1, 9)),
-        elements=st.floats(-1000, 1000, width=32),
-    )
-)
-def test_quantized_rows(rows: np.ndarray) -> None:
-    """Every value within half a step, and what rounding the scale to fp16 costs; zeros stay."""
-    values, scales = quantize_rows(rows)
-    assert values.dtype == np.int8
-    found = QuantizedRows(values, scales)[np.arange(len(rows))]
-    limit = np.abs(rows).max(axis=1, keepdims=True) * (0.5 / 127 + 2**-10) + 1e-6
-    assert (np.abs(found - rows) <= limit).all()
-    assert np.array_equal(QuantizedRows(values, scales)[0], found[0])
-
-
 def test_an_int8_embedding(
     tiny_bundle: Callable[..., Bundle], tiny_checkpoint_folder: Path, tmp_path: Path
 ) -> None:
-    made = tiny_bundle(embedding={"format": "int8"}, verify=None, prefill=None)
+    made = tiny_bundle(embedding={"format": "int8"}, **DECODE)
     weights = load_file(tiny_checkpoint_folder / "model.safetensors")["model.embed_tokens.weight"]
     rows = made.tables().embedding[np.array([3, 7])]
     step = weights[[3, 7]].abs().amax(1, keepdim=True).numpy() / 127
@@ -327,4 +306,34 @@ def test_an_int8_embedding(
     shutil.copytree(made.path, copy)
     np.save(copy / "embedding-scales.npy", np.zeros(5, np.float16))
     with pytest.raises(CetaneError, match=r"embedding-scales\.npy: float16 of shape \(5,\)"):
+        Bundle(copy).tables()
+
+
+@pytest.mark.parametrize(
+    ("file", "array"),
+    [
+        ("embedding.npy", np.zeros((288, 64), np.uint8)),
+        ("embedding.npy", np.zeros((288, 32), np.int8)),
+        ("embedding-scales.npy", np.zeros((288,), np.float16)),
+        ("embedding-scales.npy", np.zeros((288, 2), np.float32)),
+    ],
+    ids=str,
+)
+def test_an_int4_embedding_of_another_form(
+    tiny_bundle: Callable[..., Bundle], tmp_path: Path, file: str, array: np.ndarray
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_bundle(embedding={"format": "int4"}, **DECODE).path, copy)
+    np.save(copy / file, array)
+    with pytest.raises(CetaneError, match=f"{file}: {array.dtype} of shape .*, not"):
+        Bundle(copy).tables()
+
+
+def test_a_manifest_with_an_odd_number_of_columns(
+    tiny_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_bundle(embedding={"format": "int4"}, **DECODE).path, copy)
+    edit(copy, lambda c: c["plan"]["tables"].update(more={"rows": 288, "channels": 33}))
+    with pytest.raises(CetaneError, match="two columns in a byte, but a table has 33 columns"):
         Bundle(copy).tables()

@@ -319,6 +319,11 @@ def test_compiled_packages_are_there(exported, tmp_path: Path) -> None:
             {"cache": {"context": 64, "capacities": [32]}},
             "has caches of one length, but recipe tiny has the capacities 32 and 64",
         ),
+        (
+            lambda: build_model("llama"),
+            {"embedding": {"format": "int4"}},
+            "keeps rows of the embedding in fp16, but those of recipe tiny are int4",
+        ),
     ],
 )
 def test_refused(model, options: dict[str, Any], words: str) -> None:

@@ -262,6 +262,8 @@ STREAMING = {"sinks": 0, "scores": SCORES}
          {"family": {"full_window": 64, "sinks": 4}}, "cannot keep the first tokens"),
         (build_model, {"cache": {"context": CONTEXT, "streaming": STREAMING}},
          "Core AI's host has one cache for a layer, but heads of recipe .* stream"),
+        (build_model, {"embedding": {"format": "int4"}},
+         "Core AI's host keeps rows of the embedding in int8 or fp16, but .* int4"),
     ],
 )  # fmt: skip
 def test_what_the_contract_cannot_hold_is_refused(

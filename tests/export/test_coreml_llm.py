@@ -459,6 +459,7 @@ def small() -> InMemoryCheckpoint:
             {"capacities": (32,), "tokens": {"verify": 3, "prefill": 8}},
             "has caches of one length",
         ),
+        ({"embedding": {"format": "int4"}}, "keeps rows of the embedding in int8"),
         ({"layout": FOUR | {"cuts": [2, 4, 7]}}, "own all caches: layers up to 6, .* 2, 4, 7"),
     ],
 )

@@ -1,6 +1,7 @@
 """What the families' tests share: a sequence, ways to feed it, and the distance to transformers."""
 
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,12 @@ import torch
 from hypothesis import strategies as st
 from tests.conftest import InMemoryCheckpoint
 
+from cetane.bundle.rows import ROW_FORMATS, EncodedRows
+from cetane.bundle.tables import Tables, TokenRows
 from cetane.engine.authored import authored_engine
 from cetane.engine.engine import Engine
 from cetane.planner import Planner
+from cetane.schema.manifest import table_path
 from cetane.schema.recipe import Recipe
 
 TOLERANCE = 1e-4
@@ -74,6 +78,21 @@ def engine_of(model: Any, recipe: Recipe, config: dict[str, Any] | None = None) 
     checkpoint.tensors = {name: tensor.clone() for name, tensor in checkpoint.tensors.items()}
     checkpoint.config = config or checkpoint.config
     return authored_engine(Planner(checkpoint, recipe), checkpoint)
+
+
+def with_tables_on_disk(engine: Engine, folder: Path) -> Engine:
+    """Write the tables of an engine in its recipe's format, as numpy sees them, and give it those
+    that it would read."""
+    form, tables = ROW_FORMATS[engine.plan.recipe.embedding.rows], engine.tables
+    read: dict[str, TokenRows] = {}
+    for name, table in engine.plan.tables.items():
+        shape = table.rows, table.channels
+        parts = form.encode(np.asarray(tables.rows(name)[: table.rows]))
+        for part, array in parts.items():
+            np.save(folder / table_path(name, part), array)
+        read[name] = EncodedRows(form, parts, shape)
+    engine.tables = Tables(read.pop("tokens"), tables.rotary, read)
+    return engine
 
 
 def assert_close(

@@ -90,4 +90,7 @@ BROKEN = [
     Broken("one bit a weight", "llama", "compression", "allows",
            {"quality": "good"}, form="palette1-kmeans-per-tensor",
            mends='[compression]\ndefault = "palette6-kmeans-group32"'),
+    Broken("four bits a row", "llama", "compression", "int4 rows",
+           {"quality": "near-lossless", "embedding": {"format": "int4"}},
+           mends='[embedding]\nformat = "int8"'),
 ]  # fmt: skip

@@ -87,7 +87,7 @@ def test_probes_use_every_slot_again(family: str, widths: tuple[int, int]) -> No
     tables = {"tokens": {"verify": verify, "prefill": prefill}}
     port = AuthoredPort(TinyCheckpoint(build(family), tokenizer_of()), recipe("fp16", **tables))
     assert port.plan.recipe.tokens.by_mode().keys() == port.plan.modes.keys()
-    rows = np.asarray(port.tables.tokens)
+    rows = port.tables.tokens[:]
     text, end, faint = structure_probes(rows, port.tokenizer, port.plan)
     reused = max((g.count for g in port.plan.caches.values() if g.limited), default=0)
     assert len(text.tokens) > reused + max(prefill, 1)

@@ -1,22 +1,29 @@
 """The kit's host gives the engine's logits, whatever the contract: it runs the same programs."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.conftest import build_model
-from tests.families import test_int8_caches, test_mixtral, test_qwen3_next, test_streaming
-from tests.families.parity import engine_of
+from tests.families import (
+    gemma_models,
+    test_int8_caches,
+    test_mixtral,
+    test_qwen3_next,
+    test_streaming,
+)
+from tests.families.parity import engine_of, with_tables_on_disk
 from tests.families.zaya_models import recipe
 
 from cetane.bundle import Bundle
 from cetane.engine.engine import Engine
 from cetane.engine.portable import PortableBackend
-from cetane.kit.write import host_description
+from cetane.kit.write import host_description, shipped
 from cetane.measuring.host import Host
-from cetane.schema.manifest import rotary_path, scales_path, table_path
+from cetane.schema.manifest import rotary_path, table_path
 from cetane.schema.slots import CONTRACTS
 
 TOKENS = [5, 17, 3, 99, 42, 7, 250, 11, 60, 61, 5, 17, 8]
@@ -41,7 +48,7 @@ def host_of(bundle: Bundle, folder: Path) -> Host:
     (folder / "host.json").write_text(json.dumps(host_description(bundle.plan)))
     np.save(folder / "head-tokens.npy", bundle.plan.choosable)
     names = [rotary_path(name) for name in bundle.plan.rotary]
-    names += [path(name) for name in bundle.plan.tables for path in (table_path, scales_path)]
+    names += [table_path(n, p) for n in bundle.plan.tables for p in ("values", "scales")]
     for name in names:
         if (bundle.path / name).exists():
             (folder / name).write_bytes((bundle.path / name).read_bytes())
@@ -72,6 +79,29 @@ def follow(bundle: Bundle, folder: Path) -> None:
 
 def test_every_contract(variant: Bundle, tmp_path: Path) -> None:
     follow(variant, tmp_path)
+
+
+@pytest.mark.parametrize("rows", ["int8", "int4"])
+def test_rows_with_scales(rows: str, tmp_path: Path) -> None:
+    """Two tables; of 48 columns, the last block is shorter."""
+    wanted = gemma_models.recipe(embedding={"format": rows})
+    engine = with_tables_on_disk(engine_of(gemma_models.build_gemma4(), wanted), tmp_path)
+    for name in engine.plan.rotary:
+        np.save(tmp_path / rotary_path(name), engine.tables.rotary[name])
+    (tmp_path / "host.json").write_text(json.dumps(host_description(engine.plan)))
+    np.save(tmp_path / "head-tokens.npy", engine.plan.choosable)
+    opened = {shard.name: engine.open(shard.name) for shard in engine.plan.shards}
+    host = Host(tmp_path, lambda shard, function: Function(opened[shard], function))
+    session = engine.session(["decode"])
+    for token in TOKENS:
+        made, expected = host.call("decode", [token]), session.feed([token])
+        assert made is not None and np.allclose(made[-1], expected, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("rows", ["fp16", "int8", "int4"])
+def test_a_kit_ships_the_scales(rows: str, tiny_bundle: Callable[..., Bundle]) -> None:
+    bundle = tiny_bundle(embedding={"format": rows}, verify=None, prefill=None)
+    assert ("embedding-scales.npy" in shipped(bundle)) == (rows != "fp16")
 
 
 def test_matrices_and_several_experts(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from cetane.bundle.tables import QuantizedRows, quantize_rows
+from cetane.bundle.rows import ROW_FORMATS
 from cetane.checkpoint import Checkpoint, open_checkpoint
 from cetane.compress import parse_format
 from cetane.errors import CetaneError
@@ -77,15 +77,15 @@ def kl_of_hugging_face(folder: Path, recipe: Recipe, tokens: tuple[int, ...]) ->
         if parameter.ndim < 2:
             continue
         if name == "model.embed_tokens.weight":
-            if recipe.embedding.format == "int8":
-                rows = QuantizedRows(*quantize_rows(parameter.data.numpy()))[:]
-                parameter.data = torch.from_numpy(rows)
+            form = ROW_FORMATS[recipe.embedding.rows]
+            decoded = form.decode(form.encode(parameter.data.numpy()))
+            parameter.data = torch.from_numpy(decoded).float()
             continue
         kind = "head" if name == "lm_head.weight" else "any"
-        form = recipe.compression.format_for(name, kind)
+        weights = recipe.compression.format_for(name, kind)
         halves = [parameter.data] if kind == "any" else list(parameter.data.tensor_split([128]))
-        decoded = [form.encode(half.half().numpy()).decode() for half in halves]
-        parameter.data = torch.from_numpy(np.concatenate(decoded)).float()
+        parts = [weights.encode(half.half().numpy()).decode() for half in halves]
+        parameter.data = torch.from_numpy(np.concatenate(parts)).float()
     q = log_probabilities()
     return float((p.exp() * (p - q)).sum(-1).mean())
 
@@ -150,7 +150,7 @@ def divergence(recipe: Recipe, checkpoint: Checkpoint) -> float:
     bench = Bench(checkpoint, recipe, silent)
     truth = bench.truth
     bench.model.compress(recipe.compression)
-    bench.model.store_rows(recipe.embedding.quantized)
+    bench.model.store_rows(recipe.embedding.rows)
     return bench.compare(truth).mean("kl")
 
 
@@ -195,6 +195,26 @@ def test_rows_that_hold_alone_are_not_blamed_for_few_bits(
     promise(0.5 * divergence(alone, checkpoint))
     (last,) = resolutions(checkpoint, asked)
     assert last.embedding.format == "fp16"
+
+
+def test_int4_rows_are_judged_as_they_are(
+    checkpoint: Checkpoint, recipe: Recipe, tiny_checkpoint_folder: Path
+) -> None:
+    tokens = Bench(checkpoint, recipe, silent).tokens
+    asked = override(recipe, {"compression.default": LARGE, "embedding.format": "int4"})
+    wanted = kl_of_hugging_face(tiny_checkpoint_folder, asked, tokens)
+    assert divergence(asked, checkpoint) == pytest.approx(wanted, rel=0.01)
+
+
+def test_rows_that_break_the_promise_alone_stay_where_a_recipe_names_them(
+    checkpoint: Checkpoint, recipe: Recipe, promise: Callable[[float], None]
+) -> None:
+    """No weights are blamed for them."""
+    promise(1e-9)
+    (last,) = resolutions(checkpoint, override(recipe, {"embedding.format": "int4"}))
+    assert (last.embedding.format, last.compression.default) == ("int4", "fp16")
+    (refused,) = last.reasons["compression.default"].split("; smaller is not proven good: ")[1:]
+    assert refused.startswith("int4 rows alone: ")
 
 
 def test_plain_constants_are_not_mixed(tiny_checkpoint_folder: Path, recipe: Recipe) -> None:
@@ -242,4 +262,4 @@ def test_a_written_recipe_is_the_same_recipe(
 def test_formats_of_a_plan_alone(recipe: Recipe) -> None:
     """What is left open is the smallest that a port tries."""
     assert recipe.compression.format_for("any", "mlp") == parse_format(SMALL)
-    assert recipe.embedding.quantized
+    assert recipe.embedding.rows == "int8"

@@ -279,6 +279,14 @@ def test_bytes(kind: str, compression: dict[str, Any], layer: int, head: int, me
     assert made.embedding_bytes == 288 * 64 * 2
 
 
+@pytest.mark.parametrize(
+    ("rows", "nbytes"),
+    [("fp16", 128), ("int8", 64 + 2), ("int4", 32 + 2 * 2), ("auto", 64 + 2)],
+)
+def test_bytes_of_the_embedding(rows: str, nbytes: int) -> None:
+    assert plan(embedding={"format": rows}).embedding_bytes == 288 * nbytes
+
+
 def test_biases_stay_in_fp16() -> None:
     compression = {"default": "int8-per-tensor"}
     plain, biased = (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cetane.bundle.draft_heads import DraftHead, listed_files, open_draft_heads
 from cetane.bundle.listed import ListedFolder
-from cetane.bundle.tables import QuantizedRows, Tables, TokenRows
+from cetane.bundle.tables import Tables, TokenRows
 from cetane.errors import CetaneError
 from cetane.files import disk_errors, read_json, regular_files, write_json
 from cetane.schema.draft_head import DraftHeadKind
@@ -26,7 +26,6 @@ from cetane.schema.manifest import (
     TOKENIZER,
     Manifest,
     rotary_path,
-    scales_path,
     shard_path,
     table_path,
 )
@@ -94,11 +93,14 @@ class Bundle(ListedFolder[Manifest]):
         return Tables(rows.pop("tokens", None), rotary, rows)
 
     def _rows(self, name: str, table: TablePlan) -> TokenRows:
-        shape = (table.rows, table.channels)
-        if not self.plan.recipe.embedding.quantized:
-            return self.array(table_path(name), "<f2", shape)
-        scales = self.array(scales_path(name), "<f2", (table.rows,))
-        return QuantizedRows(self.array(table_path(name), "|i1", shape), scales)
+        from cetane.bundle.rows import ROW_FORMATS, EncodedRows  # here: it needs numpy
+
+        form = ROW_FORMATS[self.plan.recipe.embedding.rows]
+        parts = {
+            part: self.array(table_path(name, part), dtype, shape)
+            for part, (dtype, shape) in form.stored(table).items()
+        }
+        return EncodedRows(form, parts, (table.rows, table.channels))
 
     @cached_property
     def tokenizer(self) -> "Tokenizer":

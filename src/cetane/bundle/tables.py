@@ -44,33 +44,3 @@ class Tables:
     def rows(self, name: str) -> TokenRows:
         """A table by its name in the plan."""
         return self.embedding if name == "tokens" else self.others[name]
-
-
-class QuantizedRows:
-    """int8 rows `(V, C)`, each with an fp16 scale: row = values * scale / 127."""
-
-    def __init__(self, values: np.ndarray[Any, Any], scales: np.ndarray[Any, Any]) -> None:
-        self.values, self.scales = values, scales
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.values.shape
-
-    def __getitem__(self, tokens: Any) -> np.ndarray[Any, Any]:
-        """fp32 rows of some tokens."""
-        import numpy as np
-
-        scales = np.asarray(self.scales[tokens], np.float32) / 127
-        rows: np.ndarray[Any, Any] = self.values[tokens] * scales[..., None]
-        return rows
-
-
-def quantize_rows(
-    rows: np.ndarray[Any, Any],
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """int8 values, and an fp16 scale for each row: its largest magnitude, as in CoreML-LLM."""
-    import numpy as np
-
-    scales = np.abs(rows).max(axis=-1).astype(np.float16)
-    steps = np.where(scales == 0, 1, scales).astype(np.float32)[:, None] / 127
-    return np.clip(np.rint(rows / steps), -127, 127).astype(np.int8), scales

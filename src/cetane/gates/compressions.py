@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from cetane.bundle.tables import QuantizedRows, Tables, TokenRows, quantize_rows
+from cetane.bundle.rows import ROW_FORMATS, RowFormat
+from cetane.bundle.tables import Tables, TokenRows
 from cetane.checkpoint import Checkpoint
 from cetane.compress import Selection, parse_format
 from cetane.engine.authored import authored_engine
@@ -22,7 +23,7 @@ from cetane.gates import metrics
 from cetane.planner import Encoder, Planner
 from cetane.planner.weights import format_of
 from cetane.schema.function import Route, Step
-from cetane.schema.recipe import Mode, Recipe, parse_recipe
+from cetane.schema.recipe import Mode, Recipe, RowFormatName, parse_recipe
 
 PREFILL, VERIFY = 128, 32
 """Tokens of a call: many for texts, few for prompts."""
@@ -81,13 +82,13 @@ class Parameter:
 
 
 class RoundedRows:
-    """A table's rows as a bundle with int8 tables gives them."""
+    """A table's rows as a bundle gives them that keeps them in a format."""
 
-    def __init__(self, rows: TokenRows) -> None:
-        self.rows, self.shape = rows, rows.shape
+    def __init__(self, rows: TokenRows, form: RowFormat) -> None:
+        self.rows, self.form, self.shape = rows, form, rows.shape
 
     def __getitem__(self, tokens: Any) -> Array:
-        return QuantizedRows(*quantize_rows(np.asarray(self.rows[tokens])))[:]
+        return self.form.decode(self.form.encode(np.asarray(self.rows[tokens])))
 
 
 class Judge:
@@ -111,14 +112,12 @@ class Judge:
         for parameter in self.parameters:
             parameter.store(encoder)
 
-    def store_rows(self, quantized: bool) -> None:
-        """Look tokens up in tables of int8, or in the checkpoint's own."""
-        tables = self.tables
-        if quantized:
-            others = {name: RoundedRows(rows) for name, rows in tables.others.items()}
-            tokens = None if tables.tokens is None else RoundedRows(tables.tokens)
-            tables = Tables(tokens, tables.rotary, dict(others))
-        self.engine.tables = tables
+    def store_rows(self, rows: RowFormatName) -> None:
+        """Look tokens up in tables of a format."""
+        tables, form = self.tables, ROW_FORMATS[rows]
+        tokens = None if tables.tokens is None else RoundedRows(tables.tokens, form)
+        others = {name: RoundedRows(table, form) for name, table in tables.others.items()}
+        self.engine.tables = Tables(tokens, tables.rotary, dict(others))
 
     def read(self, tokens: Sequence[int]) -> Iterator[Window]:
         """The model's results on a text, in windows of the context, each in a new session."""

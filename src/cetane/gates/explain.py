@@ -41,6 +41,8 @@ BETTER = {
     8: "fp16",
 }
 """The next better format, for a format with too few bits."""
+ROW_BITS = 4
+"""Of int4 rows: weights of as many bits cost more than they do."""
 
 
 class RefusedPort(Protocol):
@@ -295,6 +297,8 @@ def too_compressed(verdict: GoldenResult, recipe: Recipe) -> Explanation:
     )
     key, form = fewest_bits(recipe)
     better = next((other for most, other in BETTER.items() if parse_format(form).bits <= most), "")
+    if recipe.embedding.rows == "int4" and parse_format(form).bits > ROW_BITS:
+        key, form, better = "embedding.format", "int4 rows", "int8"
     return Explanation(
         cause="compression",
         where=worst.shard if worst else "",
@@ -306,7 +310,7 @@ def too_compressed(verdict: GoldenResult, recipe: Recipe) -> Explanation:
 
 
 def fewest_bits(recipe: Recipe) -> tuple[str, str]:
-    """The smallest format of a recipe, by the key that asks for it."""
+    """The smallest format of a recipe's weights, by the key that asks for it."""
     rules = recipe.compression
     formats = {
         "compression.default": rules.default,

@@ -16,7 +16,8 @@ from math import prod
 import numpy as np
 import torch
 
-from cetane.bundle.tables import QuantizedRows, Tables, TokenRows, quantize_rows
+from cetane.bundle.rows import EncodedRows
+from cetane.bundle.tables import Tables, TokenRows
 from cetane.compress import Format, Palette, Selection, palettes
 from cetane.compress.encoded import Affine, Dense, Encoded, Palettized
 from cetane.engine.authored import host_tables
@@ -189,14 +190,13 @@ def same_rows(given: TokenRows, wanted: TokenRows) -> bool:
     if tuple(given.shape) != tuple(wanted.shape):
         return False
     for start in range(0, given.shape[0], ROWS):
-        rows = np.asarray(wanted[start : start + ROWS])
-        if isinstance(given, QuantizedRows):
-            values, scales = quantize_rows(rows)
-            part = slice(start, start + ROWS)
-            same = np.array_equal(values, given.values[part])
-            same &= np.array_equal(scales, given.scales[part])
+        some = slice(start, start + ROWS)
+        rows = np.asarray(wanted[some])
+        if isinstance(given, EncodedRows):
+            made = given.form.encode(rows)
+            same = all(np.array_equal(made[n], part[some]) for n, part in given.parts.items())
         else:
-            own = np.asarray(given[start : start + ROWS])
+            own = np.asarray(given[some])
             same = np.array_equal(own, rows.astype(own.dtype))
         if not same:
             return False

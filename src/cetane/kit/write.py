@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from cetane.bundle import Bundle
+from cetane.bundle.rows import ROW_FORMATS
 from cetane.files import FileRecord, Progress, json_sha256, records
 from cetane.kit.probes import ExampleCall, Expected, expected_probes, function_calls
-from cetane.schema.manifest import rotary_path, scales_path, shard_path, table_path
+from cetane.schema.manifest import rotary_path, shard_path, table_path
 from cetane.schema.plan import Plan
 
 KIT = "kit.json"
@@ -58,9 +59,10 @@ def write_script(folder: Path) -> None:
 def shipped(bundle: Bundle) -> dict[str, str]:
     """The bundle's own files that a kit holds, with their paths in the bundle's folder there."""
     plan = bundle.plan
+    form = ROW_FORMATS[plan.recipe.embedding.rows]
     tables = [rotary_path(name) for name in plan.rotary]
-    for name in plan.tables:
-        tables += [table_path(name), scales_path(name)]
+    for name, table in plan.tables.items():
+        tables += [table_path(name, part) for part in form.stored(table)]
     packages = tuple(f"{shard_path(shard.name)}/" for shard in plan.shards)
     return {
         name: name for name in bundle.manifest.files if name.startswith(packages) or name in tables

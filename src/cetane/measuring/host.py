@@ -178,13 +178,18 @@ class HostCall:
         return self.hidden(self.embedding(source["table"]), self.width)
 
     def embedding(self, table: str) -> Array:
-        """Rows of a table `(C, n)`; int8 rows have a scale each."""
+        """Rows of a table `(C, n)`. int8 rows have a scale each, bytes of two integers of 4 bits a
+        scale for each 32 columns."""
         name = "embedding" if table == "tokens" else f"embedding-{table}"
-        rows = self.host.arrays[name][self.tokens].astype(np.float32)
+        rows = self.host.arrays[name][self.tokens]
         if f"{name}-scales" in self.host.arrays:
-            rows *= (
-                self.host.arrays[f"{name}-scales"][self.tokens].astype(np.float32)[:, None] / 127
-            )
+            scales = self.host.arrays[f"{name}-scales"][self.tokens].astype(np.float32)
+            if rows.dtype == np.uint8:
+                bits = np.stack([rows & 15, rows >> 4], -1).reshape(self.count, -1)
+                integers = (bits.astype(np.int8) ^ 8) - 8  # in two's complement
+                rows = integers * np.repeat(scales, 32, axis=-1)[:, : integers.shape[1]]
+            else:
+                rows = rows * (scales[:, None] / 127)
         return rows.T.astype(np.float16)
 
     def mask(self, source: Json) -> Array:

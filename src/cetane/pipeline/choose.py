@@ -143,7 +143,7 @@ def resolutions(
         return
     bench = Bench(checkpoint, recipe, progress)
     for rows in bench.rows():
-        if rows == "int8" and not bench.holds("int8 rows alone", bench.alone(rows)):
+        if rows != NEAREST and not bench.holds(f"{rows} rows alone", bench.alone(rows)):
             continue
         for name, candidate in bench.candidates(rows):
             if bench.holds(name, candidate):
@@ -208,7 +208,7 @@ class Bench:
     def truth(self) -> list[Window]:
         """What the weights in fp16 make of the text."""
         self.model.compress(Selection())
-        self.model.store_rows(quantized=False)
+        self.model.store_rows("fp16")
         return list(self.model.read(self.tokens))
 
     def rows(self) -> tuple[str, ...]:
@@ -274,7 +274,7 @@ class Bench:
             self.progress(f"is {candidate.compression.default} {self.recipe.quality}", 0, 1)
             truth = self.truth
             self.model.compress(candidate.compression)
-            self.model.store_rows(candidate.embedding.quantized)
+            self.model.store_rows(candidate.embedding.rows)
             return Judgement(checks=tuple(self.compare(truth).judge(self.recipe)))
 
         return self.kept(Judgement, candidate, measure)
@@ -365,10 +365,10 @@ class Bench:
     def harms(self, groups: Sequence[MixedPart], large: Recipe) -> Harms:
         """KL of every group in the smaller format, all else in the larger one."""
         self.model.compress(Selection())
-        self.model.store_rows(quantized=False)
+        self.model.store_rows("fp16")
         truth = list(self.model.read(self.tokens[:BRIEF]))
         self.model.compress(large.compression)
-        self.model.store_rows(large.embedding.quantized)
+        self.model.store_rows(large.embedding.rows)
         rest = self.compare(truth).mean("kl")
         costs = []
         for index, group in enumerate(groups):

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
-from cetane.bundle.tables import quantize_rows
+from cetane.bundle.rows import ROW_FORMATS
 from cetane.checkpoint import Checkpoint
 from cetane.checkpoint.names import model_name
 from cetane.files import write_toml
@@ -20,7 +19,6 @@ from cetane.schema.manifest import (
     RECIPE,
     TOKENIZER,
     rotary_path,
-    scales_path,
     shard_path,
     table_path,
 )
@@ -83,22 +81,19 @@ def parts(
     plan, tables = planner.plan(), planner.model.tables
     known = {"tokens": planner.model.embedding, **{n: t.table for n, t in tables.items()}}
     embeddings = {name: table for name, table in known.items() if name in plan.tables}
-    quantized = planner.recipe.embedding.quantized
+    form = ROW_FORMATS[planner.recipe.embedding.rows]
 
-    def rows(name: str, part: Literal["values", "scales"]) -> Callable[[Path], None]:
+    def rows(name: str, part: str) -> Callable[[Path], None]:
         def write(path: Path) -> None:
             table, size = embeddings[name], plan.tables[name]
-            shape = (size.rows,) if part == "scales" else (size.rows, size.channels)
-            dtype = np.int8 if quantized and part == "values" else np.float16
+            dtype, shape = form.stored(size)[part]
             step = max(1, TABLE_ELEMENTS // size.channels)
             with path.open("wb") as file:
-                header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+                header = {"descr": dtype, "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(file, header)
                 for start in range(0, size.rows, step):
-                    stored = table.read(checkpoint, start, min(start + step, size.rows)).numpy()
-                    if quantized:
-                        stored = quantize_rows(stored)[0 if part == "values" else 1]
-                    file.write(stored.astype(dtype).tobytes())
+                    read = table.read(checkpoint, start, min(start + step, size.rows)).numpy()
+                    file.write(form.encode(read)[part].tobytes())
 
         return write
 
@@ -121,9 +116,9 @@ def parts(
         return lambda path: lowering.lower(name, path)
 
     return (
-        {table_path(name): rows(name, "values") for name in embeddings}
+        {table_path(name, part): rows(name, part)
+         for name in embeddings for part in form.stored(plan.tables[name])}
         | {TOKENIZER: tokenizer, RECIPE: write_recipe}
-        | ({scales_path(name): rows(name, "scales") for name in embeddings} if quantized else {})
         | {rotary_path(table): rotary(table) for table in planner.model.rotary}
         | {shard_path(name): shard(name) for name in planner.members}
-    )
+    )  # fmt: skip

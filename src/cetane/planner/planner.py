@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Protocol, Self
 
+from cetane.bundle.rows import ROW_FORMATS
 from cetane.checkpoint import RotatedCheckpoint, streamed_part
 from cetane.checkpoint.adapted import SHARED_BASE, AdapterTensor
 from cetane.checkpoint.lora import Lora
@@ -284,10 +285,7 @@ class Planner:
             hidden=model.hidden,
             vocab=model.vocab,
             layers=len({block.layer for block in model.layers}),
-            embedding_bytes=sum(
-                t.rows * (t.channels + 2 if recipe.embedding.quantized else 2 * t.channels)
-                for t in tables.values()
-            ),
+            embedding_bytes=sum(map(ROW_FORMATS[recipe.embedding.rows].nbytes, tables.values())),
             weight_bytes=sum(shard.weight_bytes for shard in shards),
             mean_bits=mean_bits(self.blocks, recipe.compression),
             kv_bytes={length: self.memory.nbytes(order, length) for length in sorted(contexts)},

@@ -55,13 +55,10 @@ def shard_path(name: str) -> str:
     return f"shards/{name}.mlpackage"
 
 
-def table_path(name: str) -> str:
-    """The file of a table's rows. A quantised table keeps its scales in a second file."""
-    return "embedding.npy" if name == "tokens" else f"embedding-{name}.npy"
-
-
-def scales_path(name: str) -> str:
-    return table_path(name).replace(".npy", "-scales.npy")
+def table_path(name: str, part: str = "values") -> str:
+    """The file of a part of a table. Rows that have scales keep them in a second file."""
+    table = "embedding" if name == "tokens" else f"embedding-{name}"
+    return f"{table}.npy" if part == "values" else f"{table}-{part}.npy"
 
 
 def rotary_path(table: str) -> str:

@@ -138,18 +138,22 @@ class Tokens(Data):
         return {mode: tokens for mode, tokens in modes.items() if tokens is not None}
 
 
-class EmbeddingTable(Data):
-    """How the host keeps its tables. With `int8`, each row has a scale in fp16. `auto` is left to a
-    port, and int8 until then."""
+RowFormatName = Literal["fp16", "int8", "int4"]
 
-    format: Literal["fp16", "int8", "auto"] = "fp16"
+
+class EmbeddingTable(Data):
+    """How the host keeps its tables. With `int8`, each row has a scale in fp16. With `int4`, every
+    32 columns of a row have one. `auto` is left to a port, which takes int8 or fp16. Until then it
+    is int8."""
+
+    format: Literal[RowFormatName, "auto"] = "fp16"
     inside: bool = False
     """Whether the first shard looks tokens up itself: a gather, which leaves the ANE."""
 
     @property
-    def quantized(self) -> bool:
-        """Whether rows are int8."""
-        return self.format != "fp16"
+    def rows(self) -> RowFormatName:
+        """The format of rows, by name."""
+        return "int8" if self.format == "auto" else self.format
 
 
 class HeadTable(Data):
@@ -257,6 +261,16 @@ def refuse_int8_caches(recipe: Recipe, what: str) -> None:
             f"{what} takes keys and values in fp16, but the caches of recipe {recipe.name} are "
             f"{recipe.cache.format}",
             "port with --set cache.format=fp16",
+        )
+
+
+def refuse_int4_rows(recipe: Recipe, what: str, kept: str) -> None:
+    """Raise CetaneError for a recipe with rows of four bits, for `what`, whose rows are `kept`."""
+    if recipe.embedding.rows == "int4":
+        raise CetaneError(
+            f"{what} keeps rows of the embedding in {kept}, but those of recipe {recipe.name} are "
+            "int4",
+            "port with --set embedding.format=int8",
         )
 
 

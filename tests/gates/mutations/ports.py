@@ -11,7 +11,8 @@ import pytest
 import torch
 from tests.conftest import InMemoryCheckpoint
 
-from cetane.bundle.tables import Tables
+from cetane.bundle.rows import ROW_FORMATS, EncodedRows
+from cetane.bundle.tables import Tables, TokenRows
 from cetane.checkpoint import Tokenizer
 from cetane.compress.encoded import Encoded
 from cetane.compress.formats import Linear, Palette
@@ -107,11 +108,15 @@ class AuthoredPort(ModuleReadings):
 
     @cached_property
     def tables(self) -> Tables:
-        """As the bundle has them: rounded."""
+        """As the bundle has them: in the recipe's format."""
         own = host_tables(self.planner, self.checkpoint)
-        assert own.tokens is not None
-        others = {n: np.asarray(rows[:]).astype(np.float16) for n, rows in own.others.items()}
-        return Tables(own.tokens[:].astype(np.float16), own.rotary, others)
+        form = ROW_FORMATS[self.plan.recipe.embedding.rows]
+
+        def stored(rows: TokenRows) -> EncodedRows:
+            return EncodedRows(form, form.encode(np.asarray(rows[:])), rows.shape)
+
+        others = {name: stored(rows) for name, rows in own.others.items()}
+        return Tables(stored(own.embedding), own.rotary, dict(others))
 
     def encode(self, shard: str) -> dict[str, Encoded]:
         """The constants of a shard as its package would have them."""

@@ -1122,7 +1122,7 @@ def _(port: AuthoredPort) -> None:
 @mutation("embedding rows one off", "constants")
 def _(port: AuthoredPort) -> None:
     tables = port.tables
-    vars(port)["tables"] = replace(tables, tokens=np.roll(np.asarray(tables.tokens), 1, 0))
+    vars(port)["tables"] = replace(tables, tokens=np.roll(tables.tokens[:], 1, 0))
 
 
 @mutation("stored rotary rows one off", "constants")

@@ -52,6 +52,7 @@ from cetane.schema.recipe import (
     Recipe,
     Tokens,
     refuse_capacities,
+    refuse_int4_rows,
     refuse_int8_caches,
     refuse_streaming,
 )
@@ -300,6 +301,7 @@ def refuse(planner: Planner, recipe: Recipe) -> None:
             )
     refuse_capacities(recipe, "their runtime")
     refuse_int8_caches(recipe, "their runtime")
+    refuse_int4_rows(recipe, "their runtime", "fp16")
     refuse_streaming(recipe, "their runtime")
     if recipe.head.subset is not None:
         raise CetaneError("their hosts need a head with all tokens, so no head.subset")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from cetane.bundle.rows import ROW_FORMATS
 from cetane.engine.schedule import skips
 from cetane.schema.function import CapacityPlan, Function, ShardPlan
 from cetane.schema.interface import (
@@ -23,7 +24,7 @@ from cetane.schema.interface import (
     ToMatrix,
     ToTensor,
 )
-from cetane.schema.manifest import rotary_path, scales_path, shard_path, table_path
+from cetane.schema.manifest import rotary_path, shard_path, table_path
 from cetane.schema.plan import Plan
 from cetane.schema.slots import Slots
 
@@ -43,6 +44,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "softcap": plan.softcap,
         "masked": MASKED,
         "tables": tables(plan),
+        "row_format": plan.recipe.embedding.rows,
         "groups": {name: group(plan, slots) for name, slots in plan.caches.items()},
         "buffers": buffers(plan),
         "int8": whole_numbers(plan),
@@ -55,10 +57,10 @@ def describe(plan: Plan) -> dict[str, Any]:
 
 def tables(plan: Plan) -> dict[str, list[str]]:
     """The files of every table."""
-    quantized = plan.recipe.embedding.quantized
+    form = ROW_FORMATS[plan.recipe.embedding.rows]
     rows = {
-        name: [table_path(name), *([scales_path(name)] if quantized else [])]
-        for name in plan.tables
+        name: [table_path(name, part) for part in form.stored(table)]
+        for name, table in plan.tables.items()
     }
     return rows | {f"rotary-{name}": [rotary_path(name)] for name in plan.rotary}
 

@@ -77,7 +77,7 @@ def host(contract: dict[str, Any]) -> str:
         routed=any("experts" in step for step in steps),
         adds=any("adds" in step for step in steps),
         skips=any(mode["skips"] for mode in contract["modes"]),
-        quantized=any(len(files) > 1 for files in contract["tables"].values()),
+        row_format=contract["row_format"],
         subset=contract["rows"] is not None,
         softcap=contract["softcap"],
     )  # fmt: skip

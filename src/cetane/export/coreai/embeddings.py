@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cetane.bundle.tables import quantize_rows
+from cetane.bundle.rows import ROW_FORMATS
 from cetane.families import StoredTable, Weights
 
 ROWS = 1 << 14
@@ -56,7 +56,8 @@ def read_table(
         if steps is None:
             whole[start:stop, 0] = read
         else:
-            values, scales = quantize_rows(read.numpy())
-            whole[start:stop, 0] = torch.from_numpy(values)
-            steps[start:stop] = torch.from_numpy((scales / np.float32(127)).astype(np.float16))
+            made = ROW_FORMATS["int8"].encode(read.numpy())
+            whole[start:stop, 0] = torch.from_numpy(made["values"])
+            halves = (made["scales"] / np.float32(127)).astype(np.float16)
+            steps[start:stop] = torch.from_numpy(halves)
     return whole, steps

@@ -90,7 +90,7 @@ def convert(made: list[StaticPlanner], checkpoint: Checkpoint, progress: Progres
 def add_embedding(converter: Converter, planner: StaticPlanner, checkpoint: Checkpoint) -> None:
     """Add `load_embeddings`, and `gather_embeddings` of every width."""
     sizes = planner.sizes
-    quantized = planner.recipe.embedding.quantized
+    quantized = planner.recipe.embedding.rows == "int8"
     table, steps = read_table(
         planner.model.embedding, checkpoint, sizes.vocabulary, sizes.hidden, quantized
     )

@@ -12,6 +12,7 @@ from cetane.schema.recipe import (
     Layout,
     Recipe,
     Tokens,
+    refuse_int4_rows,
     refuse_int8_caches,
     refuse_streaming,
 )
@@ -114,6 +115,7 @@ def planners(checkpoint: Checkpoint, recipe: Recipe) -> list[StaticPlanner]:
     Raises CetaneError for a model or a recipe that the contract cannot hold.
     """
     refuse_int8_caches(recipe, "Core AI's host")
+    refuse_int4_rows(recipe, "Core AI's host", "int8 or fp16")
     refuse_streaming(recipe, "Core AI's host")
     made: list[StaticPlanner] = []
     for context in contract.contexts(recipe.cache.context):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cetane.bundle.tables import quantize_rows
+from cetane.bundle.rows import ROW_FORMATS
 from cetane.checkpoint import Checkpoint
 from cetane.errors import CetaneError
 from cetane.export.coreml_llm.contract import positions
@@ -80,9 +80,9 @@ def write_embeddings(planner: Planner, checkpoint: Checkpoint, folder: Path) -> 
         with part.open("wb") as to_values, scales.open("wb") as to_scales:
             for start in range(0, rows, ROWS):
                 rows_read = plain.read(checkpoint, start, min(start + ROWS, rows)).numpy()
-                quantized, scale = quantize_rows(rows_read)
-                to_values.write(quantized.tobytes())
-                to_scales.write(scale.tobytes())
+                made = ROW_FORMATS["int8"].encode(rows_read)
+                to_values.write(made["values"].tobytes())
+                to_scales.write(made["scales"].tobytes())
     for name, weight in (
         ("per_layer_projection", "model.per_layer_model_projection.weight"),
         ("per_layer_norm_weight", "model.per_layer_projection_norm.weight"),

@@ -36,6 +36,7 @@ from cetane.schema.recipe import (
     Layout,
     Recipe,
     refuse_capacities,
+    refuse_int4_rows,
     refuse_int8_caches,
     refuse_streaming,
 )
@@ -270,6 +271,7 @@ def refuse(planner: ContractPlanner) -> None:
         )
     refuse_capacities(recipe, "their runtime")
     refuse_int8_caches(recipe, "their runtime")
+    refuse_int4_rows(recipe, "their runtime", "int8")
     refuse_streaming(recipe, "their runtime")
     apart = recipe.layout.kind != "single" and recipe.layout.head != "last"
     if len(planner.members) not in CHUNKS or apart:
