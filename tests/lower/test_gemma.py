@@ -73,7 +73,7 @@ def expected() -> np.ndarray:
 class Packages:
     """The exact executor on packages that are in no bundle."""
 
-    name = "package"
+    name, by_rows = "package", False
 
     def __init__(self, folder: Path, precision: Any) -> None:
         self.folder, self.precision = folder, precision

@@ -33,7 +33,7 @@ EVEN = 0.5
 texts be worse off: held out, the errors of half the matrices grew by up to 15 %."""
 LARGEST = 4096
 """Outputs of a layer whose products are kept, 64 MB; of more, every output counts alike. With 1,024
-four bits of SmolLM2 lost: docs/explanation/compression.md."""
+four bits of SmolLM2 lost: docs/reference/low-bits.md."""
 ROWS = 512
 """Tokens of a pass: its activations are what takes most memory."""
 
