@@ -179,6 +179,25 @@ def test_a_promise_that_no_mix_holds_leaves_the_most_bits_that_a_mix_may_have(
     assert reason.index("bits a weight (6 for") < reason.index("; palette4")
 
 
+def test_only_what_is_chosen_is_tuned(
+    four_bits: Request, promise: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uniform palettes and smaller mixes are judged as they were rounded: tuning takes minutes."""
+    tuned: list[set[str]] = []
+
+    def record(_fitter: Any, _first: Any, formats: Any, *_: Any) -> dict[str, Any]:
+        tuned.append({form.name for form in formats.values()})
+        return {}
+
+    monkeypatch.setattr(fit.Fitter, "tuned", record)
+    promise(1e-9)
+    asked = override(four_bits.recipe, {"compression.method": "tuned"})
+    (last,) = resolutions(four_bits.checkpoint, asked)
+    assert last.compression.method == "tuned"
+    assert len(tuned) == 1
+    assert set(last.compression.names.values()) <= tuned[0]
+
+
 def test_rows_that_hold_alone_are_not_blamed_for_few_bits(
     four_bits: Request, promise: Callable[[float], None]
 ) -> None:
