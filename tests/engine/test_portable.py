@@ -12,11 +12,16 @@ from tests.engine.rows import same_alone_and_among
 
 import cetane.mil.fast.translate
 from cetane.bundle import Bundle
+from cetane.checkpoint import open_checkpoint
 from cetane.engine.engine import Engine
 from cetane.engine.generate import generate, open_engine
 from cetane.engine.portable import FastGraph, PortableBackend, ReferenceProgram
 from cetane.engine.sampling import Sampler
 from cetane.errors import CetaneError
+from cetane.files import silent
+from cetane.lab.workload import gemma_tiny
+from cetane.pipeline.build import build
+from cetane.schema.recipe import parse_recipe
 
 DRAW = np.random.default_rng(4)
 PROMPTS = {length: DRAW.integers(1, 288, length).tolist() for length in (1, 2, 8, 11, 37)}
@@ -125,6 +130,22 @@ def test_a_call_of_few_tokens_is_narrow(tiny_bundle: Callable[..., Bundle], cont
         session.evaluate(tokens)
         shards = [shard.name for shard in bundle.plan.shards]
         assert list(engine.shards.times) == [(shard, function) for shard in shards]
+
+
+def test_few_tokens_hand_shared_windows_on(tmp_path: Path) -> None:
+    """Gemma 4's layers hand a window and the new columns to a later shard: of fewer tokens these
+    are fewer columns, but not in proportion."""
+    content = {
+        "name": "shared", "cache": {"context": 128, "contract": "readonly"},
+        "tokens": {"verify": 4, "prefill": None}, "layout": {"kind": "chunks", "chunks": 2},
+        "compression": {"default": "int8-per-channel"}, "embedding": {"format": "int8"},
+    }  # fmt: skip
+    made = build(
+        open_checkpoint(gemma_tiny()), parse_recipe(content, "test"), tmp_path / "b", silent
+    )
+    engine = Engine(made.plan, PortableBackend(made, "stored"), made.tables())
+    same_alone_and_among(engine, [PROMPTS[2]])
+    assert any(function == "verify@2" for _, function in engine.shards.times)
 
 
 def test_a_stop_token_ends_an_answer(variant: Bundle, truth: dict[int, list[int]]) -> None:
