@@ -67,3 +67,18 @@ def test_no_mix_is_worse_than_what_is_uniform() -> None:
     part, harms = wide("q_proj", 0.1)
     assert best_mix([part], harms, UNIFORM, 4.2) is None  # no palettes between four bits and six
     assert best_mix([part], harms, UNIFORM, 1.5) is None
+
+
+def test_larger_groups_are_for_channels_that_they_divide() -> None:
+    """40 channels are five groups of 8, and no groups of 32."""
+    weight = Weight("model.layers.0.q_proj.weight", (40, 1024), (40, 1024), "mlp")
+    part = MixedPart((weight,), (weight.name,))
+    mix = best_mix([part], {weight.name: 0.1}, UNIFORM, 8.0)
+    assert mix is not None
+    assert mix.names(UNIFORM.name) == {weight.name: "palette6-kmeans-group8"}
+
+
+def test_one_bit_has_a_mix_too() -> None:
+    part, harms = wide("q_proj", 0.1)
+    mix = best_mix([part], harms, Palette(1, "kmeans", 8), 2.1)
+    assert mix is not None and mix.formats == (Palette(2, "kmeans", 8),)

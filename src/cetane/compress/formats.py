@@ -68,6 +68,14 @@ class Format(ABC):
         """Raise CetaneError if a weight of this shape cannot be encoded; `name` is for the
         message."""
 
+    def fits(self, shape: Shape) -> bool:
+        """Whether a weight of this shape can be encoded."""
+        try:
+            self.check(shape, "the weight")
+        except CetaneError:
+            return False
+        return True
+
 
 @dataclass(frozen=True)
 class Fp16(Format):

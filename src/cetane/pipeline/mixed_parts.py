@@ -11,14 +11,13 @@ from cetane.compress import Format, Palette, parse_format, pattern
 from cetane.compress.allocate import Option, allocate
 from cetane.families import Weight
 from cetane.planner import Planner
-from cetane.planner.encoding import can_be_fitted
 from cetane.schema.subset import as_ranges
 
 THIRDS = 3
 """Parts of the layers, by depth, that a mix tells apart. With 30, one a layer, SmolLM2's best mix
 of 4.1 bits is predicted to cost 5 % less KL, but every layer is another program then."""
-ERRORS = {2: 0.1175, 3: 0.03454, 4: 0.009497, 6: 0.000687}
-"""Mean squared errors of normal numbers of variance 1 that have the nearest of 4, 8, 16 and 64
+ERRORS = {1: 0.3634, 2: 0.1175, 3: 0.03454, 4: 0.009497, 6: 0.000687}
+"""Mean squared errors of normal numbers of variance 1 that have the nearest of 2, 4, 8, 16 and 64
 levels, placed for the least (Max, 1960; 64: by Lloyd's own steps). Channels that are turned are
 normal, and all others' errors have nearly these ratios."""
 LARGE = 32
@@ -43,7 +42,7 @@ class MixedPart:
 
     def takes(self, form: Format) -> bool:
         """Whether a format fits its weights."""
-        return all(can_be_fitted(weight, form) for weight in self.weights)
+        return all(form.fits(weight.shape) for weight in self.weights)
 
     def saved(self, small: str, large: str) -> int:
         """Bytes that the smaller of a mix's formats saves."""

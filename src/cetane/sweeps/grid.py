@@ -154,7 +154,8 @@ def candidate(way: Way, planner: Planner, sensitivities: SensitivityFile | None)
         }
         for table in ("types", "names")
     }
-    kept["names"] |= {weight.name: "fp16" for weight in weights(planner) if not fits(form, weight)}
+    kept["names"] |= {weight.name: "fp16" for weight in weights(planner)
+                      if not form.fits(weight.shape)}  # fmt: skip
     selection = Selection(
         default=form.name,
         types=kept["types"],
@@ -175,15 +176,6 @@ def described(form: Format) -> tuple[Method, str | None]:
         case Palette(mode=mode, group=group, vector=vector):
             return mode if vector == 1 else "vector", "tensor" if group is None else str(group)
     return "fp16", None
-
-
-def fits(form: Format, weight: Weight) -> bool:
-    """Whether a format can encode a weight."""
-    try:
-        form.check(weight.shape, weight.name)
-    except CetaneError:
-        return False
-    return True
 
 
 def weights(planner: Planner) -> Iterator[Weight]:

@@ -13,7 +13,7 @@ from cetane.compress.allocate import Option, allocate
 from cetane.families import Weight
 from cetane.files import Progress
 from cetane.planner import Planner
-from cetane.sweeps.grid import Candidate, fits, load_grid
+from cetane.sweeps.grid import Candidate, load_grid
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Group:
         """The formats of the grid's `mixed` table that fit all weights."""
         for name in load_grid().mixed.formats:
             form = parse_format(name)
-            if all(fits(form, weight) for weight in self.weights):
+            if all(form.fits(weight.shape) for weight in self.weights):
                 yield form
 
     def nbytes(self, form: Format) -> int:
