@@ -124,9 +124,8 @@ def mixed(checkpoint: Checkpoint, recipe: Recipe) -> Recipe:
     mix = choose.Bench(checkpoint, rounded, progress).best_mix(
         parse_format(form).bits + choose.NEAR
     )
-    names = {} if mix is None else mix.names(form)
     print(mix and mix.described(form), file=sys.stderr)
-    return override(recipe, {"compression.names": names | recipe.compression.names})
+    return recipe if mix is None else mix.given(recipe)
 
 
 def progress(what: str, done: int, total: int) -> None:

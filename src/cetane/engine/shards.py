@@ -4,6 +4,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -13,6 +14,14 @@ from cetane.schema.function import Function
 
 RECENT = 1000
 """Calls of a function whose times are kept: a server makes calls for days."""
+
+
+@lru_cache(maxsize=1024)  # every output of every call asks
+def sizes_of(shape: tuple[int, ...], missing: int) -> set[int]:
+    """The elements that an output of this shape may have in a call of fewer tokens: all, or one
+    axis has as many fewer places. It may be longer than the tokens: a window is before them."""
+    whole = prod(shape)
+    return {whole, *(whole // size * (size - missing) for size in shape if size > missing)}
 
 
 class OpenShards:
@@ -86,9 +95,8 @@ class OpenShards:
             outputs = shard.call(called, inputs, state)
         self.times[name, called].append(self.seconds[name] - before)
         for item in function.outputs:  # plans and packages are not trusted
-            value, whole = outputs.get(item.name), prod(item.shape)
-            # of fewer tokens it has fewer columns, but not fewer of a window before them
-            sizes = range(whole * width // tokens, whole + 1)
+            value = outputs.get(item.name)
+            sizes = sizes_of(item.shape, tokens - width)
             if value is None or not (self.flexible or value.size in sizes):
                 raise CetaneError(
                     f"{name}/{function.name} does not give the {item.name} of its plan", self.hint

@@ -321,24 +321,23 @@ class Bench:
         left = allowance(self.judge(uniform))
         enough = next((mix for mix in found if mix.harm <= left), found[-1])
         for mix in dict.fromkeys((found[0], enough, found[-1])):
-            yield self.with_mix(uniform, mix)
+            name = mix.described(self.recipe.compression.default)
+            yield name, resolve_fitted(self.checkpoint, mix.given(uniform), self.progress)
 
     def best_mix(self, most: float) -> Mix | None:
         """The palettes of least predicted KL in place of the recipe's uniform ones, of at most so
         many bits a weight; None where none is better."""
-        compression, fitted = self.recipe.compression, self.recipe.compression.fitted
-        uniform = parse_format(compression.default)
-        assert fitted is not None and isinstance(uniform, Palette)
-        known = fitted.read().harms
-        parts = [part for part in self.kinds() if all(w.name in known for w in part.weights)]
+        uniform = parse_format(self.recipe.compression.default)
+        assert isinstance(uniform, Palette)
+        parts, known = self.harmed
         return best_mix(parts, known, uniform, most)
 
-    def with_mix(self, uniform: Recipe, mix: Mix) -> tuple[str, Recipe]:
-        """A recipe of uniform palettes with a mix in their place, and the mix's name."""
-        own = uniform.compression
-        names = mix.names(own.default) | own.names
-        asked = override(uniform, {"compression.names": names, "compression.fitted": None})
-        return mix.described(own.default), resolve_fitted(self.checkpoint, asked, self.progress)
+    @cached_property
+    def harmed(self) -> tuple[list[MixedPart], dict[str, float]]:
+        """The parts whose weights' harms are known, and these harms."""
+        fitted = self.recipe.compression.fitted
+        known = {} if fitted is None else fitted.read().harms
+        return [p for p in self.kinds() if all(w.name in known for w in p.weights)], known
 
     def kinds(self) -> list[MixedPart]:
         """The fitted weights of the recipe's default, by kind and by part of the layers."""

@@ -11,6 +11,7 @@ from cetane.compress import Format, Palette, parse_format, pattern
 from cetane.compress.allocate import Option, allocate
 from cetane.families import Weight
 from cetane.planner import Planner
+from cetane.schema.recipe import Recipe, override
 from cetane.schema.subset import as_ranges
 
 THIRDS = 3
@@ -111,6 +112,12 @@ class Mix:
         """The formats that are not the default, by name."""
         return {pattern: form.name for part, form in zip(self.parts, self.formats, strict=True)
                 if form.name != default for pattern in part.patterns}  # fmt: skip
+
+    def given(self, recipe: Recipe) -> Recipe:
+        """A recipe of uniform palettes with this in their place, and nothing fitted yet."""
+        own = recipe.compression
+        names = self.names(own.default) | own.names
+        return override(recipe, {"compression.names": names, "compression.fitted": None})
 
     def described(self, default: str) -> str:
         """Its bits, and what has others than the default: "4.10 bits a weight (6 for v_proj)"."""

@@ -49,9 +49,9 @@ def narrower(program: Program) -> dict[str, MilFunction]:
 def _narrower(program: Program, wide: MilFunction) -> dict[str, MilFunction]:
     for few, other in sorted(_narrow_ones(program, wide).items(), reverse=True):
         many = tokens_of(other, wide)[1]
-        between_ = [count for count in NARROW if few < count < many <= WIDEST]
+        counts = [count for count in NARROW if few < count < many <= WIDEST]
         with suppress(ValueError, CetaneError):
-            return {at_tokens(wide.name, n): between(other, wide, n) for n in between_}
+            return {at_tokens(wide.name, n): between(other, wide, n) for n in counts}
     return {}
 
 
