@@ -20,6 +20,7 @@ from cetane.compress import Format, second_order
 from cetane.compress.select import AS_GPTQ, Method, SecondOrder
 from cetane.files import Progress
 from cetane.fitting.importance import Importance, Matrix, mean_product
+from cetane.fitting.teacher import quick
 from cetane.hardware.memory import give_back
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Rounder:
                 stack.callback(hook.remove)
             last = model.get_output_embeddings().register_forward_pre_hook(self.stop)
             stack.callback(last.remove)
-            with suppress(Done):
+            with suppress(Done), quick(model):
                 model(tokens, use_cache=False)
             self._inputs = self._hessian = None
 

@@ -1,0 +1,131 @@
+"""Conversations that a model writes itself, in its own chat format: what its draft heads learn from.
+
+A model that was trained to answer also writes questions, if it is given only the beginning of a
+user's turn (Magpie, arXiv 2406.08464). So no list limits the text. Answers are greedy, as those
+that will be drafted for.
+"""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from itertools import cycle
+from os.path import commonprefix
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cetane.checkpoint import Tokenizer
+from cetane.fitting.cache import roomy_cache
+from cetane.fitting.text import drawn_from
+from cetane.gates.probes import asked
+
+QUESTION, ANSWER = 96, 160
+"""The most tokens of each. Small models repeat themselves in longer answers."""
+
+
+def questions() -> list[str]:
+    """All questions, in an order that does not change."""
+    path = resources.files("cetane") / "data/prompts/questions.toml"
+    groups = tomllib.loads(path.read_text(encoding="utf-8")).values()
+    made = [template.format(subject) for group in groups
+            for template in group["templates"] for subject in group["subjects"]]  # fmt: skip
+    random.Random(0).shuffle(made)
+    return made
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The tokens that a chat template puts around a user's words."""
+
+    before: list[int]
+    after: list[int]
+    """Up to the first token of the answer. The first of these ends the question."""
+
+
+def turn_of(tokenizer: Tokenizer) -> Turn | None:
+    """None if there is no chat template, or if no special token ends its questions: then nobody can
+    tell where a written question ends."""
+    if not tokenizer.has_chat_template:
+        return None
+    one, other = asked(tokenizer, "apple"), asked(tokenizer, "Why?")
+    before = commonprefix([one, other])
+    rest = [tokens[len(before) :][::-1] for tokens in (one, other)]
+    after = commonprefix(rest)[::-1]
+    if not after or tokenizer.decode(after[:1], skip_special_tokens=True):
+        return None
+    return Turn(before, after)
+
+
+class Writer:
+    """One sequence in which a model writes conversations, one after the other."""
+
+    def __init__(
+        self, turn: Turn | None, prompts: Iterator[Sequence[int]], ends: Sequence[int]
+    ) -> None:
+        """`prompts` are given questions, in the template, without end. With a turn, the model
+        writes every other question itself. `ends` are its stop tokens."""
+        self.turn, self.prompts, self.ends = turn, prompts, ends
+        self.conversations = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a conversation."""
+        self.asking = self.turn is not None and self.conversations % 2 == 0
+        begun = self.turn.before if self.turn and self.asking else next(self.prompts)
+        self.given, self.said = deque(begun), 0
+        self.conversations += 1
+
+    @property
+    def draws(self) -> bool:
+        """Whether its next token is drawn at random: questions differ so."""
+        return self.asking and not self.given
+
+    def next(self, likeliest: int, drawn: int) -> int:
+        """Its next token: one that is given, the model's likeliest, or one drawn from the model's
+        distribution."""
+        if self.given:
+            return self.given.popleft()
+        self.said += 1
+        if not self.asking:
+            if likeliest in self.ends or self.said == ANSWER:
+                self.begin()
+            return likeliest
+        assert self.turn is not None
+        if drawn != self.turn.after[0] and self.said < QUESTION:
+            return drawn
+        self.asking, self.said, self.given = False, 0, deque(self.turn.after)
+        return self.given.popleft()
+
+
+@torch.no_grad()
+def write_conversations(
+    model: Any, tokenizer: Tokenizer, sequences: int, length: int, seed: int
+) -> Tensor:
+    """Conversations, int64 `(sequences, length)`, written side by side; the last of each is cut.
+
+    `model` is a causal transformers model. The same seed gives the same text on one machine.
+    """
+    draw, turn = torch.Generator().manual_seed(seed), turn_of(tokenizer)
+    every = questions()
+    start = seed * sequences % len(every)
+    prompts = (asked(tokenizer, question) for question in cycle(every[start:] + every[:start]))
+    writers = [Writer(turn, prompts, tokenizer.eos_ids) for _ in range(sequences)]
+    tokens = torch.tensor([[writer.next(0, 0)] for writer in writers])
+    cache, read = roomy_cache(model, length), tokens
+    while tokens.shape[1] < length:
+        made = model(read, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        logits: Tensor = made.logits[:, -1]
+        likeliest = logits.argmax(-1)
+        drawn = likeliest.clone()
+        if rows := [row for row, writer in enumerate(writers) if writer.draws]:
+            drawn[rows] = drawn_from(logits[rows].float(), draw)[:, 0]
+        pairs = zip(writers, likeliest.tolist(), drawn.tolist(), strict=True)
+        read = torch.tensor([[writer.next(*both)] for writer, *both in pairs])
+        tokens = torch.cat([tokens, read], 1)
+    return tokens
