@@ -1,18 +1,39 @@
-"""Answers that a model writes side by side: each as it would be alone."""
+"""Conversations that a model writes: the template, whose turn it is, and what is greedy."""
 
-from pathlib import Path
+from collections.abc import Sequence
+from itertools import repeat
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from tests.conftest import build_model
 
-from cetane.checkpoint import open_checkpoint
-from cetane.fitting import answers
-from cetane.fitting.answers import greedy, questions, write_answers
-from cetane.speculate.bench import conversations, suite
+from cetane.fitting import conversations
+from cetane.fitting.conversations import Turn, Writer, questions, turn_of, write_conversations
+from cetane.speculate import bench
+from cetane.speculate.bench import suite
 
-FULL = "full_attention"
+START, ASK, STOP, ANSWER = 900, 901, 902, 903
+"""Special tokens of a template."""
+
+
+class Words:
+    """A tokenizer with a chat template: a word is a number, and special tokens vanish in text."""
+
+    has_chat_template = True
+    eos_ids = (STOP,)
+
+    def __init__(self, end: int = STOP) -> None:
+        self.end = end
+
+    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        words = [sum(map(ord, word)) % 900 for word in messages[0]["content"].split()]
+        return [START, ASK, *words, self.end, ANSWER]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        assert skip_special_tokens
+        return "".join(str(token) for token in ids if token < START)
 
 
 def test_no_question_is_a_prompt_of_the_suite() -> None:
@@ -20,47 +41,60 @@ def test_no_question_is_a_prompt_of_the_suite() -> None:
     assert len(asked) == len(set(asked)) > 1000
     prompts = {prompt for group in suite().values() for prompt in group}
     assert not prompts & set(asked)
-    assert not {turn for talk in conversations() for turn in talk} & set(asked)
+    assert not {turn for talk in bench.conversations() for turn in talk} & set(asked)
 
 
-@pytest.mark.parametrize(
-    ("kind", "config"),
-    [
-        ("llama", {}),
-        ("gemma3_text", {"layer_types": ["sliding_attention", FULL], "sliding_window": 8}),
-    ],
-)
-def test_side_by_side_as_alone(kind: str, config: dict[str, Any]) -> None:
-    """Prompts of unequal lengths; an answer ends with the first stop token."""
-    model = build_model(kind, **config)
-    draw = torch.Generator().manual_seed(0)
-    prompts = [torch.randint(1, 280, (n,), generator=draw).tolist() for n in (3, 11, 7, 20)]
-    alone = []
-    for prompt in prompts:
+def test_a_template_is_what_two_questions_share() -> None:
+    words: Any = Words()
+    assert turn_of(words) == Turn([START, ASK], [STOP, ANSWER])
+
+
+def test_no_turn_where_nobody_can_tell_its_end() -> None:
+    plain: Any = SimpleNamespace(has_chat_template=False)
+    assert turn_of(plain) is None
+    ends_in_a_word: Any = Words(end=7)
+    assert turn_of(ends_in_a_word) is None
+
+
+def test_a_model_writes_every_other_question_itself() -> None:
+    """Its question is drawn up to the token that ends it, its answer greedy up to a stop token."""
+    writer = Writer(Turn([1, 2], [8, 9]), repeat([1, 2, 5, 8, 9]), ends=(8,))
+    said = iter([0, 0, 31, 32, 8, 0, 41, 42, 8])  # what a model would draw, or finds likeliest
+    own = []
+    for token in said:
+        own.append(writer.next(-1, token) if writer.draws else writer.next(token, -1))
+    assert own == [1, 2, 31, 32, 8, 9, 41, 42, 8]
+    assert [writer.next(0, 0) for _ in range(5)] == [1, 2, 5, 8, 9]  # a given one
+    assert not writer.draws
+
+
+def test_long_questions_and_answers_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversations, "QUESTION", 3)
+    monkeypatch.setattr(conversations, "ANSWER", 2)
+    writer = Writer(Turn([1], [8, 9]), repeat([6, 7]), ends=(8,))
+    assert [writer.next(40, 30) for _ in range(9)] == [1, 30, 30, 8, 9, 40, 40, 6, 7]
+
+
+def test_without_a_turn_all_questions_are_given() -> None:
+    writer = Writer(None, iter([[1, 2], [3, 4]]), ends=(8,))
+    assert [writer.next(8, 0) for _ in range(5)] == [1, 2, 8, 3, 4]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
+def test_answers_are_those_of_each_sequence_alone(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Questions of unequal lengths, and greedy answers as transformers makes them one by one."""
+    given = {"5 6 7": [5, 6, 7], "8": [8], "9 10": [9, 10]}
+    numbers: Any = SimpleNamespace(has_chat_template=False, encode=given.__getitem__, eos_ids=(3,))
+    model = build_model(kind)
+    monkeypatch.setattr(conversations, "questions", lambda: list(given))
+    made = write_conversations(model, numbers, 3, 12, 0)
+    assert made.shape == (3, 12) and made.dtype == torch.int64
+    for row, prompt in zip(made.tolist(), given.values(), strict=True):
         text = list(prompt)
-        for _ in range(14):
+        while len(text) < len(row) and text[-1] != 3:
             with torch.no_grad():
                 logits = model(torch.tensor([text]), use_cache=False).logits
             text.append(int(logits[0, -1].argmax()))
-        alone.append(text)
-    assert greedy(model, prompts, 14, ()) == alone
-    stop = alone[1][11 + 4]
-    found = greedy(model, prompts, 14, (stop,))
-    for text, prompt, whole in zip(found, prompts, alone, strict=True):
-        said = whole[len(prompt) :]
-        end = said.index(stop) + 1 if stop in said else len(said)
-        assert text == whole[: len(prompt) + end]
-
-
-def test_texts_give_back_their_tokens(
-    tiny_checkpoint_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer, model = open_checkpoint(tiny_checkpoint_folder).tokenizer, build_model("llama")
-    monkeypatch.setattr(answers, "LENGTH", 6)
-    asked = ["a fuel", "ignites.", "a fuel ignites. a fuel"]
-    batches = list(write_answers(model, tokenizer, asked, batch=2))
-    assert len(batches) == 2
-    for text in (text for batch in batches for text in batch):
-        ids = tokenizer.encode(text)
-        assert tokenizer.decode(ids, skip_special_tokens=False) == text
-        assert any(tokenizer.decode(ids).startswith(question[:6]) for question in asked)
+        assert row[: len(text)] == text

@@ -1,4 +1,4 @@
-"""Conversations that a model writes itself, in its own chat format: what its draft heads learn from.
+"""Conversations that a model writes itself, in its chat format: what its draft heads learn from.
 
 A model that was trained to answer also writes questions, if it is given only the beginning of a
 user's turn (Magpie, arXiv 2406.08464). So no list limits the text. Answers are greedy, as those
@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from itertools import cycle
-from os.path import commonprefix
+from itertools import compress, cycle, takewhile
 from typing import Any
 
 import torch
@@ -54,12 +53,17 @@ def turn_of(tokenizer: Tokenizer) -> Turn | None:
     if not tokenizer.has_chat_template:
         return None
     one, other = asked(tokenizer, "apple"), asked(tokenizer, "Why?")
-    before = commonprefix([one, other])
-    rest = [tokens[len(before) :][::-1] for tokens in (one, other)]
-    after = commonprefix(rest)[::-1]
+    before = beginning(one, other)
+    after = beginning(one[: len(before) - 1 : -1], other[: len(before) - 1 : -1])[::-1]
     if not after or tokenizer.decode(after[:1], skip_special_tokens=True):
         return None
     return Turn(before, after)
+
+
+def beginning(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    """What two lists of tokens begin with, both."""
+    same = (a == b for a, b in zip(one, other, strict=False))
+    return list(compress(one, takewhile(bool, same)))
 
 
 class Writer:

@@ -1,8 +1,8 @@
 """The training of a draft head: on a bundle's own hidden states; then lowered, and judged."""
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from cetane.bundle import Bundle
 from cetane.bundle.draft_heads import DraftHead
@@ -17,7 +19,9 @@ from cetane.checkpoint import Checkpoint
 from cetane.engine.generate import open_engine
 from cetane.errors import CetaneError
 from cetane.files import Progress, cache_dir, claimed, disk_errors, replacing, sha256, silent
-from cetane.fitting.answers import questions, write_answers
+from cetane.fitting.attention import fuse_attention
+from cetane.fitting.conversations import write_conversations
+from cetane.fitting.teacher import narrowed
 from cetane.gates.draft_head import DraftHeadResult, audit_draft_head, judge_draft_head
 from cetane.gates.quality import read_tokens
 from cetane.gates.reference import Reference
@@ -28,6 +32,11 @@ from cetane.speculate.draft_heads.acceptance import Acceptance, acceptance
 from cetane.speculate.draft_heads.build import add_draft_head, staging
 from cetane.speculate.draft_heads.train import devices, new_draft_head, train
 from cetane.speculate.draft_heads.windows import Windows, collect, split
+
+TOGETHER = 128
+"""Sequences of conversations that are written side by side."""
+TOKENS = "tokens"
+"""The name of the tensor in a file of conversations."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +109,10 @@ def train_draft_head(
 ) -> TrainedDraftHead | None:
     """Train a draft head on text files, and add it to the bundle as a shard.
 
-    Without `texts` the model writes one, in a third of the minutes at most. The draft head replaces
-    an earlier one of its kind. `features` is a folder that keeps hidden states for another run.
-    Under `torchrun` every process trains; the main process returns the outcome, the others None.
-    CetaneError for too little text.
+    Without `texts` the model writes conversations, in a third of the minutes at most. The draft
+    head replaces an earlier one of its kind. `features` is a folder that keeps hidden states for
+    another run. Under `torchrun` every process trains; the main process returns the outcome, the
+    others None. CetaneError for too little text.
     """
     started, accelerator = time.monotonic(), devices()
     opened = Bundle(Path(bundle))
@@ -115,11 +124,13 @@ def train_draft_head(
         if window < 2 * settings.steps:
             raise CetaneError(f"--window {window}: less than two drafts of {settings.steps} tokens")
         shown = progress if accelerator.is_main_process else silent
-        with accelerator.main_process_first():  # others read what it wrote
-            texts = texts or [own_answers(checkpoint, settings, shown)]
-        ids = whole_windows(
-            [read_tokens(opened.tokenizer, p, settings.tokens) for p in texts], window
-        )
+        if texts:
+            read = [read_tokens(opened.tokenizer, path, settings.tokens) for path in texts]
+        else:
+            with accelerator.main_process_first():  # others read what it wrote
+                written = own_conversations(checkpoint, window, settings, shown)
+            texts, read = list(written), [own.flatten().tolist() for own in written.values()]
+        ids = whole_windows(read, window)
         folder = features and features / opened.digest
         with accelerator.main_process_first() if folder else nullcontext():  # others read them
             learned, held = split(collect(engine, ids, window, shown, folder))
@@ -143,31 +154,49 @@ def train_draft_head(
         )  # fmt: skip
 
 
-def own_answers(checkpoint: Checkpoint, settings: DraftHeadSettings, progress: Progress) -> Path:
-    """A file of questions with the model's own answers, which the cache folder keeps.
+def own_conversations(
+    checkpoint: Checkpoint, window: int, settings: DraftHeadSettings, progress: Progress
+) -> dict[Path, torch.Tensor]:
+    """Conversations that the model wrote, int64 `(sequences, window)`, by the file that keeps them.
 
-    CetaneError for a model that is too large for this machine's memory.
+    The files are in the cache folder, so that a stopped run and the next draft head go on with
+    them. New ones are written for a third of the minutes. CetaneError for a model that is too large
+    for this machine's memory.
     """
-    asked = f"{checkpoint.fingerprint[:16]}-{settings.tokens}-{settings.minutes:g}"
-    path = cache_dir() / "answers" / f"{asked}.txt"
-    if path.exists():
-        return path
-    reference, ends = Reference(checkpoint), time.monotonic() + 20 * settings.minutes
+    place = cache_dir() / "conversations" / f"{checkpoint.fingerprint[:16]}-{window}"
+    made: dict[Path, torch.Tensor] = {}
+    ends, write = time.monotonic() + 20 * settings.minutes, None
+    for number in range(-(-settings.tokens // (TOGETHER * window))):
+        path = place / f"{number:03}.safetensors"
+        with suppress(OSError, SafetensorError, KeyError):
+            made[path] = load_file(path)[TOKENS]
+            continue
+        if made and time.monotonic() > ends:
+            break
+        progress("the model writes conversations", number * TOGETHER * window, settings.tokens)
+        write = write or conversations_of(checkpoint, window)
+        made[path] = write(number)
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as temporary:
+                save_file({TOKENS: made[path]}, temporary)
+    return made
+
+
+def conversations_of(checkpoint: Checkpoint, window: int) -> Callable[[int], torch.Tensor]:
+    """What writes the batch of conversations of a number."""
+    reference = Reference(checkpoint)
     if not reference.resident:
         raise CetaneError("the model is too large to write its own text here", "give one: --text")
-    texts: list[str] = []
-    written, tokenizer = 0, checkpoint.tokenizer
-    for some in write_answers(reference.model, tokenizer, questions()):
-        texts += some
-        written += sum(len(tokenizer.encode(text)) for text in some)
-        progress("the model answers questions", min(written, settings.tokens), settings.tokens)
-        if written >= settings.tokens or time.monotonic() > ends:
-            break
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            temporary.write_text("\n".join(texts), encoding="utf-8")
-    return path
+    model, tokenizer = reference.model, checkpoint.tokenizer
+    fuse_attention(model)
+    model(torch.tensor([[0]]), use_cache=False)  # reads its weights, which are narrowed below
+
+    def write(number: int) -> torch.Tensor:
+        with narrowed(model):
+            return write_conversations(model, tokenizer, TOGETHER, window, number)
+
+    return write
 
 
 def whole_windows(texts: Sequence[list[int]], window: int) -> list[int]:
