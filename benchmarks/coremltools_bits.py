@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from cetane.checkpoint import Checkpoint
 from cetane.compress import Palette, Selection, parse_format
-from cetane.fitting.fit import SEQUENCES, Fitter
+from cetane.fitting.fit import Fitter
 from cetane.fitting.rounding import linear_layers
 from cetane.gates.compressions import Judge
 from cetane.planner import Planner
@@ -45,7 +45,7 @@ class Theirs:
         self, checkpoint: Checkpoint, planner: Planner, names: set[str], work: Path
     ) -> None:
         fitter = Fitter(checkpoint, planner, lambda *_: None)
-        self.text = fitter.text(SEQUENCES)
+        self.text = fitter.text()
         self.sensitivities = work / f"skm-{checkpoint.fingerprint[:16]}.pt"
         model = type(fitter.model)(fitter.model.config).eval()
         model.load_state_dict(fitter.model.state_dict())

@@ -17,6 +17,7 @@ from cetane.compress.fitted import Fitted, FittedFile, folder, kept, save
 from cetane.errors import CetaneError
 from cetane.files import Progress, json_sha256, remove
 from cetane.fitting.attention import fuse_attention
+from cetane.fitting.documentation import documentation
 from cetane.fitting.importance import Importance, importance, keep, load
 from cetane.fitting.lessons import lessons
 from cetane.fitting.rounding import Rounder, linear_layers
@@ -34,11 +35,13 @@ from cetane.schema.recipe import override
 if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded
 
-VERSION = 5
+VERSION = 6
 """Of what is made: another one is made anew."""
-SEQUENCES, LENGTH, SEED = 256, 256, 1
-"""Of the model's own text that layers are rounded by: 65,536 tokens. By a quarter of them SmolLM2's
-four bits cost documentation 18 % more KL."""
+SEQUENCES, LENGTH, SEED = 192, 256, 1
+"""Of the model's own text that layers are rounded by: 49,152 tokens. By a third of them SmolLM2's
+four bits cost other text 18 % more KL."""
+READ = 96
+"""Windows of documentation beside it."""
 READING = 1 / 3
 """Of the minutes of tuning, for the text that it learns from: at most, and as far as none is kept.
 """
@@ -107,6 +110,7 @@ class Fitter:
         }
         self.start = checkpoint.tokenizer.bos_id or 0
         self.length = min(LENGTH, planner.model.max_context)
+        self.documentation = documentation(checkpoint.tokenizer, self.start, self.length)
         if self.resident:  # it reads its weights now, so that all of them can be narrowed
             self.model(torch.tensor([[self.start]]), use_cache=False)
 
@@ -116,7 +120,7 @@ class Fitter:
         if self.resident and method != "weighted":
             text, importances = self.important(formats)
         else:
-            text, importances = self.text(SEQUENCES), {}
+            text, importances = self.text(), {}
         rounder = Rounder(formats, method, self.progress, importances, compression.second_order)
         rounder.run(self.model, self.names, text)
         return rounder
@@ -125,12 +129,12 @@ class Fitter:
         """The model's own text, and the importance of its layers there: of no format, so they are
         made once for all of them."""
         layers = linear_layers(self.model, self.names, frozenset(names))
-        content = [VERSION, self.content, SEQUENCES, self.length, sorted(layers)]
+        content = [VERSION, self.content, SEQUENCES, READ, self.length, sorted(layers)]
         path = folder() / f"{json_sha256(content)}.importance"
         known = load(path)
         if known is not None:
             return known
-        text = self.text(SEQUENCES)
+        text = self.text()
         with narrowed(self.model):
             made = importance(self.model, layers, text, self.progress)
         give_back()  # the pass's gradients
@@ -167,13 +171,15 @@ class Fitter:
     def lessons(self, seconds: float) -> Answers:
         """What the model writes to learn from, and its answers: of no format."""
         place = folder() / f"{json_sha256([VERSION, self.content, self.length])}.lessons"
-        return lessons(self.model, self.start, self.length, place, seconds, self.progress)
+        others = self.documentation[READ:]
+        return lessons(self.model, self.start, self.length, others, place, seconds, self.progress)
 
-    def text(self, sequences: int) -> Tensor:
-        """The model's own, int64 `(sequences, length)`."""
+    def text(self) -> Tensor:
+        """The model's own, and documentation, int64 `(sequences, length)`."""
         # of a model that is not resident no weight stays, so none can be narrowed
         with narrowed(self.model) if self.resident else nullcontext():
-            return write_text(self.model, self.start, sequences, self.length, SEED, self.progress)
+            own = write_text(self.model, self.start, SEQUENCES, self.length, SEED, self.progress)
+        return torch.cat([own, self.documentation[:READ]])
 
 
 def untie(model: Any) -> None:

@@ -1,4 +1,4 @@
-"""Text that a model writes for tuning, with its answers: kept, so that it is written once.
+"""Text for tuning, a model's own for the most part, with its answers: kept, so it is made once.
 
 It depends on no format. So a run that was interrupted goes on with it, and the next format of the
 same model has it already.
@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from cetane.files import Progress, replacing
 from cetane.fitting.teacher import Answers, ask, narrowed
 from cetane.fitting.text import write_text
 
-SEQUENCES = 128
-"""That are written, answered and kept together."""
+SEQUENCES, READ = 96, 32
+"""That are written, and windows of documentation, which are answered and kept together."""
 LEAST, MOST = 2, 16
 """Batches. Fewer are learnt by heart; more than half a million tokens nothing reads in its time."""
 SEED = 2
@@ -31,10 +32,19 @@ PIECE = 1024
 
 
 def lessons(
-    model: Any, start: int, length: int, place: Path, seconds: float, progress: Progress
+    model: Any,
+    start: int,
+    length: int,
+    documentation: Tensor,
+    place: Path,
+    seconds: float,
+    progress: Progress,
 ) -> Answers:
-    """A transformers model's answers to text that it wrote, what is kept in the folder `place` and
-    what it writes in about `seconds` beside it; text of `write_text`."""
+    """A transformers model's answers: those that are kept in the folder `place`, and what it makes
+    in about `seconds` beside them.
+
+    It answers text of `write_text`, and windows of `documentation (N, length)` in turn.
+    """
     parts: list[Answers] = []
     ends = time.perf_counter() + seconds
     for number in count():
@@ -44,7 +54,10 @@ def lessons(
             if len(parts) >= LEAST and (len(parts) >= MOST or time.perf_counter() >= ends):
                 break
             with narrowed(model):  # other words than fp32's, and as good
-                text = write_text(model, start, SEQUENCES, length, SEED + number, progress)
+                own = write_text(model, start, SEQUENCES, length, SEED + number, progress)
+            turn = torch.arange(number * READ, (number + 1) * READ) % len(documentation)
+            text = torch.cat([own, documentation[turn]])
+            text = text[torch.randperm(len(text), generator=torch.Generator().manual_seed(number))]
             part = ask(model, text, max(1, PIECE // length), progress)
             with suppress(OSError):  # a cache that cannot be written is no error
                 keep(path, part)
