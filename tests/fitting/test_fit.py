@@ -43,8 +43,10 @@ def recipe(**compression: Any) -> Recipe:
 @pytest.fixture(scope="module", autouse=True)
 def little_text() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "SEQUENCES", 16)
-        patch.setattr(lessons_module, "SEQUENCES", 8)
+        patch.setattr(module, "SEQUENCES", 12)
+        patch.setattr(module, "READ", 4)
+        patch.setattr(lessons_module, "SEQUENCES", 6)
+        patch.setattr(lessons_module, "READ", 2)
         patch.setattr(module, "LENGTH", 32)
         yield
 

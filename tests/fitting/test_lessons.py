@@ -9,12 +9,20 @@ import torch
 
 from cetane.files import silent
 from cetane.fitting import lessons as module
-from cetane.fitting.teacher import ask
+from cetane.fitting.teacher import Answers, ask
+
+READ = torch.arange(100, 124).reshape(2, 12)
+"""Windows of documentation."""
+
+
+def lessons(model: Any, place: Path, seconds: float) -> Answers:
+    return module.lessons(model, 7, 12, READ, place, seconds, silent)
 
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SEQUENCES", 4)
+    monkeypatch.setattr(module, "SEQUENCES", 3)
+    monkeypatch.setattr(module, "READ", 1)
     monkeypatch.setattr(module, "MOST", 3)
 
 
@@ -22,28 +30,36 @@ def test_what_is_kept_is_not_written_again(
     tiny_model: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_model("llama")
-    made = module.lessons(model, 7, 12, tmp_path / "text", 0.0, silent)
+    made = lessons(model, tmp_path / "text", 0.0)
     assert made.tokens.shape == (4 * module.LEAST, 12), "the least, though there is no time"
-    more = module.lessons(model, 7, 12, tmp_path / "text", 60.0, silent)
+    more = lessons(model, tmp_path / "text", 60.0)
     assert len(more.tokens) == 4 * module.MOST
     torch.testing.assert_close(more.tokens[: len(made.tokens)], made.tokens)
     assert len({tuple(row.tolist()) for row in more.tokens}) == 4 * module.MOST
     monkeypatch.setattr(module, "write_text", None)
-    again = module.lessons(model, 7, 12, tmp_path / "text", 60.0, silent)
+    again = lessons(model, tmp_path / "text", 60.0)
     torch.testing.assert_close(again.tokens, more.tokens)
     torch.testing.assert_close(again.logs, more.logs)
 
 
+def test_each_part_reads_the_next_windows(tiny_model: Callable[..., Any], tmp_path: Path) -> None:
+    made = lessons(tiny_model("llama"), tmp_path, 60.0).tokens.tolist()
+    first, second = READ.tolist()
+    assert [(first in part, second in part) for part in (made[:4], made[4:8], made[8:])] == [
+        (True, False), (False, True), (True, False),
+    ]  # fmt: skip
+
+
 def test_answers_are_those_to_the_text(tiny_model: Callable[..., Any], tmp_path: Path) -> None:
     model = tiny_model("llama")
-    made = module.lessons(model, 7, 12, tmp_path, 0.0, silent)
+    made = lessons(model, tmp_path, 0.0)
     own = ask(model, made.tokens, 4, silent)
     torch.testing.assert_close(made.logs, own.logs)
 
 
 def test_half_a_file_is_written_again(tiny_model: Callable[..., Any], tmp_path: Path) -> None:
     model = tiny_model("llama")
-    made = module.lessons(model, 7, 12, tmp_path, 0.0, silent)
+    made = lessons(model, tmp_path, 0.0)
     (tmp_path / "001.safetensors").write_bytes(b"half a file")
-    again = module.lessons(model, 7, 12, tmp_path, 0.0, silent)
+    again = lessons(model, tmp_path, 0.0)
     torch.testing.assert_close(again.tokens, made.tokens)
