@@ -12,6 +12,7 @@ import torch
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint, open_checkpoint
+from cetane.compress.beside import TextFile
 from cetane.compress.fitted import folder
 from cetane.errors import CetaneError
 from cetane.files import silent
@@ -93,6 +94,21 @@ def test_other_options_are_other_constants(fitted: Fixed) -> None:
     )
     made, before = other.compression.fitted, fitted.bundle.plan.recipe.compression.fitted
     assert made is not None and before is not None and made.sha256 != before.sha256
+
+
+def test_another_text_makes_other_constants(fitted: Fixed, tmp_path: Path) -> None:
+    """A user's text is read in place of documentation."""
+    text = tmp_path / "ours.txt"
+    text.write_text("a fuel ignites. " * 400, encoding="utf-8")
+    other = resolve_recipe(
+        fitted.checkpoint, recipe(method="gptq", text=TextFile.of(text).model_dump())
+    )
+    made, before = other.compression.fitted, fitted.bundle.plan.recipe.compression.fitted
+    assert made is not None and before is not None and made.sha256 != before.sha256
+    text.write_text("a fuel ignites.", encoding="utf-8")
+    short = recipe(method="gptq", text=TextFile.of(text).model_dump())
+    with pytest.raises(CetaneError, match=r"windows of 32 tokens \(give a text of 8 windows"):
+        resolve_recipe(fitted.checkpoint, short)
 
 
 def test_the_text_is_read_once_for_all_formats(

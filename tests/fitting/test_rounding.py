@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from cetane.compress import parse_format, second_order
 from cetane.files import silent
 from cetane.fitting.rounding import Rounder
+from cetane.fitting.teacher import quick
 
 FORM = parse_format("palette3-kmeans-group8")
 
@@ -20,11 +21,11 @@ def linears(model: Any) -> dict[str, nn.Linear]:
 
 
 def inputs_of(model: Any, path: str, tokens: Tensor) -> Tensor:
-    """What a layer is given when the model runs as it is."""
+    """What a layer is given when the model runs as it is, with the products of the pass."""
     seen: list[Tensor] = []
     layer = model.get_submodule(path)
-    hook = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].clone()))
-    with torch.inference_mode():
+    hook = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].float()))
+    with torch.inference_mode(), quick(model):
         model(tokens)
     hook.remove()
     return seen[0].reshape(-1, layer.in_features)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -43,6 +44,10 @@ Budget = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="Most that weights and tables may take, as 300MB."),
 ]
+Text = Annotated[
+    Path | None,
+    typer.Option(help="With few bits: a text like what the port will read, to fit weights on."),
+]
 Fix = Annotated[
     bool,
     typer.Option("--fix", help="Where a gate is red, change the recipe as it says, and go on."),
@@ -63,6 +68,7 @@ def port(
     require_residency: RequireResidency = None,
     quality: Quality = None,
     budget: Budget = None,
+    text: Text = None,
     fix: Fix = False,
     workers: Workers = None,
     scheduler: Scheduler = None,
@@ -87,7 +93,7 @@ def port(
     changes = ({} if quality is None else {"quality": quality}) | read_changes(settings or [])
     with progress("plan"):
         request = make_request(
-            model, recipe, context, bits, changes, budget, lora, read_adapters(adapter or [])
+            model, recipe, context, bits, changes, budget, lora, read_adapters(adapter or []), text
         )
         plan = request.planner.plan()
     if not json:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from pydantic import Field, PrivateAttr
 
 from cetane.errors import CetaneError
-from cetane.files import sha256
+from cetane.files import LARGEST_TEXT, read_text, sha256
 from cetane.validation import Data
 
 Named = TypeVar("Named", bound="FileBeside")
@@ -33,6 +33,10 @@ class FileBeside(Data):
         """Let the file be looked for where a recipe lies."""
         self._folder = recipe.parent
 
+    def where(self, other: FileBeside) -> None:
+        """Let the file be looked for where another one is."""
+        self._folder = other._folder
+
     @property
     def path(self) -> Path:
         return self._folder / self.file
@@ -49,3 +53,16 @@ class FileBeside(Data):
                 f"{key}: {self.path} is not the file that the recipe was written for", hint
             )
         return self.path
+
+
+class TextFile(FileBeside):
+    """A recipe's `[compression.text]`."""
+
+    @classmethod
+    def of(cls, path: Path) -> TextFile:
+        """A file that lies anywhere; CetaneError if it cannot be read."""
+        return cls(file=str(path.absolute()), sha256=sha256(path))
+
+    def read(self) -> str:
+        """The text, UTF-8. CetaneError if it is missing, has another hash or is too large."""
+        return read_text(self.verify("compression.text", "name a text file"), LARGEST_TEXT)

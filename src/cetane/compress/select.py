@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from cetane.compress.beside import FileBeside, TextFile
 from cetane.compress.fitted import FittedFile
 from cetane.compress.formats import Format, Palette, parse_format
 from cetane.compress.sensitivity import SensitivityFile
@@ -55,6 +56,8 @@ class Selection(Data):
     - `method` finds the constants of a format. `plain` needs only the weight. The others need the
       model: `weighted` the mean squares of a layer's inputs, `gptq` all their products. `tuned`
       continues from `gptq` with the model's answers.
+    - `text` names a text file like what the port will read. Such methods read it in place of
+      documentation, beside the model's own text.
     - `second_order` has the options of `gptq`.
     - `rotate` turns channels before, so that no outlier is left.
     - `mix_to` is how many bits a weight, on average, a port may take for a mix of palettes, where
@@ -69,6 +72,7 @@ class Selection(Data):
     method: Method = Field(default="plain", exclude_if=lambda method: method == "plain")
     minutes: float = Field(default=30.0, gt=0, exclude_if=lambda minutes: minutes == 30.0)
     """That `tuned` may take, the rounding before it and the text aside."""
+    text: TextFile | None = Field(default=None, exclude_if=lambda file: file is None)
     second_order: SecondOrder = Field(default=AS_GPTQ, exclude_if=lambda own: own == AS_GPTQ)
     rotate: bool = Field(default=False, exclude_if=lambda rotate: not rotate)
     """Whether the residual stream and the values of attention are turned first, which spreads
@@ -81,6 +85,8 @@ class Selection(Data):
     def consistent(self) -> "Selection":
         if self.fitted is not None and self.method == "plain":
             raise ValueError("fitted: plain constants are no function of a file; name the method")
+        if self.text is not None and self.method == "plain":
+            raise ValueError('text: plain constants read none; add method = "gptq"')
         if self.auto and self.method != "plain":
             raise ValueError(
                 f'method: "{self.method}" makes the constants of one format; name it in default'
@@ -102,6 +108,12 @@ class Selection(Data):
                     f'"{self.method}", write {name.replace(form.mode, "kmeans")}'
                 )
         return self
+
+    @property
+    def files(self) -> tuple[FileBeside, ...]:
+        """Those that the recipe names."""
+        named = self.sensitivity, self.text, self.fitted
+        return tuple(file for file in named if file is not None)
 
     @property
     def auto(self) -> bool:

@@ -8,6 +8,7 @@ KL of 0.100 in place of 0.046 on the documentation of modules that are not read 
 from __future__ import annotations
 
 import pydoc
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib.util import find_spec
 
@@ -25,7 +26,7 @@ MODULES = (
 """None of those that experiments and benchmarks judge (`cetane.lab.workload`)."""
 
 
-def texts() -> list[str]:
+def documentation() -> list[str]:
     """The documentation of modules, and the topics of the language's reference: what of both this
     Python has."""
     found = [pydoc.plain(pydoc.render_doc(name)) for name in MODULES if find_spec(name)]
@@ -36,12 +37,12 @@ def texts() -> list[str]:
     return found
 
 
-def documentation(tokenizer: Tokenizer, start: int, length: int) -> Tensor:
-    """Windows of documentation, int64 `(N, length)`, in an order that is mixed and always the same.
+def windows_of(texts: Iterable[str], tokenizer: Tokenizer, start: int, length: int) -> Tensor:
+    """Windows of texts, int64 `(N, length)`, in an order that is mixed and always the same.
 
     Every other one begins with the token `start`, as of a model's own text.
     """
-    tokens = torch.tensor([token for text in texts() for token in tokenizer.encode(text)])
+    tokens = torch.tensor([token for text in texts for token in tokenizer.encode(text)])
     windows = tokens[: len(tokens) // length * length].reshape(-1, length)
     windows = windows[torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))]
     windows[::2, 0] = start

@@ -17,7 +17,7 @@ from cetane.compress.fitted import Fitted, FittedFile, folder, kept, save
 from cetane.errors import CetaneError
 from cetane.files import Progress, json_sha256, remove
 from cetane.fitting.attention import fuse_attention
-from cetane.fitting.documentation import documentation
+from cetane.fitting.documentation import documentation, windows_of
 from cetane.fitting.importance import Importance, importance, keep, load
 from cetane.fitting.lessons import lessons
 from cetane.fitting.rounding import Rounder, linear_layers
@@ -40,8 +40,9 @@ VERSION = 6
 SEQUENCES, LENGTH, SEED = 192, 256, 1
 """Of the model's own text that layers are rounded by: 49,152 tokens. By a third of them SmolLM2's
 four bits cost other text 18 % more KL."""
-READ = 96
-"""Windows of documentation beside it."""
+READ, LEAST = 96, 8
+"""Windows of what people wrote beside it: documentation, or the user's text, of so many at least.
+"""
 READING = 1 / 3
 """Of the minutes of tuning, for the text that it learns from: at most, and as far as none is kept.
 """
@@ -77,6 +78,7 @@ def key_of(checkpoint: Checkpoint, formats: Mapping[str, Format], compression: S
         VERSION, checkpoint.content, compression.method,
         compression.minutes if tuned else None, compression.second_order.model_dump(),
         {name: form.name for name, form in formats.items()},
+        None if compression.text is None else compression.text.sha256,
     ]  # fmt: skip
     return json_sha256(content)
 
@@ -110,7 +112,16 @@ class Fitter:
         }
         self.start = checkpoint.tokenizer.bos_id or 0
         self.length = min(LENGTH, planner.model.max_context)
-        self.documentation = documentation(checkpoint.tokenizer, self.start, self.length)
+        given = planner.recipe.compression.text
+        self.given = "" if given is None else given.sha256
+        texts = documentation() if given is None else [given.read()]
+        self.others = windows_of(texts, checkpoint.tokenizer, self.start, self.length)
+        """What people wrote, int64 `(N, length)`."""
+        if len(self.others) < LEAST:
+            raise CetaneError(
+                f"compression.text: {len(self.others)} windows of {self.length} tokens",
+                f"give a text of {LEAST} windows or more",
+            )
         if self.resident:  # it reads its weights now, so that all of them can be narrowed
             self.model(torch.tensor([[self.start]]), use_cache=False)
 
@@ -129,7 +140,7 @@ class Fitter:
         """The model's own text, and the importance of its layers there: of no format, so they are
         made once for all of them."""
         layers = linear_layers(self.model, self.names, frozenset(names))
-        content = [VERSION, self.content, SEQUENCES, READ, self.length, sorted(layers)]
+        content = [VERSION, self.content, SEQUENCES, READ, self.length, sorted(layers), self.given]
         path = folder() / f"{json_sha256(content)}.importance"
         known = load(path)
         if known is not None:
@@ -170,16 +181,17 @@ class Fitter:
 
     def lessons(self, seconds: float) -> Answers:
         """What the model writes to learn from, and its answers: of no format."""
-        place = folder() / f"{json_sha256([VERSION, self.content, self.length])}.lessons"
-        others = self.documentation[READ:]
+        content = [VERSION, self.content, self.length, self.given]
+        place = folder() / f"{json_sha256(content)}.lessons"
+        others = self.others[READ:] if len(self.others) > READ else self.others
         return lessons(self.model, self.start, self.length, others, place, seconds, self.progress)
 
     def text(self) -> Tensor:
-        """The model's own, and documentation, int64 `(sequences, length)`."""
+        """The model's own, and what people wrote, int64 `(sequences, length)`."""
         # of a model that is not resident no weight stays, so none can be narrowed
         with narrowed(self.model) if self.resident else nullcontext():
             own = write_text(self.model, self.start, SEQUENCES, self.length, SEED, self.progress)
-        return torch.cat([own, self.documentation[:READ]])
+        return torch.cat([own, self.others[:READ]])
 
 
 def untie(model: Any) -> None:

@@ -22,7 +22,7 @@ from cetane.fitting.teacher import Answers, ask, narrowed
 from cetane.fitting.text import write_text
 
 SEQUENCES, READ = 96, 32
-"""That are written, and windows of documentation, which are answered and kept together."""
+"""That are written, and windows of what people wrote: answered and kept together."""
 LEAST, MOST = 2, 16
 """Batches. Fewer are learnt by heart; more than half a million tokens nothing reads in its time."""
 SEED = 2
@@ -35,7 +35,7 @@ def lessons(
     model: Any,
     start: int,
     length: int,
-    documentation: Tensor,
+    others: Tensor,
     place: Path,
     seconds: float,
     progress: Progress,
@@ -43,7 +43,7 @@ def lessons(
     """A transformers model's answers: those that are kept in the folder `place`, and what it makes
     in about `seconds` beside them.
 
-    It answers text of `write_text`, and windows of `documentation (N, length)` in turn.
+    It answers text of `write_text`, and in turn windows of what people wrote, `others (N, length)`.
     """
     parts: list[Answers] = []
     ends = time.perf_counter() + seconds
@@ -55,8 +55,8 @@ def lessons(
                 break
             with narrowed(model):  # other words than fp32's, and as good
                 own = write_text(model, start, SEQUENCES, length, SEED + number, progress)
-            turn = torch.arange(number * READ, (number + 1) * READ) % len(documentation)
-            text = torch.cat([own, documentation[turn]])
+            turn = torch.arange(number * READ, (number + 1) * READ) % len(others)
+            text = torch.cat([own, others[turn]])
             text = text[torch.randperm(len(text), generator=torch.Generator().manual_seed(number))]
             part = ask(model, text, max(1, PIECE // length), progress)
             with suppress(OSError):  # a cache that cannot be written is no error

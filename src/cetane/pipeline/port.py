@@ -125,6 +125,7 @@ def port(
     budget: str | None = None,
     lora: str | Path | None = None,
     adapters: Mapping[str, str | Path] | None = None,
+    text: str | Path | None = None,
     fix: bool = False,
     force: bool = False,
     rebuild: bool = False,
@@ -147,11 +148,11 @@ def port(
     `require_residency` says otherwise. With `fix`, a red gate's own advice is taken, a few times.
     `lora` is the folder of a peft adapter that is merged into the model as it is read. `adapters`
     are folders of such adapters by name: each becomes functions beside the base's, which share its
-    weights. `output` is the bundle's folder, by default the model's name and the recipe's in the
-    working directory; `force` replaces another bundle there. `workers` processes make the parts
-    side by side, or those of Dask's `scheduler`; what is in the shared `store` is not made again
-    (docs/how-to/workers.md). Raises CetaneError for what cannot be ported: nothing is left behind
-    then.
+    weights. `text` is a file like what the port will read, on which few bits are fitted. `output`
+    is the bundle's folder, by default the model's name and the recipe's in the working directory;
+    `force` replaces another bundle there. `workers` processes make the parts side by side, or those
+    of Dask's `scheduler`; what is in the shared `store` is not made again (docs/how-to/workers.md).
+    Raises CetaneError for what cannot be ported: nothing is left behind then.
 
     >>> result = cetane.port(model, recipe=recipe, output=bundle)
     >>> result.passed, list(result.gates)
@@ -159,7 +160,7 @@ def port(
     """
     promised = {} if quality is None else {"quality": quality}
     request = make_request(
-        model, recipe, context, bits, promised | dict(changes or {}), budget, lora, adapters
+        model, recipe, context, bits, promised | dict(changes or {}), budget, lora, adapters, text
     )
     asked = residency_for(chip, os, require_residency)
     with open_workers(workers, scheduler, store) as opened:

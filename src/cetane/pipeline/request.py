@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cetane.checkpoint import Checkpoint, open_checkpoint
+from cetane.compress.beside import TextFile
 from cetane.errors import CetaneError
 from cetane.schema.recipe import Recipe, load_recipe, override, shipped
 
@@ -91,6 +92,7 @@ def make_request(
     budget: str | None = None,
     lora: str | Path | None = None,
     adapters: Mapping[str, str | Path] | None = None,
+    text: str | Path | None = None,
 ) -> Request:
     """Open a checkpoint and a recipe, and replace some of the recipe's values.
 
@@ -98,7 +100,7 @@ def make_request(
     other. `changes` are values by dotted key, as `{"tokens.verify": 8}`, and win over both.
     `budget` is the most that weights and tables may take, as "300MB". A recipe by name has no
     longer a context than the model. `lora` and `adapters` are folders of peft adapters: one to
-    merge, and some to keep beside the model, by name.
+    merge, and some to keep beside the model, by name. `text` is a file that few bits are fitted on.
     """
     wanted: dict[str, Any] = {}
     if context is not None:
@@ -110,18 +112,20 @@ def make_request(
         if bits <= FITTED_BITS:
             wanted["compression.method"] = "gptq"
             wanted["compression.mix_to"] = MIXED[bits]
+    if text is not None:
+        wanted["compression.text"] = TextFile.of(Path(text)).model_dump()
     wanted |= changes or {}
     if wanted.get("compression.method") == "plain":
         wanted.pop("compression.mix_to", None)
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
     checkpoint = open_checkpoint(model, lora, adapters)
+    if isinstance(recipe, str) and recipe in shipped() and "cache.context" not in wanted:
+        wanted |= fitting_context(checkpoint, chosen.cache.context)
     if bits is not None and bits <= FITTED_BITS:
         from cetane.planner import can_turn
 
-        if can_turn(checkpoint, chosen):
+        if can_turn(checkpoint, override(chosen, wanted)):
             wanted = {"compression.rotate": True} | wanted
-    if isinstance(recipe, str) and recipe in shipped() and "cache.context" not in wanted:
-        wanted |= fitting_context(checkpoint, chosen.cache.context)
     size = None if budget is None else read_size(budget)
     final = override(chosen, wanted)
     if final.compression.rotate or final.cache.streaming is not None:

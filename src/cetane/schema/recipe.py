@@ -297,8 +297,8 @@ def load_recipe(source: str) -> Recipe:
     if isinstance(streaming, dict) and isinstance(streaming.get("scores"), str):
         streaming["scores"] = load_scores(path.parent / streaming["scores"])
     recipe = parse_recipe({"name": path.stem} | content, str(path))
-    if recipe.compression.sensitivity is not None:
-        recipe.compression.sensitivity.beside(path)
+    for file in recipe.compression.files:
+        file.beside(path)
     return recipe
 
 
@@ -318,7 +318,13 @@ def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
                 raise CetaneError(f"recipe {recipe.name}: {key}: {name} is not a table")
             table = inner
         table[field] = value
-    return parse_recipe(content, f"recipe {recipe.name}") if changes else recipe
+    if not changes:
+        return recipe
+    changed = parse_recipe(content, f"recipe {recipe.name}")
+    before = {file: file for file in recipe.compression.files}
+    for file in changed.compression.files:
+        file.where(before.get(file, file))
+    return changed
 
 
 def decided(recipe: Recipe, values: Mapping[str, Any], reasons: Mapping[str, str]) -> Recipe:
