@@ -53,6 +53,9 @@ class DraftSource(Protocol):
     def begin(self, session: Session, tokens: Sequence[int]) -> None:
         """Called before the session is fed these tokens and generates."""
 
+    def read(self) -> None:
+        """Called when the session holds these tokens, before the first new one comes."""
+
     def draft(self, new: Sequence[int], most: int) -> Draft:
         """A draft of at most `most` tokens after `new`; the last of `new` was not yet fed."""
 
@@ -99,6 +102,8 @@ def extend(
     `logits` are those after the prompt, `(V,)`. `drafts` have begun. `note` is called with every
     new token, a stop token too, and the logits from which it was chosen, before the token comes.
     """
+    if drafts is not None:
+        drafts.read()
     new, rows, left = [sampler(logits)], logits[None], max_new
     sampler.keep(new[0])
     while True:

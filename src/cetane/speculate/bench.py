@@ -198,6 +198,9 @@ class FirstTokens:
     def begin(self, session: Session, tokens: Ids) -> None:
         self.drafter.begin(session, tokens)
 
+    def read(self) -> None:
+        self.drafter.read()
+
     def draft(self, new: Ids, most: int) -> Draft:
         self.drafter.extend(new)
         self.said = self.drafter.propose(1).tokens[:1]
@@ -241,6 +244,10 @@ class Together:
     def begin(self, session: Session, tokens: Ids) -> None:
         for one in self.asked:
             one.begin(session, tokens)
+
+    def read(self) -> None:
+        for one in self.asked:
+            one.read()
 
     def draft(self, new: Ids, most: int) -> Draft:
         for one in self.asked:

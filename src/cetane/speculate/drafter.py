@@ -51,6 +51,10 @@ class Drafter(ABC):
         """Called when the sequence continues with these tokens."""
         self.tokens.extend(tokens)
 
+    def read(self) -> None:  # noqa: B027
+        """Called when the session holds a prompt, before the first token comes: what is read now
+        delays no later one."""
+
     @property
     def unread(self) -> int:
         """Tokens that it reads before its next proposal, if that takes time."""

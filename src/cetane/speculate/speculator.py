@@ -82,6 +82,10 @@ class Speculator:
         if self.controller:
             self.controller.begin()
 
+    def read(self) -> None:
+        for drafter in self.drafters:
+            drafter.read()
+
     def draft(self, new: Sequence[int], most: int) -> Draft:
         started = time.perf_counter()
         most = 0 if self.resting else min(most, self.longest)

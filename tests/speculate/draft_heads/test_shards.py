@@ -87,6 +87,7 @@ class Recording:
         draft = self.drafter.propose(most)
         if self.drafter.name == "eagle3" and draft.tokens:  # it has read all but the last token
             assert unread >= 1 and self.drafter.unread == 0
+            assert self.said or unread == 1, "it reads a prompt before the first token"
         self.said.append((list(self.drafter.tokens), most, draft.tokens))
         return draft
 

@@ -56,6 +56,10 @@ class DraftHeadDrafter(Drafter):
 
     def extend(self, tokens: Sequence[int]) -> None:
         super().extend(tokens)
+        self.take()
+
+    def take(self) -> None:
+        """Take what the session has computed since the last time."""
         assert self.taps is not None and self.session is not None
         self.see(self.taps.take(self.session.position, self.session.path))
 
@@ -110,6 +114,16 @@ class Eagle3Drafter(DraftHeadDrafter):
 
     def see(self, features: Array) -> None:
         self.waiting.append(features)
+
+    def read(self) -> None:
+        """It reads a prompt as soon as the target has: later, an answer would have to pay for it
+        before the first draft. The last hidden state waits for the token after it."""
+        self.take()
+        if self.unread > 1:
+            features = np.concatenate(self.waiting)
+            after = self.tokens[self.runner.done + 1 :][: len(features) - 1]
+            self.runner.read(features[:-1], after)
+            self.waiting = [features[-1:]]
 
     @property
     def unread(self) -> int:

@@ -108,17 +108,23 @@ class Eagle3Runner(DraftHeadRunner):
 
         Returns the logits `(R,)` of the token after the last.
         """
-        self.memory.rewind(self.accepted)
-        rows, tokens = features.reshape(len(features), -1), after
         follow = self.functions["follow"]
-        read = self.functions.get("read", follow)
-        while len(rows) > follow.tokens:
-            count = min(read.tokens, len(rows) - 1)
-            self.call(read, tokens[:count], features=rows[:count])
-            rows, tokens = rows[count:], tokens[count:]
+        before = max(0, len(after) - follow.tokens)
+        self.read(features[:before], after[:before])
+        rows, tokens = features[before:].reshape(len(features) - before, -1), after[before:]
         logits = self._keep(self.call(follow, tokens, features=rows), len(tokens) - 1)
         self.accepted = self.memory.mark()
         return logits
+
+    def read(self, features: Array, after: Sequence[int]) -> None:
+        """Run over accepted tokens as `follow` does, without logits."""
+        self.memory.rewind(self.accepted)
+        read = self.functions.get("read", self.functions["follow"])
+        for start in range(0, len(after), read.tokens):
+            part = features[start : start + read.tokens]
+            tokens = after[start : start + read.tokens]
+            self.call(read, tokens, features=part.reshape(len(part), -1))
+        self.accepted = self.memory.mark()
 
     def step(self, token: int) -> Array:
         """Continue with a drafted token. Returns the logits `(R,)` of the token after it."""
