@@ -151,8 +151,13 @@ class Controller:
         """Seconds of a call of this width now."""
         return self.plain_step * self.calls[width].usual
 
+    def expect(self, drafter: str, seconds: float | None) -> None:
+        """Take it that a drafter's tokens cost so many seconds each, until it is measured."""
+        if seconds is not None and not self.drafting[drafter].recent:
+            self.drafting[drafter].add(seconds / self.plain_step)
+
     def drafting_seconds(self, drafter: str) -> float:
-        """Seconds of one drafted token now; 0 before the first draft."""
+        """Seconds of one drafted token now; 0 before the first draft, if nothing is expected."""
         return self.plain_step * self.drafting[drafter].usual
 
     def reading_seconds(self, drafter: str, tokens: int) -> float:

@@ -58,6 +58,9 @@ class Speculator:
             raise CetaneError(f"drafts of {longest} tokens: need at least 1")
         self.drafters = tuple(sorted(drafters, key=lambda drafter: drafter.costly))
         self.longest, self.controller = longest, controller
+        if controller:  # else an answer would pay for a first draft that it cannot afford
+            for drafter in self.drafters:
+                controller.expect(drafter.name, drafter.seconds)
         self.counters = Counters()
         self.possible: npt.NDArray[np.bool_] = np.zeros(0, bool)
         """The tokens that the target can choose."""

@@ -39,7 +39,7 @@ class DraftHeadDrafter(Drafter):
     def __init__(self, runner: DraftHeadRunner) -> None:
         super().__init__()
         self.runner = runner
-        self.unlikely = UNLIKELY
+        self.unlikely, self.seconds = UNLIKELY, runner.seconds
         self.taps: Taps | None = None
 
     def watch(self, plan: Plan) -> Watch:
@@ -56,7 +56,9 @@ class DraftHeadDrafter(Drafter):
 
     def extend(self, tokens: Sequence[int]) -> None:
         super().extend(tokens)
-        self.take()
+        assert self.taps is not None
+        if self.taps.width != 1:  # a plain step refuses nothing, so its row may wait
+            self.take()
 
     def take(self) -> None:
         """Take what the session has computed since the last time."""
@@ -97,6 +99,7 @@ class MedusaDrafter(DraftHeadDrafter):
             self.last = features[-1, -1]
 
     def propose(self, most: int) -> Draft:
+        self.take()
         if self.last is None:
             return NO_DRAFT
         return self.likely(self.runner.draft(self.last), most)
@@ -127,9 +130,11 @@ class Eagle3Drafter(DraftHeadDrafter):
 
     @property
     def unread(self) -> int:
-        return sum(map(len, self.waiting))
+        assert self.taps is not None and self.session is not None
+        return sum(map(len, self.waiting)) + self.session.position - self.taps.taken
 
     def propose(self, most: int) -> Draft:
+        self.take()
         runner, features = self.runner, np.concatenate(self.waiting)
         after = self.tokens[runner.done + 1 : runner.done + 1 + len(features)]
         if not len(features) or len(after) < len(features):

@@ -50,6 +50,12 @@ class Taps:
         if name == HIDDEN and step.shard in self.rows:
             self.rows[step.shard].append(columns(value)[:, :valid].T.astype(np.float32))
 
+    @property
+    def width(self) -> int:
+        """The columns of the newest call that is not taken yet; 0 if there is none."""
+        newest = self.rows[self.shards[0]][-1:]
+        return len(newest[0]) if newest else 0
+
     def take(self, position: int, path: Sequence[int] | None = None) -> Array:
         """The hidden states since the last `take`, up to `position`: fp32 `(n, shards, C)`.
 
