@@ -194,17 +194,22 @@ def test_a_prompt_that_a_drafter_has_not_read_is_a_loan() -> None:
 def test_what_a_drafter_is_expected_to_cost_is_afforded_before_it_is_asked() -> None:
     """Its first draft would else be paid for, and not be verified."""
     controller = Controller({1: [1.0], 4: [1.1]})
-    controller.expect("head", 0.4)
+    controller.expect("head", 0.6, 0.4)
     assert controller.drafting_seconds("head") == pytest.approx(0.4)
+    assert controller.asking_seconds("head") == pytest.approx(0.2)
     for _ in range(10):
         controller.settle(0, 1, 1.0)
     assert controller.length("look-up", line(3)) == 3
-    assert controller.length("head", line(3), controller.drafting_seconds("head")) == 0
-    controller.proposed("head", 1, 0.2)
-    controller.expect("head", 9.0)
+    asking, each = controller.asking_seconds("head"), controller.drafting_seconds("head")
+    assert controller.length("head", line(3), each, asking=asking) == 0
+    for _ in range(40):
+        controller.settle(0, 1, 1.0)
+    assert controller.length("head", line(3), each, asking=asking) == 0, "it cannot pay"
+    assert controller.length("head", line(3), each / 4, asking=asking) == 3
+    controller.proposed("head", 2, 0.6)
+    assert controller.drafting_seconds("head") == pytest.approx(0.3), "of 0.4 and 0.2"
+    controller.expect("head", 9.0, 9.0)
     assert controller.drafting_seconds("head") == pytest.approx(0.3), "measured by now"
-    controller.expect("unknown", None)
-    assert controller.drafting_seconds("unknown") == 0
 
 
 def test_one_slow_call_changes_nothing() -> None:

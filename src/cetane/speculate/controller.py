@@ -131,8 +131,10 @@ class Controller:
         }
         """Calls of each width, in plain steps of their own time: other work on the machine slows
         both. In seconds, calls of a busy minute would look dear for ever after it."""
+        self.asking: defaultdict[str, float] = defaultdict(float)
+        """What a draft of any length costs beside its tokens, in plain steps, by drafter."""
         self.drafting: defaultdict[str, Cost] = defaultdict(Cost)
-        """One drafted token, in plain steps, by drafter."""
+        """One drafted token, likewise."""
         self.reading: defaultdict[str, Cost] = defaultdict(Cost)
         """One token that a drafter reads before it drafts, likewise."""
         self.records: defaultdict[str, Record] = defaultdict(Record)
@@ -151,10 +153,16 @@ class Controller:
         """Seconds of a call of this width now."""
         return self.plain_step * self.calls[width].usual
 
-    def expect(self, drafter: str, seconds: float | None) -> None:
-        """Take it that a drafter's tokens cost so many seconds each, until it is measured."""
-        if seconds is not None and not self.drafting[drafter].recent:
-            self.drafting[drafter].add(seconds / self.plain_step)
+    def expect(self, drafter: str, first: float, later: float) -> None:
+        """Take it that a drafter's first token costs so many seconds, and that each later one does
+        until that is measured."""
+        self.asking[drafter] = max(0.0, first - later) / self.plain_step
+        if not self.drafting[drafter].recent:
+            self.drafting[drafter].add(later / self.plain_step)
+
+    def asking_seconds(self, drafter: str) -> float:
+        """Seconds of a draft beside its tokens now."""
+        return self.plain_step * self.asking[drafter]
 
     def drafting_seconds(self, drafter: str) -> float:
         """Seconds of one drafted token now; 0 before the first draft, if nothing is expected."""
@@ -180,10 +188,16 @@ class Controller:
         return tokens * self.plain_step / (self.seconds(width) + proposing)
 
     def length(
-        self, kind: str, parents: Sequence[int], proposing: float = 0.0, reading: float = 0.0
+        self,
+        kind: str,
+        parents: Sequence[int],
+        proposing: float = 0.0,
+        reading: float = 0.0,
+        asking: float = 0.0,
     ) -> int:
-        """How many of these tokens to draft, in their order; one takes `proposing` seconds, and
-        the drafter first reads for `reading` seconds, of which later drafts have as much."""
+        """How many of these tokens to draft, in their order; one takes `proposing` seconds, and all
+        together `asking` more. The drafter first reads for `reading` seconds, of which later drafts
+        have as much."""
         record, levels = self.records[kind], [depth for depth, _ in places(tuple(parents))]
         tokens, deepest = 1.0, 0
         best, best_gain, best_tokens = 0, 0.0, 1.0
@@ -192,7 +206,7 @@ class Controller:
             width = self.width(1 + count)
             if width is None:
                 break
-            cost = self.seconds(width) + proposing * count
+            cost = self.seconds(width) + asking + proposing * count
             gain = tokens * self.plain_step / cost
             if gain > best_gain and self.affordable(cost, deepest, reading):
                 best, best_gain, best_tokens = count, gain, tokens
@@ -247,7 +261,8 @@ class Controller:
         if unread >= MANY:
             self.reading[drafter].add(seconds / unread / self.plain_step)
         else:
-            self.drafting[drafter].add(seconds / max(1, drafted) / self.plain_step)
+            own = max(0.0, seconds - self.asking_seconds(drafter))
+            self.drafting[drafter].add(own / max(1, drafted) / self.plain_step)
 
     def break_even(self, drafted: int) -> float | None:
         """The share of k drafted tokens that must be accepted for a draft to pay.

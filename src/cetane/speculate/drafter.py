@@ -21,8 +21,9 @@ class Drafter(ABC):
     costly: ClassVar[bool] = False
     """Whether a proposal takes much time, compared with a call of the target."""
 
-    seconds: float | None = None
-    """Of a first drafted token, as far as that is known before one is asked for."""
+    seconds: tuple[float, float] | None = None
+    """Of a draft's first token and of each later one, where that is known before one is asked for.
+    """
 
     def __init__(self) -> None:
         self.session: Session | None = None

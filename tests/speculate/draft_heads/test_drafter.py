@@ -31,7 +31,7 @@ def rows(*chances: float) -> list[np.ndarray]:
 def test_a_draft_ends_where_it_is_unlikely(
     chances: tuple[float, ...], most: int, tokens: int, kind: str
 ) -> None:
-    drafter = MedusaDrafter(SimpleNamespace(vocabulary=VOCABULARY, seconds=0.0))  # type: ignore[arg-type]
+    drafter = MedusaDrafter(SimpleNamespace(vocabulary=VOCABULARY, seconds=None))  # type: ignore[arg-type]
     with np.errstate(divide="ignore"):
         draft = drafter.likely(rows(*chances), most)
     assert draft == Draft((13,) * tokens, kind)
@@ -47,7 +47,7 @@ def test_no_more_rows_are_made_than_drafted() -> None:
             made.append(chance)
             yield rows(chance)[0]
 
-    drafter = MedusaDrafter(SimpleNamespace(vocabulary=VOCABULARY, seconds=0.0))  # type: ignore[arg-type]
+    drafter = MedusaDrafter(SimpleNamespace(vocabulary=VOCABULARY, seconds=None))  # type: ignore[arg-type]
     assert len(drafter.likely(calls(), 3).tokens) == 3  # 0.9, 0.27, 0.243
     assert made == [0.9, 0.3, 0.9]
     drafter.unlikely, made[:] = 0.5, []
