@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from cetane.compress import parse_format, second_order
+from cetane.compress.select import SecondOrder
 from cetane.files import silent
-from cetane.fitting.rounding import Rounder
+from cetane.fitting.rounding import Rounder, encode
 from cetane.fitting.teacher import quick
+from cetane.gates.weights import arrays, too_far
 
 FORM = parse_format("palette3-kmeans-group8")
 
@@ -89,3 +91,16 @@ def test_a_head_that_is_rounded_sees_every_token(tiny_model: Callable[..., Any])
     rounder = Rounder({"lm_head.weight": FORM}, "gptq", silent)
     rounder.run(model, {"lm_head": "lm_head.weight"}, tokens)
     assert rounder.constants.keys() == {"lm_head.weight"}
+
+
+def test_what_goes_too_far_is_rounded_with_more_damping() -> None:
+    """Inputs of fewer dimensions than they have channels leave the weight free."""
+    draw = np.random.default_rng(0)
+    weight = draw.normal(size=(32, 32)).astype(np.float32)
+    inputs = draw.normal(size=(256, 16)) @ draw.normal(size=(16, 32))
+    hessian = (inputs.T @ inputs / 256).astype(np.float32)
+    loose = SecondOrder(damping=1e-4)
+    before = second_order.encode(weight, FORM, hessian, None, loose)
+    assert too_far(arrays(before), weight, FORM) is not None
+    made = encode(weight, FORM, hessian, None, loose)
+    assert too_far(arrays(made), weight, FORM) is None

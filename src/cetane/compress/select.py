@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -40,6 +40,8 @@ class SecondOrder(Data):
 AS_GPTQ = SecondOrder()
 """GPTQ's own choice."""
 FormatName = Annotated[str, AfterValidator(_known_format)]
+UNFITTED: dict[str, Any] = {"method": "plain", "mix_to": None, "text": None, "fitted": None}
+"""Fields of a selection whose constants need only the weights."""
 AUTO, SMALLEST = "auto", "palette6-kmeans-group32"
 """A default that a port chooses by what its recipe promises; and what stands for it until then, the
 smallest format that a port tries."""

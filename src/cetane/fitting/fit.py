@@ -35,7 +35,7 @@ from cetane.schema.recipe import override
 if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded
 
-VERSION = 6
+VERSION = 7
 """Of what is made: another one is made anew."""
 SEQUENCES, LENGTH, SEED = 192, 256, 1
 """Of the model's own text that layers are rounded by: 49,152 tokens. By a third of them SmolLM2's

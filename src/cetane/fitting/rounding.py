@@ -21,10 +21,14 @@ from cetane.compress.select import AS_GPTQ, Method, SecondOrder
 from cetane.files import Progress
 from cetane.fitting.importance import Importance, Matrix, mean_product
 from cetane.fitting.teacher import quick
+from cetane.gates.weights import arrays, too_far
 from cetane.hardware.memory import give_back
 
 if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded
+
+DAMPED = 10
+"""Times the damping that a weight is rounded with again."""
 
 
 def linear_layers(
@@ -41,6 +45,19 @@ def linear_layers(
 def rows_of(inputs: Tensor) -> Tensor:
     """A layer's inputs, a token a row, fp32."""
     return inputs.reshape(-1, inputs.shape[-1]).float()
+
+
+def encode(
+    weight: Matrix, form: Format, hessian: Matrix, outputs: Matrix | None, options: SecondOrder
+) -> Encoded:
+    """The constants of a weight; with more damping, where they would go so far from it that the
+    gate takes them for another weight's. A router of ZAYA has 32 inputs that hardly differ."""
+    while True:
+        made = second_order.encode(weight, form, hessian, outputs, options)
+        if options.damping >= 1 or too_far(arrays(made), weight, form) is None:
+            return made
+        damping = min(1.0, DAMPED * options.damping)
+        options = options.model_copy(update={"damping": damping})
 
 
 class Done(Exception):
@@ -101,7 +118,7 @@ class Rounder:
         if self.method == "weighted":
             hessian = np.diag(np.diagonal(hessian))
         hessian = np.ascontiguousarray(hessian)
-        made = second_order.encode(weight, form, hessian, outputs, self.options)
+        made = encode(weight, form, hessian, outputs, self.options)
         self.constants[name] = made
         decoded = made.decode().astype(np.float32)
         if important is not None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from cetane.checkpoint import Checkpoint
 from cetane.compress import AUTO, Palette, Selection, parse_format
+from cetane.compress.select import UNFITTED
 from cetane.errors import CetaneError
 from cetane.families import Weight
 from cetane.files import Progress, read_json, silent, write_json
@@ -230,8 +231,7 @@ class Bench:
 
     def alone(self, rows: str) -> Recipe:
         """The recipe with a format of the tables, and weights in fp16."""
-        plain: dict[str, object] = {"method": "plain", "names": {}, "mix_to": None}
-        plain |= {"fitted": None, "default": NEAREST}
+        plain = UNFITTED | {"names": {}, "default": NEAREST}
         values = {} if self.recipe.compression.auto else plain
         keyed = {f"compression.{key}": value for key, value in values.items()}
         return override(self.candidate(rows, NEAREST), keyed)

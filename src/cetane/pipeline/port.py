@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from cetane.bundle import Bundle
 from cetane.checkpoint import Checkpoint
+from cetane.compress.select import UNFITTED
 from cetane.errors import CetaneError
 from cetane.files import Progress, silent
 from cetane.gates.explain import Explanation, explain, explain_ladder, explain_residency
@@ -255,8 +256,7 @@ def is_open(recipe: Recipe, why: Explanation) -> bool:
 def mended(recipe: Recipe, why: Explanation) -> Recipe:
     """The recipe as a gate advises. Another format cannot keep constants of the one before."""
     if recipe.compression.fitted is not None and why.cause == "compression":
-        unfitted = {"fitted": None, "method": "plain", "mix_to": None}
-        recipe = override(recipe, {f"compression.{key}": value for key, value in unfitted.items()})
+        recipe = override(recipe, {f"compression.{key}": value for key, value in UNFITTED.items()})
     return decided(recipe, why.changes, dict.fromkeys(why.changes, why.sentence))
 
 

@@ -162,6 +162,7 @@ def candidate(way: Way, planner: Planner, sensitivities: SensitivityFile | None)
         names=kept["names"],
         sensitivity=sensitivities if form.weighted else None,
         method=way.method or "plain",
+        text=rules.text if way.method else None,
         rotate=rules.rotate
         or (way.method is not None and can_turn(planner.checkpoint, planner.recipe)),
     )
