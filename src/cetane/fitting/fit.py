@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,18 +113,22 @@ class Fitter:
         }
         self.start = checkpoint.tokenizer.bos_id or 0
         self.length = min(LENGTH, planner.model.max_context)
-        given = planner.recipe.compression.text
-        self.given = "" if given is None else given.sha256
-        texts = documentation() if given is None else [given.read()]
-        self.others = windows_of(texts, checkpoint.tokenizer, self.start, self.length)
-        """What people wrote, int64 `(N, length)`."""
-        if len(self.others) < LEAST:
-            raise CetaneError(
-                f"compression.text: {len(self.others)} windows of {self.length} tokens",
-                f"give a text of {LEAST} windows or more",
-            )
+        self.tokenizer, self.given = checkpoint.tokenizer, planner.recipe.compression.text
+        self.given_hash = "" if self.given is None else self.given.sha256
         if self.resident:  # it reads its weights now, so that all of them can be narrowed
             self.model(torch.tensor([[self.start]]), use_cache=False)
+
+    @cached_property
+    def others(self) -> Tensor:
+        """What people wrote, int64 `(N, length)`. CetaneError for too short a text."""
+        texts = documentation() if self.given is None else [self.given.read()]
+        windows = windows_of(texts, self.tokenizer, self.start, self.length)
+        if len(windows) < LEAST:
+            raise CetaneError(
+                f"compression.text: {len(windows)} windows of {self.length} tokens",
+                f"give a text of {LEAST} windows or more",
+            )
+        return windows
 
     def rounded(self, formats: Mapping[str, Format], compression: Selection) -> Rounder:
         """Constants layer by layer, in the order of the model's computation."""
@@ -140,7 +145,8 @@ class Fitter:
         """The model's own text, and the importance of its layers there: of no format, so they are
         made once for all of them."""
         layers = linear_layers(self.model, self.names, frozenset(names))
-        content = [VERSION, self.content, SEQUENCES, READ, self.length, sorted(layers), self.given]
+        size = [SEQUENCES, READ, self.length]
+        content = [VERSION, self.content, *size, sorted(layers), self.given_hash]
         path = folder() / f"{json_sha256(content)}.importance"
         known = load(path)
         if known is not None:
@@ -181,17 +187,18 @@ class Fitter:
 
     def lessons(self, seconds: float) -> Answers:
         """What the model writes to learn from, and its answers: of no format."""
-        content = [VERSION, self.content, self.length, self.given]
+        content = [VERSION, self.content, self.length, self.given_hash]
         place = folder() / f"{json_sha256(content)}.lessons"
         others = self.others[READ:] if len(self.others) > READ else self.others
         return lessons(self.model, self.start, self.length, others, place, seconds, self.progress)
 
     def text(self) -> Tensor:
         """The model's own, and what people wrote, int64 `(sequences, length)`."""
+        others = self.others[:READ]  # first: a text that is too short is refused before any work
         # of a model that is not resident no weight stays, so none can be narrowed
         with narrowed(self.model) if self.resident else nullcontext():
             own = write_text(self.model, self.start, SEQUENCES, self.length, SEED, self.progress)
-        return torch.cat([own, self.others[:READ]])
+        return torch.cat([own, others])
 
 
 def untie(model: Any) -> None:
