@@ -8,7 +8,6 @@ import numpy as np
 
 from cetane.mil.fast.context import (
     ATTENTION,
-    VIEW,
     WIDENED,
     Context,
     constant,
@@ -190,7 +189,7 @@ def _parts(context: Context, value: Argument) -> tuple[Argument, ...]:
     if both is None or context.plain(both, "interleave") or not _is_last(context, both):
         return (value,)
     parts = both.inputs["values"]
-    apart = any(context.producer(parts[0], kind) for kind in (VIEW, WIDENED))
+    apart = context.given(parts[0]) or context.producer(parts[0], WIDENED) is not None
     return parts if len(parts) == 2 and apart else (value,)
 
 
@@ -224,7 +223,7 @@ def past_apart(context: Context, op: Op) -> list[Op] | None:
         return None
     rank = len(context.shape(op.inputs["y"][0]))
     parts = both.inputs["values"]
-    if context.plain(both, "axis") % rank != rank - 1 or not context.producer(parts[0], VIEW):
+    if context.plain(both, "axis") % rank != rank - 1 or not context.given(parts[0]):
         return None
     (x,), result = op.inputs["x"], op.outputs[0].type
     assert result is not None

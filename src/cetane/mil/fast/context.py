@@ -79,6 +79,10 @@ class Context:
                 cut.append((axis, positions.start, positions.stop))
         return cut[0] if len(cut) == 1 else None
 
+    def given(self, value: Argument) -> bool:
+        """Whether a value lies in the caller's arrays: an input, or a view of one."""
+        return value in self.inputs or self.producer(value, VIEW) is not None
+
     def is_negative(self, value: Argument, x: Argument) -> bool:
         """Whether `value` is -x."""
         product = self.producer(value, "mul")

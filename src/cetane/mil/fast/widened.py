@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cetane.mil.fast.context import VIEW, WIDENED, Context, constant, made, scaled
+from cetane.mil.fast.context import WIDENED, Context, constant, made, scaled
 from cetane.mil.program import Argument, NamedValue, Op, TensorType
 
 
@@ -77,8 +77,7 @@ def _widened(context: Context, codes: Argument, scales: Argument, name: str) -> 
     if cast is None or len(parts) != 2 or len(factors) != 2:
         return None
     (past,) = cast.inputs["x"]
-    held = context.producer(past, VIEW) is not None or past in context.inputs
-    if context.type(past).dtype != "int8" or not held:
+    if context.type(past).dtype != "int8" or not context.given(past):
         return None
     types = [TensorType(context.shape(part), "fp16") for part in parts]
     return [

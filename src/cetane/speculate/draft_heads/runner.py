@@ -77,13 +77,13 @@ class DraftHeadRunner:
         If n is less than the width, the last columns are padding.
         """
         name, memory = str(self.draft_head.name), self.memory
-        call = memory.place(np.asarray(tokens), function.tokens)
+        steps = {name: [Step(shard=name, function=function.name)]}
+        width = self.execution.width(steps, function.tokens, len(tokens))
+        call = memory.place(np.asarray(tokens), width)
         dtype = self.execution.shards.backend.dtype
         tensors = {
-            key: hidden(value.T.astype(dtype), function.tokens, memory.order)
-            for key, value in rows.items()
+            key: hidden(value.T.astype(dtype), width, memory.order) for key, value in rows.items()
         }
-        steps = {name: [Step(shard=name, function=function.name)]}
         running = Running(call, steps, tensors=tensors)
         run([(self.execution, [running])], self.execution.shards)
         memory.advance(call)
