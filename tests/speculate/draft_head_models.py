@@ -84,10 +84,12 @@ def with_draft_head(bundle: Bundle, head: TorchDraftHead) -> DraftHead:
 @torch.inference_mode()
 def rollout(
     head: TorchDraftHead, features: np.ndarray, tokens: list[int], embedding: Any
-) -> list[int]:
-    """What the torch head proposes after tokens of which all but the last have `features
-    (n - 1, 3, C)`: by `teach`, on the whole text anew for every token."""
+) -> dict[tuple[int, ...], float]:
+    """The chances, by the torch head, of texts after tokens of which all but the last have
+    `features (n - 1, 3, C)`: of the best one of each length, and of those that differ from it in
+    their last token. By `teach`, on the whole text anew for every token; the likeliest first."""
     drafted: list[int] = []
+    chances, chance = {}, 1.0
     padded = np.zeros((len(features) + STEPS + 1, *features.shape[1:]), np.float32)
     padded[: len(features)] = features
     for step in range(head.config.steps):
@@ -95,6 +97,9 @@ def rollout(
         text += [0] * (len(padded) - len(text))
         embedded = torch.from_numpy(np.array(embedding[np.array(text)], np.float32))
         logits = head.teach(torch.from_numpy(padded)[None], embedded[None])[step]
-        best = logits[0, len(features) - 1].argmax()
-        drafted.append(int(head.vocabulary[best]))
-    return drafted
+        shares = logits[0, len(features) - 1].softmax(0)
+        for token, share in zip(head.vocabulary.tolist(), shares.tolist(), strict=True):
+            chances[*drafted, token] = chance * share
+        drafted.append(int(head.vocabulary[shares.argmax()]))
+        chance = chances[tuple(drafted)]
+    return dict(sorted(chances.items(), key=lambda pair: -pair[1]))

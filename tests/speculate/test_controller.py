@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from cetane.engine.call import line
 from cetane.engine.verify import Draft
 from cetane.speculate.controller import LEAST, RECENT, Controller, Record, measure
+from cetane.speculate.drafter import DraftTimes
 
 
 @dataclass
@@ -191,25 +192,26 @@ def test_a_prompt_that_a_drafter_has_not_read_is_a_loan() -> None:
     assert controller.drafting_seconds("head") == pytest.approx(0.1)
 
 
-def test_what_a_drafter_is_expected_to_cost_is_afforded_before_it_is_asked() -> None:
+def test_what_a_draft_is_known_to_cost_is_afforded_before_its_drafter_is_asked() -> None:
     """Its first draft would else be paid for, and not be verified."""
     controller = Controller({1: [1.0], 4: [1.1]})
-    controller.expect("head", 0.6, 0.4)
+    controller.known["head"] = DraftTimes(asking=0.2, token=0.4, unread=0.1)
     assert controller.drafting_seconds("head") == pytest.approx(0.4)
-    assert controller.asking_seconds("head") == pytest.approx(0.2)
+    assert controller.asking_seconds("head", unread=1) == pytest.approx(0.2)
+    assert controller.asking_seconds("head", unread=4) == pytest.approx(0.5)
     for _ in range(10):
         controller.settle(0, 1, 1.0)
     assert controller.length("look-up", line(3)) == 3
-    asking, each = controller.asking_seconds("head"), controller.drafting_seconds("head")
+    asking, each = controller.asking_seconds("head", 1), controller.drafting_seconds("head")
     assert controller.length("head", line(3), each, asking=asking) == 0
     for _ in range(40):
         controller.settle(0, 1, 1.0)
     assert controller.length("head", line(3), each, asking=asking) == 0, "it cannot pay"
     assert controller.length("head", line(3), each / 4, asking=asking) == 3
-    controller.proposed("head", 2, 0.6)
-    assert controller.drafting_seconds("head") == pytest.approx(0.3), "of 0.4 and 0.2"
-    controller.expect("head", 9.0, 9.0)
-    assert controller.drafting_seconds("head") == pytest.approx(0.3), "measured by now"
+    for _ in range(9):
+        controller.proposed("head", 2, seconds=2.0, unread=1)  # twice what was known
+    assert controller.drafting_seconds("head") == pytest.approx(0.8)
+    assert controller.asking_seconds("head", unread=4) == pytest.approx(1.0)
 
 
 def test_one_slow_call_changes_nothing() -> None:

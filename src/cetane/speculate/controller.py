@@ -14,6 +14,7 @@ from statistics import median
 
 from cetane.engine.session import Session
 from cetane.engine.verify import Draft
+from cetane.speculate.drafter import DraftTimes
 
 SLOWEST = 0.97
 """The lowest allowed speed of a generation, relative to plain decoding, if no draft is accepted."""
@@ -131,12 +132,14 @@ class Controller:
         }
         """Calls of each width, in plain steps of their own time: other work on the machine slows
         both. In seconds, calls of a busy minute would look dear for ever after it."""
-        self.asking: defaultdict[str, float] = defaultdict(float)
-        """What a draft of any length costs beside its tokens, in plain steps, by drafter."""
+        self.known: dict[str, DraftTimes] = {}
+        """The times of drafts, by drafter, where they were measured before."""
+        self.slowdown: defaultdict[str, Cost] = defaultdict(lambda: Cost(1.0))
+        """The seconds of drafts, relative to what was known."""
         self.drafting: defaultdict[str, Cost] = defaultdict(Cost)
-        """One drafted token, likewise."""
+        """One drafted token of other drafters, in plain steps."""
         self.reading: defaultdict[str, Cost] = defaultdict(Cost)
-        """One token that a drafter reads before it drafts, likewise."""
+        """One token that such a drafter reads before it drafts, likewise."""
         self.records: defaultdict[str, Record] = defaultdict(Record)
         self.begin()
 
@@ -153,19 +156,15 @@ class Controller:
         """Seconds of a call of this width now."""
         return self.plain_step * self.calls[width].usual
 
-    def expect(self, drafter: str, first: float, later: float) -> None:
-        """Take it that a drafter's first token costs so many seconds, and that each later one does
-        until that is measured."""
-        self.asking[drafter] = max(0.0, first - later) / self.plain_step
-        if not self.drafting[drafter].recent:
-            self.drafting[drafter].add(later / self.plain_step)
-
-    def asking_seconds(self, drafter: str) -> float:
-        """Seconds of a draft beside its tokens now."""
-        return self.plain_step * self.asking[drafter]
+    def asking_seconds(self, drafter: str, unread: int) -> float:
+        """Seconds of a draft beside its tokens now, with what its drafter has to read for it."""
+        known = self.known.get(drafter)
+        return known.draft(0, unread) * self.slowdown[drafter].usual if known else 0.0
 
     def drafting_seconds(self, drafter: str) -> float:
-        """Seconds of one drafted token now; 0 before the first draft, if nothing is expected."""
+        """Seconds of one drafted token now; 0 before the first draft, if nothing is known."""
+        if known := self.known.get(drafter):
+            return known.token * self.slowdown[drafter].usual
         return self.plain_step * self.drafting[drafter].usual
 
     def reading_seconds(self, drafter: str, tokens: int) -> float:
@@ -257,12 +256,14 @@ class Controller:
 
     def proposed(self, drafter: str, drafted: int, seconds: float, unread: int = 0) -> None:
         """Record that a drafter took `seconds` to draft `drafted` tokens, after `unread` tokens
-        that it had not read. Where these are many, the time is that of reading."""
-        if unread >= MANY:
+        that it had not read. Where nothing is known and these are many, the time is that of
+        reading."""
+        if known := self.known.get(drafter):
+            self.slowdown[drafter].add(seconds / known.draft(drafted, unread))
+        elif unread >= MANY:
             self.reading[drafter].add(seconds / unread / self.plain_step)
         else:
-            own = max(0.0, seconds - self.asking_seconds(drafter))
-            self.drafting[drafter].add(own / max(1, drafted) / self.plain_step)
+            self.drafting[drafter].add(seconds / max(1, drafted) / self.plain_step)
 
     def break_even(self, drafted: int) -> float | None:
         """The share of k drafted tokens that must be accepted for a draft to pay.

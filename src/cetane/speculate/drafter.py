@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from cetane.engine.engine import Engine
@@ -9,6 +10,22 @@ from cetane.engine.execution import Watch
 from cetane.engine.session import Session
 from cetane.engine.verify import Draft
 from cetane.schema.plan import Plan
+
+
+@dataclass(frozen=True)
+class DraftTimes:
+    """What a draft takes, in seconds, as measured before the first one."""
+
+    asking: float
+    """Beside its tokens, where one token of the text is unread."""
+    token: float
+    """Each of its tokens."""
+    unread: float
+    """Each further token of the text that is unread."""
+
+    def draft(self, tokens: int, unread: int) -> float:
+        """Seconds of a draft after so many unread tokens."""
+        return self.asking + self.token * tokens + self.unread * max(0, unread - 1)
 
 
 class Drafter(ABC):
@@ -21,9 +38,8 @@ class Drafter(ABC):
     costly: ClassVar[bool] = False
     """Whether a proposal takes much time, compared with a call of the target."""
 
-    seconds: tuple[float, float] | None = None
-    """Of a draft's first token and of each later one, where that is known before one is asked for.
-    """
+    times: DraftTimes | None = None
+    """None where they are learned from its drafts."""
 
     def __init__(self) -> None:
         self.session: Session | None = None

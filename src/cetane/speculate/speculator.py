@@ -60,8 +60,8 @@ class Speculator:
         self.longest, self.controller = longest, controller
         if controller:  # else an answer would pay for a first draft that it cannot afford
             for drafter in self.drafters:
-                if drafter.seconds is not None:
-                    controller.expect(drafter.name, *drafter.seconds)
+                if drafter.times is not None:
+                    controller.known[drafter.name] = drafter.times
         self.counters = Counters()
         self.possible: npt.NDArray[np.bool_] = np.zeros(0, bool)
         """The tokens that the target can choose."""
@@ -126,14 +126,13 @@ class Speculator:
     def worth(self, drafter: Drafter, most: int, controller: Controller) -> int:
         """The number of tokens that a costly drafter should draft; 0 if the drafts of this step
         promise as much as its own."""
-        name = drafter.name
-        asking, seconds = controller.asking_seconds(name), controller.drafting_seconds(name)
-        reading = controller.reading_seconds(name, drafter.unread)
+        name, unread = drafter.name, drafter.unread
+        asking = controller.asking_seconds(name, unread)
+        seconds = controller.drafting_seconds(name)
+        reading = controller.reading_seconds(name, unread)
         count = controller.length(name, line(most), seconds, reading, asking)
-        others = self.pick(self.proposals)
-        if others.tokens:
-            cost = asking + seconds * count
-            promised = controller.gain(name, line(count), cost) if count else 0.0
+        if count and (others := self.pick(self.proposals)).tokens:
+            promised = controller.gain(name, line(count), asking + seconds * count)
             if promised <= controller.gain(others.kind, others.parents):
                 count = 0
         if not count:

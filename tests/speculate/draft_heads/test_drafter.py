@@ -1,6 +1,7 @@
 """How sure a draft head is: where its drafts end, and which kind they are."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from cetane.engine.verify import Draft
 from cetane.speculate.draft_heads.drafter import MedusaDrafter
 
-VOCABULARY = np.array([7, 11, 13, 17])
+RUNNER: Any = SimpleNamespace(vocabulary=np.array([7, 11, 13, 17]), times=None)
 
 
 def rows(*chances: float) -> list[np.ndarray]:
@@ -31,11 +32,35 @@ def rows(*chances: float) -> list[np.ndarray]:
 def test_a_draft_ends_where_it_is_unlikely(
     chances: tuple[float, ...], most: int, tokens: int, kind: str
 ) -> None:
-    drafter = MedusaDrafter(SimpleNamespace(vocabulary=VOCABULARY, seconds=None))  # type: ignore[arg-type]
+    drafter = MedusaDrafter(RUNNER)
     with np.errstate(divide="ignore"):
         draft = drafter.likely(rows(*chances), most)
     assert draft == Draft((13,) * tokens, kind)
     assert draft.drafter == "medusa"
+
+
+@pytest.mark.parametrize(
+    ("chances", "most", "tokens", "parents", "made"),
+    [
+        ((0.9, 0.9, 0.9), 3, (13, 13, 13), (-1, 0, 1), 3),
+        ((0.6, 0.5, 0.3), 3, (13, 13, 7), (-1, 0, -1), 3),  # 0.6, 0.3, 0.133; not 0.09
+        ((0.6, 0.5, 0.3), 4, (13, 13, 7, 11), (-1, 0, -1, -1), 3),
+        ((0.4, 0.4, 0.9), 3, (13, 7, 11), (-1, -1, -1), 2),  # 0.4, 0.2, 0.2; 0.16 is unlikely
+        ((0.28, 0.9, 0.9), 2, (13, 13), (-1, 0), 2),  # 0.28, 0.252; not 0.24
+        ((0.25, 0.9, 0.9), 3, (7, 11, 13), (-1, -1, -1), 1),  # all alike: no later one can be among
+        ((0.9, 0.9, 0.9), 9, (13,) * 3 + (7, 11, 17) * 2, (-1, 0, 1, -1, -1, -1, 0, 0, 0), 3),
+    ],
+)  # fmt: skip
+def test_a_tree_holds_the_likeliest_tokens(
+    chances: tuple[float, ...], most: int, tokens: tuple[int, ...], parents: tuple[int, ...],
+    made: int,
+) -> None:  # fmt: skip
+    """The line of best tokens, and the second-best ones beside it, in the order of their chance."""
+    drafter, left = MedusaDrafter(RUNNER), iter(rows(*chances))
+    drafter.trees = True
+    draft = drafter.likely(left, most)
+    assert (draft.tokens, tuple(draft.parents)) == (tokens, parents)
+    assert len(list(left)) == len(chances) - made
 
 
 def test_no_more_rows_are_made_than_drafted() -> None:
@@ -47,7 +72,7 @@ def test_no_more_rows_are_made_than_drafted() -> None:
             made.append(chance)
             yield rows(chance)[0]
 
-    drafter = MedusaDrafter(SimpleNamespace(vocabulary=VOCABULARY, seconds=None))  # type: ignore[arg-type]
+    drafter = MedusaDrafter(RUNNER)
     assert len(drafter.likely(calls(), 3).tokens) == 3  # 0.9, 0.27, 0.243
     assert made == [0.9, 0.3, 0.9]
     drafter.unlikely, made[:] = 0.5, []

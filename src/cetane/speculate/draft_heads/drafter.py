@@ -7,6 +7,7 @@ import numpy as np
 from cetane.bundle import Bundle
 from cetane.bundle.draft_heads import DraftHead
 from cetane.engine.backend import Array, Backend
+from cetane.engine.call import line
 from cetane.engine.execution import Watch
 from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft
@@ -24,7 +25,7 @@ from cetane.speculate.drafter import Drafter
 LEVELS = 4
 """Kinds of a draft head's drafts, by the chance that it gives to its first token."""
 UNLIKELY = 0.2
-"""The chance of all tokens of a draft, by the draft head, below which it drafts no further."""
+"""The chance of a line of drafted tokens, by the draft head, below which it drafts no further."""
 
 
 class DraftHeadDrafter(Drafter):
@@ -39,8 +40,10 @@ class DraftHeadDrafter(Drafter):
     def __init__(self, runner: DraftHeadRunner) -> None:
         super().__init__()
         self.runner = runner
-        self.unlikely, self.seconds = UNLIKELY, runner.seconds
+        self.unlikely, self.times = UNLIKELY, runner.times
         self.taps: Taps | None = None
+        self.trees = False
+        """Whether its drafts may be trees."""
 
     def watch(self, plan: Plan) -> Watch:
         self.taps = Taps(plan, self.runner.draft_head.manifest.taps)
@@ -53,6 +56,7 @@ class DraftHeadDrafter(Drafter):
                 "open the session with Speculator.session",
             )
         super().begin(session, tokens)
+        self.trees = session.no_trees is None
 
     def extend(self, tokens: Sequence[int]) -> None:
         super().extend(tokens)
@@ -70,19 +74,42 @@ class DraftHeadDrafter(Drafter):
         raise NotImplementedError
 
     def likely(self, rows: Iterable[Array], most: int) -> Draft:
-        """The best tokens of rows of logits `(R,)`, at most `most`: until all of them together are
-        unlikely."""
-        drafted: list[int] = []
-        kind, chance = "", 1.0
+        """The likeliest tokens after the text, at most `most`, from rows of logits `(R,)`.
+
+        Each row is for the token after the best one of the row before. A tree holds second-best
+        tokens too. Rows end where no token of the next could be among the likeliest, or where the
+        line of best tokens is unlikely.
+        """
+        found: list[tuple[float, int, int]] = []  # a token's chance, the one before it, its id
+        kind, chance, last = "", 1.0, -1
         for logits in rows:
-            best = int(logits.argmax())
-            share = float(1 / np.exp(logits - logits[best]).sum())
-            kind = kind or f"{self.name}-{min(int(share * LEVELS), LEVELS - 1)}"
-            drafted.append(int(self.runner.vocabulary[best]))
-            chance *= share
-            if len(drafted) == most or chance < self.unlikely:
+            best = largest(logits, most if self.trees else 1)
+            shares = np.exp(logits[best] - logits[best[0]]) / np.exp(logits - logits[best[0]]).sum()
+            kind = kind or f"{self.name}-{min(int(shares[0] * LEVELS), LEVELS - 1)}"
+            tokens = self.runner.vocabulary[best].tolist()
+            made = [(chance * s, last, t) for s, t in zip(shares.tolist(), tokens, strict=True)]
+            found, last = found + made, len(found)
+            chance = made[0][0]
+            rivals = sum(other >= chance for other, _, _ in found)
+            if rivals >= most or chance < self.unlikely:
                 break
-        return Draft(tuple(drafted), kind)
+        taken = sorted(range(len(found)), key=lambda number: -found[number][0])[:most]
+        places = {-1: -1} | {number: place for place, number in enumerate(taken)}
+        branches = tuple(places[found[number][1]] for number in taken)
+        return Draft(
+            tuple(found[number][2] for number in taken), kind,
+            branches=None if list(branches) == list(line(len(taken))) else branches,
+        )  # fmt: skip
+
+
+def largest(logits: Array, count: int) -> Array:
+    """The places of the `count` largest of logits `(R,)`, the largest first; of equals, the
+    first."""
+    if count == 1:
+        return logits.argmax(keepdims=True)
+    some = np.argpartition(-logits, min(count, len(logits)) - 1)[:count]
+    best: Array = some[np.lexsort((some, -logits[some]))]
+    return best
 
 
 class MedusaDrafter(DraftHeadDrafter):
@@ -140,14 +167,15 @@ class Eagle3Drafter(DraftHeadDrafter):
         if not len(features) or len(after) < len(features):
             return NO_DRAFT
         self.waiting = []
-        return self.likely(self.rows(features, after), min(most, runner.steps))
+        return self.likely(self.rows(features, after), most)
 
     def rows(self, features: Array, after: Sequence[int]) -> Iterator[Array]:
-        """Logits after the accepted tokens, then after each of its own best tokens."""
+        """Logits after the accepted tokens, then after each of its own best tokens: as many rows as
+        it was trained for."""
         runner = self.runner
         logits = runner.follow(features, after)
         yield logits
-        while runner.room:
+        for _ in range(min(runner.room, runner.steps - 1)):
             logits = runner.step(int(runner.vocabulary[logits.argmax()]))
             yield logits
 

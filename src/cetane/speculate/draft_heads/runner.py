@@ -5,7 +5,7 @@ Its schedule is its own: the next function depends on the tokens that the target
 
 import time
 from collections.abc import Sequence
-from math import prod
+from math import inf, prod
 from statistics import median
 
 import numpy as np
@@ -20,6 +20,7 @@ from cetane.engine.memory import Memory
 from cetane.engine.shards import OpenShards
 from cetane.schema.function import Function, Step
 from cetane.schema.interface import FromTensor
+from cetane.speculate.drafter import DraftTimes
 
 TRIALS = 5
 """Calls of which the median tells what a draft costs, before there is one."""
@@ -46,13 +47,16 @@ class DraftHeadRunner:
         )
         for function in manifest.functions:
             self.trial(function)
-        first, later = (
-            median(self.trial(function) for _ in range(TRIALS))
-            for function in (manifest.functions[0], self.functions["draft"])
-        )
-        self.seconds = first, later if len(self.functions) > 1 else 0.0
-        """Of a draft's first token and of each later one. The function that makes the first comes
-        first; if it is the only one, it makes all."""
+        self.seconds = {
+            function.name: median(self.trial(function) for _ in range(TRIALS))
+            for function in manifest.functions
+        }
+        """Of a call of each function."""
+
+    @property
+    def times(self) -> DraftTimes:
+        """Of its drafts."""
+        return DraftTimes(asking=self.seconds["draft"], token=0.0, unread=0.0)
 
     def trial(self, function: Function) -> float:
         """Run a function on nothing; its seconds."""
@@ -112,6 +116,11 @@ class Eagle3Runner(DraftHeadRunner):
         """A mark after the last accepted token."""
 
     @property
+    def times(self) -> DraftTimes:
+        first, later = self.seconds["follow"], self.seconds["draft"]
+        return DraftTimes(max(0.0, first - later), later, first / self.functions["follow"].tokens)
+
+    @property
     def done(self) -> int:
         """The number of accepted tokens that it has followed."""
         return self.accepted.position
@@ -135,13 +144,18 @@ class Eagle3Runner(DraftHeadRunner):
         return logits
 
     def read(self, features: Array, after: Sequence[int]) -> None:
-        """Run over accepted tokens as `follow` does, without logits."""
+        """Run over accepted tokens as `follow` does, without logits: few of them by `follow`, where
+        that takes less time than a wide call."""
         self.memory.rewind(self.accepted)
-        read = self.functions.get("read", self.functions["follow"])
-        for start in range(0, len(after), read.tokens):
-            part = features[start : start + read.tokens]
-            tokens = after[start : start + read.tokens]
-            self.call(read, tokens, features=part.reshape(len(part), -1))
+        follow, done = self.functions["follow"], 0
+        while done < len(after):
+            calls = -(-(len(after) - done) // follow.tokens)
+            wide = calls * self.seconds["follow"] > self.seconds.get("read", inf)
+            function = self.functions["read"] if wide else follow
+            part = features[done : done + function.tokens]
+            tokens = after[done : done + function.tokens]
+            self.call(function, tokens, features=part.reshape(len(part), -1))
+            done += len(tokens)
         self.accepted = self.memory.mark()
 
     def step(self, token: int) -> Array:
