@@ -69,6 +69,10 @@ class Speculator:
         """Whether the session takes trees."""
         self.resting = False
         """Whether it follows the text and drafts nothing."""
+        self.unseen: list[int] = []
+        """New tokens that no drafter has seen yet."""
+        self.last = NO_DRAFT
+        """What the last step verified."""
         self.proposals: list[Draft] = []
         """The drafts of this step."""
         self.proposing = 0.0
@@ -81,6 +85,7 @@ class Speculator:
     def begin(self, session: Session, tokens: Sequence[int]) -> None:
         self.possible = np.isin(np.arange(session.plan.vocab), session.plan.choosable)
         self.trees = session.no_trees is None
+        self.unseen, self.last = [], NO_DRAFT
         for drafter in self.drafters:
             drafter.begin(session, tokens)
         if self.controller:
@@ -93,19 +98,27 @@ class Speculator:
     def draft(self, new: Sequence[int], most: int) -> Draft:
         started = time.perf_counter()
         most = 0 if self.resting else min(most, self.longest)
-        if self.controller and not self.controller.solvent(most):
-            most = 0  # a look-up costs a hundredth of a step, and no draft could be verified
         self.proposals = []
-        for drafter in self.drafters:
-            drafter.extend(new)
+        self.unseen += new
+        solvent = self.controller is None or self.controller.solvent(most)
+        if solvent or self.last.tokens:  # else new tokens wait, since a look costs time
+            self.show()
+        for drafter in self.drafters if solvent else ():
             if (draft := self.ask(drafter, most)).tokens:
                 self.proposals.append(draft)
         if self.controller:  # before the controller is asked what is affordable
             self.controller.spent += time.perf_counter() - started
-        best = self.filled(self.pick(self.proposals), most)
+        self.last = self.filled(self.pick(self.proposals), most)
         self.proposing = time.perf_counter() - started
         self.counters.draft_seconds += self.proposing
-        return best
+        return self.last
+
+    def show(self) -> None:
+        """Show the drafters the new tokens: after a verified draft at once, while the session knows
+        which columns it accepted."""
+        for drafter in self.drafters:
+            drafter.extend(self.unseen)
+        self.unseen = []
 
     def ask(self, drafter: Drafter, most: int) -> Draft:
         """A drafter's draft, cut if it is too long, and before a token that the target cannot
@@ -183,8 +196,9 @@ class Speculator:
                 self.controller.judge(proposal, new, proposal.kind == draft.kind)
 
     def end(self, new: Sequence[int]) -> None:
+        self.unseen += new
+        self.show()
         for drafter in self.drafters:
-            drafter.extend(new)
             drafter.end()
 
     def close(self) -> None:
