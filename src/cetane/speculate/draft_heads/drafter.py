@@ -106,7 +106,7 @@ def largest(logits: Array, count: int) -> Array:
     """The places of the `count` largest of logits `(R,)`, the largest first; of equals, the
     first."""
     if count == 1:
-        return logits.argmax(keepdims=True)
+        return np.array([logits.argmax()])
     some = np.argpartition(-logits, min(count, len(logits)) - 1)[:count]
     best: Array = some[np.lexsort((some, -logits[some]))]
     return best
