@@ -195,7 +195,7 @@ def test_a_prompt_that_a_drafter_has_not_read_is_a_loan() -> None:
 def test_what_a_draft_is_known_to_cost_is_afforded_before_its_drafter_is_asked() -> None:
     """Its first draft would else be paid for, and not be verified."""
     controller = Controller({1: [1.0], 4: [1.1]})
-    controller.known["head"] = DraftTimes(asking=0.2, token=0.4, unread=0.1)
+    controller.know("head", DraftTimes(asking=0.2, token=0.4, unread=0.1))
     assert controller.drafting_seconds("head") == pytest.approx(0.4)
     assert controller.asking_seconds("head", unread=1) == pytest.approx(0.2)
     assert controller.asking_seconds("head", unread=4) == pytest.approx(0.5)
@@ -212,6 +212,27 @@ def test_what_a_draft_is_known_to_cost_is_afforded_before_its_drafter_is_asked()
         controller.proposed("head", 2, seconds=2.0, unread=1)  # twice what was known
     assert controller.drafting_seconds("head") == pytest.approx(0.8)
     assert controller.asking_seconds("head", unread=4) == pytest.approx(1.0)
+
+
+def test_a_busy_minute_makes_no_known_draft_dear() -> None:
+    """It slows plain steps as much."""
+    controller = Controller({1: [1.0], 4: [1.1]})
+    controller.know("head", DraftTimes(asking=0.2, token=0.4, unread=0.1))
+    for _ in range(RECENT):
+        controller.settle(0, 1, 3.0)
+        controller.proposed("head", 1, seconds=1.8, unread=1)
+    assert controller.drafting_seconds("head") == pytest.approx(1.2)
+    for _ in range(RECENT):
+        controller.settle(0, 1, 1.0)
+    assert controller.drafting_seconds("head") == pytest.approx(0.4)
+
+
+def test_a_known_drafter_that_knows_nothing_is_no_error() -> None:
+    """A follower that is as fast as a draft costs nothing beside its tokens."""
+    controller = Controller({1: [1.0], 4: [1.1]})
+    controller.know("head", DraftTimes(asking=0.0, token=0.4, unread=0.1))
+    controller.proposed("head", 0, seconds=0.0, unread=0)
+    assert controller.drafting_seconds("head") == pytest.approx(0.2), "of 0.4 and 0"
 
 
 def test_one_slow_call_changes_nothing() -> None:

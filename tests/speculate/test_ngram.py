@@ -14,7 +14,7 @@ from cetane.speculate.ngram import Ngram
 
 def session(position: int = 0) -> Any:
     """All that a drafter asks of a session."""
-    return SimpleNamespace(position=position)
+    return SimpleNamespace(position=position, no_trees="lines")
 
 
 def search(tokens: list[int], low: int, high: int, most: int) -> tuple[list[int], int]:

@@ -7,6 +7,7 @@ import numpy as np
 
 from cetane.engine.backend import Array
 from cetane.engine.prefixes import Fed, Prefixes
+from cetane.engine.sampling import largest
 
 LEAST = -9999.0
 """The log probability of a token that the head cannot choose, as OpenAI's API writes it."""
@@ -35,14 +36,12 @@ def token_likelihood(logits: Array, token: int, top: int) -> TokenLikelihood:
     scores = logits.astype(np.float64)
     highest = scores.max()
     total = highest + np.log(np.exp(scores - highest).sum())
-    top = min(top, len(scores))
-    likeliest = np.argpartition(-scores, top - 1)[:top] if top else np.zeros(0, int)
-    ordered = sorted(likeliest.tolist(), key=lambda other: (-scores[other], other))
 
     def of(other: int) -> float:
         return max(float(scores[other] - total), LEAST)
 
-    return TokenLikelihood(token, of(token), tuple((other, of(other)) for other in ordered))
+    likeliest = largest(scores, top).tolist()
+    return TokenLikelihood(token, of(token), tuple((other, of(other)) for other in likeliest))
 
 
 def likelihoods(

@@ -118,6 +118,16 @@ def check(logits: Array) -> None:
         raise CetaneError(f"the logits hold {'NaN' if np.isnan(highest) else 'infinity'}")
 
 
+def largest(scores: Array, count: int) -> Array:
+    """The places of the `count` largest of scores `(V,)`, the largest first; of equals, the
+    first."""
+    if count == 1:
+        return np.array([scores.argmax()])
+    some = np.argpartition(-scores, min(count, len(scores)) - 1)[:count]
+    ordered: Array = some[np.lexsort((some, -scores[some]))]
+    return ordered
+
+
 def softmax(scores: Array) -> Array:
     """Softmax over the last axis, in the precision of `scores`."""
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))

@@ -133,9 +133,9 @@ class Controller:
         """Calls of each width, in plain steps of their own time: other work on the machine slows
         both. In seconds, calls of a busy minute would look dear for ever after it."""
         self.known: dict[str, DraftTimes] = {}
-        """The times of drafts, by drafter, where they were measured before."""
+        """What drafts take, in plain steps, by drafter, where it was measured before."""
         self.slowdown: defaultdict[str, Cost] = defaultdict(lambda: Cost(1.0))
-        """The seconds of drafts, relative to what was known."""
+        """What drafts took, relative to what was known."""
         self.drafting: defaultdict[str, Cost] = defaultdict(Cost)
         """One drafted token of other drafters, in plain steps."""
         self.reading: defaultdict[str, Cost] = defaultdict(Cost)
@@ -156,15 +156,20 @@ class Controller:
         """Seconds of a call of this width now."""
         return self.plain_step * self.calls[width].usual
 
+    def know(self, drafter: str, times: DraftTimes) -> None:
+        """Take it that the drafts of a drafter take so many seconds, at the plain step of now."""
+        self.known[drafter] = times.scaled(1 / self.plain_step)
+
     def asking_seconds(self, drafter: str, unread: int) -> float:
         """Seconds of a draft beside its tokens now, with what its drafter has to read for it."""
         known = self.known.get(drafter)
-        return known.draft(0, unread) * self.slowdown[drafter].usual if known else 0.0
+        steps = known.draft(0, unread) * self.slowdown[drafter].usual if known else 0.0
+        return self.plain_step * steps
 
     def drafting_seconds(self, drafter: str) -> float:
         """Seconds of one drafted token now; 0 before the first draft, if nothing is known."""
         if known := self.known.get(drafter):
-            return known.token * self.slowdown[drafter].usual
+            return self.plain_step * known.token * self.slowdown[drafter].usual
         return self.plain_step * self.drafting[drafter].usual
 
     def reading_seconds(self, drafter: str, tokens: int) -> float:
@@ -259,7 +264,8 @@ class Controller:
         that it had not read. Where nothing is known and these are many, the time is that of
         reading."""
         if known := self.known.get(drafter):
-            self.slowdown[drafter].add(seconds / known.draft(drafted, unread))
+            steps = seconds / self.plain_step
+            self.slowdown[drafter].add(steps / known.draft(max(1, drafted), unread))
         elif unread >= MANY:
             self.reading[drafter].add(seconds / unread / self.plain_step)
         else:

@@ -14,7 +14,7 @@ from cetane.schema.plan import Plan
 
 @dataclass(frozen=True)
 class DraftTimes:
-    """What a draft takes, in seconds, as measured before the first one."""
+    """What a draft takes, as measured before the first one: seconds, or plain steps."""
 
     asking: float
     """Beside its tokens, where one token of the text is unread."""
@@ -24,8 +24,12 @@ class DraftTimes:
     """Each further token of the text that is unread."""
 
     def draft(self, tokens: int, unread: int) -> float:
-        """Seconds of a draft after so many unread tokens."""
+        """A draft after so many unread tokens."""
         return self.asking + self.token * tokens + self.unread * max(0, unread - 1)
+
+    def scaled(self, factor: float) -> "DraftTimes":
+        """The times in another unit."""
+        return DraftTimes(self.asking * factor, self.token * factor, self.unread * factor)
 
 
 class Drafter(ABC):
@@ -39,10 +43,12 @@ class Drafter(ABC):
     """Whether a proposal takes much time, compared with a call of the target."""
 
     times: DraftTimes | None = None
-    """None where they are learned from its drafts."""
+    """In seconds; None where they are learned from its drafts."""
 
     def __init__(self) -> None:
         self.session: Session | None = None
+        self.trees = False
+        """Whether the session takes trees, so that drafts may be some."""
         self.tokens: list[int] = []
         """The sequence. After a step, the session holds all its tokens but the last."""
 
@@ -61,6 +67,7 @@ class Drafter(ABC):
         if session is not self.session:
             self.session, self.tokens = session, []
             self.forget()
+        self.trees = session.no_trees is None
         del self.tokens[session.position :]
         self.extend(tokens)
 

@@ -61,7 +61,7 @@ class Speculator:
         if controller:  # else an answer would pay for a first draft that it cannot afford
             for drafter in self.drafters:
                 if drafter.times is not None:
-                    controller.known[drafter.name] = drafter.times
+                    controller.know(drafter.name, drafter.times)
         self.counters = Counters()
         self.possible: npt.NDArray[np.bool_] = np.zeros(0, bool)
         """The tokens that the target can choose."""

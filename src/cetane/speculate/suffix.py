@@ -76,7 +76,7 @@ class Suffix(Drafter):
 
     def begin(self, session: Session, tokens: Sequence[int]) -> None:
         super().begin(session, tokens)
-        self.adapter, self.trees = session.adapter, session.no_trees is None
+        self.adapter = session.adapter
         self.added = len(self.tokens)  # only the model's own text is learned
 
     def propose(self, most: int) -> Draft:

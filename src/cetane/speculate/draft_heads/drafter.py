@@ -9,6 +9,7 @@ from cetane.bundle.draft_heads import DraftHead
 from cetane.engine.backend import Array, Backend
 from cetane.engine.call import line
 from cetane.engine.execution import Watch
+from cetane.engine.sampling import largest, softmax
 from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft
 from cetane.errors import CetaneError
@@ -42,8 +43,6 @@ class DraftHeadDrafter(Drafter):
         self.runner = runner
         self.unlikely, self.times = UNLIKELY, runner.times
         self.taps: Taps | None = None
-        self.trees = False
-        """Whether its drafts may be trees."""
 
     def watch(self, plan: Plan) -> Watch:
         self.taps = Taps(plan, self.runner.draft_head.manifest.taps)
@@ -56,7 +55,6 @@ class DraftHeadDrafter(Drafter):
                 "open the session with Speculator.session",
             )
         super().begin(session, tokens)
-        self.trees = session.no_trees is None
 
     def extend(self, tokens: Sequence[int]) -> None:
         super().extend(tokens)
@@ -84,7 +82,7 @@ class DraftHeadDrafter(Drafter):
         kind, chance, last = "", 1.0, -1
         for logits in rows:
             best = largest(logits, most if self.trees else 1)
-            shares = np.exp(logits[best] - logits[best[0]]) / np.exp(logits - logits[best[0]]).sum()
+            shares = softmax(logits)[best]
             kind = kind or f"{self.name}-{min(int(shares[0] * LEVELS), LEVELS - 1)}"
             tokens = self.runner.vocabulary[best].tolist()
             made = [(chance * s, last, t) for s, t in zip(shares.tolist(), tokens, strict=True)]
@@ -100,16 +98,6 @@ class DraftHeadDrafter(Drafter):
             tuple(found[number][2] for number in taken), kind,
             branches=None if list(branches) == list(line(len(taken))) else branches,
         )  # fmt: skip
-
-
-def largest(logits: Array, count: int) -> Array:
-    """The places of the `count` largest of logits `(R,)`, the largest first; of equals, the
-    first."""
-    if count == 1:
-        return np.array([logits.argmax()])
-    some = np.argpartition(-logits, min(count, len(logits)) - 1)[:count]
-    best: Array = some[np.lexsort((some, -logits[some]))]
-    return best
 
 
 class MedusaDrafter(DraftHeadDrafter):
