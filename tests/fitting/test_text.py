@@ -1,12 +1,14 @@
 """The text that a model writes: its beginnings, and what is never drawn."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from cetane.files import silent
-from cetane.fitting.text import LEAST, drawn_from, write_text
+from cetane.fitting.text import LEAST, drawn_from, openings, write_text
+from cetane.gates.probes import texts
 
 START = 7
 
@@ -19,6 +21,33 @@ def test_every_other_sequence_begins_with_the_start(tiny_model: Callable[..., An
     assert len(set(text[1::2, 0].tolist())) > 1
     torch.testing.assert_close(text, write_text(model, START, 6, 12, 1, silent))
     assert not torch.equal(text, write_text(model, START, 6, 12, 2, silent))
+
+
+def test_half_of_the_sequences_go_on_with_an_opening(tiny_model: Callable[..., Any]) -> None:
+    """With and without the start; what follows is written, and differs."""
+    model = tiny_model("llama")
+    given = [[11, 12, 13], [14, 15, 16]]
+    text = write_text(model, START, 32, 12, 1, silent, given).tolist()
+    begun = [row[1:4] if row[0] == START else row[:3] for row in text]
+    assert [row in given for row in begun] == [False, False, True, True] * 8
+    assert all(opening in begun for opening in given)
+    assert len({tuple(row) for row in text}) == 32
+    assert [row[0] == START for row in text] == [True, False] * 16
+
+
+def test_an_opening_as_long_as_the_sequence_is_cut(tiny_model: Callable[..., Any]) -> None:
+    given = [list(range(20, 50))]
+    text = write_text(tiny_model("llama"), START, 4, 8, 1, silent, given)
+    assert text[2].tolist() == [START, *range(20, 27)]
+    assert text[3].tolist() == list(range(20, 28))
+
+
+def test_openings_are_of_many_kinds_and_of_no_judged_text() -> None:
+    letters: Any = SimpleNamespace(encode_plain=lambda text: [ord(letter) for letter in text])
+    made = ["".join(map(chr, opening)).strip() for opening in openings(letters)]
+    assert len(set(made)) == len(made) > 50
+    judged = texts()
+    assert not [opening for opening in made if opening in judged and len(opening) > 12]
 
 
 def test_unlikely_tokens_are_never_drawn(tiny_model: Callable[..., Any]) -> None:

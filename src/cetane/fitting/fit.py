@@ -23,7 +23,7 @@ from cetane.fitting.importance import Importance, importance, keep, load
 from cetane.fitting.lessons import lessons
 from cetane.fitting.rounding import Rounder, linear_layers
 from cetane.fitting.teacher import Answers, narrowed
-from cetane.fitting.text import write_text
+from cetane.fitting.text import openings, write_text
 from cetane.fitting.tunable import Tunable, tunable
 from cetane.fitting.tune import Student, Tuner
 from cetane.gates.reference import Reference
@@ -36,7 +36,7 @@ from cetane.schema.recipe import override
 if TYPE_CHECKING:
     from cetane.compress.encoded import Encoded
 
-VERSION = 7
+VERSION = 8
 """Of what is made: another one is made anew."""
 SEQUENCES, LENGTH, SEED = 192, 256, 1
 """Of the model's own text that layers are rounded by: 49,152 tokens. By a third of them SmolLM2's
@@ -190,14 +190,20 @@ class Fitter:
         content = [VERSION, self.content, self.length, self.given_hash]
         place = folder() / f"{json_sha256(content)}.lessons"
         others = self.others[READ:] if len(self.others) > READ else self.others
-        return lessons(self.model, self.start, self.length, others, place, seconds, self.progress)
+        given = openings(self.tokenizer)
+        return lessons(
+            self.model, self.start, self.length, given, others, place, seconds, self.progress
+        )
 
     def text(self) -> Tensor:
         """The model's own, and what people wrote, int64 `(sequences, length)`."""
         others = self.others[:READ]  # first: a text that is too short is refused before any work
         # of a model that is not resident no weight stays, so none can be narrowed
         with narrowed(self.model) if self.resident else nullcontext():
-            own = write_text(self.model, self.start, SEQUENCES, self.length, SEED, self.progress)
+            own = write_text(
+                self.model, self.start, SEQUENCES, self.length, SEED, self.progress,
+                openings(self.tokenizer),
+            )  # fmt: skip
         return torch.cat([own, others])
 
 

@@ -7,6 +7,7 @@ same model has it already.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -35,6 +36,7 @@ def lessons(
     model: Any,
     start: int,
     length: int,
+    given: Sequence[Sequence[int]],
     others: Tensor,
     place: Path,
     seconds: float,
@@ -43,7 +45,8 @@ def lessons(
     """A transformers model's answers: those that are kept in the folder `place`, and what it makes
     in about `seconds` beside them.
 
-    It answers text of `write_text`, and in turn windows of what people wrote, `others (N, length)`.
+    It answers text of `write_text` with the `given` openings, and in turn windows of what people
+    wrote, `others (N, length)`.
     """
     parts: list[Answers] = []
     ends = time.perf_counter() + seconds
@@ -54,7 +57,8 @@ def lessons(
             if len(parts) >= LEAST and (len(parts) >= MOST or time.perf_counter() >= ends):
                 break
             with narrowed(model):  # other words than fp32's, and as good
-                own = write_text(model, start, SEQUENCES, length, SEED + number, progress)
+                seed = SEED + number
+                own = write_text(model, start, SEQUENCES, length, seed, progress, given)
             turn = torch.arange(number * READ, (number + 1) * READ) % len(others)
             text = torch.cat([own, others[turn]])
             text = text[torch.randperm(len(text), generator=torch.Generator().manual_seed(number))]

@@ -7,11 +7,15 @@ that a gate judges on (data-free distillation, as in LLM-QAT, arXiv 2305.17888).
 from __future__ import annotations
 
 import math
+import tomllib
+from collections.abc import Sequence
+from importlib import resources
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from cetane.checkpoint import Tokenizer
 from cetane.files import Progress
 
 SPREAD = 1 / 2
@@ -23,15 +27,35 @@ LEAST = 0.05
 2407.01082). Else small models write no words after some tens of tokens."""
 BATCH = 128
 """Sequences that are written side by side."""
+FREE = -1
+"""In place of a token that is not given, but drawn."""
+
+
+def openings(tokenizer: Tokenizer) -> list[list[int]]:
+    """How texts of many kinds begin, in tokens.
+
+    Small models seldom begin a story, a letter or code themselves. With these openings in half of
+    the sequences, SmolLM2's KL in three bits fell from 0.331 to 0.299 on prose that was not read.
+    """
+    file = resources.files("cetane") / "data" / "texts" / "openings.toml"
+    kinds = tomllib.loads(file.read_text("utf-8"))
+    return [tokenizer.encode_plain(opening) for kind in kinds.values() for opening in kind]
 
 
 def write_text(
-    model: Any, start: int, sequences: int, length: int, seed: int, progress: Progress
+    model: Any,
+    start: int,
+    sequences: int,
+    length: int,
+    seed: int,
+    progress: Progress,
+    given: Sequence[Sequence[int]] = (),
 ) -> Tensor:
     """Sampled tokens, int64 `(sequences, length)`.
 
     Every other sequence begins with `start`. The others lack it, as texts do that a model is given
-    without its template: the first token, whichever it is, draws much attention.
+    without its template: the first token, whichever it is, draws much attention. The third and
+    the fourth of every four go on with one of the `given` openings, if there are any.
     `model` is a causal transformers model; the same seed gives the same text on one machine.
     """
     random = torch.Generator().manual_seed(seed)
@@ -39,7 +63,8 @@ def write_text(
     for first in range(0, sequences, BATCH):
         progress("the model writes its own text", first, sequences)
         count = min(BATCH, sequences - first)
-        parts.append(write_batch(model, start, count, length + 1, random))
+        begun = beginnings(start, given, count, length + 1, random)
+        parts.append(write_batch(model, begun, random))
     progress("the model writes its own text", sequences, sequences)
     text = torch.cat(parts)
     return torch.where(torch.arange(sequences)[:, None] % 2 == 0, text[:, :-1], text[:, 1:])
@@ -64,23 +89,38 @@ def drawn_from(logits: Tensor, random: torch.Generator) -> Tensor:
     return drawn
 
 
-@torch.no_grad()
-def write_batch(
-    model: Any, start: int, sequences: int, length: int, random: torch.Generator
+def beginnings(
+    start: int, given: Sequence[Sequence[int]], sequences: int, length: int, random: torch.Generator
 ) -> Tensor:
-    """One batch of `write_text`."""
+    """What is known of the sequences of a batch, int64 `(sequences, length)`: else `FREE`."""
+    tokens = torch.full((sequences, length), FREE)
+    tokens[:, 0] = start
+    if given:
+        chosen = torch.randint(0, len(given), (sequences,), generator=random).tolist()
+        for row in range(sequences):
+            if row % 4 >= 2:
+                opening = torch.tensor(given[chosen[row]][: length - 1])
+                tokens[row, 1 : 1 + len(opening)] = opening
+    return tokens
+
+
+@torch.no_grad()
+def write_batch(model: Any, begun: Tensor, random: torch.Generator) -> Tensor:
+    """`begun`, int64 `(sequences, length)`, with all that is `FREE` there written."""
     from cetane.fitting.cache import roomy_cache  # here because transformers takes a while
 
-    tokens = torch.full((sequences, 1), start)
-    cache, read = roomy_cache(model, length), tokens
-    while tokens.shape[1] < length:
+    tokens = begun.clone()
+    cache = roomy_cache(model, tokens.shape[1])
+    for at in range(1, tokens.shape[1]):
+        read = tokens[:, at - 1 : at]
         made = model(read, past_key_values=cache, use_cache=True, logits_to_keep=1)
         logits = made.logits[:, -1].float()
-        if tokens.shape[1] == 1:
+        if at == 1:
             likely = logits.topk(round(SPREAD * logits.shape[1])).indices
-            drawn = torch.randint(0, likely.shape[1], (sequences, 1), generator=random)
-            read = likely.gather(1, drawn)
+            ranks = torch.randint(0, likely.shape[1], (len(tokens), 1), generator=random)
+            drawn = likely.gather(1, ranks)
         else:
-            read = drawn_from(logits, random)
-        tokens = torch.cat([tokens, read], 1)
+            drawn = drawn_from(logits, random)
+        free = begun[:, at : at + 1] == FREE
+        tokens[:, at : at + 1] = torch.where(free, drawn, begun[:, at : at + 1])
     return tokens
