@@ -73,7 +73,8 @@ class Selection(Data):
     sensitivity: SensitivityFile | None = None
     method: Method = Field(default="plain", exclude_if=lambda method: method == "plain")
     minutes: float = Field(default=30.0, gt=0, exclude_if=lambda minutes: minutes == 30.0)
-    """That `tuned` may take, the rounding before it and the text aside."""
+    """That `tuned` may take. A third of it at most writes the text that it learns from. The
+    rounding before it is not counted."""
     text: TextFile | None = Field(default=None, exclude_if=lambda file: file is None)
     second_order: SecondOrder = Field(default=AS_GPTQ, exclude_if=lambda own: own == AS_GPTQ)
     rotate: bool = Field(default=False, exclude_if=lambda rotate: not rotate)

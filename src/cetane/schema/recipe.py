@@ -29,8 +29,8 @@ class Layout(Data):
     """`auto` is left to a port for a chip, with contract, head slices and a verifier's width; it
     means chunks until then."""
     chunks: int | None = Field(default=None, ge=1)
-    """Number of shards that hold the layers. The default is 4, or one a layer if there are
-    fewer."""
+    """Number of shards that hold the layers. The default is 4, 3, 5 or 6: the first of them that
+    makes all chunks alike. If none does, it is 4, or one for each layer of a smaller model."""
     cuts: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """The first layer of every chunk but the first, for chunks of unequal length."""
     head: Literal["apart", "last"] = "apart"

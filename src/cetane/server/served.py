@@ -68,9 +68,10 @@ class Served:
     def speculator(self, sampler: Sampler) -> Speculator | None:
         """A speculator for one answer; None where drafts are not wanted.
 
-        Verifying calls round differently. So an answer with a seed, which promises to be repeated
-        exactly, goes without. Drafts come from the answer's own text, and from earlier answers of
-        this model and adapter, which this process remembers. They change only the speed.
+        On Core ML, verifying calls may round differently. So an answer with a seed, which promises
+        to be repeated exactly, goes without. Drafts come from the answer's own text, and from
+        earlier answers of this model and adapter, which this process remembers. They change only
+        the speed.
         """
         if self.controller is None or sampler.seed is not None:
             return None
