@@ -67,6 +67,43 @@ def test_a_stream_says_what_generate_says_and_can_be_closed(names: dict[str, Any
         assert lm.generate("import ", max_new_tokens=8).text == whole.text
 
 
+def test_a_new_answer_ends_the_one_before(names: dict[str, Any]) -> None:
+    """Two streams do not share a session, nor a sampler's seed."""
+    with cetane.load(names["bundle"]) as lm:
+        warm = {"max_new_tokens": 12, "temperature": 1.0, "seed": 3}
+        drawn, greedy = lm.generate("import ", **warm), lm.generate("def ", max_new_tokens=12)
+        first, second = lm.stream("import ", **warm), lm.stream("def ", max_new_tokens=12)
+        begun = next(first)  # made before the second, and it samples all the same
+        assert drawn.text.startswith(begun)
+        assert "".join(second) == greedy.text
+        with pytest.raises(cetane.CetaneError, match="began another one"):
+            next(first)
+        assert first.completion.finish_reason == "interrupted"
+        assert drawn.tokens[: len(first.completion.tokens)] == first.completion.tokens
+        longer = [*lm.ids("def "), *greedy.tokens]
+        again = lm.generate(longer, max_new_tokens=6)
+    with cetane.load(names["bundle"]) as lm:
+        assert lm.generate(longer, max_new_tokens=6).tokens == again.tokens
+
+
+def test_a_head_that_chooses_does_not_sample(names: dict[str, Any]) -> None:
+    with cetane.load(names["bundle"]) as lm:
+        vars(lm.bundle.plan.recipe.head)["choose"] = True
+        for option in ({"temperature": 1.0}, {"logit_bias": {1: 5.0}}, {"presence_penalty": 1.0}):
+            with pytest.raises(cetane.CetaneError, match="only its likeliest token"):
+                lm.stream("import ", **option)  # type: ignore[arg-type]
+        lm.stream("import ", seed=1)
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [{"role": "user", "content": "a"}, 5], [1.5]])
+def test_a_prompt_of_other_things(names: dict[str, Any], prompt: Any) -> None:
+    with (
+        cetane.load(names["bundle"]) as lm,
+        pytest.raises(cetane.CetaneError, match="a prompt is a text, a list of token ids, or"),
+    ):
+        lm.generate(prompt)
+
+
 def test_a_full_context_is_a_reason(names: dict[str, Any]) -> None:
     with cetane.load(names["bundle"]) as lm:
         ids = (lm.ids("x = 1\n") * 512)[: lm.context - 1]

@@ -246,6 +246,10 @@ def test_a_bench_fails_for_one_slow_category_or_token(idle: bool, slow: bool, sa
     [
         (("--categories", "chat,poems"), "no category 'poems'; known: chat, edit"),
         (("--drafters", "ngram,oracle"), "no drafter 'oracle'"),
+        (("--energy", 3), "--energy needs OTHER"),
+        (("--prompt-tokens", 9), "--prompt-tokens needs OTHER"),
+        (("other", "--categories", "chat"), "--categories is for drafts"),
+        (("other", "--drafters", "ngram"), "--drafters is for drafts"),
     ],
     ids=str,
 )

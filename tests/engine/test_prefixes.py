@@ -77,6 +77,23 @@ def test_an_end_between_two_calls(tiny_engine) -> None:
     assert np.array_equal(fed.logits, fresh(engine, IDS))
 
 
+def test_a_cancelled_prompt_leaves_no_logits(tiny_engine) -> None:
+    """It went on from a whole prompt, and ended after one more call. That call's end is no prompt
+    whose logits are known."""
+    engine = tiny_engine()
+    prefixes = Prefixes(engine)
+    prefixes.feed(IDS[:8])
+    ends = iter([None, TimeoutError()])
+
+    def check() -> None:
+        if (end := next(ends)) is not None:
+            raise end
+
+    with pytest.raises(TimeoutError):
+        prefixes.feed(IDS[:24], check=check)
+    assert np.array_equal(prefixes.feed(IDS[:16]).logits, fresh(engine, IDS[:16]))
+
+
 def test_bad_prompts(tiny_engine) -> None:
     prefixes = Prefixes(tiny_engine())
     for tokens, message in (([], "no tokens"), ([5] * 33, "do not fit"), ([288], "vocabulary")):

@@ -13,7 +13,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from cetane.engine.sampling import Sampler, softmax
+from cetane.engine.sampling import Sampler, largest, softmax
 from cetane.engine.verify import Draft, verify
 from cetane.errors import CetaneError
 
@@ -112,6 +112,7 @@ def test_seeds() -> None:
     [
         ({"temperature": -0.1}, "temperature = -0.1"),
         ({"temperature": float("nan")}, "temperature = nan"),
+        ({"temperature": float("inf")}, "temperature = inf"),
         ({"top_k": -1}, "top-k = -1"),
         ({"top_p": -0.1}, "top-p = -0.1"),
         ({"top_p": 1.1}, "top-p = 1.1"),
@@ -126,6 +127,37 @@ def test_seeds() -> None:
 def test_bad_values(option: dict[str, float], named: str) -> None:
     with pytest.raises(CetaneError, match=f"{named}: must be between"):
         Sampler(**option)
+
+
+@pytest.mark.parametrize("bias", [float("inf"), float("nan")])
+def test_a_bias_that_is_no_number(bias: float) -> None:
+    with pytest.raises(CetaneError, match="logit bias of token 5"):
+        Sampler(logit_bias={5: bias})
+
+
+def test_a_bias_of_minus_infinity_forbids() -> None:
+    scores = np.array([1.0, 3.0, 2.0], np.float32)
+    assert Sampler(logit_bias={1: -np.inf})(scores) == 2
+    assert Sampler(1.0, logit_bias={1: -np.inf}).probabilities(scores)[1] == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 9])
+def test_of_equals_the_first_are_the_largest(count: int) -> None:
+    scores = np.array([5, 7, 7, 1, 7, 7.0])
+    order = sorted(range(len(scores)), key=lambda place: (-scores[place], place))
+    assert largest(scores, count).tolist() == order[:count]
+
+
+def test_a_nucleus_of_many_tokens() -> None:
+    """More than are sorted first, nearly alike, and of equals the first."""
+    random = np.random.default_rng(2)
+    for scores in (random.normal(size=3000) / 100, np.zeros(3000)):
+        ours = Sampler(1.0, top_p=0.5).probabilities(scores)
+        order = np.argsort(-scores, kind="stable")
+        sums = np.cumsum(softmax(scores)[order])
+        kept = np.sort(order[: 1 + np.flatnonzero(sums >= 0.5)[0]])
+        assert len(kept) > 1000
+        assert np.flatnonzero(ours).tolist() == kept.tolist()
 
 
 def test_softmax_of_large_scores() -> None:

@@ -94,7 +94,9 @@ def test_logprobs_are_those_of_transformers(
 def test_a_stream_is_the_whole_answer(client: Any) -> None:
     whole = chat(client, logprobs=True, n=2)
     chunks = stream(client, logprobs=True, n=2, stream_options={"include_usage": True})
-    assert chunks[-1].usage == whole.usage or chunks[-1].usage.total_tokens > 0
+    counted = chunks[-1].usage
+    assert counted.prompt_tokens == whole.usage.prompt_tokens
+    assert counted.completion_tokens == whole.usage.completion_tokens == 2 * 8
     assert chunks[-1].choices == []
     for choice in whole.choices:
         parts = [c for chunk in chunks for c in chunk.choices if c.index == choice.index]
@@ -114,7 +116,8 @@ def test_seeds_and_sampling(client: Any) -> None:
     assert text(seed=3) == text(seed=3) != text(seed=4)
     assert text(seed=3, top_p=0.0) == text(temperature=0) == text(extra_body={"top_k": 1})
     assert text(extra_body={"min_p": 1.0}) == text(temperature=0)
-    assert text(temperature=0, presence_penalty=2, frequency_penalty=2) is not None
+    long = {"temperature": 0, "max_tokens": 200}
+    assert text(**long) != text(**long, presence_penalty=2, frequency_penalty=2)
     banned = {str(token): -100 for token in range(1, 288)}
     only = chat(client, logit_bias=banned | {"70": 100}, temperature=0, max_tokens=3)
     assert len(set(only.choices[0].message.content or "")) == 1
@@ -199,6 +202,8 @@ def test_completions(client: Any, bundle: Any) -> None:
     echoed = completion(client, echo=True, max_tokens=0)
     assert echoed.choices[0].text == "the rating"
     assert completion(client, echo=True).choices[0].text == "the rating" + texts["text"][0]
+    several = completion(client, prompt=[" the  rating", "fuel"], n=2, echo=True, max_tokens=0)
+    assert [choice.text for choice in several.choices] == [" the  rating"] * 2 + ["fuel"] * 2
 
 
 def test_echo_gives_the_scores_of_the_prompt(client: Any, model: Any, bundle: Any) -> None:

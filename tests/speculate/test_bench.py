@@ -5,9 +5,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from cetane.errors import CetaneError
 from cetane.speculate import bench
-from cetane.speculate.bench import conversations, first_tokens_by_turn
+from cetane.speculate.bench import Generation, conversations, first_tokens_by_turn
 from cetane.speculate.ngram import Ngram
+from cetane.speculate.speculator import Counters
 from cetane.speculate.suffix import EarlierAnswers, Suffix
 
 COUNT = 12
@@ -31,6 +33,22 @@ class Letters:
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(token) for token in ids)
+
+
+def test_an_answer_of_one_token_has_no_speed() -> None:
+    """It is left out; if all are such, the benchmark says so."""
+
+    def of(tokens: int, seconds: float) -> list[Generation]:
+        return [Generation([*range(tokens)], seconds)]
+
+    counters, costs = Counters(fallbacks=9), {1: [1.0]}
+    speed = bench.summary(
+        "chat", "auto", [of(1, 0.0), of(5, 4.0), of(0, 0.0)], [of(1, 0.0), of(5, 2.0), of(0, 0.0)],
+        counters, costs,
+    )  # fmt: skip
+    assert (speed.prompts, speed.tokens, speed.ratio, speed.slowest) == (1, 4, 2.0, 2.0)
+    with pytest.raises(CetaneError, match="chat: every answer ends with its first token"):
+        bench.summary("chat", "auto", [of(1, 0.0)], [of(1, 0.0)], counters, costs)
 
 
 def test_conversations_have_as_many_turns() -> None:

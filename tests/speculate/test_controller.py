@@ -38,12 +38,14 @@ class World:
             kind = kinds[int(random.integers(len(kinds)))]
             longest = min(most, tokens - made - 1)
             drafted = controller.length(kind, line(longest), self.proposing)
+            proposing = self.proposing * drafted
+            controller.spent += proposing  # as the speculator does before it picks a draft
+            drafted = controller.length(kind, line(drafted)) if drafted else 0
             right = random.random(drafted) < self.chances[kind]
             accepted = int(np.cumprod(right).sum())
             seconds = self.times[controller.width(1 + drafted)]
             seconds *= 1 + self.noise * random.random()
-            proposing = self.proposing * drafted
-            controller.settle(drafted, 1 + accepted, seconds, proposing)
+            controller.settle(drafted, 1 + accepted, seconds)
             if drafted:
                 new = [*range(accepted), -1]
                 controller.judge(Draft(tuple(range(drafted)), kind), new, verified=True)

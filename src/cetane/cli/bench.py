@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,8 +48,9 @@ def bench(
         typer.Option(min=1, help="Repetitions.", show_default="1; with OTHER 5"),
     ] = None,
     prompt_tokens: Annotated[
-        int, typer.Option(min=1, help="With OTHER: tokens of the prompt.")
-    ] = 128,
+        int | None,
+        typer.Option(min=1, help="With OTHER: tokens of the prompt.", show_default="128"),
+    ] = None,
     energy: Annotated[
         float, typer.Option(min=0, help="With OTHER: seconds under a power meter, on a Mac.")
     ] = 0,
@@ -65,17 +67,23 @@ def bench(
     OTHER, compare two bundles instead, in turns: load, first token, prefill, decoding, and energy.
     """
     if other is not None:
-        if adapter is not None:
-            raise CetaneError("--adapter is for drafts; with OTHER both bundles run alone")
+        refuse(
+            "is for drafts; with OTHER both bundles run alone",
+            {
+                "--drafters": drafters != "auto", "--categories": categories, "--prompts": prompts,
+                "--draft-tokens": draft_tokens, "--adapter": adapter,
+            },
+        )  # fmt: skip
         from cetane.pipeline.versus import versus
 
         with progress("bench") as update:
             pair = versus(
-                bundle, other, prompt_tokens=prompt_tokens, tokens=max_new, rounds=rounds or 5,
-                energy=energy, backend=with_units(backend, compute_units), exclusive=True,
-                progress=update,
+                bundle, other, prompt_tokens=prompt_tokens or 128, tokens=max_new,
+                rounds=rounds or 5, energy=energy, exclusive=True,
+                backend=with_units(backend, compute_units), progress=update,
             )  # fmt: skip
         return print_json(pair.as_json()) if json else show_pair(pair)
+    refuse("needs OTHER", {"--prompt-tokens": prompt_tokens, "--energy": energy})
     from cetane.pipeline.bench import bench as measure
 
     with progress("bench") as update:
@@ -87,6 +95,13 @@ def bench(
             progress=update,
         )  # fmt: skip
     conclude(result, json, show)
+
+
+def refuse(reason: str, options: Mapping[str, object]) -> None:
+    """Raise CetaneError for the first option that was given, but does nothing."""
+    for name, given in options.items():
+        if given:
+            raise CetaneError(f"{name} {reason}")
 
 
 def show_pair(pair: Versus) -> None:

@@ -128,7 +128,7 @@ class Execution:
         if isinstance(source, FromHistory):
             return self.memory.histories[source.name]
         if isinstance(source, FromMatrix):
-            return self.memory.matrices[source.name].astype(self.shards.backend.dtype)
+            return self.memory.matrices[source.name].astype(self.shards.backend.dtype, copy=False)
         if item.name not in running.hosted:
             dtype = self.shards.backend.dtype
             running.hosted[item.name] = host_input(item, running.call, self.tables, dtype)

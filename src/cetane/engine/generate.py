@@ -104,12 +104,12 @@ def extend(
     """
     if drafts is not None:
         drafts.read()
-    new, rows, left = [sampler(logits)], logits[None], max_new
+    new, rows, path, left = [sampler(logits)], logits[None], [0], max_new
     sampler.keep(new[0])
     while True:
         if note is not None:
-            for token, row in zip(new, rows, strict=False):
-                note(token, row)
+            for token, place in zip(new, path, strict=False):
+                note(token, rows[place])
         said = until(new, stop)
         try:
             yield from said
@@ -132,7 +132,6 @@ def extend(
         new = new[: len(until(new, stop)) + 1]
         path = [0, *(place + 1 for place in draft.path(new[:-1]))]
         session.accept_path(path)
-        rows = rows[path]
         if drafts is not None:
             drafts.settle(draft, new, time.perf_counter() - started)
 

@@ -176,9 +176,9 @@ class Memory:
         old array. Or a call writes columns after the mark, which no mask shows before they are
         written again. The slots of a window are used again, so the mark copies that cache.
         """
-        limited = [group.contract for group in self.groups.values() if group.limited]
-        if "stateful" in limited:
+        if any(group.forgets for group in self.groups.values()):
             raise CetaneError("a state of a window keeps no earlier tokens, so it takes no marks")
+        limited = any(group.limited for group in self.groups.values())
         caches = {name: a.copy() if limited else a for name, a in self.caches.items()}
         return Mark(
             self.position,
@@ -238,7 +238,8 @@ def folded(matrices: Array, columns: Array, groups: int) -> Array:
         2, 3
     )
     shrunk = matrices.reshape(layers, heads, size, groups, -1) * np.exp(ends)[:, :, None]
-    result: Array = shrunk.reshape(matrices.shape) + added
+    result: Array = shrunk.reshape(matrices.shape)
+    result += added
     return result
 
 

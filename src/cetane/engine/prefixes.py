@@ -98,8 +98,7 @@ class Prefixes:
         """`most`: the number of sessions that are kept."""
         plan = engine.plan
         self.engine, self.schedule = engine, Schedule(plan)
-        rings = [g for g in plan.caches.values() if g.contract == "stateful" and g.limited]
-        self.most = 0 if rings else most
+        self.most = 0 if any(slots.forgets for slots in plan.caches.values()) else most
         """A state of a window takes no marks, so its sessions are not kept."""
         self.copies = not any(function.states for function in plan.functions.values())
         """Whether a session's memory can be copied: the host cannot copy a backend's state."""
@@ -127,6 +126,7 @@ class Prefixes:
         for number, call in enumerate(calls[shared:], shared):
             check()
             scored, last = number >= len(unscored), number == len(calls) - 1
+            known.logits = None  # of the calls before: `check` may end this prompt
             try:
                 made = known.session.feed(
                     call.tokens, "all" if scored else "last" if last else "none"

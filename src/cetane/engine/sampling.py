@@ -10,6 +10,11 @@ import numpy as np
 from cetane.engine.backend import Array
 from cetane.errors import CetaneError
 
+MOST_HEAT = 1e6
+"""The largest temperature: all tokens are as likely as one another there."""
+TOP_P_SORTED = 256
+"""The tokens that are sorted first for `top_p`. They nearly always sum to it."""
+
 
 class Constraint(Protocol):
     """A rule for an answer's tokens, such as a grammar."""
@@ -48,7 +53,7 @@ class Sampler:
 
     def __post_init__(self) -> None:
         for name, value, low, high in (
-            ("temperature", self.temperature, 0.0, float("inf")),
+            ("temperature", self.temperature, 0.0, MOST_HEAT),
             ("top-k", self.top_k, 0, float("inf")),
             ("top-p", self.top_p, 0.0, 1.0),
             ("min-p", self.min_p, 0.0, 1.0),
@@ -58,7 +63,16 @@ class Sampler:
         ):
             if not low <= value <= high:
                 raise CetaneError(f"{name} = {value}: must be between {low} and {high}")
+        for token, bias in self.logit_bias.items():
+            if not bias < np.inf:  # minus infinity forbids a token
+                raise CetaneError(f"logit bias of token {token} = {bias}: must be a number")
         self.random = np.random.default_rng(self.seed)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the choice is the likeliest token of the model's own logits."""
+        controls = (self.presence_penalty, self.frequency_penalty, self.logit_bias, self.constraint)
+        return self.temperature == 0 and not any(controls)
 
     def __call__(self, logits: Array) -> int:
         """The next token for logits `(V,)`."""
@@ -102,9 +116,7 @@ class Sampler:
         if 0 < self.top_k < len(scores):
             scores[scores < np.partition(scores, -self.top_k)[-self.top_k]] = -np.inf
         if self.top_p < 1:
-            order = np.argsort(-scores, kind="stable")
-            before = np.cumsum(softmax(scores[order])) - softmax(scores[order])
-            scores[order[1:][before[1:] >= self.top_p]] = -np.inf
+            scores[~nucleus(softmax(scores), self.top_p)] = -np.inf
         if self.min_p > 0:
             probabilities = softmax(scores)
             scores[probabilities < self.min_p * probabilities.max()] = -np.inf
@@ -121,11 +133,28 @@ def check(logits: Array) -> None:
 def largest(scores: Array, count: int) -> Array:
     """The places of the `count` largest of scores `(V,)`, the largest first; of equals, the
     first."""
-    if count == 1:
-        return np.array([scores.argmax()])
-    some = np.argpartition(-scores, min(count, len(scores)) - 1)[:count]
-    ordered: Array = some[np.lexsort((some, -scores[some]))]
+    if count <= 1:
+        return np.array([scores.argmax()][:count], dtype=np.intp)
+    place = min(count, len(scores)) - 1
+    last = -np.partition(-scores, place)[place]
+    some = np.flatnonzero(~(scores < last))  # NaN too, so that there is always an answer
+    ordered: Array = some[np.lexsort((some, -scores[some]))][:count]
     return ordered
+
+
+def nucleus(probabilities: Array, least: float) -> Array:
+    """Whether each token is one of the likeliest that sum to `least`, bool `(V,)`: the first of
+    them always is, and of equals the first."""
+    count = TOP_P_SORTED
+    while True:
+        order = largest(probabilities, count)
+        sums = np.cumsum(probabilities[order])
+        if sums[-1] >= least or len(order) == len(probabilities):
+            break
+        count *= 8  # to sort all tokens takes longer than a small model's step
+    kept = np.zeros(len(probabilities), bool)
+    kept[order[: 1 + np.searchsorted(sums, least)]] = True
+    return kept
 
 
 def softmax(scores: Array) -> Array:

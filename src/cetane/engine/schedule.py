@@ -186,6 +186,6 @@ def room(group: Slots, position: int) -> int | None:
 
     A call writes consecutive slots of a window's state, so it must end before the last slot.
     """
-    if group.contract != "stateful" or not group.limited:
+    if not group.forgets:
         return None
     return group.count - group.of(position)

@@ -162,8 +162,8 @@ class Session:
         return evaluated
 
     def take(self, other: "Session") -> None:
-        """Go on from what another session holds; it stays as it is. Its engine may have another
-        backend, but must have the same plan."""
+        """Go on from what another session holds, which stays as it was. The other engine may have
+        another backend, but must have the same plan."""
         self._evaluated = None
         self.execution.take(other.execution)
 

@@ -125,11 +125,14 @@ def train_draft_head(
             raise CetaneError(f"--window {window}: less than two drafts of {settings.steps} tokens")
         shown = progress if accelerator.is_main_process else silent
         if texts:
+            if len({path.name for path in texts}) < len(texts):  # the manifest knows them by name
+                raise CetaneError("two texts have one name", "rename one of them")
             read = [read_tokens(opened.tokenizer, path, settings.tokens) for path in texts]
         else:
             with accelerator.main_process_first():  # others read what it wrote
                 written = own_conversations(checkpoint, window, settings, shown)
             texts, read = list(written), [own.flatten().tolist() for own in written.values()]
+            read = [own[: settings.tokens - i * len(own)] for i, own in enumerate(read)]
         ids = whole_windows(read, window)
         folder = features and features / opened.digest
         with accelerator.main_process_first() if folder else nullcontext():  # others read them
@@ -184,7 +187,7 @@ def own_conversations(
 
 
 def conversations_of(checkpoint: Checkpoint, window: int) -> Callable[[int], torch.Tensor]:
-    """What writes the batch of conversations of a number."""
+    """A function that writes a batch of conversations, by its number."""
     reference = Reference(checkpoint)
     if not reference.resident:
         raise CetaneError("the model is too large to write its own text here", "give one: --text")

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 SHARES = (1.0, 0.75, 0.5, 0.25)
 """Shares of heads that keep all tokens, which are judged."""
 TEXTS = {"mass": 4, "gates": 40}
-"""Texts from which heads are scored: for gates, a step each."""
+"""The number of texts that score heads, by method. `gates` takes one training step on each."""
 SCORED = 768
 """The most tokens of each of those texts. Longer ones are judged."""
 FIRST = 1000
 """The seed of the first of those texts, so that none is judged too."""
 GATE_SINKS, GATE_WINDOW = 64, 128
-"""First and last tokens that a gated head sees. Within the window of `Streaming`, a third of the
-keys of so short a text would lie."""
+"""The first and the last tokens that a gated head sees. The window of `Streaming` would hold a
+third of so short a text."""
 TAUGHT = 10
 """Pass keys in each of those texts."""
 REPEATED = 16

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, Unpack
@@ -86,48 +87,68 @@ class Sampling(TypedDict, total=False):
 class CompletionStream(Iterator[str]):
     """The pieces of an answer's text, as they come; every piece is whole characters.
 
-    `completion` is the answer so far. `close` ends it early.
+    `completion` is the answer so far. `close` ends it early. A model writes one answer at a time:
+    the first piece of the next one ends this one.
     """
 
-    def __init__(self, model: "LanguageModel", ids: Sequence[int], most: int) -> None:
-        self.completion = Completion("", (), "interrupted", len(ids), 0.0, 0.0)
-        self._pieces = self._write(model, ids, most)
+    def __init__(
+        self, model: "LanguageModel", ids: Sequence[int], most: int, settings: Sampler
+    ) -> None:
+        self.ids, self.most, self.settings, self.adapter = ids, most, settings, model.adapter
+        self._tokens: list[int] = []
+        self._seconds = (0.0, 0.0)
+        """To the first token, and from there on."""
+        self._text = ""
+        self._reason: FinishReason = "interrupted"
+        self._overtaken = False
+        self._pieces = self._write(model)
+
+    @property
+    def completion(self) -> Completion:
+        """The answer so far."""
+        return Completion(
+            self._text, tuple(self._tokens), self._reason, len(self.ids), *self._seconds
+        )
 
     def __next__(self) -> str:
+        """The next piece. CetaneError after the model has begun another answer."""
+        if self._overtaken:
+            raise CetaneError(
+                "this answer ended when the model began another one",
+                "read one answer to its end, or load the bundle twice",
+            )
         return next(self._pieces)
 
     def close(self) -> None:
         """End the generation."""
         self._pieces.close()
 
-    def _write(
-        self, model: "LanguageModel", ids: Sequence[int], most: int
-    ) -> Generator[str, None, None]:
+    def _overtake(self) -> None:
+        """End the generation for another one."""
+        self._overtaken = True
+        self.close()
+
+    def _write(self, model: "LanguageModel") -> Generator[str, None, None]:
         text = model.bundle.tokenizer.stream()
         started = time.perf_counter()
-        generation = model._begin(ids, most)
+        generation = model._begin(self)
         while True:
             try:
                 token = next(generation)
             except StopIteration as end:
                 reason: Ending = end.value
                 break
-            seen = self.completion
-            now = time.perf_counter()
-            piece = text.push(token)
-            first = seen.seconds_to_first_token or now - started
-            self.completion = replace(
-                seen, text=seen.text + piece, tokens=(*seen.tokens, token),
-                seconds_to_first_token=first, seconds=now - started - first,
-            )  # fmt: skip
-            if piece:
+            passed = time.perf_counter() - started
+            first = self._seconds[0] or passed
+            self._seconds = (first, passed - first)
+            self._tokens.append(token)
+            if piece := text.push(token):
+                self._text += piece
                 yield piece
-        model._end([*ids, *self.completion.tokens])
-        piece = text.finish().rstrip("\N{REPLACEMENT CHARACTER}")  # half a character
-        self.completion = replace(
-            self.completion, text=self.completion.text + piece, finish_reason=reason
-        )
-        if piece:
+        model._end([*self.ids, *self._tokens])
+        self._reason = reason
+        if piece := text.finish().rstrip("\N{REPLACEMENT CHARACTER}"):  # half a character
+            self._text += piece
             yield piece
 
 
@@ -149,6 +170,8 @@ class LanguageModel:
         self._drafts_seeded = drafter is not None and drafter.drafter != AUTO
         if drafter is not None:
             self._speculator = open_speculator(drafter, bundle, self.engine, self._sampler, backend)
+        self._writing: CompletionStream | None = None
+        """The answer that is being written."""
         self._session: Session | None = None
         self._held: list[int] = []
         self._adapter: str | None = None
@@ -176,38 +199,54 @@ class LanguageModel:
     def ids(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt.
 
-        For a model without a chat template, line breaks join the messages.
+        For a model without a chat template, line breaks join the messages. CetaneError for a list
+        of other things than token ids or messages.
         """
         tokenizer = self.bundle.tokenizer
         if isinstance(prompt, str):
             return tokenizer.encode(prompt)
-        messages = [item for item in prompt if isinstance(item, Mapping)]
-        if not prompt or len(messages) < len(prompt):
-            return [token for token in prompt if not isinstance(token, Mapping)]
+        tokens = [item for item in prompt if isinstance(item, Integral)]
+        if len(tokens) == len(prompt):
+            return [int(token) for token in tokens]
+        messages = [dict(item) for item in prompt if isinstance(item, Mapping)]
+        if len(messages) < len(prompt):
+            raise CetaneError(
+                "a prompt is a text, a list of token ids, or a list of messages",
+                "a list of texts is several prompts: ask them one by one",
+            )
         if tokenizer.has_chat_template:
-            return tokenizer.chat([dict(message) for message in messages])
-        return tokenizer.encode("\n".join(message["content"] for message in messages))
+            return tokenizer.chat(messages)
+        texts = [message.get("content") for message in messages]
+        if not all(isinstance(text, str) for text in texts):
+            raise CetaneError(
+                "a message has no text",
+                "without a chat template, a message is {'role': ..., 'content': TEXT}",
+            )
+        return tokenizer.encode("\n".join(map(str, texts)))
 
     def stream(
         self, prompt: Prompt, *, max_new_tokens: int = ANSWER_TOKENS, **sampling: Unpack[Sampling]
     ) -> CompletionStream:
         """Write an answer piece by piece; `Sampling` lists the options.
 
-        CetaneError for a prompt that is longer than the context, and for options out of range.
+        CetaneError for a prompt that is longer than the context, for options out of range, and for
+        sampling from a head that gives only its choice.
         """
         if max_new_tokens < 1:
             raise CetaneError(f"max_new_tokens = {max_new_tokens}: must be at least 1")
         settings = Sampler(**sampling)
-        vars(self._sampler).update(vars(settings))  # a draft model samples with the same object
-        if self._speculator is not None:  # a seed promises the same text, T = K may round otherwise
-            self._speculator.resting = settings.seed is not None and not self._drafts_seeded
+        if self.bundle.plan.recipe.head.choose and not settings.plain:
+            raise CetaneError(
+                f"{self.bundle.path} gives only its likeliest token",
+                "leave out temperature, penalties and bias, or port with head.choose = false",
+            )
         ids = self.ids(prompt)
         if len(ids) > self.context:
             raise CetaneError(
                 f"the prompt has {len(ids)} tokens, the context holds {self.context}",
                 "port with a larger --context, or ask something shorter",
             )
-        return CompletionStream(self, ids, max_new_tokens)
+        return CompletionStream(self, ids, max_new_tokens, settings)
 
     def generate(
         self, prompt: Prompt, *, max_new_tokens: int = ANSWER_TOKENS, **sampling: Unpack[Sampling]
@@ -278,24 +317,29 @@ class LanguageModel:
         speculator = self._speculator
         return self.engine.session() if speculator is None else speculator.session(self.engine)
 
-    def _begin(self, ids: Sequence[int], most: int) -> Generator[int, None, Ending]:
-        """Generate after `ids`; the session may already hold the first part of them."""
+    def _begin(self, stream: CompletionStream) -> Generator[int, None, Ending]:
+        """Generate an answer; the session may already hold the first part of its prompt."""
+        if self._writing is not None:
+            self._writing._overtake()
+        self._writing = stream
+        settings, ids = stream.settings, list(stream.ids)
+        vars(self._sampler).update(vars(settings))  # a draft model samples with the same object
+        if self._speculator is not None:  # a seed promises the same text; wide calls may round
+            self._speculator.resting = settings.seed is not None and not self._drafts_seeded
         held, self._held = self._held, []  # unknown until `_end`, should this end early
-        session = self._session
-        if session is None or not held or list(ids[: len(held)]) != held or len(ids) == len(held):
+        if self._session is None or not held or ids[: len(held)] != held or len(ids) == len(held):
             self._session = None  # frees its memory before the next session takes as much
-            session, held = self._new_session(), []
-            self._session = session
-        session.adapter = self.adapter
+            self._session, held = self._new_session(), []
+        self._session.adapter = stream.adapter
         return generate(
-            session, ids[len(held) :], self._sampler, most,
+            self._session, ids[len(held) :], self._sampler, stream.most,
             self.bundle.tokenizer.eos_ids, self._speculator,
         )  # fmt: skip
 
     def _end(self, text: list[int]) -> None:
         """Remember a generation that ended by itself; `text` is its prompt and its answer."""
         assert self._session is not None
-        self._held = text[: self._session.position]
+        self._writing, self._held = None, text[: self._session.position]
 
 
 def load(

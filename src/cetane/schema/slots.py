@@ -24,6 +24,11 @@ class Slots(Data):
     limited: bool = False
     """Whether there are fewer slots than the context, so that slots are used again."""
 
+    @property
+    def forgets(self) -> bool:
+        """Whether a state's slots are used again: nobody can go back to its earlier tokens."""
+        return self.contract == "stateful" and self.limited
+
     def form(self, tokens: int) -> ContractName:
         """The contract of a call of `tokens` tokens.
 

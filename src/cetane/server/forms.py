@@ -261,8 +261,10 @@ class CompletionForm(Form):
         if not self.request.echo:
             return ""
         prompt = self.request.prompt
-        if isinstance(prompt, str):
-            return prompt
+        texts = [prompt] if isinstance(prompt, str) else prompt
+        text = texts[number // self.request.n] if isinstance(texts[0], str) else None
+        if isinstance(text, str):
+            return text
         return self.served.tokenizer.decode(self.asks[number].ids)
 
     def logprobs(

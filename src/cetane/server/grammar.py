@@ -42,9 +42,10 @@ class Grammars:
         if matcher.is_error():
             raise refused(matcher, param)
         constraint = GrammarConstraint(matcher, self.vocab)
-        constraint.allowed()  # some grammars only fail at the first token
-        if matcher.is_error():
-            raise refused(matcher, param)
+        try:
+            constraint.allowed()  # some grammars only fail at the first token
+        except CetaneError:
+            raise refused(matcher, param) from None
         return constraint
 
 
@@ -61,8 +62,11 @@ class GrammarConstraint:
         return GrammarConstraint(matcher, self.vocab)
 
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """Whether each token may come next, `(V,)`."""
+        """Whether each token may come next, `(V,)`. Raises CetaneError at a limit of llguidance,
+        whose mask then allows the end alone."""
         packed = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
+        if self.matcher.is_error():
+            raise CetaneError(f"the grammar failed: {first_line(self.matcher)}")
         return np.unpackbits(packed, count=self.vocab, bitorder="little").astype(bool)
 
     def keep(self, token: int) -> None:

@@ -15,7 +15,7 @@ class Settings(Data):
     max_tokens: int | None = Field(default=None, ge=1)
     """The most tokens of an answer; None for the rest of the context."""
     choices: int = Field(default=16, ge=1)
-    """The most answers of a request: `n`, times its prompts."""
+    """The most answers to one prompt: `n`."""
     prompts: int = Field(default=256, ge=1)
     """The most prompts of a request for completions."""
     body_bytes: int = Field(default=4 << 20, ge=1)

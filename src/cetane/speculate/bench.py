@@ -14,6 +14,7 @@ from cetane.engine.generate import generate
 from cetane.engine.sampling import Sampler
 from cetane.engine.session import Session
 from cetane.engine.verify import NO_DRAFT, Draft
+from cetane.errors import CetaneError
 from cetane.files import Progress
 from cetane.speculate.controller import Controller
 from cetane.speculate.drafter import Drafter, open_session
@@ -146,10 +147,17 @@ def summary(
     counters: Counters,
     costs: Mapping[int, Sequence[float]],
 ) -> Speed:
-    """The speed on all prompts together, from the median time of each prompt's rounds."""
-    tokens = sum(len(rounds[0].tokens) - 1 for rounds in plain)
-    seconds = [median(taken.seconds for taken in rounds) for rounds in plain]
-    others = [median(taken.seconds for taken in rounds) for rounds in drafted]
+    """The speed on all prompts together, from the median time of each prompt's rounds. An answer
+    that ends with its first token has no speed."""
+    timed = [i for i, rounds in enumerate(plain) if len(rounds[0].tokens) > 1]
+    if not timed:
+        raise CetaneError(
+            f"{category}: every answer ends with its first token, so there is no speed",
+            "leave it out: --categories NAMES",
+        )
+    tokens = sum(len(plain[i][0].tokens) - 1 for i in timed)
+    seconds = [median(taken.seconds for taken in plain[i]) for i in timed]
+    others = [median(taken.seconds for taken in drafted[i]) for i in timed]
     counted = counters.summary()
     step = median(costs[1])
     calling = counters.fallbacks * step + counters.draft_seconds
@@ -157,7 +165,7 @@ def summary(
     return Speed(
         category=category,
         drafter=drafter,
-        prompts=len(plain),
+        prompts=len(timed),
         tokens=tokens,
         plain=tokens / sum(seconds),
         speculative=tokens / sum(others),

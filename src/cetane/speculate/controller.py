@@ -29,10 +29,11 @@ RECENT = 15
 LEAST = 3
 """The least number of measurements of a call before the first draft."""
 MEASURING = 0.5
-"""Seconds for more of them, up to `RECENT`. Of three calls on a shared machine, the median was once
-3.0 plain steps where it is 2.0, and nothing was drafted for."""
+"""Seconds that further measurements may take, up to `RECENT` of them. On a shared machine, the
+median of three was once 3.0 plain steps in place of 2.0, so nothing was drafted."""
 MANY = 64
-"""Unread tokens of a drafter from which its time is that of reading: a prompt, no step's tokens."""
+"""The number of unread tokens from which a drafter's time counts as reading. A prompt has so many,
+a step has not."""
 
 
 class Cost:
@@ -41,7 +42,8 @@ class Cost:
     def __init__(self, *measured: float) -> None:
         self.recent: deque[float] = deque(measured, maxlen=RECENT)
         self.usual = median(self.recent) if measured else 0.0
-        """The median, which a step asks for twenty times and changes once; 0 before the first."""
+        """The median; 0 before the first. It is kept, since a step reads it twenty times and
+        changes it once."""
 
     def add(self, measured: float) -> None:
         self.recent.append(measured)
@@ -96,8 +98,8 @@ class Record:
         return result
 
     def judge(self, draft: Draft, new: Sequence[int], verified: bool) -> None:
-        """Count the tokens of a draft after which the text continued with `new`. Where the draft
-        was not verified, these are few."""
+        """Count the right tokens of a draft; the text continued with `new`. If the draft was not
+        verified, only its first tokens can be judged."""
         path = [-1, *draft.path(new)]
         if verified:  # all places, so that a bad one is tried again in time
             for place in self.reached:
@@ -141,6 +143,9 @@ class Controller:
         self.reading: defaultdict[str, Cost] = defaultdict(Cost)
         """One token that such a drafter reads before it drafts, likewise."""
         self.records: defaultdict[str, Record] = defaultdict(Record)
+        widths = sorted(self.calls)
+        self.narrowest = [min(w for w in widths if w >= t) for t in range(1 + widths[-1])]
+        """The width of the narrowest call, by the number of its tokens."""
         self.begin()
 
     def begin(self) -> None:
@@ -178,7 +183,7 @@ class Controller:
 
     def width(self, tokens: int) -> int | None:
         """The width of the narrowest call that takes `tokens` tokens; None if there is none."""
-        return min((w for w in self.calls if w >= tokens), default=None)
+        return self.narrowest[tokens] if tokens < len(self.narrowest) else None
 
     def gain(self, kind: str, parents: Sequence[int], proposing: float = 0.0) -> float:
         """The expected speed of a step with drafted tokens, relative to plain decoding.
@@ -195,13 +200,13 @@ class Controller:
         self,
         kind: str,
         parents: Sequence[int],
-        proposing: float = 0.0,
+        token_seconds: float = 0.0,
         reading: float = 0.0,
         asking: float = 0.0,
     ) -> int:
-        """How many of these tokens to draft, in their order; one takes `proposing` seconds, and all
-        together `asking` more. The drafter first reads for `reading` seconds, of which later drafts
-        have as much."""
+        """How many of these tokens to draft, in their order; one takes `token_seconds`, and all
+        together `asking` more. The drafter first reads for `reading` seconds, which later drafts
+        need not repeat."""
         record, levels = self.records[kind], [depth for depth, _ in places(tuple(parents))]
         tokens, deepest = 1.0, 0
         best, best_gain, best_tokens = 0, 0.0, 1.0
@@ -210,7 +215,7 @@ class Controller:
             width = self.width(1 + count)
             if width is None:
                 break
-            cost = self.seconds(width) + asking + proposing * count
+            cost = self.seconds(width) + asking + token_seconds * count
             gain = tokens * self.plain_step / cost
             if gain > best_gain and self.affordable(cost, deepest, reading):
                 best, best_gain, best_tokens = count, gain, tokens
@@ -220,8 +225,11 @@ class Controller:
         return best if LEARNING * record.skips >= loss else 0
 
     def affordable(self, cost: float, most: int, reading: float = 0.0) -> bool:
-        """Whether a step of `cost` seconds pays if the target accepts `most` tokens, all it can,
-        and keeps to `SLOWEST`, with what its drafter reads before, if it refuses all."""
+        """Whether a step of `cost` seconds can pay and be risked, with the `reading` before it.
+
+        It can pay if `most` accepted tokens are worth more. It can be risked if the generation
+        keeps to `SLOWEST` when the target refuses all of them.
+        """
         could = cost < (1 + most) * self.plain_step
         spent = self.spent + cost + reading
         return could and spent * SLOWEST <= self.plain + self.plain_step
@@ -247,16 +255,15 @@ class Controller:
                 self.skip(kind)
             self.records[kind].judge(draft, new, verified)
 
-    def settle(self, drafted: int, gained: int, seconds: float, proposing: float = 0.0) -> None:
-        """Record a call of `seconds`, after `proposing` seconds of drafting. With `drafted` drafted
-        tokens, it gave `gained` tokens."""
+    def settle(self, drafted: int, gained: int, seconds: float) -> None:
+        """Record a call of `seconds`. With `drafted` drafted tokens, it gave `gained` tokens."""
         width = self.width(1 + drafted)
         assert width is not None
         if width == 1:
             self.step.add(seconds)
         else:
             self.calls[width].add(seconds / self.plain_step)
-        self.spent += self.seconds(width) + proposing
+        self.spent += self.seconds(width)
         self.plain += gained * self.plain_step
 
     def proposed(self, drafter: str, drafted: int, seconds: float, unread: int = 0) -> None:

@@ -17,7 +17,7 @@ class DraftTimes:
     """What a draft takes, as measured before the first one: seconds, or plain steps."""
 
     asking: float
-    """Beside its tokens, where one token of the text is unread."""
+    """What it takes beside its own tokens, if one token of the text is unread."""
     token: float
     """Each of its tokens."""
     unread: float

@@ -80,12 +80,18 @@ def open_drafters(
         )
     path = Path(options.drafter)
     if not path.exists():
-        known = f"known: {', '.join(NAMES)}, or the path of a bundle"
+        names = ", ".join(name for name in NAMES if name != PLAIN)
+        known = f"known: {names}, or the path of a bundle"
         raise CetaneError(f"no drafter {options.drafter!r}, and no such folder: {path}", known)
     other = Bundle(path)
     other.verify()
     if tokenizer_hash(other) != owner or other.plan.vocab != bundle.plan.vocab:
         raise CetaneError(f"{options.drafter}: its tokenizer differs from that of {bundle.path}")
+    if any(slots.forgets for slots in other.plan.caches.values()):
+        raise CetaneError(
+            f"{options.drafter}: its windows are states, which keep no token to go back to",
+            'port it with cache.sliding = "readonly"',
+        )
     return [DraftModel(open_engine(other, backend), sampler)]
 
 

@@ -83,7 +83,8 @@ class Speculator:
         return open_session(engine, self.drafters)
 
     def begin(self, session: Session, tokens: Sequence[int]) -> None:
-        self.possible = np.isin(np.arange(session.plan.vocab), session.plan.choosable)
+        if not len(self.possible):
+            self.possible = np.isin(np.arange(session.plan.vocab), session.plan.choosable)
         self.trees = session.no_trees is None
         self.unseen, self.last = [], NO_DRAFT
         for drafter in self.drafters:

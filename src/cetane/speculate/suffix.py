@@ -18,8 +18,8 @@ class EarlierAnswers:
     """The earlier answers of one model, for all drafters of this process.
 
     Each adapter has a trie of its own, since it answers in its own way. A trie is bounded, so old
-    answers make room for new ones. A thread inserts answers while steps run programs, so no step
-    waits for it.
+    answers make room for new ones. A thread inserts answers while steps run programs, so a step
+    waits for it a few milliseconds at most.
     """
 
     def __init__(self, path: Path | None = None, owner: str = "", nodes: int = 100_000) -> None:

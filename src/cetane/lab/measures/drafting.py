@@ -64,7 +64,7 @@ def turns(side: Side) -> Findings:
     asked = [
         one for (one,) in first_tokens_by_turn(side.engine, side.bundle.tokenizer, drafters, count)
     ]
-    hits = [sum(one.proposed) / len(one.proposed) for one in asked]
+    hits = [sum(one.proposed) / max(1, len(one.proposed)) for one in asked]
     right, proposed = sum(sum(one.right) for one in asked), sum(sum(one.proposed) for one in asked)
     by_turn = ", ".join(f"{share:.2f}" for share in hits)
     figures = {"turn_hits": figure("turn_hits", hits[-1], note=f"by turn: {by_turn}")}
